@@ -33,7 +33,7 @@ from memory_gpu import CASES, Case, tensors
 
 import anyformer as af
 from anyformer.data import Data, PythonDocs
-from anyformer.data.loader import Ready
+from anyformer.data.loader import StepBatches
 from anyformer.specs.codec import decode, encode, override
 from anyformer.train.run import Batch, Run
 from anyformer.train.trainer import Callback, Done, Trainer
@@ -93,7 +93,7 @@ def train(case: Case, compiled: bool, options: argparse.Namespace) -> tuple[Step
         batch=Batch(examples=case.batch), precision="bf16", compile=compiled and not options.tiny,
     )  # fmt: skip
     batch, tokens = tensors(case, spec), case.batch * case.length
-    batches = [Ready(step, [batch], [True], case.batch, tokens) for step in range(steps)]
+    batches = [StepBatches(step, [batch], [True], case.batch, tokens) for step in range(steps)]
     model, clock = af.build(spec, seed=0, device=options.device), StepTimes(options.lock)
     with tempfile.TemporaryDirectory(prefix="anyformer-check-") as folder, clock.exit:
         trainer = Trainer(

@@ -28,9 +28,8 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.cli.settings import setting
-from anyformer.data import Ready
-from anyformer.inputs.contact_sheet import drawn as to_bytes
-from anyformer.inputs.contact_sheet import write_sheet
+from anyformer.data import StepBatches
+from anyformer.inputs.contact_sheet import to_bytes, write_sheet
 from anyformer.objectives.diffuse import Diffuse
 from anyformer.recipes import recipe
 from anyformer.recipes.fashion_mnist import LABELS
@@ -48,7 +47,7 @@ class Told(Callback):
             print(f"{name}: step {steps}, loss {done.loss:.4f}, {done.seconds:.3f} s", flush=True)
 
 
-def batches(run: Any, pictures: Tensor, labels: Tensor, step: int, device: Any) -> Iterator[Ready]:
+def batches(run: Any, pictures: Tensor, labels: Tensor, step: int, device: Any) -> Iterator[StepBatches]:
     """What the objective's `vary` and `collate` make of records, made on the device."""
     objective, count = run.objective, run.batch.examples
     random = torch.Generator(device).manual_seed(run.seed + step)
@@ -64,9 +63,9 @@ def batches(run: Any, pictures: Tensor, labels: Tensor, step: int, device: Any) 
         batch = {"pixel_values": x}
         if isinstance(objective, Diffuse):
             asked = torch.where(chance(count) < objective.unlabelled, len(objective.labels), labels[rows])
-            noise = torch.randn(count, *objective.drawn, device=device, generator=random)
+            noise = torch.randn(count, *objective.noise_shape, device=device, generator=random)
             batch |= {"noise": noise, "moment": chance(count), "class_labels": asked}
-        yield Ready(number, [batch], [True], count, count)
+        yield StepBatches(number, [batch], [True], count, count)
 
 
 def train(run: Any, folder: Path, data: tuple[Tensor, Tensor], seconds: float, device: Any) -> Any:
@@ -74,7 +73,7 @@ def train(run: Any, folder: Path, data: tuple[Tensor, Tensor], seconds: float, d
     pictures, labels = (each.to(device) for each in data)
 
     @contextlib.contextmanager
-    def feed(step: int) -> Iterator[Iterator[Ready]]:
+    def feed(step: int) -> Iterator[Iterator[StepBatches]]:
         yield batches(run, pictures, labels, step, device)
 
     watch = [Metrics(), Told(), Deadline(time.monotonic() + seconds, slow=10)]

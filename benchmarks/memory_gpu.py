@@ -28,7 +28,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.data import Data, PythonDocs
-from anyformer.data.loader import Ready
+from anyformer.data.loader import StepBatches
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.ctc import CTC
 from anyformer.objectives.images import ClassifyImage
@@ -140,7 +140,7 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     model = af.build(spec, device=options.device)
     gauge.mark("built")
     batch = tensors(case, spec)
-    batches = [Ready(step, [batch], [True], case.batch, case.batch * case.length) for step in range(STEPS)]
+    batches = [StepBatches(step, [batch], [True], case.batch, case.batch * case.length) for step in range(STEPS)]
     clip = training.clip
     with tempfile.TemporaryDirectory(prefix="anyformer-memory-") as folder:
         trainer = Trainer(

@@ -18,7 +18,7 @@ from anyformer.data.prepare import Data, prepare
 from anyformer.data.source import Row, Source
 from anyformer.data.vocabulary import Bytes
 from anyformer.objectives.causal import NextToken
-from anyformer.objectives.objective import Objective, padded
+from anyformer.objectives.objective import Objective, pad_rows
 from anyformer.specs.codec import from_json, to_json
 from anyformer.specs.part import Table
 
@@ -52,7 +52,7 @@ class NumberObjective(Objective):
         return {**record, "other": others[0]["input_ids"][:1], "noise": np.array([noise])}
 
     def collate(self, records: Any, pad: int) -> Any:
-        return {name: padded([record[name] for record in records], pad) for name in ("input_ids", "other", "noise")}
+        return {name: pad_rows([record[name] for record in records], pad) for name in ("input_ids", "other", "noise")}
 
 
 def mixture(**weights: float | None) -> Mixture:
@@ -183,13 +183,13 @@ def test_a_mixture_is_a_source_and_a_description(tmp_path: Path) -> None:
     (lambda a, b: a.replace(weight=-1.0), "the share 'a' has the weight -1.0; it must be 0 or more"),
     (lambda a, b: a.replace(weight=float("nan")), "Share.weight: expected float | None, got nan"),
     (lambda a, b: Mixture(shares=(a.replace(weight=0.0), b.replace(weight=0.0))), "all weights are 0"),
-    (lambda a, b: Mixture(shares=(a.replace(weight=1.0), b)), "'b' has no weight, and others have one"),
+    (lambda a, b: Mixture(shares=(a.replace(weight=1.0), b)), "'b' has no weight; give all shares a weight, or none"),
     (lambda a, b: Mixture(shares=()), "it has no shares"),
     (lambda a, b: Mixture(shares=(a,), temperature=0.0), "Mixture.temperature is 0.0; it must be above 0"),
     (lambda a, b: Mixture(shares=(a.replace(weight=1.0),), limit=3), "are for shares without weights"),
     (lambda a, b: Mixture(shares=(a,), columns={"text": "x"}), "columns belong to the sources"),
-    (lambda a, b: Share(name="m", source=Mixture(shares=(a,))), "the share 'm' is a mixture itself"),
-    (lambda a, b: Data(train=First(source=Mixture(shares=(a, b)), count=3)), "data.train: a mixture has its weights"),
+    (lambda a, b: Share(name="m", source=Mixture(shares=(a,))), "the share 'm' is a Mixture; list its shares"),
+    (lambda a, b: Data(train=First(source=Mixture(shares=(a, b)), count=3)), "train: a Mixture must be the outermost"),
 ], ids=range(11))  # fmt: skip
 def test_mistakes_are_one_line(make: Any, why: str) -> None:
     a, b = mixture(a=None, b=None).shares
@@ -199,10 +199,10 @@ def test_mistakes_are_one_line(make: Any, why: str) -> None:
 
 
 def test_a_share_that_is_too_small_or_empty(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the share 'c' is 1.0e-07 of the mixture; 1.5e-05 is the least"):
+    with pytest.raises(ValueError, match="the share 'c' is 1.0e-07 of the mixture; the minimum is 1.5e-05"):
         planned(tmp_path, mixture(a=1e7, c=1.0), examples=4)
     empty = Share(name="empty", source=NumberedRows(first=0, count=0), weight=1.0)
-    with pytest.raises(ValueError, match="the train/empty data has no example: 0 rows"):
+    with pytest.raises(ValueError, match="the train/empty data has no usable example: 0 rows"):
         planned(tmp_path, Mixture(shares=(*mixture(a=1.0).shares, empty)), examples=4)
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from anyformer.data import DataSplit, Loader, Plan
-from anyformer.data.plan import PlaceDice, bucket, generator, share
+from anyformer.data.plan import PlaceGenerators, bucket, generator, share
 from anyformer.data.shards import Writer
 from anyformer.objectives.causal import NextToken
-from anyformer.objectives.objective import Objective, padded
+from anyformer.objectives.objective import Objective, pad_rows
 from tiny import model_of
 
 
@@ -23,7 +23,7 @@ class NoisyObjective(Objective):
         return {**record, "noise": np.asarray(random.integers(2**40))}
 
     def collate(self, records, pad):
-        batch = {"input_ids": padded([record["input_ids"] for record in records], pad)}
+        batch = {"input_ids": pad_rows([record["input_ids"] for record in records], pad)}
         return {**batch, "noise": torch.tensor([int(record["noise"]) for record in records])}
 
 
@@ -42,7 +42,7 @@ class RowsObjective(Objective):
         return True
 
     def collate(self, records, pad):
-        return {name: padded([record[name] for record in records], -1) for name in ("input_ids", "document_ids")}
+        return {name: pad_rows([record[name] for record in records], -1) for name in ("input_ids", "document_ids")}
 
 
 def stored(folder, sizes, shard_bytes=2**20):
@@ -121,10 +121,10 @@ def test_a_resumed_loader_goes_on_where_the_other_stopped(split):
 def test_chance_is_another_for_each_place_and_seed(split):
     numbers = [noise for counter in seen(Plan(split, examples=57), range(4)).values() for _, noise in counter]
     assert len(set(numbers)) == 4 * 57
-    dice = PlaceDice(5)
-    dice.at(3).integers(10, size=7)  # what was drawn before does not matter
+    generators = PlaceGenerators(5)
+    generators.generator(3).integers(10, size=7)  # what was drawn before does not matter
     fresh = np.random.Generator(np.random.Philox(key=(9 << 64) | 5))
-    assert dice.at(9).normal(size=5).tolist() == fresh.normal(size=5).tolist()
+    assert generators.generator(9).normal(size=5).tolist() == fresh.normal(size=5).tolist()
 
 
 @pytest.mark.parametrize("kind", ["examples", "tokens", "packed"])
@@ -150,7 +150,7 @@ def test_another_seed_is_another_order(split, tmp_path, sizes, kind):
 
 def test_no_two_seeds_share_their_chance():
     """Place 1 of seed 1 is not place 0 of seed 2, nor any other of another seed's."""
-    drawn = [int(PlaceDice(seed).at(place).integers(2**62)) for seed in range(12) for place in range(12)]
+    drawn = [int(PlaceGenerators(seed).generator(place).integers(2**62)) for seed in range(12) for place in range(12)]
     drawn += [
         int(generator(seed, purpose, n).integers(2**62)) for seed in range(6) for purpose in (1, 2, 3) for n in range(6)
     ]

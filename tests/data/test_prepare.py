@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from anyformer.data import Bytes, Data, DataSplit, JSONLines, Row, TextFiles, prepare, tokenizer_digest
-from anyformer.data.encode import encoded
+from anyformer.data.encode import encode_rows
 from anyformer.data.shards import Writer
 from anyformer.objectives.objective import Objective
 
@@ -118,11 +118,13 @@ def test_rows_that_cannot_be_used_are_named_and_counted_also_the_second_time(tmp
 
 
 def test_nothing_to_learn_from_is_one_line(tmp_path, tokenizer):
-    with pytest.raises(ValueError, match="the train data has no example: 0 rows that cannot be used$"):
+    with pytest.raises(ValueError, match="the train data has no usable example: 0 rows were skipped$"):
         prepare(Data(train=lines(tmp_path, "\n\n")), PlainObjective(), tokenizer, tmp_path / "p")
-    with pytest.raises(ValueError, match=r"the train data has no example: 2 rows .*the first: .*a\.txt:1: it says bad"):
+    with pytest.raises(
+        ValueError, match=r"the train data has no usable example: 2 rows .*the first: .*a\.txt:1: it says bad"
+    ):
         prepare(Data(train=lines(tmp_path, "bad\nbad"), unfit="skip"), PlainObjective(), tokenizer, tmp_path / "p")
-    with pytest.raises(ValueError, match="the valid data has no example"):
+    with pytest.raises(ValueError, match="the valid data has no usable example"):
         data = Data(train=lines(tmp_path, "x", "b"), valid=lines(tmp_path, ""))
         prepare(data, PlainObjective(), tokenizer, tmp_path / "p")
     assert not [name for name in os.listdir(tmp_path / "p") if name.endswith(".tmp")]
@@ -131,7 +133,7 @@ def test_nothing_to_learn_from_is_one_line(tmp_path, tokenizer):
 def test_a_row_that_cannot_be_read_is_left_out_and_one_that_is_refused_stops(tmp_path, tokenizer):
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\nbroken\n{"text": "bad"}\n')
     data = Data(train=JSONLines(path=str(tmp_path / "a.jsonl")))
-    with pytest.raises(ValueError, match=r"a\.jsonl:3: it says bad; data\.unfit='skip' leaves such rows out"):
+    with pytest.raises(ValueError, match=r"a\.jsonl:3: it says bad; set data\.unfit='skip' to skip such rows"):
         prepare(data, PlainObjective(), tokenizer, tmp_path / "p")
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\nbroken\n')
     assert prepare(data, PlainObjective(), tokenizer, tmp_path / "p").train.bad == 1
@@ -139,7 +141,7 @@ def test_a_row_that_cannot_be_read_is_left_out_and_one_that_is_refused_stops(tmp
 
 def test_a_record_that_is_too_long_stops_or_is_counted(tmp_path, tokenizer):
     source = lines(tmp_path, "short\nmuch too long\nok\n")
-    with pytest.raises(ValueError, match=r"a\.txt:2: 13 tokens, and at most 8 are taken \(batch\.length\)"):
+    with pytest.raises(ValueError, match=r"a\.txt:2: 13 tokens; the limit is 8 \(batch\.length\)"):
         prepare(Data(train=source), PlainObjective(), tokenizer, tmp_path / "p", 8)
     skipped = prepare(Data(train=source, unfit="skip"), PlainObjective(), tokenizer, tmp_path / "p", 8)
     assert decoded(skipped.train, tokenizer) == ["short", "ok"] and skipped.train.bad == 1
@@ -156,7 +158,7 @@ def test_an_example_that_gives_nothing_is_counted(tmp_path, tokenizer):
     data = Data(train=JSONLines(path=str(tmp_path / "a.jsonl")), unfit="skip")
     for objective in (PlainObjective(), WindowsObjective()):  # an empty record, and none
         split = prepare(data, objective, tokenizer, tmp_path / "p").train
-        assert len(split) == 1 and split.problems == [f"{tmp_path}/a.jsonl:2: nothing is left of it"]
+        assert len(split) == 1 and split.problems == [f"{tmp_path}/a.jsonl:2: the record is empty"]
 
 
 def test_progress_is_told(tmp_path, tokenizer):
@@ -219,7 +221,7 @@ def test_many_processes_give_the_same_in_the_same_order(tokenizer, alone):
     """From the first row on, or once some were encoded here."""
     rows = [Row(f"f:{i}", {"text": f"{'bad' if i % 50 == 7 else 'x' * (i % 9 + 1)} {i}"}) for i in range(1000)]
     rows[5] = Row("f:5", None, "broken")
-    expected = list(encoded(iter(rows), PlainObjective(), tokenizer, workers=1))
+    expected = list(encode_rows(iter(rows), PlainObjective(), tokenizer, workers=1))
     PlainObjective.calls.clear()
 
     def slowly():
@@ -228,7 +230,7 @@ def test_many_processes_give_the_same_in_the_same_order(tokenizer, alone):
                 time.sleep(0.4)
             yield row
 
-    together = list(encoded(slowly(), PlainObjective(), tokenizer, workers=3, moment=0.4 if alone else 0.0))
+    together = list(encode_rows(slowly(), PlainObjective(), tokenizer, workers=3, moment=0.4 if alone else 0.0))
     assert len(PlainObjective.calls) <= alone  # the rest was done elsewhere
     assert [row.place for row in together] == [row.place for row in rows]
     for a, b in zip(expected, together):
@@ -245,12 +247,12 @@ class DeadlyObjective(PlainObjective):
 def test_a_killed_encoder_is_one_line_and_a_killed_parent_leaves_none(tmp_path, tokenizer):
     rows = [Row(f"f:{i}", {"text": "x"}) for i in range(100)]
     with pytest.raises(ValueError, match="was killed"):
-        list(encoded(iter(rows), DeadlyObjective(), tokenizer, workers=2, moment=0.0))
+        list(encode_rows(iter(rows), DeadlyObjective(), tokenizer, workers=2, moment=0.0))
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
 
     def work():
-        found = encoded(iter(rows * 100), TellingObjective(), tokenizer, workers=2, moment=0.0)
+        found = encode_rows(iter(rows * 100), TellingObjective(), tokenizer, workers=2, moment=0.0)
         queue.put(int(next(found).records[0]["input_ids"][0]))
         time.sleep(60)
 

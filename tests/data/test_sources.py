@@ -38,7 +38,7 @@ from anyformer.data import (
 from anyformer.data.encode import encode_row
 from anyformer.data.source import detect_encoding
 from anyformer.objectives.classify import Classify
-from anyformer.objectives.vocabulary import Known
+from anyformer.objectives.vocabulary import VocabularyInfo
 from anyformer.specs.codec import decode, encode
 
 
@@ -103,7 +103,7 @@ def test_a_missing_file_is_one_line_with_the_nearest(tmp_path):
     with pytest.raises(ValueError, match="train.text: no such file or folder; did you mean 'train.txt'"):
         texts(TextFiles(path=str(tmp_path / "train.text")))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="no file here that ends in .txt"):
+    with pytest.raises(ValueError, match="no file ends in .txt"):
         texts(TextFiles(path=str(tmp_path / "empty")))
     cut = gzip.compress(b"line\n" * 1000)[:30]
     with pytest.raises(ValueError, match="cannot be read"):
@@ -117,7 +117,7 @@ def test_lines_that_belong_together(tmp_path):
     assert found == [("one", "eins"), ("two", "zwei"), ("four", "vier")]
     assert bad(source, "source", "target") == [(f"{tmp_path}/a.en:3", "an empty line")]
     write(tmp_path / "a.de", "eins\nzwei\n")
-    with pytest.raises(ValueError, match=r"a\.de: ends before line 3, and others do not"):
+    with pytest.raises(ValueError, match=r"a\.de: ends before line 3; the files need equally many lines"):
         list(source.raw())
 
 
@@ -403,7 +403,7 @@ def test_both_parts_are_split_the_same_way(tmp_path):
     held = Held(source=CSV(path="a.csv"), one_in=10, stratify="label")
     Data(train=held, valid=held.replace(out=True))
     for other in ({"seed": 1}, {"one_in": 5}, {"stratify": None}):
-        with pytest.raises(ValueError, match="data.train and data.valid split one source in two ways"):
+        with pytest.raises(ValueError, match="data.train and data.valid split one source differently"):
             Data(train=held, valid=held.replace(out=True, **other))
 
 
@@ -446,7 +446,9 @@ def test_a_vocabulary_may_put_tokens_around_texts(tmp_path):
 @pytest.mark.parametrize("vocabulary", [Bytes(sentinels=3), TrainedBPE(size=300, sentinels=3)], ids=["bytes", "bpe"])
 def test_sentinels_come_after_the_special_tokens(tmp_path, vocabulary):
     tokenizer = vocabulary.make(["the cat and the hat"], tmp_path)
-    assert Known.of(tokenizer).sentinels == (2, 3, 4) and tokenizer.encode("a<extra_id_1>b")[1] == 3
+    assert (
+        VocabularyInfo.from_tokenizer(tokenizer).sentinels == (2, 3, 4) and tokenizer.encode("a<extra_id_1>b")[1] == 3
+    )
     with pytest.raises(ValueError, match="256 bytes and the special tokens must fit"):
         TrainedBPE(size=300, sentinels=60)
 
@@ -524,7 +526,7 @@ def test_texts_made_from_other_columns(tmp_path):
     assert [row.example and row.example["text"] for row in rows] == [
         ["cat", "a cat: pet, fur", "pet, fur, paw"], ["dog"], None,
     ]  # fmt: skip
-    assert rows[2].problem == "nothing to say of it"
+    assert rows[2].problem == "every form names an empty column"
     for forms in ((), ("cat",), ("{name:x}",), ("{name",)):
         with pytest.raises(ValueError, match="each names a column"):
             Worded(source=JSONLines(path=str(file)), forms=forms)

@@ -139,15 +139,15 @@ def test_mistakes(films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "give a recipe: MODEL is not the folder of a run" in said(str(tmp_path))
     assert "no recipe 'sst3'; did you mean 'sst2'?" in said(run, "sst3")
     (tmp_path / "empty.csv").write_text("text,label\n")
-    assert "the test data has no example" in said(run, "--set", f"data.test.path={tmp_path}/empty.csv")
+    assert "the test data has no usable example" in said(run, "--set", f"data.test.path={tmp_path}/empty.csv")
     (tmp_path / "bad.csv").write_text("text,label\nfine,1\nfine,2\n")
     wrong = said(run, "--set", f"data.test.path={tmp_path}/bad.csv")
     assert "bad.csv:3: column 'label': label 2 is outside 0..1" in wrong
     (tmp_path / "long.csv").write_text(f"text,label\n{'long ' * 30},1\n")
     wrong = said(run, "--set", f"data.test.path={tmp_path}/long.csv")
-    assert "long.csv:2: 152 tokens, and at most 64 are taken" in wrong
+    assert "long.csv:2: 152 tokens; the limit is 64" in wrong
     wrong = said(run, "--set", 'objective.labels=["a", "b", "c"]')
-    assert "3 labels, and the model tells 2 apart" in wrong
+    assert "3 labels in the objective, 2 in the model" in wrong
     wrong = said(run, "--set", 'objective.labels=["yes", "no"]')
     assert "the model's labels are no, yes, in another order than yes, no" in wrong
 

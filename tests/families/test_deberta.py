@@ -18,7 +18,7 @@ from test_loading import compare
 import anyformer as af
 from anyformer import families
 from anyformer.objectives.replaced import ReplacedTokens
-from anyformer.objectives.vocabulary import Known
+from anyformer.objectives.vocabulary import VocabularyInfo
 
 BY_ID = {case.id: case for case in (*deberta.CASES, *deberta_v2.CASES)}
 KINDS = [("deberta", deberta.SMALL), ("deberta-v2", deberta_v2.SMALL)]
@@ -199,7 +199,9 @@ def test_replaced_tokens_are_told_as_in_v3() -> None:
     generator = family.read({**small, "architectures": ["DebertaV2ForMaskedLM"], "legacy": False})
     config = {**deberta_v2.SMALL, "architectures": ["DebertaV2ForTokenClassification"], "num_labels": 1}
     model = af.build(family.read(config), seed=0)
-    objective = ReplacedTokens(generator=generator, known=Known(size=99, mask=4, begin=2, end=3, apart=(0, 2, 3, 4)))
+    objective = ReplacedTokens(
+        generator=generator, known=VocabularyInfo(size=99, mask=4, begin=2, end=3, apart=(0, 2, 3, 4))
+    )
     rows = [{"input_ids": np.array([2, *range(10, 10 + n), 3], np.int32)} for n in (25, 12)]
     batch = objective.collate([objective.vary(row, np.random.default_rng(i)) for i, row in enumerate(rows)], 0)
     both = objective.module(model)

@@ -222,7 +222,8 @@ def test_counted_and_drawn() -> None:
     ("config", "what"),
     [({"num_expert_layers": 3}, "every other of 5 layers"),
      ({"num_expert_layers": 0}, "at least one"), ({"num_attention_heads": 5}, "no multiple of 5"),
-     ({"num_experts": 0}, "num_experts"), ({"text_experts": 0}, "experts"), ({"entropy_weight": -1.0}, "entropy_weight")],
+     ({"num_experts": 0}, "num_experts"), ({"text_experts": 0}, "experts"),
+     ({"entropy_weight": -1.0}, "entropy_weight")],
 )  # fmt: skip
 def test_refused(config: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError, match=what):

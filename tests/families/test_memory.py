@@ -20,7 +20,7 @@ import anyformer as af
 from anyformer.counting.step import Live, run_step
 from anyformer.counting.work import inputs_of
 from anyformer.models.construct import skeleton
-from anyformer.objectives.objective import read
+from anyformer.objectives.objective import forward_to_head
 from anyformer.parts.head.language import LMHeadModule
 from anyformer.specs.part import walk
 from anyformer.transforms.fuse import fuse
@@ -82,10 +82,10 @@ class Real:
     def go(self) -> None:
         batch = {name: value.clone() for name, value in self.batch.items()}
         with torch.autocast("cpu", torch.bfloat16, enabled=self.half):
-            seen = read(self.model, batch)
+            states = forward_to_head(self.model, batch)
             head = getattr(self.model.head, "lm", self.model.head)
             if isinstance(head, LMHeadModule):
-                x = seen.x.flatten(0, 1)
+                x = states.x.flatten(0, 1)
                 x = x if head.part.shift or self.spec.pair else x[torch.arange(round(0.15 * len(x)))]
                 x = x if head.transform is None else head.transform(x)
                 loss = head.cross_entropy(x, torch.ones(len(x)).long(), 0.0)
@@ -93,8 +93,8 @@ class Real:
                 self.kept -= sum(t.nbytes for t in (head.out.weight, head.out.bias) if t is not None)
                 del x
             else:
-                loss = head.answer(seen.x, seen.ctx, seen.inputs)["logits"].float().sum()
-            del seen
+                loss = head.answer(states.x, states.ctx, states.inputs)["logits"].float().sum()
+            del states
         for value in batch.values():
             self.keep(value)
         self.kept += sum(storage.nbytes() for storage in self.held.values())

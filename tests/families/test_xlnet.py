@@ -16,7 +16,7 @@ import anyformer as af
 from anyformer import families
 from anyformer.cli import main
 from anyformer.objectives.classify import Classify
-from anyformer.objectives.objective import logits_of, read
+from anyformer.objectives.objective import forward_to_head, logits_of
 from anyformer.transforms.recompute import recompute
 
 LM = Case("xlnet", "XLNetLMHeadModel", {**SMALL, "n_layer": 3}, "orders")
@@ -197,7 +197,7 @@ def test_a_classifier_reads_what_objectives_pad_on_the_right() -> None:
     records = [{"input_ids": ids, "token_type_ids": 0 * ids, "label": np.asarray(1)} for ids in rows]
     with torch.no_grad():
         alone, whole = (
-            torch.cat([logits_of(model, read(model, objective.collate(each, 5))) for each in batches])
+            torch.cat([logits_of(model, forward_to_head(model, objective.collate(each, 5))) for each in batches])
             for batches in ([[record] for record in records], [records])
         )  # fmt: skip
     close(whole, alone)

@@ -15,7 +15,7 @@ import torch
 
 import anyformer as af
 from anyformer.inputs.audio_features import AudioProcessor
-from anyformer.inputs.recordings import BLOCK, LOUDEST, Recording, Unreadable
+from anyformer.inputs.recordings import BLOCK, LOUDEST, AudioRecording, UnreadableAudio
 
 transformers, soundfile, soxr = (pytest.importorskip(name) for name in ("transformers", "soundfile", "soxr"))
 RATE = 16000
@@ -64,11 +64,11 @@ def test_whole_numbers_are_parts_of_the_largest() -> None:
     for kind, top in ((np.int8, 2**7), (np.int16, 2**15), (np.int32, 2**31)):
         least = np.iinfo(kind).min
         samples = np.array([least, least // 2, 0, -(least // 4)], kind)
-        found = Recording.open((samples, RATE)).read(RATE)
+        found = AudioRecording.open((samples, RATE)).read(RATE)
         assert found.dtype == np.float32 and found.tolist() == [-1.0, -0.5, 0.0, 0.25] and -least == top
     for kind in (np.int64, np.uint8, np.uint16):
         with pytest.raises(ValueError, match=f"int16 or int32, got {np.dtype(kind)}"):
-            Recording.open((np.zeros(4, kind), RATE))
+            AudioRecording.open((np.zeros(4, kind), RATE))
 
 
 MELS = [{}, {"feature_size": 128}, {"n_fft": 512, "hop_length": 200, "chunk_length": 3, "feature_size": 20}]
@@ -114,7 +114,7 @@ BANKS = [{}, {"feature_size": 128}, {"n_fft": 256, "hop_length": 80, "win_length
 @pytest.mark.parametrize("config", BANKS, ids=str)
 def test_banks_equal_published(config: dict, tmp_path) -> None:
     theirs = parakeet(**config)
-    mine = AudioProcessor.of({"feature_extractor_type": "ParakeetFeatureExtractor", **config})
+    mine = AudioProcessor.from_config({"feature_extractor_type": "ParakeetFeatureExtractor", **config})
     rate = mine.sampling_rate
     rows = [tone(0.7, rate), tone(0.41, rate, seed=1) / 50]
     for given in (rows, rows[1:]):
@@ -136,9 +136,9 @@ def test_a_file_with_no_more_than_its_kind(tmp_path) -> None:
 
 def test_old_files_and_those_of_processors(tmp_path) -> None:
     old = {"do_normalize": True, "feature_size": 1, "padding_side": "right", "return_attention_mask": False}
-    assert AudioProcessor.of({**old, "sampling_rate": 8000}) == AudioProcessor(sampling_rate=8000)
+    assert AudioProcessor.from_config({**old, "sampling_rate": 8000}) == AudioProcessor(sampling_rate=8000)
     mel = {"n_fft": 400, "feature_size": 80, "hop_length": 160, "chunk_length": 30, "nb_max_frames": 3000}
-    assert AudioProcessor.of(mel) == AudioProcessor(kind="mel", feature_size=80)
+    assert AudioProcessor.from_config(mel) == AudioProcessor(kind="mel", feature_size=80)
     whole = {"processor_class": "WhisperProcessor", "feature_extractor": {**mel, "feature_size": 128}}
     (tmp_path / "processor_config.json").write_text(json.dumps(whole))
     assert AudioProcessor.load(tmp_path).feature_size == 128
@@ -148,7 +148,7 @@ def test_old_files_and_those_of_processors(tmp_path) -> None:
         ({"sampling_rate": -1}, "sampling_rate is -1"), ({"n_fft": "x"}, "n_fft is 'x'"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
-            AudioProcessor.of(config)
+            AudioProcessor.from_config(config)
     with pytest.raises(ValueError, match="no preprocessor_config.json"):
         AudioProcessor.load(tmp_path / "nothing")
 
@@ -161,7 +161,7 @@ def test_files_of_any_rate(name: str, subtype: str, rate: int, tmp_path) -> None
     soundfile.write(tmp_path / name, samples, rate, subtype=subtype)
     stored, _ = soundfile.read(tmp_path / name, dtype="float32", always_2d=True)
     expected = soxr.resample(stored.mean(1), rate, RATE)
-    with Recording.open(tmp_path / name) as recording:
+    with AudioRecording.open(tmp_path / name) as recording:
         assert recording.rate == rate
         found = recording.read(RATE)
     assert abs(len(found) - len(expected)) <= 1
@@ -190,11 +190,11 @@ def test_streamed_frames_are_those_of_the_whole() -> None:
         blocks = [samples[i : i + size] for i in range(0, len(samples), size)]
         powers = torch.cat(list(mel.stream(blocks)), dim=-1)
         assert powers.shape == whole.shape
-        assert (mel.shown(powers, powers.max()) - whole).abs().max() <= 1e-5
+        assert (mel.normalize(powers, powers.max()) - whole).abs().max() <= 1e-5
     coarse = AudioProcessor(kind="mel", feature_size=10, n_fft=400, hop_length=390)
     whole = coarse(samples, RATE, padding="longest", truncation=False)["input_features"][0]
     powers = torch.cat(list(coarse.stream([samples[:5000], samples[5000:]])), dim=-1)
-    assert (coarse.shown(powers, powers.max()) - whole).abs().max() <= 1e-5
+    assert (coarse.normalize(powers, powers.max()) - whole).abs().max() <= 1e-5
 
 
 def silence(path: Path, hours: float, rate: int) -> Path:
@@ -215,7 +215,7 @@ def silence(path: Path, hours: float, rate: int) -> Path:
 def test_three_hours_in_little_memory(tmp_path) -> None:
     file = silence(tmp_path / "long.wav", 3, 4000)
     tracemalloc.start()
-    with Recording.open(file) as recording:
+    with AudioRecording.open(file) as recording:
         total = sum(len(block) for block in recording.blocks(2000))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -313,7 +313,7 @@ def test_without_the_libraries_one_line_names_them(tmp_path, monkeypatch) -> Non
     for given, rate in ((tmp_path / "a.flac", None), (tone(0.1), 8000)):
         with pytest.raises(ValueError, match=r"needs \w+: pip install 'anyformer\[audio\]'$") as error:
             AudioProcessor()(given, rate)
-        assert not isinstance(error.value, Unreadable)
+        assert not isinstance(error.value, UnreadableAudio)
 
 
 def test_a_real_recording(shared_data) -> None:

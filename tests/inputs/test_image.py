@@ -56,7 +56,7 @@ def test_pixels_are_those_of_the_published_processor(kind: str, settings: dict[s
     file = tmp_path / "preprocessor_config.json"
     file.write_text(json.dumps({"image_processor_type": f"{kind}ImageProcessor", **settings}))
     theirs = getattr(transformers, f"{kind}ImageProcessorPil").from_pretrained(tmp_path)
-    own = [Images.load(tmp_path), Images.of({"feature_extractor_type": f"{kind}FeatureExtractor", **settings})]
+    own = [Images.load(tmp_path), Images.from_config({"feature_extractor_type": f"{kind}FeatureExtractor", **settings})]
     theirs.save_pretrained(tmp_path)
     own.append(Images.load(tmp_path))
     own[0].save(tmp_path)
@@ -79,7 +79,7 @@ def test_other_modes_become_what_is_read(mode: str) -> None:
     image = Image.fromarray(bytes_of(20, 26, 3)).convert(mode)
     for kind in ("CLIP", "ViT"):
         theirs = getattr(transformers, f"{kind}ImageProcessorPil")(size=18, do_convert_rgb=True)
-        read = Images.of({"image_processor_type": f"{kind}ImageProcessor", "size": 18})
+        read = Images.from_config({"image_processor_type": f"{kind}ImageProcessor", "size": 18})
         expected = theirs(image, return_tensors="pt")["pixel_values"]
         assert float((read(image)["pixel_values"] - expected).abs().max()) <= 1e-6
     grey = Images(size={"height": 9, "width": 9}, image_mean=(0.5,), image_std=(0.5,))
@@ -200,7 +200,7 @@ def test_pixels_that_are_not_bytes_name_their_file(tmp_path: Path) -> None:
         for given in (tmp_path / name, [str(tmp_path / name)], Image.open(tmp_path / name)):
             with pytest.raises(ValueError, match=f"^{tmp_path / name}: its pixels .*{match}.*; convert it to 8 bits"):
                 read(given)
-        for call in (read.one, read.scaled):  # as tasks and training read them
+        for call in (read.one, read.resize):  # as tasks and training read them
             with pytest.raises(ValueError, match=f"^{tmp_path / name}: its pixels"):
                 call(tmp_path / name)
     with pytest.raises(ValueError, match=f"^{tmp_path / 'gone.png'}: no such file$"):
@@ -223,10 +223,10 @@ def test_wrong_files_of_settings(tmp_path: Path) -> None:
     for mean, match in (((0.5, 0.5), "3 channels, and the model reads 2"), ((0.5,) * 3, "image_mean 3, image_std 2")):
         with pytest.raises(ValueError, match=match):
             Images(image_mean=mean, image_std=(0.5, 0.5))(np.zeros((8, 8, 3), np.uint8))
-    with pytest.raises(ValueError, match=r"no preprocessor_config.json, which says how"):
+    with pytest.raises(ValueError, match=r"no preprocessor_config.json with settings for pictures"):
         Images.load(tmp_path / "elsewhere")
     with pytest.warns(UnknownFieldWarning, match="crop_pct"):
-        Images.of({"crop_pct": 0.9})
+        Images.from_config({"crop_pct": 0.9})
 
 
 def test_without_pillow_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_colours_are_those_of_the_published_processor(settings: dict[str, Any], 
     theirs.save_pretrained(tmp_path)
     old = {"feature_extractor_type": "ImageGPTFeatureExtractor", "clusters": clusters, **settings}
     (tmp_path / "again").mkdir()
-    Images.of(old).save(tmp_path / "again")
+    Images.from_config(old).save(tmp_path / "again")
     for read in (af.processor(tmp_path), af.processor(tmp_path / "again")):
         assert torch.equal(read(images=pictures)["input_ids"], expected)
         drawn = read.decode(expected)
@@ -296,11 +296,11 @@ def test_colours_are_those_of_the_published_processor(settings: dict[str, Any], 
 def test_mistakes_about_colours(tmp_path: Path) -> None:
     kind = {"image_processor_type": "ImageGPTImageProcessor"}
     for clusters in (None, [], [[0.1, 0.2]]):
-        with pytest.raises(ValueError, match="clusters are the colours that pixels become, three numbers each"):
-            Images.of({**kind, "clusters": clusters})
-    read = Images.of({**kind, "clusters": [[0, 0, 0], [1, 1, 1]], "size": 2})
-    assert read.drawn([0, 1, 1, 0])[0, 1].tolist() == [255] * 3
-    with pytest.raises(ValueError, match="a picture of 2 x 2 colours is drawn from as many whole numbers"):
-        read.drawn([0, 1, 1])
+        with pytest.raises(ValueError, match="clusters must be a list of colours, three numbers each"):
+            Images.from_config({**kind, "clusters": clusters})
+    read = Images.from_config({**kind, "clusters": [[0, 0, 0], [1, 1, 1]], "size": 2})
+    assert read.decode_colours([0, 1, 1, 0])[0, 1].tolist() == [255] * 3
+    with pytest.raises(ValueError, match="a picture of 2 x 2 colours needs 4 ids"):
+        read.decode_colours([0, 1, 1])
     with pytest.raises(ValueError, match="colours are numbered from 0 to 1, got 0 to 2"):
-        read.drawn([0, 1, 1, 2])
+        read.decode_colours([0, 1, 1, 2])

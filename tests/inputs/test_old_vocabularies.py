@@ -166,5 +166,5 @@ def test_words_that_another_class_would_read_otherwise_are_refused(tmp_path: Pat
         bare(gpt2(tmp_path))
     if kind:
         write(tmp_path, "config.json", {"model_type": kind})
-    with pytest.raises(ValueError, match=f"{reason} is read from a tokenizer.json alone"):
+    with pytest.raises(ValueError, match=f"{reason} needs a tokenizer.json; save one with transformers"):
         Tokenizer.load(tmp_path)

@@ -94,7 +94,7 @@ def test_chat(tmp_path: Path) -> None:
     (lambda read: read("a", max_length=3), "max_length does nothing without truncation=True"),
     (lambda read: read("a", truncation=True), "give max_length"),
     (lambda read: read("a", images=["dog.png"]), "reads text"),
-    (lambda read: read("a", sampling_rate=3), "a text is read without 'sampling_rate'"),
+    (lambda read: read("a", sampling_rate=3), "unknown setting 'sampling_rate' for a text"),
     (lambda read: read(["a"], text_pair=["b", "c"]), "1 texts and 2 pairs"),
 ], ids=lambda value: value if isinstance(value, str) else "call")  # fmt: skip
 def test_a_mistake_is_one_line(call: Any, line: str, tmp_path: Path) -> None:

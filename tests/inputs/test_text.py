@@ -13,7 +13,7 @@ import tokenizers
 import torch
 
 from anyformer.inputs import sentencepiece as pieces_of
-from anyformer.inputs.text import StreamDecoder, Tokenizer, settled, tidied
+from anyformer.inputs.text import StreamDecoder, Tokenizer, clean_up_spaces, stable_length
 from vocabularies import CORPUS, LLAMA, T5, TEXTS, bert, gpt2, llama, m2m, pieces, t5, whole, write
 
 transformers = pytest.importorskip("transformers")
@@ -357,9 +357,9 @@ def test_tidying_can_be_done_piece_by_piece() -> None:
         done, rest = "", ""
         for letter in text:
             rest += letter
-            place = settled(rest)
-            done, rest = done + tidied(rest[:place]), rest[place:]
-        assert done + tidied(rest) == tidied(text), repr(text)
+            place = stable_length(rest)
+            done, rest = done + clean_up_spaces(rest[:place]), rest[place:]
+        assert done + clean_up_spaces(rest) == clean_up_spaces(text), repr(text)
 
 
 def test_a_tokenizer_goes_with_the_model(folders, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import anyformer as af
 from anyformer import families
 from anyformer.objectives.causal import NextToken, next_tokens
-from anyformer.objectives.objective import read
+from anyformer.objectives.objective import forward_to_head
 from small import close
 from tiny import model_of
 
@@ -42,8 +42,8 @@ def test_padded_equals_by_hand(family: str) -> None:
         for row in (A.tolist(), B.tolist())
     )
     close(objective.losses(objective.module(model), batch)["loss"], right, 1e-5)
-    seen = read(model, batch)
-    assert float(model.head.loss(seen.x, seen.ctx, next_tokens(batch)).weight) == 6
+    states = forward_to_head(model, batch)
+    assert float(model.head.loss(states.x, states.ctx, next_tokens(batch)).weight) == 6
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

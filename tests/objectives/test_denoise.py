@@ -14,11 +14,11 @@ import anyformer as af
 from anyformer.objectives import denoise as d
 from anyformer.objectives.mass import MASS
 from anyformer.objectives.translate import Translate
-from anyformer.objectives.vocabulary import Known
+from anyformer.objectives.vocabulary import VocabularyInfo
 from small import close
 from tiny import model_of
 
-KNOWN = Known(size=1000, mask=4, begin=2, end=3, apart=(2, 3, 4), stops=(9,))
+KNOWN = VocabularyInfo(size=1000, mask=4, begin=2, end=3, apart=(2, 3, 4), stops=(9,))
 IDS = np.arange(100, 300)
 
 
@@ -93,7 +93,7 @@ def test_noises_are_composed_in_order_and_the_text_is_the_target() -> None:
     class Reverse(d.Noise):
         rate: float = 1.0
 
-        def damage(self, ids: np.ndarray, random: np.random.Generator, known: Known) -> np.ndarray:
+        def damage(self, ids: np.ndarray, random: np.random.Generator, known: VocabularyInfo) -> np.ndarray:
             return ids[::-1]
 
     noises = (Reverse(), d.TokenDeletion(rate=0.5), Reverse())

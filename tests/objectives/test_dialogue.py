@@ -69,7 +69,7 @@ def test_the_assistants_tokens_are_those_of_transformers(ours: str, make: Any, t
         wanted = [i if said else -100 for i, said in zip(right["input_ids"], right["assistant_masks"])]
         assert record["input_ids"].tolist() == right["input_ids"] and sum(right["assistant_masks"]) > 4
         assert record["labels"].tolist() == wanted
-    assert chat.spoken(tokenizer, TALK[1:])[0] == oracle.apply_chat_template(TALK[1:], tokenize=False)
+    assert chat.assistant_spans(tokenizer, TALK[1:])[0] == oracle.apply_chat_template(TALK[1:], tokenize=False)
 
 
 def test_the_loss_is_of_the_assistants_tokens(tokenizer: Tokenizer) -> None:
@@ -102,13 +102,13 @@ def test_what_is_too_long_is_cut_after_an_answer(tokenizer: Tokenizer) -> None:
         assert record["input_ids"].tolist() == wanted
     asked = [*TALK, {"role": "user", "content": "And?"}]  # a question without an answer goes first
     assert objective.replace(length=len(whole)).encode({"messages": asked}, tokenizer)["input_ids"].tolist() == whole
-    with pytest.raises(ValueError, match=rf"{len(first)} tokens up to its first answer, and at most 9 are taken"):
+    with pytest.raises(ValueError, match=rf"{len(first)} tokens up to the first answer; the limit is 9"):
         objective.replace(length=9).encode({"messages": TALK}, tokenizer)
 
 
 @pytest.mark.parametrize("messages, why", [
-    ("hello", "holds no list of"), (["hello"], "holds no list of"), ([], "the assistant says nothing"),
-    (TALK[:2], "the assistant says nothing"), ([{"content": "x"}, TALK[2]], "messages must be a list of"),
+    ("hello", "must be a list of"), (["hello"], "must be a list of"), ([], "there is no message of the assistant"),
+    (TALK[:2], "there is no message of the assistant"), ([{"content": "x"}, TALK[2]], "messages must be a list of"),
 ], ids=str)  # fmt: skip
 def test_bad_conversations_are_one_line(messages: Any, why: str, tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match=why):
@@ -120,8 +120,11 @@ def test_templates_that_do_not_tell(tokenizer: Tokenizer) -> None:
     forgets = "{% for m in messages %}{{ m.content if loop.last or m.role == 'user' else '...' }}\n{% endfor %}"
     nothing = "{% if false %}{% generation %}{% endgeneration %}{% endif %}{{ messages[0].content }}"
     changes = "{% set x %}{% generation %}{{ messages[-1].content }}{% endgeneration %}{% endset %}{{ x | length }}"
-    for template, why in ((forgets, "writes a message otherwise when others follow"), (nothing, "marks nothing as"),
-                          (changes, "does something with what it marks")):  # fmt: skip
+    for template, why in (
+        (forgets, "formats a message differently when others follow"),
+        (nothing, "marks no text of the assistant"),
+        (changes, "changes the text inside"),
+    ):
         with pytest.raises(ValueError, match=why):
             Dialogue(template=template).ready(tokenizer).encode({"messages": TALK}, tokenizer)
     bare = Tokenizer(tokenizer.core)

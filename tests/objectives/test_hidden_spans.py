@@ -13,7 +13,7 @@ from anyformer import families
 from anyformer.data import Arrays, Beside, Data, JSONLines, TrainedBPE
 from anyformer.models.construct import build
 from anyformer.objectives.hidden_spans import HiddenSpans
-from anyformer.objectives.objective import taken
+from anyformer.objectives.objective import model_inputs
 from anyformer.train.optim import AdamW, Constant
 from anyformer.train.run import Batch, Run
 from anyformer.train.start import setup
@@ -66,7 +66,7 @@ def test_a_model_learns_what_was_hidden(clips: Beside, tmp_path: Path) -> None:
             random = np.random.default_rng(seed)
             batch = HIDDEN.collate([HIDDEN.vary(record, random) for record in records], trainer.tokenizer.filler)
             with torch.no_grad():
-                out = model.eval()(**taken(model, batch), return_loss=True)
+                out = model.eval()(**model_inputs(model, batch), return_loss=True)
                 sums, over = HIDDEN.losses(model, batch), HIDDEN.weights(batch)
             assert float(sum(sums[name] / over[name] for name in sums)) == pytest.approx(float(out.loss), abs=1e-4)
             losses.append(float(out.loss))
@@ -104,7 +104,7 @@ def test_what_is_drawn(clips: Beside, tmp_path: Path) -> None:
 
 def test_mistakes(clips: Beside, tmp_path: Path) -> None:
     model = build(families.find("reserve").read(RESERVE))
-    with pytest.raises(ValueError, match="told apart by an encoder with towers and span encoders"):
+    with pytest.raises(ValueError, match="hidden spans need an encoder with towers and span encoders"):
         HIDDEN.module(model.image.model)
     with pytest.raises(ValueError, match="HiddenSpans.segments is 3, and the model's is 2"):
         HIDDEN.replace(segments=3).module(model)

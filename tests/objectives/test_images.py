@@ -82,7 +82,7 @@ def test_boxes_of_neighbours_and_empty_ones() -> None:
     for name in ("cut", "erase"):
         pasting = GREY.replace(**{name: 0.5})
         batch = pasting.collate([pasting.vary(row, np.random.default_rng(i)) for i, row in enumerate(rows)], 0)
-        plain, made = batch["pixel_values"], pasting.pasted(batch)
+        plain, made = batch["pixel_values"], pasting.paste_boxes(batch)
         new = made["pixel_values"] != plain
         touched = new.flatten(1).any(1)
         assert 8 < int(touched.sum()) < 32
@@ -107,7 +107,7 @@ def test_an_empty_box_is_where_chance_says() -> None:
     chance = torch.zeros(4, 8)
     chance[:, 3:6] = torch.tensor([[0.5, 0.36, 0.5], [0.5, 0.36, 0.5], [0.1, 0.04, 0.9], [0.9, 0.64, 0.1]])
     chance[:, 7] = torch.tensor([0.4, 0.5, 0.0, 0.1])
-    found = erasing.pasted({"pixel_values": pixels, "chance": chance})["pixel_values"][:, 0]
+    found = erasing.paste_boxes({"pixel_values": pixels, "chance": chance})["pixel_values"][:, 0]
     empty = torch.zeros(4, 8, 6, dtype=torch.bool)
     empty[0, 2:6, 1:5] = True  # 4.8 x 3.6 around (4, 3)
     empty[2, 6:8, 0:1] = True  # 1.6 x 1.2 around (7.2, 0.6)
@@ -136,7 +136,8 @@ def test_settings_stay_beside_the_model(source: Arrays, tmp_path: Path) -> None:
 
 def test_clear_errors() -> None:
     for objective, net, match in (
-        (GREY, model(num_channels=3), r"PatchEmbedding\(channels=1\)"), (GREY, model(num_labels=3), "tells 3 apart"),
+        (GREY, model(num_channels=3), r"PatchEmbedding\(channels=1\)"),
+        (GREY, model(num_labels=3), "2 labels in the objective, 3 in the model"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=match):
             objective.module(net)

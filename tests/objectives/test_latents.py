@@ -191,10 +191,10 @@ def test_mistakes(source: Arrays, vae: Path, folder: Path, tmp_path: Path) -> No
     af.save(af.load(folder), other)
     af.save(af.build(autoencoder(GaussianLatent(width=2))), other / "vae")
     for change, told in (
-        (lambda: diffuse(vae / "x").ready(None), "Diffuse.vae: an autoencoder is trained first, and "),
-        (lambda: diffuse(folder).ready(None), "no autoencoder that squeezes pictures into numbers"),
-        (lambda: diffuse(discrete).ready(None), "no autoencoder that squeezes pictures into numbers"),
-        (lambda: objective.module(af.build(dit(in_channels=1))), "makes (3, 2, 2) of a picture: channels, rows, col"),
+        (lambda: diffuse(vae / "x").ready(None), "Diffuse.vae: train an autoencoder first: "),
+        (lambda: diffuse(folder).ready(None), "not an autoencoder with continuous latents"),
+        (lambda: diffuse(discrete).ready(None), "not an autoencoder with continuous latents"),
+        (lambda: objective.module(af.build(dit(in_channels=1))), "latents are (3, 2, 2) (channels, rows, col"),
         (lambda: objective.module(af.build(dit(sample_size=4))), "the model draws (3, 4, 4)"),
         (lambda: diffuse(vae, image_size=(8, 4)).module(af.build(dit())), "Diffuse.image_size is (8, 4), and"),
         (lambda: diffuse(vae, mean=(0.5,) * 3, std=(0.5,) * 3).module(af.build(dit())), "pictures of 3 channels"),

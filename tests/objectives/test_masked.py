@@ -12,12 +12,12 @@ import torch.nn.functional as F
 import anyformer as af
 from anyformer import families
 from anyformer.objectives.masked import Masked
-from anyformer.objectives.sentences import FOLLOWS, RANDOM, MaskedAndNext, cut
-from anyformer.objectives.vocabulary import Known
+from anyformer.objectives.sentences import FOLLOWS, RANDOM, MaskedAndNext, truncate_pair
+from anyformer.objectives.vocabulary import VocabularyInfo
 from small import close
 from tiny import CONFIGS, model_of
 
-KNOWN = Known(size=1000, mask=4, begin=2, end=3, separator=3, apart=(0, 2, 3, 4), stops=(9,))
+KNOWN = VocabularyInfo(size=1000, mask=4, begin=2, end=3, separator=3, apart=(0, 2, 3, 4), stops=(9,))
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -120,7 +120,7 @@ def test_loss_is_that_of_transformers_labels() -> None:
 def test_mistakes_are_one_line(gpt2: Any) -> None:
     with pytest.raises(ValueError, match="masking needs a tokenizer with a mask token"):
         Masked().ready(gpt2)
-    with pytest.raises(ValueError, match="has not seen the tokenizer"):
+    with pytest.raises(ValueError, match="needs the tokenizer; call objective.ready"):
         Masked().vary({"input_ids": row()}, rng())
     with pytest.raises(ValueError, match="sees both sides"):
         Masked().module(model_of("gpt2"))
@@ -185,7 +185,7 @@ def test_next_sentence_within_one_document_follows() -> None:
 
 
 def test_cut_takes_from_the_longer_on_both_sides() -> None:
-    sides = [cut(np.arange(100), np.arange(10), 40, rng(i)) for i in range(200)]
+    sides = [truncate_pair(np.arange(100), np.arange(10), 40, rng(i)) for i in range(200)]
     assert all(len(a) == 30 and len(b) == 10 for a, b in sides)
     assert abs(np.mean([a[0] for a, _ in sides]) - 35) < 1.5
 

@@ -150,5 +150,5 @@ def test_mistakes(pairs: Beside, tmp_path: Path) -> None:
         spec().replace(image=spec().image.replace(head=None))
     (tmp_path / "short.jsonl").write_text('{"name": "one"}\n')
     short = pairs.replace(sources=(pairs.sources[0], JSONLines(path=str(tmp_path / "short.jsonl"))))
-    with pytest.raises(ValueError, match="has no row beside this one"):
+    with pytest.raises(ValueError, match="has fewer rows"):
         list(short.raw())

@@ -11,12 +11,12 @@ import torch
 import anyformer as af
 from anyformer import families
 from anyformer.objectives.objective import Batch, Record
-from anyformer.objectives.permuted import ROUND, Permuted, unseen
-from anyformer.objectives.vocabulary import Known
+from anyformer.objectives.permuted import ROUND, Permuted, permutation_mask
+from anyformer.objectives.vocabulary import VocabularyInfo
 from small import close
 from tiny import OTHERS, model_of
 
-KNOWN = Known(size=50, apart=(0, 2, 3))
+KNOWN = VocabularyInfo(size=50, apart=(0, 2, 3))
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -76,7 +76,7 @@ def test_as_often_as_the_collator_of_transformers(words: Any) -> None:
 
 def test_who_sees_whom() -> None:
     order = torch.tensor([[-1, 1, -1, 0, 2]])
-    assert (~unseen(order))[0].int().tolist() == [
+    assert (~permutation_mask(order))[0].int().tolist() == [
         [1, 0, 1, 0, 0],  # what is not asked for sees nothing of what is
         [1, 0, 1, 1, 0],
         [1, 0, 1, 0, 0],
@@ -145,7 +145,7 @@ def test_the_loss_falls() -> None:
 
 
 def test_mistakes_are_one_line() -> None:
-    with pytest.raises(ValueError, match="takes no target_mapping; OrderedText and TwoStreams do"):
+    with pytest.raises(ValueError, match=r"takes target_mapping \(OrderedText, TwoStreams\); this one does not"):
         Permuted(known=KNOWN).module(model_of("bert"))
     for wrong in ({"rate": 0.0}, {"rate": 1.0}, {"longest": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -182,7 +182,7 @@ def test_a_decoder_writes_what_it_hears(source: Recordings, tmp_path: Path) -> N
     heard = objective.collate([split.record(0)], 0)["input_features"]
     ids = af.generate(net, input_features=heard, max_new_tokens=2 * int((batch["labels"] >= 0).sum(-1).max()))
     assert found.predicted[0] == words.decode(ids[0], skip_special_tokens=True) and len(found.wanted) == 6
-    with pytest.raises(ValueError, match="no token for it"):
+    with pytest.raises(ValueError, match="the tokenizer has no end token"):
         example: Any = next(source.raw()).example
         objective.encode(example, Words().make(["low"], tmp_path / "endless"))
 
@@ -221,7 +221,7 @@ def test_hidden_frames_and_their_negatives(source: Recordings, tmp_path: Path) -
     cool = SOUND.replace(cooling=0.9)
     warm = []
     for step in (0, 3, 1000):
-        cool.before(net, step)
+        cool.before_step(net, step)
         warm.append(net.head.quantizer.temperature)
     assert warm == pytest.approx([2.0, 2 * 0.9**3, 0.5])
 
@@ -237,7 +237,7 @@ def test_clear_errors(source: Recordings, words: Any) -> None:
     codes = model("wav2vec2", WAVES, architectures=["Wav2Vec2ForPreTraining"])
     for objective, net, match in (
         (HEARD, waves, "makes input_features, and the model takes input_values"),
-        (HEARD.replace(channels=13), model(), "13 channels, and the model hears 12"), (HEARD, codes, "CTC"),
+        (HEARD.replace(channels=13), model(), "13 channels, and the model reads 12"), (HEARD, codes, "CTC"),
         (SOUND.replace(hop=10), codes, "Contrast.hop is 10, and the model's is 20"),
         (SOUND.replace(negatives=3), codes, "negatives"), (SOUND, waves, "ContrastHead"),
     ):  # fmt: skip
@@ -246,7 +246,7 @@ def test_clear_errors(source: Recordings, words: Any) -> None:
     wrong: tuple[tuple[Any, dict[str, Any], str], ...] = (
         (HEARD, {"speed": 1.0}, "speed"), (HEARD, {"noise": -1.0}, "noise"), (HEARD, {"rate": 0}, "sampling_rate"),
         (SOUND, {"form": "mel"}, "samples"), (SOUND, {"span": 1}, "span"),
-        (SOUND, {"temperatures": (0.5, 2.0)}, "fall"),
+        (SOUND, {"temperatures": (0.5, 2.0)}, "temperatures must be positive and must not rise"),
     )  # fmt: skip
     for objective, changes, match in wrong:
         with pytest.raises(ValueError, match=match):
@@ -258,7 +258,7 @@ def test_clear_errors(source: Recordings, words: Any) -> None:
         (HEARD, {"audio": example["audio"][:20]}, "less than two frames"),
         (SOUND, {"audio": example["audio"][:90]}, "4 frames of sound"), (HEARD, {"rate": None}, "need their rate"),
         (HEARD, {"text": 3}, "not text"),
-        (HEARD.replace(form="mel", seconds=1), {"audio": np.ones(2100, np.float32)}, "1 are heard"),
+        (HEARD.replace(form="mel", seconds=1), {"audio": np.ones(2100, np.float32)}, "the limit is 1"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=match):
             objective.encode({**example, **given}, words)

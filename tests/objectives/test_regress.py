@@ -76,7 +76,7 @@ def test_what_is_drawn() -> None:
 def test_the_loss_by_hand() -> None:
     objective = Regress(width=2, context=4)
     net = objective.module(af.build(small(objective), seed=0)).eval()
-    batch = {"number": torch.tensor([0, 1, 2]), "dice": torch.tensor([5, 5, 9])}
+    batch = {"number": torch.tensor([0, 1, 2]), "seeds": torch.tensor([5, 5, 9])}
     drawn = objective.draw(seeds_of(batch))
     with torch.no_grad():
         out = net(**drawn)

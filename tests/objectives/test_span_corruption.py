@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from anyformer.objectives.span_corruption import SpanCorruption, corrupt, pieces
-from anyformer.objectives.vocabulary import Known
+from anyformer.objectives.vocabulary import VocabularyInfo
 from small import close
 from tiny import model_of
 
@@ -18,7 +18,7 @@ TEXT = "Thank you for inviting me to your party last week ."
 def test_the_published_example(words: Any) -> None:
     ids = np.array(words.encode(TEXT, add_special_tokens=False))
     gone = np.isin(ids, [words.id(word) for word in ("for", "inviting", "last")])
-    source, target = corrupt(ids, gone, Known.of(words).sentinels)
+    source, target = corrupt(ids, gone, VocabularyInfo.from_tokenizer(words).sentinels)
     assert words.decode(source) == "Thank you <extra_id_0> me to your party <extra_id_1> week ."
     assert words.decode(target) == "<extra_id_0> for inviting <extra_id_1> last <extra_id_2>"
 
@@ -63,7 +63,7 @@ def test_pieces_are_divided_evenly() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 17, 133])
 def test_nothing_is_lost(size: int) -> None:
     """What is read and what is written make up the text again."""
-    known = Known(size=1000, end=1, sentinels=tuple(range(900, 1000)))
+    known = VocabularyInfo(size=1000, end=1, sentinels=tuple(range(900, 1000)))
     ids = np.arange(10, 10 + size)
     seen = SpanCorruption(known=known).vary({"input_ids": ids}, np.random.default_rng(size))
     source, target = seen["input_ids"].tolist(), seen["labels"].tolist()
@@ -86,7 +86,7 @@ def test_one_token_goes_at_least_and_one_stays(rate: float) -> None:
 
 
 def test_labels_and_loss_as_the_model_has_them() -> None:
-    known = Known(size=50, end=1, sentinels=tuple(range(49, 40, -1)))
+    known = VocabularyInfo(size=50, end=1, sentinels=tuple(range(49, 40, -1)))
     objective, model = SpanCorruption(known=known), model_of("t5")
     random = np.random.default_rng(0)
     records = [objective.vary({"input_ids": np.arange(5, 5 + n)}, random) for n in (20, 9)]
@@ -100,7 +100,7 @@ def test_mistakes_are_one_line(bert: Any) -> None:
     with pytest.raises(ValueError, match="needs a tokenizer with the tokens <extra_id_0>"):
         SpanCorruption().ready(bert)
     with pytest.raises(ValueError, match="28 spans and 20 sentinels"):
-        known = Known(size=1000, sentinels=tuple(range(20)))
+        known = VocabularyInfo(size=1000, sentinels=tuple(range(20)))
         SpanCorruption(known=known).vary({"input_ids": np.arange(568)}, np.random.default_rng(0))
     with pytest.raises(ValueError, match="it needs an encoder-decoder"):
         SpanCorruption().module(model_of("gpt2"))

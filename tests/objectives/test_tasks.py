@@ -13,7 +13,7 @@ from anyformer import families
 from anyformer.objectives.answer import Answer, best_spans
 from anyformer.objectives.choose import Choose
 from anyformer.objectives.classify import Classify
-from anyformer.objectives.objective import Batch, Objective, read
+from anyformer.objectives.objective import Batch, Objective, forward_to_head
 from anyformer.objectives.tag import Tag, word_tokens
 from small import close
 from tiny import CONFIGS
@@ -41,8 +41,8 @@ def is_the_heads(objective: Objective, model: Any, batch: Batch, tolerance: floa
     right = model(**{name: value for name, value in batch.items() if name in model.inputs}).loss
     (loss,), (weight,) = objective.losses(objective.module(model), batch).values(), objective.weights(batch).values()
     close(loss / weight, right, tolerance)
-    seen = read(model, batch)
-    assert {float(term.weight) for term in model.head.losses(seen.x, seen.ctx, seen.inputs).values()} == {weight}
+    states = forward_to_head(model, batch)
+    assert {float(term.weight) for term in model.head.losses(states.x, states.ctx, states.inputs).values()} == {weight}
 
 
 # -- one label or number a text ---------------------------------------------------------------------------------------
@@ -107,10 +107,10 @@ def test_a_label_outside_is_one_line(objective: Objective, label: Any, why: str,
 
 def test_heads_that_do_not_fit_are_one_line() -> None:
     model = model_for("BertForSequenceClassification", **labels(3))
-    with pytest.raises(ValueError, match="2 labels, and the model tells 3 apart"):
+    with pytest.raises(ValueError, match="2 labels in the objective, 3 in the model"):
         Classify(labels=("a", "b")).module(model)
     numbers = model_for("BertForSequenceClassification", problem_type="regression", **labels(3))
-    with pytest.raises(ValueError, match="head.problem is 'regression', and what is learnt here is 'single_label_cla"):
+    with pytest.raises(ValueError, match="head.problem is 'regression', and the objective is 'single_label_cla"):
         Classify(labels=("a", "b", "c")).module(numbers)
     with pytest.raises(ValueError, match="needs a model with a TagHead; this one has ClassifyHead"):
         Tag(labels=("a", "b")).module(model)
@@ -274,7 +274,7 @@ def test_choices(bert: Any) -> None:
 
 
 @pytest.mark.parametrize(("choices", "label", "why"), [
-    (["a", "b"], 0, "3 texts are expected, and here is 2"), ("abc", 0, "here is no list"),
+    (["a", "b"], 0, "expected 3 texts, got 2"), ("abc", 0, "got no list"),
     (["a", "b", "c"], 3, "label 3 is outside 0..2"), (["a", "b", 3], 0, "holds int"),
 ])  # fmt: skip
 def test_choice_mistakes(choices: Any, label: Any, why: str, bert: Any) -> None:

@@ -23,12 +23,12 @@ from anyformer.objectives.objective import Batch, Objective
 from anyformer.objectives.replaced import ReplacedTokens
 from anyformer.objectives.tag import Tag
 from anyformer.objectives.translate import Translate
-from anyformer.objectives.vocabulary import Known
+from anyformer.objectives.vocabulary import VocabularyInfo
 from anyformer.train.evaluate_split import beside
 from small import close
 from tiny import CONFIGS, model_of
 
-KNOWN = Known(size=50, mask=4, begin=2, end=3, apart=(0, 2, 3, 4))
+KNOWN = VocabularyInfo(size=50, mask=4, begin=2, end=3, apart=(0, 2, 3, 4))
 ROWS = [np.array([2, *range(10, 10 + n), 3], np.int32) for n in (25, 12)]
 
 
@@ -56,7 +56,7 @@ def test_distilbert_terms_by_hand() -> None:
     of = Masked(known=KNOWN)
     objective = Distill(of=of, teacher="unused")
     batch = masked_batch(objective)
-    both = objective.beside(student, teacher)
+    both = objective.with_teacher(student, teacher)
     sums, weights = objective.losses(both, batch), objective.weights(batch)
     inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "output_hidden_states": True}
     ours, theirs = student(**inputs), teacher(**inputs)
@@ -77,7 +77,7 @@ def test_distilbert_terms_by_hand() -> None:
 def test_no_loss_where_student_and_teacher_are_one() -> None:
     teacher = built("bert", "BertForMaskedLM")
     objective = Distill(of=Masked(known=KNOWN), teacher="unused", hard=0.0)
-    sums = objective.losses(objective.beside(teacher, teacher), masked_batch(objective))
+    sums = objective.losses(objective.with_teacher(teacher, teacher), masked_batch(objective))
     assert set(sums) == {"soft", "cosine"} and all(abs(float(v.detach())) < 1e-3 for v in sums.values())
 
 
@@ -102,7 +102,7 @@ def test_distillation_of_other_tasks(kind: str, monkeypatch: pytest.MonkeyPatch)
     ids = [ROWS[1], ROWS[0][: len(ROWS[1]) - (kind != "tag")]]  # of one length where each has a label
     name = "label" if kind == "classify" else "labels"
     batch = objective.collate([{"input_ids": i, name: np.asarray(y)} for i, y in zip(ids, labels)], 0)
-    sums, weights = objective.losses(objective.beside(student, teacher), batch), objective.weights(batch)
+    sums, weights = objective.losses(objective.with_teacher(student, teacher), batch), objective.weights(batch)
     inputs = {n: v for n, v in batch.items() if n in ("input_ids", "attention_mask", "labels")}
     inputs = inputs if kind == "translate" else {n: v for n, v in inputs.items() if n != "labels"}
     ours, theirs = student(**inputs).logits, teacher(**inputs).logits
@@ -122,8 +122,8 @@ def test_the_teacher_goes_along_unseen(tmp_path: Path) -> None:
     both: Any = objective.module(built("bert", "BertForMaskedLM", 1))
     assert not any(name.startswith("other") for name in both.state_dict()) and len(list(both.parameters())) > 0
     both.train().double()
-    assert both.other.dtype == torch.float64 and not both.other.training
-    assert not any(parameter.requires_grad for parameter in both.other.parameters())
+    assert both.frozen.dtype == torch.float64 and not both.frozen.training
+    assert not any(parameter.requires_grad for parameter in both.frozen.parameters())
     assert set(objective.losses(both, masked_batch(objective))) == {"soft", "cosine", "hard"}
 
 
@@ -131,10 +131,10 @@ def test_distillation_mistakes() -> None:
     student = built("bert", "BertForMaskedLM")
     wide = built("bert", "BertForMaskedLM", hidden_size=48)
     with pytest.raises(ValueError, match="24 and 48 have no cosine"):
-        Distill(of=Masked(), teacher="x").beside(student, wide)
-    Distill(of=Masked(), teacher="x", cosine=0.0).beside(student, wide)
-    with pytest.raises(ValueError, match="tells 50 answers apart and its teacher 60"):
-        Distill(of=Masked(), teacher="x").beside(student, built("bert", "BertForMaskedLM", vocab_size=60))
+        Distill(of=Masked(), teacher="x").with_teacher(student, wide)
+    Distill(of=Masked(), teacher="x", cosine=0.0).with_teacher(student, wide)
+    with pytest.raises(ValueError, match="has 50 outputs and the teacher 60"):
+        Distill(of=Masked(), teacher="x").with_teacher(student, built("bert", "BertForMaskedLM", vocab_size=60))
     with pytest.raises(ValueError, match="all 0"):
         Distill(of=Masked(), teacher="x", soft=0.0, hard=0.0, cosine=0.0)
 
@@ -177,7 +177,7 @@ def replaced(**more: Any) -> ReplacedTokens:
 def test_replaced_token_terms_by_hand() -> None:
     objective, model, generator = replaced(share=()), discriminator(), built("bert", "BertForMaskedLM", 6)
     batch = masked_batch(objective)
-    both = objective.beside(model, generator)
+    both = objective.with_generator(model, generator)
     sums, weights = objective.losses(both, batch), objective.weights(batch)
     assert weights == {"generator": 6, "discriminator": 41} and objective.weight == 50
     real, asked = batch["attention_mask"].bool(), batch["labels"] != -100
@@ -187,7 +187,7 @@ def test_replaced_token_terms_by_hand() -> None:
     # the sample: the token on whose share of the unit interval the dice fall
     ids = batch["input_ids"].clone().flatten()
     wrong = torch.zeros_like(ids, dtype=torch.bool)
-    for place, label, dice, row in zip(batch["places"], batch["labels"], batch["dice"], scores.softmax(-1)):
+    for place, label, dice, row in zip(batch["places"], batch["labels"], batch["uniforms"], scores.softmax(-1)):
         token, share = 0, float(row[0])
         while share <= float(dice):
             token += 1
@@ -220,12 +220,12 @@ def test_a_right_guess_is_no_replacement() -> None:
 
     generator = built("bert", "BertForMaskedLM")
     from anyformer.objectives import replaced as module
-    from anyformer.objectives.objective import read
+    from anyformer.objectives.objective import forward_to_head
 
-    seen = read(generator, batch)
+    states = forward_to_head(generator, batch)
     old, module.language_head = module.language_head, lambda model: Sure()  # type: ignore[assignment]
     try:
-        ids, wrong = objective.fill_in(generator, batch, seen)
+        ids, wrong = objective.fill_in(generator, batch, states)
     finally:
         module.language_head = old
     assert not wrong.any() and ids[0, : len(ROWS[0])].tolist() == ROWS[0].tolist()
@@ -236,15 +236,15 @@ def test_samples_follow_the_generator() -> None:
     objective = replaced(share=())
     random, found = np.random.default_rng(0), np.zeros(50)
     generator = built("bert", "BertForMaskedLM", 6)
-    from anyformer.objectives.objective import read
+    from anyformer.objectives.objective import forward_to_head
 
     record = objective.vary({"input_ids": ROWS[0]}, np.random.default_rng(1))
     batch = objective.collate([record], 0)
-    seen = read(generator, batch)
+    states = forward_to_head(generator, batch)
     place = int(batch["places"][0])
     for _ in range(3000):
-        batch["dice"] = torch.from_numpy(random.random(len(batch["dice"]))).float()
-        found[int(objective.fill_in(generator, batch, seen)[0].flatten()[place])] += 1
+        batch["uniforms"] = torch.from_numpy(random.random(len(batch["uniforms"]))).float()
+        found[int(objective.fill_in(generator, batch, states)[0].flatten()[place])] += 1
     chances = generator(input_ids=batch["input_ids"]).logits[0, place].softmax(-1).detach().numpy()
     assert np.abs(found / 3000 - chances).max() < 0.03
 

@@ -69,7 +69,11 @@ def test_long_texts_are_cut_and_end_as_before(tokenizer: Tokenizer) -> None:
     short = marked.replace(length=7, target_length=4).encode(example, tokenizer)
     for name, size in (("input_ids", 7), ("labels", 4)):
         assert short[name].tolist() == [*whole[name][: size - 1], tokenizer.eos_token_id] and len(whole[name]) > size
-    for wrong, why in (([], "holds a list, and not of texts"), (["a", 3], "not of texts"), (5, "holds int, not text")):
+    for wrong, why in (
+        ([], "must hold a list of texts"),
+        (["a", 3], "must hold a list of texts"),
+        (5, "holds int, not text"),
+    ):
         with pytest.raises(ValueError, match=why):
             marked.encode({**example, "target": wrong}, tokenizer)
     with pytest.raises(ValueError, match="Translate.length is 1; it must be at least 2"):

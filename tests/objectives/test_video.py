@@ -100,7 +100,7 @@ def test_mistakes(clips: Beside, tmp_path: Path) -> None:
     row = next(iter(clips.rows(MATCH.columns))).example
     for change, match in (
         ({"video": []}, "column 'video': its frames"), ({"video": "a.mp4"}, "column 'video': its frames"),
-        ({"text": []}, "holds a list, and not of texts"), ({"text": " "}, "none of them empty"),
+        ({"text": []}, "must hold a list of texts"), ({"text": " "}, "none of them empty"),
         ({"audio": np.zeros(0, np.float32)}, "no samples"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=match):

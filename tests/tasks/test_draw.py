@@ -12,7 +12,7 @@ import torch
 import anyformer as af
 from anyformer import families
 from anyformer.cli import main
-from anyformer.inputs.contact_sheet import drawn, widest, write_sheet
+from anyformer.inputs.contact_sheet import largest_value, to_bytes, write_sheet
 from anyformer.inputs.image import Images
 
 LABELS = ("T-shirt", "ankle boot", "bag")
@@ -128,9 +128,9 @@ def test_pictures_come_back_as_they_were_read() -> None:
         )  # fmt: skip
         before = random.integers(0, 256, (2, 5, 4, channels), dtype=np.uint8)
         read = images([each for each in before])["pixel_values"]
-        assert np.array_equal(drawn(read, images), before)
+        assert np.array_equal(to_bytes(read, images), before)
         whole = np.stack((np.zeros((5, 4, channels), np.uint8), np.full((5, 4, channels), 255, np.uint8)))
-        assert widest(images) == pytest.approx(float(images([*whole])["pixel_values"].abs().max()), abs=1e-6)
+        assert largest_value(images) == pytest.approx(float(images([*whole])["pixel_values"].abs().max()), abs=1e-6)
 
 
 def test_a_sheet_has_rows_of_pictures_of_one_size(tmp_path: Path) -> None:

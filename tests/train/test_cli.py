@@ -131,7 +131,7 @@ def test_mistakes_in_the_command(place: Path, capsys: pytest.CaptureFixture[str]
 def test_mistakes_in_the_data(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty.txt").write_text("")
     wrong = said(capsys, "run.json", "--out", "a", "--set", "data.train.path=empty.txt")
-    assert "the train data has no example" in wrong
+    assert "the train data has no usable example" in wrong
     assert "nowhere.txt: no such file" in said(capsys, "run.json", "--out", "b", "--set", "data.train.path=nowhere.txt")
     wrong = said(capsys, "run.json", "--out", "c", "--set", "batch.length=64")
     assert "batch.length is 64, and this model takes at most 32 tokens" in wrong

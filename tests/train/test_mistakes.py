@@ -60,7 +60,7 @@ def table(folder: Path, *rows: str) -> CSV:
 def test_a_label_outside_its_range(label: str, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = table(tmp_path, "fine,1", f"fine,{label}")
     err = said(tmp_path, capsys, rows, Classify(labels=LABELS), encoder())
-    assert f"rows.csv:3: {wrong}" in err and "data.unfit='skip' leaves such rows out" in err
+    assert f"rows.csv:3: {wrong}" in err and "set data.unfit='skip' to skip such rows" in err
 
 
 def test_a_number_outside_its_range(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,13 +87,13 @@ def test_an_answer_that_is_not_in_its_text(tmp_path: Path, capsys: pytest.Captur
 
 def test_as_many_labels_as_the_model_tells_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows, three = table(tmp_path, "fine,1"), Classify(labels=("no", "yes", "maybe"))
-    assert "3 labels, and the model tells 2 apart" in said(tmp_path, capsys, rows, three, encoder())
+    assert "3 labels in the objective, 2 in the model" in said(tmp_path, capsys, rows, three, encoder())
 
 
 def test_a_sequence_longer_than_the_model_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = table(tmp_path, "fine,1", f"{'x' * 63},0")
     err = said(tmp_path, capsys, rows, Classify(labels=LABELS), encoder())
-    assert "rows.csv:3: 65 tokens, and at most 64 are taken" in err  # with its two special tokens
+    assert "rows.csv:3: 65 tokens; the limit is 64" in err  # with its two special tokens
 
 
 def test_a_window_longer_than_the_model_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +102,7 @@ def test_a_window_longer_than_the_model_takes(tmp_path: Path, capsys: pytest.Cap
     questions = JSONLines(path=str(tmp_path / "questions.jsonl"))
     objective = Answer(length=100, stride=8, question_length=16)
     err = said(tmp_path, capsys, questions, objective, encoder("BertForQuestionAnswering", ()))
-    assert "questions.jsonl:1: 100 tokens, and at most 64 are taken" in err
+    assert "questions.jsonl:1: 100 tokens; the limit is 64" in err
 
 
 def test_a_vocabulary_of_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,9 +121,9 @@ def test_an_objective_of_another_model(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("content, wrong", [
-    ("", "the train data has no example: 0 rows"),
-    ("text,label\n", "the train data has no example: 0 rows"),
-    ("text,label\nfine\n", "the train data has no example: 1 rows that cannot be used; the first: "),
+    ("", "the train data has no usable example: 0 rows"),
+    ("text,label\n", "the train data has no usable example: 0 rows"),
+    ("text,label\nfine\n", "the train data has no usable example: 1 rows were skipped; the first: "),
     ("words,label\nfine,1\n", "no column 'text'"),
 ])  # fmt: skip
 def test_an_empty_data_set(content: str, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

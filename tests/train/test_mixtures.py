@@ -166,7 +166,7 @@ def test_packed_rows_begin_short_from_the_same_records(texts: Path, tmp_path: Pa
     with trainer.feed(0) as batches:
         assert [r.batches[0]["input_ids"].shape for r, _ in zip(batches, range(4))] == [(4, 8)] * 2 + [(4, 32)] * 2
     assert len([*(tmp_path / "run/data").glob("train-*")]) == 1 and trainer.epochs(4) == {}
-    assert Masked().within(8) == Masked() and Masked(length=32).within(8).length == 8
+    assert Masked().with_max_length(8) == Masked() and Masked(length=32).with_max_length(8).length == 8
 
 
 def test_six_tasks_in_one_run(tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,7 +201,10 @@ def test_two_sources_with_one_name_in_a_file(texts: Path, capsys: pytest.Capture
     assert cli.main(["train", str(texts / "run.json"), "--out", str(texts / "out")]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "run.json: " in err and "two shares have the name 'books1'" in err
-    for weight, why in (("-3", "the share 'webtext2' has the weight -3"), ("null", "'webtext2' has no weight, and")):
+    for weight, why in (
+        ("-3", "the share 'webtext2' has the weight -3"),
+        ("null", "'webtext2' has no weight; give all shares"),
+    ):
         path = f"data.train.shares.1.weight={weight}"
         assert cli.main(["train", "gpt3-small", "--data", str(texts), "--set", path, "--show"]) == 2
         assert why in capsys.readouterr().err

@@ -193,7 +193,7 @@ def test_a_description_of_no_family_learns_labels(place: Path, capsys: pytest.Ca
      " skipped: 2 because column 'kind' is empty, 1 because 1 values for 2 columns)"),
     (("--csv", "none.csv", "--label", "kind"), "none.csv: no row can be used; 1 rows skipped: 1 because"),
     (("--images", "nowhere"), "nowhere: no such folder"),
-    (("--images", "texts"), "texts: no file here that ends in .png"),
+    (("--images", "texts"), "texts: no file ends in .png"),
     (("--tags", "films.jsonl"), "--column COLUMN says which column has the words: sentence, kind, score"),
     (("--tags", "texts/0.txt", "--label", "99"), "--label 99: texts/0.txt has columns 1 to "),
     (("--text", "texts", "--model", "t5-small"), "reads one text and writes another"),

@@ -17,7 +17,7 @@ from anyformer import cli, families
 from anyformer.cli.train import usage
 from anyformer.data import Held, JSONLines, Splits, TextFiles
 from anyformer.data.shards import DataSplit, Writer
-from anyformer.data.unused import unused
+from anyformer.data.unused import describe_unused
 from anyformer.inputs.text import Tokenizer
 from anyformer.objectives.auxiliary import Auxiliary
 from anyformer.objectives.causal import NextToken
@@ -94,13 +94,13 @@ def test_what_is_not_used_is_named(tmp_path: Path) -> None:
     for name in ("a.txt", "b.pdf", "c.pdf", ".hidden"):
         (tmp_path / name).write_text("some text")
     texts = TextFiles(path=str(tmp_path))
-    assert unused(texts, NextToken()) == "not used: 2 files with other endings (b.pdf, c.pdf)"
-    assert unused(TextFiles(path=str(tmp_path / "a.txt")), NextToken()) == ""
+    assert describe_unused(texts, NextToken()) == "not used: 2 files with other endings (b.pdf, c.pdf)"
+    assert describe_unused(TextFiles(path=str(tmp_path / "a.txt")), NextToken()) == ""
     table = tmp_path / "table.jsonl"
     table.write_text(json.dumps({"id": 1, "said": {"en": "a"}, "kind": "x", "tools": [], "messages": []}) + "\n")
     named = Held(source=JSONLines(path=str(table), columns={"text": "said.en", "label": "kind"}))
-    assert unused(named, Classify(labels=("x", "y"))) == "not used: columns id, tools, messages"
-    assert unused(JSONLines(path=str(table)), Dialogue()) == "not used: columns id, said, kind"
+    assert describe_unused(named, Classify(labels=("x", "y"))) == "not used: columns id, tools, messages"
+    assert describe_unused(JSONLines(path=str(table)), Dialogue()) == "not used: columns id, said, kind"
 
 
 def test_long_rows_are_counted_and_the_limit_is_kept(

@@ -183,7 +183,7 @@ def test_t4_prepared_records_that_were_changed_are_refused(begun: tuple[Path, Pa
     }[file]
     assert len(after) == len(before) and after != before
     (place / file).write_bytes(after)
-    wrong = f"{place} is damaged; delete it and it is made again .*another"
+    wrong = f"{place} is damaged; delete it to prepare it again .*another"
     with pytest.raises(ValueError, match=wrong):
         setup(runs.run_of(texts, steps=6), folder, resume=True)
     shutil.rmtree(place)
@@ -275,7 +275,7 @@ def test_a_run_that_failed_before_its_first_step_leaves_no_vocabulary(tmp_path: 
 def test_while_it_runs_a_folder_is_not_free_before_its_first_checkpoint(tmp_path: Path) -> None:
     texts = runs.write_texts(tmp_path / "texts")
     first = setup(runs.run_of(texts), tmp_path / "run")
-    code = "import sys; from pathlib import Path; from anyformer.data.lock import Lock; Lock(Path(sys.argv[1])).take()"
+    code = "import sys, pathlib; from anyformer.data import lock; lock.FolderLock(pathlib.Path(sys.argv[1])).acquire()"
     other = subprocess.run([sys.executable, "-c", code, str(first.folder)], capture_output=True, text=True)
     assert "is in use" in other.stderr
 

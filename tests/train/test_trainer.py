@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import anyformer as af
 from anyformer import families
-from anyformer.data import Data, Ready, TextFiles
+from anyformer.data import Data, StepBatches, TextFiles
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.objective import Objective
 from anyformer.specs.codec import encode
@@ -67,7 +67,7 @@ class Feed:
                 records = records[size:]
             assert not records
             tokens = sum(len(record["input_ids"]) for record in rows(step))
-            yield Ready(step, batches, [True] * len(batches), 6, tokens)
+            yield StepBatches(step, batches, [True] * len(batches), 6, tokens)
 
 
 class Same(Feed):
@@ -76,7 +76,7 @@ class Same(Feed):
     def go(self, start: int) -> Any:
         first = next(super().go(0))
         for step in range(start, 10**6):
-            yield Ready(step, first.batches, first.real, first.examples, first.tokens)
+            yield StepBatches(step, first.batches, first.real, first.examples, first.tokens)
 
 
 class Log(Callback):
@@ -139,7 +139,9 @@ def test_t1_batches_that_are_not_real_count_nothing(tmp_path: Path) -> None:
     class Padded(Feed):
         def go(self, start: int) -> Any:
             for ready in super().go(start):
-                yield Ready(ready.step, [*ready.batches, ready.batches[0]], [True, False], ready.examples, ready.tokens)
+                yield StepBatches(
+                    ready.step, [*ready.batches, ready.batches[0]], [True, False], ready.examples, ready.tokens
+                )
 
     padded, b = trainer_of(tmp_path / "b", Padded())
     plain.fit(), padded.fit()

@@ -2,7 +2,7 @@
 
 from anyformer.data.captions import Captions, Worded
 from anyformer.data.episodes import Episodes
-from anyformer.data.loader import Loader, Ready
+from anyformer.data.loader import Loader, StepBatches
 from anyformer.data.media import ImageFolder, JoinedRecordings, Recordings, SoundFolder
 from anyformer.data.mixed import MixedPlan, plan_of
 from anyformer.data.mixture import Mixture, Share, TextToText
@@ -15,8 +15,9 @@ from anyformer.data.text import Columns, ParallelText, PythonDocs, TextFiles
 from anyformer.data.vocabulary import Bytes, Stored, TrainedBPE, Vocabulary, Words, texts_of
 
 __all__ = [
-    "Data", "Splits", "DataSplit", "prepare", "Plan", "MixedPlan", "plan_of", "Loader", "Ready", "tokenizer_digest",
-    "Source", "Row", "Beside", "Held", "First", "Numbers", "Where", "Mixture", "Share", "TextToText", "TextFiles",
+    "Data", "Splits", "DataSplit", "prepare", "Plan", "MixedPlan", "plan_of", "Loader", "StepBatches",
+    "tokenizer_digest", "Source", "Row", "Beside", "Held", "First", "Numbers", "Where", "Mixture", "Share",
+    "TextToText", "TextFiles",
     "ParallelText", "Columns", "PythonDocs", "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays", "IDX",
     "SQuAD", "Captions", "Worded", "Episodes", "ImageFolder", "SoundFolder", "Recordings", "JoinedRecordings",
     "Vocabulary", "Bytes", "TrainedBPE", "Words", "Stored", "texts_of", "open_table",

@@ -55,31 +55,31 @@ class Worded(Source):
     def pieces(form: str) -> list[tuple[str, str | None, int | None]]:
         """(text, column, how many of its words) along a form; nothing where it cannot be read as one."""
         try:
-            found = [(text, name, spec) for text, name, spec, _ in string.Formatter().parse(form)]
+            fields = [(text, name, spec) for text, name, spec, _ in string.Formatter().parse(form)]
         except ValueError:
             return []
-        fits = any(name for _, name, _ in found) and all(not spec or spec.isdecimal() for _, _, spec in found)
-        return [(text, name or None, int(spec) if spec else None) for text, name, spec in found] if fits else []
+        fits = any(name for _, name, _ in fields) and all(not spec or spec.isdecimal() for _, _, spec in fields)
+        return [(text, name or None, int(spec) if spec else None) for text, name, spec in fields] if fits else []
 
     def raw(self) -> Iterator[Row]:
         forms = [self.pieces(form) for form in self.forms]
         wanted = tuple(dict.fromkeys(name for form in forms for _, name, _ in form if name is not None))
         for place, example, problem in self.source.rows(wanted):
-            texts = [] if example is None else [text for form in forms if (text := filled(form, example))]
-            problem = problem or ("" if texts else "nothing to say of it")
+            texts = [] if example is None else [text for form in forms if (text := fill_form(form, example))]
+            problem = problem or ("" if texts else "every form names an empty column")
             yield Row(place, {**example, "text": texts} if example is not None and texts else None, problem)
 
     def digest(self) -> str:
         return self.source.digest()
 
 
-def filled(form: list[tuple[str, str | None, int | None]], example: Example) -> str:
+def fill_form(form: list[tuple[str, str | None, int | None]], example: Example) -> str:
     """ "" where one of its columns is empty."""
-    said = []
+    texts = []
     for text, name, most in form:
         value = "" if name is None else example[name]
         words = value if isinstance(value, str) else ", ".join(str(word) for word in list(value)[:most])
         if name is not None and not words:
             return ""
-        said.append(text + words)
-    return "".join(said)
+        texts.append(text + words)
+    return "".join(texts)

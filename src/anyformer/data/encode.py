@@ -38,12 +38,12 @@ def encode_row(row: Row, objective: Objective, tokenizer: Any) -> Encoded:
         return Encoded(row.place, [], row.problem, unread=True)
     try:
         with counted_truncation() as cut:
-            found = objective.encode(row.example, tokenizer)
+            result = objective.encode(row.example, tokenizer)
     except ValueError as error:
         return Encoded(row.place, [], str(error))
-    records = found if isinstance(found, list) else [found]
+    records = result if isinstance(result, list) else [result]
     if not any(value.size for record in records for value in record.values()):
-        return Encoded(row.place, [], "nothing is left of it")
+        return Encoded(row.place, [], "the record is empty")
     return Encoded(row.place, records, truncated=cut.tokens)
 
 
@@ -60,17 +60,17 @@ def encode_long(row: Row, objective: Objective, tokenizer: Any) -> Iterator[Enco
     yield Encoded(row.place, [{"input_ids": array([])}])
 
 
-def encoded(
+def encode_rows(
     rows: Iterator[Row], objective: Objective, tokenizer: Any, workers: int | None = None, moment: float = MOMENT
 ) -> Generator[Encoded, None, None]:
     """Each row encoded, in the same order. Several processes do it once `moment` has passed, where there are cores for
     them and they can be forked."""
     workers = cores() if workers is None else workers
-    alone = workers < 2 or "fork" not in multiprocessing.get_all_start_methods()
+    in_process = workers < 2 or "fork" not in multiprocessing.get_all_start_methods()
     until = time.monotonic() + moment
     for row in rows:
-        if not alone and time.monotonic() >= until:
-            yield from _together(chain([row], rows), objective, tokenizer, workers)
+        if not in_process and time.monotonic() >= until:
+            yield from _encode_in_processes(chain([row], rows), objective, tokenizer, workers)
             return
         if is_long(row, objective):
             yield from encode_long(row, objective, tokenizer)
@@ -93,12 +93,12 @@ def _begin(objective: Objective, tokenizer: Any, parent: int) -> None:
     end_with_parent(parent)
 
 
-def _encode_rows(rows: list[Row]) -> list[Encoded]:
+def _encode_chunk(rows: list[Row]) -> list[Encoded]:
     return [encode_row(row, *_shared) for row in rows]
 
 
 def _chunks(rows: Iterable[Row], objective: Objective) -> Iterator[list[Row] | Row]:
-    """Some rows at a time; a long one is alone."""
+    """Rows in lists of CHUNK; a long row comes by itself."""
     chunk: list[Row] = []
     for row in rows:
         if is_long(row, objective):
@@ -112,7 +112,7 @@ def _chunks(rows: Iterable[Row], objective: Objective) -> Iterator[list[Row] | R
     yield from filter(None, (chunk,))
 
 
-def _together(rows: Iterable[Row], objective: Objective, tokenizer: Any, workers: int) -> Iterator[Encoded]:
+def _encode_in_processes(rows: Iterable[Row], objective: Objective, tokenizer: Any, workers: int) -> Iterator[Encoded]:
     pool = ProcessPoolExecutor(
         workers, multiprocessing.get_context("fork"), initializer=_begin, initargs=(objective, tokenizer, os.getpid())
     )
@@ -121,7 +121,7 @@ def _together(rows: Iterable[Row], objective: Objective, tokenizer: Any, workers
     try:
         while True:
             for chunk in islice(together, max(4 * workers - len(waiting), 0)):
-                waiting.append(chunk if isinstance(chunk, Row) else pool.submit(_encode_rows, chunk))
+                waiting.append(chunk if isinstance(chunk, Row) else pool.submit(_encode_chunk, chunk))
             if not waiting:
                 return
             first = waiting.popleft()

@@ -29,14 +29,16 @@ class Episodes(Files):
     def raw(self) -> Iterator[Row]:
         for file in self.files():
             try:
-                stored = arrays_of(file, *NAMES, "episode_offsets", "episode_starts")
+                stored = read_arrays(file, *NAMES, "episode_offsets", "episode_starts")
                 lacks = [name for name in NAMES if name not in stored]
                 if lacks:
                     raise ValueError(f"no array {quote(lacks[0])}, of {', '.join(NAMES)}")
                 if flat := [name for name, array in stored.items() if not array.ndim or array.dtype.kind not in "biuf"]:
-                    raise ValueError(f"{flat[0]} is {stored[flat[0]].dtype} {stored[flat[0]].shape}, no row of numbers")
+                    raise ValueError(
+                        f"{flat[0]} is {stored[flat[0]].dtype} {stored[flat[0]].shape}, not an array of numbers"
+                    )
                 arrays = {name: stored[name] for name in NAMES}
-                offsets = offsets_of(stored, len(arrays["rewards"]))
+                offsets = episode_offsets(stored, len(arrays["rewards"]))
             except ValueError as error:
                 raise ValueError(f"{file}: {error}") from None
             if len({len(array) for array in arrays.values()}) != 1:
@@ -47,11 +49,11 @@ class Episodes(Files):
                 yield Row(f"{file}: episode {i + 1}", {"states": states, "actions": actions, "rewards": rewards})
 
 
-def arrays_of(file: Path, *names: str) -> dict[str, np.ndarray]:
+def read_arrays(file: Path, *names: str) -> dict[str, np.ndarray]:
     """Those of these arrays that an .npz has: what a header claims is held against what is stored before it is read."""
     wanted = {f"{name}.npy": name for name in names}
     most = max(LEAST, DENSEST * file.stat().st_size)
-    found = {}
+    arrays = {}
     try:
         with zipfile.ZipFile(file) as archive:
             members = [member for member in archive.infolist() if member.filename in wanted]
@@ -64,28 +66,28 @@ def arrays_of(file: Path, *names: str) -> dict[str, np.ndarray]:
                 if math.prod(shape) * dtype.itemsize > member.file_size:
                     raise ValueError(f"{member.filename} claims to be {dtype} {shape}, and has too few bytes")
                 with archive.open(member) as stream:
-                    found[wanted[member.filename]] = npy.read_array(stream, allow_pickle=False)
+                    arrays[wanted[member.filename]] = npy.read_array(stream, allow_pickle=False)
     except OSError:
         raise
     except Exception as error:  # a damaged archive can make zipfile and numpy say anything
         raise ValueError(" ".join(str(error).split()) or "not an .npz that can be read") from None
-    return found
+    return arrays
 
 
-def offsets_of(given: dict[str, np.ndarray], steps: int) -> np.ndarray:
+def episode_offsets(given: dict[str, np.ndarray], steps: int) -> np.ndarray:
     """(episodes + 1,) where each begins, and the end of the last."""
     if "episode_offsets" in given:
         offsets = given["episode_offsets"].astype(np.int64)
     elif "episode_starts" in given:
         offsets = np.append(np.flatnonzero(given["episode_starts"]), steps)
     else:
-        raise ValueError("nothing says where episodes begin: no array 'episode_offsets' or 'episode_starts'")
-    if not follow(offsets, steps):
+        raise ValueError("no array 'episode_offsets' or 'episode_starts' marks where episodes begin")
+    if not are_consecutive(offsets, steps):
         raise ValueError(f"the episodes do not follow each other from 0 to {steps}")
     return offsets
 
 
-def follow(offsets: np.ndarray, total: int) -> bool:
+def are_consecutive(offsets: np.ndarray, total: int) -> bool:
     """Whether what begins at these places, and ends where the next begins, is all of `total` and nothing twice."""
     return (
         offsets.ndim == 1

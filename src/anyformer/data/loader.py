@@ -1,4 +1,4 @@
-"""Batches made ready in the background, while the last ones are learnt from."""
+"""Prepares batches in the background while the model trains."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 from anyformer.data.mixed import MixedPlan
-from anyformer.data.plan import Chosen, PlaceDice, Plan, share
+from anyformer.data.plan import PlaceGenerators, Plan, StepExamples, share
 from anyformer.generation.random_state import mix
 from anyformer.objectives.objective import Batch, Objective, Record
 
 
 @dataclasses.dataclass(frozen=True)
-class Ready:
-    """What this process learns from in one step. A batch that is not `real` repeats an example so that all processes
+class StepBatches:
+    """The batches of this process for one step. A batch that is not `real` repeats an example so that all processes
     do the same number of passes, and must count nothing."""
 
     step: int
@@ -33,7 +33,7 @@ class Loader:
     """Steps from `start_step` on, `stop_step` excluded where given: `with Loader(...) as loader: for ready in loader`.
 
     `micro` examples (tokens where the plan is in tokens) go into one batch. Which examples a step sees and what chance
-    does to them depends on the plan alone, not on the number of processes. `rate`: the tokens that the model reads for
+    does to them depends only on the plan, not on the number of processes. `rate`: the tokens that the model reads for
     each number of a record.
     """
 
@@ -54,36 +54,36 @@ class Loader:
     ) -> None:
         self.plan, self.objective, self.rank, self.world_size = plan, objective, rank, world_size
         self.micro, self.pad, self.rate = micro, pad, rate
-        self.start, self.stop = start_step, plan.last if stop_step is None else stop_step
+        self.start, self.stop = start_step, plan.end_step if stop_step is None else stop_step
         self.pin = torch.cuda.is_available() if pin is None else pin
         self._varies = type(objective).vary is not Objective.vary
-        self._dice, self._luck = PlaceDice(plan.seed), mix(torch.tensor(plan.seed % 2**63))
-        self._queue: queue.Queue[Ready | BaseException | None] = queue.Queue(ahead)
+        self._generators, self._luck = PlaceGenerators(plan.seed), mix(torch.tensor(plan.seed % 2**63))
+        self._queue: queue.Queue[StepBatches | BaseException | None] = queue.Queue(ahead)
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     # -- one step
 
-    def make(self, step: int) -> Ready:
+    def make(self, step: int) -> StepBatches:
         """The step's batches for this process, made here and now."""
         chosen = self.plan.step(step)
         pieces = share(chosen, self.world_size, self.micro, self.plan.in_tokens)[self.rank]
         batches = [self._batch(chosen.part(piece if len(piece) else np.zeros(1, int))) for piece in pieces]
         real = [len(piece) > 0 for piece in pieces]
-        return Ready(step, batches, real, len(chosen.items), round(int(chosen.sizes.sum()) * self.rate))
+        return StepBatches(step, batches, real, len(chosen.items), round(int(chosen.sizes.sum()) * self.rate))
 
-    def _batch(self, chosen: Chosen) -> Batch:
+    def _batch(self, chosen: StepExamples) -> Batch:
         records = self.plan.records(chosen)
         if self._varies:
             numbers = zip(chosen.places.tolist(), chosen.items.tolist())
             records = [self._vary(record, *where) for record, where in zip(records, numbers)]
         batch = self.objective.collate(records, self.pad)
         if self.objective.draws:
-            batch["dice"] = mix(torch.from_numpy(chosen.places) + self._luck)
+            batch["seeds"] = mix(torch.from_numpy(chosen.places) + self._luck)
         return {name: tensor.pin_memory() for name, tensor in batch.items()} if self.pin else batch
 
     def _vary(self, record: Record, place: int, item: int) -> Record:
-        random, num = self._dice.at(place), self.objective.partners
+        random, num = self._generators.generator(place), self.objective.partners
         return self.objective.vary(record, random, *(self.plan.others(item, random, num) if num else ()))
 
     # -- all of them, ahead of time
@@ -94,9 +94,9 @@ class Loader:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def __iter__(self) -> Iterator[Ready]:
+    def __iter__(self) -> Iterator[StepBatches]:
         if self._thread is not None:
-            raise RuntimeError("a loader is gone through once; make another with start_step")
+            raise RuntimeError("a loader can be iterated once; make another with start_step")
         self._thread = threading.Thread(target=self._work, name="anyformer-loader", daemon=True)
         self._thread.start()
         while (item := self._queue.get()) is not None:
@@ -114,7 +114,7 @@ class Loader:
         except BaseException as error:
             self._put(error)
 
-    def _put(self, item: Ready | BaseException | None) -> None:
+    def _put(self, item: StepBatches | BaseException | None) -> None:
         while not self._over.is_set():
             try:
                 return self._queue.put(item, timeout=0.1)
@@ -122,7 +122,7 @@ class Loader:
                 continue
 
     def close(self) -> None:
-        """Ends the background work; what was made ready is dropped."""
+        """Ends the background work and drops the prepared batches."""
         self._over.set()
         while self._thread is not None and self._thread.is_alive():
             while not self._queue.empty():

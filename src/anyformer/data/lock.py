@@ -1,57 +1,38 @@
-"""Files that hold other processes of this machine out. A process that ends lets go, however it ends."""
+"""The lock on a run's folder. Locks that only wait for each other are plain `filelock.FileLock`s."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
-try:
-    import fcntl
-except ImportError:  # not there on Windows, where the atomic renames alone have to do
-    fcntl = None  # type: ignore[assignment]
+from filelock import FileLock, Timeout
 
 
-@contextlib.contextmanager
-def only_one(path: Path) -> Iterator[None]:
-    """Waits until no other is in here."""
-    if fcntl is None:
-        yield
-        return
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+class FolderLock:
+    """Keeps other processes from training in the same folder. The system frees the lock when the process ends.
 
-
-class Lock:
-    """A run's folder, while this process trains there; another one is refused and told which it is."""
+    `.lock` names the process. A process can lock its own folder again (`is_singleton`), from any thread.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.file: IO[str] | None = None
+        self.folder, self.path = folder, folder / ".lock"
+        self.lock = FileLock(self.path, timeout=0, thread_local=False, is_singleton=True, fallback_to_soft=False)
 
-    def take(self) -> None:
-        file = (self.folder / ".lock").open("a+")
+    def acquire(self) -> None:
         try:
-            # of this process alone: children that outlive it for a moment (flock's would) do not hold it
-            if fcntl is not None:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            with file:
-                file.seek(0)
-                who = file.read(200).strip() or "another process"
-            raise ValueError(f"{self.folder} is in use: {who} trains there; --out DIR starts another run") from None
-        except OSError:  # a file system that has no locks
+            self.lock.acquire()
+        except Timeout:
+            owner = ""
+            with contextlib.suppress(OSError):
+                owner = self.path.read_text()[:200].strip()
+            owner = owner or "another process"
+            raise ValueError(f"{self.folder} is in use: {owner} trains there; --out DIR starts another run") from None
+        except OSError:  # a file system without locks
             pass
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}")
-        file.flush()
-        self.file = file
+        with contextlib.suppress(OSError):  # Windows lets nobody else write to a locked file
+            self.path.write_text(f"process {os.getpid()} on {platform.node()}")
 
     def release(self) -> None:
-        if self.file is not None:
-            self.file.close()
-            self.file = None
+        self.lock.release(force=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from anyformer.data.episodes import arrays_of, follow
+from anyformer.data.episodes import are_consecutive, read_arrays
 from anyformer.data.source import Files, Row, Source
 from anyformer.inputs import recordings
 from anyformer.inputs.image import ENDINGS
@@ -31,14 +31,14 @@ class Folder(Files):
                 continue
             try:
                 yield Row(str(file), {**self.read(file), **label, "path": str(file)})
-            except _Unreadable as error:
+            except _UnreadableFile as error:
                 yield Row(str(file), None, str(error))
 
     def read(self, file: Path) -> dict[str, Any]:
         raise NotImplementedError
 
 
-class _Unreadable(Exception):
+class _UnreadableFile(Exception):
     """One file, as opposed to a mistake in the description."""
 
 
@@ -64,7 +64,7 @@ class ImageFolder(Folder):
                     image = image.resize(self.size[::-1], Image.Resampling.BICUBIC)
                 pixels = np.asarray(image)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise _Unreadable(str(error)) from None
+            raise _UnreadableFile(str(error)) from None
         return {"image": pixels.reshape(*pixels.shape[:2], self.channels)}
 
 
@@ -82,12 +82,12 @@ class SoundFolder(Folder):
 
     def read(self, file: Path) -> dict[str, Any]:
         try:
-            with recordings.Recording.open(file) as recording:
+            with recordings.AudioRecording.open(file) as recording:
                 samples, rate = recording.read(), recording.rate
-        except (recordings.Unreadable, OSError) as error:
-            raise _Unreadable(str(error)) from None
+        except (recordings.UnreadableAudio, OSError) as error:
+            raise _UnreadableFile(str(error)) from None
         if self.rate is not None and rate != self.rate:
-            raise _Unreadable(f"{rate} samples a second, not {self.rate}")
+            raise _UnreadableFile(f"{rate} samples a second, not {self.rate}")
         return {"audio": samples, "rate": rate}
 
 
@@ -105,37 +105,37 @@ class Recordings(Files):
     def raw(self) -> Iterator[Row]:
         needed = ("audio", "offsets", "rate", *self.fields, *(("label",) if self.texts else ()))
         for file in self.files():
-            stored = self.stored(file, needed)
+            stored = self.read_recordings(file, needed)
             audio, offsets, rate = (stored.pop(name) for name in needed[:3])
             for i, (start, stop) in enumerate(itertools.pairwise(offsets.tolist())):
-                said = {"text": self.texts[int(stored["label"][i])]} if self.texts else {}
+                text = {"text": self.texts[int(stored["label"][i])]} if self.texts else {}
                 more = {name: values[i].item() for name, values in stored.items()}
-                example = {**more, **said, "audio": audio[start:stop], "rate": int(rate)}
+                example = {**more, **text, "audio": audio[start:stop], "rate": int(rate)}
                 yield Row(f"{file}: recording {i + 1}", example)
 
-    def stored(self, file: Path, needed: tuple[str, ...]) -> dict[str, np.ndarray]:
+    def read_recordings(self, file: Path, needed: tuple[str, ...]) -> dict[str, np.ndarray]:
         """The arrays, which fit together."""
         try:
-            found = arrays_of(file, *needed)
+            arrays = read_arrays(file, *needed)
             for name in needed:
-                if name not in found:
+                if name not in arrays:
                     raise ValueError(f"no array {quote(name)}, of {', '.join(dict.fromkeys(needed))}")
-            audio, offsets, rate = (found[name] for name in needed[:3])
+            audio, offsets, rate = (arrays[name] for name in needed[:3])
             if audio.ndim != 1 or offsets.dtype.kind not in "iu" or rate.ndim or rate.dtype.kind not in "iu":
                 raise ValueError(
                     f"audio {audio.shape}, offsets of {offsets.dtype}, rate {rate.shape}: not a row of"
                     " samples, whole numbers and one number"
                 )
-            if not follow(offsets, len(audio)):
+            if not are_consecutive(offsets, len(audio)):
                 raise ValueError(f"the recordings do not follow each other from 0 to {len(audio)}")
             for name in needed[3:]:
-                if found[name].shape != (len(offsets) - 1,):
-                    raise ValueError(f"{name} {found[name].shape}, and {len(offsets) - 1} recordings")
-            if self.texts and not 0 <= found["label"].min() <= found["label"].max() < len(self.texts):
-                raise ValueError(f"labels up to {found['label'].max()}, and {len(self.texts)} texts")
+                if arrays[name].shape != (len(offsets) - 1,):
+                    raise ValueError(f"{name} {arrays[name].shape}, and {len(offsets) - 1} recordings")
+            if self.texts and not 0 <= arrays["label"].min() <= arrays["label"].max() < len(self.texts):
+                raise ValueError(f"labels up to {arrays['label'].max()}, and {len(self.texts)} texts")
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
-        return found
+        return arrays
 
 
 class JoinedRecordings(Source):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from anyformer.data.mixture import Mixture
-from anyformer.data.plan import MIX, Chosen, Plan, generator
+from anyformer.data.plan import MIX, Plan, StepExamples, generator
 from anyformer.data.shards import DataSplit
 from anyformer.data.source import Source
 from anyformer.objectives.objective import Record
@@ -28,12 +28,14 @@ class MixedPlan:
     def __init__(self, plans: Mapping[str, Plan], rates: Mapping[str, float], seed: int = 0) -> None:
         self.plans, self.names, self.seed = [*plans.values()], [*plans], seed
         first = self.plans[0]
-        self.in_tokens, self.examples, self.last = first.in_tokens, first.examples, None
+        self.in_tokens, self.examples, self.end_step = first.in_tokens, first.examples, None
         shares = np.array([rates[name] for name in plans])
         self.counts = np.diff(np.round(np.cumsum(shares / shares.sum()) * BLOCK), prepend=0).astype(np.int64)  # a block
         for name, rate, count in zip(self.names, shares, self.counts):
             if rate and not count:
-                raise ValueError(f"the share {quote(name)} is {rate:.1e} of the mixture; {1 / BLOCK:.1e} is the least")
+                raise ValueError(
+                    f"the share {quote(name)} is {rate:.1e} of the mixture; the minimum is {1 / BLOCK:.1e}"
+                )
         # items of all plans in one row
         self.starts = np.cumsum([0, *(plan.total if plan.packs else plan.count for plan in self.plans)])
         self._block = functools.lru_cache(2)(self._make_block)
@@ -46,7 +48,7 @@ class MixedPlan:
             before[which == plan] = np.arange(count)
         return which, before
 
-    def drawn(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def locate(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Which plan has each place, and which of its own places that is."""
         blocks, inner = np.divmod(places, BLOCK)
         which, own = np.empty_like(places), np.empty_like(places)
@@ -56,30 +58,30 @@ class MixedPlan:
             which[here], own[here] = plans[inner[here]], before[inner[here]] + block * self.counts[plans[inner[here]]]
         return which, own
 
-    def step(self, number: int) -> Chosen:
+    def step(self, number: int) -> StepExamples:
         if self.in_tokens:
-            (plan,), (own,) = (found.tolist() for found in self.drawn(np.array([number])))
+            (plan,), (own,) = (array.tolist() for array in self.locate(np.array([number])))
             chosen = self.plans[plan].step(own)
             places = chosen.places * len(self.plans) + plan  # no two plans share a place
-            return Chosen(number, chosen.items + self.starts[plan], places, chosen.sizes)
+            return StepExamples(number, chosen.items + self.starts[plan], places, chosen.sizes)
         places = np.arange(number * self.examples, (number + 1) * self.examples)
-        which, own = self.drawn(places)
+        which, own = self.locate(places)
         items, sizes = np.empty_like(places), np.empty_like(places)
         for plan in np.unique(which).tolist():
             here = which == plan
-            found, _, sizes[here] = self.plans[plan].at(own[here])
-            items[here] = found + self.starts[plan]
-        return Chosen(number, items, places, sizes)
+            own_items, _, sizes[here] = self.plans[plan].items_at(own[here])
+            items[here] = own_items + self.starts[plan]
+        return StepExamples(number, items, places, sizes)
 
-    def records(self, chosen: Chosen) -> list[Record]:
+    def records(self, chosen: StepExamples) -> list[Record]:
         which = np.searchsorted(self.starts, chosen.items, side="right") - 1
-        found: list[Record] = [{}] * len(which)
+        records: list[Record] = [{}] * len(which)
         for plan in np.unique(which).tolist():
             here = np.flatnonzero(which == plan)
             own = dataclasses.replace(chosen.part(here), items=chosen.items[here] - self.starts[plan])
             for place, record in zip(here.tolist(), self.plans[plan].records(own)):
-                found[place] = record
-        return found
+                records[place] = record
+        return records
 
     def others(self, item: int, random: np.random.Generator, num: int) -> list[Record]:
         plan = int(np.searchsorted(self.starts, item, side="right")) - 1

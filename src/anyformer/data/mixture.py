@@ -25,13 +25,13 @@ class Share(Part):
 
     def check(self) -> None:
         if isinstance(self.source, Mixture):
-            raise ValueError(f"the share {quote(self.name)} is a mixture itself; put its shares beside the others")
+            raise ValueError(f"the share {quote(self.name)} is a Mixture; list its shares directly")
         if self.weight is not None and self.weight < 0:
             raise ValueError(f"the share {quote(self.name)} has the weight {self.weight}; it must be 0 or more")
 
 
 class Mixture(Source):
-    """What is learnt from is drawn from several sources by weight, and each is gone through in epochs of its own.
+    """Draws examples from several sources by weight; each source has its own epochs.
     Weights count examples, and tokens where texts are packed; batches in tokens are of one source each.
 
     Where no weights are given a source counts by its size, up to `limit`, and with a higher `temperature` sizes matter
@@ -53,9 +53,11 @@ class Mixture(Source):
             raise ValueError(f"Mixture: two shares have the name {quote(twice)}")
         given = [weight for weight in weights if weight is not None]
         if given and len(given) < len(weights):
-            raise ValueError(f"Mixture: {quote(names[weights.index(None)])} has no weight, and others have one")
+            raise ValueError(
+                f"Mixture: {quote(names[weights.index(None)])} has no weight; give all shares a weight, or none"
+            )
         if given and not any(given):
-            raise ValueError("Mixture: all weights are 0, so there is nothing to learn from")
+            raise ValueError("Mixture: all weights are 0")
         if given and (self.limit is not None or self.temperature != 1):
             raise ValueError("Mixture: limit and temperature are for shares without weights")
 
@@ -77,7 +79,7 @@ class Mixture(Source):
         weights = {
             share.name: min(sizes[share.name], most) if share.weight is None else share.weight for share in self.shares
         }
-        largest = max(weights.values())  # of which they are shares, so that no power of them is too large a number
+        largest = max(weights.values())  # relative to it, so that no power overflows
         weights = {name: (weight / largest) ** (1 / self.temperature) for name, weight in weights.items()}
         total = sum(weights.values())
         return {name: weight / total for name, weight in weights.items()}
@@ -105,10 +107,10 @@ class TextToText(Subset, called=("T5 task",)):
                 yield row
                 continue
             try:
-                written = self.written(row.example)
+                written = self.make_example(row.example)
             except KeyError as error:
                 lacks = f"no column {quote(error.args[0])}"
-                if not seen:  # a mistake of whoever described the data
+                if not seen:  # an error in the description
                     raise ValueError(f"{row.place}: {lacks}; {nearest(error.args[0], row.example)}") from None
                 yield Row(row.place, None, lacks)
                 continue
@@ -121,19 +123,19 @@ class TextToText(Subset, called=("T5 task",)):
     def rows(self, wanted: tuple[str, ...]) -> Iterator[Row]:
         return self.choose(self.source.rows(()))  # the columns that are wanted are made here
 
-    def written(self, example: Example) -> dict[str, Any]:
+    def make_example(self, example: Example) -> dict[str, Any]:
         values = {name: reach(example, name) for name in columns_of(self.writes)}
         listed = next((name for name, value in values.items() if isinstance(value, (list, tuple))), None)
         right = [{**values, listed: one} for one in values[listed]] if listed is not None else [values]
-        targets = [filled(self.writes, {name: self.word(value) for name, value in each.items()}) for each in right]
+        targets = [fill_form(self.writes, {name: self.word(value) for name, value in each.items()}) for each in right]
         read = {name: reach(example, name) for name in columns_of(self.reads)}
-        return {"source": filled(self.reads, read), "target": targets[0] if listed is None else targets}
+        return {"source": fill_form(self.reads, read), "target": targets[0] if listed is None else targets}
 
     def word(self, value: Any) -> str:
-        said = str(value)
-        if self.words and said not in self.words and said not in self.words.values():
-            raise ValueError(f"no word for the value {quote(said)}; {nearest(said, self.words)}")
-        return self.words.get(said, said)
+        text = str(value)
+        if self.words and text not in self.words and text not in self.words.values():
+            raise ValueError(f"no word for the value {quote(text)}; {nearest(text, self.words)}")
+        return self.words.get(text, text)
 
 
 def columns_of(form: str) -> list[str]:
@@ -143,7 +145,7 @@ def columns_of(form: str) -> list[str]:
         raise ValueError(f"TextToText: {quote(form)}: {error}") from None
 
 
-def filled(form: str, values: Mapping[str, Any]) -> str:
+def fill_form(form: str, values: Mapping[str, Any]) -> str:
     """A form with values in its braces; nothing of them is looked into."""
     texts = []
     for text, name, _, _ in string.Formatter().parse(form):

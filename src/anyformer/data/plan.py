@@ -25,7 +25,7 @@ def generator(seed: int, purpose: int, number: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key))
 
 
-class PlaceDice:
+class PlaceGenerators:
     """The generator for each place: a new `Generator(Philox(key=place << 64 | seed))`, made by setting one's state."""
 
     def __init__(self, seed: int) -> None:
@@ -34,7 +34,7 @@ class PlaceDice:
         self.state = self.bits.state
         self.key = self.state["state"]["key"]
 
-    def at(self, place: int) -> np.random.Generator:
+    def generator(self, place: int) -> np.random.Generator:
         """Valid until the next call."""
         self.key[1] = place
         self.bits.state = self.state
@@ -42,16 +42,16 @@ class PlaceDice:
 
 
 @dataclasses.dataclass(frozen=True)
-class Chosen:
-    """What a step sees, over all processes."""
+class StepExamples:
+    """The examples of a step, over all processes."""
 
     step: int
     items: np.ndarray  # (n,) numbers of records, or where packed rows begin
     places: np.ndarray  # (n,) in the endless order
     sizes: np.ndarray  # (n,) tokens of each
 
-    def part(self, which: np.ndarray) -> Chosen:
-        return Chosen(self.step, self.items[which], self.places[which], self.sizes[which])
+    def part(self, which: np.ndarray) -> StepExamples:
+        return StepExamples(self.step, self.items[which], self.places[which], self.sizes[which])
 
 
 class Plan:
@@ -74,7 +74,7 @@ class Plan:
         once: bool = False,
     ) -> None:
         if (examples is None) == (tokens is None):
-            raise ValueError("a plan needs examples or tokens, one of them")
+            raise ValueError("a plan needs either examples or tokens")
         if packs and length is None:
             raise ValueError("packed rows need a length")
         if packs and set(split.fields) != {"input_ids"}:
@@ -101,8 +101,8 @@ class Plan:
         self._batches = functools.lru_cache(2)(self._make_batches)
 
     @property
-    def last(self) -> int | None:
-        """Before which step it is over, if ever."""
+    def end_step(self) -> int | None:
+        """The number of steps, or None where they never end."""
         return len(self) if self.once else None
 
     def __len__(self) -> int:
@@ -111,7 +111,7 @@ class Plan:
 
     # -- which
 
-    def step(self, number: int) -> Chosen:
+    def step(self, number: int) -> StepExamples:
         if self.once and not 0 <= number < len(self):
             raise IndexError(number)
         if self.ends is not None:
@@ -120,12 +120,12 @@ class Plan:
             which = int(batches[batch])
             items = order[self.ends[which] : self.ends[which + 1]]
             places = epoch * self.count + int(before[batch]) + np.arange(len(items))
-            return Chosen(number, items, places, self.split.sizes[items])
+            return StepExamples(number, items, places, self.split.sizes[items])
         stop = (number + 1) * self.examples
         places = np.arange(number * self.examples, min(stop, self.count) if self.once else stop)
-        return Chosen(number, *self.at(places))
+        return StepExamples(number, *self.items_at(places))
 
-    def at(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def items_at(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(items, places, sizes) of places in the endless order, which rise."""
         items = np.empty_like(places)
         epochs = places // self.count
@@ -152,7 +152,7 @@ class Plan:
     # -- batches of similar length
 
     def _buckets(self, tokens: int) -> np.ndarray:
-        """Where batches end once examples are sorted by the bucket of their length. That depends on the lengths alone,
+        """Where batches end once examples are sorted by the bucket of their length. That depends only on the lengths,
         so every epoch has as many batches, and who of a bucket meets whom is chance."""
         sizes = bucket(self.split.sizes)
         sizes = sizes[np.argsort(sizes, kind="stable")]
@@ -184,12 +184,12 @@ class Plan:
         drawn = random.integers(1, max(size, 2), size=num).tolist()
         return [self.split.record((here + other) % size) for other in drawn]
 
-    def records(self, chosen: Chosen) -> list[Record]:
+    def records(self, chosen: StepExamples) -> list[Record]:
         if not self.packs:
             return self.split.records(chosen.items)
-        return self._packed(chosen.items, chosen.sizes)
+        return self._pack_rows(chosen.items, chosen.sizes)
 
-    def _packed(self, starts: np.ndarray, sizes: np.ndarray) -> list[Record]:
+    def _pack_rows(self, starts: np.ndarray, sizes: np.ndarray) -> list[Record]:
         """Rows of the joined texts, which end where they began. document_ids count from 0 in each row."""
         text = self.split.fields["input_ids"]
         B, T = len(starts), int(sizes.max())
@@ -220,7 +220,7 @@ def bucket(sizes: np.ndarray) -> np.ndarray:
     return -(-sizes // step) * step
 
 
-def share(chosen: Chosen, world_size: int, micro: int | None, by_tokens: bool) -> list[Sequence[np.ndarray]]:
+def share(chosen: StepExamples, world_size: int, micro: int | None, by_tokens: bool) -> list[Sequence[np.ndarray]]:
     """rank -> micro-batches, as numbers within the step. All ranks have as many, of nearly as many examples, similar
     lengths together; an empty one is there only so that all do the same.
 
@@ -231,11 +231,11 @@ def share(chosen: Chosen, world_size: int, micro: int | None, by_tokens: bool) -
     rounds = 1 if micro is None else max(-(-amount // (world_size * micro)), 1)
     while True:
         pieces = np.array_split(order, rounds * world_size)
-        if micro is None or not by_tokens or all(_padded(chosen, p) <= micro or len(p) <= 1 for p in pieces):
+        if micro is None or not by_tokens or all(_padded_tokens(chosen, p) <= micro or len(p) <= 1 for p in pieces):
             break
         rounds += 1
     return [pieces[rank::world_size] for rank in range(world_size)]
 
 
-def _padded(chosen: Chosen, piece: np.ndarray) -> int:
+def _padded_tokens(chosen: StepExamples, piece: np.ndarray) -> int:
     return len(piece) * int(chosen.sizes[piece].max(initial=0))

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from anyformer.data.encode import Encoded, encoded
-from anyformer.data.lock import only_one
+from filelock import FileLock
+
+from anyformer.data.encode import Encoded, encode_rows
 from anyformer.data.mixture import Mixture
 from anyformer.data.shards import FORMAT, DataSplit, Writer
 from anyformer.data.source import Held, Source
@@ -21,11 +22,11 @@ from anyformer.specs.codec import encode
 from anyformer.specs.part import Part, walk
 
 Progress = Callable[[str, int], object]  # ("train", examples so far)
-NAMED = 3  # skipped rows whose reasons are told; all are counted
+NAMED = 3  # skipped rows whose reasons are shown; all are counted
 
 
 class Data(Part):
-    """What is learnt from, and what is kept to see whether it was.
+    """The data of a run: training, validation and test sources.
 
     Rows that cannot be read are left out, counted and reported. One that can be read but not used (too long, a label
     that is not known) stops the preparation, or with `unfit` "skip" is left out, counted and reported as well."""
@@ -37,12 +38,12 @@ class Data(Part):
 
     def check(self) -> None:
         if any(isinstance(part, Mixture) and path for path, part in walk(self.train)):
-            raise ValueError("data.train: a mixture has its weights where it is all of it; choose rows in its sources")
+            raise ValueError("data.train: a Mixture must be the outermost source; select rows inside its shares")
         for name, other in (("valid", self.valid), ("test", self.test)):
             if isinstance(self.train, Held) and isinstance(other, Held) and other.source == self.train.source:
                 if other.replace(out=self.train.out) != self.train:
                     fix = "give both the same one_in, seed and stratify"
-                    raise ValueError(f"data.train and data.{name} split one source in two ways; {fix}")
+                    raise ValueError(f"data.train and data.{name} split one source differently; {fix}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,12 +103,12 @@ def prepare(
     call this at once: one does the work and the others wait for it.
     """
     folder, objective = Path(folder), objective.ready(tokenizer)
-    made = {}
+    splits = {}
     for name in ("train", "valid", "test"):
         source = getattr(data, name)
         if source is not None:
-            made[name] = prepare_split(name, source, data.unfit, objective, tokenizer, folder, length, progress)
-    return Splits(**made)
+            splits[name] = prepare_split(name, source, data.unfit, objective, tokenizer, folder, length, progress)
+    return Splits(**splits)
 
 
 def prepare_split(
@@ -120,11 +121,11 @@ def prepare_split(
     length: int | None,
     progress: Progress | None,
 ) -> DataSplit:
-    """The records of one split alone; the objective is ready."""
+    """The records of one split; `objective` is ready."""
     limit = None if objective.packs else length
     place = folder / f"{name}-{fingerprint(source, objective, tokenizer, limit, unfit)[:16]}"
     if not (place / "index.json").is_file():
-        with written_to(folder), only_one(folder / ".lock"):
+        with writable_folder(folder), FileLock(folder / ".lock"):
             if not (place / "index.json").is_file():  # another process may have made it meanwhile
                 _write(name, source, unfit, objective, tokenizer, place, limit, progress)
     return DataSplit(place)
@@ -143,7 +144,7 @@ def _write(
     with Writer(place) as writer:
         for part, one in (source.parts() or {"": source}).items():
             what = f"{name}/{part}" if part else name
-            rows = encoded(one.rows(objective.columns), objective, tokenizer)
+            rows = encode_rows(one.rows(objective.columns), objective, tokenizer)
             with contextlib.closing(rows):
                 _write_rows(rows, what, unfit, objective, writer, limit, progress)
             if part:
@@ -163,9 +164,9 @@ def _write_rows(
     for where, records, problem, unread, more, truncated in rows:
         size = max(map(objective.size, records), default=0)
         if limit is not None and size > limit:
-            problem = f"{size:,} tokens, and at most {limit:,} are taken (batch.length)"
+            problem = f"{size:,} tokens; the limit is {limit:,} (batch.length)"
         if problem and not unread and unfit == "error":
-            raise ValueError(f"{where}: {problem}; data.unfit='skip' leaves such rows out")
+            raise ValueError(f"{where}: {problem}; set data.unfit='skip' to skip such rows")
         if problem:
             writer.problem(where, problem)
             continue
@@ -177,7 +178,7 @@ def _write_rows(
             progress(what, count)
     if not count:
         first = f"; the first: {writer.problems[0]}" if writer.problems else ""
-        raise ValueError(f"the {what} data has no example: {writer.bad - bad:,} rows that cannot be used{first}")
+        raise ValueError(f"the {what} data has no usable example: {writer.bad - bad:,} rows were skipped{first}")
     if progress is not None:
         progress(what, count)
 
@@ -214,7 +215,7 @@ def _code(objective: Objective) -> str:
 
 
 @contextlib.contextmanager
-def written_to(folder: Path | str) -> Iterator[None]:
+def writable_folder(folder: Path | str) -> Iterator[None]:
     """A folder that is there, or one line about what the disk says."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)

@@ -29,12 +29,12 @@ from anyformer.weights.io import read_json, write_json
 
 FORMAT = 1
 SHARD_BYTES = 64 * 2**20  # of a shard before its integers are narrowed
-SHOWN = 20  # problems that are told in full; all are counted
+SHOWN = 20  # problems that are listed; all are counted
 NARROW = [np.dtype(kind) for kind in ("uint8", "uint16", "int16", "int32", "int64")]
 
 
 @dataclasses.dataclass
-class Column:
+class RecordColumn:
     """One field of all records, as if in one array."""
 
     name: str
@@ -47,8 +47,8 @@ class Column:
     def __post_init__(self) -> None:
         self.bounds: list[int] = self.starts.tolist()
 
-    def part(self, first: int, last: int) -> Column:
-        """Of the records [first, last) alone, counted from the first of them."""
+    def part(self, first: int, last: int) -> RecordColumn:
+        """The records [first, last) only, counted from `first`."""
         begin = self.ends[first]
         return dataclasses.replace(self, starts=self.starts - begin, ends=self.ends[first : last + 1] - begin)
 
@@ -99,12 +99,12 @@ class DataSplit:
                 raise ValueError("its parts are not all of it")
             self.fields = {name: self._field(name, **kind) for name, kind in index["fields"].items()}
         except (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
-            raise self._damaged(str(error)) from None
+            raise self._damage_error(str(error)) from None
 
-    def _damaged(self, why: str) -> ValueError:
-        return ValueError(f"{self.folder} is damaged; delete it and it is made again ({why})")
+    def _damage_error(self, why: str) -> ValueError:
+        return ValueError(f"{self.folder} is damaged; delete it to prepare it again ({why})")
 
-    def _field(self, name: str, dtype: str, scalar: bool, stored: list[str]) -> Column:
+    def _field(self, name: str, dtype: str, scalar: bool, stored: list[str]) -> RecordColumn:
         parts, sizes = [], []
         if any(np.dtype(kind).kind not in "biuf" for kind in (dtype, *stored)) or os.sep in name:
             raise ValueError(f"{name[:50]} holds no numbers")
@@ -117,18 +117,18 @@ class DataSplit:
         ends = np.concatenate([np.zeros(1, np.int64), *sizes]).cumsum()
         if ends[-1] != starts[-1] or len(ends) != len(self) + 1 or (np.diff(ends) < 0).any():
             raise ValueError(f"{name} has {starts[-1]} numbers, not {ends[-1]}")
-        return Column(name, np.dtype(dtype), scalar, starts, parts, ends)
+        return RecordColumn(name, np.dtype(dtype), scalar, starts, parts, ends)
 
     def verify(self) -> None:
         """Raises where the records are not those that were written, a shard at a time: `digest` is only a promise."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for shard in range(len(self.counts)):
             first = sum(self.counts[:shard])
             for name, field in self.fields.items():
                 sizes = np.diff(field.ends[first : first + self.counts[shard] + 1])
-                _digest(found, name, sizes, field.parts[shard].astype(field.dtype))
-        if found.hexdigest() != self.digest:
-            raise self._damaged("its records are not those that were prepared: their digest is another")
+                _digest(digest, name, sizes, field.parts[shard].astype(field.dtype))
+        if digest.hexdigest() != self.digest:
+            raise self._damage_error("its records are not those that were prepared: their digest is another")
 
     def part(self, name: str) -> DataSplit:
         """The records that came from one source of a mixture, as a split of their own."""
@@ -200,8 +200,8 @@ class Writer:
         self.hash = hashlib.sha256()
 
     def __enter__(self) -> Writer:
-        for left in self.folder.parent.glob(f".{self.folder.name}.*.tmp"):  # by a process that was killed
-            shutil.rmtree(left, ignore_errors=True)
+        for abandoned in self.folder.parent.glob(f".{self.folder.name}.*.tmp"):  # by a process that was killed
+            shutil.rmtree(abandoned, ignore_errors=True)
         self.work.mkdir(parents=True)
         return self
 
@@ -232,7 +232,7 @@ class Writer:
             self._flush()
 
     def part(self, name: str) -> None:
-        """What was added since the last part is one."""
+        """Ends a part: the records added since the last one."""
         total = sum(self.counts) + sum(not more for _, more in self.buffer)
         self.parts[name] = total - sum(self.parts.values())
 
@@ -254,7 +254,7 @@ class Writer:
             sizes = np.diff(ends[[not more for _, more in self.buffer]], prepend=0).astype(np.int64)
             self.begun[name] = int(ends[-1] - sizes.sum())
             _digest(self.hash, name, sizes, flat)
-            flat = narrowed(flat)
+            flat = narrow(flat)
             kind["stored"].append(flat.dtype.str)
             flat.tofile(path)
             if not kind["scalar"]:
@@ -290,7 +290,7 @@ def _digest(hash: hashlib._Hash, name: str, sizes: np.ndarray, flat: np.ndarray)
     hash.update(f"{name} {flat.dtype.str}".encode() + sizes.tobytes() + flat.tobytes())
 
 
-def narrowed(numbers: np.ndarray) -> np.ndarray:
+def narrow(numbers: np.ndarray) -> np.ndarray:
     """The same integers in as few bytes as they fit; other numbers as they are."""
     if numbers.dtype.kind not in "iu" or not numbers.size:
         return numbers

@@ -1,7 +1,7 @@
-"""What every source of data is: a Part that gives rows, and what can be said of its content.
+"""The base classes of data sources: Parts that give rows and a fingerprint of their content.
 
-A row is an example or a problem, and the place it comes from ("train.csv:17"), so that what cannot be read is reported
-and counted, and never lost in silence.
+A row is an example or a problem, with the place it comes from ("train.csv:17"), so that unreadable rows are reported
+and counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from anyformer.objectives.examples import Renamed
+from anyformer.objectives.examples import RenamedExample
 from anyformer.specs.checks import at_least
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Part, Table, nearest
@@ -59,14 +59,14 @@ class Source(Part):
         raise NotImplementedError
 
     def parts(self) -> dict[str, Source]:
-        """What it is made of, by name, where each part is gone through on its own; nothing but in a mixture."""
+        """The sources of a mixture by name; empty for other sources."""
         return {}
 
     def rows(self, wanted: tuple[str, ...]) -> Iterator[Row]:
         """Every row with the columns that are `wanted`, by the names of the objective.
 
-        A column that the first good row lacks is a mistake of whoever described the data, unless it is `required`; in
-        a later row it is a problem of the row."""
+        A column that the first good row lacks is an error in the description, unless it is `required`; in a later row
+        it is a problem of the row."""
         names = {name: self.columns.get(name, name) for name in (*wanted, *self.columns, *self.required)}
         optional = {names[name] for name in self.required}
         seen = False
@@ -75,7 +75,9 @@ class Source(Part):
                 yield Row(place, None, problem)
                 continue
             try:
-                example = Renamed({**example, **{name: reach(example, column) for name, column in names.items()}})
+                example = RenamedExample(
+                    {**example, **{name: reach(example, column) for name, column in names.items()}}
+                )
             except KeyError as error:
                 lacks = error.args[0]
                 if not seen and lacks not in optional:
@@ -85,12 +87,12 @@ class Source(Part):
                 yield Row(place, None, f"no column {quote(lacks)}")
                 continue
             example.columns = names
-            problem = next(filter(None, (not_one_value(example[name], names[name]) for name in self.required)), "")
+            problem = next(filter(None, (value_problem(example[name], names[name]) for name in self.required)), "")
             seen = True
             yield Row(place, None if problem else example, problem)
 
 
-def not_one_value(value: Any, column: str) -> str:
+def value_problem(value: Any, column: str) -> str:
     """Why a cell does not hold one value; "" where it does."""
     if isinstance(value, str):
         empty = not value.strip()
@@ -169,7 +171,7 @@ class Beside(Source):
         for rows in itertools.zip_longest(*(source.rows(()) for source in self.sources)):
             if None in rows:
                 ends = ", ".join(row.place for row in rows if row is not None)
-                raise ValueError(f"{ends}: the other source has no row beside this one")
+                raise ValueError(f"{ends}: the other source has fewer rows")
             problem = next((row.problem for row in rows if row.example is None), "")
             merged = {name: value for row in rows for name, value in (row.example or {}).items()}
             yield Row(rows[0].place, None if problem else merged, problem)
@@ -252,7 +254,7 @@ class Held(Subset):
 
 @dataclasses.dataclass
 class _Group:
-    """Rows of one class in a row, of which one is held out."""
+    """Consecutive rows of one class; one of them is held out."""
 
     size: int = 0
     row: Row | None = None  # the one that is held out if no other is drawn
@@ -304,7 +306,7 @@ class Where(Subset):
                 known = nearest(self.column, row.example)
                 raise ValueError(f"{row.place}: no column {quote(self.column)}; {known}") from None
             except (TypeError, ValueError):
-                yield Row(row.place, None, f"column {quote(self.column)} is no number: {quote(value, 40)}")
+                yield Row(row.place, None, f"column {quote(self.column)} is not a number: {quote(value, 40)}")
 
 
 def find(path: str, endings: tuple[str, ...] = ()) -> list[Path]:
@@ -313,15 +315,15 @@ def find(path: str, endings: tuple[str, ...] = ()) -> list[Path]:
     if place.is_file():
         return [place]
     if place.is_dir():
-        found = [file for file in place.rglob("*") if file.is_file() and plain_suffix(file) in endings]
-        if not found:
-            raise ValueError(f"{path}: no file here that ends in {' '.join(endings)}")
+        files = [file for file in place.rglob("*") if file.is_file() and plain_suffix(file) in endings]
+        if not files:
+            raise ValueError(f"{path}: no file ends in {' '.join(endings)}")
     else:
-        found = [Path(name) for name in glob.glob(str(place), recursive=True) if Path(name).is_file()]
-        if not found:
+        files = [Path(name) for name in glob.glob(str(place), recursive=True) if Path(name).is_file()]
+        if not files:
             near = nearest(place.name, (p.name for p in place.parent.iterdir())) if place.parent.is_dir() else ""
             raise ValueError(f"{path}: no such file or folder{near and '; '}{near}")
-    return sorted(found)
+    return sorted(files)
 
 
 def plain_suffix(file: Path) -> str:
@@ -334,19 +336,19 @@ def open_bytes(file: Path) -> IO[bytes]:
     return OPENERS.get(file.suffix, open)(file, "rb")
 
 
-class Line(NamedTuple):
+class TextLine(NamedTuple):
     number: int  # from 1
     text: str | None  # without its end
     problem: str = ""  # why there is none
 
 
-def lines(file: Path, encoding: str = "utf-8") -> Iterator[Line]:
+def lines(file: Path, encoding: str = "utf-8") -> Iterator[TextLine]:
     number = 0
     try:
         with open_bytes(file) as stream:
             for number, line in enumerate(text_lines(stream, encoding), 1):
-                problem = TOO_LONG if line is None else not_encoded(encoding) if UNDECODABLE in line else ""
-                yield Line(number, None if line is None or problem else line.rstrip("\r\n"), problem)
+                problem = TOO_LONG if line is None else encoding_problem(encoding) if UNDECODABLE in line else ""
+                yield TextLine(number, None if line is None or problem else line.rstrip("\r\n"), problem)
     except BROKEN as error:
         raise ValueError(f"{file}, after line {number}: cannot be read ({error})") from None
 
@@ -379,14 +381,14 @@ def text_lines(stream: IO[bytes], encoding: str = "utf-8", newline: str = "\n") 
 def known_encoding(name: str) -> str:
     """The usual name of a text encoding; ValueError where Python knows none of this name."""
     with contextlib.suppress(LookupError, ValueError):
-        found = codecs.lookup(name)
-        if found._is_text_encoding:
-            return found.name
+        codec = codecs.lookup(name)
+        if codec._is_text_encoding:
+            return codec.name
     usual = ("utf-8", "utf-16", "utf-32", "cp1252", "latin-1", "cp1250", "cp1251", "gb18030", "shift_jis", "big5")
     raise ValueError(f"no encoding {name!r}; {nearest(name, usual)}")
 
 
-def not_encoded(encoding: str) -> str:
+def encoding_problem(encoding: str) -> str:
     return f"not {encoding.upper() if encoding.startswith('utf') else encoding}"
 
 
@@ -426,7 +428,7 @@ class NotText(ValueError):
         self.line = line
 
 
-def decoded(file: Path) -> Iterator[str]:
+def read_text(file: Path) -> Iterator[str]:
     """The text of a file, in parts cut anywhere."""
     reader, line = codecs.getincrementaldecoder("utf-8-sig")(), 1
     try:

@@ -23,9 +23,9 @@ from anyformer.data.source import (
     Row,
     Source,
     detect_encoding,
+    encoding_problem,
     known_encoding,
     lines,
-    not_encoded,
     open_bytes,
     plain_suffix,
     text_lines,
@@ -56,10 +56,10 @@ class JSONLines(Files, called=("jsonl",)):
                 if line is None:
                     yield Row(place, None, problem)
                 elif line.strip():
-                    yield _parsed(place, line)
+                    yield _parse_object(place, line)
 
 
-def _parsed(place: str, line: str) -> Row:
+def _parse_object(place: str, line: str) -> Row:
     try:
         value = json.loads(line)
     except ValueError as error:
@@ -128,7 +128,7 @@ class CSV(Files):
                     for cells in reader:
                         if cells:  # an empty line is no example
                             bad = any(UNDECODABLE in cell for cell in cells)
-                            yield f"{file}:{begin}", cells, not_encoded(self.encoding) if bad else ""
+                            yield f"{file}:{begin}", cells, encoding_problem(self.encoding) if bad else ""
                         begin += len(taken)
                         taken.clear()
                     return
@@ -229,12 +229,12 @@ class HFDataset(Source, called=("datasets",)):
             datasets.disable_progress_bars()
         try:
             if (Path(self.name) / "dataset_dict.json").is_file() or (Path(self.name) / "state.json").is_file():
-                found = datasets.load_from_disk(self.name)
-                if isinstance(found, dict):
-                    if self.split not in found:
-                        raise ValueError(f"no split {quote(self.split)}; {nearest(self.split, found)}")
-                    return found[self.split]
-                return found
+                dataset = datasets.load_from_disk(self.name)
+                if isinstance(dataset, dict):
+                    if self.split not in dataset:
+                        raise ValueError(f"no split {quote(self.split)}; {nearest(self.split, dataset)}")
+                    return dataset[self.split]
+                return dataset
             return datasets.load_dataset(self.name, self.config, split=self.split, revision=self.revision)
         except ConnectionError as error:
             raise ConnectionError(f"data set {self.name} cannot be reached: {str(error).splitlines()[0]}") from None
@@ -250,7 +250,7 @@ class HFDataset(Source, called=("datasets",)):
 
 
 class Arrays(Files):
-    """NumPy's .npz: each row of the arrays named in `fields` (all of equal length, unless said) is an example."""
+    """NumPy's .npz: each row of the arrays named in `fields` (default: all, of equal length) is an example."""
 
     fields: Mapping[str, str] = Table()  # name in the example -> name in the file
 

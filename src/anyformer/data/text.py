@@ -14,15 +14,15 @@ from anyformer.data.source import (
     LONGEST_LINE,
     TOO_LONG,
     Files,
-    Line,
     NotText,
     Row,
     Source,
-    decoded,
+    TextLine,
     digest_of,
     find,
     known_encoding,
     lines,
+    read_text,
 )
 from anyformer.inputs.long import LongText
 from anyformer.specs.part import Table
@@ -54,7 +54,7 @@ class TextFiles(Files):
                 yield from self._texts(file)
 
     def _lines(self, file: Path) -> Iterator[Row]:
-        numbered: Iterable[Line] = lines(file)
+        numbered: Iterable[TextLine] = lines(file)
         if (self.start, self.stop) != (0, 1):
             total = sum(1 for _ in numbered)
             numbered = islice(lines(file), round(self.start * total), round(self.stop * total))
@@ -66,18 +66,18 @@ class TextFiles(Files):
 
     def _texts(self, file: Path) -> Iterator[Row]:
         try:
-            total = sum(map(len, decoded(file)))
+            total = sum(map(len, read_text(file)))
         except NotText as error:
             yield Row(f"{file}:{error.line}", None, str(error))
             return
         start, stop = (_line_end(file, share, total) for share in (self.start, self.stop))
-        number = sum(part.count("\n") for part in _between(file, 0, start)) + 1
+        number = sum(part.count("\n") for part in _characters(file, 0, start)) + 1
         if self.unit == "file":
-            if any(part.strip() for part in _between(file, start, stop)):
-                text = LongText(partial(_between, file, start, stop))
+            if any(part.strip() for part in _characters(file, start, stop)):
+                text = LongText(partial(_characters, file, start, stop))
                 yield Row(f"{file}:{number}", {"text": text if stop - start > LONG else str(text)})
             return
-        for paragraph, size in _paragraphs(_between(file, start, stop)):
+        for paragraph, size in _paragraphs(_characters(file, start, stop)):
             if paragraph is None:
                 yield Row(f"{file}:{number}", None, TOO_LONG)
             elif paragraph.strip():
@@ -85,10 +85,10 @@ class TextFiles(Files):
             number += size + 2
 
 
-def _between(file: Path, start: int, stop: int) -> Iterator[str]:
+def _characters(file: Path, start: int, stop: int) -> Iterator[str]:
     """The characters [start, stop) of a file."""
     seen = 0
-    for part in decoded(file):
+    for part in read_text(file):
         if seen < stop and seen + len(part) > start:
             yield part[max(start - seen, 0) : stop - seen]
         seen += len(part)
@@ -101,7 +101,7 @@ def _line_end(file: Path, share: float, total: int) -> int:
     if share in (0, 1):
         return round(share * total)
     place = int(share * total)
-    for part in _between(file, place, total):
+    for part in _characters(file, place, total):
         if "\n" in part:
             return place + part.index("\n") + 1
         place += len(part)
@@ -109,7 +109,7 @@ def _line_end(file: Path, share: float, total: int) -> int:
 
 
 def _paragraphs(parts: Iterable[str]) -> Iterator[tuple[str | None, int]]:
-    """What stands between empty lines, None where that is too long to hold, and how many line ends are in it."""
+    """(paragraph, or None where it is too long to hold, the number of line ends in it), split at empty lines."""
     waiting, dropped, skipped = "", False, 0
     for part in parts:
         *whole, waiting = (waiting + part).split("\n\n")
@@ -128,7 +128,7 @@ class ParallelText(Source):
 
     def check(self) -> None:
         if len(self.paths) < 2:
-            raise ValueError("ParallelText: paths names two files at least, {'source': ..., 'target': ...}")
+            raise ValueError("ParallelText.paths needs at least two files, {'source': ..., 'target': ...}")
 
     def files(self) -> list[Path]:
         return [find(path)[0] for path in self.paths.values()]
@@ -138,7 +138,9 @@ class ParallelText(Source):
         for together in zip_longest(*map(lines, files)):
             if None in together:  # to go on would pair what does not belong together
                 number = next(line for line in together if line is not None).number
-                raise ValueError(f"{files[together.index(None)]}: ends before line {number}, and others do not")
+                raise ValueError(
+                    f"{files[together.index(None)]}: ends before line {number}; the files need equally many lines"
+                )
             number = together[0].number
             for file, (_, text, problem) in zip(files, together):
                 if not text or not text.strip():
@@ -176,7 +178,7 @@ class Columns(Files):
     def _sentences(self, file: Path) -> Iterator[Row]:
         words: list[list[str]] = []
         begin, problem = 1, ""
-        for number, line, unread in chain(lines(file, self.encoding), [Line(0, "")]):
+        for number, line, unread in chain(lines(file, self.encoding), [TextLine(0, "")]):
             if line is None:
                 problem = problem or f"line {number} is {unread}"
             elif self.comment is not None and line.startswith(self.comment):
@@ -206,11 +208,11 @@ class PythonDocs(Source):
     def files(self) -> list[Path]:
         """Of the library without its tests, which are much and repeat themselves."""
         left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data", "__pycache__"}
-        found: list[Path] = []
+        paths: list[Path] = []
         for folder, inner, names in os.walk(sysconfig.get_paths()["stdlib"]):
             inner[:] = set(inner) - left_out
-            found += [Path(folder, name) for name in names if name.endswith(".py")]
-        return sorted(found)
+            paths += [Path(folder, name) for name in names if name.endswith(".py")]
+        return sorted(paths)
 
     def raw(self) -> Iterator[Row]:
         if self.documentation:

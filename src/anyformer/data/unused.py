@@ -1,4 +1,4 @@
-"""What of the data is not used: columns that nothing reads, and files of another kind in a folder."""
+"""Describes unused data: columns that nothing reads, and files of another kind in a folder."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from anyformer.specs.part import walk
 SHOWN = 5  # names that are written out
 
 
-def unused(source: Source, objective: Objective) -> str:
+def describe_unused(source: Source, objective: Objective) -> str:
     """ "not used: column id; 2 files with other endings (a.pdf, b.doc)", or "" where all is used."""
-    found = []
+    unused = []
     if columns := unused_columns(source, objective):
-        found.append(f"column{'s' if len(columns) > 1 else ''} {named(columns)}")
+        unused.append(f"column{'s' if len(columns) > 1 else ''} {list_names(columns)}")
     if files := unused_files(source):
-        found.append(f"{len(files):,} file{'s' if len(files) > 1 else ''} with other endings ({named(files)})")
-    return f"not used: {'; '.join(found)}" if found else ""
+        unused.append(f"{len(files):,} file{'s' if len(files) > 1 else ''} with other endings ({list_names(files)})")
+    return f"not used: {'; '.join(unused)}" if unused else ""
 
 
-def named(names: list[str]) -> str:
+def list_names(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
 
 
 def unused_columns(source: Source, objective: Objective) -> list[str]:
     """Of a table, by its first row that can be read."""
-    optional = (getattr(part, "optional_columns", ()) for _, part in walk(objective))  # of what is inside it, too
+    optional = (part.optional_columns for _, part in walk(objective) if isinstance(part, Objective))
     read = {*objective.columns, *chain.from_iterable(optional)}
     while isinstance(source, (Held, First, Where)):
         read |= {source.column} if isinstance(source, Where) else set()
@@ -45,7 +45,7 @@ def unused_columns(source: Source, objective: Objective) -> list[str]:
 
 def unused_files(source: Source) -> list[str]:
     """Those in the folders of a source that it does not read, hidden ones left aside."""
-    found = []
+    unused = []
     for part in (part for _, part in walk(source) if isinstance(part, Files)):
         for path in (part.path,) if isinstance(part.path, str) else part.path:
             folder = Path(path).expanduser()
@@ -53,5 +53,5 @@ def unused_files(source: Source) -> list[str]:
                 taken = {*part.files()}
                 others = [file.relative_to(folder) for file in sorted(folder.rglob("*")) if file not in taken]
                 visible = [file for file in others if not any(name.startswith(".") for name in file.parts)]
-                found += [str(file) for file in visible if (folder / file).is_file()]
-    return list(dict.fromkeys(found))
+                unused += [str(file) for file in visible if (folder / file).is_file()]
+    return list(dict.fromkeys(unused))

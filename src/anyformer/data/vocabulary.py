@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyformer.inputs.long import LongText, worded
+from anyformer.inputs.long import LongText, split_at_spaces
 from anyformer.inputs.published import NAMES
 from anyformer.objectives.vocabulary import SENTINEL
 from anyformer.specs.checks import at_least
@@ -38,7 +38,7 @@ class Stored(Vocabulary):
         return Tokenizer.load(self.path)
 
 
-class Made(Vocabulary):
+class BuiltVocabulary(Vocabulary):
     """A vocabulary that is made here. `special` names its special tokens, which have the first ids; those called
     `begin` and `end` stand around every text (and `end` after each of a pair)."""
 
@@ -84,7 +84,7 @@ class Made(Vocabulary):
         return Tokenizer.load(folder)
 
 
-class Words(Made, called=("word level",)):
+class Words(BuiltVocabulary, called=("word level",)):
     """Every word of this data, as spaces divide it, is a token: for few words, and for scores of frames over them."""
 
     special: Mapping[str, str] = Table({"pad_token": "<pad>", "unk_token": "<unk>"})
@@ -92,7 +92,7 @@ class Words(Made, called=("word level",)):
     def check(self) -> None:
         super().check()
         if "unk_token" not in self.special:
-            raise ValueError("Words.special: a word that is not known is written 'unk_token', which is missing")
+            raise ValueError("Words.special: 'unk_token' is missing; it stands for unknown words")
 
     def core(self, texts: Iterable[str], tokens: list[str]) -> Any:
         import tokenizers
@@ -106,14 +106,14 @@ class Words(Made, called=("word level",)):
         return core
 
 
-class Bytes(Made, called=("ByT5",)):
+class Bytes(BuiltVocabulary, called=("ByT5",)):
     """Each byte of UTF-8 a token, so that there is nothing it cannot write [Xue et al. 2021, ByT5]."""
 
     def core(self, texts: Iterable[str], tokens: list[str]) -> Any:
         return _byte_pairs(tokens)
 
 
-class TrainedBPE(Made, called=("BPE", "byte pair encoding")):
+class TrainedBPE(BuiltVocabulary, called=("BPE", "byte pair encoding")):
     """Byte pairs merged by how often they stand together in this data [Sennrich et al. 2016; Radford et al. 2019]."""
 
     size: int = 8192
@@ -152,6 +152,6 @@ def texts_of(source: Source, columns: tuple[str, ...]) -> Iterator[str]:
     for row in source.rows(columns):
         for value in (row.example[name] for name in columns) if row.example is not None else ():
             if isinstance(value, (str, LongText)):
-                yield from worded(value)
+                yield from split_at_spaces(value)
             elif isinstance(value, (list, tuple)):
                 yield " ".join(item for item in value if isinstance(item, str))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.data import DataSplit, Ready, Source
+from anyformer.data import DataSplit, Source, StepBatches
 from anyformer.data.encode import encode_row
 from anyformer.evaluate import metrics
 from anyformer.evaluate.predict import Answered, Example, Predictor, kind_of, predictions, task_of
@@ -31,7 +31,7 @@ from anyformer.objectives.translate import Translate
 def mean_losses(
     call: Callable[[Any, dict[str, Tensor]], dict[str, Tensor]],
     objective: Objective,
-    batches: Iterable[Ready],
+    batches: Iterable[StepBatches],
     device: torch.device,
     most: int | None = None,
     summed: Callable[[Tensor], Tensor] = lambda own: own,

@@ -19,7 +19,7 @@ from anyformer.checkpoint import load
 from anyformer.evaluate.likelihood import likelihoods
 from anyformer.generation import check_writer, generate
 from anyformer.inputs import chat
-from anyformer.inputs.text import Tokenizer, belong
+from anyformer.inputs.text import Tokenizer, check_vocabulary_size
 from anyformer.models import position_limit
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
@@ -87,7 +87,7 @@ class AnyformerLM(TemplateLM):
         # the harness asks for "cuda" by itself, on every machine
         self.model = load(folder, dtype=dtype, device="auto" if device is None or device.startswith("cuda") else device)
         check_writer(self.model)
-        belong(self.model, self.tokenizer)
+        check_vocabulary_size(self.model, self.tokenizer)
         self.backend = "seq2seq" if self.model.spec.pair else "causal"
         self.path, self._device = str(path), self.model.device
         auto = str(batch_size).startswith("auto")

@@ -12,7 +12,7 @@ from anyformer.generation import check_writer
 from anyformer.kernels.loss import IGNORED
 from anyformer.models import Call, TransformerModule
 from anyformer.objectives.examples import array
-from anyformer.objectives.objective import Batch, language_head, padded, padded_texts, taken
+from anyformer.objectives.objective import Batch, language_head, model_inputs, pad_rows, pad_texts
 
 SCORES = 2**27  # numbers that are held at once: the vocabulary's, for as many tokens as that makes
 
@@ -78,18 +78,18 @@ def encode_pair(tokenizer: Any, context: str, rest: str, two: bool) -> tuple[lis
 def pair_batch(model: TransformerModule, pairs: Sequence[Pair], two: bool) -> Batch:
     """What the model reads, padded on the right, where no token that is scored sees it."""
     if not two:
-        batch = padded_texts([{"input_ids": array([*context, *rest[:-1]])} for context, rest in pairs], 0)
+        batch = pad_texts([{"input_ids": array([*context, *rest[:-1]])} for context, rest in pairs], 0)
     else:
         pad = model.spec.padding_token or 0
-        batch = padded_texts([{"input_ids": array(context)} for context, _ in pairs], pad)
-        batch["labels"] = padded([array(rest) for _, rest in pairs], IGNORED)
+        batch = pad_texts([{"input_ids": array(context)} for context, _ in pairs], pad)
+        batch["labels"] = pad_rows([array(rest) for _, rest in pairs], IGNORED)
     return {name: tensor.to(model.device) for name, tensor in batch.items()}
 
 
 @torch.inference_mode()
 def hidden(model: TransformerModule, batch: Batch) -> Tensor:
     """(B, T, D) what the head reads."""
-    call = Call(taken(model, batch), kernel=model.kernel)
+    call = Call(model_inputs(model, batch), kernel=model.kernel)
     x = model.hidden_states(call).x
     model.check_finite({"last_hidden_state": x}, call, resumed=False)
     return x

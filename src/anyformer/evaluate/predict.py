@@ -20,11 +20,11 @@ from anyformer.objectives.classify import Classify
 from anyformer.objectives.ctc import CTC
 from anyformer.objectives.examples import label_number, text_of, texts_of
 from anyformer.objectives.images import ClassifyImage
-from anyformer.objectives.objective import Batch, Objective, Record, logits_of, read, taken
-from anyformer.objectives.tag import Tag, listed, word_tokens
+from anyformer.objectives.objective import Batch, Objective, Record, forward_to_head, logits_of, model_inputs
+from anyformer.objectives.tag import Tag, word_list, word_tokens
 from anyformer.objectives.transcribe import Transcribe
 from anyformer.objectives.translate import Translate
-from anyformer.objectives.wrapper import Around
+from anyformer.objectives.wrapper import ObjectiveWrapper
 
 Example = Mapping[str, Any]
 
@@ -61,7 +61,7 @@ class Predictor:
         found: list[Any] = [None] * len(records)
         for which, batch in self.batches(objective, records):
             with self.autocast():
-                rows = logits_of(self.model, read(self.model, batch)).cpu()
+                rows = logits_of(self.model, forward_to_head(self.model, batch)).cpu()
             for i, row in zip(which, rows):
                 found[i] = row
         return found
@@ -69,7 +69,7 @@ class Predictor:
 
 def task_of(objective: Objective) -> Objective:
     """The task itself, without what is learnt beside it."""
-    return task_of(objective.of) if isinstance(objective, Around) else objective
+    return task_of(objective.of) if isinstance(objective, ObjectiveWrapper) else objective
 
 
 def kind_of(objective: Objective) -> str | None:
@@ -113,14 +113,14 @@ def tags(objective: Tag, job: Predictor, examples: Sequence[Example], records: S
     outside = "O" if "O" in objective.labels else objective.labels[0]
     found, wanted = [], []
     for example, scores in zip(examples, job.logits(objective, [record for (record,) in records])):
-        words = [str(word) for word in listed(example, "words")]
+        words = [str(word) for word in word_list(example, "words")]
         tagged = [outside] * len(words)
         places = word_tokens(words, job.tokenizer)[1].tolist()
         for place, best in reversed(list(zip(places, scores.argmax(-1).tolist()))):
             if place >= 0:
                 tagged[place] = objective.labels[best]
         found.append(tagged)
-        right = [label_number(tag, objective.labels, "tags") for tag in listed(example, "tags")]
+        right = [label_number(tag, objective.labels, "tags") for tag in word_list(example, "tags")]
         wanted.append([objective.labels[i] for i in right])
     return Answered(found, wanted)
 
@@ -155,9 +155,9 @@ def ends(objective: Answer, job: Predictor, records: Sequence[Record]) -> list[T
     for which, batch in job.batches(objective, records):
         inputs = {name: value for name, value in batch.items() if not name.endswith("_positions")}
         with job.autocast():
-            seen = read(job.model, inputs)
+            states = forward_to_head(job.model, inputs)
             assert job.model.head is not None
-            said = job.model.head(seen.x, seen.ctx, seen.inputs)
+            said = job.model.head(states.x, states.ctx, states.inputs)
         both = torch.stack([said[f"{name}_logits"].float() for name in ("start", "end")], 1).cpu()
         for i, row in zip(which, both):
             scores[i] = row[:, : len(records[i]["input_ids"])]
@@ -190,7 +190,7 @@ def transcripts(
 ) -> Answered:
     found = [""] * len(records)
     for which, batch in job.batches(objective, [record for (record,) in records]):
-        heard = {name: value for name, value in taken(job.model, batch).items() if name != "labels"}
+        heard = {name: value for name, value in model_inputs(job.model, batch).items() if name != "labels"}
         room: dict[str, Any] = {"compile": False, "do_sample": False} if isinstance(objective, Transcribe) else {}
         if room and settings_for(job.model, {}).max_new_tokens is None:
             room["max_new_tokens"] = 2 * batch["labels"].shape[1]

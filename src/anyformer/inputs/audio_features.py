@@ -20,19 +20,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.inputs.recordings import Recording, Source
+from anyformer.inputs.recordings import AudioRecording, Source
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.weights.io import read_json, write_json
 
 FILES = ("preprocessor_config.json", "processor_config.json")
 KINDS = {"Wav2Vec2FeatureExtractor": "values", "WhisperFeatureExtractor": "mel", "ParakeetFeatureExtractor": "bank"}
-USUAL = {"values": {}, "mel": {"feature_size": 80}, "bank": {"feature_size": 80, "n_fft": 512}}  # where not said
+USUAL = {"values": {}, "mel": {"feature_size": 80}, "bank": {"feature_size": 80, "n_fft": 512}}  # defaults of a kind
 SWITCHES = ("return_attention_mask", "do_normalize")
-LEAST = 1e-10  # power of what cannot be heard
-QUIET, NARROW = 2**-24, 1e-5  # added to powers before their logarithm, and to spreads before they divide (Parakeet)
+LEAST = 1e-10  # floor of the power
+QUIET, NARROW = 2**-24, 1e-5  # added to powers before the logarithm and to standard deviations (Parakeet)
 LARGEST = 2**25  # numbers of what is held of a recording at once; Whisper's are 600,000
-RANGE = 8.0  # of what is shown, in powers of ten below the loudest
+RANGE = 8.0  # dynamic range in powers of ten, below the loudest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,8 +72,8 @@ class AudioProcessor:
             bins, samples = self.n_fft // 2 + 1, self.chunk_length * self.sampling_rate
             if max(samples, self.chunk_frames * max(bins, self.feature_size), self.feature_size * bins) > LARGEST:
                 names = ("chunk_length", "sampling_rate", "n_fft", "hop_length", "feature_size")
-                said = ", ".join(f"{name} {getattr(self, name):,}" for name in names)
-                raise ValueError(f"a spectrogram of {said} is too large")
+                sizes = ", ".join(f"{name} {getattr(self, name):,}" for name in names)
+                raise ValueError(f"a spectrogram of {sizes} is too large")
 
     @classmethod
     def load(cls, folder: str | Path) -> AudioProcessor:
@@ -83,13 +83,13 @@ class AudioProcessor:
                 config = read_json(file)
                 config = config.get("feature_extractor", config) if name == FILES[1] else config
                 try:
-                    return cls.of(config)
+                    return cls.from_config(config)
                 except ValueError as error:
                     raise ValueError(f"{file}: {error}") from None
-        raise ValueError(f"{folder}: no {FILES[0]}, which says how sound is prepared")
+        raise ValueError(f"{folder}: no {FILES[0]} with settings for sound")
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> AudioProcessor:
+    def from_config(cls, config: Mapping[str, Any]) -> AudioProcessor:
         """The processor that such a file describes; fields that published classes do not know change nothing."""
         if not isinstance(config, Mapping):
             raise ValueError(f"feature_extractor is {quote(config)}; expected an object")
@@ -125,7 +125,7 @@ class AudioProcessor:
         return_attention_mask: bool | None = None,
     ) -> dict[str, Tensor]:
         """The inputs of one or several recordings, padded to the longest or ("max_length") to `max_length` samples,
-        which for a spectrogram are its chunk_length unless said, and cut there unless `truncation` is False."""
+        (default for a spectrogram: chunk_length), and cut there unless `truncation` is False."""
         several = audio if isinstance(audio, list) else [audio]
         if not several:
             raise ValueError("give at least one recording")
@@ -141,19 +141,19 @@ class AudioProcessor:
         rows = []
         for number, source in enumerate(several, 1):
             try:
-                with Recording.open(source, sampling_rate) as recording:
+                with AudioRecording.open(source, sampling_rate) as recording:
                     rows.append(recording.read(self.sampling_rate, max_length if cut else None))
                 if not len(rows[-1]):
-                    raise ValueError("a recording of no samples")
+                    raise ValueError("the recording has no samples")
             except ValueError as error:
                 raise error if len(several) == 1 else ValueError(f"recording {number}: {error}") from None
         longest = max(map(len, rows))
         length = max(longest, max_length) if padding == "max_length" and max_length is not None else longest
         masked = self.return_attention_mask if return_attention_mask is None else return_attention_mask
-        return self.prepared(rows, length, masked)
+        return self.extract(rows, length, masked)
 
-    def prepared(self, rows: list[np.ndarray], length: int, masked: bool) -> dict[str, Tensor]:
-        """The inputs of samples at the model's rate, filled up to `length` of them."""
+    def extract(self, rows: list[np.ndarray], length: int, masked: bool) -> dict[str, Tensor]:
+        """The inputs of samples at the model's rate, padded to `length`."""
         match self.kind:
             case "values":
                 return self.values(rows, length, masked)
@@ -163,28 +163,28 @@ class AudioProcessor:
 
     def values(self, rows: list[np.ndarray], length: int, masked: bool) -> dict[str, Tensor]:
         """(B, T); without a mask a model hears the padding, so it is normalised with the rest."""
-        out, mask = self.filled(rows, length), np.zeros((len(rows), length), dtype=np.int32)
+        out, mask = self.pad(rows, length), np.zeros((len(rows), length), dtype=np.int32)
         for i, row in enumerate(rows):
             mask[i, : len(row)] = 1
         if self.do_normalize:
             for i, row in enumerate(rows):
                 real = slice(0, len(row) if masked else length)
                 out[i, real] = (out[i, real] - out[i, real].mean()) / np.sqrt(out[i, real].var() + 1e-7)
-        found = {"input_values": torch.from_numpy(out)}
-        return {**found, "attention_mask": torch.from_numpy(mask)} if masked else found
+        inputs = {"input_values": torch.from_numpy(out)}
+        return {**inputs, "attention_mask": torch.from_numpy(mask)} if masked else inputs
 
     def spectrograms(self, rows: list[np.ndarray], length: int, masked: bool) -> dict[str, Tensor]:
         """(B, M, F)"""
         if length // self.hop_length < 1 or length <= self.n_fft // 2:
             raise ValueError(f"{length} samples are less than a frame of {self.n_fft}")
         half = self.n_fft // 2
-        around = np.pad(self.filled(rows, length), ((0, 0), (half, half)), mode="reflect")
+        around = np.pad(self.pad(rows, length), ((0, 0), (half, half)), mode="reflect")
         power = self.powers(torch.from_numpy(around))[..., : length // self.hop_length]
-        found = {"input_features": self.shown(power, power.amax((1, 2), keepdim=True))}
+        inputs = {"input_features": self.normalize(power, power.amax((1, 2), keepdim=True))}
         if masked:
             frames = torch.arange(length // self.hop_length) * self.hop_length
-            found["attention_mask"] = (frames < torch.tensor([len(row) for row in rows])[:, None]).int()
-        return found
+            inputs["attention_mask"] = (frames < torch.tensor([len(row) for row in rows])[:, None]).int()
+        return inputs
 
     def banks(self, rows: list[np.ndarray], length: int) -> dict[str, Tensor]:
         """(B, F, M), and which frames are of a recording: those count for the mean and the variance of a channel."""
@@ -192,7 +192,7 @@ class AudioProcessor:
         if int(counts.min()) < 2:
             few = min(map(len, rows))
             raise ValueError(f"{few} samples are less than two frames, {self.hop_length} samples apart")
-        samples = torch.from_numpy(self.filled(rows, length))
+        samples = torch.from_numpy(self.pad(rows, length))
         samples = torch.cat((samples[:, :1], samples[:, 1:] - self.preemphasis * samples[:, :-1]), dim=1)
         real = torch.arange(length) < torch.tensor([len(row) for row in rows])[:, None]
         window = torch.hann_window(self.win_length, periodic=False)
@@ -212,7 +212,7 @@ class AudioProcessor:
         spread = (((powers - mean).square() * share).sum(1, keepdim=True) / (number - 1)).sqrt()
         return {"input_features": (powers - mean) / (spread + NARROW) * share, "attention_mask": mask}
 
-    def filled(self, rows: list[np.ndarray], length: int) -> np.ndarray:
+    def pad(self, rows: list[np.ndarray], length: int) -> np.ndarray:
         """(B, length)"""
         out = np.full((len(rows), length), self.padding_value, dtype=np.float32)
         for i, row in enumerate(rows):
@@ -229,7 +229,7 @@ class AudioProcessor:
         waves = torch.stft(samples, self.n_fft, self.hop_length, window=window, center=False, return_complex=True)
         return torch.matmul(self.filters, waves.abs().square()).clamp(min=LEAST).log10()
 
-    def shown(self, powers: Tensor, loudest: Tensor) -> Tensor:
+    def normalize(self, powers: Tensor, loudest: Tensor) -> Tensor:
         return (torch.maximum(powers, loudest - RANGE) + 4.0) / 4.0
 
     @functools.cached_property
@@ -264,10 +264,10 @@ class AudioProcessor:
                 held = held[count * hop :]
         if not begun:
             raise ValueError(f"{total} samples are less than a frame of {self.n_fft}")
-        left = total // hop - given
-        if left > 0:
+        remaining = total // hop - given
+        if remaining > 0:
             end = np.concatenate((held, tail[-2::-1]))  # mirrored, as at the beginning
-            yield self.powers(torch.from_numpy(end[: (left - 1) * hop + self.n_fft]))
+            yield self.powers(torch.from_numpy(end[: (remaining - 1) * hop + self.n_fft]))
 
 
 def mel_filters(bins: int, channels: int, rate: int, highest: float = 8000.0) -> np.ndarray:

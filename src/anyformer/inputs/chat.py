@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from anyformer.inputs.text import Tokenizer
 
 
-class Speaker(Protocol):
-    """What a conversation needs of a tokenizer."""
+class ChatTokenizer(Protocol):
+    """The parts of a tokenizer that chat templates use."""
 
     folder: Path | None
     config: dict[str, Any]
@@ -38,7 +38,7 @@ DEPTH = 64  # of the data
 
 
 def encode(
-    tokenizer: Speaker,
+    tokenizer: ChatTokenizer,
     messages: Sequence[Mapping[str, Any]],
     *,
     add_generation_prompt: bool = True,
@@ -62,12 +62,12 @@ def encode(
         **more,
     )
     ids = tokenizer.encode(text, add_special_tokens=False)
-    begin, count = beginning(tokenizer, ids)
+    begin, count = bos_prefix(tokenizer, ids)
     return begin + ids[count:]
 
 
-def beginning(tokenizer: Speaker, ids: Sequence[int]) -> tuple[list[int], int]:
-    """What a conversation begins with, and how many of its ids that stands for."""
+def bos_prefix(tokenizer: ChatTokenizer, ids: Sequence[int]) -> tuple[list[int], int]:
+    """(the beginning-of-text ids, how many leading ids they replace)."""
     bos = tokenizer.bos_token_id
     if bos is None:
         return [], 0
@@ -76,24 +76,24 @@ def beginning(tokenizer: Speaker, ids: Sequence[int]) -> tuple[list[int], int]:
     return [bos] * (count > 0 or wanted), count
 
 
-def learnt(
+def encode_with_mask(
     tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], *, template: str | None = None, tools: Any = None
 ) -> tuple[list[int], list[bool]]:
-    """The token ids of a conversation, and which of them the assistant is to say."""
-    text, spans = spoken(tokenizer, messages, template, tools)
+    """The token ids of a conversation, and a mask of those that the assistant writes."""
+    text, spans = assistant_spans(tokenizer, messages, template, tools)
     encoding = tokenizer.plain(text)
     ids, moved = tokenizer._ids(encoding), len(tokenizer._text(text)) - len(text)
     spans = [(start + moved, stop + moved) for start, stop in spans]
     mask = [any(first < stop and last > start for start, stop in spans) for first, last in encoding.offsets]
-    begin, count = beginning(tokenizer, ids)
+    begin, count = bos_prefix(tokenizer, ids)
     return begin + ids[count:], [False] * len(begin) + mask[count:]
 
 
-def spoken(
+def assistant_spans(
     tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], template: str | None = None, tools: Any = None
 ) -> tuple[str, list[tuple[int, int]]]:
-    """The text of a conversation, and where the assistant speaks in it: what the template marks ({% generation %}), or
-    else what it adds for each of the assistant's messages to what it asks them with, up to the token they end with."""
+    """The text of a conversation, and the character spans of the assistant: those inside {% generation %}, or else the
+    text that each message of the assistant adds after its generation prompt, up to its end token."""
     source = choose(tokenizer, template, tools is not None)
 
     def text(stop: int, prompt: bool = False, mark: str = "") -> str:
@@ -105,7 +105,7 @@ def spoken(
         mark = next(letter for letter in map(chr, range(0xE000, 0xF900)) if letter not in whole)
         pieces = text(len(messages), mark=mark).split(mark)
         if "".join(pieces) != whole:
-            raise ValueError("the chat template does something with what it marks as the assistant's")
+            raise ValueError("the chat template changes the text inside {% generation %}")
         ends = [0, *itertools.accumulate(map(len, pieces))]
         return whole, list(zip(ends[1::2], ends[2::2]))
     last = tuple(filter(None, map(tokenizer.token, tokenizer.special_ids)))
@@ -116,8 +116,8 @@ def spoken(
         before, after = text(i, prompt=True) if i else "", text(i + 1)
         if not (whole.startswith(after) and after.startswith(before)):
             raise ValueError(
-                "the chat template writes a message otherwise when others follow it, so what the assistant says cannot "
-                "be told apart; {% generation %} in the template would tell"
+                "the chat template formats a message differently when others follow it, so the assistant's words "
+                "cannot be found; mark them with {% generation %} in the template"
             )
         kept = after.rstrip()
         spans.append((len(before), len(kept if last and kept.endswith(last) else after)))
@@ -128,7 +128,7 @@ _GENERATION = re.compile(r"{%[-+]?\s*generation\b")
 
 
 def render(
-    tokenizer: Speaker,
+    tokenizer: ChatTokenizer,
     messages: Sequence[Mapping[str, Any]],
     *,
     add_generation_prompt: bool = True,
@@ -145,35 +145,35 @@ def render(
     return run(source, {**data, "add_generation_prompt": add_generation_prompt})
 
 
-def choose(tokenizer: Speaker, template: str | None = None, tools: bool = False) -> str:
+def choose(tokenizer: ChatTokenizer, template: str | None = None, tools: bool = False) -> str:
     """The template that was asked for; else the one for tools, if there are any; else the folder's own."""
     if template is not None and ("{{" in template or "{%" in template):
         return template
-    found = templates(tokenizer)
-    if not found:
+    sources = templates(tokenizer)
+    if not sources:
         raise ValueError(f"{tokenizer.folder or 'this tokenizer'} has no chat template; give the text itself")
-    name = template or ("tool_use" if tools and "tool_use" in found else "default")
-    if name not in found:
-        raise ValueError(f"no chat template {quote(name)}; {nearest(name, found)}")
-    return found[name]
+    name = template or ("tool_use" if tools and "tool_use" in sources else "default")
+    if name not in sources:
+        raise ValueError(f"no chat template {quote(name)}; {nearest(name, sources)}")
+    return sources[name]
 
 
-def templates(tokenizer: Speaker) -> dict[str, str]:
+def templates(tokenizer: ChatTokenizer) -> dict[str, str]:
     """name -> template: chat_template.jinja and its folder, chat_template.json, or in tokenizer_config.json."""
     stored: Any = tokenizer.config.get("chat_template")
     folder = tokenizer.folder
     if folder is not None and (folder / "chat_template.json").is_file():
         stored = read_json(folder / "chat_template.json").get("chat_template", stored)
     if isinstance(stored, list):
-        found = {str(entry.get("name")): entry.get("template") for entry in stored if isinstance(entry, dict)}
+        sources = {str(entry.get("name")): entry.get("template") for entry in stored if isinstance(entry, dict)}
     else:
-        found = {"default": stored}
+        sources = {"default": stored}
     if folder is not None:
         if (folder / "chat_template.jinja").is_file():
-            found["default"] = _read(folder / "chat_template.jinja")
+            sources["default"] = _read(folder / "chat_template.jinja")
         for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))[:100]:
-            found[path.stem] = _read(path)
-    return {name: source for name, source in found.items() if isinstance(source, str)}
+            sources[path.stem] = _read(path)
+    return {name: source for name, source in sources.items() if isinstance(source, str)}
 
 
 def _read(path: Path) -> str:
@@ -185,7 +185,7 @@ def _read(path: Path) -> str:
 
 
 def run(source: str, data: Mapping[str, Any]) -> str:
-    """What a template makes of some data; one line of ValueError for whatever goes wrong in it."""
+    """Renders a template with some data. Every error in it becomes a one-line ValueError."""
     if len(source) > TEMPLATE_CHARACTERS:
         raise ValueError(f"the chat template has more than {TEMPLATE_CHARACTERS:,} characters")
     plain = {name: plain_data(value) for name, value in data.items()}
@@ -195,16 +195,16 @@ def run(source: str, data: Mapping[str, Any]) -> str:
         raise ValueError("chat templates need jinja2: pip install 'anyformer[chat]'") from None
     from anyformer.inputs import jinja_sandbox  # Jinja is an extra
 
-    sandbox.refill()
+    sandbox.budget.refill()
     pieces, size = [], 0
     try:
-        for piece in jinja_sandbox.compiled(source).generate(**plain):
+        for piece in jinja_sandbox.compile_template(source).generate(**plain):
             size += len(piece)
             if size > sandbox.CHARACTERS:
                 raise sandbox.TooMuch(f"more than {sandbox.CHARACTERS:,} characters")
             pieces.append(piece)
     except sandbox.TooMuch as error:
-        raise ValueError(f"the chat template asks for too much: {error}") from None
+        raise ValueError(f"the chat template exceeds its limits: {error}") from None
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(f"the chat template, line {error.lineno}: {error.message}") from None
     except jinja2.TemplateError as error:
@@ -217,7 +217,7 @@ def run(source: str, data: Mapping[str, Any]) -> str:
 
 
 def plain_data(value: Any, depth: int = 0) -> Any:
-    """The same data of JSON's types alone: an object's methods are no business of a template."""
+    """The same data in JSON types only, so that a template cannot call methods of objects."""
     if depth > DEPTH:
         raise ValueError(f"messages nested more than {DEPTH} deep")
     if value is None or type(value) in (bool, int, float, str):

@@ -12,7 +12,7 @@ from anyformer.inputs.image import Images, pillow
 from anyformer.specs.messages import quote
 
 
-def drawn(pixels: Tensor, images: Images) -> np.ndarray:
+def to_bytes(pixels: Tensor, images: Images) -> np.ndarray:
     """(N, C, H, W) of numbers that a model reads -> (N, H, W, C) bytes: what `images` did to pictures, undone."""
     values = pixels.detach().float().cpu().numpy().astype(np.float64)
     if images.do_normalize:
@@ -23,7 +23,7 @@ def drawn(pixels: Tensor, images: Images) -> np.ndarray:
     return values.round().clip(0, 255).astype(np.uint8).transpose(0, 2, 3, 1)
 
 
-def widest(images: Images) -> float:
+def largest_value(images: Images) -> float:
     """The largest number, up or down, that a model reads of a picture."""
     ends = np.asarray([0.0, 255.0]) * (images.rescale_factor if images.do_rescale else 1.0)
     if images.do_normalize:

@@ -26,9 +26,9 @@ from anyformer.weights.io import read_json, write_json
 FILE, WHOLE = "preprocessor_config.json", "processor_config.json"
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
 HALF, CLIP_MEAN, CLIP_STD = (0.5,) * 3, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-PIXELS = 89_478_485  # a picture of more is no picture but an attack on memory: PIL's own limit
+PIXELS = 89_478_485  # PIL's own limit: larger files are attacks on memory
 BILINEAR, BICUBIC = 2, 3  # as PIL numbers its filters: nearest, Lanczos, bilinear, bicubic, box, Hamming
-SQUEEZED = 384  # from this size on a picture of which `crop_pct` is taken is made square instead
+SQUEEZED = 384  # from this size on `crop_pct` resizes to a square and crops nothing (ConvNeXT)
 
 Size = Mapping[str, int]
 
@@ -51,7 +51,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "ImageGPT": {"size": square(256), "do_color_quantize": True},
 }
 SHORT = ("CLIP", "Bit", "Siglip", "Llava", "ConvNext")  # where a size that is one number is that of the shorter side
-# fields that one kind has alone, and those that a kind has not (Llava's do_pad is another: `pad_to_square`)
+# fields of one kind only, and fields that a kind lacks (Llava's do_pad means `pad_to_square`)
 OWN = {"do_color_quantize": "ImageGPT", "clusters": "ImageGPT", "crop_pct": "ConvNext", "pad_to_square": ""}
 LACKS = {"ImageGPT": ("do_center_crop", "do_pad"), "ConvNext": ("do_pad",), "Llava": ("do_pad",)}
 # in files of every kind, and nothing here depends on them
@@ -63,7 +63,7 @@ INERT = {
 
 
 class Images(Part):
-    """Reads pictures: files, folders, PIL's images, arrays (H, W), (H, W, C) or (C, H, W), tensors, and lists of them.
+    """Read pictures: files, folders, PIL images, arrays (H, W), (H, W, C) or (C, H, W), tensors, and lists of them.
     With `clusters` they become tokens, each pixel the number of the colour that is nearest to it (ImageGPT).
 
     >>> read = Images(size={"height": 4, "width": 4})
@@ -83,7 +83,7 @@ class Images(Part):
     image_mean: float | tuple[float, ...] = HALF
     image_std: float | tuple[float, ...] = HALF
     do_pad: bool = False
-    pad_size: Size | None = None  # the largest of those that are read together unless said
+    pad_size: Size | None = None  # default: the largest picture of the batch
     crop_pct: float | None = None  # the middle part that is left of a scaled picture's shorter side (ConvNeXT, ResNet)
     pad_to_square: bool = False  # before all else, with the mean's colour (LLaVA)
     do_color_quantize: bool = False
@@ -92,26 +92,26 @@ class Images(Part):
     def check(self) -> None:
         colours = {len(colour) for colour in self.clusters or ()}
         if (self.do_color_quantize or self.clusters is not None) and colours != {3}:
-            raise ValueError("clusters are the colours that pixels become, three numbers each; there are none here")
+            raise ValueError("clusters must be a list of colours, three numbers each")
         if self.do_resize:
-            target(self.size, 8, 8)
+            target_size(self.size, 8, 8)
         if self.crop_pct is not None and not (self.crop_pct > 0 and self.size.get("shortest_edge")):
-            raise ValueError(f"crop_pct {self.crop_pct} of the size {quote(dict(self.size))}: it needs shortest_edge")
+            raise ValueError(f"crop_pct needs a size with shortest_edge; size is {quote(dict(self.size))}")
         for name, wanted, needed in (
             ("crop_size", self.crop_size, self.do_center_crop),
             ("pad_size", self.pad_size, self.pad_size is not None),
         ):
             if needed and not (wanted and wanted.get("height") and wanted.get("width")):
                 raise ValueError(f"{name} needs height and width, got {quote(thaw(wanted))}")
-            affordable(*(wanted or {}).values())
+            check_pixels(*(wanted or {}).values())
         if self.resample not in range(6):
             raise ValueError(f"resample is {quote(self.resample)}; PIL numbers its filters from 0 to 5")
         if self.do_normalize and not np.all(np.asarray(self.image_std)):
             raise ValueError(f"image_std is {quote(self.image_std)}; none of its numbers may be 0")
 
     @staticmethod
-    def there(folder: Path) -> bool:
-        """Whether a model folder says how pictures are made ready."""
+    def has_settings(folder: Path) -> bool:
+        """Whether a model folder has settings for pictures."""
         return any((folder / name).is_file() for name in (FILE, WHOLE))
 
     @classmethod
@@ -122,13 +122,13 @@ class Images(Part):
         if config is None and whole.is_file():  # as today's processors are saved, all their parts in one file
             path, config = whole, read_json(whole).get("image_processor")
         if not isinstance(config, dict):
-            raise ValueError(f"{folder}: no {FILE}, which says how pictures are made ready for this model")
-        return cls.of({**config, **changes}, str(path), usual(Path(folder)))
+            raise ValueError(f"{folder}: no {FILE} with settings for pictures")
+        return cls.from_config({**config, **changes}, str(path), default_kind(Path(folder)))
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], name: str = FILE, usual: str = "ViT") -> Images:
-        """From the contents of such a file; `name` is told with what is wrong, `usual` the kind where none is named."""
-        kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or usual)
+    def from_config(cls, config: Mapping[str, Any], name: str = FILE, default: str = "ViT") -> Images:
+        """From the contents of such a file. `name` is for error messages, `default` the kind where none is named."""
+        kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or default)
         kind = kind.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor")
         kind = kind.removesuffix("FeatureExtractor")
         if kind not in KINDS:
@@ -172,18 +172,18 @@ class Images(Part):
 
     def __call__(self, images: Any) -> dict[str, Tensor]:
         """{"pixel_values": (N, C, H, W)} of one picture or of several."""
-        found = [self.one(picture, name) for picture, name in pictures(images)]
-        if not found:
+        arrays = [self.one(picture, name) for picture, name in pictures(images)]
+        if not arrays:
             raise ValueError("no pictures were given")
         if self.do_pad:
-            found = [padded(pixels, self.pad_size or largest(found)) for pixels in found]
-        shapes = {pixels.shape for pixels in found}
+            arrays = [pad(pixels, self.pad_size or largest(arrays)) for pixels in arrays]
+        shapes = {pixels.shape for pixels in arrays}
         if len(shapes) > 1:
             kinds = " and ".join(str(shape) for shape in sorted(shapes)[:2])
             raise ValueError(f"pictures of several shapes, {kinds}: read them one by one, or crop or pad them")
         if self.do_color_quantize:
-            return {"input_ids": torch.from_numpy(np.stack([self.colours(pixels) for pixels in found]))}
-        return {"pixel_values": torch.from_numpy(np.stack(found))}
+            return {"input_ids": torch.from_numpy(np.stack([self.colours(pixels) for pixels in arrays]))}
+        return {"pixel_values": torch.from_numpy(np.stack(arrays))}
 
     def colours(self, pixels: np.ndarray) -> np.ndarray:
         """(C, H, W) -> (H W,): which of the colours each pixel is nearest to."""
@@ -191,42 +191,42 @@ class Images(Part):
         apart = -2 * pixels.reshape(3, -1).T.astype(np.float64) @ colours.T + np.square(colours).sum(1)
         return apart.argmin(1)
 
-    def drawn(self, ids: Any) -> np.ndarray:
+    def decode_colours(self, ids: Any) -> np.ndarray:
         """The picture of a row of such tokens (H W,) as bytes (H, W, 3); of several rows, all of them."""
         ids, colours = np.asarray(ids), np.asarray(self.clusters)
-        H, W = target(self.size, 1, 1)
+        H, W = target_size(self.size, 1, 1)
         if not self.clusters or ids.dtype.kind not in "iu" or ids.shape[-1:] != (H * W,):
-            raise ValueError(f"a picture of {H} x {W} colours is drawn from as many whole numbers, got {ids.shape}")
+            raise ValueError(f"a picture of {H} x {W} colours needs {H * W} ids, got {ids.shape}")
         if ids.min() < 0 or ids.max() >= len(colours):
             raise ValueError(f"colours are numbered from 0 to {len(colours) - 1}, got {ids.min()} to {ids.max()}")
         pixels = colours * np.asarray(self.image_std) + np.asarray(self.image_mean) if self.do_normalize else colours
         pixels = pixels / self.rescale_factor if self.do_rescale else pixels
         return pixels.round().clip(0, 255).astype(np.uint8)[ids].reshape(*ids.shape[:-1], H, W, 3)
 
-    def scaled(self, picture: Any) -> np.ndarray:
+    def resize(self, picture: Any) -> np.ndarray:
         """(C, H, W) of one picture, resized and cropped, as bytes where it came as bytes."""
-        image, name = only(picture)
+        image, name = single_picture(picture)
         with error_context(name):
             return self._resize_and_crop(image)
 
     def _resize_and_crop(self, image: Any) -> np.ndarray:
         pixels = array(image, self.channels)
         if self.pad_to_square:
-            pixels = squared(pixels, self.image_mean)
+            pixels = pad_square(pixels, self.image_mean)
         if self.do_resize:
             size, side = self.size, self.size.get("shortest_edge", 0)
             if self.crop_pct is not None:
                 size = {"shortest_edge": int(side / self.crop_pct)} if side < SQUEEZED else square(side)
-            pixels = resized(pixels, target(size, *pixels.shape[1:]), self.resample)
+            pixels = resize(pixels, target_size(size, *pixels.shape[1:]), self.resample)
             if self.crop_pct is not None:
-                pixels = cropped(pixels, square(side))
+                pixels = center_crop(pixels, square(side))
         if self.do_center_crop and self.crop_size is not None:
-            pixels = cropped(pixels, self.crop_size)
+            pixels = center_crop(pixels, self.crop_size)
         return pixels
 
     def one(self, picture: Any, name: str = "") -> np.ndarray:
         """(C, H, W) in fp32."""
-        image, file = only(picture)
+        image, file = single_picture(picture)
         with error_context(name or file):
             pixels = self._resize_and_crop(image)
             if self.do_rescale:
@@ -251,7 +251,7 @@ def error_context(name: str) -> Iterator[None]:
         raise error if not name else ValueError(f"{name}: {error}") from None
 
 
-def usual(folder: Path) -> str:
+def default_kind(folder: Path) -> str:
     """The kind of processor that the model in a folder has where no file names one."""
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     try:
@@ -264,14 +264,14 @@ def usual(folder: Path) -> str:
 
 
 def pictures(images: Any, name: str = "") -> Iterator[tuple[Any, str]]:
-    """(PIL's image or an array, what to call it), one by one; files are opened here."""
+    """(PIL image or array, its name for messages), one by one; opens files."""
     if isinstance(images, str | Path):
         path = Path(images).expanduser()
         if path.is_dir():
             for file in files(path):
-                yield opened(file), str(file)
+                yield open_picture(file), str(file)
         else:
-            yield opened(path), str(path)
+            yield open_picture(path), str(path)
     elif isinstance(images, Tensor | np.ndarray):
         pixels = images.detach().cpu().numpy() if isinstance(images, Tensor) else images
         several = pixels.ndim == 4
@@ -286,20 +286,20 @@ def pictures(images: Any, name: str = "") -> Iterator[tuple[Any, str]]:
         raise ValueError(f"a picture is a file, a folder, PIL's image, an array or a tensor; got {kind_of(images)}")
 
 
-def only(picture: Any) -> tuple[Any, str]:
-    """The one picture that is given, and what to call it."""
-    found = list(pictures(picture))
-    if len(found) != 1:
-        raise ValueError(f"one picture at a time here, got {len(found)}")
-    return found[0]
+def single_picture(picture: Any) -> tuple[Any, str]:
+    """The one picture in `picture`, and its name for messages."""
+    given = list(pictures(picture))
+    if len(given) != 1:
+        raise ValueError(f"expected one picture, got {len(given)}")
+    return given[0]
 
 
 def files(folder: Path) -> list[Path]:
     """The pictures of a folder and those in it, in order."""
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file())
-    if not found:
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file())
+    if not paths:
         raise ValueError(f"{folder}: no pictures in this folder ({', '.join(ENDINGS)})")
-    return found
+    return paths
 
 
 def kind_of(value: Any) -> str:
@@ -314,8 +314,8 @@ def pillow() -> Any:
     return Image, ImageOps
 
 
-def opened(path: Path) -> Any:
-    """PIL's image of a file, upright, of its first frame where it moves; whatever is wrong with it is one line."""
+def open_picture(path: Path) -> Any:
+    """The PIL image of a file, turned upright; the first frame of an animation. Every error is one line."""
     Image, ImageOps = pillow()
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
@@ -330,12 +330,12 @@ def opened(path: Path) -> Any:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise ValueError(f"{path}: more than {PIXELS:,} pixels; make it smaller first") from None
     except Exception as error:  # a damaged file can make PIL say anything
-        said = "not a picture that can be read" if isinstance(error, Image.UnidentifiedImageError) else error
-        raise ValueError(f"{path}: {str(said).splitlines()[0] if str(said) else kind_of(error)}") from None
+        reason = "not a picture that can be read" if isinstance(error, Image.UnidentifiedImageError) else error
+        raise ValueError(f"{path}: {str(reason).splitlines()[0] if str(reason) else kind_of(error)}") from None
 
 
 def array(picture: Any, channels: int | None) -> np.ndarray:
-    """(C, H, W) with so many channels: colours are made grey, grey is made coloured, and what is behind is dropped."""
+    """(C, H, W) with so many channels: converts between colour and grey, and drops alpha."""
     if hasattr(picture, "convert"):
         picture = np.asarray(eight_bits(picture, channels))
         picture = picture[None] if picture.ndim == 2 else np.moveaxis(picture, -1, 0)
@@ -387,31 +387,31 @@ def sides(value: Any, short: bool, name: str) -> Size:
     return {key: side for key, side in value.items() if side is not None}
 
 
-def target(size: Size, height: int, width: int) -> tuple[int, int]:
+def target_size(size: Size, height: int, width: int) -> tuple[int, int]:
     """The (H, W) that a picture of `height` x `width` is scaled to."""
     match {key: side for key, side in size.items() if side}:
         case {"shortest_edge": short, "longest_edge": longest}:
-            return between(height, width, short, longest)
+            return limited_size(height, width, short, longest)
         case {"shortest_edge": short}:
             long = int(short * max(height, width) / min(height, width))
-            found = (long, short) if width <= height else (short, long)
+            scaled = (long, short) if width <= height else (short, long)
         case {"max_height": most, "max_width": widest}:
             scale = min(most / height, widest / width)
-            found = int(height * scale), int(width * scale)
+            scaled = int(height * scale), int(width * scale)
         case {"height": rows, "width": columns}:
-            found = rows, columns
+            scaled = rows, columns
         case _:
             valid = "height and width, shortest_edge, or max_height, max_width"
             raise ValueError(f"size is {quote(dict(size))}; it has {valid}")
-    return found
+    return scaled
 
 
-def affordable(*size: int) -> None:
+def check_pixels(*size: int) -> None:
     if math.prod(size) > PIXELS:
         raise ValueError(f"{' x '.join(f'{side:,}' for side in size)} pixels are more than {PIXELS:,}")
 
 
-def between(height: int, width: int, short: int, longest: int) -> tuple[int, int]:
+def limited_size(height: int, width: int, short: int, longest: int) -> tuple[int, int]:
     """The shorter side as long as wanted, unless the longer one then is longer than `longest`."""
     exact: float = short
     if max(height, width) / min(height, width) * short > longest:
@@ -423,9 +423,9 @@ def between(height: int, width: int, short: int, longest: int) -> tuple[int, int
     return (long, short) if width < height else (short, long)
 
 
-def resized(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndarray:
+def resize(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndarray:
     """(C, H, W) by PIL, which scales bytes; fractions from 0 to 1 become bytes for that, and are fractions after."""
-    affordable(*size)
+    check_pixels(*size)
     if min(size) < 1:
         raise ValueError(f"{pixels.shape[1]} x {pixels.shape[2]} pixels cannot be scaled to {size[0]} x {size[1]}")
     fractions = pixels.dtype != np.uint8 and not np.allclose(pixels, pixels.astype(int))
@@ -438,12 +438,12 @@ def resized(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndar
     Image, _ = pillow()
     planes = np.moveaxis(pixels.astype(np.uint8), 0, -1)
     image = Image.fromarray(planes[..., 0] if planes.shape[-1] == 1 else planes)
-    found = np.asarray(image.resize(size[::-1], resample=resample))
-    found = found[None] if found.ndim == 2 else np.moveaxis(found, -1, 0)
-    return (found.astype(np.float64) / 255).astype(np.float32) if fractions else found
+    resized = np.asarray(image.resize(size[::-1], resample=resample))
+    resized = resized[None] if resized.ndim == 2 else np.moveaxis(resized, -1, 0)
+    return (resized.astype(np.float64) / 255).astype(np.float32) if fractions else resized
 
 
-def cropped(pixels: np.ndarray, size: Size) -> np.ndarray:
+def center_crop(pixels: np.ndarray, size: Size) -> np.ndarray:
     return middle(middle(pixels, size["height"], 1), size["width"], 2)
 
 
@@ -459,21 +459,21 @@ def middle(pixels: np.ndarray, wanted: int, axis: int) -> np.ndarray:
     return pixels.take(range(start, start + wanted), axis)
 
 
-def squared(pixels: np.ndarray, mean: float | tuple[float, ...]) -> np.ndarray:
+def pad_square(pixels: np.ndarray, mean: float | tuple[float, ...]) -> np.ndarray:
     """In the middle of a square as long as its longer side, of the colour that `mean` is."""
     side, (height, width) = max(pixels.shape[1:]), pixels.shape[1:]
     colour = (255 * np.asarray(mean, np.float64)).astype(int).reshape(-1, 1, 1)
-    found = np.broadcast_to(colour, (len(pixels), side, side)).astype(pixels.dtype)
+    padded = np.broadcast_to(colour, (len(pixels), side, side)).astype(pixels.dtype)
     top, left = (side - height) // 2, (side - width) // 2
-    found[:, top : top + height, left : left + width] = pixels
-    return found
+    padded[:, top : top + height, left : left + width] = pixels
+    return padded
 
 
-def largest(found: list[np.ndarray]) -> Size:
-    return {"height": max(pixels.shape[1] for pixels in found), "width": max(pixels.shape[2] for pixels in found)}
+def largest(arrays: list[np.ndarray]) -> Size:
+    return {"height": max(pixels.shape[1] for pixels in arrays), "width": max(pixels.shape[2] for pixels in arrays)}
 
 
-def padded(pixels: np.ndarray, size: Size) -> np.ndarray:
+def pad(pixels: np.ndarray, size: Size) -> np.ndarray:
     """Zeros below and to the right."""
     below, right = size["height"] - pixels.shape[1], size["width"] - pixels.shape[2]
     if below < 0 or right < 0:

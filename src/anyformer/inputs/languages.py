@@ -45,7 +45,7 @@ CODES = {**{name: code for code, name in SPOKEN.items()}, **OTHER_NAMES}
 NLLB = re.compile("[a-z]{3}_[A-Z][a-z]{3}")
 
 
-def between(core: tokenizers.Tokenizer, language: int, end: int) -> processors.PostProcessor:
+def language_processor(core: tokenizers.Tokenizer, language: int, end: int) -> processors.PostProcessor:
     """Puts the token of its language before a text and the end token after it."""
     before, after = core.id_to_token(language), core.id_to_token(end)
     return processors.TemplateProcessing(
@@ -55,7 +55,7 @@ def between(core: tokenizers.Tokenizer, language: int, end: int) -> processors.P
     )
 
 
-def transcribing(core: tokenizers.Tokenizer, config: dict[str, Any]) -> tokenizers.Tokenizer:
+def add_whisper_prompt(core: tokenizers.Tokenizer, config: dict[str, Any]) -> tokenizers.Tokenizer:
     """Puts before a text the tokens that Whisper begins with: its language and task where the config names them."""
     tokens = ["<|startoftranscript|>"]
     if (language := config.get("language")) is not None:

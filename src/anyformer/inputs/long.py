@@ -48,18 +48,18 @@ class TokenRange(NamedTuple):
         return self.encoding.ids[self.start : self.stop]
 
 
-def sliced(text: str | LongText) -> Iterator[str]:
+def split_text(text: str | LongText) -> Iterator[str]:
     """A text in parts of at most PIECE characters, cut anywhere."""
     for part in (text,) if isinstance(text, str) else text:
         for i in range(0, len(part), PIECE):
             yield part[i : i + PIECE]
 
 
-def worded(text: str | LongText) -> Iterator[str]:
+def split_at_spaces(text: str | LongText) -> Iterator[str]:
     """A text in parts of about PIECE characters, cut before a space that follows a letter: where words are counted,
     those of the parts are those of the whole."""
     waiting = ""
-    for part in sliced(text):
+    for part in split_text(text):
         waiting += part
         if len(waiting) > PIECE:
             place = next(_spaces(waiting, len(waiting)), len(waiting))
@@ -86,9 +86,9 @@ def pieces(encode: Encode, parts: Iterable[str]) -> Iterator[TokenRange]:
 
 def span(encoding: tokenizers.Encoding, token: int) -> tuple[int, int]:
     """The characters [first, last) that a token stands for."""
-    found = encoding.token_to_chars(token)
-    assert found is not None, "a special token stands for no text"
-    return found
+    characters = encoding.token_to_chars(token)
+    assert characters is not None, "a special token stands for no text"
+    return characters
 
 
 def _cut(encode: Encode, window: str, encoding: tokenizers.Encoding) -> tuple[int, int, int]:

@@ -11,31 +11,31 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from anyformer.inputs import sentencepiece
-from anyformer.inputs.languages import LANGUAGES, between
-from anyformer.inputs.published import CLASSES, LLAMA, PIECES, SEGMENTS, TWO_ENDS, published
-from anyformer.inputs.words import Words, around, numbered
+from anyformer.inputs.languages import LANGUAGES, language_processor
+from anyformer.inputs.published import CLASSES, LLAMA, PIECES, SEGMENTS, TWO_ENDS, class_defaults
+from anyformer.inputs.words import TokenizerFiles, contiguous_vocab, special_tokens_template
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 
 
-def pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+def pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
     """A SentencePiece model: Llama and Mistral, T5."""
     name = next(n for n in PIECES if (folder / n).is_file())
     model = sentencepiece.read(folder / name)
-    ends = published(kind).ends
+    ends = class_defaults(kind).ends
     extra = range(int(config.get("extra_ids", 100 if kind == "T5Tokenizer" else 0)) - 1, -1, -1)
     core = sentencepiece.build(
         model, extra=[f"<extra_id_{i}>" for i in extra], first_only=ends is None and not config.get("legacy", False)
     )
     special = {**{name: text for name, text in LLAMA.items() if core.token_to_id(text) is not None}, **special}
     if ends is not None:
-        core.post_processor = around(core, ends, special)
+        core.post_processor = special_tokens_template(core, ends, special)
     elif not config and "bos_token" in special:  # a bare model file: every published one wants its beginning marked
         config = {"add_bos_token": True}
-    return Words(core, config, special, doubles_space=sentencepiece.doubles(core))
+    return TokenizerFiles(core, config, special, doubles_space=sentencepiece.doubles(core))
 
 
-def fairseq(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+def fairseq(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
     """XLM-R and CamemBERT: before the pieces of a SentencePiece model the first words of fairseq's dictionary, which
     has some of them already, and the mask after them."""
     usual = CLASSES[kind]
@@ -54,11 +54,11 @@ def fairseq(folder: Path, kind: str, config: dict[str, Any], special: dict[str, 
     space = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=True)
     core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
     core.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
-    core.post_processor = around(core, usual.ends or TWO_ENDS, special)
-    return Words(core, config, special)
+    core.post_processor = special_tokens_template(core, usual.ends or TWO_ENDS, special)
+    return TokenizerFiles(core, config, special)
 
 
-def deberta(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+def deberta(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
     """DeBERTa v2 and v3: spaces and forms of letters are made alike by rules of its own, not by those of the file."""
     source = sentencepiece.read(folder / next(n for n in PIECES if (folder / n).is_file()))
     special = {**CLASSES[kind].special, **special}
@@ -74,10 +74,10 @@ def deberta(folder: Path, kind: str, config: dict[str, Any], special: dict[str, 
     scheme = "always" if config.get("add_prefix_space", True) else "first"
     core.pre_tokenizer = pre_tokenizers.Sequence([*split, pre_tokenizers.Metaspace("▁", scheme)])
     core.decoder = decoders.Metaspace("▁", scheme)
-    return closed(core, kind, config, special)
+    return add_ends(core, kind, config, special)
 
 
-def xlnet(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+def xlnet(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
     """XLNet: letters lose their accents before the rules of the file, and the mask takes the space before it."""
     source = sentencepiece.read(folder / next(n for n in PIECES if (folder / n).is_file()))
     special = {**CLASSES[kind].special, **special}
@@ -94,14 +94,14 @@ def xlnet(folder: Path, kind: str, config: dict[str, Any], special: dict[str, st
     space = pre_tokenizers.Metaspace("▁", "always")
     core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
     core.decoder = decoders.Metaspace("▁", "always")
-    return closed(core, kind, config, special, greedy=("mask_token",))
+    return add_ends(core, kind, config, special, greedy=("mask_token",))
 
 
-def closed(
+def add_ends(
     core: tokenizers.Tokenizer, kind: str, config: dict[str, Any], special: dict[str, str], greedy: tuple[str, ...] = ()
-) -> Words:
-    """With what stands around texts, whose tokens a file may lack: they come after its pieces. Those that are `greedy`
-    take the space before them."""
+) -> TokenizerFiles:
+    """Adds the special tokens around texts; those that the file lacks come after its pieces. `greedy` ones take the
+    space before them."""
     core.add_special_tokens(
         [
             tokenizers.AddedToken(token, lstrip=name in greedy, normalized=False, special=True)
@@ -109,42 +109,46 @@ def closed(
             if name in greedy or core.token_to_id(token) is None
         ]
     )
-    core.post_processor = around(core, CLASSES[kind].ends or SEGMENTS, special)
-    return Words(core, config, special)
+    core.post_processor = special_tokens_template(core, CLASSES[kind].ends or SEGMENTS, special)
+    return TokenizerFiles(core, config, special)
 
 
-def marian(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+def marian(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
     """Marian: pieces of the source language, ids from vocab.json, text from the same ids."""
     if (folder / "target_vocab.json").is_file() and config.get("separate_vocabs"):
         raise ValueError("separate vocabularies of the two languages are not supported")
     special = {**CLASSES["MarianTokenizer"].special, **special}
-    vocabulary = numbered(folder)
+    vocabulary = contiguous_vocab(folder)
     asked = [word for word in vocabulary if word.startswith(">>") and word.endswith("<<")]  # >>fr<<: the one to write
-    core, writer = renumbered(folder / "source.spm", vocabulary, special, asked)
+    core, writer = build_with_ids(folder / "source.spm", vocabulary, special, asked)
     target = None
     if (folder / "target.spm").is_file():
-        target, _ = renumbered(folder / "target.spm", vocabulary, special, asked)
+        target, _ = build_with_ids(folder / "target.spm", vocabulary, special, asked)
     for each in (core, target):
         if each is not None:
-            each.post_processor = around(each, ("A eos", "A B eos"), special)
-    return Words(core, config, special, writer, len(vocabulary), target=target)
+            each.post_processor = special_tokens_template(each, ("A eos", "A B eos"), special)
+    return TokenizerFiles(core, config, special, writer, len(vocabulary), target=target)
 
 
-def m2m(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+def m2m(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
     """M2M-100: pieces of a hundred languages, ids from vocab.json, and after them a token for each language."""
     special = {**CLASSES["M2M100Tokenizer"].special, **special}
-    vocabulary = numbered(folder)
+    vocabulary = contiguous_vocab(folder)
     name = config.get("language_codes") or "m2m100"
     if name not in LANGUAGES:
         raise ValueError(f"language_codes={quote(name)}; {nearest(str(name), LANGUAGES)}")
     languages = {code: len(vocabulary) + i for i, code in enumerate(LANGUAGES[name])}
     full = {**vocabulary, **{f"__{code}__": place for code, place in languages.items()}}
-    core, writer = renumbered(folder / "sentencepiece.bpe.model", full, special, tokens=list(full)[len(vocabulary) :])
-    core.post_processor = between(core, source_of(config, languages, "en"), vocabulary[special["eos_token"]])
-    return Words(core, config, special, writer, len(full), languages=languages)
+    core, writer = build_with_ids(
+        folder / "sentencepiece.bpe.model", full, special, tokens=list(full)[len(vocabulary) :]
+    )
+    core.post_processor = language_processor(
+        core, source_language(config, languages, "en"), vocabulary[special["eos_token"]]
+    )
+    return TokenizerFiles(core, config, special, writer, len(full), languages=languages)
 
 
-def source_of(config: dict[str, Any], languages: dict[str, int], usual: str) -> int:
+def source_language(config: dict[str, Any], languages: dict[str, int], usual: str) -> int:
     """The token of the language that a folder's texts are in."""
     code = config.get("src_lang") or usual
     if code not in languages:
@@ -152,14 +156,14 @@ def source_of(config: dict[str, Any], languages: dict[str, int], usual: str) -> 
     return languages[code]
 
 
-def renumbered(
+def build_with_ids(
     path: Path,
     vocabulary: dict[str, int],
     special: dict[str, str],
     inside: Iterable[str] = (),
     tokens: Iterable[str] = (),
 ) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
-    """What reads the pieces of a model as the ids of a vocabulary, and what writes them. `inside` are words of the
+    """(tokenizer that encodes with the ids of a vocabulary, tokenizer that decodes them). `inside` are words of the
     vocabulary that may stand in a text, `tokens` are special ones."""
     for name in ("unk_token", "eos_token", "pad_token"):
         if special[name] not in vocabulary:

@@ -16,6 +16,8 @@ from anyformer.checkpoint import read_spec
 from anyformer.inputs.audio_features import KINDS, AudioProcessor
 from anyformer.inputs.image import Images
 from anyformer.inputs.text import Tokenizer
+from anyformer.models import TowerDecoderModel, TowerEncoderModel
+from anyformer.parts.embedding.waveform import SegmentEmbedding
 from anyformer.specs.messages import quote
 from anyformer.weights import hub
 from anyformer.weights.io import read_json
@@ -26,62 +28,62 @@ if TYPE_CHECKING:
 Inputs = dict[str, "Tensor"]
 
 
-class Reader(NamedTuple):
-    """What reads another kind of data than text."""
+class MediaReader(NamedTuple):
+    """Reads images or audio."""
 
-    held: Callable[[Path], bool]  # whether a model folder has settings for it
-    load: Callable[[Path], Callable[..., Inputs]]  # from the folder: what turns the data into tensors by name
+    has_settings: Callable[[Path], bool]  # whether a model folder has its settings
+    load: Callable[[Path], Callable[..., Inputs]]  # folder -> reader: data -> tensors by name
 
 
 def settings_in(folder: Path) -> Iterator[dict[str, Any]]:
-    """What a folder says of images and sound, each by itself."""
+    """The settings for images and sound in a folder, one dict each."""
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (folder / name).is_file():
             config = read_json(folder / name)
             yield from (config, *(part for part in config.values() if isinstance(part, dict)))
 
 
-def hears(config: dict[str, Any]) -> bool:
+def is_audio(config: dict[str, Any]) -> bool:
     return "sampling_rate" in config or config.get("feature_extractor_type") in KINDS
 
 
 PICTURES = {"image_processor_type", "image_mean", "size"}  # one of them is in what is said of pictures
 # by the keyword that the data is given by: the one place that knows of them
-READERS: dict[str, Reader] = {
-    "images": Reader(lambda folder: any(PICTURES & c.keys() for c in settings_in(folder)), Images.load),
-    "audio": Reader(lambda folder: any(hears(c) for c in settings_in(folder)), AudioProcessor.load),
+READERS: dict[str, MediaReader] = {
+    "images": MediaReader(lambda folder: any(PICTURES & c.keys() for c in settings_in(folder)), Images.load),
+    "audio": MediaReader(lambda folder: any(is_audio(c) for c in settings_in(folder)), AudioProcessor.load),
 }
 
 
-class Places(NamedTuple):
-    """How a picture or a sound stands in a text: as so many of one token as it makes vectors (LLaVA)."""
+class Placeholders(NamedTuple):
+    """Placeholder tokens for a picture or a sound in a text: one for each of its vectors (LLaVA)."""
 
     token: str
     count: Callable[[Tensor], int]  # of (M, C, H, W) or (M, C, frames), the vectors of each
 
     @classmethod
-    def of(cls, folder: Path, name: str, tokenizer: Tokenizer) -> Places | None:
-        """Where what is given by the keyword `name` has places: as published, or as the description in the folder."""
+    def from_folder(cls, folder: Path, name: str, tokenizer: Tokenizer) -> Placeholders | None:
+        """The placeholders for the keyword `name`, from the published settings or the description in the folder."""
         for config in settings_in(folder) if name == "images" else ():
             if isinstance(patch := config.get("patch_size"), int) and "vision_feature_select_strategy" in config:
                 more = int(config.get("num_additional_image_tokens") or 0)
                 more -= int(config["vision_feature_select_strategy"] == "default")
                 return cls(config.get("image_token") or "<image>", functools.partial(patches, patch, more))
         try:
-            towers: Any = getattr(read_spec(folder), "input_towers", {})
+            spec = read_spec(folder)
         except (ValueError, OSError):  # no model, or none that is known
             return None
-        tower = towers.get(FED[name])
+        tower = spec.input_towers.get(TOWERS[name]) if isinstance(spec, TowerDecoderModel | TowerEncoderModel) else None
         if tower is None or (token := tokenizer.token(tower.token)) is None:
             return None
-        read: Any = tower.model.embedding
-        count = read.frames if callable(getattr(read, "frames", None)) else read.vectors  # of this sound, or of any
+        embedding = tower.model.embedding
+        count = embedding.frames if isinstance(embedding, SegmentEmbedding) else embedding.vectors
         return cls(token, lambda given: count(given.shape[-1]) - tower.skip)
 
-    def filled(self, texts: Sequence[str], given: Tensor, what: str) -> list[str]:
-        """Texts in which the token of each picture or sound, in their order, stands as often as it must."""
-        if (found := sum(text.count(self.token) for text in texts)) != len(given):
-            raise ValueError(f"{len(given)} {what}, and {found} places {self.token} for them in the text")
+    def expand(self, texts: Sequence[str], given: Tensor, what: str) -> list[str]:
+        """Texts in which the token of each picture or sound is repeated once for each vector."""
+        if (places := sum(text.count(self.token) for text in texts)) != len(given):
+            raise ValueError(f"{len(given)} {what} for {places} {self.token} in the text")
         return [text.replace(self.token, self.token * self.count(given)) for text in texts]
 
 
@@ -89,20 +91,20 @@ def patches(patch: int, more: int, pixels: Tensor) -> int:
     return (pixels.shape[2] // patch) * (pixels.shape[3] // patch) + more
 
 
-FED = {"images": "image", "audio": "audio"}  # keyword -> the tower that it is for
+TOWERS = {"images": "image", "audio": "audio"}  # keyword -> field of the model
 CALLED = {"images": "pictures", "audio": "sounds"}
 
 
 def processor(name: str | Path, *, offline: bool = False) -> Processor:
-    """What reads for the model in a folder, or of a hub id."""
+    """The processor of a model folder or hub id."""
     folder = hub.resolve(name, offline=offline)
-    media = tuple(given for given, reader in READERS.items() if reader.held(folder))
+    media = tuple(given for given, reader in READERS.items() if reader.has_settings(folder))
     try:
         return Processor(folder, Tokenizer.load(folder), media)
     except (ValueError, OSError) as error:
         if not media:
             raise
-        # images and sound can be read without a tokenizer; whoever gives a text learns what is wrong with its files
+        # images and sound need no tokenizer; its error is raised when a text is given
         return Processor(folder, None, media, None if isinstance(error, FileNotFoundError) else error)
 
 
@@ -143,18 +145,18 @@ class Processor:
         the longest (`padding="max_length"`: to max_length; False: they must be of one length), and cut to max_length
         with `truncation`. `settings` go to what reads images or sound (sampling_rate, ...)."""
         out: Inputs = {}
-        made: dict[str, Inputs] = {}
+        tensors: dict[str, Inputs] = {}
         given = {name: value for name, value in (("images", images), ("audio", audio)) if value is not None}
         if text is None and not given:
-            raise ValueError("give a text, or a list of them")
+            raise ValueError("give a text or a list of texts")
         for name, value in given.items():
             if name not in self.media:
                 reads = " and ".join([*(["text"] if self._tokenizer is not None else []), *self.media])
                 raise ValueError(f"{name}: {self.folder} reads {reads}")
-            made[name] = self.reader(name)(value, **settings)
-            out |= made[name]
+            tensors[name] = self.reader(name)(value, **settings)
+            out |= tensors[name]
         if settings and not given:
-            raise ValueError(f"a text is read without {quote(next(iter(settings)))}")
+            raise ValueError(f"unknown setting {quote(next(iter(settings)))} for a text")
         if text is None:
             return out
         longest = max_length if max_length is not None else self.tokenizer.max_length
@@ -164,16 +166,17 @@ class Processor:
             raise ValueError("max_length does nothing without truncation=True or padding='max_length'")
         if longest is None and (truncation or padding == "max_length"):
             raise ValueError("give max_length: this tokenizer does not say how long a text may be")
-        texts, pairs = ([text], [text_pair]) if isinstance(text, str) else (list(text), text_pair)
+        texts = [text] if isinstance(text, str) else list(text)
+        pairs = [text_pair] if isinstance(text_pair, str) else text_pair
         placed = False
         for name in given:
-            if (places := Places.of(self.folder, name, self.tokenizer)) is not None:
-                texts = places.filled(texts, next(iter(made[name].values())), CALLED[name])
+            if (places := Placeholders.from_folder(self.folder, name, self.tokenizer)) is not None:
+                texts = places.expand(texts, next(iter(tensors[name].values())), CALLED[name])
                 out.pop("attention_mask", None)  # of the sound: where it is silent is heard
                 placed = placed or name == "audio"
         encoded = self.tokenizer.batch(
             texts,
-            None if text_pair is None else pairs,  # type: ignore[arg-type]
+            pairs,
             padding_side=padding_side,
             max_length=longest if truncation else None,
             add_special_tokens=add_special_tokens,
@@ -186,7 +189,7 @@ class Processor:
         return {**encoded, **out}
 
     def reader(self, name: str) -> Any:
-        """What reads images or audio for this folder, if anything does."""
+        """The reader of images or audio for this folder, or None."""
         if name not in self._readers and name in self.media:
             self._readers[name] = READERS[name].load(self.folder)
         return self._readers.get(name)
@@ -194,7 +197,7 @@ class Processor:
     def decode(self, ids: Any, *, skip_special_tokens: bool = False) -> Any:
         """The text of some ids; of rows of them a list of texts. Where pictures are read as colours, their pictures."""
         if self._tokenizer is None and isinstance(images := self.reader("images"), Images) and images.clusters:
-            return images.drawn(ids)
+            return images.decode_colours(ids)
         ids = ids.tolist() if hasattr(ids, "tolist") else ids
         if isinstance(ids, Sequence) and ids and not isinstance(ids[0], int):
             return self.batch_decode(ids, skip_special_tokens=skip_special_tokens)

@@ -1,4 +1,4 @@
-"""What published tokenizer classes take for granted, so that their folders need not say it."""
+"""Defaults of published tokenizer classes, which model folders leave out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 
 @dataclasses.dataclass(frozen=True)
-class Published:
+class ClassDefaults:
     """A tokenizer class: `words` is how its files hold its words (see vocabulary.py; "" where a tokenizer.json must),
     `special` and `settings` what they need not name."""
 
@@ -86,50 +86,50 @@ WITH_TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_ma
 LEFT = {"padding_side": "left"}
 # classes in Python cut a pair to an odd number of tokens so that the first text keeps one more
 FIRST_LONGER = {"longer_text": "first"}
-# model_type of which transformers ignores the class that a folder names, and takes the base class
+# transformers uses the base class for these model types, whatever class the folder names
 UNREGISTERED = ("llama",)  # the base class is also taken for these, where a folder names none
 GENERIC = ("llava", "mistral", "mixtral", "nystromformer", "umt5", "xlm-roberta-xl")
 
 TWO_ENDS = ("cls A sep", "cls A sep sep B sep")  # between two texts there are two
 SEGMENTS = ("cls A sep", "cls A sep B:1 sep:1")
 AFTER = ("A eos", "A eos B eos")
-CLASSES: dict[str, Published] = {
-    "": Published(),
-    **dict.fromkeys(("GPT2Tokenizer", "WhisperTokenizer"), Published("byte pairs", GPT2)),
-    "Qwen2Tokenizer": Published("byte pairs", QWEN),
-    "GPTNeoXTokenizer": Published("", NEOX),
-    "AlbertTokenizer": Published("", ALBERT),
-    "BigBirdTokenizer": Published("", BIG_BIRD),
-    "CLIPTokenizer": Published("", CLIP),
-    "OpenAIGPTTokenizer": Published("", {"unk_token": "<unk>"}),
-    "ReformerTokenizer": Published("", {"eos_token": "</s>", "unk_token": "<unk>"}),
+CLASSES: dict[str, ClassDefaults] = {
+    "": ClassDefaults(),
+    **dict.fromkeys(("GPT2Tokenizer", "WhisperTokenizer"), ClassDefaults("byte pairs", GPT2)),
+    "Qwen2Tokenizer": ClassDefaults("byte pairs", QWEN),
+    "GPTNeoXTokenizer": ClassDefaults("", NEOX),
+    "AlbertTokenizer": ClassDefaults("", ALBERT),
+    "BigBirdTokenizer": ClassDefaults("", BIG_BIRD),
+    "CLIPTokenizer": ClassDefaults("", CLIP),
+    "OpenAIGPTTokenizer": ClassDefaults("", {"unk_token": "<unk>"}),
+    "ReformerTokenizer": ClassDefaults("", {"eos_token": "</s>", "unk_token": "<unk>"}),
     **dict.fromkeys(
         ("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"),
-        Published("byte pairs", ROBERTA, TWO_ENDS),
+        ClassDefaults("byte pairs", ROBERTA, TWO_ENDS),
     ),
-    "DebertaTokenizer": Published("byte pairs", DEBERTA, TWO_ENDS, WITH_TYPES),
+    "DebertaTokenizer": ClassDefaults("byte pairs", DEBERTA, TWO_ENDS, WITH_TYPES),
     **dict.fromkeys(
         ("BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "ConvBertTokenizer", "LayoutLMTokenizer"),
-        Published("word pieces", BERT, SEGMENTS, WITH_TYPES),
+        ClassDefaults("word pieces", BERT, SEGMENTS, WITH_TYPES),
     ),
-    "DistilBertTokenizer": Published("word pieces", BERT, SEGMENTS),
-    "FunnelTokenizer": Published("word pieces", FUNNEL, ("cls:2 A sep", "cls:2 A sep B:1 sep:1")),
-    "PerceiverTokenizer": Published("bytes", PERCEIVER, SEGMENTS, FIRST_LONGER),
-    "Wav2Vec2CTCTokenizer": Published("letters", LETTERS, None, FIRST_LONGER),
-    **dict.fromkeys(("LlamaTokenizer", "CodeLlamaTokenizer"), Published("pieces", LLAMA, None, LEFT)),
-    "MistralTokenizer": Published("pieces", LLAMA),
-    **dict.fromkeys(("T5Tokenizer", "MT5Tokenizer"), Published("pieces", T5, AFTER)),
+    "DistilBertTokenizer": ClassDefaults("word pieces", BERT, SEGMENTS),
+    "FunnelTokenizer": ClassDefaults("word pieces", FUNNEL, ("cls:2 A sep", "cls:2 A sep B:1 sep:1")),
+    "PerceiverTokenizer": ClassDefaults("bytes", PERCEIVER, SEGMENTS, FIRST_LONGER),
+    "Wav2Vec2CTCTokenizer": ClassDefaults("letters", LETTERS, None, FIRST_LONGER),
+    **dict.fromkeys(("LlamaTokenizer", "CodeLlamaTokenizer"), ClassDefaults("pieces", LLAMA, None, LEFT)),
+    "MistralTokenizer": ClassDefaults("pieces", LLAMA),
+    **dict.fromkeys(("T5Tokenizer", "MT5Tokenizer"), ClassDefaults("pieces", T5, AFTER)),
     **dict.fromkeys(
         ("XLMRobertaTokenizer", "CamembertTokenizer"),
-        Published("fairseq", ROBERTA, ("bos A eos", "bos A eos eos B eos")),
+        ClassDefaults("fairseq", ROBERTA, ("bos A eos", "bos A eos eos B eos")),
     ),
-    "NllbTokenizer": Published("", ROBERTA),
-    "MarianTokenizer": Published("marian", T5, ("A eos", "A B eos"), FIRST_LONGER),
-    "M2M100Tokenizer": Published("m2m", M2M, None, FIRST_LONGER),
-    "DebertaV2Tokenizer": Published("DeBERTa's pieces", DEBERTA, SEGMENTS, WITH_TYPES),
-    "XLNetTokenizer": Published("XLNet's pieces", FUNNEL, ("A sep cls:2", "A sep B:1 sep:1 cls:2"), LEFT),
+    "NllbTokenizer": ClassDefaults("", ROBERTA),
+    "MarianTokenizer": ClassDefaults("marian", T5, ("A eos", "A B eos"), FIRST_LONGER),
+    "M2M100Tokenizer": ClassDefaults("m2m", M2M, None, FIRST_LONGER),
+    "DebertaV2Tokenizer": ClassDefaults("DeBERTa's pieces", DEBERTA, SEGMENTS, WITH_TYPES),
+    "XLNetTokenizer": ClassDefaults("XLNet's pieces", FUNNEL, ("A sep cls:2", "A sep B:1 sep:1 cls:2"), LEFT),
 }
 
 
-def published(kind: str) -> Published:
+def class_defaults(kind: str) -> ClassDefaults:
     return CLASSES.get(kind, CLASSES[""])

@@ -29,12 +29,12 @@ ENDINGS = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif", ".au", ".caf")
 Source = str | Path | np.ndarray | Any  # a file, samples, (samples, rate), or (an iterator of chunks of them, rate)
 
 
-class Unreadable(ValueError):
+class UnreadableAudio(ValueError):
     """A file that holds no sound that can be read."""
 
 
 @dataclasses.dataclass
-class Recording:
+class AudioRecording:
     """`rate` samples a second; `pull(n)` gives the next n or fewer as (n, channels), and none at the end."""
 
     rate: int
@@ -44,7 +44,7 @@ class Recording:
     length: int | None = None  # samples, where a header says so
 
     @classmethod
-    def open(cls, source: Source, rate: int | None = None) -> Recording:
+    def open(cls, source: Source, rate: int | None = None) -> AudioRecording:
         """Of a file, which says its rate itself, or of samples (T,) at `rate`; (samples, rate) is the same. An iterator
         of chunks of samples is a stream, as from a microphone: it is read once, as it comes."""
         if isinstance(source, str | Path):
@@ -52,7 +52,7 @@ class Recording:
             if not file.is_file():
                 raise FileNotFoundError(f"{file}: no such file")
             if file.stat().st_size == 0:
-                raise Unreadable(f"{file}: is empty")
+                raise UnreadableAudio(f"{file}: is empty")
             return _wave(file) or _sound(file)
         if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], int):
             source, rate = source
@@ -62,7 +62,7 @@ class Recording:
             raise ValueError(f"sampling_rate is {quote(rate)}; it must be a whole number from 1 to {HIGHEST:,}")
         return _stream(source, rate) if isinstance(source, Iterator) else _array(source, rate)
 
-    def __enter__(self) -> Recording:
+    def __enter__(self) -> AudioRecording:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -81,23 +81,23 @@ class Recording:
             if not np.abs(mono).max() <= LOUDEST:  # NaN is refused too
                 bad = int(np.flatnonzero(~(np.abs(mono) <= LOUDEST))[0])
                 problem = f"{mono[bad]:.3g}, too large" if np.isfinite(mono[bad]) else "not a finite number"
-                raise Unreadable(f"{self.name}: sample {done + bad:,} is {problem}; samples are between -1 and 1")
+                raise UnreadableAudio(f"{self.name}: sample {done + bad:,} is {problem}; samples are between -1 and 1")
             done += len(mono)
             yield mono if change is None else change.resample_chunk(mono)
         if self.length is not None and done < self.length:
-            raise Unreadable(f"{self.name}: ends after {done:,} of {self.length:,} samples")
+            raise UnreadableAudio(f"{self.name}: ends after {done:,} of {self.length:,} samples")
         if change is not None and len(last := change.resample_chunk(np.zeros(0, np.float32), last=True)):
             yield last
 
     def read(self, rate: int | None = None, most: int | None = None) -> np.ndarray:
         """All of it (T,), or the first `most` samples."""
-        found, total = [np.zeros(0, np.float32)], 0
+        blocks, total = [np.zeros(0, np.float32)], 0
         for block in self.blocks(rate):
-            found.append(block)
+            blocks.append(block)
             total += len(block)
             if most is not None and total >= most:
                 break
-        return np.concatenate(found)[:most]
+        return np.concatenate(blocks)[:most]
 
 
 def streams(source: Source) -> bool:
@@ -105,15 +105,15 @@ def streams(source: Source) -> bool:
     return isinstance(source[0] if isinstance(source, tuple) and source else source, Iterator)
 
 
-def _stream(chunks: Iterator[Any], rate: int) -> Recording:
+def _stream(chunks: Iterator[Any], rate: int) -> AudioRecording:
     def pull(n: int) -> np.ndarray:
         held = next((chunk for chunk in map(_samples, chunks) if len(chunk)), np.zeros(0, np.float32))
         return held[:, None].astype(np.float32)
 
-    return Recording(rate, pull, "the stream")
+    return AudioRecording(rate, pull, "the stream")
 
 
-def _array(samples: Any, rate: int) -> Recording:
+def _array(samples: Any, rate: int) -> AudioRecording:
     numbers, place = _samples(samples), 0
 
     def pull(n: int) -> np.ndarray:
@@ -122,7 +122,7 @@ def _array(samples: Any, rate: int) -> Recording:
         place += len(block)
         return block
 
-    return Recording(rate, pull, "the samples")
+    return AudioRecording(rate, pull, "the samples")
 
 
 def _samples(samples: Any) -> np.ndarray:
@@ -139,7 +139,7 @@ def _samples(samples: Any) -> np.ndarray:
     return numbers
 
 
-def _wave(file: Path) -> Recording | None:
+def _wave(file: Path) -> AudioRecording | None:
     """Plain 16-bit sound, which needs no library."""
     if file.suffix.lower() != ".wav":
         return None
@@ -150,10 +150,10 @@ def _wave(file: Path) -> Recording | None:
     except (wave.Error, EOFError, OSError, ValueError) as error:
         if "unknown format" in str(error):
             return None
-        raise Unreadable(f"{file}: {_reason(error)}") from None
+        raise UnreadableAudio(f"{file}: {_reason(error)}") from None
     if not 0 < rate <= HIGHEST:
         stream.close()
-        raise Unreadable(f"{file}: {_wrong_rate(rate)}")
+        raise UnreadableAudio(f"{file}: {_wrong_rate(rate)}")
     if stream.getsampwidth() != 2 or channels < 1:
         stream.close()
         return None
@@ -164,28 +164,28 @@ def _wave(file: Path) -> Recording | None:
         return numbers.reshape(-1, channels) / np.float32(32768)
 
     # a stream that was written to a pipe claims the longest there is
-    return Recording(rate, pull, str(file), stream.close, None if length * channels * 2 > 2**32 - 256 else length)
+    return AudioRecording(rate, pull, str(file), stream.close, None if length * channels * 2 > 2**32 - 256 else length)
 
 
-def _sound(file: Path) -> Recording:
+def _sound(file: Path) -> AudioRecording:
     soundfile = need("soundfile", "audio", "sound that is not 16-bit WAV")
     try:
         stream = soundfile.SoundFile(file)
     except (soundfile.SoundFileError, OSError, TypeError) as error:
-        raise Unreadable(f"{file}: {_reason(error)}") from None
+        raise UnreadableAudio(f"{file}: {_reason(error)}") from None
     if not 0 < stream.samplerate <= HIGHEST:
         with contextlib.suppress(soundfile.SoundFileError):
             stream.close()
-        raise Unreadable(f"{file}: {_wrong_rate(stream.samplerate)}")
+        raise UnreadableAudio(f"{file}: {_wrong_rate(stream.samplerate)}")
 
     def pull(n: int) -> np.ndarray:
         try:
             return stream.read(n, dtype="float32", always_2d=True)
         except (soundfile.SoundFileError, OSError) as error:
-            raise Unreadable(f"{file}: {_reason(error)}") from None
+            raise UnreadableAudio(f"{file}: {_reason(error)}") from None
 
     length = stream.frames if 0 < stream.frames < 2**62 else None
-    return Recording(stream.samplerate, pull, str(file), stream.close, length)
+    return AudioRecording(stream.samplerate, pull, str(file), stream.close, length)
 
 
 def _reason(error: BaseException) -> str:

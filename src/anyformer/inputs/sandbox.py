@@ -35,20 +35,24 @@ class TooMuch(Exception):
     """The template spent its budget."""
 
 
-_budget = threading.local()
+class Budget(threading.local):
+    """What a template may still spend; each thread has its own."""
+
+    def __init__(self) -> None:
+        self.refill()
+
+    def refill(self) -> None:
+        self.steps, self.bytes, self.until = STEPS, BYTES, time.monotonic() + SECONDS
 
 
-def refill() -> None:
-    _budget.steps, _budget.bytes, _budget.until = STEPS, BYTES, time.monotonic() + SECONDS
+budget = Budget()
 
 
 def spend(*values: Any, deep: bool = True) -> int:
     """Takes a step for each value and, where `deep`, for each element of it. Returns how large they are together."""
-    if not hasattr(_budget, "steps"):
-        refill()
     todo, size = list(values), 0
-    steps = _budget.steps
-    if time.monotonic() > _budget.until:
+    steps = budget.steps
+    if time.monotonic() > budget.until:
         raise TooMuch(f"more than {SECONDS:g} seconds")
     while True:
         steps -= 1
@@ -71,21 +75,21 @@ def spend(*values: Any, deep: bool = True) -> int:
                     todo.extend(value.values())
         if size > CHARACTERS:
             raise TooMuch(f"a value of more than {CHARACTERS:,} characters")
-    _budget.steps = steps
+    budget.steps = steps
     return size
 
 
-def made(value: Any) -> Any:
+def charge_memory(value: Any) -> Any:
     """Takes the memory of a new value out of the budget, and gives the value back."""
     spend(value, deep=False)
     elements = len(value) if isinstance(value, (list, tuple, dict)) else 0
-    _budget.bytes -= sys.getsizeof(value) + 64 * elements
-    if _budget.bytes < 0:
+    budget.bytes -= sys.getsizeof(value) + 64 * elements
+    if budget.bytes < 0:
         raise TooMuch(f"more than {BYTES:,} bytes of values")
     return value
 
 
-def foresee(name: str, value: Any, arguments: Sequence[Any]) -> None:
+def check_size(name: str, value: Any, arguments: Sequence[Any]) -> None:
     """Refuses a call of `name` on `value` that could make something large: larger than the two together times over."""
     if name in SHRINKING:
         return

@@ -21,7 +21,7 @@ UNIGRAM, BPE = 1, 2  # kinds of models
 
 @dataclasses.dataclass(frozen=True)
 class SentencePieces:
-    """What the file says."""
+    """The contents of a SentencePiece model file."""
 
     pieces: list[tuple[str, float, int]]  # text, score, kind; the place is the token's id
     model: int = UNIGRAM
@@ -64,7 +64,7 @@ def fields(raw: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def read(path: Path) -> SentencePieces:
-    """One line of ValueError that names the file, for anything that is not such a model."""
+    """Reads a model file; raises a one-line ValueError that names the file."""
     with path.open("rb") as file:
         raw = file.read(LONGEST_BYTES + 1)
     if len(raw) > LONGEST_BYTES:

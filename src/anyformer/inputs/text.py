@@ -24,6 +24,7 @@ from anyformer.inputs.published import INPUT_NAMES, NAMES
 from anyformer.inputs.truncation import count_truncated
 from anyformer.inputs.words import BYTES
 from anyformer.models.base import TransformerModule
+from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 
@@ -63,7 +64,7 @@ class Tokenizer:
     ) -> None:
         self._doubles_space = doubles_space
         self.languages, self.target = languages or {}, target
-        self._ends: Any = None  # what puts special tokens at the ends, where it is not `core`
+        self._ends: Any = None  # a post-processor for another language; None: that of `core`
         self.core, self.writer, self._unknown_from = core, writer or core, unknown_from
         self.config, self.folder = config or {}, folder
         self.special = {name: text for name, text in (special or {}).items() if core.token_to_id(text) is not None}
@@ -142,7 +143,7 @@ class Tokenizer:
         """The same tokenizer for texts of another language."""
         assert self.eos_token_id is not None
         other = copy.copy(self)
-        other._ends = languages.between(self.core, self.language_id(code), self.eos_token_id)
+        other._ends = languages.language_processor(self.core, self.language_id(code), self.eos_token_id)
         return other
 
     # -- text to ids
@@ -154,35 +155,35 @@ class Tokenizer:
 
     def pieces(self, text: str | long.LongText, *, add_special_tokens: bool = True) -> Iterator[list[int]]:
         """The same ids, a part at a time: of a text of any length in little memory."""
-        before, after = self._around if add_special_tokens else ([], [])
+        before, after = self._special_ends if add_special_tokens else ([], [])
         yield before
         for piece in self.parts(text):
-            yield self._known(piece.ids)
+            yield self._replace_unknown(piece.ids)
         yield after
 
     def parts(self, text: str | long.LongText) -> Iterator[long.TokenRange]:
         """The tokens of a text of any length, without special ones."""
-        parts = long.sliced(self._text(text) if isinstance(text, str) else text)
+        parts = long.split_text(self._text(text) if isinstance(text, str) else text)
         first = next(parts, "")  # where a text begins, a space may have to be doubled
         first = self._text(first) if not isinstance(text, str) else first
         return long.pieces(lambda part: self._bare.encode(part, add_special_tokens=False), chain([first], parts))
 
     @property
     def filler(self) -> int:
-        """What fills up rows: the padding token, where there is one, or else the one that ends a text."""
+        """The id that pads rows: the padding token, else the end token, else 0."""
         return next((i for i in (self.pad_token_id, self.eos_token_id) if i is not None), 0)
 
     @property
-    def _around(self) -> tuple[list[int], list[int]]:
+    def _special_ends(self) -> tuple[list[int], list[int]]:
         """The special tokens before and after a text."""
-        one = next((found for text in "aA.1" if (found := self.plain(text)).ids), self.plain(""))
+        one = next((encoding for text in "aA.1" if (encoding := self.plain(text)).ids), self.plain(""))
         one.truncate(1)
-        ids = self._finished(one, None, True).ids
+        ids = self._post_process(one, None, True).ids
         place = ids.index(one.ids[0]) if one.ids else len(ids)
         return ids[:place], ids[place + 1 :]
 
     def encode_target(self, text: str) -> list[int]:
-        """Of a text that the model has to write: in another language, with its own pieces (Marian)."""
+        """Ids of a target text, which may have its own vocabulary (Marian)."""
         return self.encode(text) if self.target is None else self._ids(self.target.encode(self._short(text)))
 
     def _text(self, text: Any) -> Any:
@@ -196,9 +197,9 @@ class Tokenizer:
         return " " + text if self._doubles_space and text.startswith((" ", "▁")) else text
 
     def _ids(self, encoding: tokenizers.Encoding) -> list[int]:
-        return self._known(encoding.ids)
+        return self._replace_unknown(encoding.ids)
 
-    def _known(self, ids: list[int]) -> list[int]:
+    def _replace_unknown(self, ids: list[int]) -> list[int]:
         if self._unknown_from is None:
             return ids
         unknown = self.unk_token_id
@@ -227,7 +228,7 @@ class Tokenizer:
         import torch
 
         if isinstance(texts, str) or isinstance(pairs, str):
-            raise ValueError("batch takes a list of texts; a single one is encode(text)")
+            raise ValueError("batch takes a list of texts; use encode(text) for one")
         if pairs is not None and len(pairs) != len(texts):
             raise ValueError(f"{len(texts)} texts and {len(pairs)} pairs")
         side = self.padding_side if padding_side is None else padding_side
@@ -241,17 +242,19 @@ class Tokenizer:
         T = -(-max(T, at_least) // multiple) * multiple
         pad = self.filler
 
-        def filled(values: Iterable[list[int]], fill: int) -> Tensor:
+        def pad_rows(values: Iterable[list[int]], fill: int) -> Tensor:
             left = side == "left"
             full = [[fill] * (T - len(v)) * left + v + [fill] * (T - len(v)) * (not left) for v in values]
             return torch.tensor(full, dtype=torch.long).reshape(len(rows), T)
 
-        made = {
-            "input_ids": lambda: filled((self._ids(row) for row in rows), pad),
-            "token_type_ids": lambda: filled((row.type_ids for row in rows), 0),
-            "attention_mask": lambda: filled(([1] * len(row.ids) for row in rows), 0),
+        columns = {
+            "input_ids": lambda: pad_rows((self._ids(row) for row in rows), pad),
+            "token_type_ids": lambda: pad_rows((row.type_ids for row in rows), 0),
+            "attention_mask": lambda: pad_rows(([1] * len(row.ids) for row in rows), 0),
         }
-        return {name: make() for name, make in made.items() if name in (self.input_names if names is None else names)}
+        return {
+            name: make() for name, make in columns.items() if name in (self.input_names if names is None else names)
+        }
 
     def plain(self, text: str) -> tokenizers.Encoding:
         """The tokens of a text before `core.post_process`, which may be cut."""
@@ -259,7 +262,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _bare(self) -> tokenizers.Tokenizer:
-        """`core`, or a copy that leaves offsets alone: a space trimmed off them twice takes a letter with it."""
+        """`core`, or a copy that does not trim offsets: trimming a space twice would remove a letter."""
         after = self.core.post_processor
         if after is None or b'"trim_offsets":true' not in after.__getstate__():
             return self.core
@@ -290,9 +293,9 @@ class Tokenizer:
             for part, size in ((first, a), (second, b)):
                 if part is not None:
                     part.truncate(size, direction=self.truncation_side)
-        return self._finished(first, second, special)
+        return self._post_process(first, second, special)
 
-    def _finished(
+    def _post_process(
         self, first: tokenizers.Encoding, second: tokenizers.Encoding | None, special: bool
     ) -> tokenizers.Encoding:
         """With special tokens at the ends."""
@@ -303,7 +306,7 @@ class Tokenizer:
     def _short(self, text: Any) -> Any:
         """`_text` of what is encoded as a whole."""
         if isinstance(text, str) and len(text) > long.LONGEST:
-            raise ValueError(f"a text of {len(text):,} characters; at most {long.LONGEST:,} are read as one")
+            raise ValueError(f"the text has {len(text):,} characters; the limit is {long.LONGEST:,}")
         return self._text(text)
 
     # -- ids to text
@@ -311,7 +314,7 @@ class Tokenizer:
     def decode(self, ids: Any, *, skip_special_tokens: bool = False) -> str:
         """Bytes that make no whole character are shown as U+FFFD."""
         text = self.writer.decode(_ints(ids), skip_special_tokens=skip_special_tokens)
-        return tidied(text) if self._tidy else text
+        return clean_up_spaces(text) if self._tidy else text
 
     def batch_decode(self, rows: Iterable[Any], *, skip_special_tokens: bool = False) -> list[str]:
         return [self.decode(row, skip_special_tokens=skip_special_tokens) for row in rows]
@@ -337,11 +340,12 @@ def _ints(ids: Any) -> list[int]:
     return ids.tolist() if hasattr(ids, "tolist") else list(ids)
 
 
-def belong(model: TransformerModule, tokenizer: Tokenizer | None) -> None:
-    """ValueError where the vocabulary is another model's."""
-    table = getattr(model.spec.embedding, "tokens", None)
-    size = getattr(table, "vocab_size", None)
-    if tokenizer is not None and size is not None and len(tokenizer) > size:
+def check_vocabulary_size(model: TransformerModule, tokenizer: Tokenizer | None) -> None:
+    """ValueError where the tokenizer has more tokens than the model's table."""
+    embedding = model.spec.embedding
+    if tokenizer is None or not isinstance(embedding, TextEmbedding):
+        return
+    if len(tokenizer) > (size := embedding.tokens.vocab_size):
         sizes = f"the vocabulary has {len(tokenizer):,} tokens, the model {size:,}"
         raise ValueError(f"{sizes}: they do not belong together")
 
@@ -351,15 +355,15 @@ def belong(model: TransformerModule, tokenizer: Tokenizer | None) -> None:
 _TIDY = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
-def tidied(text: str) -> str:
+def clean_up_spaces(text: str) -> str:
     for old in _TIDY:
         text = text.replace(old, old.strip())
     return text
 
 
-def settled(text: str) -> int:
-    """Up to where no text that follows can change how this is tidied: the last space after a word that is no part of
-    what is tidied."""
+def stable_length(text: str) -> int:
+    """How many characters `clean_up_spaces` can no longer change, whatever text follows: up to the last space after a
+    word that it leaves alone."""
     place = text.rfind(" ")
     while place > 0 and (text[place - 1] in " '" or text[:place].endswith(" n") or text[:place] == "n"):
         place = text.rfind(" ", 0, place)
@@ -452,14 +456,14 @@ class StreamDecoder:
     def _pass(self, text: str, last: bool = False) -> str:
         if self._tokenizer._tidy:
             text = self._untidy + text
-            place = len(text) if last else settled(text)
-            text, self._untidy = tidied(text[:place]), text[place:]
+            place = len(text) if last else stable_length(text)
+            text, self._untidy = clean_up_spaces(text[:place]), text[place:]
         if not self.stop:
             return text
         text = self._held + text
-        found = [(text.index(stop), stop) for stop in self.stop if stop in text]
-        if found:
-            place, self.stopped = min(found)
+        stops = [(text.index(stop), stop) for stop in self.stop if stop in text]
+        if stops:
+            place, self.stopped = min(stops)
             self._held = ""
             return text[:place]
         keep = max(_overlap(text, stop) for stop in self.stop)
@@ -486,7 +490,7 @@ def _decoders(core: tokenizers.Tokenizer) -> set[str]:
 
 
 def _bytes(token: str) -> bytes:
-    """What a byte-level token stands for; an added token stands for its own text."""
+    """The bytes of a byte-level token; an added token is its own text."""
     try:
         return bytes(BYTES[letter] for letter in token)
     except KeyError:

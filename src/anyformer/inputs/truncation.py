@@ -1,4 +1,4 @@
-"""How many tokens were cut off because a text was too long: counted where they are cut, reported by whoever asks."""
+"""Counts the tokens that truncation removes: `count_truncated` adds them, `counted_truncation` collects them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _current: ContextVar[Truncation | None] = ContextVar("truncation", default=None)
 
 @contextlib.contextmanager
 def counted_truncation() -> Iterator[Truncation]:
-    """`with counted_truncation() as cut: ...`, and then `cut.tokens` were lost inside."""
-    found = Truncation()
-    token = _current.set(found)
+    """`with counted_truncation() as cut: ...`; after that `cut.tokens` tokens were cut off inside."""
+    truncation = Truncation()
+    token = _current.set(truncation)
     try:
-        yield found
+        yield truncation
     finally:
         _current.reset(token)
 
 
 def count_truncated(tokens: int) -> None:
-    """So many tokens of a text are cut off here."""
-    found = _current.get()
-    if found is not None:
-        found.tokens += max(tokens, 0)
+    """Adds the number of tokens that the caller cuts off."""
+    truncation = _current.get()
+    if truncation is not None:
+        truncation.tokens += max(tokens, 0)

@@ -1,6 +1,6 @@
 """A tokenizer from the files of a model folder: tokenizer.json, or what was published before there was one.
 
-Older files hold the words alone and the rest was code, so what they mean depends on the tokenizer class that the
+Older files hold only the words and the rest was code, so their meaning depends on the tokenizer class that the
 folder names. A class that is not listed here is refused: its words would be read with another's rules.
 """
 
@@ -13,15 +13,15 @@ from typing import Any
 import tokenizers
 from tokenizers import processors
 
-from anyformer.inputs.languages import NLLB, between, transcribing
-from anyformer.inputs.pieces import deberta, fairseq, m2m, marian, pieces, source_of, xlnet
-from anyformer.inputs.published import GENERIC, KINDS, NAMES, PIECES, UNREGISTERED, Published, published
-from anyformer.inputs.words import Words, byte_pairs, content, letters, single_bytes, word_pieces
+from anyformer.inputs.languages import NLLB, add_whisper_prompt, language_processor
+from anyformer.inputs.pieces import deberta, fairseq, m2m, marian, pieces, source_language, xlnet
+from anyformer.inputs.published import GENERIC, KINDS, NAMES, PIECES, UNREGISTERED, ClassDefaults, class_defaults
+from anyformer.inputs.words import TokenizerFiles, byte_pairs, content, letters, single_bytes, word_pieces
 from anyformer.specs.messages import quote, shorten
 from anyformer.weights.io import JSON_BYTES, read_json
 
 
-def named(folder: Path, config: dict[str, Any]) -> str:
+def tokenizer_class(folder: Path, config: dict[str, Any]) -> str:
     """The tokenizer class that the folder names, without the suffix for speed; "" if none."""
     name, model = config.get("tokenizer_class"), _optional(folder / "config.json")
     if not name:
@@ -30,10 +30,10 @@ def named(folder: Path, config: dict[str, Any]) -> str:
     return str(name).removesuffix("Fast")
 
 
-def read(folder: Path) -> Words:
+def read(folder: Path) -> TokenizerFiles:
     config = _optional(folder / "tokenizer_config.json")
     stored = _optional(folder / "special_tokens_map.json")
-    kind = named(folder, config)
+    kind = tokenizer_class(folder, config)
     usual = defaults(folder, config, kind)
     special = dict(usual.special)
     for source in (stored, config):
@@ -60,23 +60,23 @@ def read(folder: Path) -> Words:
     return words
 
 
-def defaults(folder: Path, config: dict[str, Any], kind: str) -> Published:
-    """What a folder need not say: that of the class with which transformers reads it, which may be the base class."""
+def defaults(folder: Path, config: dict[str, Any], kind: str) -> ClassDefaults:
+    """The defaults of the class with which transformers reads the folder, which may be the base class."""
     model, file = _optional(folder / "config.json"), folder / "tokenizer.json"
     unnamed = not (config.get("tokenizer_class") or model.get("tokenizer_class"))
     if model.get("model_type") in (GENERIC + UNREGISTERED if unnamed else GENERIC):
-        return published("")
+        return class_defaults("")
     if kind == "LlamaTokenizer" and file.is_file() and file.stat().st_size <= JSON_BYTES:
         if b'"ByteLevel"' in file.read_bytes():
-            return published("")  # Llama 3 and DeepSeek have files of another kind than the class that they name
-    return published(kind)
+            return class_defaults("")  # Llama 3 and DeepSeek have files of another kind than the class that they name
+    return class_defaults(kind)
 
 
 def _optional(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-Make = Callable[[Path, str, dict[str, Any], dict[str, str]], Words]
+Make = Callable[[Path, str, dict[str, Any], dict[str, str]], TokenizerFiles]
 # how files hold words -> what reads them
 MAKERS: dict[str, Make] = {
     "byte pairs": byte_pairs,
@@ -91,34 +91,34 @@ MAKERS: dict[str, Make] = {
     "marian": marian,
 }
 UNNAMED = ("byte pairs", "word pieces", "pieces")  # those that are read where no class is named
-# the file is a SentencePiece model like any other, and the class alone says how to read it
+# the file is a plain SentencePiece model; only the class says how to read it
 OWN = ("fairseq", "DeBERTa's pieces", "XLNet's pieces")
 
 
 def find(folder: Path, kind: str) -> tuple[str, Make]:
     """Which files to read, and how."""
 
-    def there(*names: str) -> bool:
+    def exists(*names: str) -> bool:
         return all((folder / name).is_file() for name in names)
 
-    if there("tokenizer.json"):
+    if exists("tokenizer.json"):
         return "tokenizer.json", from_json
     if kind == "PerceiverTokenizer":  # there is nothing to read
         return "tokenizer_config.json", single_bytes
-    if there("source.spm", "vocab.json"):
+    if exists("source.spm", "vocab.json"):
         return "source.spm", marian
-    if there("vocab-src.json"):
+    if exists("vocab-src.json"):
         raise ValueError(f"{folder}: FSMT's files (vocab-src.json, merges.txt) need Moses; give token ids instead")
-    model = next((name for name in PIECES if there(name)), None)
-    own, ways = published(kind).words, list[tuple[str, str]]()
+    model = next((name for name in PIECES if exists(name)), None)
+    own, ways = class_defaults(kind).words, list[tuple[str, str]]()
     if model is not None:
-        many = "m2m" if there("sentencepiece.bpe.model", "vocab.json") else "pieces"
+        many = "m2m" if exists("sentencepiece.bpe.model", "vocab.json") else "pieces"
         ways.append((model, own if own in OWN else many))
-    if there("vocab.json", "merges.txt"):
+    if exists("vocab.json", "merges.txt"):
         ways.append(("vocab.json", "byte pairs"))
-    elif there("vocab.json"):
+    elif exists("vocab.json"):
         ways.append(("vocab.json", "letters"))
-    if there("vocab.txt"):
+    if exists("vocab.txt"):
         ways.append(("vocab.txt", "word pieces"))
     if not ways:
         raise FileNotFoundError(f"{folder}: no tokenizer (tokenizer.json, vocab.json + merges.txt, vocab.txt, *.model)")
@@ -126,14 +126,14 @@ def find(folder: Path, kind: str) -> tuple[str, Make]:
     unnamed = not kind and words in UNNAMED and model not in PIECES[1:]  # T5's, ALBERT's and XLNet's have one name
     if words != own and not unnamed:
         raise ValueError(
-            f"{folder / file}: {kind or 'a class without a name'} is read from a tokenizer.json alone; save one with "
+            f"{folder / file}: {kind or 'a class without a name'} needs a tokenizer.json; save one with "
             "transformers (AutoTokenizer.from_pretrained(...).save_pretrained(...))"
         )
     return file, MAKERS[words]
 
 
-def unpanicked(read: Callable[[], tokenizers.Tokenizer]) -> tokenizers.Tokenizer:
-    """What the library panics over, which is no Exception to Python, as a mistake in the file."""
+def catch_panic(read: Callable[[], tokenizers.Tokenizer]) -> tokenizers.Tokenizer:
+    """Turns a panic of the library, which is not an Exception in Python, into a ValueError."""
     try:
         return read()
     except BaseException as error:
@@ -142,24 +142,24 @@ def unpanicked(read: Callable[[], tokenizers.Tokenizer]) -> tokenizers.Tokenizer
         raise ValueError(shorten(" ".join(str(error).split()), 600)) from None
 
 
-def from_json(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+def from_json(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
     path = folder / "tokenizer.json"
     if path.stat().st_size > JSON_BYTES:
         raise ValueError(f"larger than the {JSON_BYTES:,} bytes allowed here")
-    core = unpanicked(lambda: tokenizers.Tokenizer.from_file(str(path)))
+    core = catch_panic(lambda: tokenizers.Tokenizer.from_file(str(path)))
     if kind == "WhisperTokenizer":
-        return Words(transcribing(core, config), config, special)
+        return TokenizerFiles(add_whisper_prompt(core, config), config, special)
     if kind != "NllbTokenizer":
-        return Words(core, config, special)
+        return TokenizerFiles(core, config, special)
     if config.get("legacy_behaviour"):
         raise ValueError("legacy_behaviour: languages at the end of texts are not supported")
     added = core.get_added_tokens_decoder()
     languages = {token.content: place for place, token in added.items() if NLLB.fullmatch(token.content)}
     end = core.token_to_id(special.get("eos_token", ""))
     if end is None:
-        raise ValueError("there is no eos_token")
-    core.post_processor = between(core, source_of(config, languages, "eng_Latn"), end)
-    return Words(core, config, special, languages=languages)
+        raise ValueError("eos_token is missing")
+    core.post_processor = language_processor(core, source_language(config, languages, "eng_Latn"), end)
+    return TokenizerFiles(core, config, special, languages=languages)
 
 
 def add(core: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], special: dict[str, str]) -> None:
@@ -169,10 +169,10 @@ def add(core: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], specia
         wanted[int(place)] = token
     for place, token in (config.get("added_tokens_decoder") or {}).items():
         wanted[int(place)] = token
-    there = core.get_added_tokens_decoder()
+    exists = core.get_added_tokens_decoder()
     for place in sorted(wanted):
         token, text = wanted[place], content(wanted[place])
-        if text is None or (place in there and there[place].content == text):
+        if text is None or (place in exists and exists[place].content == text):
             continue
         fields = token if isinstance(token, dict) else {"special": text in special.values()}
         options = {n: bool(fields[n]) for n in ("single_word", "lstrip", "rstrip", "normalized") if n in fields}
@@ -180,8 +180,8 @@ def add(core: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], specia
         core.add_tokens([tokenizers.AddedToken(text, **{"normalized": not marked, **options}, special=marked)])
         if core.token_to_id(text) != place:
             raise ValueError(f"added token {quote(text)} should have the id {place} and gets {core.token_to_id(text)}")
-    there = core.get_added_tokens_decoder()
-    marked_already = {token.content for token in there.values() if token.special}
+    exists = core.get_added_tokens_decoder()
+    marked_already = {token.content for token in exists.values() if token.special}
     more = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
     texts = [*special.values(), *filter(None, map(content, more.values() if isinstance(more, dict) else more))]
     core.add_special_tokens(

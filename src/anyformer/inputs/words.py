@@ -10,14 +10,14 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from anyformer.inputs.published import CLASSES, PERCEIVER, SEGMENTS, published
+from anyformer.inputs.published import CLASSES, PERCEIVER, SEGMENTS, class_defaults
 from anyformer.specs.messages import quote
 from anyformer.weights.io import JSON_BYTES, read_json
 
 
 @dataclasses.dataclass(frozen=True)
-class Words:
-    """The files of a folder, understood: `core` reads text, `writer` makes it (where that is another vocabulary)."""
+class TokenizerFiles:
+    """A tokenizer read from a folder: `core` encodes text, `writer` decodes ids where that takes another vocabulary."""
 
     core: tokenizers.Tokenizer
     config: dict[str, Any]
@@ -35,8 +35,10 @@ def content(token: Any) -> str | None:
     return text if isinstance(text, str) and text else None
 
 
-def around(core: tokenizers.Tokenizer, ends: tuple[str, str], special: dict[str, str]) -> processors.PostProcessor:
-    """What stands around one text and around two (see `published.Published.ends`)."""
+def special_tokens_template(
+    core: tokenizers.Tokenizer, ends: tuple[str, str], special: dict[str, str]
+) -> processors.PostProcessor:
+    """Puts special tokens around one text and around a pair (see `published.ClassDefaults.ends`)."""
     texts = {"A": "$A", "B": "$B"}
     tokens = {name.removesuffix("_token"): token for name, token in special.items()}
 
@@ -52,7 +54,7 @@ def around(core: tokenizers.Tokenizer, ends: tuple[str, str], special: dict[str,
     )
 
 
-def places(folder: Path) -> dict[str, int]:
+def read_vocab(folder: Path) -> dict[str, int]:
     """The words of vocab.json and their ids."""
     vocabulary = read_json(folder / "vocab.json")
     for word, place in vocabulary.items():
@@ -61,9 +63,9 @@ def places(folder: Path) -> dict[str, int]:
     return vocabulary
 
 
-def numbered(folder: Path) -> dict[str, int]:
+def contiguous_vocab(folder: Path) -> dict[str, int]:
     """The words of vocab.json, which have the ids 0, 1, ... in some order."""
-    vocabulary = places(folder)
+    vocabulary = read_vocab(folder)
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise ValueError("vocab.json does not number its words from 0 without a gap")
     return vocabulary
@@ -75,12 +77,12 @@ _QWEN_WORDS = (
 )
 
 
-def byte_pairs(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+def byte_pairs(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
     """Byte-level BPE: GPT-2, RoBERTa, DeBERTa, Qwen2."""
     for name in ("vocab.json", "merges.txt"):
         if (folder / name).stat().st_size > JSON_BYTES:
             raise ValueError(f"{name} is larger than the {JSON_BYTES:,} bytes allowed here")
-    vocabulary = places(folder)
+    vocabulary = read_vocab(folder)
     lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
     lines = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
     if bad := [line for line in lines if line.count(" ") != 1]:
@@ -99,13 +101,13 @@ def byte_pairs(folder: Path, kind: str, config: dict[str, Any], special: dict[st
         split = pre_tokenizers.Split(Regex(_QWEN_WORDS), "isolated")
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=space, use_regex=False)
         core.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    ends = published(kind).ends
+    ends = class_defaults(kind).ends
     if ends is not None and kind == "DebertaTokenizer":
-        core.post_processor = around(core, ends, special)
+        core.post_processor = special_tokens_template(core, ends, special)
     elif ends is not None:  # the same, and offsets leave spaces out
         end, start = ((special[name], vocabulary[special[name]]) for name in ("sep_token", "cls_token"))
         core.post_processor = processors.RobertaProcessing(end, start, trim_offsets=True, add_prefix_space=space)
-    return Words(core, config, special)
+    return TokenizerFiles(core, config, special)
 
 
 def _alphabet() -> dict[str, int]:
@@ -118,7 +120,7 @@ def _alphabet() -> dict[str, int]:
 BYTES = _alphabet()
 
 
-def single_bytes(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+def single_bytes(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
     """A token a byte, behind the special ones: the Perceiver's."""
     all_special = {**PERCEIVER, **special}
     marked = [all_special[name] for name in PERCEIVER]
@@ -127,14 +129,14 @@ def single_bytes(folder: Path, kind: str, config: dict[str, Any], special: dict[
     core = tokenizers.Tokenizer(models.BPE(vocabulary, []))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
-    core.post_processor = around(core, SEGMENTS, all_special)
-    return Words(core, config, special)
+    core.post_processor = special_tokens_template(core, SEGMENTS, all_special)
+    return TokenizerFiles(core, config, special)
 
 
-def letters(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+def letters(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
     """One token a letter, and one that stands between words: what is heard, letter by letter."""
     between_words = content(config.get("word_delimiter_token", "|")) or "|"
-    core = tokenizers.Tokenizer(models.WordLevel(numbered(folder), special.get("unk_token", "<unk>")))
+    core = tokenizers.Tokenizer(models.WordLevel(contiguous_vocab(folder), special.get("unk_token", "<unk>")))
     spaces = normalizers.Replace(" ", between_words)
     lower = [normalizers.Lowercase()] if config.get("do_lower_case") else []
     core.normalizer = normalizers.Sequence([*lower, spaces])
@@ -143,10 +145,10 @@ def letters(folder: Path, kind: str, config: dict[str, Any], special: dict[str, 
     core.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace(between_words, " "), ends])
     # some files call the space special, which it is not: it is written
     added = {n: token for n, token in config.get("added_tokens_decoder", {}).items() if content(token) != between_words}
-    return Words(core, {**config, "added_tokens_decoder": added}, special)
+    return TokenizerFiles(core, {**config, "added_tokens_decoder": added}, special)
 
 
-def word_pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+def word_pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
     """BERT's WordPiece."""
     usual = CLASSES[kind or "BertTokenizer"]
     special = {**usual.special, **special}
@@ -157,7 +159,7 @@ def word_pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[s
     vocabulary = {line.removesuffix("\r"): i for i, line in enumerate(lines)}
     for name in ("unk_token", "cls_token", "sep_token"):
         if special[name] not in vocabulary:
-            raise ValueError(f"{name} {quote(special[name])} is not among its words")
+            raise ValueError(f"{name} {quote(special[name])} is not in the vocabulary")
     core = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=special["unk_token"]))
     core.normalizer = normalizers.BertNormalizer(
         clean_text=True,
@@ -167,5 +169,5 @@ def word_pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[s
     )
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     core.decoder = decoders.WordPiece(prefix="##")
-    core.post_processor = around(core, usual.ends or SEGMENTS, special)
-    return Words(core, config if kind else {**usual.settings, **config}, special)
+    core.post_processor = special_tokens_template(core, usual.ends or SEGMENTS, special)
+    return TokenizerFiles(core, config if kind else {**usual.settings, **config}, special)

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from filelock import FileLock
 
 from anyformer.checkpoint import check_free
 from anyformer.data import TextFiles
-from anyformer.data.lock import only_one
 from anyformer.kernels.hardware import need
 from anyformer.runtime.processes import end_with_parent
 from anyformer.train.progress import Metrics
@@ -70,7 +70,7 @@ class Place:
         """Texts that are made up, a line each, in a file that whichever trial is first writes."""
         path = self.shared / f"{name}.txt"
         self.shared.mkdir(parents=True, exist_ok=True)
-        with only_one(self.shared / f".{name}.lock"):
+        with FileLock(self.shared / f".{name}.lock"):
             if not path.is_file():
                 write(path, "\n".join(make()) + "\n")
         return TextFiles(path=str(path), unit="line")

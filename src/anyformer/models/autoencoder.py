@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from anyformer.models.base import TransformerModule
-from anyformer.models.call import Call, Hidden
+from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model
 from anyformer.parts.grid.convolution import GridEmbedding
 from anyformer.parts.grid.dvae import GumbelCodes, Latent, Painter
@@ -72,12 +72,12 @@ class AutoencoderModule(TransformerModule):
     def input_names(self) -> tuple[str, ...]:
         return (*dict.fromkeys((self.spec.reads, *self.spec.embedding.inputs)), "return_dict")
 
-    def compute(self, call: Call) -> Hidden:
+    def compute(self, call: Call) -> HeadInputs:
         inputs = call.inputs
         if self.spec.reads in inputs:
             inputs = {**inputs, self.spec.embedding.inputs[0]: inputs[self.spec.reads]}
         x, ctx = self.embedding(inputs)
-        return Hidden(x, ctx.having(taps=call.taps), inputs, {})
+        return HeadInputs(x, ctx.having(taps=call.taps), inputs, {})
 
     def run(self, call: Call) -> Outputs:
         x, ctx, _, _ = self.hidden_states(call)

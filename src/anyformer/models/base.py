@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from anyformer.kernels.recording import recording
-from anyformer.models.call import Call, Hidden
+from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model, notebook_html
 from anyformer.models.published import PublishedModule, call_published
 from anyformer.parts.head.base import HeadModule, Outputs
@@ -104,7 +104,7 @@ class TransformerModule(PublishedModule):
         inputs = {**{name: value for name, value in named.items() if value is not None}, **others}
         return call_published(self, inputs, args, num_items=num_items_in_batch)
 
-    def hidden_states(self, call: Call) -> Hidden:
+    def hidden_states(self, call: Call) -> HeadInputs:
         """Embedding and stacks: the last hidden states, for the head."""
         if isinstance(self.head, HeadModule):
             call = dataclasses.replace(call, inputs=self.head.arrange(call.inputs))
@@ -116,7 +116,7 @@ class TransformerModule(PublishedModule):
         outputs = self.head(x, ctx, inputs) if self.head is not None else {"last_hidden_state": x}
         return {**outputs, **others}
 
-    def compute(self, call: Call) -> Hidden:
+    def compute(self, call: Call) -> HeadInputs:
         """Embedding and stacks of this shape, on inputs as its head arranged them."""
         raise NotImplementedError
 

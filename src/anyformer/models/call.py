@@ -27,7 +27,7 @@ class Call:
         return dataclasses.replace(self, inputs={**self.inputs, **inputs})
 
 
-class Hidden(NamedTuple):
+class HeadInputs(NamedTuple):
     """The last hidden states, which the head reads."""
 
     x: Tensor  # (B, T, D)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.kernels.recording import recording
-from anyformer.models.call import Call, Hidden
+from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model
 from anyformer.models.single_stack import DecoderModel, EncoderModel, OneStackModule
 from anyformer.parts.activation import ACTIVATIONS, Activation
@@ -134,7 +134,7 @@ class TowerInputModule(OneStackModule):
             outputs[f"{name}_hidden_states"] = vectors
         return rest, outputs
 
-    def compute(self, call: Call) -> Hidden:
+    def compute(self, call: Call) -> HeadInputs:
         inputs, vectors = self.embed_towers(call)
         if vectors:
             inputs.pop("input_ids", None)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.models.base import TransformerModule, memory_mask
-from anyformer.models.call import Call, Hidden
+from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model
 from anyformer.parts.embedding.text import Embedding
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
@@ -95,7 +95,7 @@ class EncoderDecoderModule(TransformerModule):
         x, ctx = self.embedding(call.inputs)
         return self.encoder(x, ctx.having(kernel=call.kernel, taps=call.taps))
 
-    def compute(self, call: Call) -> Hidden:
+    def compute(self, call: Call) -> HeadInputs:
         inputs, state = call.inputs, call.state
         memory = inputs.get("encoder_outputs")
         padding = inputs.get("attention_mask") if self.spec.embedding.hides else None
@@ -121,7 +121,7 @@ class EncoderDecoderModule(TransformerModule):
         if state is not None:
             state.advance(ctx.index.shape[-1])
         others = {"encoder_last_hidden_state": memory, **{f"encoder_{kind}": v for kind, v in read.items()}}
-        return Hidden(x, ctx, inputs, others)
+        return HeadInputs(x, ctx, inputs, others)
 
     def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
         found = {f"encoder_{kind}": tuple(values) for kind, values in self.encoder.shown(seen).items()}

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from anyformer.models.base import TransformerModule, memory_mask
-from anyformer.models.call import Call, Hidden
+from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model
 from anyformer.parts.embedding.text import Embedding
 from anyformer.runtime.context import Memory
@@ -81,7 +81,7 @@ class OneStackModule(TransformerModule):
             *self.common,
         )
 
-    def compute(self, call: Call) -> Hidden:
+    def compute(self, call: Call) -> HeadInputs:
         inputs, state = call.inputs, call.state
         x, ctx = self.embedding(inputs, state)
         memory, padding = inputs.get("encoder_hidden_states"), inputs.get("encoder_attention_mask")
@@ -95,4 +95,4 @@ class OneStackModule(TransformerModule):
         if state is not None:
             state.advance(ctx.index.shape[-1])
         kept = ctx.extra(Kept)
-        return Hidden(x, ctx, inputs, {} if kept is None else {"mems": kept.states})
+        return HeadInputs(x, ctx, inputs, {} if kept is None else {"mems": kept.states})

@@ -1,1 +1,1 @@
-"""What is learnt: one file an objective, from raw examples to loss terms."""
+"""Training objectives, one in each file: from raw examples to loss terms."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from anyformer.inputs.truncation import count_truncated
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import array, field, text_of
-from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded_texts, scalars
+from anyformer.objectives.objective import Batch, Objective, Record, head_of, pad_texts, scalars
 from anyformer.parts.head.span import SpanModule
 from anyformer.specs.checks import at_least
 from anyformer.specs.messages import quote
@@ -80,7 +80,7 @@ class Answer(Objective):
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         places = {f"{name}_positions": scalars(records, name) for name in ("start", "end")}
-        return {**padded_texts(records, pad), **places}
+        return {**pad_texts(records, pad), **places}
 
     def module(self, model: TransformerModule) -> nn.Module:
         head_of(model, SpanModule, "span answering")
@@ -127,11 +127,11 @@ def best_spans(start: Tensor, end: Tensor, window: Any, most: int = 30, top: int
     most."""
     own = {i for i, sequence in enumerate(window.sequence_ids) if sequence == 1}
     offsets = window.offsets
-    found = [(float(start[0] + end[0]), 0, 0)]
+    spans = [(float(start[0] + end[0]), 0, 0)]
     firsts, lasts = (scores.topk(min(top, len(scores))).indices.tolist() for scores in (start, end))
     for first in firsts:
         for last in lasts:
             if first in own and last in own and first <= last < first + most:
                 score = float(start[first] + end[last])
-                found.append((score, offsets[first][0], offsets[last][1]))
-    return sorted(found, key=lambda answer: -answer[0])
+                spans.append((score, offsets[first][0], offsets[last][1]))
+    return sorted(spans, key=lambda answer: -answer[0])

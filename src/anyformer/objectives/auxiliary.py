@@ -7,13 +7,14 @@ from torch import Tensor, nn
 from anyformer.kernels.loss import linear_cross_entropy
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.causal import next_tokens, num_following
-from anyformer.objectives.objective import Batch, Read
-from anyformer.objectives.wrapper import Around
+from anyformer.objectives.objective import Batch, HeadInputs
+from anyformer.objectives.wrapper import ObjectiveWrapper
+from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.head.language import next_labels
 from anyformer.specs.checks import at_least
 
 
-class Auxiliary(Around):
+class Auxiliary(ObjectiveWrapper):
     """`of` is the task (Classify, Tag, ...), `weight` is lambda. The scores of the vocabulary are read off the token
     table, as GPT's are: no head is added to the model."""
 
@@ -23,20 +24,20 @@ class Auxiliary(Around):
         at_least(self, 0, "weight")
 
     def module(self, model: TransformerModule) -> nn.Module:
-        table = getattr(getattr(model, "embedding", None), "tokens", None)
-        if table is None or model.spec.pair or not model.spec.left_to_right:
+        reads_text = isinstance(model.spec.embedding, TextEmbedding)
+        if not reads_text or model.spec.pair or not model.spec.left_to_right:
             raise ValueError("the auxiliary loss predicts the next token: it needs a model that reads left to right")
-        if table.weight.shape[1] != model.spec.width:
-            raise ValueError(f"tokens of width {table.weight.shape[1]} cannot score states of {model.spec.width}")
+        if (width := model.embedding.tokens.weight.shape[1]) != model.spec.width:
+            raise ValueError(f"tokens of width {width} cannot score states of {model.spec.width}")
         return super().module(model)
 
     def weights(self, batch: Batch) -> dict[str, float]:
         return {**self.of.weights(batch), "language": num_following(_flat(batch))}
 
-    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        labels = next_labels(next_tokens(_flat(batch)), seen.ctx)
-        language = linear_cross_entropy(seen.x, model.embedding.tokens.weight, labels)
-        return {**self.of.judge(model, batch, seen), "language": self.weight * language}
+    def judge(self, model: TransformerModule, batch: Batch, states: HeadInputs) -> dict[str, Tensor]:
+        labels = next_labels(next_tokens(_flat(batch)), states.ctx)
+        language = linear_cross_entropy(states.x, model.embedding.tokens.weight, labels)
+        return {**self.of.judge(model, batch, states), "language": self.weight * language}
 
 
 def _flat(batch: Batch) -> Batch:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
-from anyformer.objectives.examples import ended
-from anyformer.objectives.objective import Batch, Objective, Read, Record, language_head, padded, padded_texts
+from anyformer.objectives.examples import append_end
+from anyformer.objectives.objective import Batch, HeadInputs, Objective, Record, language_head, pad_rows, pad_texts
 from anyformer.runtime.mask import begins
 
 
@@ -29,12 +29,12 @@ class NextToken(Objective, called=("CLM", "causal language modelling")):
         return True
 
     def ids(self, text: str | LongText, tokenizer: Any) -> Iterator[list[int]]:
-        return ended(tokenizer.pieces(text), tokenizer)
+        return append_end(tokenizer.pieces(text), tokenizer)
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
-        batch = padded_texts(records, pad)
+        batch = pad_texts(records, pad)
         if self.apart and "document_ids" in records[0]:
-            batch["document_ids"] = padded([record["document_ids"] for record in records], 0)
+            batch["document_ids"] = pad_rows([record["document_ids"] for record in records], 0)
         return batch
 
     def module(self, model: TransformerModule) -> nn.Module:
@@ -47,8 +47,8 @@ class NextToken(Objective, called=("CLM", "causal language modelling")):
     def weights(self, batch: Batch) -> dict[str, float]:
         return {"loss": num_following(batch)}
 
-    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        return {"loss": language_head(model).loss(seen.x, seen.ctx, next_tokens(batch)).sum}
+    def judge(self, model: TransformerModule, batch: Batch, states: HeadInputs) -> dict[str, Tensor]:
+        return {"loss": language_head(model).loss(states.x, states.ctx, next_tokens(batch)).sum}
 
 
 def next_tokens(batch: Batch) -> Tensor:

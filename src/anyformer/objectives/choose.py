@@ -9,8 +9,8 @@ import numpy as np
 from torch import nn
 
 from anyformer.models.base import TransformerModule
-from anyformer.objectives.examples import field, joined, label_of, text_of
-from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded_texts, scalars
+from anyformer.objectives.examples import encode_pair, field, label_of, text_of
+from anyformer.objectives.objective import Batch, Objective, Record, head_of, pad_texts, scalars
 from anyformer.parts.head.classify import MultipleChoiceModule
 from anyformer.specs.checks import at_least
 
@@ -35,9 +35,11 @@ class Choose(Objective):
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         text, choices = text_of(example, "text"), field(example, "choices")
         if not isinstance(choices, Sequence) or isinstance(choices, str) or len(choices) != self.choices:
-            found = f"{len(choices)}" if isinstance(choices, Sequence) and not isinstance(choices, str) else "no list"
-            raise ValueError(f"column 'choices': {self.choices} texts are expected, and here is {found}")
-        rows = [joined(tokenizer, text, text_of({"choices": choice}, "choices"), self.length) for choice in choices]
+            given = f"{len(choices)}" if isinstance(choices, Sequence) and not isinstance(choices, str) else "no list"
+            raise ValueError(f"column 'choices': expected {self.choices} texts, got {given}")
+        rows = [
+            encode_pair(tokenizer, text, text_of({"choices": choice}, "choices"), self.length) for choice in choices
+        ]
         label = label_of(example, "label", [str(i) for i in range(self.choices)])
         names = ("input_ids", "token_type_ids")
         return {
@@ -55,7 +57,7 @@ class Choose(Objective):
             cuts = np.cumsum(record["sizes"])[:-1]
             ids, segments = (np.split(record[name], cuts) for name in ("input_ids", "token_type_ids"))
             rows += [{"input_ids": a, "token_type_ids": b} for a, b in zip(ids, segments)]
-        batch = {name: value.view(len(records), self.choices, -1) for name, value in padded_texts(rows, pad).items()}
+        batch = {name: value.view(len(records), self.choices, -1) for name, value in pad_texts(rows, pad).items()}
         return {**batch, "labels": scalars(records, "label")}
 
     def module(self, model: TransformerModule) -> nn.Module:

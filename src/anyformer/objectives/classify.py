@@ -10,8 +10,8 @@ import numpy as np
 from torch import nn
 
 from anyformer.models.base import TransformerModule
-from anyformer.objectives.examples import column_name, field, joined, label_of, text_of
-from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded_texts, scalars
+from anyformer.objectives.examples import column_name, encode_pair, field, label_of, text_of
+from anyformer.objectives.objective import Batch, Objective, Record, head_of, pad_texts, scalars
 from anyformer.parts.head.classify import ClassifyModule
 from anyformer.specs.messages import quote
 
@@ -31,9 +31,9 @@ class Classify(Objective):
 
     def check(self) -> None:
         if len(self.labels) == 1:
-            raise ValueError(f"Classify.labels: one label alone ({quote(self.labels[0])}) tells nothing apart")
+            raise ValueError(f"Classify.labels: at least two are needed, got {quote(self.labels[0])}")
         if len(set(self.labels)) < len(self.labels):
-            raise ValueError("Classify.labels: a label is there twice")
+            raise ValueError("Classify.labels: a label is repeated")
         if self.labels and (self.low is not None or self.high is not None):
             raise ValueError("Classify: low and high bound a number, not labels")
 
@@ -47,7 +47,7 @@ class Classify(Objective):
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         pair = text_of(example, "pair") if self.pair else None
-        record = joined(tokenizer, text_of(example, "text"), pair, self.length)
+        record = encode_pair(tokenizer, text_of(example, "text"), pair, self.length)
         label = np.int64(label_of(example, "label", self.labels)) if self.labels else self.number(example)
         return {**record, "label": np.asarray(label)}
 
@@ -63,15 +63,15 @@ class Classify(Objective):
         return np.float32(number)
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
-        return {**padded_texts(records, pad), "labels": scalars(records, "label")}
+        return {**pad_texts(records, pad), "labels": scalars(records, "label")}
 
     def module(self, model: TransformerModule) -> nn.Module:
         head = head_of(model, ClassifyModule, "classification")
         if head.num_labels != (len(self.labels) or 1):
-            raise ValueError(f"{len(self.labels) or 1} labels, and the model tells {head.num_labels} apart")
+            raise ValueError(f"{len(self.labels) or 1} labels in the objective, {head.num_labels} in the model")
         kind = "single_label_classification" if self.labels else "regression"
         if head.problem not in (None, kind):
-            raise ValueError(f"head.problem is {quote(head.problem)}, and what is learnt here is {quote(kind)}")
+            raise ValueError(f"head.problem is {quote(head.problem)}, and the objective is {quote(kind)}")
         return model
 
     def weights(self, batch: Batch) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Sound alone: which code stands behind a hidden frame, among those behind others [Baevski et al. 2020]."""
+"""wav2vec 2.0 [Baevski et al. 2020]: identify the code of a hidden frame among the codes of others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.models.base import TransformerModule
-from anyformer.objectives.objective import Batch, Read, Record, answering, head_of
+from anyformer.objectives.objective import Batch, HeadInputs, Record, head_of, require_head
 from anyformer.objectives.recordings import Sounds
 from anyformer.parts.head.contrastive import ContrastModule
 from anyformer.specs.checks import at_least, chance
@@ -40,7 +40,7 @@ class Contrast(Sounds, called=("wav2vec 2.0", "contrastive")):
         if self.form != "values":
             raise ValueError("Contrast.form: codes are made of samples, 'values'")
         if not 0 < self.temperatures[1] <= self.temperatures[0] or not 0 < self.cooling <= 1:
-            raise ValueError("Contrast: temperatures fall, from above 0 to above 0, by a factor of at most 1")
+            raise ValueError("Contrast: temperatures must be positive and must not rise, and cooling must be in (0, 1]")
 
     def frames(self, samples: int) -> int:
         return (samples - self.reach) // self.hop + 1
@@ -49,7 +49,7 @@ class Contrast(Sounds, called=("wav2vec 2.0", "contrastive")):
         record = super().encode(example, tokenizer)
         least = int(self.span * (1 + self.speed)) + 2
         if (frames := self.frames(len(record["samples"]))) < least:
-            raise ValueError(f"{frames} frames of sound; spans of {self.span} are hidden, so {least} or more")
+            raise ValueError(f"{frames} frames of sound; spans of {self.span} need at least {least}")
         return record
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
@@ -76,7 +76,7 @@ class Contrast(Sounds, called=("wav2vec 2.0", "contrastive")):
         return {**batch, **{name: torch.from_numpy(array) for name, array in more.items()}}
 
     def module(self, model: TransformerModule) -> nn.Module:
-        head = head_of(model, ContrastModule, "telling codes apart")
+        head = head_of(model, ContrastModule, "contrastive training")
         self.fits(model.spec.embedding)
         stem = model.spec.embedding.stem
         for name, there in (("hop", stem.hop), ("reach", stem.reach), ("negatives", head.part.negatives)):
@@ -84,7 +84,7 @@ class Contrast(Sounds, called=("wav2vec 2.0", "contrastive")):
                 raise ValueError(f"Contrast.{name} is {getattr(self, name)}, and the model's is {there}")
         return model
 
-    def before(self, trained: Any, step: int) -> None:
+    def before_step(self, trained: Any, step: int) -> None:
         first, last = self.temperatures
         trained.head.quantizer.temperature = max(first * self.cooling**step, last)
 
@@ -92,6 +92,6 @@ class Contrast(Sounds, called=("wav2vec 2.0", "contrastive")):
         number = float(batch["mask_time_indices"].sum())
         return {"contrast": number, "diversity": number}
 
-    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        terms = answering(model).losses(seen.x, seen.ctx, seen.inputs)
+    def judge(self, model: TransformerModule, batch: Batch, states: HeadInputs) -> dict[str, Tensor]:
+        terms = require_head(model).losses(states.x, states.ctx, states.inputs)
         return {name: term.sum for name, term in terms.items()}

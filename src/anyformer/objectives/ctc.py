@@ -1,4 +1,4 @@
-"""What is said, from frames that nobody lined up with it [Graves et al. 2006]."""
+"""CTC [Graves et al. 2006]: a text from frames of sound without an alignment."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
-from anyformer.objectives.examples import flat, text_of
-from anyformer.objectives.objective import Batch, Read, Record, head_of, logits_of, num_labels, padded
+from anyformer.objectives.examples import concatenate, text_of
+from anyformer.objectives.objective import Batch, HeadInputs, Record, head_of, logits_of, num_labels, pad_rows
 from anyformer.objectives.recordings import Sounds
 from anyformer.parts.head.ctc import CTCModule
 
 
 class CTC(Sounds, called=("speech recognition",)):
-    """Also a column "text", what is said. The loss is that of a token, all its alignments together."""
+    """Also a column "text", the transcript. The loss is that of a token, all its alignments together."""
 
     command: ClassVar[str] = "run transcribe RUN FILE"
 
@@ -25,11 +25,11 @@ class CTC(Sounds, called=("speech recognition",)):
         return ("audio", "text")
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
-        ids = flat(tokenizer.pieces(text_of(example, "text"), add_special_tokens=False))
+        ids = concatenate(tokenizer.pieces(text_of(example, "text"), add_special_tokens=False))
         return {**super().encode(example, tokenizer), "labels": ids}
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
-        return {**super().collate(records, pad), "labels": padded([record["labels"] for record in records], IGNORED)}
+        return {**super().collate(records, pad), "labels": pad_rows([record["labels"] for record in records], IGNORED)}
 
     def module(self, model: TransformerModule) -> nn.Module:
         head_of(model, CTCModule, "CTC")
@@ -39,6 +39,6 @@ class CTC(Sounds, called=("speech recognition",)):
     def weights(self, batch: Batch) -> dict[str, float]:
         return {"loss": num_labels(batch["labels"])}
 
-    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        each, _ = head_of(model, CTCModule, "CTC").each(logits_of(model, seen), batch["labels"], seen.ctx)
+    def judge(self, model: TransformerModule, batch: Batch, states: HeadInputs) -> dict[str, Tensor]:
+        each, _ = head_of(model, CTCModule, "CTC").each(logits_of(model, states), batch["labels"], states.ctx)
         return {"loss": each.sum()}

@@ -1,4 +1,4 @@
-"""What to do next, so that a return is reached that is asked for [Chen et al. 2021]; without one, what was done."""
+"""Decision Transformer [Chen et al. 2021]: the next action given a return to go; without one, behaviour cloning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import field
-from anyformer.objectives.objective import Batch, Objective, Read, Record, head_of, logits_of, padded
+from anyformer.objectives.objective import Batch, HeadInputs, Objective, Record, head_of, logits_of, pad_rows
 from anyformer.parts.embedding.trajectory import KINDS, TrajectoryModule
 from anyformer.specs.checks import at_least
 
@@ -51,8 +51,8 @@ class Act(Objective):
         if not all(np.isfinite(each).all() for each in numbers):
             raise ValueError("a number is not finite")
         kinds = (np.float32, np.int64 if self.choices else np.float32, np.float32)
-        made = [each.astype(kind) for each, kind in zip(numbers, kinds, strict=True)]
-        return dict(zip(("states", "actions", "to_go"), made, strict=True)) | {"times": np.arange(N)}
+        arrays = [each.astype(kind) for each, kind in zip(numbers, kinds, strict=True)]
+        return dict(zip(("states", "actions", "to_go"), arrays, strict=True)) | {"times": np.arange(N)}
 
     def size(self, record: Record) -> int:
         return KINDS * min(len(record["times"]), self.steps)
@@ -65,7 +65,7 @@ class Act(Objective):
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         lengths = torch.tensor([len(record["times"]) for record in records])
         width = {name: records[0][name].size // len(records[0]["times"]) for name in records[0]}
-        rows = {name: padded([record[name] for record in records], 0) for name in records[0]}
+        rows = {name: pad_rows([record[name] for record in records], 0) for name in records[0]}
         B, N = rows["times"].shape
         actions = rows["actions"]
         actions = F.one_hot(actions, self.choices).float() if self.choices else actions.view(B, N, width["actions"])
@@ -90,11 +90,13 @@ class Act(Objective):
         mask = batch.get("attention_mask")
         return {"loss": float(batch["timesteps"].numel() if mask is None else mask.sum())}
 
-    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        said, done = logits_of(model, seen, "action_preds"), batch["actions"]  # (B, N, A)
+    def judge(self, model: TransformerModule, batch: Batch, states: HeadInputs) -> dict[str, Tensor]:
+        logits, actions = logits_of(model, states, "action_preds"), batch["actions"]  # (B, N, A)
         if self.choices:
-            each = F.cross_entropy(said.flatten(0, 1), done.argmax(-1).flatten(), reduction="none").view(done.shape[:2])
+            each = F.cross_entropy(logits.flatten(0, 1), actions.argmax(-1).flatten(), reduction="none").view(
+                actions.shape[:2]
+            )
         else:
-            each = (said - done).square().mean(-1)
+            each = (logits - actions).square().mean(-1)
         mask = batch.get("attention_mask")
         return {"loss": each.sum() if mask is None else (each * mask).sum()}

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from anyformer.inputs.long import LongText
-from anyformer.objectives.examples import around
+from anyformer.objectives.examples import add_ends
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
-from anyformer.objectives.vocabulary import Knowing, Known, is_any, mask_of
+from anyformer.objectives.vocabulary import VocabularyInfo, VocabularyObjective, is_one_of, mask_token
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Part
 
@@ -26,7 +26,7 @@ class Noise(Part):
         if not 0 <= self.rate <= 1:
             raise ValueError(f"{type(self).__name__}.rate is {self.rate}; it must be in [0, 1]")
 
-    def damage(self, ids: np.ndarray, random: np.random.Generator, known: Known) -> np.ndarray:
+    def damage(self, ids: np.ndarray, random: np.random.Generator, known: VocabularyInfo) -> np.ndarray:
         raise NotImplementedError
 
     def some(self, size: int, random: np.random.Generator) -> np.ndarray:
@@ -39,9 +39,9 @@ class TokenMasking(Noise):
 
     rate: float = 0.15
 
-    def damage(self, ids: np.ndarray, random: np.random.Generator, known: Known) -> np.ndarray:
+    def damage(self, ids: np.ndarray, random: np.random.Generator, known: VocabularyInfo) -> np.ndarray:
         ids = ids.copy()
-        ids[self.some(len(ids), random)] = mask_of(known, "token masking")
+        ids[self.some(len(ids), random)] = mask_token(known, "token masking")
         return ids
 
 
@@ -50,7 +50,7 @@ class TokenDeletion(Noise):
 
     rate: float = 0.15
 
-    def damage(self, ids: np.ndarray, random: np.random.Generator, known: Known) -> np.ndarray:
+    def damage(self, ids: np.ndarray, random: np.random.Generator, known: VocabularyInfo) -> np.ndarray:
         return np.delete(ids, self.some(len(ids), random))
 
 
@@ -65,7 +65,7 @@ class TextInfilling(Noise):
         super().check()
         at_least(self, 1, "mean")
 
-    def damage(self, ids: np.ndarray, random: np.random.Generator, known: Known) -> np.ndarray:
+    def damage(self, ids: np.ndarray, random: np.random.Generator, known: VocabularyInfo) -> np.ndarray:
         lengths = self.lengths(math.ceil(len(ids) * self.rate), random)
         kept = len(ids) - int(lengths.sum())
         # kept tokens and spans stand in a row of slots: which slots are spans is chance, so spans never overlap
@@ -76,7 +76,7 @@ class TextInfilling(Noise):
         first = np.minimum(np.cumsum(sizes) - sizes, max(len(ids) - 1, 0))
         if not len(ids):
             return ids
-        return np.where(spans, mask_of(known, "text infilling"), ids[first])
+        return np.where(spans, mask_token(known, "text infilling"), ids[first])
 
     def lengths(self, number: int, random: np.random.Generator) -> np.ndarray:
         """Of spans that make up `number` tokens together, the last cut to fit."""
@@ -94,8 +94,8 @@ class SentencePermutation(Noise):
 
     rate: float = 1.0
 
-    def damage(self, ids: np.ndarray, random: np.random.Generator, known: Known) -> np.ndarray:
-        stop = is_any(ids, known.stops)
+    def damage(self, ids: np.ndarray, random: np.random.Generator, known: VocabularyInfo) -> np.ndarray:
+        stop = is_one_of(ids, known.stops)
         ends = np.flatnonzero(stop[:-1] & ~stop[1:]) + 1  # "..." ends one sentence
         sentences = np.split(ids, ends)
         moved = self.some(len(sentences), random)
@@ -109,13 +109,13 @@ class DocumentRotation(Noise):
 
     rate: float = 1.0
 
-    def damage(self, ids: np.ndarray, random: np.random.Generator, known: Known) -> np.ndarray:
+    def damage(self, ids: np.ndarray, random: np.random.Generator, known: VocabularyInfo) -> np.ndarray:
         if len(ids) < 2 or random.random() >= self.rate:
             return ids
         return np.roll(ids, -int(random.integers(len(ids))))
 
 
-class Denoise(Rewrite, Knowing):
+class Denoise(Rewrite, VocabularyObjective):
     """The noises in order; BART's own are all sentences permuted, then 30 % infilled."""
 
     noises: tuple[Noise, ...] = (SentencePermutation(), TextInfilling())
@@ -132,9 +132,9 @@ class Denoise(Rewrite, Knowing):
     def reads(self, length: int) -> int:
         return length - 2  # begin and end
 
-    def needs(self, known: Known) -> None:
+    def needs(self, known: VocabularyInfo) -> None:
         if any(isinstance(noise, (TokenMasking, TextInfilling)) for noise in self.noises):
-            mask_of(known, "this noise")
+            mask_token(known, "this noise")
         if any(isinstance(noise, SentencePermutation) for noise in self.noises) and not known.stops:
             raise ValueError("sentence permutation needs a tokenizer with a full stop; this one has none")
 
@@ -146,4 +146,4 @@ class Denoise(Rewrite, Knowing):
         noised = ids
         for noise in self.noises:
             noised = noise.damage(noised, random, known)
-        return {name: around(known.begin, row, known.end) for name, row in (("input_ids", noised), ("labels", ids))}
+        return {name: add_ends(known.begin, row, known.end) for name, row in (("input_ids", noised), ("labels", ids))}

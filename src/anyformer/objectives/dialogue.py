@@ -14,7 +14,7 @@ from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.examples import array, field
-from anyformer.objectives.objective import Batch, Objective, Record, padded, padded_texts
+from anyformer.objectives.objective import Batch, Objective, Record, pad_rows, pad_texts
 from anyformer.specs.checks import at_least
 
 
@@ -27,7 +27,7 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat")):
     command: ClassVar[str] = "chat RUN"
 
     length: int | None = None
-    template: str | None = None  # the checkpoint's own unless said
+    template: str | None = None  # default: the checkpoint's own
 
     def check(self) -> None:
         at_least(self, 2, "length")
@@ -44,27 +44,27 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat")):
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         messages = field(example, "messages")
         if not isinstance(messages, (list, tuple)) or not all(isinstance(one, Mapping) for one in messages):
-            raise ValueError("column 'messages' holds no list of {'role': ..., 'content': ...}")
+            raise ValueError("column 'messages' must be a list of {'role': ..., 'content': ...}")
         answers = [i + 1 for i, message in enumerate(messages) if message.get("role") == "assistant"]
         if not answers:
-            raise ValueError("column 'messages': the assistant says nothing")
+            raise ValueError("column 'messages': there is no message of the assistant")
         whole = 0
         for stop in dict.fromkeys((len(messages), *reversed(answers))):
             given = {"template": self.template, "tools": example.get("tools")}
-            ids, said = chat.learnt(tokenizer, messages[:stop], **given)
+            ids, spoken = chat.encode_with_mask(tokenizer, messages[:stop], **given)
             whole = whole or len(ids)
             if self.length is None or len(ids) <= self.length:
                 count_truncated(whole - len(ids))
                 break
         else:
-            raise ValueError(f"{len(ids):,} tokens up to its first answer, and at most {self.length:,} are taken")
-        labels = np.where([False, *said[1:]], array(ids), IGNORED)  # nothing says the first token
+            raise ValueError(f"{len(ids):,} tokens up to the first answer; the limit is {self.length:,}")
+        labels = np.where([False, *spoken[1:]], array(ids), IGNORED)  # nothing says the first token
         if (labels == IGNORED).all():
-            raise ValueError("the chat template marks nothing as the assistant's")
+            raise ValueError("the chat template marks no text of the assistant")
         return {"input_ids": array(ids), "labels": array(labels)}
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
-        return {**padded_texts(records, pad), "labels": padded([record["labels"] for record in records], IGNORED)}
+        return {**pad_texts(records, pad), "labels": pad_rows([record["labels"] for record in records], IGNORED)}
 
     def module(self, model: TransformerModule) -> nn.Module:
         return NextToken().module(model)

@@ -1,4 +1,4 @@
-"""Distillation [Hinton et al. 2015; Sanh et al. 2019]: a small model learns what a large one says, all of it."""
+"""Distillation [Hinton et al. 2015; Sanh et al. 2019]: a small model learns the output distribution of a large one."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from anyformer.objectives.causal import NextToken
 from anyformer.objectives.choose import Choose
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.masked import Masked
-from anyformer.objectives.objective import Batch, Followed, Read, language_head, logits_of, read
+from anyformer.objectives.objective import Batch, HeadInputs, WithFrozenModel, forward_to_head, language_head, logits_of
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.objectives.tag import Tag
-from anyformer.objectives.wrapper import Around
+from anyformer.objectives.wrapper import ObjectiveWrapper
 from anyformer.parts.head.language import LMHeadModule
 from anyformer.parts.head.pretraining import PretrainingModule
 from anyformer.specs.checks import at_least, positive
 
 
-class Distill(Around):
+class Distill(ObjectiveWrapper):
     """`teacher` is the folder or hub id of a model with the same vocabulary (or labels); `of` gives the data and the
     hard targets. Three terms, each a mean with its factor; those with the factor 0 are left out. The defaults are
     DistilBERT's:
@@ -47,61 +47,66 @@ class Distill(Around):
         if not self.soft + self.hard + self.cosine:
             raise ValueError("Distill: soft, hard and cosine are all 0")
         if not isinstance(self.of, (NextToken, Masked, Rewrite, Classify, Tag, Choose)):
-            raise ValueError(f"Distill: {type(self.of).__name__} has no scores that a teacher could give")
+            raise ValueError(f"Distill: {type(self.of).__name__} has no logits to distill")
 
     def module(self, model: TransformerModule) -> nn.Module:
         from anyformer.checkpoint import load
 
-        return self.beside(model, load(self.teacher))
+        return self.with_teacher(model, load(self.teacher))
 
-    def beside(self, model: TransformerModule, teacher: TransformerModule) -> Followed:
+    def with_teacher(self, model: TransformerModule, teacher: TransformerModule) -> WithFrozenModel:
         super().module(model)
         widths = model.spec.width, teacher.spec.width
         if self.cosine and widths[0] != widths[1]:
-            raise ValueError(f"hidden states of {widths[0]} and {widths[1]} have no cosine: set cosine to 0")
-        heads: list[Any] = [scoring(m) or m.head for m in (model, teacher)]
+            raise ValueError(f"hidden states of width {widths[0]} and {widths[1]} have no cosine; set cosine to 0")
+        heads: list[Any] = [find_language_head(m) or m.head for m in (model, teacher)]
         sizes = [head.out.out_features for head in heads]
         if sizes[0] != sizes[1]:
-            raise ValueError(f"the model tells {sizes[0]} answers apart and its teacher {sizes[1]}")
-        return Followed(model, teacher)
+            raise ValueError(f"the model has {sizes[0]} outputs and the teacher {sizes[1]}")
+        return WithFrozenModel(model, teacher)
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        tokens = float(self.counted(batch).sum())
+        tokens = float(self.token_mask(batch).sum())
         answers = tokens if isinstance(self.of, (NextToken, Masked, Rewrite, Tag)) else float(len(batch["labels"]))
         terms = {"soft": (self.soft, answers), "cosine": (self.cosine, tokens)}
         hard = self.of.weights(batch) if self.hard else {}
-        return {**{name: weight for name, (factor, weight) in terms.items() if factor}, **named(hard)}
+        return {**{name: weight for name, (factor, weight) in terms.items() if factor}, **rename_terms(hard)}
 
-    def counted(self, batch: Batch) -> Tensor:
-        """(B, T) True where a token of the output is no pad."""
+    def token_mask(self, batch: Batch) -> Tensor:
+        """(B, T) True where a token of the output is not padding."""
         if isinstance(self.of, Rewrite):
             return batch["labels"] != IGNORED
         mask = batch.get("attention_mask")
         mask = torch.ones_like(batch["input_ids"]) if mask is None else mask
         return mask.bool().flatten(0, -2)  # choices (B, C, T) are texts of their own
 
-    def losses(self, trained: Followed, batch: Batch) -> dict[str, Tensor]:
-        student, teacher = trained.model, trained.other
-        seen = read(student, batch)
+    def losses(self, trained: WithFrozenModel, batch: Batch) -> dict[str, Tensor]:
+        student, teacher = trained.model, trained.frozen
+        states = forward_to_head(student, batch)
         with torch.no_grad():
-            shown = read(teacher, batch)
-        counted = self.counted(batch)
+            shown = forward_to_head(teacher, batch)
+        counted = self.token_mask(batch)
         out = {}
         if self.soft:
-            out["soft"] = self.soft * self.softly(student, teacher, seen, shown, counted)
+            out["soft"] = self.soft * self.soft_loss(student, teacher, states, shown, counted)
         if self.cosine:
-            apart = 1 - F.cosine_similarity(seen.x.float(), shown.x.float(), dim=-1)
+            apart = 1 - F.cosine_similarity(states.x.float(), shown.x.float(), dim=-1)
             out["cosine"] = self.cosine * torch.where(counted, apart, 0).sum()
-        hard = self.of.judge(student, batch, seen) if self.hard else {}
-        return {**out, **named({name: self.hard * value for name, value in hard.items()})}
+        hard = self.of.judge(student, batch, states) if self.hard else {}
+        return {**out, **rename_terms({name: self.hard * value for name, value in hard.items()})}
 
-    def softly(
-        self, student: TransformerModule, teacher: TransformerModule, seen: Read, shown: Read, counted: Tensor
+    def soft_loss(
+        self,
+        student: TransformerModule,
+        teacher: TransformerModule,
+        states: HeadInputs,
+        shown: HeadInputs,
+        counted: Tensor,
     ) -> Tensor:
-        if scoring(student) is None:
+        if find_language_head(student) is None:
             with torch.no_grad():
                 right = logits_of(teacher, shown)
-            apart = divergence(logits_of(student, seen), right, self.temperature)  # (B, T) or (B,)
+            apart = divergence(logits_of(student, states), right, self.temperature)  # (B, T) or (B,)
             return torch.where(counted, apart, 0).sum() if apart.dim() == 2 else apart.sum()
         ours, theirs = language_head(student), language_head(teacher)
 
@@ -111,15 +116,15 @@ class Distill(Around):
             apart = divergence(ours.scores(x), right, self.temperature)
             return torch.where(counts, apart, 0).sum()
 
-        return by_chunks(chunk, ours.part.vocab_size, seen.x.flatten(0, 1), shown.x.flatten(0, 1), counted.flatten())
+        return by_chunks(chunk, ours.part.vocab_size, states.x.flatten(0, 1), shown.x.flatten(0, 1), counted.flatten())
 
 
-def scoring(model: TransformerModule) -> LMHeadModule | None:
+def find_language_head(model: TransformerModule) -> LMHeadModule | None:
     head = model.head.lm if isinstance(model.head, PretrainingModule) else model.head
     return head if isinstance(head, LMHeadModule) else None
 
 
-def named(hard: dict[str, Any]) -> dict[str, Any]:
+def rename_terms(hard: dict[str, Any]) -> dict[str, Any]:
     return {"hard" if name == "loss" else f"hard_{name}": value for name, value in hard.items()}
 
 

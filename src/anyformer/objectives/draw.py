@@ -21,7 +21,7 @@ from anyformer.models.base import TransformerModule
 from anyformer.objectives import latents
 from anyformer.objectives.images import Pictures
 from anyformer.objectives.match import Captioned
-from anyformer.objectives.objective import Batch, Followed, Record, language_head, padded, read
+from anyformer.objectives.objective import Batch, Record, WithFrozenModel, forward_to_head, language_head, pad_rows
 from anyformer.specs.checks import at_least
 
 
@@ -41,8 +41,8 @@ class Reconstruct(Pictures):
 
     def module(self, model: TransformerModule) -> nn.Module:
         if not isinstance(model, AutoencoderModule):
-            raise ValueError(f"drawing a picture again needs an AutoencoderModel, not {type(model.spec).__name__}")
-        latents.matches(self, model)
+            raise ValueError(f"Reconstruct needs an AutoencoderModel, not {type(model.spec).__name__}")
+        latents.check_autoencoder(self, model)
         return model
 
     def weights(self, batch: Batch) -> dict[str, float]:
@@ -76,54 +76,54 @@ class NextImageToken(Captioned):
     def ready(self, tokenizer: Any) -> Self:
         if tokenizer is None:
             raise ValueError("NextImageToken reads captions: it needs a vocabulary")
-        latents.described(self, self.vae)
+        latents.read_description(self, self.vae)
         return self.replace(tokens=len(tokenizer))
 
     def write_settings(self, folder: Path) -> Path:
         """Also the autoencoder."""
-        latents.keep(self.vae, folder)
+        latents.copy_autoencoder(self.vae, folder)
         return super().write_settings(folder)
 
     def module(self, model: TransformerModule) -> nn.Module:
-        return self.beside(model, latents.opened(self.vae))
+        return self.with_autoencoder(model, latents.load_autoencoder(self.vae))
 
-    def beside(self, model: TransformerModule, vae: TransformerModule) -> Followed:
+    def with_autoencoder(self, model: TransformerModule, vae: TransformerModule) -> WithFrozenModel:
         language_head(model)
         if not isinstance(vae, AutoencoderModule) or not vae.spec.latent.discrete:
-            raise ValueError(f"{self.vae}: a decoder draws in the codes of an autoencoder, which this has not")
-        latents.matches(self, vae)
+            raise ValueError(f"{self.vae}: not an autoencoder with discrete codes")
+        latents.check_autoencoder(self, vae)
         K, N, V = vae.spec.latent.codes, math.prod(vae.spec.grid), model.spec.embedding.tokens.vocab_size
         if self.tokens is not None and self.tokens + K > V:
             raise ValueError(f"{self.tokens} tokens and {K} codes make a vocabulary of {self.tokens + K}, not {V}")
         if position_limit(model.spec) != self.length + N:
             raise ValueError(
                 f"{self.length} tokens of a caption and {N} codes are {self.length + N} positions, and the model has "
-                f"{position_limit(model.spec)}: whoever draws finds the length of a caption by that"
+                f"{position_limit(model.spec)}"
             )
-        return Followed(model, vae)
+        return WithFrozenModel(model, vae)
 
     def size(self, record: Record) -> int:
         return self.length
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         rows = [record["input_ids"] for record in records]
-        ids = padded([*rows, np.zeros(self.length, rows[0].dtype)], pad)[:-1]
-        said = torch.arange(self.length) < torch.tensor([len(row) for row in rows])[:, None]
-        return {**super().collate(records, pad), "input_ids": ids, "labels": torch.where(said, ids, IGNORED)}
+        ids = pad_rows([*rows, np.zeros(self.length, rows[0].dtype)], pad)[:-1]
+        real = torch.arange(self.length) < torch.tensor([len(row) for row in rows])[:, None]
+        return {**super().collate(records, pad), "input_ids": ids, "labels": torch.where(real, ids, IGNORED)}
 
     def weights(self, batch: Batch) -> dict[str, float]:
         words = float((batch["labels"][:, 1:] != IGNORED).sum())  # nothing comes before the first
         return {"text": words, "image": float(len(batch["labels"]))}
 
-    def losses(self, trained: Followed, batch: Batch) -> dict[str, Tensor]:
-        model, vae = trained.model, trained.other
+    def losses(self, trained: WithFrozenModel, batch: Batch) -> dict[str, Tensor]:
+        model, vae = trained.model, trained.frozen
         codes = latents.codes(vae, batch["pixel_values"]).flatten(1)
         tokens = codes + model.spec.embedding.tokens.vocab_size - vae.spec.latent.codes
         words, drawn = batch["labels"], torch.full_like(batch["labels"], IGNORED)
-        seen = read(model, {"input_ids": torch.cat((batch["input_ids"], tokens), dim=1)})
+        states = forward_to_head(model, {"input_ids": torch.cat((batch["input_ids"], tokens), dim=1)})
         terms = {
             "text": (self.text, torch.cat((words, torch.full_like(tokens, IGNORED)), dim=1)),
             "image": (self.image / tokens.shape[1], torch.cat((drawn, tokens), dim=1)),  # a mean over each picture
         }
         head = language_head(model)
-        return {name: share * head.loss(seen.x, seen.ctx, labels).sum for name, (share, labels) in terms.items()}
+        return {name: share * head.loss(states.x, states.ctx, labels).sum for name, (share, labels) in terms.items()}

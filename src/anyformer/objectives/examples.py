@@ -14,15 +14,15 @@ from anyformer.specs.part import nearest
 Example = Mapping[str, Any]
 
 
-class Renamed(dict[str, Any]):
+class RenamedExample(dict[str, Any]):
     """An example by the objective's names of its columns; `columns` are the data's own names, for messages."""
 
     columns: Mapping[str, str]
 
 
 def column_name(example: Example, column: str) -> str:
-    """What the user's data calls a column."""
-    return example.columns.get(column, column) if isinstance(example, Renamed) else column
+    """The name of a column in the user's data."""
+    return example.columns.get(column, column) if isinstance(example, RenamedExample) else column
 
 
 def field(example: Example, column: str) -> Any:
@@ -41,12 +41,12 @@ def text_of(example: Example, column: str) -> str:
 
 
 def texts_of(example: Example, column: str) -> list[str]:
-    """What a column holds, a text or a list of them, as a list that is not empty."""
+    """The texts of a column, a text or a list, as a list that is not empty."""
     value = field(example, column)
     if not isinstance(value, (list, tuple)):
         return [text_of(example, column)]
     if not value or not all(isinstance(one, str) for one in value):
-        raise ValueError(f"column {quote(column_name(example, column))} holds a list, and not of texts")
+        raise ValueError(f"column {quote(column_name(example, column))} must hold a list of texts")
     return list(value)
 
 
@@ -75,10 +75,10 @@ def label_number(value: Any, labels: Sequence[str], column: str) -> int:
 def token_ids(text: str | LongText, tokenizer: Any, end: bool = False) -> np.ndarray:
     """(T,) ids with the tokenizer's special tokens; `end` adds its end token where none stands there."""
     parts = tokenizer.pieces(text)
-    return flat(ended(parts, tokenizer) if end else parts)
+    return concatenate(append_end(parts, tokenizer) if end else parts)
 
 
-def ended(parts: Iterable[list[int]], tokenizer: Any) -> Iterator[list[int]]:
+def append_end(parts: Iterable[list[int]], tokenizer: Any) -> Iterator[list[int]]:
     """With the tokenizer's end token last, where it has one."""
     end, last = tokenizer.eos_token_id, None
     for part in parts:
@@ -88,7 +88,7 @@ def ended(parts: Iterable[list[int]], tokenizer: Any) -> Iterator[list[int]]:
         yield [end]
 
 
-def flat(parts: Iterable[list[int]]) -> np.ndarray:
+def concatenate(parts: Iterable[list[int]]) -> np.ndarray:
     """(T,) of parts that may be many."""
     return np.concatenate([array([]), *map(array, parts)])
 
@@ -97,13 +97,13 @@ def array(ids: Any) -> np.ndarray:
     return np.asarray(ids, dtype=np.int32)
 
 
-def around(before: int | None, ids: np.ndarray, after: int | None) -> np.ndarray:
+def add_ends(before: int | None, ids: np.ndarray, after: int | None) -> np.ndarray:
     """(T,) with a token before and one after, where there are such."""
     ends = [array([] if place is None else [place]) for place in (before, after)]
     return np.concatenate([ends[0], array(ids), ends[1]])
 
 
-def joined(tokenizer: Any, text: str, pair: str | None = None, length: int | None = None) -> dict[str, np.ndarray]:
+def encode_pair(tokenizer: Any, text: str, pair: str | None = None, length: int | None = None) -> dict[str, np.ndarray]:
     """ "input_ids" and, for a pair, "token_type_ids"; of at most `length` tokens, the longer of a pair cut first."""
     encoding = tokenizer._encode(text, pair, length, True)
     record = {"input_ids": array(tokenizer._ids(encoding))}

@@ -1,4 +1,4 @@
-"""Frames, sounds and texts of clips in one sequence, of which spans are hidden and told apart [Zellers et al. 2022]."""
+"""Frames, sounds and texts of clips in one sequence; hidden spans are identified among others [Zellers et al. 2022]."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from anyformer.inputs.truncation import count_truncated
 from anyformer.models import HiddenSpansModelModule
 from anyformer.models.base import TransformerModule
-from anyformer.objectives.examples import joined, texts_of
-from anyformer.objectives.images import frames_of, normalised, scaled_to
-from anyformer.objectives.objective import Batch, Objective, Record, padded_texts, taken
-from anyformer.objectives.recordings import heard
+from anyformer.objectives.examples import encode_pair, texts_of
+from anyformer.objectives.images import frames_of, normalize, resizer
+from anyformer.objectives.objective import Batch, Objective, Record, model_inputs, pad_texts
+from anyformer.objectives.recordings import read_samples
 from anyformer.parts.head.losses import Loss
 from anyformer.specs.checks import at_least, chance
 
@@ -24,7 +24,7 @@ TEXT, SOUND, HIDDEN_TEXT, HIDDEN_SOUND = range(4)  # what is read of a segment, 
 
 class HiddenSpans(Objective, called=("MERLOT Reserve",)):
     """Columns "frames", "texts", as many of each, and "audio", which is cut into as many segments of `samples`. Of each
-    segment the frame is seen, and its text is read or its sound heard, as chance has it; but in about `hidden` of them,
+    segment the frame is seen, and its text is read or its sound heard, at random; but in about `hidden` of them,
     one or more, that is hidden and asked for among the spans of its kind in the same micro-batch. The ids of the four
     places, and how many vectors a frame and a sound make, are the model's."""
 
@@ -56,19 +56,19 @@ class HiddenSpans(Objective, called=("MERLOT Reserve",)):
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         frames, texts = frames_of(example, "frames"), texts_of(example, "texts")
         if len(frames) != len(texts):
-            raise ValueError(f"{len(frames)} frames and {len(texts)} texts: a clip has as many of each")
+            raise ValueError(f"{len(frames)} frames and {len(texts)} texts: a clip needs equally many")
         if not all(text.strip() for text in texts):
             raise ValueError("column 'texts': none of them is empty")
-        sound = heard(example, self.rate)
+        sound = read_samples(example, self.rate)
         if len(sound) < len(texts) * self.samples:
             raise ValueError(f"{len(sound)} samples of sound, less than {len(texts)} segments of {self.samples}")
-        images = scaled_to(self.image_size, len(self.mean))
-        whole = [joined(tokenizer, text)["input_ids"] for text in texts]
+        images = resizer(self.image_size, len(self.mean))
+        whole = [encode_pair(tokenizer, text)["input_ids"] for text in texts]
         count_truncated(sum(max(len(each) - self.length, 0) for each in whole))
         ids = [each[: self.length] for each in whole]
         starts = np.linspace(0, len(sound) - self.samples, len(texts)).astype(int)
         return {
-            "pixels": np.stack([images.scaled(frame) for frame in frames]).reshape(-1),
+            "pixels": np.stack([images.resize(frame) for frame in frames]).reshape(-1),
             "samples": np.concatenate([sound[start : start + self.samples] for start in starts]).astype(np.float32),
             "input_ids": np.concatenate(ids),
             "lengths": np.asarray([len(each) for each in ids], np.int64),
@@ -86,7 +86,7 @@ class HiddenSpans(Objective, called=("MERLOT Reserve",)):
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         frame, sound, text_place, sound_place = self.places
         rows: list[Record] = []
-        heard: list[np.ndarray] = []
+        audio: list[np.ndarray] = []
         spans: dict[int, list[Any]] = {HIDDEN_TEXT: [], HIDDEN_SOUND: []}
         for record in records:
             texts = np.split(record["input_ids"], record["lengths"].cumsum()[:-1])
@@ -97,30 +97,30 @@ class HiddenSpans(Objective, called=("MERLOT Reserve",)):
                     row += text.tolist()
                 elif kind == SOUND:
                     row += [sound] * self.segments
-                    heard.append(samples)
+                    audio.append(samples)
                 else:
                     row.append(text_place if kind == HIDDEN_TEXT else sound_place)
                     spans[kind].append(text if kind == HIDDEN_TEXT else samples)
             rows.append({"input_ids": np.asarray(row, np.int32)})
-        batch = {**padded_texts(rows, pad), "pixel_values": self.seen(records)}
-        if heard:
-            batch["input_values"] = torch.from_numpy(np.stack(heard))
+        batch = {**pad_texts(rows, pad), "pixel_values": self.frame_pixels(records)}
+        if audio:
+            batch["input_values"] = torch.from_numpy(np.stack(audio))
         if spans[HIDDEN_TEXT]:
-            hidden = padded_texts([{"input_ids": text} for text in spans[HIDDEN_TEXT]], pad)
+            hidden = pad_texts([{"input_ids": text} for text in spans[HIDDEN_TEXT]], pad)
             names = {"input_ids": "hidden_ids", "attention_mask": "hidden_mask"}
             batch |= {names[name]: value for name, value in hidden.items()}
         if spans[HIDDEN_SOUND]:
             batch["hidden_values"] = torch.from_numpy(np.stack(spans[HIDDEN_SOUND]))
         return batch
 
-    def seen(self, records: Sequence[Record]) -> Tensor:
+    def frame_pixels(self, records: Sequence[Record]) -> Tensor:
         """(all frames, C, H, W)"""
         pixels = torch.from_numpy(np.concatenate([record["pixels"] for record in records]))
-        return normalised(pixels.view(-1, len(self.mean), *self.image_size), self.mean, self.std)
+        return normalize(pixels.view(-1, len(self.mean), *self.image_size), self.mean, self.std)
 
     def module(self, model: TransformerModule) -> nn.Module:
         if not isinstance(model, HiddenSpansModelModule):
-            raise ValueError("hidden spans are told apart by an encoder with towers and span encoders (MERLOT Reserve)")
+            raise ValueError("hidden spans need an encoder with towers and span encoders (MERLOT Reserve)")
         spec = model.spec
         theirs = (spec.image.token, spec.audio.token, spec.head.text, spec.head.audio)
         sizes = (spec.image.model.embedding.vectors(0), spec.audio.model.embedding.frames(self.samples))
@@ -138,7 +138,7 @@ class HiddenSpans(Objective, called=("MERLOT Reserve",)):
         return {name: 0.0 if spans is None else float(len(spans)) for name, spans in given.items()}
 
     def losses(self, trained: HiddenSpansModelModule, batch: Batch) -> dict[str, Tensor]:
-        said = trained(**taken(trained, batch))
-        found: dict[str, Loss] = trained.head.losses(said)
-        nothing = said["last_hidden_state"].sum() * 0
-        return {name: found[name].sum if name in found else nothing for name in ("text", "audio")}
+        out = trained(**model_inputs(trained, batch))
+        terms: dict[str, Loss] = trained.head.losses(out)
+        nothing = out["last_hidden_state"].sum() * 0
+        return {name: terms[name].sum if name in terms else nothing for name in ("text", "audio")}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from anyformer.inputs.image import Images
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import field, label_of
-from anyformer.objectives.objective import Batch, Objective, Read, Record, head_of, logits_of, scalars
+from anyformer.objectives.objective import Batch, HeadInputs, Objective, Record, head_of, logits_of, scalars
 from anyformer.parts.head.classify import ClassifyModule
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
@@ -41,7 +41,7 @@ class Pictures(Objective):
 
     @property
     def images(self) -> Images:
-        """How pictures are made ready for the model that is trained."""
+        """The image processor of the trained model."""
         size = {"height": self.image_size[0], "width": self.image_size[1]}
         return Images(size=size, image_mean=self.mean, image_std=self.std, do_convert_rgb=len(self.mean) == 3)
 
@@ -51,24 +51,24 @@ class Pictures(Objective):
         return folder
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
-        return {"pixels": self.images.scaled(field(example, "image")).reshape(-1)}
+        return {"pixels": self.images.resize(field(example, "image")).reshape(-1)}
 
     def size(self, record: Record) -> int:
         return 1  # pictures are all as large as each other
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
-        """What chance says of a picture; it is done to all of a batch at once."""
+        """Draws random numbers; `collate` applies them to the whole batch."""
         return {**record, "chance": random.random(CHANCES, np.float32)}
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         B, C, (H, W) = len(records), len(self.mean), self.image_size
         pixels = torch.from_numpy(np.stack([record["pixels"] for record in records])).view(B, C, H, W)
         if "chance" in records[0] and (self.flip or self.shift):
-            pixels = self.moved(pixels, chances(records))
-        return {"pixel_values": normalised(pixels, self.mean, self.std)}
+            pixels = self.shift_and_flip(pixels, chances(records))
+        return {"pixel_values": normalize(pixels, self.mean, self.std)}
 
-    def moved(self, pixels: Tensor, chance: Tensor) -> Tensor:
-        """(B, C, H, W) mirrored and shifted, as chance has it."""
+    def shift_and_flip(self, pixels: Tensor, chance: Tensor) -> Tensor:
+        """(B, C, H, W) mirrored and shifted at random."""
         B, C, H, W = pixels.shape
         down, right = ((chance[:, i : i + 1] * (2 * self.shift + 1)).long() for i in (1, 2))
         rows, columns = torch.arange(H) + down, torch.arange(W) + right  # (B, H), (B, W) of the picture in its margin
@@ -78,7 +78,7 @@ class Pictures(Objective):
         return around.gather(2, places.view(B, 1, H * W).expand(-1, C, -1)).view(B, C, H, W)
 
     def fits(self, embedding: Any) -> None:
-        """ValueError where a model reads other pictures."""
+        """ValueError where the model reads other pictures."""
         channels = len(self.mean)
         if "an image" not in embedding.gives or embedding.channels != channels:
             raise ValueError(f"pictures of {channels} channels need a PatchEmbedding(channels={channels})")
@@ -93,9 +93,9 @@ class LabelledPictures(Pictures):
 
     def check(self) -> None:
         super().check()
-        least, said = self.fewest
+        least, words = self.fewest
         if len(self.labels) < least or len(set(self.labels)) < len(self.labels):
-            raise ValueError(f"{type(self).__name__}.labels: {said} or more, and none twice")
+            raise ValueError(f"{type(self).__name__}.labels: {words} or more, and none twice")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ class ClassifyImage(LabelledPictures):
     def module(self, model: TransformerModule) -> nn.Module:
         head = head_of(model, ClassifyModule, "classification")
         if head.num_labels != len(self.labels):
-            raise ValueError(f"{len(self.labels)} labels, and the model tells {head.num_labels} apart")
+            raise ValueError(f"{len(self.labels)} labels in the objective, {head.num_labels} in the model")
         self.fits(model.spec.embedding)
         return model
 
@@ -138,9 +138,9 @@ class ClassifyImage(LabelledPictures):
         return {"loss": float(len(batch["labels"]))}
 
     def losses(self, trained: Any, batch: Batch) -> dict[str, Tensor]:
-        return super().losses(trained, self.pasted(batch) if trained.training and "chance" in batch else batch)
+        return super().losses(trained, self.paste_boxes(batch) if trained.training and "chance" in batch else batch)
 
-    def pasted(self, batch: Batch) -> Batch:
+    def paste_boxes(self, batch: Batch) -> Batch:
         """With boxes from neighbours, and empty ones."""
         pixels, chance = batch["pixel_values"], batch["chance"]
         if self.cut:
@@ -153,8 +153,8 @@ class ClassifyImage(LabelledPictures):
             pixels = pixels.masked_fill(box[:, None], 0)
         return {**batch, "pixel_values": pixels}
 
-    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        logits = logits_of(model, seen)
+    def judge(self, model: TransformerModule, batch: Batch, states: HeadInputs) -> dict[str, Tensor]:
+        logits = logits_of(model, states)
         kind: dict[str, Any] = {"reduction": "none", "label_smoothing": self.smoothing}
         loss = F.cross_entropy(logits, batch["labels"], **kind)
         if "share" in batch:
@@ -170,12 +170,12 @@ def frames_of(example: Mapping[str, Any], name: str) -> Sequence[Any]:
     return frames
 
 
-def scaled_to(size: tuple[int, int], channels: int) -> Images:
-    """What brings pictures to a size."""
+def resizer(size: tuple[int, int], channels: int) -> Images:
+    """An image processor that resizes."""
     return Images(size={"height": size[0], "width": size[1]}, do_convert_rgb=channels == 3)
 
 
-def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+def normalize(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Bytes (N, C, ..., H, W), a mean and a deviation a channel."""
     shape = (-1, *(1,) * (pixels.dim() - 2))
     middle, spread = (torch.tensor(values).view(shape) for values in (mean, std))

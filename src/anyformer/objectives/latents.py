@@ -8,35 +8,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.models import AutoencoderModule
+from anyformer.models import AutoencoderModule, Model
 from anyformer.objectives.images import Pictures
 from anyformer.weights import hub
 
 
-def described(objective: Pictures, vae: str) -> Any:
+def read_description(objective: Pictures, vae: str) -> Model:
     """The description in the folder of an autoencoder, before any data is read."""
     from anyformer.checkpoint import read_spec
 
     try:
         return read_spec(hub.resolve(vae))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{type(objective).__name__}.vae: an autoencoder is trained first, and {error}") from None
+        raise ValueError(f"{type(objective).__name__}.vae: train an autoencoder first: {error}") from None
 
 
-def opened(vae: str) -> Any:
+def load_autoencoder(vae: str) -> Any:
     from anyformer.checkpoint import load
 
     return load(vae)
 
 
-def keep(vae: str, folder: Path) -> None:
+def copy_autoencoder(vae: str, folder: Path) -> None:
     """Puts the autoencoder, without which nobody could see what is drawn, beside a model."""
     from anyformer.checkpoint import COMPANION, save
 
-    save(opened(vae), folder / COMPANION)
+    save(load_autoencoder(vae), folder / COMPANION)
 
 
-def matches(objective: Pictures, vae: AutoencoderModule) -> None:
+def check_autoencoder(objective: Pictures, vae: AutoencoderModule) -> None:
     """ValueError where an autoencoder reads other pictures."""
     objective.fits(vae.spec.embedding)
     if objective.image_size != vae.spec.embedding.image_size:

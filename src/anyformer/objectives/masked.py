@@ -14,12 +14,12 @@ from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import array, text_of
-from anyformer.objectives.objective import Batch, Read, Record, language_head, padded, padded_texts
-from anyformer.objectives.vocabulary import Knowing, Known, is_any, mask_of
+from anyformer.objectives.objective import Batch, HeadInputs, Record, language_head, pad_rows, pad_texts
+from anyformer.objectives.vocabulary import VocabularyInfo, VocabularyObjective, is_one_of, mask_token
 from anyformer.specs.checks import at_least, chance
 
 
-class Masked(Knowing, called=("MLM",)):
+class Masked(VocabularyObjective, called=("MLM",)):
     """`rate` of the tokens are chosen: 80 % of these become the mask token, 10 % any token, 10 % stay as they are.
 
     Texts are packed into rows and masked anew each time [Liu et al. 2019]. With `length` they are cut into pieces of so
@@ -50,11 +50,11 @@ class Masked(Knowing, called=("MLM",)):
     def packs(self) -> bool:
         return self.length is None
 
-    def within(self, length: int) -> Self:
+    def with_max_length(self, length: int) -> Self:
         return self if self.length is None else self.replace(length=min(self.length, length))
 
-    def needs(self, known: Known) -> None:
-        mask_of(known, "masking")
+    def needs(self, known: VocabularyInfo) -> None:
+        mask_token(known, "masking")
 
     def ids(self, text: str | LongText, tokenizer: Any) -> Iterator[list[int]]:
         return tokenizer.pieces(text)
@@ -89,7 +89,7 @@ class Masked(Knowing, called=("MLM",)):
     def choose(self, ids: np.ndarray, word_ids: np.ndarray | None, random: np.random.Generator) -> np.ndarray:
         """(M,) places, in order: as many as `rate` of the tokens are, special ones counted but never chosen."""
         number = max(1, round(len(ids) * self.rate))
-        texts = np.flatnonzero(~is_any(ids, self.words.apart))
+        texts = np.flatnonzero(~is_one_of(ids, self.words.apart))
         if word_ids is None:
             return np.sort(random.permutation(texts)[:number])
         groups: dict[int, list[int]] = {}
@@ -103,7 +103,7 @@ class Masked(Knowing, called=("MLM",)):
         return np.array(sorted(chosen), np.int64)
 
     def hide(self, ids: np.ndarray, chosen: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        mask = mask_of(self.words, "masking")
+        mask = mask_token(self.words, "masking")
         luck, others = random.random(len(chosen)), random.integers(self.words.size, size=len(chosen))
         hidden = np.where(luck < self.mask, mask, np.where(luck < self.mask + self.random, others, ids[chosen]))
         ids = ids.copy()
@@ -113,21 +113,21 @@ class Masked(Knowing, called=("MLM",)):
     # -- the model
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
-        batch = padded_texts(records, pad)
+        batch = pad_texts(records, pad)
         if "document_ids" in records[0]:
-            batch["document_ids"] = padded([record["document_ids"] for record in records], 0)
-        return {**batch, **flat(records, batch["input_ids"].shape[1])}
+            batch["document_ids"] = pad_rows([record["document_ids"] for record in records], 0)
+        return {**batch, **flatten_labels(records, batch["input_ids"].shape[1])}
 
     def module(self, model: TransformerModule) -> nn.Module:
         if language_head(model).part.shift:
             raise ValueError("masked tokens need a model that sees both sides; this one predicts the next token")
         return model
 
-    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        return {"loss": masked_loss(model, batch, seen)}
+    def judge(self, model: TransformerModule, batch: Batch, states: HeadInputs) -> dict[str, Tensor]:
+        return {"loss": masked_loss(model, batch, states)}
 
 
-def flat(records: Sequence[Record], width: int, multiple: int = 64) -> Batch:
+def flatten_labels(records: Sequence[Record], width: int, multiple: int = 64) -> Batch:
     """The "places" (M,) of labels in the flattened (B * width) batch, and the "labels" there. M is a multiple, so a
     compiled step sees few sizes; what is left over is not asked about."""
     places = np.concatenate([record["places"].astype(np.int64) + i * width for i, record in enumerate(records)])
@@ -139,6 +139,6 @@ def flat(records: Sequence[Record], width: int, multiple: int = 64) -> Batch:
     }
 
 
-def masked_loss(model: TransformerModule, batch: Batch, seen: Read) -> Tensor:
-    """Summed over the hidden tokens alone; the others' scores are never computed."""
-    return language_head(model).loss(seen.x.flatten(0, 1)[batch["places"]], seen.ctx, batch["labels"]).sum
+def masked_loss(model: TransformerModule, batch: Batch, states: HeadInputs) -> Tensor:
+    """Summed over the hidden tokens only; other scores are never computed."""
+    return language_head(model).loss(states.x.flatten(0, 1)[batch["places"]], states.ctx, batch["labels"]).sum

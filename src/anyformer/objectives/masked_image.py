@@ -1,4 +1,4 @@
-"""Pictures of which most is hidden, drawn again from the rest [Xie et al. 2022]: no labels are needed."""
+"""SimMIM [Xie et al. 2022]: reconstruct the hidden patches of a picture; needs no labels."""
 
 from __future__ import annotations
 

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from anyformer.inputs.long import LongText
-from anyformer.objectives.examples import around, array, ended
-from anyformer.objectives.objective import Batch, Record, padded
+from anyformer.objectives.examples import add_ends, append_end, array
+from anyformer.objectives.objective import Batch, Record, pad_rows
 from anyformer.objectives.rewrite import Rewrite
-from anyformer.objectives.vocabulary import Knowing, Known, mask_of
+from anyformer.objectives.vocabulary import VocabularyInfo, VocabularyObjective, mask_token
 
 
-class MASS(Rewrite, Knowing):
+class MASS(Rewrite, VocabularyObjective):
     """`rate` of the tokens in a row are hidden as Masked hides tokens: 80 % masked, 10 % any token, 10 % as they are.
-    The decoder reads the fragment alone, moved by one behind a mask, at the positions where it stood."""
+    The decoder reads only the fragment, shifted by one behind a mask token, at its original positions."""
 
     rate: float = 0.5
     mask: float = 0.8
@@ -26,20 +26,20 @@ class MASS(Rewrite, Knowing):
     def check(self) -> None:
         super().check()
         if not 0 < self.rate <= 1 or min(self.mask, self.random) < 0 or self.mask + self.random > 1 + 1e-9:
-            raise ValueError(f"MASS: rate {self.rate}, mask {self.mask}, random {self.random} are no shares of 1")
+            raise ValueError(f"MASS: rate {self.rate}, mask {self.mask}, random {self.random} must be shares of 1")
 
     @property
     def packs(self) -> bool:
         return True
 
-    def needs(self, known: Known) -> None:
-        mask_of(known, "MASS")
+    def needs(self, known: VocabularyInfo) -> None:
+        mask_token(known, "MASS")
 
     def ids(self, text: str | LongText, tokenizer: Any) -> Iterator[list[int]]:
-        return ended(tokenizer.pieces(text), tokenizer)
+        return append_end(tokenizer.pieces(text), tokenizer)
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
-        ids, mask = record["input_ids"], mask_of(self.words, "MASS")
+        ids, mask = record["input_ids"], mask_token(self.words, "MASS")
         size = max(1, round(len(ids) * self.rate))
         start = int(random.integers(len(ids) - size + 1))
         fragment = ids[start : start + size]
@@ -51,12 +51,12 @@ class MASS(Rewrite, Knowing):
         return {
             "input_ids": array(source),
             "labels": array(fragment),
-            "decoder_input_ids": around(mask, fragment[:-1], None),
+            "decoder_input_ids": add_ends(mask, fragment[:-1], None),
             "decoder_position_ids": array(np.arange(start, start + size)),
         }
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         batch = super().collate(records, pad)
         for name, fill in (("decoder_input_ids", pad), ("decoder_position_ids", 0)):
-            batch[name] = padded([record[name] for record in records], fill)
+            batch[name] = pad_rows([record[name] for record in records], fill)
         return batch

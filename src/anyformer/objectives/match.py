@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from anyformer.inputs.truncation import count_truncated
 from anyformer.models import TwoTowerModule
 from anyformer.models.base import TransformerModule
-from anyformer.objectives.examples import field, joined
+from anyformer.objectives.examples import encode_pair, field
 from anyformer.objectives.images import Pictures
-from anyformer.objectives.objective import Batch, Record, padded_texts, taken
+from anyformer.objectives.objective import Batch, Record, model_inputs, pad_texts
 from anyformer.specs.checks import at_least
 
 
 class Captioned(Pictures):
-    """Columns "image" and "text", one text or a list of texts, of which one is drawn each time. A text ends in the
+    """Columns "image" and "text", one text or a list of texts; one is drawn each time. A text ends in the
     tokenizer's end token, and beyond `length` tokens it is cut."""
 
     length: int = 77
@@ -61,7 +61,7 @@ class MatchImage(Captioned):
     command: ClassVar[str] = "run search-images RUN TEXT --folder FOLDER"
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
-        return {**super().collate(records, pad), **padded_texts(records, pad)}
+        return {**super().collate(records, pad), **pad_texts(records, pad)}
 
     def module(self, model: TransformerModule) -> nn.Module:
         if not isinstance(model, TwoTowerModule) or model.head is None:
@@ -73,18 +73,18 @@ class MatchImage(Captioned):
         return {"loss": float(len(batch["input_ids"]))}
 
     def losses(self, trained: TwoTowerModule, batch: Batch) -> dict[str, Tensor]:
-        said = trained(**taken(trained, batch))
-        loss = trained.head.loss(said["logits_per_text"])
+        out = trained(**model_inputs(trained, batch))
+        loss = trained.head.loss(out["logits_per_text"])
         # what balances experts is a mean over the tokens of this pass, and counts as often as there are pairs
-        return {"loss": loss.sum + said["aux_loss"] * loss.weight if "aux_loss" in said else loss.sum}
+        return {"loss": loss.sum + out["aux_loss"] * loss.weight if "aux_loss" in out else loss.sum}
 
 
 def caption(text: str, tokenizer: Any, length: int | None = None) -> np.ndarray:
     """(T,) the tokens of a text, at most `length`, the end included."""
-    return ended(joined(tokenizer, text)["input_ids"], tokenizer.eos_token_id, length)
+    return truncate_with_end(encode_pair(tokenizer, text)["input_ids"], tokenizer.eos_token_id, length)
 
 
-def ended(ids: np.ndarray, end: int | None, length: int | None) -> np.ndarray:
+def truncate_with_end(ids: np.ndarray, end: int | None, length: int | None) -> np.ndarray:
     """At most `length` tokens, the last of them the end, where there is one."""
     count_truncated(0 if length is None else len(ids) + (end is not None and ids[-1] != end) - length)
     if end is None or (ids[-1] == end and (length is None or len(ids) <= length)):

@@ -1,13 +1,13 @@
-"""What every objective is: how an example becomes numbers, and what the model is asked about them.
+"""The base class of objectives: how an example becomes numbers, and the loss of a model on them.
 
-An example goes through four hands. `encode` turns it into a record once, before training, and the record is kept on
+An example goes through four steps. `encode` turns it into a record once, before training, and the record is kept on
 disk. `vary` is what chance does to a record each time it is seen (masking, noise): a pure function of the record and a
 generator that depends on the seed and on how many examples came before, never on the process that does it. `collate`
 makes a padded batch. `losses` runs the model and gives each term as a *sum*, which the model's head finds, and
 `weights` says over how much before that, so that micro-batches and processes add up to exactly one large batch: the
 loss is the sum over terms of sum / total weight.
 
-Before any of them, `ready` gives the objective what it has to know of the tokenizer (its mask token, say).
+Before all of them, `ready` gives the objective facts about the tokenizer (its mask token, for example).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
-from anyformer.models.call import Call
-from anyformer.models.call import Hidden as Read
-from anyformer.objectives.examples import flat, text_of
+from anyformer.models.call import Call, HeadInputs
+from anyformer.objectives.examples import concatenate, text_of
+from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.head.base import HeadModule
 from anyformer.parts.head.language import LMHeadModule
 from anyformer.parts.head.pretraining import PretrainingModule
@@ -37,14 +37,14 @@ H = TypeVar("H", bound=HeadModule)
 
 
 class Objective(Part):
-    """What a model learns from raw examples: the records they become, and the loss."""
+    """A training objective: turns raw examples into records, and gives the loss."""
 
     optional_columns: ClassVar[tuple[str, ...]] = ()  # fields that `encode` also reads where an example has them
     command: ClassVar[str] = ""  # how a model that learned this is used: "run tag RUN TEXT" of the command line
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The fields of a raw example that `encode` reads, so that a wrong column is told before hours of work."""
+        """The fields of a raw example that `encode` reads, so that a wrong column is reported before training."""
         return ("text",)
 
     @property
@@ -70,7 +70,7 @@ class Objective(Part):
 
     @property
     def draws(self) -> bool:
-        """Whether a batch gets "dice" (B,), 63 random bits an example: for what `losses` draws on the device, where it
+        """Whether a batch gets "seeds" (B,), 63 random bits an example: for what `losses` draws on the device, where it
         would be too much for `vary`."""
         return False
 
@@ -78,7 +78,7 @@ class Objective(Part):
         """How many tokens of text a packed row has where the model is to see rows of `length`."""
         return length
 
-    def within(self, length: int) -> Self:
+    def with_max_length(self, length: int) -> Self:
         """This objective for a model that sees no more than `length` tokens at once."""
         return self
 
@@ -98,7 +98,7 @@ class Objective(Part):
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record | list[Record]:
         """The record of a raw example, or several (windows over a long text); ValueError says what is wrong with it.
         Where texts are packed, this is what `ids` says."""
-        return {"input_ids": flat(self.ids(text_of(example, "text"), tokenizer))}
+        return {"input_ids": concatenate(self.ids(text_of(example, "text"), tokenizer))}
 
     def ids(self, text: str | LongText, tokenizer: Any) -> Iterator[list[int]]:
         """Where texts are packed: the tokens of one, a part at a time, as it may be longer than memory."""
@@ -117,42 +117,41 @@ class Objective(Part):
         raise NotImplementedError
 
     def module(self, model: TransformerModule) -> nn.Module:
-        """What is trained: the model, or a module around it where others are trained along (a generator). ValueError
-        where the model cannot be asked this."""
+        """The trained module: the model, or a module around it that trains others with it (a generator). ValueError
+        where the model does not fit this objective."""
         return model
 
-    def before(self, trained: Any, step: int) -> None:
-        """Before each step of a training: what goes by its number (a temperature that falls)."""
+    def before_step(self, trained: Any, step: int) -> None:
+        """Called before each training step, for values that depend on its number (a falling temperature)."""
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """How much each term counts here, known before the forward pass; labels unless said otherwise."""
+        """How much each term counts here, known before the forward pass (default: the number of labels)."""
         return {"loss": num_labels(batch["labels"])}
 
     def losses(self, trained: Any, batch: Batch) -> dict[str, Tensor]:
         """Term -> its sum over the batch, with gradient; `trained` is what `module` gave. A term's factor (lambda) is
         part of its sum."""
-        return self.judge(trained, batch, read(trained, batch))
+        return self.judge(trained, batch, forward_to_head(trained, batch))
 
-    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        """The same, from what the model has read already: objectives that add to another's read once. Unless said
-        otherwise this is what the model's own head finds of the labels."""
-        terms = answering(model).losses(seen.x, seen.ctx, seen.inputs).values()
+    def judge(self, model: TransformerModule, batch: Batch, states: HeadInputs) -> dict[str, Tensor]:
+        """The same from hidden states, so that wrapped objectives share one forward pass. The default is the loss of
+        the model's own head."""
+        terms = require_head(model).losses(states.x, states.ctx, states.inputs).values()
         return {"loss": torch.stack([term.sum for term in terms]).sum()}
 
 
-class Followed(nn.Module):
-    """The model is trained; another, which it learns from, only goes where it goes: no optimiser and no checkpoint sees
-    that one."""
+class WithFrozenModel(nn.Module):
+    """The trained model, and a frozen one that moves with it to other devices but is in no optimizer or checkpoint."""
 
-    other: Any
+    frozen: Any
 
-    def __init__(self, model: TransformerModule, other: TransformerModule) -> None:
+    def __init__(self, model: TransformerModule, frozen: TransformerModule) -> None:
         super().__init__()
         self.model: Any = model
-        self.__dict__["other"] = other.eval().requires_grad_(False)
+        self.__dict__["frozen"] = frozen.eval().requires_grad_(False)
 
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Followed:
-        self.__dict__["other"]._apply(fn, recurse)
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> WithFrozenModel:
+        self.__dict__["frozen"]._apply(fn, recurse)
         super()._apply(fn, recurse)
         return self
 
@@ -160,7 +159,7 @@ class Followed(nn.Module):
 # -- batches ----------------------------------------------------------------------------------------------------------
 
 
-def padded(rows: Sequence[np.ndarray], value: int | float) -> Tensor:
+def pad_rows(rows: Sequence[np.ndarray], value: int | float) -> Tensor:
     """1-D arrays of unequal lengths as (B, longest), filled up on the right."""
     width = max(len(row) for row in rows)
     if all(len(row) == width for row in rows):
@@ -173,16 +172,16 @@ def padded(rows: Sequence[np.ndarray], value: int | float) -> Tensor:
     return tensor if tensor.is_floating_point() else tensor.long()
 
 
-def padded_texts(records: Sequence[Record], pad: int) -> Batch:
+def pad_texts(records: Sequence[Record], pad: int) -> Batch:
     """ "input_ids" with "attention_mask" where rows differ in length, and "token_type_ids" where records have them."""
     rows = [record["input_ids"] for record in records]
-    batch = {"input_ids": padded(rows, pad)}
+    batch = {"input_ids": pad_rows(rows, pad)}
     T = batch["input_ids"].shape[1]
     lengths = torch.tensor([len(row) for row in rows])
     if int(lengths.min()) < T:
         batch["attention_mask"] = (torch.arange(T) < lengths[:, None]).long()
     if "token_type_ids" in records[0]:
-        batch["token_type_ids"] = padded([record["token_type_ids"] for record in records], 0)
+        batch["token_type_ids"] = pad_rows([record["token_type_ids"] for record in records], 0)
     return batch
 
 
@@ -203,22 +202,23 @@ def language_head(model: TransformerModule) -> LMHeadModule:
     """The head that scores the vocabulary."""
     head = model.head.lm if isinstance(model.head, PretrainingModule) else model.head
     if not isinstance(head, LMHeadModule):
-        raise ValueError(f"this objective predicts tokens, and the model has {shown_head(model)}")
+        raise ValueError(f"this objective predicts tokens, and the model has {describe_head(model)}")
     return head
 
 
-def shown_head(model: TransformerModule) -> str:
+def describe_head(model: TransformerModule) -> str:
     """The head of a model, as its description and its published class call it."""
     of = f" ({model.spec.architecture})" if model.spec.architecture else ""
     return f"{'no head' if model.head is None else type(model.spec.head).__name__}{of}"
 
 
-def taken(model: TransformerModule, batch: Batch) -> dict[str, Any]:
-    """What of a batch the model takes; segments are left out where it has none. Where the last place of a row speaks
-    for a text, as published, the pads go to its left."""
+def model_inputs(model: TransformerModule, batch: Batch) -> dict[str, Any]:
+    """The inputs of a batch that the model takes, without segments where it has none. Where the head pools the last
+    place of a row, as published, the pads go to the left."""
     inputs: dict[str, Any] = {name: batch[name] for name in model.inputs if name in batch}
-    if "token_type_ids" in inputs and not getattr(model.spec.embedding, "segments", 0):
-        del inputs["token_type_ids"]
+    embedding = model.spec.embedding
+    if not (isinstance(embedding, TextEmbedding) and embedding.segments):
+        inputs.pop("token_type_ids", None)
     mask = inputs.get("attention_mask")
     if mask is not None and getattr(getattr(model.spec.head, "pool", None), "take", None) == "end":
         order = mask.int().argsort(dim=-1, stable=True)
@@ -230,24 +230,24 @@ def taken(model: TransformerModule, batch: Batch) -> dict[str, Any]:
 PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids")
 
 
-def read(model: TransformerModule, batch: Batch) -> Read:
-    """Runs the model on what of a batch it takes, up to its head."""
-    return model.hidden_states(Call(taken(model, batch), kernel=model.kernel))
+def forward_to_head(model: TransformerModule, batch: Batch) -> HeadInputs:
+    """Runs the model on a batch up to its head."""
+    return model.hidden_states(Call(model_inputs(model, batch), kernel=model.kernel))
 
 
-def logits_of(model: TransformerModule, seen: Read, name: str = "logits") -> Tensor:
-    """What the head says, in fp32."""
-    return answering(model).answer(seen.x, seen.ctx, seen.inputs)[name].float()
+def logits_of(model: TransformerModule, states: HeadInputs, name: str = "logits") -> Tensor:
+    """The logits of the head in fp32."""
+    return require_head(model).answer(states.x, states.ctx, states.inputs)[name].float()
 
 
-def answering(model: TransformerModule) -> HeadModule:
+def require_head(model: TransformerModule) -> HeadModule:
     if model.head is None:
-        raise ValueError("this model has no head to be asked")
+        raise ValueError("this model has no head")
     return model.head
 
 
 def head_of(model: TransformerModule, kind: type[H], what: str) -> H:
     if not isinstance(model.head, kind):
         wanted = f"{kind.__name__.removesuffix('Module')}Head"
-        raise ValueError(f"{what} needs a model with a {wanted}; this one has {shown_head(model)}")
+        raise ValueError(f"{what} needs a model with a {wanted}; this one has {describe_head(model)}")
     return model.head

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from anyformer.inputs.audio_features import AudioProcessor
-from anyformer.inputs.recordings import Recording
+from anyformer.inputs.recordings import AudioRecording
 from anyformer.objectives.examples import field
 from anyformer.objectives.objective import Batch, Objective, Record
 from anyformer.specs.checks import at_least, chance
@@ -18,16 +18,16 @@ from anyformer.specs.messages import quote
 LOUDEST = 32768  # recordings are kept in 16 bits
 
 
-def heard(example: Mapping[str, Any], rate: int) -> np.ndarray:
+def read_samples(example: Mapping[str, Any], rate: int) -> np.ndarray:
     """The samples of column "audio" at this rate; column "rate" says theirs where they are no file."""
     audio, given = field(example, "audio"), example.get("rate")
-    with Recording.open(audio, None if given is None else int(given)) as recording:
+    with AudioRecording.open(audio, None if given is None else int(given)) as recording:
         return recording.read(rate)
 
 
 class Sounds(Objective):
     """Column "audio": a file, or samples (T,) whose "rate" stands beside them. They are brought to `rate` once, and
-    `form` is what the model hears: samples ("values"), or a spectrogram of `channels` like Whisper's ("mel", always
+    `form` is the model's input: samples ("values"), or a spectrogram of `channels` like Whisper's ("mel", always
     `seconds` long) or like Parakeet's ("bank"), a frame of `window` samples every `hop`.
 
     Each time they are seen they may be faster or slower by up to `speed` (0.1: from 0.9 to 1.1 times), their pitch with
@@ -45,7 +45,7 @@ class Sounds(Objective):
     def check(self) -> None:
         chance(self, "speed")
         at_least(self, 0, "noise")
-        self.processor  # noqa: B018 which says what is wrong with the rest
+        self.processor  # noqa: B018  it checks the other fields
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ class Sounds(Objective):
 
     @property
     def processor(self) -> AudioProcessor:
-        """How sound is made ready for the model that is trained."""
+        """The audio processor of the trained model."""
         if self.form == "values":
             return AudioProcessor(sampling_rate=self.rate, return_attention_mask=True)
         wide = 1 << (self.window - 1).bit_length() if self.form == "bank" else self.window  # a Fourier transform's
@@ -77,11 +77,11 @@ class Sounds(Objective):
         return folder
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
-        samples = heard(example, self.rate)
+        samples = read_samples(example, self.rate)
         if len(samples) < 2 * self.hop:
             raise ValueError(f"{len(samples)} samples of sound, less than two frames")
         if self.form == "mel" and len(samples) > self.seconds * self.rate:
-            raise ValueError(f"{len(samples) / self.rate:.1f} seconds of sound, and {self.seconds} are heard")
+            raise ValueError(f"{len(samples) / self.rate:.1f} seconds of sound; the limit is {self.seconds}")
         return {"samples": np.clip(np.rint(samples * LOUDEST), -LOUDEST, LOUDEST - 1).astype(np.int16)}
 
     def size(self, record: Record) -> int:
@@ -103,12 +103,12 @@ class Sounds(Objective):
         rows = [record["samples"] for record in records]
         rows = [row / np.float32(LOUDEST) if row.dtype == np.int16 else row for row in rows]
         longest = self.seconds * self.rate if self.form == "mel" else max(map(len, rows))
-        return self.processor.prepared(rows, longest, masked=True)
+        return self.processor.extract(rows, longest, masked=True)
 
     def fits(self, embedding: Any) -> None:
-        """ValueError where a model hears something else."""
+        """ValueError where the model reads another form of sound."""
         name = "input_values" if self.form == "values" else "input_features"
         if name not in embedding.inputs:
             raise ValueError(f"form={quote(self.form)} makes {name}, and the model takes {', '.join(embedding.inputs)}")
         if self.form != "values" and embedding.channels != self.channels:
-            raise ValueError(f"a spectrogram of {self.channels} channels, and the model hears {embedding.channels}")
+            raise ValueError(f"a spectrogram of {self.channels} channels, and the model reads {embedding.channels}")

@@ -1,4 +1,4 @@
-"""Regression in context [Garg et al. 2022]: every example is another linear function, known by noisy values alone."""
+"""Regression in context [Garg et al. 2022]: every example is another linear function, given by noisy values only."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from anyformer.generation.random_state import mix, normal
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import field
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, scalars
-from anyformer.parts.embedding.regression_pairs import KINDS, PairModule
+from anyformer.parts.embedding.regression_pairs import KINDS, PairEmbedding, PairModule
 from anyformer.specs.checks import at_least
 
 
 class Regress(Objective):
     """Column "number", which with chance decides what is drawn, on the device: a function beta ~ N(0, I / width),
-    points x ~ N(0, I) and values beta x + N(0, noise^2). The value at each point is told from the pairs before it, of
-    which there are 0 to `context`."""
+    points x ~ N(0, I) and values beta x + N(0, noise^2). The value at each point is predicted from the 0 to
+    `context` pairs before it."""
 
     width: int = 5
     context: int = 40
@@ -50,9 +50,11 @@ class Regress(Objective):
 
     def module(self, model: TransformerModule) -> nn.Module:
         head_of(model, PairModule, "regression in context")
-        found = getattr(model.spec.embedding, "point_width", None)
-        if found != self.width:
-            raise ValueError(f"objective.width is {self.width}, and the model reads points of {found} numbers")
+        embedding = model.spec.embedding
+        assert isinstance(embedding, PairEmbedding), "a PairHead needs points"
+        if embedding.point_width != self.width:
+            width = embedding.point_width
+            raise ValueError(f"objective.width is {self.width}, and the model reads points of {width} numbers")
         return model
 
     def weights(self, batch: Batch) -> dict[str, float]:
@@ -73,4 +75,4 @@ class Regress(Objective):
 
 def seeds_of(batch: Batch) -> Tensor:
     """(B,) what each example is drawn by."""
-    return mix(batch["dice"]) + batch["number"]
+    return mix(batch["seeds"]) + batch["number"]

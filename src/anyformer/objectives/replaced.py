@@ -16,7 +16,15 @@ from anyformer.kernels.loss import IGNORED
 from anyformer.models import Model
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.masked import Masked, masked_loss
-from anyformer.objectives.objective import Batch, Read, Record, language_head, logits_of, num_labels, read
+from anyformer.objectives.objective import (
+    Batch,
+    HeadInputs,
+    Record,
+    forward_to_head,
+    language_head,
+    logits_of,
+    num_labels,
+)
 from anyformer.parts.head.losses import binary_loss
 from anyformer.specs.checks import at_least
 
@@ -41,22 +49,22 @@ class ReplacedTokens(Masked):
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
         seen = super().vary(record, random)
-        # the dice of sampling are part of the data: the same example meets the same luck on any process
-        return {**seen, "dice": random.random(len(seen["labels"]))}
+        # drawn with the data, so that sampling does not depend on the process
+        return {**seen, "uniforms": random.random(len(seen["labels"]))}
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         batch = super().collate(records, pad)
-        dice = np.concatenate([record["dice"] for record in records])
-        rest = len(batch["labels"]) - len(dice)
-        return {**batch, "dice": torch.from_numpy(np.pad(dice, (0, rest)).astype(np.float32))}
+        uniforms = np.concatenate([record["uniforms"] for record in records])
+        rest = len(batch["labels"]) - len(uniforms)
+        return {**batch, "uniforms": torch.from_numpy(np.pad(uniforms, (0, rest)).astype(np.float32))}
 
     def module(self, model: TransformerModule) -> nn.Module:
         from anyformer.models.construct import build
 
         generator = build(self.generator, seed=self.seed)
-        return self.beside(model, generator)
+        return self.with_generator(model, generator)
 
-    def beside(self, model: TransformerModule, generator: TransformerModule) -> Replaced:
+    def with_generator(self, model: TransformerModule, generator: TransformerModule) -> WithGenerator:
         super().module(generator)
         if model.head is None or model.spec.left_to_right:
             raise ValueError("replaced tokens need an encoder with one score a token (a TagHead with 1 label)")
@@ -67,26 +75,26 @@ class ReplacedTokens(Masked):
                 for alias in [a for a, tensor in others.items() if tensor is others[name]]:
                     path, _, leaf = alias.rpartition(".")
                     setattr(generator.get_submodule(path), leaf, own[name])
-        return Replaced(model, generator)
+        return WithGenerator(model, generator)
 
     def weights(self, batch: Batch) -> dict[str, float]:
         return {"generator": num_labels(batch["labels"]), "discriminator": float(real(batch).sum())}
 
-    def losses(self, trained: Replaced, batch: Batch) -> dict[str, Tensor]:
-        hidden = read(trained.generator, batch)
+    def losses(self, trained: WithGenerator, batch: Batch) -> dict[str, Tensor]:
+        hidden = forward_to_head(trained.generator, batch)
         generator = masked_loss(trained.generator, batch, hidden)
         ids, replaced = self.fill_in(trained.generator, batch, hidden)
-        logits = logits_of(trained.model, read(trained.model, {**batch, "input_ids": ids}))
-        found = binary_loss(logits.view_as(ids), replaced, real(batch))
-        return {"generator": generator, "discriminator": self.weight * found.sum}
+        logits = logits_of(trained.model, forward_to_head(trained.model, {**batch, "input_ids": ids}))
+        detection = binary_loss(logits.view_as(ids), replaced, real(batch))
+        return {"generator": generator, "discriminator": self.weight * detection.sum}
 
     @torch.no_grad()
-    def fill_in(self, generator: TransformerModule, batch: Batch, seen: Read) -> tuple[Tensor, Tensor]:
+    def fill_in(self, generator: TransformerModule, batch: Batch, states: HeadInputs) -> tuple[Tensor, Tensor]:
         """Ids (B, T) with samples of the generator where tokens were hidden, and where they are not the original."""
         places, labels = batch["places"], batch["labels"]
-        scores = language_head(generator).scores(seen.x.flatten(0, 1)[places]).float()
-        steps = scores.softmax(-1).cumsum(-1)  # (M, V): the share of the dice that falls on each token
-        sampled = (steps <= batch["dice"][:, None] * steps[:, -1:]).sum(-1).clamp(max=scores.shape[-1] - 1)
+        scores = language_head(generator).scores(states.x.flatten(0, 1)[places]).float()
+        steps = scores.softmax(-1).cumsum(-1)  # (M, V): cumulative probabilities
+        sampled = (steps <= batch["uniforms"][:, None] * steps[:, -1:]).sum(-1).clamp(max=scores.shape[-1] - 1)
         asked = labels != IGNORED
         ids = batch["input_ids"].flatten()
         wrong = torch.zeros_like(ids, dtype=torch.bool)
@@ -97,7 +105,7 @@ class ReplacedTokens(Masked):
         return ids.view_as(batch["input_ids"]), wrong.view_as(batch["input_ids"])
 
 
-class Replaced(nn.Module):
+class WithGenerator(nn.Module):
     """The model that is kept, and the generator beside it."""
 
     def __init__(self, model: TransformerModule, generator: TransformerModule) -> None:

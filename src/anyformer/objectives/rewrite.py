@@ -1,4 +1,4 @@
-"""What objectives of an encoder-decoder share: one text is read, another is written."""
+"""The base class of encoder-decoder objectives: one text is read, another is written."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.objective import (
     Batch,
+    HeadInputs,
     Objective,
-    Read,
     Record,
     language_head,
-    padded,
-    padded_texts,
+    pad_rows,
+    pad_texts,
 )
 from anyformer.specs.checks import chance
 
@@ -30,7 +30,7 @@ class Rewrite(Objective):
         chance(self, "smoothing")
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
-        return {**padded_texts(records, pad), "labels": padded([record["labels"] for record in records], IGNORED)}
+        return {**pad_texts(records, pad), "labels": pad_rows([record["labels"] for record in records], IGNORED)}
 
     def module(self, model: TransformerModule) -> nn.Module:
         if not model.spec.pair:
@@ -38,5 +38,5 @@ class Rewrite(Objective):
         language_head(model)
         return model
 
-    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        return {"loss": language_head(model).loss(seen.x, seen.ctx, batch["labels"], self.smoothing).sum}
+    def judge(self, model: TransformerModule, batch: Batch, states: HeadInputs) -> dict[str, Tensor]:
+        return {"loss": language_head(model).loss(states.x, states.ctx, batch["labels"], self.smoothing).sum}

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import array, text_of
 from anyformer.objectives.masked import Masked, masked_loss
-from anyformer.objectives.objective import Batch, Read, Record, head_of, scalars
-from anyformer.objectives.vocabulary import Known
+from anyformer.objectives.objective import Batch, HeadInputs, Record, head_of, scalars
+from anyformer.objectives.vocabulary import VocabularyInfo
 from anyformer.parts.head.losses import class_loss
 from anyformer.parts.head.pretraining import PretrainingModule
 
@@ -46,14 +46,14 @@ class MaskedAndNext(Masked):
     def check(self) -> None:
         super().check()
         if self.length is None or self.whole_words or self.copies:
-            raise ValueError("MaskedAndNext needs a length, and masks anew each time, token by token")
+            raise ValueError("MaskedAndNext needs a length, and takes neither copies nor whole_words")
 
     @property
     def room(self) -> int:
         assert self.length is not None
         return self.length - 3  # [CLS] and two [SEP]
 
-    def needs(self, known: Known) -> None:
+    def needs(self, known: VocabularyInfo) -> None:
         super().needs(known)
         if known.separator is None or known.begin is None:
             raise ValueError("next sentence needs a tokenizer with a token for the beginning and a separator")
@@ -80,7 +80,7 @@ class MaskedAndNext(Masked):
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
         first, second, label = self.pair(record, partners[0], random)
-        first, second = cut(first, second, self.room, random)
+        first, second = truncate_pair(first, second, self.room, random)
         known = self.words
         ids = np.concatenate([[known.begin], first, [known.separator], second, [known.separator]])
         segments = np.repeat([0, 1], [len(first) + 2, len(second) + 1])
@@ -116,12 +116,14 @@ class MaskedAndNext(Masked):
     def weights(self, batch: Batch) -> dict[str, float]:
         return {"masked": super().weights(batch)["loss"], "next": float(len(batch["next"]))}
 
-    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        related = head_of(model, PretrainingModule, "next sentence").related(seen.x, seen.ctx, seen.inputs)
-        return {"masked": masked_loss(model, batch, seen), "next": class_loss(related, batch["next"]).sum}
+    def judge(self, model: TransformerModule, batch: Batch, states: HeadInputs) -> dict[str, Tensor]:
+        related = head_of(model, PretrainingModule, "next sentence").related(states.x, states.ctx, states.inputs)
+        return {"masked": masked_loss(model, batch, states), "next": class_loss(related, batch["next"]).sum}
 
 
-def cut(first: np.ndarray, second: np.ndarray, room: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def truncate_pair(
+    first: np.ndarray, second: np.ndarray, room: int, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """Both so short that they fit together: the longer loses a token at its front or back, as a coin says."""
     sides, lost = [first, second], [[0, 0], [0, 0]]
     sizes = [len(first), len(second)]

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from anyformer.inputs.long import LongText
-from anyformer.objectives.examples import around
+from anyformer.objectives.examples import add_ends
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
-from anyformer.objectives.vocabulary import Knowing, Known
+from anyformer.objectives.vocabulary import VocabularyInfo, VocabularyObjective
 from anyformer.specs.checks import at_least
 
 
-class SpanCorruption(Rewrite, Knowing, called=("T5 pretraining",)):
+class SpanCorruption(Rewrite, VocabularyObjective, called=("T5 pretraining",)):
     """`rate` of the tokens, in spans of `mean` tokens on average. Rows of text are so long that what is left of them
     fills the model's length."""
 
@@ -37,18 +37,18 @@ class SpanCorruption(Rewrite, Knowing, called=("T5 pretraining",)):
     def packs(self) -> bool:
         return True
 
-    def needs(self, known: Known) -> None:
+    def needs(self, known: VocabularyInfo) -> None:
         if not known.sentinels:
             raise ValueError("span corruption needs a tokenizer with the tokens <extra_id_0>, <extra_id_1>, ...")
 
     def reads(self, length: int) -> int:
         """The most tokens of text that, spans out and sentinels and the end token in, are no more than `length`."""
         size = length
-        while self.left(size + 1) <= length:
+        while self.source_length(size + 1) <= length:
             size += 1
         return size
 
-    def left(self, size: int) -> int:
+    def source_length(self, size: int) -> int:
         noise, spans = self.amounts(size)
         return size - noise + spans + 1
 
@@ -65,7 +65,7 @@ class SpanCorruption(Rewrite, Knowing, called=("T5 pretraining",)):
         ids, known = record["input_ids"], self.words
         gone = self.spans(len(ids), random)
         source, target = corrupt(ids, gone, known.sentinels)
-        return {"input_ids": around(None, source, known.end), "labels": around(None, target, known.end)}
+        return {"input_ids": add_ends(None, source, known.end), "labels": add_ends(None, target, known.end)}
 
     def spans(self, size: int, random: np.random.Generator) -> np.ndarray:
         """(T,) True where a token goes: kept and gone pieces take turns, a kept one first, all divisions equally
@@ -84,7 +84,7 @@ def pieces(total: int, number: int, random: np.random.Generator) -> np.ndarray:
 
 
 def corrupt(ids: np.ndarray, gone: np.ndarray, sentinels: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """What is read and what is written. A text that ends with a kept piece is closed by one sentinel more."""
+    """(source, target). A text that ends with a kept piece is closed by one sentinel more."""
     starts = gone & ~np.concatenate([[False], gone[:-1]])
     spans = int(starts.sum())
     last = spans if len(gone) and not gone[-1] else spans - 1

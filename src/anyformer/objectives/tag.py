@@ -12,7 +12,7 @@ from torch import nn
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import array, column_name, field, label_number
-from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded, padded_texts
+from anyformer.objectives.objective import Batch, Objective, Record, head_of, pad_rows, pad_texts
 from anyformer.parts.head.tag import TagModule
 from anyformer.specs.messages import quote
 
@@ -43,7 +43,7 @@ class Tag(Objective, called=("NER",)):
         return {LABEL_ALL_TOKENS: self.every}
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
-        words, tags = listed(example, "words"), listed(example, "tags")
+        words, tags = word_list(example, "words"), word_list(example, "tags")
         if len(words) != len(tags):
             raise ValueError(f"{len(words)} words and {len(tags)} tags")
         if not words:
@@ -59,16 +59,16 @@ class Tag(Objective, called=("NER",)):
         return {"input_ids": ids, "labels": labels}
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
-        return {**padded_texts(records, pad), "labels": padded([record["labels"] for record in records], IGNORED)}
+        return {**pad_texts(records, pad), "labels": pad_rows([record["labels"] for record in records], IGNORED)}
 
     def module(self, model: TransformerModule) -> nn.Module:
         head = head_of(model, TagModule, "tagging")
         if head.out.out_features != len(self.labels):
-            raise ValueError(f"{len(self.labels)} labels, and the model tells {head.out.out_features} apart")
+            raise ValueError(f"{len(self.labels)} labels in the objective, {head.out.out_features} in the model")
         return model
 
 
-def listed(example: Mapping[str, Any], column: str) -> Sequence[Any]:
+def word_list(example: Mapping[str, Any], column: str) -> Sequence[Any]:
     value = field(example, column)
     if isinstance(value, str):
         return value.split()

@@ -9,8 +9,8 @@ from torch import nn
 
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
-from anyformer.objectives.examples import flat, text_of
-from anyformer.objectives.objective import Batch, Record, padded
+from anyformer.objectives.examples import concatenate, text_of
+from anyformer.objectives.objective import Batch, Record, pad_rows
 from anyformer.objectives.recordings import Sounds
 from anyformer.objectives.rewrite import Rewrite
 
@@ -33,9 +33,9 @@ class Transcribe(Sounds, Rewrite, called=("Whisper", "speech to text")):
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         if tokenizer.eos_token_id is None:
-            raise ValueError("a text is written up to its end, and this tokenizer has no token for it")
+            raise ValueError("the tokenizer has no end token (eos_token)")
         parts = (tokenizer.pieces(text, add_special_tokens=False) for text in (self.prompt, text_of(example, "text")))
-        labels = flat(piece for part in (*parts, [[tokenizer.eos_token_id]]) for piece in part)
+        labels = concatenate(piece for part in (*parts, [[tokenizer.eos_token_id]]) for piece in part)
         return {**super().encode(example, tokenizer), "labels": labels}
 
     def size(self, record: Record) -> int:
@@ -43,7 +43,7 @@ class Transcribe(Sounds, Rewrite, called=("Whisper", "speech to text")):
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         heard = Sounds.collate(self, records, pad)
-        return {**heard, "labels": padded([record["labels"] for record in records], IGNORED)}
+        return {**heard, "labels": pad_rows([record["labels"] for record in records], IGNORED)}
 
     def module(self, model: TransformerModule) -> nn.Module:
         super().module(model)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyformer.inputs.truncation import count_truncated
-from anyformer.objectives.examples import column_name, ended, flat, texts_of, token_ids
+from anyformer.objectives.examples import append_end, column_name, concatenate, texts_of, token_ids
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.specs.checks import at_least
@@ -17,7 +17,7 @@ from anyformer.specs.messages import quote
 
 class Translate(Rewrite, called=("seq2seq", "summarize")):
     """`prefix` stands before every source ("translate English to German: ", T5). A model with tokens for languages
-    (M2M-100) is told the code of the one to write, and of the one it reads where that is not its folder's.
+    (M2M-100) needs the code of the language to write, and of the language it reads where that is not its folder's.
 
     Columns "source" and "target", texts or lists of them: a source in sentences is read as one text, and of several
     right targets the first is learnt. Beyond `length` and `target_length` tokens they are cut, and no more are written.
@@ -50,17 +50,20 @@ class Translate(Rewrite, called=("seq2seq", "summarize")):
         reads = tokenizer.in_language(self.source_language) if self.source_language else tokenizer
         writes = tokenizer.in_language(self.target_language) if self.target_language else tokenizer
         source = token_ids(self.prefix + " ".join(texts_of(example, "source")), reads, end=True)
-        target = flat(ended([writes.encode_target(texts_of(example, "target")[0])], writes))
+        target = concatenate(append_end([writes.encode_target(texts_of(example, "target")[0])], writes))
         for name, ids in (("source", source), ("target", target)):
             if len(ids) < 2:
                 raise ValueError(f"column {quote(column_name(example, name))} is empty")
-        return {"input_ids": cut(source, self.length, reads), "labels": cut(target, self.target_length, writes)}
+        return {
+            "input_ids": truncate(source, self.length, reads),
+            "labels": truncate(target, self.target_length, writes),
+        }
 
 
-def cut(ids: np.ndarray, length: int | None, tokenizer: Any) -> np.ndarray:
+def truncate(ids: np.ndarray, length: int | None, tokenizer: Any) -> np.ndarray:
     """(T,) of at most `length` tokens, which end as before."""
     if length is None or len(ids) <= length:
         return ids
     count_truncated(len(ids) - length)
-    after = max(len(tokenizer._around[1]), 1)
+    after = max(len(tokenizer._special_ends[1]), 1)
     return np.concatenate([ids[: max(length - after, 1)], ids[-after:]])

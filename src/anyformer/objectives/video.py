@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from anyformer.models import ThreeTowerModule
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import texts_of
-from anyformer.objectives.images import frames_of, normalised, scaled_to
+from anyformer.objectives.images import frames_of, normalize, resizer
 from anyformer.objectives.match import caption
-from anyformer.objectives.objective import Batch, Objective, Record, padded, padded_texts, taken
-from anyformer.objectives.recordings import heard
+from anyformer.objectives.objective import Batch, Objective, Record, model_inputs, pad_rows, pad_texts
+from anyformer.objectives.recordings import read_samples
 from anyformer.parts.head.losses import Loss
 from anyformer.specs.checks import at_least
 
 
 class MatchVideo(Objective, called=("VATT", "MIL-NCE")):
     """Columns "video", its frames as pictures in their order, "audio" as `Sounds` has it, and "text", one text or those
-    that are said nearby, of which `candidates` are drawn each time. `frames` of a video are seen, evenly spaced. Wrong
+    that are said nearby; `candidates` of them are drawn each time. `frames` of a video are seen, evenly spaced. Wrong
     answers are those of the same micro-batch on the same device."""
 
     image_size: tuple[int, int]  # height, width
@@ -48,17 +48,17 @@ class MatchVideo(Objective, called=("VATT", "MIL-NCE")):
         return ("text",)
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
-        frames, images = frames_of(example, "video"), scaled_to(self.image_size, len(self.mean))
+        frames, images = frames_of(example, "video"), resizer(self.image_size, len(self.mean))
         seen = np.linspace(0, len(frames) - 1, self.frames).round().astype(int)
-        samples = heard(example, self.rate)
+        samples = read_samples(example, self.rate)
         if not len(samples):
-            raise ValueError("column 'audio': a recording of no samples")
+            raise ValueError("column 'audio': the recording has no samples")
         texts = texts_of(example, "text")
         if not all(text.strip() for text in texts):
             raise ValueError("column 'text': a text, or several, none of them empty")
         ids = [caption(text, tokenizer, self.length) for text in texts]
         return {
-            "pixels": np.stack([images.scaled(frames[i]) for i in seen], axis=1).reshape(-1),  # (C, F, H, W)
+            "pixels": np.stack([images.resize(frames[i]) for i in seen], axis=1).reshape(-1),  # (C, F, H, W)
             "samples": samples.astype(np.float32),
             "input_ids": np.concatenate(ids),
             "lengths": np.asarray([len(each) for each in ids], np.int64),
@@ -77,14 +77,14 @@ class MatchVideo(Objective, called=("VATT", "MIL-NCE")):
         B, C = len(records), len(self.mean)
         pixels = torch.from_numpy(np.stack([record["pixels"] for record in records])).view(B, C, -1, *self.image_size)
         rows = [record["samples"] for record in records]
-        mask = padded([np.ones(len(row), np.int64) for row in rows], 0)
+        mask = pad_rows([np.ones(len(row), np.int64) for row in rows], 0)
         texts = []
         for record in records:
             each = np.split(record["input_ids"], record["lengths"].cumsum()[:-1])
             drawn = record.get("drawn", np.arange(self.candidates) % len(each))
             texts += [{"input_ids": each[i]} for i in drawn]
-        sound = {"input_values": padded(rows, 0.0), "audio_attention_mask": mask}
-        return {"pixel_values": normalised(pixels, self.mean, self.std), **sound, **padded_texts(texts, pad)}
+        sound = {"input_values": pad_rows(rows, 0.0), "audio_attention_mask": mask}
+        return {"pixel_values": normalize(pixels, self.mean, self.std), **sound, **pad_texts(texts, pad)}
 
     def module(self, model: TransformerModule) -> nn.Module:
         if not isinstance(model, ThreeTowerModule):
@@ -98,5 +98,5 @@ class MatchVideo(Objective, called=("VATT", "MIL-NCE")):
         return dict.fromkeys(("audio", "text"), float(len(batch["pixel_values"])))
 
     def losses(self, trained: ThreeTowerModule, batch: Batch) -> dict[str, Tensor]:
-        found: dict[str, Loss] = trained.head.losses(trained(**taken(trained, batch)))
-        return {name: loss.sum for name, loss in found.items()}
+        terms: dict[str, Loss] = trained.head.losses(trained(**model_inputs(trained, batch)))
+        return {name: loss.sum for name, loss in terms.items()}

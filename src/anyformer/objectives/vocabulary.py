@@ -1,4 +1,4 @@
-"""What chance has to know of a vocabulary: plain numbers, so that they travel with the objective."""
+"""Facts about a vocabulary that objectives need, as plain numbers that can be pickled with them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from anyformer.specs.part import Part
 SENTINEL = "<extra_id_{}>"  # T5's names
 
 
-class Known(Part):
-    """What an objective must know of a vocabulary."""
+class VocabularyInfo(Part):
+    """Special tokens and size of a vocabulary."""
 
     size: int  # ids go up to this
     mask: int | None = None
@@ -25,7 +25,7 @@ class Known(Part):
     sentinels: tuple[int, ...] = ()  # <extra_id_0>, <extra_id_1>, ...
 
     @classmethod
-    def of(cls, tokenizer: Any) -> Known:
+    def from_tokenizer(cls, tokenizer: Any) -> VocabularyInfo:
         t = tokenizer
         named = (t.bos_token_id, t.eos_token_id, t.cls_token_id, t.sep_token_id, t.pad_token_id, t.mask_token_id)
         sentinels: list[int] = []
@@ -44,32 +44,32 @@ class Known(Part):
         )
 
 
-class Knowing(Objective):
+class VocabularyObjective(Objective):
     """An objective that needs the vocabulary; `known` is filled in by `ready`."""
 
-    known: Known | None = None
+    known: VocabularyInfo | None = None
 
     def ready(self, tokenizer: Any) -> Self:
-        known = Known.of(tokenizer)
+        known = VocabularyInfo.from_tokenizer(tokenizer)
         self.needs(known)
         return self.replace(known=known)
 
-    def needs(self, known: Known) -> None:
+    def needs(self, known: VocabularyInfo) -> None:
         """ValueError where the vocabulary has not what this takes."""
 
     @property
-    def words(self) -> Known:
+    def words(self) -> VocabularyInfo:
         if self.known is None:
-            raise ValueError(f"{type(self).__name__} has not seen the tokenizer: objective.ready(tokenizer) first")
+            raise ValueError(f"{type(self).__name__} needs the tokenizer; call objective.ready(tokenizer) first")
         return self.known
 
 
-def is_any(ids: np.ndarray, tokens: tuple[int, ...]) -> np.ndarray:
+def is_one_of(ids: np.ndarray, tokens: tuple[int, ...]) -> np.ndarray:
     """(T,) True where a token is one of a few; np.isin takes twenty times as long."""
     return np.logical_or.reduce([ids == token for token in tokens]) if tokens else np.zeros(len(ids), bool)
 
 
-def mask_of(known: Known, what: str) -> int:
+def mask_token(known: VocabularyInfo, what: str) -> int:
     if known.mask is None:
         raise ValueError(f"{what} needs a tokenizer with a mask token; this one has none")
     return known.mask

@@ -1,4 +1,4 @@
-"""What objectives that add to another share: the data is the other's."""
+"""The base class of objectives that add to another and use its data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anyformer.models.base import TransformerModule
 from anyformer.objectives.objective import Batch, Objective, Record
 
 
-class Around(Objective):
+class ObjectiveWrapper(Objective):
     """An objective that changes what another one learns."""
 
     of: Objective
@@ -41,8 +41,8 @@ class Around(Objective):
     def reads(self, length: int) -> int:
         return self.of.reads(length)
 
-    def within(self, length: int) -> Self:
-        return self.replace(of=self.of.within(length))
+    def with_max_length(self, length: int) -> Self:
+        return self.replace(of=self.of.with_max_length(length))
 
     def ready(self, tokenizer: Any) -> Self:
         return self.replace(of=self.of.ready(tokenizer))
@@ -65,5 +65,5 @@ class Around(Objective):
     def module(self, model: TransformerModule) -> nn.Module:
         return self.of.module(model)
 
-    def before(self, trained: Any, step: int) -> None:
-        self.of.before(trained, step)
+    def before_step(self, trained: Any, step: int) -> None:
+        self.of.before_step(trained, step)

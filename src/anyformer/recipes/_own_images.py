@@ -131,7 +131,7 @@ def further(labels: tuple[str, ...], model: str) -> Reading:
     trained = isinstance(given, Pretrained)
     folder = hub.resolve(model) if trained else None
     embedding: Any = getattr(description_of(given), "embedding", None)
-    images = Images.load(folder) if folder is not None and Images.there(folder) else Images()
+    images = Images.load(folder) if folder is not None and Images.has_settings(folder) else Images()
     mean, std = (
         tuple(value) if isinstance(value, tuple) else (value,) * embedding.channels
         for value in (images.image_mean, images.image_std)

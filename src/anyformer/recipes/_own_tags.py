@@ -8,7 +8,7 @@ from pathlib import Path
 
 from anyformer.data import Columns, JSONLines, Source
 from anyformer.data.source import detect_encoding, find, lines, plain_suffix
-from anyformer.objectives.tag import Tag, listed
+from anyformer.objectives.tag import Tag, word_list
 from anyformer.recipes._encoder import small_bert, vocabulary
 from anyformer.recipes._models import labelled, with_vocabulary
 from anyformer.recipes._own import MOST_LABELS, Tell, held_out, name_of, shown_skipped
@@ -42,7 +42,10 @@ def from_tags(
         problem = row.problem
         if row.example is not None:
             try:
-                own, named = listed(row.example, "words"), [str(tag).strip() for tag in listed(row.example, "tags")]
+                own, named = (
+                    word_list(row.example, "words"),
+                    [str(tag).strip() for tag in word_list(row.example, "tags")],
+                )
                 problem = "" if len(own) == len(named) and own else f"{len(own)} words and {len(named)} tags"
             except ValueError as error:
                 problem = str(error)

@@ -11,7 +11,7 @@ from anyformer.generation import check_writer, generate
 from anyformer.generation.defaults import settings_for
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.models import Tower, TowerDecoderModule
-from anyformer.objectives.objective import padded_texts
+from anyformer.objectives.objective import pad_texts
 from anyformer.specs.messages import quote
 from anyformer.tasks.each.write import said
 from anyformer.tasks.task import Row, TaskRun, file_of
@@ -80,7 +80,7 @@ def write_about(asked: TaskRun, name: str, template: str, options: dict[str, Any
     def finish(run: TaskRun, prepared: list[tuple[Tensor, np.ndarray]]) -> list[Any]:
         found = [""] * len(prepared)
         for which, batch in run.media_batches([media for media, _ in prepared], KINDS[name].given):
-            read = padded_texts([{"input_ids": prepared[i][1]} for i in which], run.pad)
+            read = pad_texts([{"input_ids": prepared[i][1]} for i in which], run.pad)
             given: dict[str, Any] = {**{name: value.to(run.model.device) for name, value in read.items()}, **batch}
             sequences = generate(run.model, **given, tokenizer=run.tokenizer, **options)
             for i, row in zip(which, sequences[:, read["input_ids"].shape[1] :], strict=True):

@@ -10,7 +10,7 @@ import torch
 
 from anyformer.checkpoint import COMPANION, load
 from anyformer.generation import generate
-from anyformer.inputs.contact_sheet import drawn
+from anyformer.inputs.contact_sheet import to_bytes
 from anyformer.inputs.image import Images
 from anyformer.models import AutoencoderModule, TransformerModule, position_limit
 from anyformer.objectives.match import caption
@@ -68,7 +68,7 @@ def by_tokens(reader: Reader, wish: Wish) -> list[np.ndarray]:
         )
         codes = written[:, length:].unflatten(1, vae.spec.grid) - (V - K)
         with torch.no_grad():
-            found.append(drawn(vae.picture(codes), Images.load(folder)))
+            found.append(to_bytes(vae.picture(codes), Images.load(folder)))
         reader.progress(min(start + reader.batch, len(seeds)), len(seeds))
     return np.split(np.concatenate(found), len(wish.texts))
 

@@ -24,7 +24,7 @@ from anyformer.generation.defaults import settings_for
 from anyformer.generation.options import Settings
 from anyformer.generation.speech_prompt import language_id
 from anyformer.inputs.audio_features import AudioProcessor
-from anyformer.inputs.recordings import ENDINGS, Recording, Source, streams
+from anyformer.inputs.recordings import ENDINGS, AudioRecording, Source, streams
 from anyformer.models.base import TransformerModule
 from anyformer.models.call import Call
 
@@ -102,7 +102,7 @@ def frames(model: TransformerModule, processor: AudioProcessor, source: Source) 
     margin = -(-OVERLAP * rate // hop)  # frames
     size, step = WINDOW * rate // hop * hop, (WINDOW * rate // hop - 2 * margin) * hop
     held, first = np.zeros(0, np.float32), True
-    with Recording.open(source) as recording:
+    with AudioRecording.open(source) as recording:
         for block in recording.blocks(rate):
             held = np.concatenate((held, block))
             while len(held) > size + hop * margin:  # something is left for another window
@@ -143,7 +143,7 @@ def pieces(processor: AudioProcessor, source: Source) -> Iterator[np.ndarray]:
     rate = processor.sampling_rate
     size, late, least = WINDOW * rate, OVERLAP * rate, 2 * processor.hop_length
     held, first = np.zeros(0, np.float32), True
-    with Recording.open(source) as recording:
+    with AudioRecording.open(source) as recording:
         for block in recording.blocks(rate):
             held = np.concatenate((held, block))
             while len(held) >= size + least:
@@ -196,7 +196,7 @@ class Windows:
         self.held, self.rest = torch.zeros(processor.feature_size, 0), self.stream()  # powers, shown when taken
         if self.live:
             return
-        with Recording.open(source) as recording:
+        with AudioRecording.open(source) as recording:
             samples = recording.read(processor.sampling_rate, num_frames * processor.hop_length + 1)
         self.short = len(samples) <= num_frames * processor.hop_length
         if not len(samples):
@@ -210,7 +210,7 @@ class Windows:
             self.total, self.loudest = self.total + powers.shape[1], torch.maximum(self.loudest, powers.max())
 
     def stream(self) -> Iterator[Tensor]:
-        with Recording.open(self.source) as recording:
+        with AudioRecording.open(self.source) as recording:
             yield from self.processor.stream(recording.blocks(self.processor.sampling_rate))
 
     def take(self, start: int) -> tuple[Tensor, int]:
@@ -224,7 +224,7 @@ class Windows:
         if (end := self.start + self.held.shape[1]) < wanted:
             self.total = end
         found = self.held[:, start - self.start : start - self.start + self.size]
-        found = found if self.short else self.processor.shown(found, self.loudest)
+        found = found if self.short else self.processor.normalize(found, self.loudest)
         return F.pad(found, (0, self.size - found.shape[1])), found.shape[1]
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import base64
-import struct
+import io
 import warnings
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ from anyformer.generation import generate
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.inputs.image import ENDINGS, Images
 from anyformer.inputs.processor import Processor, processor
-from anyformer.inputs.text import Tokenizer, belong
+from anyformer.inputs.text import Tokenizer, check_vocabulary_size
+from anyformer.kernels.hardware import need
 from anyformer.look.sound import Sound
 from anyformer.look.views import Scene
 from anyformer.models import TransformerModule, position_limit
@@ -59,7 +59,7 @@ def scene(
     model = getattr(model, tower) if model.spec.towers else model
     words = speller(read)
     inputs = inputs_of(model, read, name, given)
-    if name == "pixel_values" and not Images.there(folder):
+    if name == "pixel_values" and not Images.has_settings(folder):
         size = " x ".join(map(str, described.embedding.image_size))
         warnings.warn(f"{folder} does not say how pictures are made ready: scaled to {size}, -1 to 1", stacklevel=3)
     media = picture_of(model, read, name, inputs)
@@ -106,7 +106,7 @@ def blueprint(source: str, given: str | None, *, offline: bool = False) -> Scene
         if path.suffix.lower() not in ENDINGS or not path.is_file():
             endings = ", ".join(ENDINGS[:4])
             raise ValueError(f"this model reads a picture: give a file ({endings}, ...), not {quote(given)}")
-        stored = folder is not None and Images.there(folder)
+        stored = folder is not None and Images.has_settings(folder)
         pixels = (Images.load(folder) if folder is not None and stored else plain_images(read))([path])["pixel_values"]
     return Scene(skeleton(described), {"pixel_values": pixels}, name=Path(source).name or source, reads="image")
 
@@ -159,7 +159,7 @@ def inputs_of(model: TransformerModule, read: Processor, name: str, given: str) 
 
 
 def text_inputs(model: TransformerModule, read: Processor, text: str) -> dict[str, Any]:
-    belong(model, read.tokenizer)
+    check_vocabulary_size(model, read.tokenizer)
     if not text:
         raise ValueError("the text is empty")
     made = read(text)
@@ -256,15 +256,9 @@ def sound_of(model: TransformerModule, read: Processor, path: Path) -> Sound:
     return Sound(power, hop / hear.sampling_rate, high, unit, lambda: transcribe(model, str(path), timestamps=True))
 
 
-def png(shades: Tensor) -> str:
-    """A picture (1 or 3, rows, columns) of bytes as a data URL."""
-    channels, rows, columns = shades.shape
-    shades = shades if channels in (1, 3) else shades[:1]
-    lines = b"".join(b"\0" + line.permute(1, 0).contiguous().numpy().tobytes() for line in shades.transpose(0, 1))
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    header = struct.pack(">IIBBBBB", columns, rows, 8, 2 if len(shades) == 3 else 0, 0, 0, 0)
-    made = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
-    return f"data:image/png;base64,{base64.b64encode(made).decode()}"
+def png(pixels: Tensor) -> str:
+    """A data URL of bytes (C, rows, columns): grey where C is 1, colour where it is 3, else the first channel."""
+    image, file = need("PIL.Image", "look", "a picture behind attention"), io.BytesIO()
+    pixels = pixels.permute(1, 2, 0) if len(pixels) == 3 else pixels[0]
+    image.fromarray(pixels.contiguous().numpy()).save(file, "png")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

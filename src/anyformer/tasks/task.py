@@ -30,10 +30,10 @@ from anyformer.evaluate.predict import Predictor
 from anyformer.inputs.image import Images
 from anyformer.inputs.image import files as picture_files
 from anyformer.inputs.recordings import streams
-from anyformer.inputs.text import Tokenizer, belong
+from anyformer.inputs.text import Tokenizer, check_vocabulary_size
 from anyformer.models import Output, TransformerModule, position_limit
 from anyformer.objectives.examples import array
-from anyformer.objectives.objective import Batch, Objective, Record, padded_texts, taken
+from anyformer.objectives.objective import Batch, Objective, Record, model_inputs, pad_texts
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.tasks.long_audio import files as sound_files
@@ -123,7 +123,7 @@ def _beside(spec: Any, folder: Path) -> dict[str, Any]:
                 raise
     channels = next((each.channels for each in read if "an image" in each.gives), None)
     images = None
-    if channels is not None and drawn_in and not Images.there(folder):  # pipelines of diffusers: from -1 to 1
+    if channels is not None and drawn_in and not Images.has_settings(folder):  # pipelines of diffusers: from -1 to 1
         images = Images(image_mean=(0.5,) * channels, image_std=(0.5,) * channels, do_convert_rgb=channels == 3)
     elif channels is not None:
         images = Images.load(folder)
@@ -134,7 +134,7 @@ def _beside(spec: Any, folder: Path) -> dict[str, Any]:
 
 def _checked(reader: Reader) -> Reader:
     if reader.tokenizer is not None:
-        belong(reader.model, reader.tokenizer)
+        check_vocabulary_size(reader.model, reader.tokenizer)
     return reader
 
 
@@ -170,7 +170,7 @@ class Texts(Objective):
     """Records that are read as they are."""
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
-        return padded_texts(records, pad)
+        return pad_texts(records, pad)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -370,7 +370,7 @@ class TaskRun:
     @torch.inference_mode()
     def run(self, batch: Batch) -> dict[str, Tensor]:
         """What the model says about a batch."""
-        inputs = {**taken(self.model, batch), "return_dict": True}  # whatever the config says
+        inputs = {**model_inputs(self.model, batch), "return_dict": True}  # whatever the config says
         if "use_cache" in self.model.inputs:
             inputs["use_cache"] = False
         return {name: value for name, value in self.model(**inputs).items() if isinstance(value, Tensor)}

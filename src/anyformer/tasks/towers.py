@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.models import TwoTowerModule
-from anyformer.objectives.examples import joined
-from anyformer.objectives.match import ended
+from anyformer.objectives.examples import encode_pair
+from anyformer.objectives.match import truncate_with_end
 from anyformer.objectives.objective import Record
 from anyformer.parts.head.similarity import ProjectionModule
 from anyformer.tasks.task import Row, TaskRun, Truncate
@@ -35,11 +35,11 @@ def text_vectors(asked: TaskRun, *, raw: bool = False, truncate: Truncate = True
     model, end = tower(asked, "text"), asked.tokenizer.eos_token_id
 
     def prepare(row: Row) -> Record:
-        ids = ended(joined(asked.tokenizer, row["text"])["input_ids"], end, None)
+        ids = truncate_with_end(encode_pair(asked.tokenizer, row["text"])["input_ids"], end, None)
         length = asked.cut_length(truncate)
         if length is not None and len(ids) > length:
             asked.lost.append(len(ids) - length)
-            ids = ended(ids, end, length)
+            ids = truncate_with_end(ids, end, length)
         asked.fits(len(ids))
         return {"input_ids": ids}
 

@@ -15,7 +15,7 @@ from anyformer.data.prepare import prepare_split
 from anyformer.data.source import lines
 from anyformer.evaluate import Evaluation, mean_losses
 from anyformer.evaluate.predict import Answered, Predictor
-from anyformer.inputs.text import Tokenizer, belong
+from anyformer.inputs.text import Tokenizer, check_vocabulary_size
 from anyformer.models import TransformerModule, position_limit
 from anyformer.objectives.objective import Objective
 from anyformer.specs.messages import quote
@@ -72,7 +72,7 @@ def evaluate(
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, float]:
     """The loss, and the metrics of an evaluation; `size` examples at once."""
-    belong(model, evaluation.tokenizer)
+    check_vocabulary_size(model, evaluation.tokenizer)
     task = evaluation.task
     trained = beside(model, task)
     same_labels(model, getattr(task, "labels", ()))

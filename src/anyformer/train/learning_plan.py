@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from anyformer.data import DataSplit, Loader, MixedPlan, Plan, Ready, plan_of
+from anyformer.data import DataSplit, Loader, MixedPlan, Plan, StepBatches, plan_of
 from anyformer.objectives.objective import Objective
 from anyformer.train.run import Run
 
@@ -44,12 +44,12 @@ class Course:
 
         begin, self.phases = run.batch.begin, list[Phase]()
         if begin is not None:
-            short = objective.within(begin.length)
+            short = objective.with_max_length(begin.length)
             self.phases.append(phase(short, prepared(short, begin.length), begin.length, 0, begin.steps))
         self.phases.append(phase(objective, split, length, begin.steps if begin is not None else 0, None))
 
     @contextlib.contextmanager
-    def feed(self, step: int, loader: Callable[[Phase, int], Loader]) -> Iterator[Iterable[Ready]]:
+    def feed(self, step: int, loader: Callable[[Phase, int], Loader]) -> Iterator[Iterable[StepBatches]]:
         """Every step from this one on; `loader` is that of a phase, from a step on."""
         with contextlib.ExitStack() as stack:
             left = [phase for phase in self.phases if phase.stop is None or step < phase.stop]

@@ -38,7 +38,7 @@ def refusal(
         return "batch.micro adds up gradients over several passes; a recording is of a step's only one"
     if precision == "fp16":
         return "loss scaling decides on the host; take bf16"
-    if type(objective).before is not Objective.before:
+    if type(objective).before_step is not Objective.before_step:
         return f"{type(objective).__name__} changes something from step to step"
     return None
 

@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from anyformer import families
 from anyformer._version import __version__
 from anyformer.checkpoint import check_free, copy_tokenizer, load, load_as, read_spec
 from anyformer.data import Data, DataSplit, Loader, Plan, prepare, texts_of, tokenizer_digest
-from anyformer.data.lock import Lock, only_one
-from anyformer.data.unused import unused
+from anyformer.data.lock import FolderLock
+from anyformer.data.unused import describe_unused
 from anyformer.evaluate import check
-from anyformer.inputs.text import Tokenizer, belong
+from anyformer.inputs.text import Tokenizer, check_vocabulary_size
 from anyformer.kernels import hardware
 from anyformer.models import Model, TransformerModule, position_limit
 from anyformer.models.construct import build, skeleton
@@ -98,7 +99,7 @@ def setup(
         with telling(tell, "preparing the data") as progress:
             splits = prepare(run.data, objective, tokenizer, records, length, progress)
             parallel.from_first(splits.verify)
-        for line in filter(None, (*splits.report(), unused(run.data.train, objective))):
+        for line in filter(None, (*splits.report(), describe_unused(run.data.train, objective))):
             tell(line)
         rate = tokens_per_number(model.spec, objective, splits.train)
         tell(described_data(splits, labels_of(objective), rate))
@@ -163,10 +164,10 @@ def setup(
 
 
 @contextlib.contextmanager
-def claimed(run: Run, folder: Path, resume: bool) -> Iterator[tuple[bool, Lock]]:
+def claimed(run: Run, folder: Path, resume: bool) -> Iterator[tuple[bool, FolderLock]]:
     """The folder is this run's, and no other process trains there: (whether it was free, the lock on it). Where what
     follows goes wrong and the folder was free before, it is free again."""
-    fresh, lock = False, Lock(folder)  # of which the first process alone takes hold, for all of them
+    fresh, lock = False, FolderLock(folder)  # of which the first process alone takes hold, for all of them
     try:
         fresh = parallel.from_first(lambda: claim(run, folder, resume, lock))
         yield fresh, lock
@@ -178,7 +179,7 @@ def claimed(run: Run, folder: Path, resume: bool) -> Iterator[tuple[bool, Lock]]
         raise
 
 
-def claim(run: Run, folder: Path, resume: bool, lock: Lock) -> bool:
+def claim(run: Run, folder: Path, resume: bool, lock: FolderLock) -> bool:
     """Makes the run's folder, or makes sure that it is this run's; whether it was free."""
     path = folder / "run.json"
     check_free(folder, "--out DIR names one", marks=("run.json", "environment.json", ".lock"))
@@ -189,7 +190,7 @@ def claim(run: Run, folder: Path, resume: bool, lock: Lock) -> bool:
         lack = "holds no run that could go on" if folder.exists() else "does not exist, so no run there could go on"
         raise ValueError(f"{folder} {lack}; without --resume one is started there")
     folder.mkdir(parents=True, exist_ok=True)
-    lock.take()
+    lock.acquire()
     if begun and not resume and not again:  # it ended before its first checkpoint: nothing of it is kept
         shutil.rmtree(folder / "tokenizer", ignore_errors=True)
         begun = False
@@ -242,7 +243,7 @@ def vocabulary(run: Run, folder: Path, tell: Tell) -> Tokenizer | None:
     """The run's tokenizer: the one made in this folder before, the one described, or the pretrained model's."""
     made = folder / "tokenizer"
     if run.vocabulary is not None:
-        with only_one(folder / ".vocabulary.lock"):  # whichever process is first makes it
+        with FileLock(folder / ".vocabulary.lock"):  # whichever process is first makes it
             if (made / "tokenizer_config.json").is_file():  # written last
                 return Tokenizer.load(made)
             with telling(tell, "making the vocabulary"):
@@ -297,7 +298,7 @@ def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
     name_labels(model, labels)
     for part in (part for _, part in walk(run.objective) if isinstance(part, Objective)):
         model.spec = model.spec.replace(source=Table({**model.spec.source, **part.source_fields}))
-    belong(model, tokenizer)
+    check_vocabulary_size(model, tokenizer)
     if isinstance(run.model, Pretrained) and run.vocabulary is not None:
         with contextlib.suppress(FileNotFoundError):
             if tokenizer_digest(Tokenizer.load(hub.resolve(run.model.path))) != tokenizer_digest(tokenizer):

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyformer.data import Ready
-from anyformer.data.lock import Lock
+from anyformer.data import StepBatches
+from anyformer.data.lock import FolderLock
 from anyformer.evaluate import mean_losses
 from anyformer.evaluate.metrics import FALLING
 from anyformer.kernels import hardware
@@ -43,7 +43,7 @@ from anyformer.transforms.fuse import fuse
 from anyformer.transforms.recompute import recompute
 from anyformer.transforms.stream import narrow_stream
 
-Feed = Callable[[int], AbstractContextManager[Iterable[Ready]]]  # first step -> what each step learns from
+Feed = Callable[[int], AbstractContextManager[Iterable[StepBatches]]]  # first step -> what each step learns from
 EVERY = 30.0  # seconds between two lines of progress where there is no terminal
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room: on the disk, for this user, in this file system
 DTYPES = {"bf16": torch.bfloat16, "bf16-stream": torch.bfloat16, "fp16": torch.float16}
@@ -92,7 +92,7 @@ class _Launched:
     """A step on its way: its numbers may still be on the device."""
 
     step: int
-    ready: Ready
+    ready: StepBatches
     divisors: dict[str, Tensor]
     names: list[str]
     numbers: Tensor  # the terms, how many processes wish to stop, the length of the gradient
@@ -122,7 +122,7 @@ class Trainer:
         model: TransformerModule,
         feed: Feed,
         objective: Objective | None = None,
-        valid: Callable[[], AbstractContextManager[Iterable[Ready]]] | None = None,
+        valid: Callable[[], AbstractContextManager[Iterable[StepBatches]]] | None = None,
         tokenizer: Any = None,
         identity: Mapping[str, str] | None = None,
         device: str | torch.device = "cpu",
@@ -163,7 +163,7 @@ class Trainer:
         self.splits: Any = None  # the prepared data, for reports
         self.epochs: Callable[[int], dict[str, float]] = lambda steps: {}  # of each source of a mixture
         self.fresh = True  # nobody began before
-        self.lock: Lock | None = None  # on the folder, until it is done
+        self.lock: FolderLock | None = None  # on the folder, until it is done
         self.scores: dict[str, float] = {}
         self.reason = ""  # why it stopped before its last step
         self.wish = ""  # the same, of this process alone: the others hear of it with the next step's numbers
@@ -247,10 +247,10 @@ class Trainer:
                 if over:
                     return
 
-    def launch(self, ready: Ready) -> _Launched:
+    def launch(self, ready: StepBatches) -> _Launched:
         """Forward, backward and the optimisers' step; nothing waits for the device."""
         self.seeded(ready.step)
-        self.objective.before(self.module, ready.step)
+        self.objective.before_step(self.module, ready.step)
         divisors = self.divisors(ready)
         total: dict[str, Tensor] = {}
         for left, batch, real in zip(reversed(range(len(ready.batches))), ready.batches, ready.real, strict=True):
@@ -328,7 +328,7 @@ class Trainer:
         self.scaler.scale(loss).backward()
         return {name: value.detach().float() * real for name, value in terms.items()}
 
-    def divisors(self, ready: Ready) -> dict[str, Tensor]:
+    def divisors(self, ready: StepBatches) -> dict[str, Tensor]:
         """How much each term counts in the whole step; a term that nothing asks about has the sum 0."""
         counts: dict[str, float] = {}
         for batch, real in zip(ready.batches, ready.real, strict=True):

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 from anyformer.data import Data, Held, PythonDocs, Source, Stored, TextFiles, TrainedBPE, texts_of
-from anyformer.data.lock import only_one
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.narang_table import ROWS, Size, row_named
 from anyformer.lab.trials import Place, Row, Trial, Values
@@ -96,7 +96,7 @@ def vocabulary(data: Data, tokens: int, place: Place) -> Stored:
     """One for all trials, which whichever is first makes."""
     made = place.shared / "vocabulary"
     place.shared.mkdir(parents=True, exist_ok=True)
-    with only_one(place.shared / ".vocabulary.lock"):
+    with FileLock(place.shared / ".vocabulary.lock"):
         if not (made / "tokenizer_config.json").is_file():  # written last
             special = {"pad_token": "<pad>", "eos_token": "</s>"}
             described = TrainedBPE(size=tokens, special=special, sentinels=SENTINELS)

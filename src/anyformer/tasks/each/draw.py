@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from anyformer.generation.diffusion import denoise
-from anyformer.inputs.contact_sheet import drawn, widest, write_sheet
+from anyformer.inputs.contact_sheet import largest_value, to_bytes, write_sheet
 from anyformer.models import AutoencoderModule, TransformerModule
-from anyformer.objectives.objective import shown_head
+from anyformer.objectives.objective import describe_head
 from anyformer.parts.diffusion import NoiseHead
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
@@ -68,7 +68,7 @@ def draw(
     painter = next((paint for can, paint in PAINTERS if can(reader.model)), None)
     if painter is None:
         kinds = "a DiT, or a decoder with an autoencoder in its folder"
-        raise ValueError(f"draw needs a model that draws, {kinds}; this one has {shown_head(reader.model)}")
+        raise ValueError(f"draw needs a model that draws, {kinds}; this one has {describe_head(reader.model)}")
     seeds = [seed + i for i in range(count)]
 
     def finish(run: TaskRun, texts: list[str]) -> list[Any]:
@@ -138,10 +138,10 @@ def out_of_noise(reader: Reader, wish: Wish) -> list[np.ndarray]:
             steps=steps,
             guidance=guidance,
             eta=wish.eta or 0.0,
-            clip=widest(reader.images) if vae is None else None,
+            clip=largest_value(reader.images) if vae is None else None,
         )
         with torch.no_grad():
-            found.append(drawn(made if vae is None else vae.picture(made), reader.images))
+            found.append(to_bytes(made if vae is None else vae.picture(made), reader.images))
         reader.progress(min(start + reader.batch, len(seeds)), len(seeds))
     return np.split(np.concatenate(found), len(wish.texts))
 

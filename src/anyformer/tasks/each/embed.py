@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.models import Call
-from anyformer.objectives.objective import Batch, Record, taken
+from anyformer.objectives.objective import Batch, Record, model_inputs
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.tasks.task import How, Inputs, Source, TaskRun, Truncate, ask
@@ -72,7 +72,7 @@ def stacked(asked: TaskRun, found: Any, width: int) -> Any:
 def hidden(asked: TaskRun, batch: Batch) -> Tensor:
     """(B, T, D) the last hidden states of what reads."""
     model = asked.model
-    call = Call(taken(model, batch), kernel=model.kernel)
+    call = Call(model_inputs(model, batch), kernel=model.kernel)
     x = model.encode(call)[0] if model.spec.pair else model.hidden_states(call).x
     model.check_finite({"last_hidden_state": x}, call, resumed=False)
     return x.float()
