@@ -121,7 +121,7 @@ def looks_ahead(kind: type[Part]) -> bool:
 
 
 def needs(name: str) -> tuple[str, ...]:
-    found = getattr(Part.kinds[name], "needs", ())
+    found = getattr(Part.kinds[name], "requires", ())
     return found if isinstance(found, tuple) else ()
 
 

@@ -73,7 +73,7 @@ def inputs_of(spec: Model, length: int, source_length: int | None = None) -> dic
         found = {name: torch.zeros(1, *choices, *shape, dtype=kinds[name]) for name, shape in shapes.items()}
         if spec.pair:
             found["decoder_input_ids"] = torch.zeros(1, length, dtype=torch.long)
-        elif any(getattr(part, "memory", False) for _, part in walk(spec)):
+        elif any(part.reads_memory for _, part in walk(spec)):
             found["encoder_hidden_states"] = torch.zeros(1, source, memory_width(spec))
     return found
 
@@ -89,7 +89,7 @@ def fixed_input(spec: Model) -> tuple[str, tuple[int, ...]] | None:
 
 def memory_width(spec: Model) -> int:
     """Of what a model without an encoder of its own looks at."""
-    widths = (getattr(part, "memory_width", None) for _, part in walk(spec))
+    widths = (part.memory_width for _, part in walk(spec))
     return next((width for width in widths if width is not None), spec.width)
 
 

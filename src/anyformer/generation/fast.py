@@ -59,7 +59,7 @@ def obstacle(stepper: Stepper, max_length: int, compiled: bool) -> str | None:
         return "contrastive search looks at hidden states"
     if stepper.source:
         return f"{next(iter(stepper.source))} is read at every step"
-    if any(getattr(part, "by_length", False) for _, part in walk(model.spec)):
+    if any(part.length_dependent for _, part in walk(model.spec)):
         return "dynamic rotary positions depend on the length of the text"
     read = [part for name in model.spec.left_to_right for _, part in walk(getattr(model.spec, name))]
     if any(isinstance(part, Sinusoidal) and part.length < max_length for part in read):

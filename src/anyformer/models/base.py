@@ -25,6 +25,7 @@ from anyformer.parts.feedforward.moe import MoE
 from anyformer.parts.head.base import Head, HeadModule, Outputs
 from anyformer.parts.head.language import LMHead, VocabularyOutput
 from anyformer.parts.init import Initializer, initialise, owner_of, within
+from anyformer.parts.layer_mix import LayerMix
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import check_given, check_shape, hiding
 from anyformer.runtime.nonfinite import explain
@@ -110,7 +111,7 @@ class Model(Part):
         if layers * experts > 1_000_000:
             raise ValueError(f"{experts:,} experts in each of {layers:,} layers; at most 1,000,000 can be built")
         routers = {(type(part.router).__name__, part.num_experts) for part in parts if isinstance(part, MoE)}
-        if getattr(self.head, "balance", None) is not None and len(routers) > 1:
+        if self.head is not None and self.head.balance is not None and len(routers) > 1:
             found = " and ".join(f"{kind} of {count}" for kind, count in sorted(routers))
             raise ValueError(f"head.balance counts experts chosen in one way, here by {found}; set it to None")
         self.check_vocabulary()
@@ -145,7 +146,7 @@ class Model(Part):
         tokens = getattr(getattr(self, name, None), "tokens", None)
         for path, part in walk(self.head, "head"):
             if tokens is not None and isinstance(part, (LMHead, VocabularyOutput)):
-                if part.vocab_size != tokens.vocab_size and not getattr(part, "foreign", False):
+                if part.vocab_size != tokens.vocab_size and not part.foreign:
                     raise ValueError(
                         f"{path}.vocab_size is {part.vocab_size} and {name}.tokens.vocab_size is {tokens.vocab_size}:"
                         " they count the same tokens, so change both together"
@@ -192,7 +193,7 @@ class Model(Part):
         for name in ("embedding", "decoder_embedding", "encoder", "decoder", "head"):
             source = fields.get("embedding" if name in ("embedding", "encoder") else self.target)
             for address, part in walk(fields.get(name), name):
-                for need in getattr(part, "needs", ()):
+                for need in part.requires:
                     needed.add(need)
                     if source is not None and need not in (*source.gives, *self.gives):
                         found = f"{type(part).__name__} needs {need}, which {type(source).__name__} does not give"
@@ -285,11 +286,11 @@ class TransformerModule(nn.Module):
     def __init__(self, spec: Model) -> None:
         super().__init__()
         self.spec = spec
-        tree = any(getattr(part, "tree", False) for _, part in walk(spec))
+        tree = any(part.reads_tree for _, part in walk(spec))
         self.tree_inputs = ("tree_parents",) if tree else ()  # where positions are those in a dependency tree
-        if any(getattr(part, "routes", False) for _, part in walk(spec)):  # where experts are chosen
+        if any(part.routes for _, part in walk(spec)):  # where experts are chosen
             self.common = (*self.common, "output_router_logits")
-        always = any(getattr(part, "tells", False) for _, part in walk(spec))
+        always = any(isinstance(part, LayerMix) and part.tells for _, part in walk(spec))
         self.always = ("output_hidden_states",) * always  # what is shown whatever is asked
         self.kernel = "auto"  # of attention: auto, eager, sdpa or flex; a matter of this run, never saved
 
@@ -409,7 +410,7 @@ class TransformerModule(nn.Module):
         result = Output(dict(sorted(fields.items(), key=lambda field: field[0].startswith("encoder_"))))
         if as_output:
             return result
-        left = {"past_key_values"} - {state_name} | {*getattr(self.head, "unlisted", ())}
+        left = {"past_key_values"} - {state_name} | ({*self.head.unlisted} if self.head is not None else set())
         return tuple(value for name, value in result.items() if name not in left)
 
     # what Hugging Face's Trainer asks: whether a loss can be divided by the labels of several batches, and which count
@@ -546,7 +547,7 @@ def forgetting(part: Part, module: Any, path: str) -> Iterator[str]:
 def position_limit(spec: Any) -> int | None:
     """The longest text a model can read, where there is one."""
     limit = getattr(getattr(getattr(spec, spec.target), "position", None), "length", None)
-    if limit is None and not any(getattr(part, "by_length", False) for _, part in walk(spec)):
+    if limit is None and not any(part.length_dependent for _, part in walk(spec)):
         limit = spec.length  # made for longer texts by stretching, dynamic rotary positions have no end
     return limit
 

@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from anyformer.models.base import Model, TransformerModule, memory_mask
-from anyformer.parts.embedding.text import Embedding
+from anyformer.parts.embedding.text import Embedding, TextEmbedding
 from anyformer.parts.head.base import Outputs
 from anyformer.parts.head.classify import ClassifyHead, PooledOutput
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.tag import TagHead
+from anyformer.parts.position.numbering import ByPlace
 from anyformer.runtime.context import Context, Memory
 from anyformer.runtime.state import State
 from anyformer.runtime.taps import Shown, Taps, declared
@@ -33,14 +34,15 @@ class EncoderModel(Model):
 
     def check(self) -> None:
         super().check()
-        numbering: Any = getattr(self.embedding, "numbering", None)
+        numbering = self.embedding.numbering if isinstance(self.embedding, TextEmbedding) else ByPlace()
         written = self.encoder.write if isinstance(self.encoder, Perceiver) and self.encoder.by_token else None
-        if written is not None and getattr(numbering, "before", False) and getattr(written.position, "offset", 1) < 1:
+        position = None if written is None else written.position
+        if numbering.before and position is not None and not position.has_padding_row:
             line = f"what {type(numbering).__name__} leaves out has the row before the first; set offset=1"
             raise ValueError(f"encoder.write.position: {line}")
         if isinstance(self.encoder, Perceiver) and self.head is not None and not self.encoder.by_token:
             pool: Any = getattr(self.head, "pool", None)
-            if not isinstance(self.head, ANY_VECTORS) or (pool is not None and pool.needs):
+            if not isinstance(self.head, ANY_VECTORS) or (pool is not None and pool.requires):
                 line = f"{type(self.head).__name__} reads a vector of each token, and the encoder gives others"
                 raise ValueError(f"head: {line}; set encoder.write=Write(...) without a count")
 
@@ -69,7 +71,7 @@ class OneStackModule(TransformerModule):
         self.embedding = spec.embedding.build(site.child("embedding", depth=getattr(part, "depth", 1)))
         self.add_module(stack, part.build(site.child(stack)))
         self.stack_name, self.address, self.head_address = stack, site.address, site.child("head").address
-        width = getattr(part, "out_width", lambda width: width)(spec.width)  # stages widen
+        width = part.out_width(spec.width)
         self.head = spec.head.build(site.child("head", width=width)) if spec.head else None
         self.inputs, self.shows = self.known_inputs(), declared(self)
         if isinstance(part, Perceiver):  # which reads anything
@@ -84,7 +86,7 @@ class OneStackModule(TransformerModule):
 
     def known_inputs(self) -> tuple[str, ...]:
         spec = self.spec
-        reads = any(getattr(part, "memory", False) for _, part in walk(spec))
+        reads = any(part.reads_memory for _, part in walk(spec))
         memory = ("encoder_hidden_states", "encoder_attention_mask") if reads else ()
         caching = self.caching if spec.left_to_right else ()
         return (

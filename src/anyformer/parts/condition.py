@@ -51,7 +51,7 @@ class AdaptiveNorm(Part, sees="itself", called=("adaLN", "adaLN-Zero", "FiLM", "
     """A norm whose result is scaled and shifted by linear maps of the condition, which start at zero: it begins as the
     norm alone."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a condition",)
+    requires: ClassVar[tuple[str, ...]] = ("a condition",)
 
     norm: Norm = LayerNorm(eps=1e-6, affine=False)
 
@@ -72,7 +72,7 @@ class AdaptiveNormModule(Conditioned):
 class Gated(Residual, sees="itself", called=("adaLN-Zero",)):
     """x + a * branch, a channel's a a linear map of the condition that starts at zero: a new layer changes nothing."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a condition",)
+    requires: ClassVar[tuple[str, ...]] = ("a condition",)
 
     def build(self, site: Site) -> nn.Module:
         return GatedModule(site, 1)

@@ -137,7 +137,7 @@ class NoiseHead(Head, called=("unpatchify",)):
     """Each token draws its patch of the noise that is in the picture. Channels beyond those of the picture are what
     published models say of the noise's variance; `schedule` is the noise that the model learns with."""
 
-    needs: ClassVar[tuple[str, ...]] = ("an image", "a grid")
+    requires: ClassVar[tuple[str, ...]] = ("an image", "a grid")
 
     out_channels: int
     patch_size: Size

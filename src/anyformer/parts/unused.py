@@ -7,6 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from anyformer.parts.op import Op
+from anyformer.parts.position.absolute import InputPosition
+from anyformer.runtime.context import Context
 from anyformer.specs.part import Part, Sees, Site
 
 
@@ -22,7 +24,7 @@ class Idle(Op, sees="itself"):
         return IdleModule(self, site)
 
 
-class IdleModule(nn.Module):
+class IdleModule(InputPosition):
     silent = True
 
     def __init__(self, idle: Idle, site: Site) -> None:
@@ -32,4 +34,5 @@ class IdleModule(nn.Module):
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
         return x
 
-    add = forward  # as a position: nothing is added
+    def add(self, x: Tensor, ctx: Context) -> Tensor:
+        return x

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from anyformer.parts.attention.set_transformer import Across, each_row
 from anyformer.parts.feedforward.mlp import MLP, GatedMLP
 from anyformer.parts.norm import LayerNorm, Norm
+from anyformer.parts.op import Reshaping
 from anyformer.parts.position.absolute import Learned, Sinusoidal, add_position
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import Declared, Shown
@@ -42,7 +43,7 @@ class Look(Part, sees="itself", called=("cross-attend",)):
         chance(self, "dropout")
         if set(self.bias) - set("qkvo"):
             raise ValueError(f"Look.bias names projections among 'qkvo', got {quote(self.bias)}")
-        if getattr(self.feedforward, "out", None) is not None:
+        if isinstance(self.feedforward, Reshaping) and self.feedforward.out is not None:
             raise ValueError("Look.feedforward.out: the vectors keep their width; leave it out")
 
     def of(self, source: int, site: Site) -> LookModule:
@@ -101,8 +102,8 @@ class Perceiver(Part, sees="all", called=("latent bottleneck", "Perceiver IO (wr
         at_least(self, 1, "latents", "width", "rounds")
         self.stack.check_inner("Perceiver.stack")
         for path, part in walk(self.stack, "Perceiver.stack"):
-            if getattr(part, "needs", ()):
-                kind, need = type(part).__name__, part.needs[0]  # type: ignore[attr-defined]
+            if part.requires:
+                kind, need = type(part).__name__, part.requires[0]
                 raise ValueError(f"{path}: {kind} needs {need}, which latents do not have; Attention needs nothing")
         if self.stack.norm is not None and self.rounds > 1:
             raise ValueError("Perceiver.stack.norm stands after the last layer, and with rounds others follow it")

@@ -17,7 +17,7 @@ from anyformer.parts.fused_linear import Joined
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.position.absolute import AttentionPosition
-from anyformer.parts.position.bias import turned
+from anyformer.parts.position.bias import HeadwisePosition, turned
 from anyformer.runtime.context import Context
 from anyformer.runtime.mask import FULL, All, Causal, Full, Mask, Window
 from anyformer.runtime.state import PerMemory, PerToken
@@ -109,7 +109,8 @@ class Attention(
             raise ValueError("Attention.learned_scale stands in the place of scale and scale_by_layer; leave them out")
         if set(self.bias) - set("qkvo"):
             raise ValueError(f"Attention.bias names projections among 'qkvo', got {quote(self.bias)}")
-        if (heads := getattr(self.position, "num_heads", self.num_heads)) != self.num_heads:
+        if isinstance(self.position, HeadwisePosition) and self.position.num_heads != self.num_heads:
+            heads = self.position.num_heads
             raise ValueError(f"Attention.position has {heads} heads and the attention {self.num_heads}")
         if self.memory and (self.position is not None or not isinstance(self.mask, Full)):
             raise ValueError("Attention.memory is another text, seen whole and without places: no mask, no position")
@@ -121,9 +122,12 @@ class Attention(
             raise ValueError("Attention.memory_by_layer: set memory_width to that of all layers' forms together")
 
     @property
-    def takes_bias(self) -> bool:
-        """Whether its scores take the bias of positions that a Stack's layers share."""
-        return not self.memory
+    def bias_heads(self) -> int | None:
+        return None if self.memory else self.num_heads
+
+    @property
+    def reads_memory(self) -> bool:
+        return self.memory
 
     def reaches(self) -> Sees | None:
         return farthest("itself", self.qk_norm) if self.memory else super().reaches()
@@ -153,13 +157,14 @@ class AttentionModule(InHeads):
         self.q_norm = part.qk_norm.build(Site(width=K)) if part.qk_norm else None
         self.k_norm = part.qk_norm.build(Site(width=K)) if part.qk_norm else None
         self.position = part.position.build(site.child("position", width=K)) if part.position else None
-        if getattr(self.position, "turns_stream", False) and site.width % K:
+        if self.position is not None and self.position.turns_stream and site.width % K:
             kind, wide = type(part.position).__name__, f"it is {site.width} wide"
             raise ValueError(f"{site.address}.position: {kind} turns the stream in heads of {K}, and {wide}")
-        if getattr(self.position, "has_values", False) and self.value_width != K:
+        if self.position is not None and self.position.has_values and self.value_width != K:
             kind, wide = type(part.position).__name__, f"not {self.value_width}; leave value_width out"
             raise ValueError(f"{site.address}.position: {kind} adds to values of {K} channels a head, {wide}")
-        if (needed := getattr(self.position, "needs_width", None)) not in (None, site.width):
+        needed = None if self.position is None else self.position.needs_width
+        if needed not in (None, site.width):
             kind, fix = type(part.position).__name__, f"and this attention reads {site.width}; set its width"
             raise ValueError(f"{site.address}.position: {kind} has vectors of {needed} to project, {fix}")
         self.scale = part.scale if part.scale is not None else K**-0.5
@@ -174,7 +179,7 @@ class AttentionModule(InHeads):
         self.part, self.mask_key = part, repr(part.mask)
         self.tapped: Declared = {
             **MIXER,
-            **({"position": None} if part.position and not getattr(self.position, "silent", False) else {}),
+            **({"position": None} if self.position is not None and not self.position.silent else {}),
             **({"weights": "cross_attentions"} if part.memory else {}),
         }
 

@@ -39,6 +39,10 @@ class AdditiveAttention(Op, sees="past", called=("Bahdanau", "concat attention")
     def reaches(self) -> Sees | None:
         return "itself" if self.memory else super().reaches()
 
+    @property
+    def reads_memory(self) -> bool:
+        return self.memory
+
     def build(self, site: Site) -> nn.Module:
         return AdditiveAttentionModule(self, site)
 

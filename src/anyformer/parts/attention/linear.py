@@ -23,7 +23,7 @@ from anyformer.runtime.state import PerRow
 from anyformer.runtime.taps import MIXER, Declared, through
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
-from anyformer.specs.part import Part, Site
+from anyformer.specs.part import LayerSharing, Part, Site
 
 CHUNK = 128
 
@@ -67,8 +67,6 @@ class LinformerAttention(Projections, sees="all", called=("Linformer", "low-rank
     sharing: Literal["none", "headwise", "key_value", "layerwise"] = "headwise"
     dropout: float = 0.0  # on the attention weights
     packs: ClassVar[bool] = False
-    alone: ClassVar[str] = "sharing='key_value'"  # so that nothing is held by the first layer
-    spoilt_by: ClassVar[tuple[str, ...]] = ("layer_drop",)  # fields of a Stack, where it is
 
     def check(self) -> None:
         super().check()
@@ -76,8 +74,8 @@ class LinformerAttention(Projections, sees="all", called=("Linformer", "low-rank
         chance(self, "dropout")
 
     @property
-    def from_the_first(self) -> bool:
-        return self.sharing == "layerwise"
+    def layer_sharing(self) -> LayerSharing | None:
+        return LayerSharing("sharing='key_value'", ("layer_drop",)) if self.sharing == "layerwise" else None
 
     @property
     def instead(self) -> str:
@@ -95,20 +93,20 @@ class LinformerModule(ProjectionsModule):
         shape = (part.num_heads,) * (part.sharing == "none") + (part.projected, part.length)
         if part.sharing in ("none", "headwise"):
             self.project_k, self.project_v = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
-        elif part.sharing == "key_value" or site.layer == 0:
-            self.project = nn.Parameter(torch.empty(shape))
+        first = part.sharing == "key_value" or (part.sharing == "layerwise" and site.layer == 0)
+        self.project = nn.Parameter(torch.empty(shape)) if first else None
 
     def mixing(self, ctx: Context) -> tuple[Tensor, Tensor]:
         """E and F."""
         if self.part.sharing in ("none", "headwise"):
             return self.project_k, self.project_v
         if self.part.sharing == "layerwise":
-            held = getattr(self, "project", None)
-            first = ctx.shared.setdefault("projection", held)
-            shared = ctx.shared.setdefault(self.step, first if held is None else held)
+            first = ctx.shared.setdefault("projection", self.project)
+            shared = ctx.shared.setdefault(self.step, first if self.project is None else self.project)
             if shared is None:
                 raise ValueError(f"{self.address}: a projection for all layers is held by the first, which has none")
             return shared, shared
+        assert self.project is not None
         return self.project, self.project
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:

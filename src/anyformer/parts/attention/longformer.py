@@ -115,7 +115,7 @@ class GlobalTextEmbeddingModule(TextEmbeddingModule):
 class LocalAttention(Op, sees="all", called=("Longformer", "sliding-window attention")):
     """A token sees `window` tokens on each side and the global ones; those see all, by projections of their own."""
 
-    needs: ClassVar[tuple[str, ...]] = ("global tokens",)  # for whom half of the projections are
+    requires: ClassVar[tuple[str, ...]] = ("global tokens",)  # for whom half of the projections are
 
     num_heads: int
     window: int

@@ -21,7 +21,7 @@ from anyformer.runtime.context import Context, Memory
 from anyformer.runtime.taps import MIXER, Declared
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
-from anyformer.specs.part import Part, Site
+from anyformer.specs.part import LayerSharing, Part, Site
 
 
 class Across(AttentionModule):
@@ -156,8 +156,6 @@ class LunaAttention(Projections, sees="all", called=("Luna", "linear unified nes
     norm: Norm | None = LayerNorm()  # of what was handed on
     dropout: float = 0.0  # on the weights of both attentions
     packs: ClassVar[bool] = False
-    alone: ClassVar[str] = "handed_on=False"
-    spoilt_by: ClassVar[tuple[str, ...]] = ("layer_drop", "order")
 
     def check(self) -> None:
         super().check()
@@ -165,8 +163,8 @@ class LunaAttention(Projections, sees="all", called=("Luna", "linear unified nes
         chance(self, "dropout")
 
     @property
-    def from_the_first(self) -> bool:
-        return self.handed_on
+    def layer_sharing(self) -> LayerSharing | None:
+        return LayerSharing("handed_on=False", ("layer_drop", "order")) if self.handed_on else None
 
     @property
     def instead(self) -> str:

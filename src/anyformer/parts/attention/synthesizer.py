@@ -47,9 +47,8 @@ class Synthesizer(Op, sees="past", called=("dense synthesizer", "random synthesi
             raise ValueError(f"Synthesizer.bias names projections among 'qkvo', got {quote(self.bias)}")
 
     @property
-    def takes_bias(self) -> bool:
-        """Its scores take the bias of positions that a Stack's layers share."""
-        return True
+    def bias_heads(self) -> int | None:
+        return self.num_heads
 
     def build(self, site: Site) -> nn.Module:
         return SynthesizerModule(self, site)

@@ -19,7 +19,7 @@ from anyformer.runtime.context import Context
 from anyformer.runtime.state import PerRow, Store
 from anyformer.runtime.taps import Declared
 from anyformer.specs.checks import at_least, chance
-from anyformer.specs.part import Part, Sees, Site, farthest
+from anyformer.specs.part import Part, Sees, Site, farthest, parts_in
 
 
 def neighbours(
@@ -62,7 +62,7 @@ class Convolving(Op):
 
     def reaches(self) -> Sees | None:
         own: Sees = "itself" if self.reach == 1 else "past" if self.causal else "all"
-        return farthest(own, getattr(self, "norm", None))
+        return farthest(own, *(part for _, part in parts_in(self)))
 
     @property
     def instead(self) -> str:

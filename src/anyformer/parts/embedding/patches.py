@@ -80,6 +80,11 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
         return self.edge
 
     @property
+    def token_drop(self) -> float:
+        """The share of patches that is left out in training."""
+        return 0.0
+
+    @property
     def grid(self) -> Layout:
         sides = zip(self.sides, self.steps, self.kernels, self.edges, strict=True)
         return laid_out(*((side + 2 * edge - size) // step + 1 for side, step, size, edge in sides))
@@ -166,7 +171,7 @@ class PatchEmbeddingModule(nn.Module):
         check_shape("attention_mask", mask, tuple(x.shape[:2]))
         padding = None if mask is None or hides_nothing(mask) else mask.bool()
         ctx = Context(index=index, positions=index[None], padding=padding, extras=(grid,))
-        share = getattr(part, "token_drop", 0.0)
+        share = part.token_drop
         return thinned(x, ctx, share) if self.training and share else (x, ctx)
 
     def positions(self, table: Tensor, grid: Layout, size: tuple[int, ...], inputs: dict[str, Any]) -> Tensor:

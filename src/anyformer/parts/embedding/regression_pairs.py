@@ -76,7 +76,7 @@ class PairEmbeddingModule(nn.Module):
 class PairHead(Head, sees="itself"):
     """From each point its value; the loss is the squared distance from the values that were given."""
 
-    needs: ClassVar[tuple[str, ...]] = ("pairs",)
+    requires: ClassVar[tuple[str, ...]] = ("pairs",)
     remembers: ClassVar[bool] = False
 
     def build(self, site: Site) -> nn.Module:

@@ -33,7 +33,7 @@ class Embedding(Part):
 
     @property
     def gives(self) -> tuple[str, ...]:
-        """What other Parts of the model may need of it: see their `needs`."""
+        """What other Parts of the model may need of it: see their `requires`."""
         return ()
 
     def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
@@ -142,7 +142,7 @@ class TextEmbedding(Embedding, sees="itself"):
         if self.idle_segments and (self.segments or self.token_segments):
             raise ValueError(f"{kind}.idle_segments: segments have vectors here")
         for path, part in walk(self.position, "position"):
-            if self.numbering.before and getattr(part, "offset", 1) < 1:
+            if self.numbering.before and isinstance(part, AbsolutePosition) and not part.has_padding_row:
                 fix = "has the row before the first; set offset=1"
                 raise ValueError(f"{kind}.{path}: what {numbering} leaves out {fix}")
 

@@ -119,7 +119,7 @@ class Unread(nn.Embedding):
 class TrajectoryHead(Head, sees="itself"):
     """From a state the action, and from an action the next state and the return that is left."""
 
-    needs: ClassVar[tuple[str, ...]] = ("time steps",)
+    requires: ClassVar[tuple[str, ...]] = ("time steps",)
     remembers: ClassVar[bool] = False
 
     state_width: int

@@ -126,7 +126,7 @@ def rebalance(model: nn.Module, router_logits: tuple[Tensor, ...], rate: float =
     are what the model gives with output_router_logits=True."""
     routers = [module for module in model.modules() if isinstance(module, MoEModule)]
     for moe, logits in zip(routers, router_logits, strict=True):
-        if getattr(moe.router, "correction", None) is not None:
+        if isinstance(moe.router, TopKModule) and moe.router.correction is not None:
             moe.router.rebalance(logits, rate)
 
 

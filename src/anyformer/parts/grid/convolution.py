@@ -108,7 +108,7 @@ class Convolutions(Op, sees="all", called=("ResNet", "bottleneck")):
     """Convolutions one after another, on a grid that stays as it is: two of 3 x 3, or narrow ones between two that are
     1 x 1 [He et al. 2016]."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a grid",)
+    requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
     layers: tuple[Convolution, ...]
 

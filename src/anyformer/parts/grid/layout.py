@@ -147,7 +147,7 @@ class GridVectors(
             raise ValueError(f"GridVectors.size is {self.size}: rows and columns, of a video after its frames")
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def requires(self) -> tuple[str, ...]:
         return (NEEDS[len(self.size)],)
 
     def build(self, site: Site) -> nn.Module:

@@ -32,7 +32,7 @@ class LocalRelation(Op, sees="all", called=("LR-Net", "pixel attention", "neighb
     channels by how alike one number of its is to one of theirs, and by a small MLP of where they stand to it. What is
     seen are the channels themselves [Hu et al. 2019]. Time and memory grow with the places, not with their square."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a grid",)
+    requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
     num_heads: int  # groups of channels
     size: int = 7

@@ -126,7 +126,7 @@ class PooledAttention(Reshaping, sees="all", called=("MViT", "pooling attention"
         return pools if self.position is None else [*pools, len(self.position.size)]
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def requires(self) -> tuple[str, ...]:
         return tuple(NEEDS[sides] for sides in self.sides[:1])
 
     @property

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.feedforward.balance import Balance
 from anyformer.parts.head.losses import Loss, class_loss
 from anyformer.parts.norm import Norm
 from anyformer.runtime.context import Context
@@ -27,7 +28,12 @@ class Head(Part):
     """`inputs` are the names it takes from the caller beside the hidden states."""
 
     inputs: ClassVar[tuple[str, ...]] = ()
-    remembers: ClassVar[bool] = True  # a decoder alone returns a memory where nobody asked for it, as published
+    remembers: ClassVar[bool] = True  # a decoder returns its cache by default, as published
+
+    @property
+    def balance(self) -> Balance | None:
+        """Load-balancing losses of a mixture of experts, if the head reports them."""
+        return None
 
 
 class HeadModule(nn.Module):

@@ -77,7 +77,7 @@ class MultipleChoiceHead(Head):
     """One score a choice; inputs are (B, C, T) and every choice is read on its own."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels",)
-    needs: ClassVar[tuple[str, ...]] = ("a row of tokens",)
+    requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)
 
     pool: Pool
 

@@ -71,7 +71,7 @@ class ContrastHead(Head):
     must be nearer than those of other hidden frames, and many codes must be in use."""
 
     inputs: ClassVar[tuple[str, ...]] = ("sampled_negative_indices",)
-    needs: ClassVar[tuple[str, ...]] = ("a waveform",)
+    requires: ClassVar[tuple[str, ...]] = ("a waveform",)
 
     features: int  # C
     quantizer: Quantizer = Quantizer()

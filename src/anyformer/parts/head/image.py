@@ -22,7 +22,7 @@ from anyformer.specs.part import Site
 class ImageOutput(Head):
     """The last grid as an image (B, D, rows, columns), and the mean of it (B, D, 1, 1), as published for ResNet."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a grid",)
+    requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
     def build(self, site: Site) -> nn.Module:
         return ImageOutputModule()
@@ -37,7 +37,7 @@ class DistilledHead(Head):
     """Two tokens, each with scores of its own: the first learned from labels, the second from a teacher; what they say
     together is their mean [Touvron et al. 2021]. It gives no loss, as published."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a second token",)
+    requires: ClassVar[tuple[str, ...]] = ("a second token",)
 
     num_labels: int
 
@@ -59,7 +59,7 @@ class PixelHead(Head):
     """Each token of the last grid draws its `stride` x `stride` pixels; the loss is the mean distance to the pixels of
     the patches that `bool_masked_pos` hid [Xie et al. 2022]."""
 
-    needs: ClassVar[tuple[str, ...]] = ("an image", "a mask token")
+    requires: ClassVar[tuple[str, ...]] = ("an image", "a mask token")
 
     channels: int
     stride: int

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from anyformer.kernels.loss import IGNORED, linear_cross_entropy
 from anyformer.parts.feedforward.balance import Balance
+from anyformer.parts.fused_linear import effective_weight
 from anyformer.parts.head.base import Head, HeadModule, Said, Transform
 from anyformer.parts.head.losses import Loss, check_labels, class_loss
 from anyformer.runtime.context import Context
@@ -94,7 +95,7 @@ class LMHeadModule(HeadModule):
     def cross_entropy(self, x: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         """The sum over labels (...) that are not -100, of vectors (..., D)."""
         out = self.out
-        weight, bias = out.effective() if hasattr(out, "effective") else out.weight, out.bias  # with an adapter or not
+        weight, bias = effective_weight(out), out.bias
         if self.offset is not None:
             bias = self.offset if bias is None else bias + self.offset
         return linear_cross_entropy(x, weight, labels, bias, smoothing=smoothing)
@@ -124,6 +125,8 @@ class LMHeadModule(HeadModule):
 
 class VocabularyOutput(Head):
     """Scores over the vocabulary under the name of hidden states, and no loss (FSMTModel)."""
+
+    foreign: ClassVar[bool] = False
 
     vocab_size: int
 

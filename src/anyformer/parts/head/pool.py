@@ -40,7 +40,7 @@ class Pool(Part, called=("pooler", "mean pooling", "CLS")):
     width: int | None = None  # of the dense layer's output; the model's unless said
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def requires(self) -> tuple[str, ...]:
         return ("token ids",) if self.take in ("token", "mark", "highest", "last") else ()
 
     def check(self) -> None:

@@ -57,7 +57,7 @@ class SimilarityHead(Head, sees="itself", called=("contrastive head", "CLIP")):
     asks each text for its image among those of the batch, and each image for its text."""
 
     inputs: ClassVar[tuple[str, ...]] = ("return_loss",)
-    needs: ClassVar[tuple[str, ...]] = ("two towers",)
+    requires: ClassVar[tuple[str, ...]] = ("two towers",)
 
     scale: float = 2.6592
 
@@ -100,7 +100,7 @@ class SpacesHead(Head, sees="itself", called=("VATT", "MIL-NCE")):
     of several texts that stand near a video any may be right [Miech et al. 2020]."""
 
     inputs: ClassVar[tuple[str, ...]] = ("return_loss",)
-    needs: ClassVar[tuple[str, ...]] = ("three towers",)
+    requires: ClassVar[tuple[str, ...]] = ("three towers",)
 
     width: int
     temperature: float = 0.07
@@ -164,7 +164,7 @@ class HiddenSpansHead(Head, sees="itself", called=("MERLOT Reserve", "contrastiv
     In the text a span that is hidden is the token `text`, or `audio`; what they hide is given in the same order."""
 
     inputs: ClassVar[tuple[str, ...]] = ("hidden_ids", "hidden_mask", "hidden_values", "return_loss")
-    needs: ClassVar[tuple[str, ...]] = ("hidden spans",)
+    requires: ClassVar[tuple[str, ...]] = ("hidden spans",)
 
     width: int
     text: int

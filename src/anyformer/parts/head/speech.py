@@ -28,7 +28,7 @@ from anyformer.specs.part import Part, Site
 class ConvolutionAdapter(Part, sees="all"):
     """Strided gated convolutions that make frames fewer, after a projection where the width changes."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a waveform",)  # which is padded at its end
+    requires: ClassVar[tuple[str, ...]] = ("a waveform",)  # which is padded at its end
 
     width: int
     depth: int = 3
@@ -100,7 +100,7 @@ class SpeechNeckModule(nn.Module):
 class SpeechOutput(Head):
     """The hidden states, and the features of the stem they came from (Wav2Vec2Model)."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a waveform",)
+    requires: ClassVar[tuple[str, ...]] = ("a waveform",)
 
     def build(self, site: Site) -> nn.Module:
         return SpeechOutputModule()

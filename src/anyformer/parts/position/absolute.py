@@ -40,16 +40,29 @@ __all__ = [
 
 
 class AbsolutePosition(Part):
-    """A vector a position, added to the input. The module maps positions (1 or B, T) to (1 or B, T, D), or has a method
-    `add(x, ctx)` where it looks at more than position numbers."""
+    """A vector for each position, added to the input. The module maps positions (1 or B, T) to (1 or B, T, D), or is an
+    `InputPosition`."""
 
-    numbered: ClassVar[bool] = True  # it looks at position numbers alone
+    numbered: ClassVar[bool] = True  # it reads only position numbers
+
+    @property
+    def has_padding_row(self) -> bool:
+        """Whether position -1, that of tokens which take up no position, is valid."""
+        return True
+
+
+class InputPosition(nn.Module):
+    """The module of a scheme that reads more than position numbers."""
+
+    def add(self, x: Tensor, ctx: Context) -> Tensor:
+        """x (B, T, D) with its positions added."""
+        raise NotImplementedError
 
 
 def add_position(position: nn.Module, x: Tensor, ctx: Context) -> Tensor:
     """x (B, T, D) with its positions added."""
-    if (add := getattr(position, "add", None)) is not None:
-        return add(x, ctx)
+    if isinstance(position, InputPosition):
+        return position.add(x, ctx)
     return x + position(ctx.positions).to(x.dtype)
 
 
@@ -65,6 +78,10 @@ class Learned(AbsolutePosition, sees="itself", called=("learned positions", "WPE
         at_least(self, 1, "length")
         at_least(self, 1 if self.padding else 0, "offset")
         chance(self, "dropout")
+
+    @property
+    def has_padding_row(self) -> bool:
+        return self.offset > 0
 
     def build(self, site: Site) -> nn.Module:
         return LearnedModule(self, site.width)
@@ -147,6 +164,10 @@ class Sinusoidal(AbsolutePosition, sees="itself", called=("sine", "sinusoids")):
     def check(self) -> None:
         at_least(self, 1, "length")
         positive(self, "base")
+
+    @property
+    def has_padding_row(self) -> bool:
+        return self.offset > 0
 
     def build(self, site: Site) -> nn.Module:
         return SinusoidalModule(self, site.width)
@@ -309,7 +330,7 @@ class Convolutional(AbsolutePosition, sees="all"):
         return ConvolutionalModule(self, site.width)
 
 
-class ConvolutionalModule(nn.Module):
+class ConvolutionalModule(InputPosition):
     def __init__(self, part: Convolutional, width: int) -> None:
         super().__init__()
         self.part = part
@@ -338,8 +359,8 @@ class TreeDepth(AbsolutePosition, sees="all"):
     """A scheme applied to each token's depth in its dependency tree instead of its place in the row, as
     `Summed(parts=(Sinusoidal(...), TreeDepth(...)))` [Wang et al. 2019]; the input `tree_parents` has the tree."""
 
-    tree: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("a row of tokens",)
+    reads_tree: ClassVar[bool] = True
+    requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)
     numbered: ClassVar[bool] = False
 
     scheme: AbsolutePosition
@@ -357,7 +378,7 @@ class TreeDepth(AbsolutePosition, sees="all"):
         return TreeDepthModule(self, site)
 
 
-class TreeDepthModule(nn.Module):
+class TreeDepthModule(InputPosition):
     def __init__(self, part: TreeDepth, site: Site) -> None:
         super().__init__()
         self.scheme = part.scheme.build(site.child("scheme"))
@@ -377,7 +398,7 @@ class Summed(AbsolutePosition, sees="itself"):
         return SummedModule(self, site)
 
 
-class SummedModule(nn.Module):
+class SummedModule(InputPosition):
     def __init__(self, part: Summed, site: Site) -> None:
         super().__init__()
         self.parts = nn.ModuleList(p.build(site.child(f"parts.{i}")) for i, p in enumerate(part.parts))

@@ -30,11 +30,20 @@ class AttentionPosition(Part):
         return False
 
 
+class HeadwisePosition(AttentionPosition):
+    """A scheme with parameters for each head."""
+
+    num_heads: int
+
+
 Projections = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]  # of a mixer: to queries and to keys
 
 
 class AttentionPositionModule(nn.Module):
-    has_values = False  # whether `values` has something to say; then only the eager kernel serves
+    has_values: bool = False  # `values` adds to the mixed values; needs the eager kernel
+    turns_stream: bool = False  # `source` turns the input, head by head
+    needs_width: int | None = None  # of the vectors that it lets the attention project; None: it has none
+    silent: bool = False  # it adds nothing that could be traced
 
     def source(self, x: Tensor, ctx: Context) -> Tensor:
         """What queries and keys are projected from: the input (B,T,D) itself unless a scheme turns it first."""
@@ -90,10 +99,9 @@ def distance_in(ctx: Context, places: Tensor) -> Tensor:
     return distance(index, places if keys.dim() == 1 else at_places(keys, places))
 
 
-class BucketedBias(AttentionPosition, sees="itself", called=("T5 bias", "relative position bias")):
+class BucketedBias(HeadwisePosition, sees="itself", called=("T5 bias", "relative position bias")):
     """One learned scalar a head and bucket of distances, finer near, coarser far [Raffel et al. 2020]."""
 
-    num_heads: int
     num_buckets: int = 32
     max_distance: int = 128
     both_ways: bool = True  # an encoder tells left from right; a decoder never sees right
@@ -152,8 +160,12 @@ class Distance(AttentionPosition):
         at_least(self, 0, "before", "after")
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def requires(self) -> tuple[str, ...]:
         return ("a row of tokens",) if self.tree else ()
+
+    @property
+    def reads_tree(self) -> bool:
+        return self.tree
 
     def reaches(self) -> Sees | None:
         return "all" if self.tree else super().reaches()  # a tree is that of the whole text
@@ -186,10 +198,8 @@ class DistanceModule(AttentionPositionModule):
         return ctx.once_for(places, key, lambda: self.clip(distance_in(ctx, places)))
 
 
-class DistanceBias(Distance, sees="itself"):
+class DistanceBias(Distance, HeadwisePosition, sees="itself"):
     """One learned scalar a head and distance, r_(i-j), added to the scores."""
-
-    num_heads: int
 
     def check(self) -> None:
         super().check()
@@ -245,10 +255,9 @@ class RelativeVectorsModule(DistanceModule):
         return torch.matmul(by_distance, self.value_table.weight)
 
 
-class Alibi(AttentionPosition, sees="itself", called=("linear biases",)):
+class Alibi(HeadwisePosition, sees="itself", called=("linear biases",)):
     """Scores fall linearly with the distance, at a fixed slope a head [Press et al. 2022]."""
 
-    num_heads: int
     unpadded: bool = False  # distances count real tokens alone, so that holes in the mask take no room (BLOOM)
     signed: bool = False  # a key that comes later scores higher, where one is seen (BLOOM)
 

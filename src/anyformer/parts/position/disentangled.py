@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.norm import Norm
-from anyformer.parts.position.bias import AttentionPosition, AttentionPositionModule, Projections, distance_in
+from anyformer.parts.position.bias import AttentionPositionModule, HeadwisePosition, Projections, distance_in
 from anyformer.runtime.context import Context
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
-from anyformer.specs.part import Site
+from anyformer.specs.part import LayerSharing, Site
 
 
-class Disentangled(AttentionPosition, sees="itself", called=("DeBERTa", "disentangled attention")):
+class Disentangled(HeadwisePosition, sees="itself", called=("DeBERTa", "disentangled attention")):
     """To the scores q_i k_j are added q_i K_r and k_j Q_r: keys and queries made of a learned vector for the distance
     r = i - j [He et al. 2021]. All layers read the vectors that the first holds. The attention's `scale` is published
     as 1 / sqrt(terms K), with as many terms as are added up."""
 
-    num_heads: int
     reach: int = 512  # distances beyond it share the last vector; 0: there are no vectors
     buckets: int | None = None  # so many vectors each way: far distances share theirs, more of them the farther
     by_query: bool = True  # q_i K_r, "content to position"
@@ -37,8 +35,6 @@ class Disentangled(AttentionPosition, sees="itself", called=("DeBERTa", "disenta
     norm: Norm | None = None  # of the vectors
     dropout: float = 0.0  # on the vectors
     shared: bool = True  # otherwise each layer has vectors of its own
-    alone: ClassVar[str] = "shared=False"
-    spoilt_by: ClassVar[tuple[str, ...]] = ("layer_drop", "order")  # fields of a Stack, where the first holds them
 
     def check(self) -> None:
         at_least(self, 1, "num_heads", "width")
@@ -49,13 +45,9 @@ class Disentangled(AttentionPosition, sees="itself", called=("DeBERTa", "disenta
             raise ValueError(f"Disentangled.bias names projections among 'qk', got {quote(self.bias)}")
 
     @property
-    def from_the_first(self) -> bool:
-        return self.shared
-
-    @property
-    def held(self) -> tuple[object, ...]:
-        """What every layer must say alike of what the first holds."""
-        return self.each_way, self.width or f"{self.num_heads} heads", self.reads
+    def layer_sharing(self) -> LayerSharing | None:
+        form = (self.each_way, self.width or f"{self.num_heads} heads", self.reads)
+        return LayerSharing("shared=False", ("layer_drop", "order"), form) if self.shared else None
 
     @property
     def each_way(self) -> int:

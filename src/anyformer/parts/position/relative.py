@@ -13,19 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.position.absolute import AttentionPosition, AttentionPositionModule
-from anyformer.parts.position.bias import distance
+from anyformer.parts.position.absolute import AttentionPositionModule
+from anyformer.parts.position.bias import HeadwisePosition, distance
 from anyformer.parts.position.rotary import Rope, RopeModule, frequencies
 from anyformer.runtime.context import Context, at_places
 from anyformer.specs.checks import chance
 from anyformer.specs.part import Site
 
 
-class RelativeSinusoids(AttentionPosition, sees="itself", called=("Transformer-XL",)):
+class RelativeSinusoids(HeadwisePosition, sees="itself", called=("Transformer-XL",)):
     """Scores (q + u) k + (q + v) r, where r is a learned projection of the distance's sinusoids and u, v are learned
     vectors a head [Dai et al. 2019]."""
 
-    num_heads: int
     base: float = 10000.0
     width: int | None = None  # of the sinusoids; all heads together unless said
     dropout: float = 0.0  # of the sinusoids, the same ones in all layers
