@@ -23,7 +23,7 @@ from anyformer.parts.head.pretraining import PretrainingHead
 from anyformer.parts.head.question_span import QuestionHead
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.unused import Idle
+from anyformer.parts.unused import Unused
 from anyformer.runtime.mask import FULL
 from anyformer.specs.messages import quote
 from anyformer.stacks.stack import Stack
@@ -90,7 +90,7 @@ POOL = Pool(take="first", dense=True, activation="tanh")
 def neck(head: Head | None) -> TextOnly:
     """Most classes carry a pooler that they do not use."""
     own = isinstance(head, (PretrainingHead, PooledOutput, MultipleChoiceHead, SpanHead))
-    return TextOnly(rest=None if own else Idle(part=POOL))
+    return TextOnly(rest=None if own else Unused(part=POOL))
 
 
 def head(c: Any) -> Head | None:

@@ -152,7 +152,7 @@ def embedding(c: Any) -> TextEmbedding:
         tokens=Tokens(vocab_size=c.vocab_size, width=narrow, padding_index=c.pad_token_id),
         position=Learned(length=c.max_position_embeddings) if c.position_biased_input else None,
         segments=max(c.type_vocab_size, 0),
-        idle_segments=c.type_vocab_size < 1,
+        ignores_segments=c.type_vocab_size < 1,
         norm=LayerNorm(eps=c.layer_norm_eps),
         dropout=c.hidden_dropout_prob,
         zero_pads=True,

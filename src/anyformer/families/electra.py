@@ -49,7 +49,7 @@ def head(c: Any) -> Head | None:
         return DetectHead(activation=activation_named(c.hidden_act))
     return encoder_head(
         c,
-        encoder.lm_head(c, "gelu", c.embedding_size).replace(idle_bias=False),
+        encoder.lm_head(c, "gelu", c.embedding_size).replace(unused_bias=False),
         classify=Pool(take="first", input_dropout=dropout, dense=True, activation="gelu", dropout=dropout),
         choose=summary_pool(c, c.hidden_size, (CHOOSE,)),
         dropout=dropout,

@@ -20,7 +20,7 @@ from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import AttentionPosition
 from anyformer.parts.position.relative import InputRope, RelativeSinusoids
 from anyformer.parts.residual import Scaled
-from anyformer.parts.unused import Idle
+from anyformer.parts.unused import Unused
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.stacks.stack import Stack
@@ -69,7 +69,7 @@ def describe(c: Any) -> Model:
     return EncoderModel(
         width=c.hidden_size,
         # the published class makes these positions and never adds them
-        embedding=speech.waveform(c, Idle(part=speech.positional(c))),
+        embedding=speech.waveform(c, Unused(part=speech.positional(c))),
         encoder=Stack(
             layers=macaron(
                 half,

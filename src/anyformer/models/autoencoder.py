@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from anyformer.models.base import Model, TransformerModule
 from anyformer.parts.grid.convolution import GridEmbedding
-from anyformer.parts.grid.dvae import GumbelCodes, Latent, Painter
+from anyformer.parts.grid.dvae import GumbelCodes, ImageDecoder, Latent
 from anyformer.parts.grid.windows import Grid
 from anyformer.parts.head.base import Head, Outputs
 from anyformer.runtime.context import Context
@@ -23,7 +23,7 @@ class AutoencoderModel(Model):
 
     embedding: GridEmbedding
     latent: Latent = GumbelCodes()
-    painter: Painter
+    painter: ImageDecoder
     head: Head | None = None
     reads: str = "pixel_values"  # what the published class calls the picture that is read,
     says: str = "reconstruction"  # and the one that is drawn of it

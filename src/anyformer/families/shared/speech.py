@@ -21,7 +21,7 @@ from anyformer.parts.init import Initializer, Kaiming, Normal, Uniform, Value
 from anyformer.parts.layer_mix import LayerMix, Neck
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position.absolute import Convolutional
-from anyformer.parts.unused import Idle
+from anyformer.parts.unused import Unused
 from anyformer.specs.addresses import at
 from anyformer.specs.part import Part
 from anyformer.weights.rules import Rename, Reshape, Rule
@@ -170,7 +170,7 @@ def check(c: Any) -> None:
 def neck(c: Any, norm: Norm | None) -> Neck | None:
     """What follows the last layer; `norm` is not used where all layers are averaged, and stands in the files."""
     if c.use_weighted_layer_sum and c.architecture.endswith(CLASSIFIERS):
-        return LayerMix(rest=None if norm is None else Idle(part=norm))
+        return LayerMix(rest=None if norm is None else Unused(part=norm))
     adapter = (
         ConvolutionAdapter(
             width=c.output_hidden_size or c.hidden_size,

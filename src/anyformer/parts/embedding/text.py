@@ -65,7 +65,7 @@ class Tokens(Part, sees="itself", called=("word embedding", "WTE")):
     width: int | None = None  # of their own, and projected to the model's (ALBERT, OPT-350M)
     scale: float | None = None  # of the vectors (sqrt(D) in the original Transformer)
     padding_index: int | None = None  # this token starts at zero and never learns
-    spare: bool = False  # checkpoints carry a second table that nothing reads (`shared` of untied Marian and BART)
+    unused_table: bool = False  # checkpoints hold a second table that nothing reads (`shared` of an untied BART)
 
     def check(self) -> None:
         at_least(self, 1, "vocab_size", "width")
@@ -78,7 +78,7 @@ class TokensModule(nn.Embedding):
     def __init__(self, part: Tokens, width: int) -> None:
         super().__init__(part.vocab_size, width, padding_idx=part.padding_index)
         self.scale = part.scale
-        if part.spare:
+        if part.unused_table:
             self.spare = nn.Parameter(torch.empty(part.vocab_size, width), requires_grad=False)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class TextEmbedding(Embedding, sees="itself"):
     unseen: int | None = None  # a token id that no token sees where no attention_mask is given (FSMT's decoder padding)
     scale: float | None = None  # of the token vectors, or of the vectors given in their place
     zero_pads: bool = False  # pads become zeros (DeBERTa)
-    idle_segments: bool = False  # token_type_ids may be given where segments have no vector, and change nothing
+    ignores_segments: bool = False  # token_type_ids may be given, and change nothing
 
     def check(self) -> None:
         at_least(self, 0, "segments")
@@ -139,8 +139,8 @@ class TextEmbedding(Embedding, sees="itself"):
             raise ValueError(f"{kind}.order is {', '.join(self.order)}; each of {', '.join(STEPS)} stands there once")
         if self.token_segments and self.tokens.width and self.order.index("project") < self.order.index("segments"):
             raise ValueError(f"{kind}.order: segments that are tokens are as narrow as they, and join before 'project'")
-        if self.idle_segments and (self.segments or self.token_segments):
-            raise ValueError(f"{kind}.idle_segments: segments have vectors here")
+        if self.ignores_segments and (self.segments or self.token_segments):
+            raise ValueError(f"{kind}.ignores_segments: segments have vectors here")
         for path, part in walk(self.position, "position"):
             if self.numbering.before and isinstance(part, AbsolutePosition) and not part.has_padding_row:
                 fix = "has the row before the first; set offset=1"
@@ -218,7 +218,7 @@ class TextEmbeddingModule(nn.Module):
         check_shape("token_type_ids", kinds, tuple(x.shape[:2]), (1, x.shape[1]))
         if self.segments is not None:
             return x + (self.segments.weight[0] if kinds is None else self.segment_vectors(kinds))
-        if kinds is None or self.part.idle_segments:
+        if kinds is None or self.part.ignores_segments:
             return x
         if not self.part.token_segments:
             raise ValueError("this model has no segments: token_type_ids cannot be honoured")

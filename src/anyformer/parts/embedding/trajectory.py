@@ -17,6 +17,7 @@ from anyformer.parts.embedding.text import Embedding, Tokens, text_context
 from anyformer.parts.head.base import Head, HeadModule, Said
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position.absolute import Learned
+from anyformer.parts.unused import unused
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import check_shape
 from anyformer.runtime.state import State
@@ -70,7 +71,7 @@ class TrajectoryEmbeddingModule(nn.Module):
         self.action = nn.Linear(part.action_width, site.width)
         self.norm = part.norm.build(site.child("norm")) if part.norm else None
         self.everywhere = part.everywhere.build(site.child("everywhere")) if part.everywhere else None
-        self.tokens = Unread(part.tokens.vocab_size, site.width) if part.tokens else None
+        self.tokens = unused(nn.Embedding(part.tokens.vocab_size, site.width)) if part.tokens else None
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         part, states = self.part, inputs.get("states")
@@ -104,16 +105,6 @@ def in_turn(kinds: Sequence[Tensor], mask: Tensor | None, state: State | None) -
     x = torch.stack([*kinds], dim=2).flatten(1, 2)
     mask = None if mask is None else mask.repeat_interleave(len(kinds), 1)
     return x, text_context(x, {"attention_mask": mask}, state)
-
-
-class Unread(nn.Embedding):
-    """A table that files hold and nothing looks at: it does not learn."""
-
-    silent = True
-
-    def __init__(self, count: int, width: int) -> None:
-        super().__init__(count, width)
-        self.requires_grad_(False)
 
 
 class TrajectoryHead(Head, sees="itself"):

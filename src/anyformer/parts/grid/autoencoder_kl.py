@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.grid.convolution import GridEmbedding, check_pixels
-from anyformer.parts.grid.dvae import Painter, check_stages
+from anyformer.parts.grid.dvae import ImageDecoder, check_stages
 from anyformer.parts.grid.windows import Grid
 from anyformer.runtime.context import Context
 from anyformer.runtime.state import State
@@ -52,7 +52,7 @@ class KLEmbedding(GridEmbedding, sees="all", called=("AutoencoderKL", "encoder o
         return KLEmbeddingModule(self, site.width)
 
 
-class KLPainter(Painter, sees="all", called=("AutoencoderKL", "decoder of Stable Diffusion")):
+class KLDecoder(ImageDecoder, sees="all", called=("AutoencoderKL", "decoder of Stable Diffusion")):
     """Pixels made of a grid of vectors, the way back from `KLEmbedding`: attention, and stages of `widths` from coarse
     to fine, each but the last followed by twice as many rows and columns. `mix` is a product before all that."""
 
@@ -68,7 +68,7 @@ class KLPainter(Painter, sees="all", called=("AutoencoderKL", "decoder of Stable
         check_groups(self)
 
     def build(self, site: Site) -> nn.Module:
-        return KLPainterModule(self, site.width)
+        return KLDecoderModule(self, site.width)
 
 
 def check_groups(part: Any) -> None:
@@ -105,8 +105,8 @@ class KLEmbeddingModule(nn.Module):
         return x.flatten(2).transpose(1, 2), Context(index=index, positions=index[None], extras=(grid,))
 
 
-class KLPainterModule(nn.Module):
-    def __init__(self, part: KLPainter, width: int) -> None:
+class KLDecoderModule(nn.Module):
+    def __init__(self, part: KLDecoder, width: int) -> None:
         super().__init__()
         self.mix = nn.Conv2d(width, width, 1) if part.mix else None
         self.first = nn.Conv2d(width, part.widths[0], 3, padding=1)

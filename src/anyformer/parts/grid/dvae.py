@@ -71,7 +71,7 @@ class ConvEmbeddingModule(nn.Module):
         return x.flatten(2).transpose(1, 2), Context(index=index, positions=index[None], extras=(grid,))
 
 
-class Painter(Part):
+class ImageDecoder(Part):
     """Makes pixels of a grid of vectors, in stages of `widths` from coarse to fine."""
 
     channels: int = 3
@@ -90,18 +90,18 @@ class Painter(Part):
         return self.channels
 
 
-class ConvPainter(Painter, sees="all", called=("convolutional decoder", "dVAE decoder")):
+class ConvDecoder(ImageDecoder, sees="all", called=("convolutional decoder", "dVAE decoder")):
     """Pixels made of a grid of vectors by residual convolutions: each stage but the first is on twice as many rows and
     columns as the one before."""
 
     widths: tuple[int, ...] = (2048, 1024, 512, 256)
 
     def build(self, site: Site) -> nn.Module:
-        return ConvPainterModule(self, site.width)
+        return ConvDecoderModule(self, site.width)
 
 
-class ConvPainterModule(nn.Module):
-    def __init__(self, part: ConvPainter, width: int) -> None:
+class ConvDecoderModule(nn.Module):
+    def __init__(self, part: ConvDecoder, width: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(width, part.widths[0], 1)
         self.stages = staged(part.widths[0], part.widths, part.blocks)

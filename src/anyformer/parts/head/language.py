@@ -17,6 +17,7 @@ from anyformer.parts.feedforward.balance import Balance
 from anyformer.parts.fused_linear import effective_weight
 from anyformer.parts.head.base import Head, HeadModule, Said, Transform
 from anyformer.parts.head.losses import Loss, check_labels, class_loss
+from anyformer.parts.unused import unused
 from anyformer.runtime.context import Context
 from anyformer.runtime.mask import begins
 from anyformer.specs.part import Sees, Site, farthest
@@ -35,7 +36,7 @@ class LMHead(Head, sees="itself", called=("language model head", "unembedding"))
     offset: bool = False  # a saved score a token, added at the end and never learned (BART's final_logits_bias)
     balance: Balance | None = None  # of experts: its losses are reported and added where router logits are asked for
     foreign: bool = False  # scores another vocabulary than the one that is read (MarianForCausalLM with two)
-    idle_bias: bool = False  # a second bias that files hold and nothing reads, kept frozen (an untied BERT)
+    unused_bias: bool = False  # checkpoints hold a second bias that nothing reads (an untied BERT)
 
     def reaches(self) -> Sees | None:
         return farthest("itself", self.transform)
@@ -54,8 +55,8 @@ class LMHeadModule(HeadModule):
         width = (part.transform.width if part.transform else None) or site.width
         self.out: Any = self.output(width)
         self.register_buffer("offset", torch.zeros(part.vocab_size) if part.offset else None)
-        if part.idle_bias:
-            self.idle = nn.ParameterDict({"bias": nn.Parameter(torch.zeros(part.vocab_size), requires_grad=False)})
+        if part.unused_bias:
+            self.idle = unused(nn.ParameterDict({"bias": torch.zeros(part.vocab_size)}))
 
     def computed(self) -> dict[str, Callable[[], Tensor]]:
         """What a checkpoint may leave out."""

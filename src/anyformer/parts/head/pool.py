@@ -15,6 +15,7 @@ from anyformer.kernels.recording import recording
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.attention.set_transformer import Seeds
 from anyformer.parts.norm import Norm
+from anyformer.parts.unused import unused
 from anyformer.runtime.context import Context, leading_pads
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Part, Site
@@ -31,7 +32,7 @@ class Pool(Part, called=("pooler", "mean pooling", "CLS")):
     token: int | None = None
     seeds: Seeds | None = None  # as in the Set Transformer
     norm: Norm | None = None  # of the vector that was taken
-    idle_norm: bool = False  # files hold that norm and nothing reads it: it is kept, frozen (CLIP's classifier)
+    unused_norm: bool = False  # checkpoints hold that norm and nothing reads it (CLIP's classifier)
     input_dropout: float = 0.0  # before the dense layer (RoBERTa)
     dense: bool = False
     activation: Activation = "identity"
@@ -46,8 +47,8 @@ class Pool(Part, called=("pooler", "mean pooling", "CLS")):
     def check(self) -> None:
         if self.take in ("token", "mark") and self.token is None:
             raise ValueError(f"Pool.take is {quote(self.take)}: say which token that is")
-        if self.idle_norm and self.norm is None:
-            raise ValueError("Pool.idle_norm: there is no norm")
+        if self.unused_norm and self.norm is None:
+            raise ValueError("Pool.unused_norm: there is no norm")
         if (self.take == "seeds") != (self.seeds is not None):
             raise ValueError(f"Pool.seeds is {self.seeds} and take {quote(self.take)}: set both or none of them")
         if self.seeds is not None and self.seeds.count > 1 and not self.dense:
@@ -63,8 +64,9 @@ class PoolModule(nn.Module):
         self.part, width = part, site.width
         self.seeds = part.seeds.build(site.child("seeds")) if part.seeds else None
         taken = width * (part.seeds.count if part.seeds else 1)
-        norm: Any = part.norm.build(site.child("norm", width=taken)) if part.norm else None
-        self.norm = norm if not part.idle_norm else nn.ParameterDict(norm.named_parameters()).requires_grad_(False)
+        self.norm = part.norm.build(site.child("norm", width=taken)) if part.norm else None
+        if self.norm is not None and part.unused_norm:
+            unused(self.norm)
         self.dense = nn.Linear(taken, part.width or width) if part.dense else None
         self.activation = ACTIVATIONS[part.activation]
 
@@ -94,7 +96,7 @@ class PoolModule(nn.Module):
             x = x[torch.arange(x.shape[0], device=x.device), self.marked(x, ctx, inputs)]
         else:
             x = x[torch.arange(x.shape[0], device=x.device), self.last(x, inputs)]
-        if self.norm is not None and not self.part.idle_norm:
+        if self.norm is not None and not self.part.unused_norm:
             x = self.norm(x)
         if self.training and self.part.input_dropout:
             x = F.dropout(x, self.part.input_dropout)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from anyformer.parts.norm import Norm
 from anyformer.parts.position.bias import AttentionPositionModule, HeadwisePosition, Projections, distance_in
+from anyformer.parts.unused import unused
 from anyformer.runtime.context import Context
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
@@ -78,9 +79,8 @@ class DisentangledModule(AttentionPositionModule):
         own = part.own and part.each_way > 0
         self.q = nn.Linear(W, H * K, bias="q" in part.bias) if own and part.by_key else None
         self.k = nn.Linear(W, H * K, bias="k" in part.bias) if own and part.by_query else None
-        self.silent = not part.reads
-        if self.silent:  # files hold the vectors, and nothing looks at them
-            self.requires_grad_(False)
+        if not part.reads:
+            unused(self)
 
     def vectors(self, ctx: Context) -> Tensor:
         """(R, W) of the distances, from the farthest key after a query to the farthest before it."""
