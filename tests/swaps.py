@@ -59,6 +59,7 @@ OPS: dict[str, dict[str, Any]] = {
     "MoE": {"num_experts": 3, "router": {"kind": "TopK"}, "expert": {"kind": "MLP", "width": 8}},
     "Unused": {"part": {"kind": "MLP", "width": 8}}, "PooledAttention": {"num_heads": 4},
     "LocalRelation": {"num_heads": 4},
+    "DebertaAttention": {"num_heads": 4},
     "BranchedAttention": {"num_heads": 4, "feedforward": {"kind": "MLP", "width": 8}},
     "Synthesizer": {"num_heads": 4, "length": 16}, "ProductKeyMemory": {"keys": 4, "top_k": 2, "query_width": 4},
     "LightweightConvolution": {"num_heads": 4, "kernel": 3}, "Gate": {}, "LSTM": {},
@@ -135,6 +136,7 @@ NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those s
     "KLEmbedding", "KLDecoder",
     "AdaptiveNorm", "Gated", "StepAndLabel", "NoisyEmbedding", "Sinusoidal2D", "PairEmbedding",
     "Tower", "SegmentEmbedding", "Perceiver", "RowNorm", "TwoStreams", "OrderedText",
+    "TransparentAttention",
 }  # fmt: skip
 SWAPS = [(slot, kind) for slot, kinds in SLOTS.items() for kind in kinds]
 

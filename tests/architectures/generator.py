@@ -353,7 +353,8 @@ FIELDS: dict[str, Any] = {
     "TopK.top_groups": st.sampled_from((1, 2)), "TopK.group_best": st.sampled_from((1, 2)),
     "RelativeSinusoids.width": st.sampled_from((8, 16)), "Disentangled.bias": st.sampled_from(("qk", "q", "")),
     "Disentangled.reach": st.sampled_from((64, 5)), "Disentangled.buckets": st.sampled_from((None, 4, 7)),
-    "Disentangled.width": KEPT, "Attention.mean_at_pads": KEPT, "TextEmbedding.ignores_segments": KEPT,
+    "Disentangled.width": KEPT, "TextEmbedding.ignores_segments": KEPT,
+    "DebertaAttention.mask": KEPT, "DebertaAttention.memory": KEPT,
     "Distance.tree": st.sampled_from((False, False, False, True)), "Tokens.width": st.sampled_from((None, 8)),
     "Tokens.scale": st.sampled_from((None, 2.0)), "TextEmbedding.position": absolute, "Vectors.position": absolute,
     "WaveformEmbedding.position": absolute, "SegmentEmbedding.position": absolute,
@@ -415,7 +416,7 @@ FIELDS: dict[str, Any] = {
     "Kaiming.gain": st.sampled_from((1.0, 0.5)),
     "TrajectoryEmbedding.tokens": KEPT,  # a table that nothing reads
     "Synthesizer.bias": st.sampled_from(("qkvo", "", "qv")), "ProductKeyMemory.keys": st.integers(4, 6),
-    "ProductKeyMemory.query_width": st.sampled_from((4, 8)), "Attention.memory_by_layer": KEPT,
+    "ProductKeyMemory.query_width": st.sampled_from((4, 8)),
     "Convolving.causal": causal,
     "LSHAttention.chunk": st.sampled_from((2, 4, 16)), "LSHAttention.buckets": st.sampled_from(([4], [2, 2])),
     "LSHAttention.causal": causal, "LSHAttention.own_bucket": causal, "LSHAttention.bias": st.booleans(),
@@ -617,6 +618,7 @@ FED = "a decoder and towers, each of which is drawn by itself, and a place for t
 NEVER_DRAWN = {
     **{name: OWN for name in kinds(Initializer) if Part.kinds[name].__module__ != Initializer.__module__},
     "AxialLearned": SIDES,
+    "TransparentAttention": "reads a memory as wide as all layers together: test_weighted_transformer.py",
     **dict.fromkeys(("TwoTowerModel", "SimilarityHead", "ThreeTowerModel", "SpacesHead"), BOTH),
     **dict.fromkeys(
         (

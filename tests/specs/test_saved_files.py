@@ -33,6 +33,10 @@ def test_a_description_is_what_it_was(path: Path) -> None:
 @pytest.mark.parametrize(("old", "new"), [
     ({"kind": "Idle", "part": {"kind": "RMSNorm"}}, {"kind": "Unused", "part": {"kind": "RMSNorm"}}),
     ({"kind": "ConvPainter", "channels": 1}, {"kind": "ConvDecoder", "channels": 1}),
+    ({"kind": "Attention", "num_heads": 2, "mean_at_pads": True}, {"kind": "DebertaAttention", "num_heads": 2}),
+    ({"kind": "Attention", "num_heads": 2, "memory_by_layer": False}, {"kind": "Attention", "num_heads": 2}),
+    ({"kind": "Attention", "num_heads": 2, "memory": True, "memory_width": 8, "memory_by_layer": True},
+     {"kind": "TransparentAttention", "num_heads": 2, "memory": True, "memory_width": 8}),
     ({"kind": "KLPainter"}, {"kind": "KLDecoder"}),
     ({"kind": "LMHead", "vocab_size": 9, "idle_bias": True}, {"kind": "LMHead", "vocab_size": 9, "unused_bias": True}),
     ({"kind": "Tokens", "vocab_size": 9, "spare": True}, {"kind": "Tokens", "vocab_size": 9, "unused_table": True}),

@@ -14,6 +14,7 @@ from anyformer.families.shared.heads import encoder_head
 from anyformer.models import Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention.attention import Attention
+from anyformer.parts.attention.deberta import DebertaAttention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.head.base import Head
 from anyformer.parts.head.classify import ClassifyHead
@@ -121,12 +122,11 @@ def model(c: Any, stack: Stack) -> Model:
 
 def attention(c: Any, terms: int, position: Disentangled | None) -> Attention:
     scale = None if terms == 1 else (terms * c.hidden_size / c.num_attention_heads) ** -0.5
-    return Attention(
+    return DebertaAttention(
         num_heads=c.num_attention_heads,
         position=position,
         scale=scale,
         dropout=c.attention_probs_dropout_prob,
-        mean_at_pads=True,
     )
 
 

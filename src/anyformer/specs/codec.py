@@ -31,6 +31,11 @@ ALIASES = {  # names of kinds and fields in files of earlier versions
     "Tokens.spare": "unused_table",
 }
 
+MOVED = {  # fields of earlier versions that are kinds now
+    "Attention.mean_at_pads": "DebertaAttention",
+    "Attention.memory_by_layer": "TransparentAttention",
+}
+
 P = TypeVar("P", bound=Part)
 
 
@@ -86,6 +91,10 @@ def decode(data: Any, where: str = "", slot: Any = Part) -> Any:
         known, kind = kinds(), data["kind"]
         if isinstance(kind, str) and kind not in known:
             kind = ALIASES.get(kind, kind)
+        for name in [name for name in data if f"{kind}.{name}" in MOVED]:
+            data = {**data, "kind": MOVED[f"{kind}.{name}"] if data[name] else kind}
+            kind = data["kind"]
+            del data[name]
         if kind == "Table" and set(data) == {"kind", "items"} and isinstance(data["items"], dict):
             return Table({key: decode(item, f"{where}.{key}", slot) for key, item in data["items"].items()})
         if not isinstance(kind, str) or kind not in known:

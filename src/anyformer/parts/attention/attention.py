@@ -51,8 +51,8 @@ class LearnedScaleModule(nn.Module):
         return q * self.weight.clamp(max=self.most).exp()
 
 
-class Talk(nn.Module):
-    """How heads mix: two matrices (H, H), of scores and of weights."""
+class TalkingHeads(nn.Module):
+    """Mixes heads by two matrices (H, H): scores before softmax, weights after it [Shazeer et al. 2020]."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -94,10 +94,8 @@ class Attention(
     softcap: float | None = None  # scores bounded by a tanh (Gemma 2)
     dropout: float = 0.0  # on the attention weights
     talking: bool = False  # heads mix scores before softmax and weights after it [Shazeer et al. 2020]
-    mean_at_pads: bool = False  # what a pad sees is the mean of all values, as published (DeBERTa)
     memory: bool = False  # keys and values come from the memory: cross-attention
     memory_width: int | None = None
-    memory_by_layer: bool = False  # the memory has a form for each layer, side by side (`LayerMix.count`)
 
     def check(self) -> None:
         at_least(self, 1, "num_heads", "num_kv_heads", "head_width", "value_width", "memory_width")
@@ -114,12 +112,8 @@ class Attention(
             raise ValueError(f"Attention.position has {heads} heads and the attention {self.num_heads}")
         if self.memory and (self.position is not None or not isinstance(self.mask, Full)):
             raise ValueError("Attention.memory is another text, seen whole and without places: no mask, no position")
-        if self.mean_at_pads and not isinstance(self.mask, Full):
-            raise ValueError("Attention.mean_at_pads is of all that is in the row: only a Full mask sees that")
         if self.memory_width is not None and not self.memory:
             raise ValueError("Attention.memory_width is that of a memory; set memory=True too")
-        if self.memory_by_layer and self.memory_width is None:
-            raise ValueError("Attention.memory_by_layer: set memory_width to that of all layers' forms together")
 
     @property
     def bias_heads(self) -> int | None:
@@ -143,12 +137,6 @@ class AttentionModule(InHeads):
         super().__init__(site, part.num_heads, part.head_width)
         H, G, K = part.num_heads, part.num_kv_heads or part.num_heads, self.head_width
         source = part.memory_width or site.width
-        self.own_memory = slice(None)  # of the memory's width, what this layer looks at
-        if part.memory_by_layer:
-            if source != site.depth * site.width:
-                forms = f"{site.depth} layers of {site.width}"
-                raise ValueError(f"{site.address}: memory_width is {source}, and a form for each of {forms} is not")
-            source, self.own_memory = site.width, slice(site.layer * site.width, (site.layer + 1) * site.width)
         self.q = nn.Linear(site.width, H * K, bias="q" in part.bias)
         self.k = nn.Linear(source, G * K, bias="k" in part.bias)
         self.value_width = part.value_width or K
@@ -173,7 +161,7 @@ class AttentionModule(InHeads):
             self.scale, self.learned_scale = 1.0, part.learned_scale.build(site.child("learned_scale", width=H))
         if part.scale_by_layer:
             self.scale /= site.layer + 1
-        self.talk = Talk(H) if part.talking else None
+        self.talk = TalkingHeads(H) if part.talking else None
         self.num_kv_heads = G
         self.qkv: Joined | None = None  # all three in one product, where transforms/fuse.py joined them
         self.part, self.mask_key = part, repr(part.mask)
@@ -239,12 +227,12 @@ class AttentionModule(InHeads):
             values=values,
             talk=self.talk,
         )
-        if self.part.mean_at_pads and ctx.tokens is not None and not self.part.memory:
-            mean = v.mean(2, keepdim=True).repeat_interleave(out.shape[1] // v.shape[1], dim=1)
-            if self.talk is not None:
-                mean = mean * self.talk(torch.ones_like(mean[..., :1]), True)
-            out = torch.where(ctx.tokens[:, None, :, None], out, mean)
+        out = self.finish(out, v, ctx)
         return self.output(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)), ctx)
+
+    def finish(self, out: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        """The mixed values (B, H, T, K), given all values (B, G, S, K); for subclasses."""
+        return out
 
     def output(self, mixed: Tensor, ctx: Context) -> Tensor:
         """What the heads saw (B, T, H K) as what is added to the stream."""
@@ -267,5 +255,4 @@ class AttentionModule(InHeads):
 
     def memory_keys(self, states: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """Keys and values of the memory (B, G, M, K)."""
-        states = states[..., self.own_memory]
         return self.by_head("k", self.k(states), ctx), self.by_head("v", self.v(states), ctx)

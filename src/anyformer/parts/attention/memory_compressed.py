@@ -60,7 +60,7 @@ class BlockAttentionModule(AttentionModule):
         B, T, size, state = x.shape[0], x.shape[1], self.size, ctx.state
         begins = state is None or (state.capacity is None and state.length == 0)
         unturned = all(each is None for each in (self.position, self.q_norm, self.learned_scale, self.talk))
-        plain = unturned and ctx.bias is None and ctx.documents is None and not self.part.mean_at_pads
+        plain = unturned and ctx.bias is None and ctx.documents is None
         watched = ctx.wants(self.address, "weights")  # which are those of whole texts
         if size >= T or not begins or not plain or watched or ctx.kernel == "eager":
             return super().forward(x, ctx)

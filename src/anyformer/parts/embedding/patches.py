@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.embedding.text import Embedding, thinned
+from anyformer.parts.embedding.drop_token import drop_tokens
+from anyformer.parts.embedding.text import Embedding
 from anyformer.parts.grid.layout import NEEDS, Grid, Layout, Sides, laid_out
 from anyformer.parts.norm import Norm
 from anyformer.parts.position.absolute import Learned, Sinusoidal2D, Sinusoidal2DModule
@@ -172,7 +173,7 @@ class PatchEmbeddingModule(nn.Module):
         padding = None if mask is None or hides_nothing(mask) else mask.bool()
         ctx = Context(index=index, positions=index[None], padding=padding, extras=(grid,))
         share = part.token_drop
-        return thinned(x, ctx, share) if self.training and share else (x, ctx)
+        return drop_tokens(x, ctx, share) if self.training and share else (x, ctx)
 
     def positions(self, table: Tensor, grid: Layout, size: tuple[int, ...], inputs: dict[str, Any]) -> Tensor:
         """(N, D) for a grid of any size, of an image of `size` pixels."""

@@ -285,19 +285,6 @@ def text_context(
     return ctx if positions is ctx.positions else ctx.having(positions=positions)
 
 
-def thinned(x: Tensor, ctx: Context, share: float) -> tuple[Tensor, Context]:
-    """DropToken [Akbari et al. 2021], for training: of each row all tokens (B, T, D) but a `share`, drawn anew, in
-    their order and with their positions; pads are the first to go."""
-    B, T = x.shape[:2]
-    chance = torch.rand(B, T, device=x.device)
-    if ctx.padding is not None:
-        chance = chance.masked_fill(~ctx.padding, 2.0)
-    kept = chance.argsort(-1)[:, : max(1, round(T * (1 - share)))].sort(-1).values  # (B, K)
-    padding = None if ctx.padding is None else ctx.padding.take_along_dim(kept, 1)
-    positions, index = ctx.positions.expand(B, -1).take_along_dim(kept, 1), torch.arange(kept.shape[1], device=x.device)
-    return x.take_along_dim(kept[..., None], 1), ctx.having(index=index, positions=positions, padding=padding)
-
-
 def _padding(mask: Tensor | None, B: int, T: int, state: State | None, placed: bool) -> Tensor | None:
     """(B, S) True where real, over the past and these T tokens; None when nothing is padded."""
     if mask is not None and mask.dim() != 2:
