@@ -183,7 +183,7 @@ class Model(Part):
                     f"{address}: {kind} does not say what a token sees by it, and this model writes from left to right;"
                     f' say so where it is defined: class {kind}(..., sees="past"), or "itself" or "all"'
                 )
-            fix = f"; {part.instead} does not" if part.instead else ""
+            fix = f"; {part.causal_alternative} does not" if part.causal_alternative else ""
             raise ValueError(f"{address}: {kind} lets a token see the future{fix}")
 
     def check_needs(self) -> None:

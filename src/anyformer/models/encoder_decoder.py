@@ -47,7 +47,7 @@ class EncoderDecoderModel(Model):
             if part.reads_memory:
                 raise ValueError(f"{address}: the encoder of a pair has no memory to look at; its decoder has")
         if self.head is not None and self.head.said == "all":
-            kind, instead = type(self.head).__name__, self.head.instead
+            kind, instead = type(self.head).__name__, self.head.causal_alternative
             raise ValueError(f"head: {kind} reads the tokens that it scores, and a pair reads others; use {instead}")
         if isinstance(self.head, MultipleChoiceHead) and "a row of tokens" not in self.embedding.gives:
             kind = type(self.embedding).__name__

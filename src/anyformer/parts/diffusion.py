@@ -86,8 +86,8 @@ class NoisyEmbedding(Embedding, sees="all", called=("latent patches",)):
             raise ValueError("NoisyEmbedding.image: pictures are drawn from noise; a PatchEmbedding reads them")
 
     @property
-    def instead(self) -> str:
-        return self.image.instead
+    def causal_alternative(self) -> str:
+        return self.image.causal_alternative
 
     @property
     def gives(self) -> tuple[str, ...]:

@@ -100,7 +100,7 @@ class BatchNorm(Norm, sees="all", called=("BN",)):
             raise ValueError(f"BatchNorm.momentum is {self.momentum}; it must be in [0, 1]")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "LayerNorm()"
 
     def build(self, site: Site) -> nn.Module:
@@ -122,7 +122,7 @@ class RowNorm(Part, sees="all", called=("GroupNorm",)):
         at_least(self, 0, "eps")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "LayerNorm()"
 
     def build(self, site: Site) -> nn.Module:

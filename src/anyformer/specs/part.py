@@ -139,7 +139,7 @@ class Part:
         return farthest(self.said, *(part for _, part in parts_in(self)))
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         """The nearest description that does not look ahead, where this one does."""
         return ""
 

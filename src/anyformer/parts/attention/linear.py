@@ -78,7 +78,7 @@ class LinformerAttention(Projections, sees="all", called=("Linformer", "low-rank
         return LayerSharing("sharing='key_value'", ("layer_drop",)) if self.sharing == "layerwise" else None
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return f"LinearAttention(num_heads={self.num_heads}, mask=Causal())"
 
     def build(self, site: Site) -> nn.Module:

@@ -37,7 +37,7 @@ class ChunkAttention(InChunks, sees="past", called=("block-local attention", "Re
         return "past" if self.causal and (self.loose or not self.ring) else "all"
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return repr(self.replace(causal=True, ring=False, multiple=None))
 
     def build(self, site: Site) -> nn.Module:

@@ -56,7 +56,7 @@ class GlobalTextEmbedding(TextEmbedding, sees="itself"):
         return super().reaches() if self.separator is None else "all"
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "TextEmbedding(tokens=...)"
 
     @property
@@ -127,7 +127,7 @@ class LocalAttention(Op, sees="all", called=("Longformer", "sliding-window atten
         chance(self, "dropout")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return f"Attention(num_heads={self.num_heads}, mask=Causal() & Window(size={self.window + 1}))"
 
     def build(self, site: Site) -> nn.Module:

@@ -269,7 +269,7 @@ class LSHAttention(InChunks, sees="past", called=("Reformer", "hashing attention
         return "past" if self.causal and (self.own_bucket or self.loose) else "all"
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         more = {} if self.buckets else {"buckets": (64,)}
         return repr(self.replace(causal=True, own_bucket=True, after=0, multiple=None, **more))
 

@@ -38,7 +38,7 @@ class NystromAttention(Op, sees="all", called=("Nystromformer", "landmark attent
             raise ValueError(f"NystromAttention.taps is {self.taps}; it must be odd to keep the length")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return f"LinearAttention(num_heads={self.num_heads}, mask=Causal())"
 
     def build(self, site: Site) -> nn.Module:

@@ -46,7 +46,7 @@ class RoutingAttention(Op, sees="past", called=("Routing Transformer", "k-means 
         return "past" if self.causal else "all"
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return repr(self.replace(causal=True))
 
     def build(self, site: Site) -> nn.Module:

@@ -125,7 +125,7 @@ class InducedAttention(Projections, sees="all", called=("ISAB", "Set Transformer
         chance(self, "dropout")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return f"LinearAttention(num_heads={self.num_heads}, mask=Causal())"
 
     def build(self, site: Site) -> nn.Module:
@@ -167,7 +167,7 @@ class LunaAttention(Projections, sees="all", called=("Luna", "linear unified nes
         return LayerSharing("handed_on=False", ("layer_drop", "order")) if self.handed_on else None
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return f"LinearAttention(num_heads={self.num_heads}, mask=Causal())"
 
     def build(self, site: Site) -> nn.Module:

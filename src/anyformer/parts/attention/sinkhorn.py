@@ -39,7 +39,7 @@ class SinkhornAttention(Projections, sees="all", called=("sorted blocks",)):
         chance(self, "dropout")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return f"BlockAttention(num_heads={self.num_heads}, size={self.block})"
 
     def build(self, site: Site) -> nn.Module:

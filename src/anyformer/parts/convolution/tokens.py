@@ -65,7 +65,7 @@ class Convolving(Op):
         return farthest(own, *(part for _, part in parts_in(self)))
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return repr(self.replace(causal=True))
 
 
@@ -142,7 +142,7 @@ class TokenConvolution(Op, sees="all", called=("1D convolution", "n-gram convolu
         return "itself" if self.kernel == 1 else "all"
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return repr(LightweightConvolution(num_heads=1, kernel=self.kernel, causal=True))
 
     def build(self, site: Site) -> nn.Module:

@@ -54,7 +54,7 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
     dropout: float = 0.0
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "TextEmbedding(tokens=...)"
 
     @property

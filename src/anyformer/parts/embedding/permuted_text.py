@@ -62,7 +62,7 @@ class OrderedText(SegmentedText, sees="all"):
         return (*super().gives, "an order")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return repr(SegmentedText(**dict(self.items())))
 
     def build(self, site: Site) -> nn.Module:

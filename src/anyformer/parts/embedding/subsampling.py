@@ -75,7 +75,7 @@ class SubsampledSpectrogram(Embedding, sees="all", called=("convolution subsampl
         return self.left(length)
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "Vectors()"
 
     def build(self, site: Site) -> nn.Module:

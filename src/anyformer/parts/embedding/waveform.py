@@ -123,7 +123,7 @@ class WaveformEmbedding(Embedding, sees="all"):
         return self.stem.widths[-1]
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "Vectors()"
 
     @property
@@ -187,7 +187,7 @@ class SegmentEmbedding(Embedding, sees="all", called=("waveform patches", "VATT"
         chance(self, "token_drop")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "Vectors()"
 
     @property

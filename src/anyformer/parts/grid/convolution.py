@@ -118,7 +118,7 @@ class Convolutions(Op, sees="all", called=("ResNet", "bottleneck")):
             raise ValueError("Convolutions.layers: a stride above 1 belongs to a step between stages (ResidualDown)")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "ConvolutionModule(causal=True)"
 
     def build(self, site: Site) -> nn.Module:
@@ -193,7 +193,7 @@ class GridEmbedding(Embedding):
         raise NotImplementedError
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "TextEmbedding(tokens=...)"
 
     @property

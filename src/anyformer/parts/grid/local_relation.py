@@ -47,7 +47,7 @@ class LocalRelation(Op, sees="all", called=("LR-Net", "pixel attention", "neighb
             raise ValueError(f"LocalRelation.size is {self.size}; a neighbourhood round a place has an odd side")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "Attention(num_heads=..., mask=Causal() & Window(size=...))"
 
     def build(self, site: Site) -> nn.Module:

@@ -134,7 +134,7 @@ class PooledAttention(Reshaping, sees="all", called=("MViT", "pooling attention"
         return () if self.queries is None else self.queries.stride
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "Attention(num_heads=..., mask=Causal())"
 
     def build(self, site: Site) -> nn.Module:

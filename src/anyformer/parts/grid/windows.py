@@ -52,7 +52,7 @@ class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attenti
                 raise ValueError(f"Windows.{path}.size is {part.size}; windows of {self.size} a side need {self.size}")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "Attention(num_heads=..., mask=Causal() & Window(size=...))"
 
     def build(self, site: Site) -> nn.Module:

@@ -36,7 +36,7 @@ class QuestionHead(SpanHead, sees="all"):
             raise ValueError("QuestionHead.feedforward.out: what is scored is as wide as the stream; leave it out")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return repr(SpanHead(dropout=self.dropout))
 
     def build(self, site: Site) -> nn.Module:

@@ -41,7 +41,7 @@ class ConvolutionAdapter(Part, sees="all"):
         at_least(self, 0, "depth")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "None"
 
     def build(self, site: Site) -> nn.Module:

@@ -321,7 +321,7 @@ class Convolutional(AbsolutePosition, sees="all"):
         at_least(self, 1, "kernel", "groups")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "Sinusoidal(length=...)"
 
     def build(self, site: Site) -> nn.Module:
@@ -371,7 +371,7 @@ class TreeDepth(AbsolutePosition, sees="all"):
             raise ValueError(f"TreeDepth.scheme says where a number stands, and {kind} does not; Sinusoidal does")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return repr(self.scheme)
 
     def build(self, site: Site) -> nn.Module:

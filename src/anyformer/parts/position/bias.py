@@ -171,7 +171,7 @@ class Distance(AttentionPosition):
         return "all" if self.tree else super().reaches()  # a tree is that of the whole text
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return repr(self.replace(tree=False))
 
     @property
