@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from anyformer.counting.device import Device
 from anyformer.counting.survey import everywhere, original
-from anyformer.kernels.recording import recorded
+from anyformer.kernels.recording import graph_capture
 from anyformer.models import Model
 from anyformer.models.base import TransformerModule
 from anyformer.parts.computed import compute
@@ -104,7 +104,7 @@ def measure(
     device = Noting(model.train(half is not None), half)
     ledger, past = Ledger(model, device), {}
     device.ledger = ledger
-    with torch.device("meta"), recorded():
+    with torch.device("meta"), graph_capture():
         if step:
             name = "decoder_input_ids" if model.spec.pair else "input_ids"
             ids = inputs[name]

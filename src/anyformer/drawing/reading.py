@@ -27,9 +27,9 @@ from anyformer.drawing.outline import (
 )
 from anyformer.drawing.words import counted, field_words, in_words, inside, name, number, phrases, runs, short, sized
 from anyformer.models import Model
-from anyformer.models.base import within
 from anyformer.parts.embedding.text import Embedding
 from anyformer.parts.head.base import Head
+from anyformer.parts.init import is_within
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
 from anyformer.parts.position.absolute import AbsolutePosition
@@ -75,7 +75,7 @@ class Reader:
     def card(self, part: Part, address: str, role: str, width: int, apart: tuple[Part, ...] = ()) -> Card:
         """A Part with its phrases; what is tied says to what."""
         told = phrases(part, width, apart)
-        here = [owner for tied, owner in self.tied.items() if within(tied, address) or within(address, tied)]
+        here = [owner for tied, owner in self.tied.items() if is_within(tied, address) or is_within(address, tied)]
         ties = [f"tied to {owner}" for owner in here]
         kind = type(part).__name__
         return Card(address, role, name(part), (*told, *dict.fromkeys(ties)), self.note(address), kind=kind)

@@ -20,7 +20,7 @@ from torch import Tensor
 from anyformer.generation.search_state import Job
 from anyformer.generation.stepper import Stepper
 from anyformer.kernels import hardware
-from anyformer.kernels.recording import recorded
+from anyformer.kernels.recording import graph_capture
 from anyformer.parts.position.absolute import Sinusoidal
 from anyformer.runtime.state import State
 from anyformer.specs.part import walk
@@ -165,7 +165,7 @@ class Recording:
         """The step as a CUDA graph; run on another stream a few times first, so that nothing is left to set up."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with recorded():
+        with graph_capture():
             with torch.cuda.stream(stream):
                 for _ in range(3):
                     step()

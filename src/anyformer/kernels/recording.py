@@ -11,13 +11,13 @@ from torch import Tensor
 _graphs = 0  # CUDA graphs that are being recorded
 
 
-def recording() -> bool:
+def is_recording() -> bool:
     """Whether what runs is being recorded, by torch.compile or into a CUDA graph, to be run again on other values: then
     nothing may be asked of a tensor but its shape."""
-    return capturing() or torch.compiler.is_compiling()
+    return is_capturing() or torch.compiler.is_compiling()
 
 
-def capturing() -> bool:
+def is_capturing() -> bool:
     """Whether what runs, or is being compiled, goes into a CUDA graph."""
     return _graphs > 0
 
@@ -29,7 +29,7 @@ def extremes(values: Tensor) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[None]:
+def graph_capture() -> Iterator[None]:
     global _graphs
     _graphs += 1
     try:

@@ -18,13 +18,13 @@ from torch.overrides import TorchFunctionMode
 
 from anyformer.kernels.attention import KERNELS
 from anyformer.kernels.loss import IGNORED
-from anyformer.kernels.recording import recording
+from anyformer.kernels.recording import is_recording
 from anyformer.models.output import Offered, Output, offered, shown_unasked
 from anyformer.parts.embedding.text import GIVERS
 from anyformer.parts.feedforward.moe import MoE
 from anyformer.parts.head.base import Head, HeadModule, Outputs
 from anyformer.parts.head.language import LMHead, VocabularyOutput
-from anyformer.parts.init import Initializer, initialise, owner_of, within
+from anyformer.parts.init import Initializer, initialise, is_within, owner_of
 from anyformer.parts.layer_mix import LayerMix
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import check_given, check_shape, hiding
@@ -91,7 +91,7 @@ class Model(Part):
 
     def shares(self, name: str) -> bool:
         """Whether a parameter, or all of a module, is one with another."""
-        return any(within(name, side) or within(side, name) for tie in self.ties for side in tie)
+        return any(is_within(name, side) or is_within(side, name) for tie in self.ties for side in tie)
 
     def labelled(self, labels: Sequence[str]) -> Self:
         """The same model under these names of its labels."""
@@ -434,7 +434,7 @@ class TransformerModule(nn.Module):
 
     def _check_finite(self, out: Outputs, inputs: dict[str, Any], resumed: bool) -> None:
         """Half precision never returns NaN silently: the first module whose output has one is named."""
-        if recording():
+        if is_recording():
             return
         half = [v for v in out.values() if isinstance(v, Tensor) and v.dtype in (torch.float16, torch.bfloat16)]
         if any(bool(v.isnan().any()) for v in half):

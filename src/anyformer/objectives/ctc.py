@@ -40,5 +40,5 @@ class CTC(Sounds, called=("speech recognition",)):
         return {"loss": num_labels(batch["labels"])}
 
     def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        each, _ = head_of(model, CTCModule, "CTC").each(logits_of(model, seen), batch["labels"], seen.ctx)
+        each, _ = head_of(model, CTCModule, "CTC").row_losses(logits_of(model, seen), batch["labels"], seen.ctx)
         return {"loss": each.sum()}

@@ -108,7 +108,7 @@ class Diffuse(LabelledPictures):
             model, picture = trained.model, latents.codes(trained.other, picture).float()
         head = head_of(model, NoiseModule, "diffusion")
         step = (batch["moment"] * head.part.schedule.steps).long()
-        mixed = head.mixed(picture, batch["noise"], step)
+        mixed = head.add_noise(picture, batch["noise"], step)
         seen = read(model, {"hidden_states": mixed, "timestep": step, "class_labels": batch["class_labels"]})
         said = answering(model).answer(seen.x, seen.ctx, seen.inputs)["sample"].float()
         return {"loss": (said - batch["noise"]).square().mean((1, 2, 3)).sum()}

@@ -117,7 +117,7 @@ class MaskedAndNext(Masked):
         return {"masked": super().weights(batch)["loss"], "next": float(len(batch["next"]))}
 
     def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        related = head_of(model, PretrainingModule, "next sentence").related(seen.x, seen.ctx, seen.inputs)
+        related = head_of(model, PretrainingModule, "next sentence").relation_scores(seen.x, seen.ctx, seen.inputs)
         return {"masked": masked_loss(model, batch, seen), "next": class_loss(related, batch["next"]).sum}
 
 

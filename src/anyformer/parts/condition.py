@@ -28,7 +28,7 @@ class Condition:
 
     vectors: tuple[Tensor, ...]
 
-    def at(self, layer: int) -> Tensor:
+    def vector_for(self, layer: int) -> Tensor:
         return self.vectors[layer if len(self.vectors) > 1 else 0]
 
 
@@ -41,10 +41,10 @@ class Conditioned(nn.Module):
         self.modulate = nn.Linear(site.width, outputs * site.width)
         self.starts = {"modulate.weight": 0.0, "modulate.bias": 0.0}
 
-    def asked(self, condition: Condition | None) -> Tensor:
+    def modulation(self, condition: Condition | None) -> Tensor:
         """(B, 1, outputs D)"""
         assert condition is not None, "a Part that needs a condition stands in a model that gives none"
-        return self.modulate(F.silu(condition.at(self.layer)))[:, None]
+        return self.modulate(F.silu(condition.vector_for(self.layer)))[:, None]
 
 
 class AdaptiveNorm(Part, sees="itself", called=("adaLN", "adaLN-Zero", "FiLM", "modulation")):
@@ -65,7 +65,7 @@ class AdaptiveNormModule(Conditioned):
         self.norm = part.norm.build(site.child("norm"))
 
     def forward(self, x: Tensor, condition: Condition | None) -> Tensor:
-        shift, scale = self.asked(condition).chunk(2, dim=-1)
+        shift, scale = self.modulation(condition).chunk(2, dim=-1)
         return self.norm(x) * (1 + scale) + shift
 
 
@@ -80,7 +80,7 @@ class Gated(Residual, sees="itself", called=("adaLN-Zero",)):
 
 class GatedModule(Conditioned):
     def forward(self, x: Tensor, branch: Tensor, condition: Condition | None) -> Tensor:
-        return x + self.asked(condition) * branch
+        return x + self.modulation(condition) * branch
 
 
 class StepAndLabel(Part, sees="itself", called=("timestep embedding", "label embedding")):

@@ -57,7 +57,7 @@ class NoiseSchedule(Part, sees="itself", called=("betas", "DDPM")):
             return torch.linspace(self.start**0.5, self.end**0.5, self.steps, dtype=torch.float64).square()
         return torch.linspace(self.start, self.end, self.steps, dtype=torch.float64)
 
-    def taken(self, wanted: int) -> list[int]:
+    def sampling_steps(self, wanted: int) -> list[int]:
         """`wanted` of the steps, the noisiest first."""
         if not 1 <= wanted <= self.steps:
             raise ValueError(f"steps is {wanted}; this model's noise has {self.steps}, of which at least 1 is needed")
@@ -65,7 +65,7 @@ class NoiseSchedule(Part, sees="itself", called=("betas", "DDPM")):
             return [round(self.steps - i * self.steps / wanted) - 1 for i in range(wanted)]
         return [min(i * (self.steps // wanted) + self.offset, self.steps - 1) for i in reversed(range(wanted))]
 
-    def left(self) -> Tensor:
+    def alphas_cumprod(self) -> Tensor:
         """(steps,) the share of the picture's variance that is left after each step, in fp64."""
         return (1 - self.betas()).cumprod(0)
 
@@ -155,11 +155,11 @@ class NoiseModule(HeadModule):
         super().__init__()
         self.part = part
         self.out = nn.Linear(width, math.prod(part.patch_size) * part.out_channels)
-        self.left = Computed(part.schedule.left)
+        self.alphas_cumprod = Computed(part.schedule.alphas_cumprod)
 
-    def mixed(self, picture: Tensor, noise: Tensor, step: Tensor) -> Tensor:
+    def add_noise(self, picture: Tensor, noise: Tensor, step: Tensor) -> Tensor:
         """(B, C, height, width) of pictures with their noise as it is at steps (B,)."""
-        left = self.left()[step].view(-1, 1, 1, 1)
+        left = self.alphas_cumprod()[step].view(-1, 1, 1, 1)
         return (left.sqrt() * picture + (1 - left).sqrt() * noise).to(picture.dtype)
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:

@@ -14,7 +14,7 @@ from anyformer.specs.part import Part, Sees, Site
 M = TypeVar("M", bound=nn.Module)
 
 
-def unused(module: M) -> M:
+def mark_unused(module: M) -> M:
     """The same module, frozen and not traced: its weights load, count and save as published, and nothing reads them."""
     module.requires_grad_(False)
     module.__dict__["silent"] = True
@@ -37,7 +37,7 @@ class UnusedModule(InputPosition):
     def __init__(self, part: Unused, site: Site) -> None:
         super().__init__()
         self.part = part.part.build(site.child("part"))
-        unused(self)
+        mark_unused(self)
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
         return x

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.rewind import can_rewind, rewound
+from anyformer.kernels.rewind import can_rewind, run_rewindable
 from anyformer.parts.condition import AdaptiveNorm
-from anyformer.parts.grid.layout import Layout, strided
+from anyformer.parts.grid.layout import Layout, strided_grid
 from anyformer.parts.init import Normal
 from anyformer.parts.layer_mix import Neck
 from anyformer.parts.norm import Norm
@@ -141,7 +141,7 @@ class Stack(Part, sees="itself"):
         for layer in map(self.layer, range(self.depth)):
             for step in layer.steps.values():
                 if isinstance(step, Sublayer) and isinstance(step.op, Reshaping):
-                    grid = strided(grid, step.op.stride)
+                    grid = strided_grid(grid, step.op.stride)
         return grid
 
     def out_width(self, width: int) -> int:
@@ -228,7 +228,7 @@ class StackModule(nn.Module):
         states.append(x)
         if self.rewinds(x, ctx):
             layers: list[Any] = [self.layers[i] for i in self.part.steps]
-            states.append(rewound(layers, x, ctx))
+            states.append(run_rewindable(layers, x, ctx))
             return self.finish(states, ctx)
         for step, i in enumerate(self.part.steps):
             if self.timing is not None:

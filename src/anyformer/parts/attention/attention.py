@@ -17,7 +17,7 @@ from anyformer.parts.fused_linear import Joined
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.position.absolute import AttentionPosition
-from anyformer.parts.position.bias import HeadwisePosition, turned
+from anyformer.parts.position.bias import HeadwisePosition, rotate_and_tap
 from anyformer.runtime.context import Context
 from anyformer.runtime.mask import FULL, All, Causal, Full, Mask, Window
 from anyformer.runtime.state import PerMemory, PerToken
@@ -198,7 +198,7 @@ class AttentionModule(InHeads):
             q = self.learned_scale(q)
         if not self.part.memory:
             if self.position is not None:
-                q, k = turned(self.position, q, k, ctx, self.address)
+                q, k = rotate_and_tap(self.position, q, k, ctx, self.address)
             seen, places = ctx.remember(self.address, {"k": k, "v": v})
             k, v = seen["k"], seen["v"]
             visible = ctx.visible(self.part.mask, self.mask_key, places)
@@ -206,7 +206,7 @@ class AttentionModule(InHeads):
         if bias is not None and places is not None and ctx.state is not None and self.window is not None:
             bias = bias.take_along_dim(places.clamp(min=0).view(-1, 1, 1, places.shape[-1]), 3)  # of all, few are held
         if self.position is not None and places is not None:
-            q, own = self.position.between(q, k, places, self.scale, ctx, (self.q, self.k))
+            q, own = self.position.key_bias(q, k, places, self.scale, ctx, (self.q, self.k))
             if own is not None:
                 own = ctx.tap(self.address, "position", own)
                 bias = own if bias is None else bias + own

@@ -96,7 +96,7 @@ class LinformerModule(ProjectionsModule):
         first = part.sharing == "key_value" or (part.sharing == "layerwise" and site.layer == 0)
         self.project = nn.Parameter(torch.empty(shape)) if first else None
 
-    def mixing(self, ctx: Context) -> tuple[Tensor, Tensor]:
+    def length_projections(self, ctx: Context) -> tuple[Tensor, Tensor]:
         """E and F."""
         if self.part.sharing in ("none", "headwise"):
             return self.project_k, self.project_v
@@ -116,8 +116,8 @@ class LinformerModule(ProjectionsModule):
             raise ValueError(f"{self.address}: keys are mixed over a row, which holds one text: nothing can be packed")
         if x.shape[1] > self.part.length:
             raise ValueError(f"{self.address} reads texts of at most {self.part.length} tokens, got {x.shape[1]}")
-        by_key, by_value = self.mixing(ctx)
-        rows = PackedRows.of(ctx)  # pads go last, so that a text begins in the first column
+        by_key, by_value = self.length_projections(ctx)
+        rows = PackedRows.from_context(ctx)  # pads go last, so that a text begins in the first column
         q, k, v = self.projections(x, ctx)
         k, v = (self.mix(t, weight, rows) for t, weight in ((k, by_key), (v, by_value)))
         out = attend(  # by weights (B, H, T, k)
@@ -286,7 +286,7 @@ class LinearAttentionModule(ProjectionsModule):
         if self.causal:
             store = ctx.store(self.address)
             past = None if store is None else tuple(store.tensors[n].expand(q.shape[0], -1, -1, -1) for n in NAMES)
-            out, _, last = carried(q, k, power, v, documents, past)
+            out, _, last = causal_sums(q, k, power, v, documents, past)
             for name, tensor in zip(NAMES, last, strict=True):
                 if store is not None:
                     store.replace(name, tensor)
@@ -295,9 +295,9 @@ class LinearAttentionModule(ProjectionsModule):
                 k = k * (power - power.amax(2, keepdim=True).clamp(min=LEAST)).exp()
             out = torch.matmul(q, torch.matmul(k.transpose(-1, -2), v))
         else:  # of its own document a token sees what comes before it, and after it
-            there, c, _ = carried(q, k, power, v, documents)
+            there, c, _ = causal_sums(q, k, power, v, documents)
             backwards = None if power is None else power.flip(2)
-            here, d, _ = carried(q.flip(2), k.flip(2), backwards, v.flip(2), documents.flip(1), strict=True)
+            here, d, _ = causal_sums(q.flip(2), k.flip(2), backwards, v.flip(2), documents.flip(1), strict=True)
             here, d = here.flip(2), d.flip(2)
             top = torch.maximum(c, d)
             out = there * (c - top).exp() + here * (d - top).exp()
@@ -313,7 +313,7 @@ def ratio(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(b > 0, a / torch.where(b > 0, b, 1), 0)
 
 
-def carried(
+def causal_sums(
     q: Tensor,
     k: Tensor,
     power: Tensor | None,

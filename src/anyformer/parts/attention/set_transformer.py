@@ -193,13 +193,13 @@ class LunaModule(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.state is not None or ctx.documents is not None:
             raise ValueError(f"{self.address}: {ONE_TEXT if ctx.state is None else LATER}")
-        p = self.handed(ctx) if self.tokens is None else each_row(self.tokens, x)
+        p = self.previous_packed(ctx) if self.tokens is None else each_row(self.tokens, x)
         y = ctx.tap(self.address, "packed", self.pack(p, ctx, x, ctx.tokens))
         if self.handed_on:
             ctx.shared.setdefault("packed", {})[self.layer, self.step] = p + y
         return self.unpack(x, ctx, y)
 
-    def handed(self, ctx: Context) -> Tensor:
+    def previous_packed(self, ctx: Context) -> Tensor:
         """What the last layer before this one handed on, at the same step where there is one. By the layer's number:
         one that is run again for its gradients finds what it found."""
         before = [(step, p) for (layer, step), p in ctx.shared.get("packed", {}).items() if layer < self.layer]

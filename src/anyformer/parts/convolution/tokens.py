@@ -32,7 +32,7 @@ def neighbours(
     x = x if rows.real is None else x * rows.real.to(x.dtype)
     if store is not None and before:
         x = torch.cat((store.tensors[name].expand(x.shape[0], -1, -1).to(x.dtype), x), dim=1)
-        store.replace(name, rows.last(x, before))
+        store.replace(name, rows.last_tokens(x, before))
     else:
         x = F.pad(x, (0, 0, before, 0))
     around = F.pad(x, (0, 0, 0, after)).unfold(1, taps, 1)
@@ -44,7 +44,7 @@ def neighbours(
     return around, torch.stack((*back, *ahead), dim=-1)
 
 
-def remembered(causal: bool, **windows: tuple[int, int]) -> PerRow | None:
+def window_state(causal: bool, **windows: tuple[int, int]) -> PerRow | None:
     """Of convolutions by name, each of so many taps and channels: the tokens that the next one still sees."""
     shapes = {name: (taps - 1, channels) for name, (taps, channels) in windows.items() if taps > 1}
     return PerRow(shapes) if causal and shapes else None
@@ -105,10 +105,10 @@ class LightweightConvolutionModule(InHeads):
         self.weight: Any = None if part.dynamic else nn.Parameter(torch.empty(part.num_heads, part.kernel))
 
     def state_spec(self) -> PerRow | None:
-        return remembered(self.part.causal, window=(self.part.kernel, self.o.in_features))
+        return window_state(self.part.causal, window=(self.part.kernel, self.o.in_features))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        part, rows = self.part, PackedRows.of(ctx)
+        part, rows = self.part, PackedRows.from_context(ctx)
         x = rows.pack(x)
         x = self.up(x) * torch.sigmoid(self.gate(x))
         scores = self.weight if self.taps is None else self.taps(x).unflatten(-1, (part.num_heads, part.kernel))
@@ -166,11 +166,11 @@ class TokenConvolutionModule(nn.Module):
         if ctx.documents is None:
             y = self.taps(F.pad(x, (0, 0, *padding)).transpose(1, 2)).transpose(1, 2)
         else:
-            y = self.within(x, padding, ctx.documents)
+            y = self.convolve_documents(x, padding, ctx.documents)
         y = ctx.tap(self.address, "taps", y)
         return self.activation(F.dropout(y, self.part.dropout) if self.training and self.part.dropout else y)
 
-    def within(self, x: Tensor, padding: tuple[int, int], documents: Tensor) -> Tensor:
+    def convolve_documents(self, x: Tensor, padding: tuple[int, int], documents: Tensor) -> Tensor:
         """Of packed documents (B, T) each token sees its own."""
         k, (T, C) = self.part.kernel, x.shape[1:]
         around = F.pad(documents, padding, value=-1)
@@ -268,7 +268,7 @@ class BranchedConvolutionModule(nn.Module):
 
     def state_spec(self) -> PerRow | None:
         part, width = self.part, self.width
-        return remembered(
+        return window_state(
             part.causal,
             left=(part.left.kernel, width),
             right=(part.right.kernel, width),
@@ -276,7 +276,7 @@ class BranchedConvolutionModule(nn.Module):
         )
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        rows, store = PackedRows.of(ctx), ctx.store(self.address) if self.state_spec() is not None else None
+        rows, store = PackedRows.from_context(ctx), ctx.store(self.address) if self.state_spec() is not None else None
         x = rows.pack(x)
         found = x.new_zeros(())
         for name in ("left", "right"):

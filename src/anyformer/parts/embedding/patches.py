@@ -156,7 +156,7 @@ class PatchEmbeddingModule(nn.Module):
         if isinstance(self.position, Sinusoidal2DModule):
             assert isinstance(grid, Grid), "check() takes these for images alone"
             there = torch.arange(x.shape[1], device=x.device)
-            x = x + (self.position(there) if grid == self.part.grid else self.position.stretched(grid)).to(x.dtype)
+            x = x + (self.position(there) if grid == self.part.grid else self.position.table_for(grid)).to(x.dtype)
         elif self.position is not None:
             first = self.position.offset
             table = self.position(torch.arange(-first, self.position.length, device=x.device))

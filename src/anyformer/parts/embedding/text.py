@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import extremes, recording
-from anyformer.kernels.rows import known
+from anyformer.kernels.recording import extremes, is_recording
+from anyformer.kernels.rows import mask_or_ones
 from anyformer.parts.norm import Norm
 from anyformer.parts.position.absolute import AbsolutePosition, add_position
 from anyformer.parts.position.dependency_tree import Tree
@@ -93,7 +93,7 @@ class TokensModule(nn.Embedding):
 
 
 def check_ids(ids: Tensor, vocab_size: int) -> None:
-    if recording() or ids.is_meta:
+    if is_recording() or ids.is_meta:
         return
     for bad in extremes(ids):
         if not 0 <= bad < vocab_size:
@@ -196,9 +196,9 @@ class TextEmbeddingModule(nn.Module):
         if given_positions is not None:
             inputs = {**inputs, "position_ids": given_positions - numbering.first}
         placed = self.position is not None
-        ctx = text_context(x, inputs, state, numbering.counted(x, ids), self.address, placed)
+        ctx = text_context(x, inputs, state, numbering.counted_tokens(x, ids), self.address, placed)
         if given_positions is None:
-            ctx = numbering.numbered(ctx)
+            ctx = numbering.renumber(ctx)
         for step in self.part.order:
             if step == "segments":
                 x = self.add_segments(x, inputs.get("token_type_ids"))
@@ -247,7 +247,7 @@ def text_context(
     under `address`: which tokens take up a position, where not all do. `placed`: positions are added to x."""
     (B, T), device = x.shape[:2], x.device
     past = 0 if state is None else state.past
-    if state is not None and state.capacity is not None and not recording() and state.length + T > state.capacity:
+    if state is not None and state.capacity is not None and not is_recording() and state.length + T > state.capacity:
         raise ValueError(f"past_key_values has room for {state.capacity} tokens: {T} after {state.length} do not fit")
     index = torch.arange(T, device=device) + (past if isinstance(past, int) else past[:, None])
     padding = _padding(inputs.get("attention_mask"), B, T, state, placed)
@@ -293,7 +293,7 @@ def _padding(mask: Tensor | None, B: int, T: int, state: State | None, placed: b
         # static: the caller gives the whole row or nothing, so that shapes stay
         if mask is not None and mask.shape != (B, state.capacity):
             raise ValueError(f"a static state's attention_mask is (batch, {state.capacity}), got {tuple(mask.shape)}")
-        spoilt = mask is not None and (placed or state.keeps_tokens) and not recording()
+        spoilt = mask is not None and (placed or state.keeps_tokens) and not is_recording()
         if mask is not None and spoilt and not bool(at_places(mask, state.past[:, None] + T - 1).all()):
             why = "a row ends in pads, and a static state goes on behind them"
             raise ValueError(f"attention_mask: {why}; pad on the left")
@@ -306,8 +306,8 @@ def _padding(mask: Tensor | None, B: int, T: int, state: State | None, placed: b
     if mask.shape[0] != B or mask.shape[1] not in (past + T, T):
         raise ValueError(f"attention_mask covers (batch {B}, {past + T} tokens), got {tuple(mask.shape)}")
     if state is not None and past and (mask.shape[1] == T or state.realigned):
-        before = known(state.padding, (B, past), mask.device)
-        if mask.shape[1] > T and not recording() and bool((before.sum(1) != mask[:, :past].sum(1)).any()):
+        before = mask_or_ones(state.padding, (B, past), mask.device)
+        if mask.shape[1] > T and not is_recording() and bool((before.sum(1) != mask[:, :past].sum(1)).any()):
             why = "hides other tokens of the past than before; give that of the new ones alone"
             raise ValueError(f"attention_mask {why}")
         mask = torch.cat((before.to(mask.dtype), mask[:, -T:]), dim=1)
@@ -319,6 +319,6 @@ def _padding(mask: Tensor | None, B: int, T: int, state: State | None, placed: b
 
 def pads_behind(mask: Tensor) -> Tensor | None:
     """(B,) how many pads rows (B, T) end in; None where none does."""
-    if not recording() and bool(mask[:, -1].all()):
+    if not is_recording() and bool(mask[:, -1].all()):
         return None
     return (mask.flip(1).cumsum(1) == 0).sum(1)

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import recording
+from anyformer.kernels.recording import is_recording
 from anyformer.parts.embedding.text import Embedding, Tokens, text_context
 from anyformer.parts.head.base import Head, HeadModule, Said
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position.absolute import Learned
-from anyformer.parts.unused import unused
+from anyformer.parts.unused import mark_unused
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import check_shape
 from anyformer.runtime.state import State
@@ -71,7 +71,7 @@ class TrajectoryEmbeddingModule(nn.Module):
         self.action = nn.Linear(part.action_width, site.width)
         self.norm = part.norm.build(site.child("norm")) if part.norm else None
         self.everywhere = part.everywhere.build(site.child("everywhere")) if part.everywhere else None
-        self.tokens = unused(nn.Embedding(part.tokens.vocab_size, site.width)) if part.tokens else None
+        self.tokens = mark_unused(nn.Embedding(part.tokens.vocab_size, site.width)) if part.tokens else None
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         part, states = self.part, inputs.get("states")
@@ -89,7 +89,7 @@ class TrajectoryEmbeddingModule(nn.Module):
                 raise ValueError(f"give {name} beside states")
             check_shape(name, inputs[name], *allowed)
         times = inputs["timesteps"]
-        if not recording() and not (int(times.min()) >= 0 and int(times.max()) < part.steps):
+        if not is_recording() and not (int(times.min()) >= 0 and int(times.max()) < part.steps):
             raise ValueError(f"timesteps go from 0 to {part.steps - 1}, got {int(times.min())} to {int(times.max())}")
         each = self.to_go(inputs["returns_to_go"]), self.state(states), self.action(inputs["actions"])
         time = self.time(times)

@@ -53,7 +53,7 @@ class ConvolutionLayer(nn.Module):
     def __init__(self, part: Convolution, inputs: int, site: Site) -> None:
         super().__init__()
         width = part.width or site.width
-        self.taps = Taps(inputs, width, part)
+        self.taps = ChannelsLastConv(inputs, width, part)
         self.norm = part.norm.build(site.child("norm", width=width)) if part.norm else None
         self.activation = ACTIVATIONS[part.activation]
 
@@ -63,7 +63,7 @@ class ConvolutionLayer(nn.Module):
         return self.activation(x if self.norm is None else self.norm(x)), grid
 
 
-class Taps(nn.Module):
+class ChannelsLastConv(nn.Module):
     """The weights (outputs, rows, columns, inputs) are laid out as the pixels are: libraries of convolutions would turn
     others round in every pass."""
 

@@ -170,7 +170,7 @@ class PooledAttentionModule(InHeads):
         )
         scale, bias = self.head_width**-0.5, None
         if self.position is not None:
-            looking = self.looking(ctx)
+            looking = self.query_context(ctx)
             bias = ctx.tap(self.address, "position", self.position.bias(q, looking.index, scale, looking)[1])
         visible = EVERYTHING if ctx.padding is None else ctx.visible(FULL, "these, Full()", ctx.index)
         out = attend(
@@ -192,7 +192,7 @@ class PooledAttentionModule(InHeads):
             out = out + q.masked_fill((torch.arange(q.shape[1], device=q.device) == start)[..., None], 0)
         return self.o(out)
 
-    def looking(self, ctx: Context) -> Context:
+    def query_context(self, ctx: Context) -> Context:
         """That of the pooled queries, with how the keys are laid out."""
         after, keys = with_stride(ctx, self.part.stride), layout(ctx)
         return after.having(KeyGrid(keys if self.part.keys is None else self.part.keys.coarser(keys)))

@@ -70,7 +70,7 @@ class WindowsModule(nn.Module):
         assert grid is not None, "windows are cut from grids"
         if ctx.padding is not None:
             raise ValueError("windows are cut from whole grids: give no attention_mask")
-        size, shift = self.fitting(grid)
+        size, shift = self.window_and_shift(grid)
         height, width = (-(-side // size) for side in grid)  # in windows
         x = self.mixer(*self.cut(x, ctx))
         x = x.view(B, height, width, size, size, D).transpose(2, 3).reshape(B, height * size, width * size, D)
@@ -78,7 +78,7 @@ class WindowsModule(nn.Module):
             x = x.roll((shift, shift), (1, 2))
         return x[:, : grid.rows, : grid.columns].flatten(1, 2)
 
-    def fitting(self, grid: Grid) -> tuple[int, int]:
+    def window_and_shift(self, grid: Grid) -> tuple[int, int]:
         """The windows of a grid, and how far they are moved: one that spans a side has nothing to straddle."""
         return (min(grid), 0) if min(grid) <= self.size and not self.fixed else (self.size, self.shift)
 
@@ -86,7 +86,7 @@ class WindowsModule(nn.Module):
         """(B, rows columns, D) -> (B N, T, D), and what the mixer knows"""
         grid = ctx.extra(Grid)
         assert grid is not None, "windows are cut from grids"
-        (size, shift), x = self.fitting(grid), x.unflatten(1, grid)
+        (size, shift), x = self.window_and_shift(grid), x.unflatten(1, grid)
         below, right = -grid.rows % size, -grid.columns % size
         if below or right:  # zeros that are seen like any token, as published
             x = F.pad(x, (0, 0, 0, right, 0, below))

@@ -42,12 +42,12 @@ class CTCModule(HeadModule):
         return {"logits": self.out(F.dropout(x, self.part.dropout) if self.training and self.part.dropout else x)}
 
     def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
-        each, lengths = self.each(logits, labels, ctx)
+        each, lengths = self.row_losses(logits, labels, ctx)
         if self.part.reduction == "sum":
             return Loss(each.sum(), 1.0)
         return Loss((each / lengths.clamp(min=1)).sum(), len(each))
 
-    def each(self, logits: Tensor, labels: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+    def row_losses(self, logits: Tensor, labels: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """(B,) how unlikely each row of labels is, and how long it is."""
         check_labels("labels", labels, (logits.shape[0], labels.shape[-1] if labels.dim() == 2 else 1))
         if labels.numel() and int(labels.max()) >= self.part.vocab_size:

@@ -17,7 +17,7 @@ from anyformer.parts.feedforward.balance import Balance
 from anyformer.parts.fused_linear import effective_weight
 from anyformer.parts.head.base import Head, HeadModule, Said, Transform
 from anyformer.parts.head.losses import Loss, check_labels, class_loss
-from anyformer.parts.unused import unused
+from anyformer.parts.unused import mark_unused
 from anyformer.runtime.context import Context
 from anyformer.runtime.mask import begins
 from anyformer.specs.part import Sees, Site, farthest
@@ -56,9 +56,9 @@ class LMHeadModule(HeadModule):
         self.out: Any = self.output(width)
         self.register_buffer("offset", torch.zeros(part.vocab_size) if part.offset else None)
         if part.unused_bias:
-            self.idle = unused(nn.ParameterDict({"bias": torch.zeros(part.vocab_size)}))
+            self.idle = mark_unused(nn.ParameterDict({"bias": torch.zeros(part.vocab_size)}))
 
-    def computed(self) -> dict[str, Callable[[], Tensor]]:
+    def computed_tensors(self) -> dict[str, Callable[[], Tensor]]:
         """What a checkpoint may leave out."""
         return {"offset": lambda: torch.zeros(self.part.vocab_size)} if self.part.offset else {}
 

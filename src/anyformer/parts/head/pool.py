@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import recording
+from anyformer.kernels.recording import is_recording
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.attention.set_transformer import Seeds
 from anyformer.parts.norm import Norm
-from anyformer.parts.unused import unused
+from anyformer.parts.unused import mark_unused
 from anyformer.runtime.context import Context, leading_pads
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Part, Site
@@ -66,7 +66,7 @@ class PoolModule(nn.Module):
         taken = width * (part.seeds.count if part.seeds else 1)
         self.norm = part.norm.build(site.child("norm", width=taken)) if part.norm else None
         if self.norm is not None and part.unused_norm:
-            unused(self.norm)
+            mark_unused(self.norm)
         self.dense = nn.Linear(taken, part.width or width) if part.dense else None
         self.activation = ACTIVATIONS[part.activation]
 
@@ -93,9 +93,9 @@ class PoolModule(nn.Module):
             found = ids if self.part.take == "highest" else (ids == self.part.token).int()
             x = x[torch.arange(x.shape[0], device=x.device), found.argmax(-1)]
         elif self.part.take == "token":
-            x = x[torch.arange(x.shape[0], device=x.device), self.marked(x, ctx, inputs)]
+            x = x[torch.arange(x.shape[0], device=x.device), self.token_position(x, ctx, inputs)]
         else:
-            x = x[torch.arange(x.shape[0], device=x.device), self.last(x, inputs)]
+            x = x[torch.arange(x.shape[0], device=x.device), self.last_position(x, inputs)]
         if self.norm is not None and not self.part.unused_norm:
             x = self.norm(x)
         if self.training and self.part.input_dropout:
@@ -105,14 +105,14 @@ class PoolModule(nn.Module):
         x = self.activation(x)
         return F.dropout(x, self.part.dropout) if self.training and self.part.dropout else x
 
-    def marked(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
+    def token_position(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
         """The place in x of the last `token` of the source. Where one of the two is padded on its left and the other
         is not, the same place in their texts."""
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         if ids is None:
             raise ValueError(f"give input_ids: the vector of a text is that of its last token {self.part.token}")
         found = ids == self.part.token
-        if not recording() and not bool(found.any(-1).all()):
+        if not is_recording() and not bool(found.any(-1).all()):
             raise ValueError(f"each text needs the token {self.part.token}, whose vector speaks for it")
         place = (torch.arange(ids.shape[1], device=x.device) * found).argmax(-1)
         if ids.shape[1] != x.shape[1]:
@@ -120,7 +120,7 @@ class PoolModule(nn.Module):
             place = place if ctx.tokens is None else place + leading_pads(ctx.tokens)[:, 0]
         return place.clamp(max=x.shape[1] - 1)
 
-    def last(self, x: Tensor, inputs: dict[str, Any]) -> Tensor | int:
+    def last_position(self, x: Tensor, inputs: dict[str, Any]) -> Tensor | int:
         """The rightmost token that is not padding; without ids to look at, the last of all."""
         ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))  # of a pair, the decoder's
         if self.part.padding_token is None:

@@ -64,13 +64,13 @@ class PretrainingModule(HeadModule):
         self.pool = part.pool.build(site.child("pool"))
         self.out = nn.Linear(site.width, 2)
 
-    def related(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
+    def relation_scores(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
         """(B, 2)"""
         return self.out(self.pool(x, ctx, inputs))
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
         logits = ctx.tap(self.address, "lm", self.lm.scores(x))
-        return {"prediction_logits": logits, self.pair_output: self.related(x, ctx, inputs)}
+        return {"prediction_logits": logits, self.pair_output: self.relation_scores(x, ctx, inputs)}
 
     def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
         labels, related = inputs.get("labels"), inputs.get(self.pair_label)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import recording
+from anyformer.kernels.recording import is_recording
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.computed import Computed
 from anyformer.parts.init import Normal
@@ -100,7 +100,7 @@ class LearnedModule(nn.Embedding):
 
 def check_positions(positions: Tensor, length: int) -> None:
     """One clear line instead of an index error deep inside; nothing to check while compiling."""
-    if not recording() and (last := int(positions.max())) >= length:
+    if not is_recording() and (last := int(positions.max())) >= length:
         raise ValueError(f"position {last} is beyond the model's {length} learned positions; shorten the input")
 
 
@@ -190,13 +190,13 @@ class SinusoidalModule(nn.Module):
             table[part.offset - 1] = 0
         return table
 
-    def computed(self) -> dict[str, Callable[[], Tensor]]:
+    def computed_tensors(self) -> dict[str, Callable[[], Tensor]]:
         """What a checkpoint may leave out."""
         return {"weight": lambda: self.rows(self.part.length)} if self.part.stored else {}
 
     def forward(self, positions: Tensor) -> Tensor:
         table = self.weight if self.part.stored else self.table()
-        if not recording() and (last := int(positions.max())) >= self.part.length:
+        if not is_recording() and (last := int(positions.max())) >= self.part.length:
             table = self.rows(last + 1).to(table)
         return table[positions + self.part.offset if self.part.offset else positions]
 
@@ -253,7 +253,7 @@ class Sinusoidal2DModule(nn.Module):
         row, column = row.repeat_interleave(columns, 0), column.repeat(rows, 1)
         return torch.cat((row, column) if part.rows_first else (column, row), dim=-1)
 
-    def stretched(self, grid: tuple[int, int]) -> Tensor:
+    def table_for(self, grid: tuple[int, int]) -> Tensor:
         """The same for a grid of another size, on the device of this one."""
         return self.grid(*grid).to(self.table())
 

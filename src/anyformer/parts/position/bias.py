@@ -58,7 +58,7 @@ class AttentionPositionModule(nn.Module):
         places `places` (S,) or (B, S)."""
         return q, None
 
-    def between(
+    def key_bias(
         self, q: Tensor, k: Tensor, places: Tensor, scale: float, ctx: Context, projections: Projections
     ) -> tuple[Tensor, Tensor | None]:
         """The same for a scheme that also looks at the keys (B,G,S,K), or lets the mixer's own projections make queries
@@ -75,7 +75,7 @@ class AttentionPositionModule(nn.Module):
         raise NotImplementedError
 
 
-def turned(
+def rotate_and_tap(
     position: AttentionPositionModule, q: Tensor, k: Tensor, ctx: Context, address: str
 ) -> tuple[Tensor, Tensor]:
     """Queries and keys as the positions of the mixer at `address` turn them; looked at, they stand side by side
@@ -285,9 +285,9 @@ class AlibiModule(AttentionPositionModule):
         return self.slopes()[:, None, None] * (apart if self.signed else -apart.abs())[:, None]
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        return q, ctx.once_for(places, self.key, lambda: self.fall(self.apart(ctx, places)).to(q.dtype))
+        return q, ctx.once_for(places, self.key, lambda: self.fall(self.distances(ctx, places)).to(q.dtype))
 
-    def apart(self, ctx: Context, places: Tensor) -> Tensor:
+    def distances(self, ctx: Context, places: Tensor) -> Tensor:
         if not self.unpadded or ctx.padding is None:
             return distance_in(ctx, places)
         real = ctx.padding.cumsum(-1)

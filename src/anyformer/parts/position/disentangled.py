@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from anyformer.parts.norm import Norm
 from anyformer.parts.position.bias import AttentionPositionModule, HeadwisePosition, Projections, distance_in
-from anyformer.parts.unused import unused
+from anyformer.parts.unused import mark_unused
 from anyformer.runtime.context import Context
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
@@ -80,7 +80,7 @@ class DisentangledModule(AttentionPositionModule):
         self.q = nn.Linear(W, H * K, bias="q" in part.bias) if own and part.by_key else None
         self.k = nn.Linear(W, H * K, bias="k" in part.bias) if own and part.by_query else None
         if not part.reads:
-            unused(self)
+            mark_unused(self)
 
     def vectors(self, ctx: Context) -> Tensor:
         """(R, W) of the distances, from the farthest key after a query to the farthest before it."""
@@ -115,7 +115,7 @@ class DisentangledModule(AttentionPositionModule):
 
         return ctx.once_for(places, f"disentangled {part.reach} {part.buckets}", make)
 
-    def between(
+    def key_bias(
         self, q: Tensor, k: Tensor, places: Tensor, scale: float, ctx: Context, projections: Projections
     ) -> tuple[Tensor, Tensor | None]:
         part, every = self.part, self.part.each_way

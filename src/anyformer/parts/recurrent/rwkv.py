@@ -98,7 +98,7 @@ class ShiftModule(nn.Module):
         if rows.keep is not None:
             before = before * rows.keep[..., None].to(x.dtype)
         if store is not None:
-            store.replace("last", rows.last(whole, 1))
+            store.replace("last", rows.last_tokens(whole, 1))
         return [torch.lerp(before, x, self.get_parameter(name)) for name in self.names]
 
     def shrink(self, x: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class TimeMixModule(ShiftModule):
         return PerRow({"last": (1, self.width), "sums": (3, self.inner)}, dtypes={"sums": torch.float32})
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        rows = PackedRows.of(ctx)
+        rows = PackedRows.from_context(ctx)
         store = ctx.store(self.address)
         x = rows.pack(x)
         for_k, for_v, for_gate = self.blends(x, rows, store)
@@ -164,7 +164,7 @@ class ChannelMixModule(ShiftModule):
         self.starts = {"mix_up": Ramp(power=last), "mix_gate": Ramp(power=last)}
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        rows = PackedRows.of(ctx)
+        rows = PackedRows.from_context(ctx)
         x = rows.pack(x)
         for_up, for_gate = self.blends(x, rows, ctx.store(self.address))
         inner = torch.relu(self.up(for_up)).square()
