@@ -106,7 +106,7 @@ def test_gradients_are_those_of_plain_autograd(more: dict[str, Any], monkeypatch
         out, found, _ = gradients(stack.to(dtype), x, monkeypatch, keep=False)
         plain, expected, _ = gradients(stack, x, monkeypatch, keep=True)
         close(out, plain, 0)
-        assert type(out.grad_fn).__name__ == "RewoundBackward" != type(plain.grad_fn).__name__
+        assert type(out.grad_fn).__name__ == "RewindFunctionBackward" != type(plain.grad_fn).__name__
         for a, b in zip(found, expected, strict=True):
             close(a, b, 32 * torch.finfo(dtype).eps)
 

@@ -12,13 +12,13 @@ _graphs = 0  # CUDA graphs that are being recorded
 
 
 def is_recording() -> bool:
-    """Whether what runs is being recorded, by torch.compile or into a CUDA graph, to be run again on other values: then
-    nothing may be asked of a tensor but its shape."""
+    """Whether torch.compile or a CUDA graph records this run, to repeat it on other values. Then only the shapes of
+    tensors may be read, not their values."""
     return is_capturing() or torch.compiler.is_compiling()
 
 
 def is_capturing() -> bool:
-    """Whether what runs, or is being compiled, goes into a CUDA graph."""
+    """Whether this run, or the code being compiled, goes into a CUDA graph."""
     return _graphs > 0
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def select_rows(tensor: Tensor, rows: Tensor, static: bool) -> Tensor:
-    """In place where static and as many rows stay. What holds nothing has no rows of its own."""
+    """The given rows of a tensor; in place if `static` and their number stays. An empty tensor has no rows."""
     new = tensor.new_zeros(len(rows), *tensor.shape[1:]) if tensor.numel() == 0 else tensor.index_select(0, rows)
     return tensor.copy_(new) if static and new.shape == tensor.shape else new
 
@@ -26,7 +26,7 @@ def longer(tensor: Tensor, dim: int, length: int, left: bool = False) -> Tensor:
 
 
 def stack_rows(tensors: Sequence[Tensor], dim: int, left: bool = False) -> Tensor:
-    """Rows of several tensors in one, the shorter made longer along a dimension."""
+    """Concatenates the rows of several tensors, the shorter padded along `dim`."""
     longest = max(tensor.shape[dim] for tensor in tensors)
     return torch.cat([longer(tensor, dim, longest, left) for tensor in tensors])
 
@@ -45,19 +45,19 @@ def lines(shape: torch.Size, columns: Tensor) -> Tensor:
 
 
 def pick_columns(tensor: Tensor, dim: int, column: Tensor, real: Tensor) -> Tensor:
-    """What stands at `column` (B, N) of a dimension of each row, 0 where not `real` (B, N)."""
+    """The entries at `column` (B, N) of a dimension of each row; 0 where not `real` (B, N)."""
     rows = torch.arange(column.shape[0], device=column.device)[:, None]
     found = tensor.movedim(dim, 1)[rows, column.clamp(0, tensor.shape[dim] - 1)]
     return found.masked_fill(~real.view(*real.shape, *[1] * (found.dim() - 2)), 0).movedim(1, dim)
 
 
 def realign(tensor: Tensor, dim: int, behind: Tensor, count: int) -> Tensor:
-    """The last `count` places of each row, whose last `behind` (B,) are pads and go before it, as 0."""
+    """The last `count` entries of each row, with its `behind` (B,) trailing pads moved to the front as 0."""
     size = tensor.shape[dim]
     column = torch.arange(size - count, size, device=tensor.device) - behind[:, None]
     return pick_columns(tensor, dim, column, column >= 0)
 
 
 def mask_or_ones(mask: Tensor | None, size: tuple[int, ...], device: torch.device) -> Tensor:
-    """A mask also where there is none, for all are real."""
+    """The mask as booleans; all True where there is none."""
     return torch.ones(size, dtype=torch.bool, device=device) if mask is None else mask.bool()

@@ -48,8 +48,8 @@ class Conditioned(nn.Module):
 
 
 class AdaptiveNorm(Part, sees="itself", called=("adaLN", "adaLN-Zero", "FiLM", "modulation")):
-    """A norm whose result is scaled and shifted by linear maps of the condition, which start at zero: it begins as the
-    norm alone."""
+    """A norm whose result is scaled and shifted by linear maps of the condition, which start at zero: at first it is
+    the plain norm."""
 
     requires: ClassVar[tuple[str, ...]] = ("a condition",)
 
@@ -87,7 +87,7 @@ class StepAndLabel(Part, sees="itself", called=("timestep embedding", "label emb
     """The condition of a picture in noise: cosines and sines of the step of the noise through two layers, plus a vector
     of the label. One more label stands for none, where guidance is wanted without a label, or a caller gives none."""
 
-    num_labels: int | None = None  # None: the step alone
+    num_labels: int | None = None  # None: only the step
     sines: int = 256
     per_layer: bool = False  # each layer has its own (as diffusers stores them), else one is for all
 

@@ -114,7 +114,7 @@ class BatchNormModule(nn.BatchNorm1d):
 
 class RowNorm(Part, sees="all", called=("GroupNorm",)):
     """One mean and variance for all vectors of a row together, then a scale and bias for each channel [Wu and He 2018,
-    of one group]. It is told which vectors are pads, so it stands only where something tells it."""
+    of one group]. It needs the mask of pads, so only some slots take it."""
 
     eps: float = 1e-5
 

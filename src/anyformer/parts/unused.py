@@ -15,7 +15,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def mark_unused(module: M) -> M:
-    """The same module, frozen and not traced: its weights load, count and save as published, and nothing reads them."""
+    """The same module, frozen and left out of traces. Its weights load, count and save; nothing reads them."""
     module.requires_grad_(False)
     module.__dict__["silent"] = True
     return module

@@ -28,8 +28,8 @@ from anyformer.specs.part import Part, Sees, Site, farthest
 
 
 class LearnedScale(Part, sees="itself"):
-    """Scores times a learned number a head, never above `most`: what cosines of queries and keys need [Liu et al.
-    2022]. `site.width` at build is the number of heads."""
+    """Multiplies the scores of each head by a learned number, at most `most`; used with cosines of queries and keys
+    [Liu et al. 2022]. `site.width` at build is the number of heads."""
 
     start: float = 10.0
     most: float = 100.0
@@ -78,20 +78,20 @@ class Attention(
         "cross-attention (memory=True)",
     ),
 ):
-    """Every query sees the values of keys like it, by softmax, in several heads [Vaswani et al. 2017]."""
+    """Scaled dot-product attention in several heads: softmax(q k^T / sqrt(K)) v [Vaswani et al. 2017]."""
 
     num_heads: int
     num_kv_heads: int | None = None  # fewer: grouped-query [Ainslie et al. 2023]; one: multi-query [Shazeer 2019]
-    head_width: int | None = None  # width / num_heads unless said
-    value_width: int | None = None  # of a head's values; as its queries and keys unless said (Perceiver)
-    bias: str = "qkvo"  # which projections have one
+    head_width: int | None = None  # default: width / num_heads
+    value_width: int | None = None  # of a head's values; default: head_width (Perceiver)
+    bias: str = "qkvo"  # projections that have a bias
     mask: Mask = FULL
     position: AttentionPosition | None = None
-    scale: float | None = None  # of the scores; 1 / sqrt(head width) unless said
-    learned_scale: LearnedScale | None = None  # in its place
-    scale_by_layer: bool = False  # also divided by the layer's number, from 1 (Mistral's GPT-2)
+    scale: float | None = None  # of the scores; default: 1 / sqrt(head_width)
+    learned_scale: LearnedScale | None = None  # instead of scale
+    scale_by_layer: bool = False  # divide scale by the number of the layer, from 1 (Mistral's GPT-2)
     qk_norm: Norm | None = None  # over each head's queries and keys
-    softcap: float | None = None  # scores bounded by a tanh (Gemma 2)
+    softcap: float | None = None  # softcap * tanh(scores / softcap) (Gemma 2)
     dropout: float = 0.0  # on the attention weights
     talking: bool = False  # heads mix scores before softmax and weights after it [Shazeer et al. 2020]
     memory: bool = False  # keys and values come from the memory: cross-attention
@@ -104,7 +104,7 @@ class Attention(
         if self.num_heads % (self.num_kv_heads or self.num_heads):
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.learned_scale is not None and (self.scale is not None or self.scale_by_layer):
-            raise ValueError("Attention.learned_scale stands in the place of scale and scale_by_layer; leave them out")
+            raise ValueError("Attention.learned_scale replaces scale and scale_by_layer; leave them out")
         if set(self.bias) - set("qkvo"):
             raise ValueError(f"Attention.bias names projections among 'qkvo', got {quote(self.bias)}")
         if isinstance(self.position, HeadwisePosition) and self.position.num_heads != self.num_heads:
@@ -177,7 +177,7 @@ class AttentionModule(InHeads):
 
     @property
     def window(self) -> int | None:
-        """Of a mask that looks back only: nothing before it is ever seen again."""
+        """Size of a causal window: keys before it are never needed again. None: all keys are needed."""
         masks = self.part.mask.masks if isinstance(self.part.mask, All) else (self.part.mask,)
         sizes = [mask.size for mask in masks if isinstance(mask, Window)]
         return min(sizes) if sizes and any(isinstance(mask, Causal) for mask in masks) else None
@@ -204,7 +204,7 @@ class AttentionModule(InHeads):
             visible = ctx.visible(self.part.mask, self.mask_key, places)
         bias = None if self.part.memory else ctx.bias
         if bias is not None and places is not None and ctx.state is not None and self.window is not None:
-            bias = bias.take_along_dim(places.clamp(min=0).view(-1, 1, 1, places.shape[-1]), 3)  # of all, few are held
+            bias = bias.take_along_dim(places.clamp(min=0).view(-1, 1, 1, places.shape[-1]), 3)  # of the cached keys
         if self.position is not None and places is not None:
             q, own = self.position.key_bias(q, k, places, self.scale, ctx, (self.q, self.k))
             if own is not None:
@@ -235,12 +235,12 @@ class AttentionModule(InHeads):
         return out
 
     def output(self, mixed: Tensor, ctx: Context) -> Tensor:
-        """What the heads saw (B, T, H K) as what is added to the stream."""
+        """The output projection of the mixed values (B, T, H K)."""
         return self.o(mixed)
 
     def projections(self, x: Tensor, source: Tensor, ctx: Context) -> tuple[Tensor, ...]:
         """Queries, keys and values by head; `source` is x as queries and keys read it."""
-        if ctx.fine is not None:  # a query stands for several tokens, and looks at each of them
+        if ctx.fine is not None:  # pooled queries attend to the longer sequence (Funnel)
             found = self.q(source), self.k(ctx.fine), self.v(ctx.fine)
         elif self.qkv is not None and source is x and self.qkv.covers(self.q, self.k, self.v):
             found = self.qkv(x)
@@ -249,7 +249,7 @@ class AttentionModule(InHeads):
         return tuple(self.by_head(name, t, ctx) for name, t in zip("qkv", found, strict=True))
 
     def by_head(self, name: str, found: Tensor, ctx: Context) -> Tensor:
-        """(B, T, H K) -> (B, H, T, K), shown under its name; values may have a width of their own."""
+        """(B, T, H K) -> (B, H, T, K), traced under its name; values have the width `value_width`."""
         width = self.value_width if name == "v" else self.head_width
         return ctx.tap(self.address, name, found).unflatten(-1, (-1, width)).transpose(1, 2)
 

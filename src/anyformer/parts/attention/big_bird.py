@@ -84,7 +84,7 @@ class BlockTextEmbeddingModule(TextEmbeddingModule):
         return length <= shortest(self.part.block_size, self.part.random_blocks)
 
     def all_short(self, documents: Tensor | None) -> bool:
-        """Packed documents that would be short texts alone see all pairs, each of its own."""
+        """Packed documents that are all short use full attention, each within itself."""
         if documents is None or is_recording():
             return False
         index = torch.arange(documents.shape[1], device=documents.device)
@@ -147,7 +147,7 @@ class BlockSparseAttention(Op, sees="past", called=("BigBird", "sparse attention
     length: int  # of the longest text, for which random blocks were drawn in pretraining
     bias: str = "qkvo"  # which projections have one
     mask: Mask = FULL
-    dropout: float = 0.0  # on the attention weights of short texts alone, as published
+    dropout: float = 0.0  # on the attention weights of short texts only, as published
 
     def check(self) -> None:
         at_least(self, 1, "block_size", "length")
@@ -288,7 +288,7 @@ random_blocks._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _random_plan(seed: int, n: int, r: int, num_heads: int, b: int, length: int) -> list[Any] | None:
     draw = np.random.RandomState(seed)
     found: list[list[list[int]]] = [[] for _ in range(num_heads)]
-    if n * b in OLD_PLANS:  # of which the first rows are taken, whatever the length is
+    if n * b in OLD_PLANS:  # takes their first rows, whatever the length is
         for rows in found:
             rows += [draw.permutation(candidates)[:r].tolist() for candidates in _old_candidates(length // b, b)]
             del rows[n - 2 :]

@@ -39,7 +39,7 @@ class LatentAttention(Op, sees="past", called=("MLA", "multi-head latent attenti
     bias: bool = False  # of the projections that compress, and of the output
     norm: Norm = RMSNorm()  # of what is compressed
     mask: Mask = FULL
-    scale: float | None = None  # of the scores; 1 / sqrt(K + P) unless said
+    scale: float | None = None  # of the scores; default: 1 / sqrt(K + P)
     dropout: float = 0.0  # on the attention weights
 
     def check(self) -> None:

@@ -1,6 +1,6 @@
 """Attention within a window around each token, and tokens that see all and are seen by all [Beltagy et al. 2020].
 
-Time and memory grow with the length times the window: rows are cut into chunks, each of which sees itself, one window
+Time and memory grow with the length times the window: rows are cut into chunks; a chunk sees itself, one window
 on either side and the global tokens. Only the eager kernel, the reference, makes a mask of T x T; so does torch.compile
 where global tokens are given at run time, since their number is not known before.
 

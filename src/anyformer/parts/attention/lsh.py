@@ -102,7 +102,7 @@ class BucketsModule(InHeads):
         scores = torch.matmul(gather(q, near.mine).to(wide), gather(k, near.theirs).to(wide).transpose(-1, -2)) * scale
         if self.itself:
             scores = scores + self.itself * (near.mine[..., None] == near.theirs[..., None, :])
-        # who sees nothing sees itself: pads alone
+        # only pads see nothing; they attend to themselves
         alone = (near.mine[..., None] == near.theirs[..., None, :]) & ~near.seen.any(-1, keepdim=True)
         scores = scores.masked_fill(~(near.seen | alone), torch.finfo(wide).min)
         total = scores.logsumexp(-1, keepdim=True)
@@ -212,7 +212,7 @@ class InChunks(Op):
     """A mixer that cuts a row into chunks; each looks at itself and at those near it."""
 
     num_heads: int
-    head_width: int | None = None  # width / num_heads unless said
+    head_width: int | None = None  # default: width / num_heads
     chunk: int = 64  # c, tokens that are compared with each other
     before: int = 1  # chunks
     after: int = 0

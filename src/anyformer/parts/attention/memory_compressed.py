@@ -174,7 +174,7 @@ class CompressedAttentionModule(InHeads):
         return ctx.once(f"visible compressed {part.kernel} {part.stride} {count}", make)
 
     def within_documents(self, k: Tensor, v: Tensor, places: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Visible]:
-        """Documents begin anywhere: a compressed key for every token that could be its last, of which few are seen."""
+        """Documents begin anywhere: makes a compressed key for every token that could be its last; few are visible."""
         part, documents, index = self.part, ctx.documents, ctx.index
         assert documents is not None
         short = [

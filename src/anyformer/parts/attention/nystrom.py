@@ -82,7 +82,7 @@ class NystromAttentionModule(InHeads):
         first = (torch.matmul(q, kl.transpose(-1, -2)) * scale).softmax(-1)
         between = (torch.matmul(ql, kl.transpose(-1, -2)) * scale).softmax(-1)
         real = ctx.visible(FULL, "full", ctx.index)
-        if not real.everything:  # pads hide as keys alone; each landmark sees all of the text
+        if not real.everything:  # pads are hidden only as keys; each landmark sees all of the text
             row = ctx.tokens
             assert row is not None
             real = Visible(lambda b, q, k: row[b, k] & (q >= 0), ctx.index[:L], ctx.index, batch_size=row.shape[0])

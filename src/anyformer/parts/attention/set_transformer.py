@@ -25,7 +25,7 @@ from anyformer.specs.part import LayerSharing, Part, Site
 
 
 class Across(AttentionModule):
-    """Attention from these vectors to those (B, S, W), of which some may be no tokens. Nothing of it is remembered."""
+    """Attention from vectors (B, N, D) to others (B, S, W), some of which may be padding. It keeps no state."""
 
     def __init__(self, part: Any, site: Site, shown: str | None = None, **widths: int | None) -> None:
         same: dict[str, Any] = {"num_heads": part.num_heads, "bias": part.bias, "dropout": part.dropout, **widths}
@@ -149,7 +149,7 @@ class InducedAttentionModule(nn.Module):
 
 class LunaAttention(Projections, sees="all", called=("Luna", "linear unified nested attention", "pack and unpack")):
     """y = pack(p, x), out = unpack(x, y): p learned tokens look at the text, and the text at what they saw [Ma et al.
-    2021]. p + y, normed, is the p of the next layer, so that the first alone holds learned tokens."""
+    2021]. p + y, normed, is the p of the next layer, so that only the first holds learned tokens."""
 
     tokens: int  # p
     handed_on: bool = True  # otherwise each layer has its own

@@ -1,4 +1,4 @@
-"""Synthesizers [Tay et al. 2020]: attention scores that are learned, or made of one token alone, in the place of
+"""Synthesizers [Tay et al. 2020]: attention scores that are learned, or computed from one token, in the place of
 products of queries and keys, or beside them.
 
 B batch, T tokens, S tokens seen, H heads, K head width, D width, L length of the longest text.

@@ -45,19 +45,19 @@ def neighbours(
 
 
 def window_state(causal: bool, **windows: tuple[int, int]) -> PerRow | None:
-    """Of convolutions by name, each of so many taps and channels: the tokens that the next one still sees."""
+    """The decoding state of causal convolutions {name: (taps, channels)}: the last taps - 1 tokens of each."""
     shapes = {name: (taps - 1, channels) for name, (taps, channels) in windows.items() if taps > 1}
     return PerRow(shapes) if causal and shapes else None
 
 
 class Convolving(Op):
-    """What the fields of its kinds say of the tokens that are seen."""
+    """A convolution over the tokens."""
 
     causal: bool = False  # taps look back only
 
     @property
     def reach(self) -> int:
-        """The most taps that one of its convolutions has."""
+        """The largest kernel of its convolutions."""
         raise NotImplementedError
 
     def reaches(self) -> Sees | None:
@@ -130,7 +130,7 @@ class TokenConvolution(Op, sees="all", called=("1D convolution", "n-gram convolu
     """Each token and its neighbours, by one convolution and an activation (DeBERTa v2). Pads are zeros."""
 
     kernel: int = 3
-    groups: int = 1  # channels see those of their group alone
+    groups: int = 1  # channels see only those of their group
     activation: Activation = "tanh"
     dropout: float = 0.0  # before the activation
 
@@ -171,7 +171,7 @@ class TokenConvolutionModule(nn.Module):
         return self.activation(F.dropout(y, self.part.dropout) if self.training and self.part.dropout else y)
 
     def convolve_documents(self, x: Tensor, padding: tuple[int, int], documents: Tensor) -> Tensor:
-        """Of packed documents (B, T) each token sees its own."""
+        """Each token sees only its own document (B, T)."""
         k, (T, C) = self.part.kernel, x.shape[1:]
         around = F.pad(documents, padding, value=-1)
         same = torch.stack([around[:, i : i + T] == documents for i in range(k)], dim=1)  # (B, k, T)

@@ -41,7 +41,7 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
     image_size: Size
     patch_size: Size
     channels: int = 3
-    pad: bool = True  # zeros fill up an image that is no multiple of the patch; else what is left over is not read
+    pad: bool = True  # pad an image with zeros to a multiple of the patch; False: the rest is not read
     kernel: Size | None = None  # of the patches' projection, where they overlap (MViT)
     edge: Size = (0, 0)  # by how much such patches reach over the edges
     bias: bool = True  # of the patches' projection
@@ -200,7 +200,7 @@ class VideoEmbedding(PatchEmbedding, sees="all", called=("tubelets", "space-time
     frame_step: int = 1  # of a patch
     frame_kernel: int | None = None  # of its projection, where patches overlap
     frame_edge: int = 0
-    token_drop: float = 0.0  # the share of patches that is left out while training: then there is no grid
+    token_drop: float = 0.0  # share of patches left out in training (DropToken); then there is no grid
 
     def check(self) -> None:
         super().check()

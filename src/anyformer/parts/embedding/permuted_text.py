@@ -1,4 +1,4 @@
-"""Texts of which tokens are read in an order of their own, and asked for without being seen [Yang et al. 2019].
+"""Permuted texts: tokens are predicted in a random order, without being seen [Yang et al. 2019].
 
 B batch, T tokens, M tokens kept of the text before, S = M + T, P tokens asked for, D width.
 """

@@ -1,4 +1,4 @@
-"""A spectrogram seen as an image, of which convolutions over time and pitch leave fewer frames.
+"""A spectrogram as an image: convolutions over time and pitch leave fewer frames.
 
 B batch, N frames of the spectrogram, M channels of it, T frames that are left, C channels of the convolutions, D width.
 """

@@ -26,27 +26,26 @@ from anyformer.specs.part import Part, Sees, Site, farthest, walk
 
 
 class Embedding(Part):
-    """Turns the inputs that `inputs` names into the residual stream."""
+    """Maps the inputs named in `inputs` to the residual stream (B, T, D)."""
 
     inputs: ClassVar[tuple[str, ...]] = ()
-    hides: ClassVar[bool] = True  # what attention_mask leaves out is seen by no one
+    hides: ClassVar[bool] = True  # tokens hidden by attention_mask are visible to no token
 
     @property
     def gives(self) -> tuple[str, ...]:
-        """What other Parts of the model may need of it: see their `requires`."""
+        """Names of what it provides for other Parts; see `Part.requires`."""
         return ()
 
     def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of one row of what it needs, by name: so many tokens, samples, frames or time steps, in a model of
-        this width."""
+        """The shapes of one row of its inputs, by name, for `length` tokens, samples, frames or time steps."""
         return {self.inputs[0]: (length,)}
 
     def vectors(self, length: int) -> int:
-        """How many vectors it makes of such a row."""
+        """The number of vectors that it makes from such a row."""
         return length
 
 
-# what a Part can need of an embedding, and one that gives it
+# requirement of a Part -> an embedding that provides it
 GIVERS = {
     "an image": "PatchEmbedding", "a video": "VideoEmbedding", "a grid": "PatchEmbedding(prefix=0)",
     "a second token": "PatchEmbedding(prefix=2)", "a mask token": "PatchEmbedding(mask_token=True)",
@@ -62,7 +61,7 @@ class Tokens(Part, sees="itself", called=("word embedding", "WTE")):
     """One learned vector a token."""
 
     vocab_size: int
-    width: int | None = None  # of their own, and projected to the model's (ALBERT, OPT-350M)
+    width: int | None = None  # projected to the model's if it differs (ALBERT, OPT-350M)
     scale: float | None = None  # of the vectors (sqrt(D) in the original Transformer)
     padding_index: int | None = None  # this token starts at zero and never learns
     unused_table: bool = False  # checkpoints hold a second table that nothing reads (`shared` of an untied BART)
@@ -105,8 +104,8 @@ STEPS: tuple[Step, ...] = get_args(Step)
 
 
 class TextEmbedding(Embedding, sees="itself"):
-    """Tokens, and what is added to them in `order`: BigBird's dropout comes before its norm, OPT-350M's narrow tokens
-    are projected before positions join."""
+    """Token vectors, then segments, positions, norm, dropout and projection in the order of `order` (BigBird applies
+    dropout before its norm, OPT-350M projects before it adds positions)."""
 
     inputs: ClassVar[tuple[str, ...]] = (
         "input_ids",
@@ -119,15 +118,15 @@ class TextEmbedding(Embedding, sees="itself"):
 
     tokens: Tokens
     position: AbsolutePosition | None = None
-    segments: int = 0  # how many kinds of segment (BERT's A and B) have a vector
-    token_segments: bool = False  # segments are tokens of the same table (GPT-2)
+    segments: int = 0  # number of segment vectors (BERT's A and B)
+    token_segments: bool = False  # segment ids are rows of the token table (GPT-2)
     norm: Norm | None = None
     dropout: float = 0.0
-    project_bias: bool = True  # where tokens have a width of their own
-    order: tuple[Step, ...] = STEPS  # what happens to the vectors of tokens, one after the other
+    project_bias: bool = True  # of the projection, if tokens.width is set
+    order: tuple[Step, ...] = STEPS  # of the steps after the token table
     numbering: Numbering = ByPlace()
-    unseen: int | None = None  # a token id that no token sees where no attention_mask is given (FSMT's decoder padding)
-    scale: float | None = None  # of the token vectors, or of the vectors given in their place
+    unseen: int | None = None  # without an attention_mask, this token id is hidden (FSMT's decoder padding)
+    scale: float | None = None  # of the token vectors or inputs_embeds
     zero_pads: bool = False  # pads become zeros (DeBERTa)
     ignores_segments: bool = False  # token_type_ids may be given, and change nothing
 
@@ -173,7 +172,7 @@ class TextEmbeddingModule(nn.Module):
         self.project = nn.Linear(self.width, site.width, bias=part.project_bias) if project else None
 
     def state_spec(self) -> PerToken | None:
-        """Which tokens take up a position, where not all do."""
+        """A flag for each token, if not all tokens take up a position."""
         return PerToken({"counted": ()}, dtypes={"counted": torch.bool}) if self.part.numbering.counts else None
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:

@@ -29,7 +29,7 @@ class Convolution(Part, sees="all"):
     """One over the grid, with zeros around it, a norm and an activation. Every `stride`-th row and column stays."""
 
     kernel: int = 3
-    width: int | None = None  # of what it gives; that of the place it stands in unless said
+    width: int | None = None  # of its output; default: that of its place
     stride: int = 1
     bias: bool = False
     norm: Norm | None = BatchNorm()

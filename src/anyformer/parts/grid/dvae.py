@@ -24,7 +24,7 @@ from anyformer.specs.part import Part, Site
 
 class ConvEmbedding(GridEmbedding, sees="all", called=("convolutional encoder", "dVAE encoder")):
     """A grid of vectors made of a picture by residual convolutions: stages of `widths`, from fine to coarse, each but
-    the first on half as many rows and columns as the one before, of which the highest values stay."""
+    the first on half as many rows and columns as the one before, by max pooling."""
 
     widths: tuple[int, ...] = (256, 512, 1024, 2048)
     blocks: int = 2  # in each stage

@@ -88,7 +88,7 @@ def strided_grid(grid: Layout, stride: Sides) -> Layout:
 
 
 def with_stride(ctx: Context, stride: Sides) -> Context:
-    """The context of tokens of which, along each side of their grid, one in `stride` is left."""
+    """The context of every `stride`-th token along each side of the grid."""
 
     def make() -> Context:
         grid = layout(ctx)

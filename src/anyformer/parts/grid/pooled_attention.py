@@ -44,7 +44,7 @@ POOLS: dict[str, dict[int, Callable[..., Tensor]]] = {
 class GridPool(Part, sees="all"):
     """Each window of `kernel` places of a grid becomes one vector, windows `stride` places apart and reaching half over
     the edge: by a convolution of each channel, the same for all heads, or by its maximum or mean. What stands before
-    the grid goes through the norm alone."""
+    the grid only goes through the norm."""
 
     kernel: Sides
     stride: Sides

@@ -45,7 +45,7 @@ class ClassifyHead(Head, called=("sequence classification",)):
     pool: Pool
     bias: bool = True
     problem: Problem | None = None
-    shares: bool = False  # rows of labels are then shares of each class, and one number a row is told as (B,) (DeBERTa)
+    shares: bool = False  # rows of labels are probabilities; one number a row has the shape (B,) (DeBERTa)
 
     def build(self, site: Site) -> nn.Module:
         return ClassifyModule(self.pool, self.num_labels, self.bias, self.problem, site, self.shares)

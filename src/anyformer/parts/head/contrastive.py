@@ -1,4 +1,4 @@
-"""What wav2vec 2.0 learns from sound alone: to tell which code stands behind a hidden frame [Baevski et al. 2020].
+"""The objective of wav2vec 2.0: find the code of a masked frame among others [Baevski et al. 2020].
 
 B batch, T frames, N = B T, C channels of the stem, G groups of V codes each, K codes that are wrong, P projected width.
 """

@@ -22,11 +22,11 @@ from anyformer.specs.part import Part, Site
 
 
 class Pool(Part, called=("pooler", "mean pooling", "CLS")):
-    """Which vector speaks for the sequence, and what is done to it. `padding_token`: the last token is the last that
-    is not this one. "token": the place where the source has `token` for the last time (BART's end of the text); "mark":
-    for the first time, or the first place of a text without it; "highest": where its highest id stands (CLIP). "end",
-    "all" and "rest" are the last place, the mean of all places, pads or not (ELECTRA's choices), and that of all but
-    the first; "seeds" is what learned vectors saw, side by side."""
+    """One vector of a sequence: `take` selects it; norm, dense layer and activation follow. "first", "last" and "mean"
+    skip pads; with `padding_token`, "last" is the last token that is not this one. "token": the last position of `token` in
+    the source (BART's end of the text); "mark": its first position, or 0 in a text without it; "highest": the position
+    of the highest id (CLIP). "end", "all" and "rest": the last position, the mean of all positions (ELECTRA) and of all
+    but the first, pads included. "seeds": learned vectors attend to the sequence, side by side."""
 
     take: Literal["first", "last", "mean", "token", "mark", "highest", "end", "all", "rest", "seeds"] = "first"
     token: int | None = None
@@ -38,7 +38,7 @@ class Pool(Part, called=("pooler", "mean pooling", "CLS")):
     activation: Activation = "identity"
     dropout: float = 0.0
     padding_token: int | None = None
-    width: int | None = None  # of the dense layer's output; the model's unless said
+    width: int | None = None  # of the dense layer's output; default: the model's
 
     @property
     def requires(self) -> tuple[str, ...]:

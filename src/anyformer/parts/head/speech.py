@@ -112,7 +112,7 @@ class SpeechOutputModule(HeadModule):
 
 
 class FrameHead(Head):
-    """Scores of C labels for each frame; the labels are scores too (B, T, C), of which the highest counts."""
+    """Scores of C labels for each frame; the labels are scores too (B, T, C), and their highest counts."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels",)
 

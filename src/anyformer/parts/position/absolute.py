@@ -110,7 +110,7 @@ class AxialLearned(AbsolutePosition, sees="itself", called=("axial positions",))
 
     shape: tuple[int, ...]
     widths: tuple[int, ...]
-    length: int | None = None  # how many positions are used; all unless said
+    length: int | None = None  # number of positions in use; default: all
     std: float = 1.0  # that the tables start with
     dropout: float = 0.0  # of whole slices: all places with the same number along the second side
 

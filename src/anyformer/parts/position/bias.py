@@ -25,7 +25,7 @@ class AttentionPosition(Part):
 
     @property
     def can_share(self) -> bool:
-        """Whether the layers of a Stack can share its bias: it depends on places alone, and the module's `forward`
+        """Whether the layers of a Stack can share its bias: it depends only on positions, and the module's `forward`
         gives it."""
         return False
 
@@ -46,11 +46,11 @@ class AttentionPositionModule(nn.Module):
     silent: bool = False  # it adds nothing that could be traced
 
     def source(self, x: Tensor, ctx: Context) -> Tensor:
-        """What queries and keys are projected from: the input (B,T,D) itself unless a scheme turns it first."""
+        """The input (B,T,D) of the query and key projections; a scheme may rotate it."""
         return x
 
     def rotate(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Turns the queries (B,H,T,K) and the new keys (B,G,T,K) before keys are remembered."""
+        """Rotates the queries (B,H,T,K) and the new keys (B,G,T,K) before keys are cached."""
         return q, k
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
@@ -61,12 +61,11 @@ class AttentionPositionModule(nn.Module):
     def key_bias(
         self, q: Tensor, k: Tensor, places: Tensor, scale: float, ctx: Context, projections: Projections
     ) -> tuple[Tensor, Tensor | None]:
-        """The same for a scheme that also looks at the keys (B,G,S,K), or lets the mixer's own projections make queries
-        and keys of what it holds."""
+        """As `bias`, for a scheme that reads the keys (B,G,S,K) or projects its own vectors by the mixer's layers."""
         return self.bias(q, places, scale, ctx)
 
     def values(self, weights: Tensor, places: Tensor, ctx: Context) -> Tensor:
-        """What positions add to the mixed values, from the attention weights (B,H,T,S): (B,H,T,K)."""
+        """The term (B,H,T,K) that is added to the mixed values, from the attention weights (B,H,T,S)."""
         raise NotImplementedError
 
     def forward(self, index: Tensor, places: Tensor) -> Tensor:
@@ -78,8 +77,7 @@ class AttentionPositionModule(nn.Module):
 def rotate_and_tap(
     position: AttentionPositionModule, q: Tensor, k: Tensor, ctx: Context, address: str
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys as the positions of the mixer at `address` turn them; looked at, they stand side by side
-    (B, H + G, T, K)."""
+    """Queries and keys, rotated for the mixer at `address`; they are traced side by side (B, H + G, T, K)."""
     new_q, new_k = position.rotate(q, k, ctx)
     if new_q is q or not ctx.wants(address, "position"):
         return new_q, new_k
@@ -88,7 +86,7 @@ def rotate_and_tap(
 
 
 def distance(index: Tensor, places: Tensor) -> Tensor:
-    """(1 or B, T, S) how far each key stands after each query."""
+    """(1 or B, T, S) key position - query position."""
     apart = places[..., None, :] - index[..., :, None]
     return apart if apart.dim() == 3 else apart[None]
 
@@ -153,7 +151,7 @@ class Distance(AttentionPosition):
     `tree`, distances in a dependency tree (query - key depth, see `tree.distances`) instead of in the row."""
 
     before: int
-    after: int | None = None  # as `before` unless said
+    after: int | None = None  # default: as `before`
     tree: bool = False
 
     def check(self) -> None:
@@ -258,8 +256,8 @@ class RelativeVectorsModule(DistanceModule):
 class Alibi(HeadwisePosition, sees="itself", called=("linear biases",)):
     """Scores fall linearly with the distance, at a fixed slope a head [Press et al. 2022]."""
 
-    unpadded: bool = False  # distances count real tokens alone, so that holes in the mask take no room (BLOOM)
-    signed: bool = False  # a key that comes later scores higher, where one is seen (BLOOM)
+    unpadded: bool = False  # distances count only real tokens, not pads (BLOOM)
+    signed: bool = False  # later keys score higher (BLOOM)
 
     def check(self) -> None:
         at_least(self, 1, "num_heads")

@@ -32,7 +32,7 @@ class Disentangled(HeadwisePosition, sees="itself", called=("DeBERTa", "disentan
     by_key: bool = True  # k_j Q_r, "position to content"
     own: bool = True  # projections of its own; otherwise the attention's make keys and queries of the vectors too
     bias: str = "qk"  # which of its own projections have one
-    width: int | None = None  # of the vectors; all heads together unless said
+    width: int | None = None  # of the vectors; default: that of all heads together
     norm: Norm | None = None  # of the vectors
     dropout: float = 0.0  # on the vectors
     shared: bool = True  # otherwise each layer has vectors of its own

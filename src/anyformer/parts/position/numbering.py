@@ -36,7 +36,7 @@ class ByPlace(Numbering, sees="itself"):
 
 
 class RealTokens(Numbering, sees="itself"):
-    """Real tokens alone are counted, and pads stand just before the first (OPT)."""
+    """Counts only real tokens; pads have the row before the first (OPT)."""
 
     before: ClassVar[bool] = True
 

@@ -26,7 +26,7 @@ class RelativeSinusoids(HeadwisePosition, sees="itself", called=("Transformer-XL
     vectors a head [Dai et al. 2019]."""
 
     base: float = 10000.0
-    width: int | None = None  # of the sinusoids; all heads together unless said
+    width: int | None = None  # of the sinusoids; default: that of all heads together
     dropout: float = 0.0  # of the sinusoids, the same ones in all layers
 
     def check(self) -> None:

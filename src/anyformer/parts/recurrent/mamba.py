@@ -77,7 +77,7 @@ class SelectiveState(Op, sees="past", called=("Mamba", "S6", "SSM", "state space
     width: int  # I
     states: int = 16
     taps: int = 4
-    rank: int | None = None  # of the time step; D / 16 rounded up unless said
+    rank: int | None = None  # of the time step; default: D / 16, rounded up
     activation: Activation = "silu"  # after the convolution; the gate is always silu
     bias: bool = False  # of the projections in and out
     conv_bias: bool = True

@@ -28,7 +28,7 @@ from anyformer.specs.part import Site
 class TimeMix(Op, sees="past", called=("RWKV", "WKV")):
     """Attention's peer: an average of the past, weighted by keys that fade by a rate of each channel, behind a gate."""
 
-    width: int | None = None  # A; D unless said
+    width: int | None = None  # A; default: D
     halve_every: int = 0  # see `Halved`
 
     def check(self) -> None:
@@ -54,7 +54,7 @@ class ChannelMix(Op, sees="past", called=("RWKV feed-forward",)):
 
 
 class Halved(Residual, sees="itself"):
-    """x + branch, and half of that after every so many layers, in evaluation alone: fp16 does not overflow so soon.
+    """x + branch, and half of that after every so many layers, only in evaluation: fp16 overflows later.
     The branches of later layers, which would weigh more, are made smaller by their own `halve_every`."""
 
     every: int
