@@ -23,10 +23,10 @@ from anyformer.specs.part import Part, Site
 
 class Pool(Part, called=("pooler", "mean pooling", "CLS")):
     """One vector of a sequence: `take` selects it; norm, dense layer and activation follow. "first", "last" and "mean"
-    skip pads; with `padding_token`, "last" is the last token that is not this one. "token": the last position of `token` in
-    the source (BART's end of the text); "mark": its first position, or 0 in a text without it; "highest": the position
-    of the highest id (CLIP). "end", "all" and "rest": the last position, the mean of all positions (ELECTRA) and of all
-    but the first, pads included. "seeds": learned vectors attend to the sequence, side by side."""
+    skip pads; with `padding_token`, "last" is the last token that is not this one. "token": the last position of
+    `token` in the source (BART's end of the text); "mark": its first position, or 0 in a text without it; "highest":
+    the position of the highest id (CLIP). "end", "all" and "rest": the last position, the mean of all positions
+    (ELECTRA) and of all but the first, pads included. "seeds": learned vectors attend to the sequence, side by side."""
 
     take: Literal["first", "last", "mean", "token", "mark", "highest", "end", "all", "rest", "seeds"] = "first"
     token: int | None = None
