@@ -17,7 +17,7 @@ from anyformer.parts.condition import Condition, StepAndLabel
 from anyformer.parts.embedding.patches import PatchEmbedding, Size
 from anyformer.parts.embedding.text import Embedding
 from anyformer.parts.grid.windows import Grid
-from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.runtime.context import Context
 from anyformer.runtime.state import State
 from anyformer.specs.checks import at_least
@@ -162,7 +162,7 @@ class NoiseModule(HeadModule):
         left = self.alphas_cumprod()[step].view(-1, 1, 1, 1)
         return (left.sqrt() * picture + (1 - left).sqrt() * noise).to(picture.dtype)
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         grid = ctx.extra(Grid)
         assert grid is not None
         drawn = self.out(x).unflatten(2, (*self.part.patch_size, -1)).unflatten(1, grid)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from anyformer.parts.embedding.spec_augment import SpecAugment
 from anyformer.parts.embedding.text import Embedding
-from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.init import Kaiming
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import check_shape
@@ -142,6 +142,6 @@ class RealOutput(Head):
 
 
 class RealOutputModule(HeadModule):
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
-        said = {"last_hidden_state": x}
-        return said if ctx.tokens is None else {**said, "attention_mask": ctx.tokens.int()}
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
+        outputs = {"last_hidden_state": x}
+        return outputs if ctx.tokens is None else {**outputs, "attention_mask": ctx.tokens.int()}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from anyformer.kernels.recording import is_recording
 from anyformer.parts.embedding.text import Embedding, Tokens, text_context
-from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position.absolute import Learned
 from anyformer.parts.unused import mark_unused
@@ -134,7 +134,7 @@ class TrajectoryModule(HeadModule):
         self.action = nn.Linear(width, part.action_width)
         self.to_go = nn.Linear(width, 1)
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         _, seen, done = x.unflatten(1, (-1, KINDS)).unbind(2)  # (B, N, D) each
         action = self.action(seen)
         return {

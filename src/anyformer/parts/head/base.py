@@ -18,7 +18,7 @@ from anyformer.parts.norm import Norm
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Part, Site
 
-Said = dict[str, Tensor]
+NamedTensors = dict[str, Tensor]
 
 
 Outputs = dict[str, Tensor | None]
@@ -43,25 +43,25 @@ class HeadModule(nn.Module):
         """The model's inputs, reshaped before they are embedded."""
         return inputs
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         """Named outputs for hidden states (B, T, D), without losses."""
         raise NotImplementedError
 
     def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
         return class_loss(logits, labels)
 
-    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+    def judge(self, outputs: NamedTensors, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
         """The terms of the loss of these outputs; empty without labels."""
         labels = inputs.get("labels")
-        return {} if labels is None else {"loss": self.label_loss(said["logits"], labels, ctx)}
+        return {} if labels is None else {"loss": self.label_loss(outputs["logits"], labels, ctx)}
 
     def losses(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
         """The terms of the loss, for training."""
         return self.judge(self.answer(x, ctx, inputs), ctx, inputs)
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
-        said = self.answer(x, ctx, inputs)
-        return {"loss": total(self.judge(said, ctx, inputs)), **said}
+        outputs = self.answer(x, ctx, inputs)
+        return {"loss": total(self.judge(outputs, ctx, inputs)), **outputs}
 
 
 def total(terms: Mapping[str, Loss]) -> Tensor | None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from anyformer.parts.embedding.patches import Size
 from anyformer.parts.grid.layout import Grid, as_image
-from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.head.losses import Loss
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Site
@@ -29,7 +29,7 @@ class ImageOutput(Head):
 
 
 class ImageOutputModule(HeadModule):
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"last_hidden_state": as_image(x, ctx.extra(Grid)), "pooler_output": x.mean(1)[..., None, None]}
 
 
@@ -50,7 +50,7 @@ class DistilledModule(HeadModule):
         super().__init__()
         self.out, self.distilled = (nn.Linear(width, num_labels) if num_labels else nn.Identity() for _ in range(2))
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         first, second = self.out(x[:, 0]), self.distilled(x[:, 1])
         return {"logits": (first + second) / 2, "cls_logits": first, "distillation_logits": second}
 
@@ -75,14 +75,14 @@ class PixelModule(HeadModule):
         self.part = part
         self.out = nn.Linear(width, part.stride**2 * part.channels)
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         grid = ctx.extra(Grid)
         assert grid is not None
         drawn = self.out(x[:, -math.prod(grid) :]).transpose(1, 2)  # what stands before the patches draws nothing
         return {"reconstruction": F.pixel_shuffle(drawn.unflatten(2, grid), self.part.stride)}
 
-    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
-        image, pixels, masked = said["reconstruction"], inputs["pixel_values"], inputs.get("bool_masked_pos")
+    def judge(self, outputs: NamedTensors, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        image, pixels, masked = outputs["reconstruction"], inputs["pixel_values"], inputs.get("bool_masked_pos")
         if masked is None:
             return {}
         if image.shape != pixels.shape:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from anyformer.kernels.loss import IGNORED, linear_cross_entropy
 from anyformer.parts.feedforward.balance import Balance
 from anyformer.parts.fused_linear import effective_weight
-from anyformer.parts.head.base import Head, HeadModule, Said, Transform
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors, Transform
 from anyformer.parts.head.losses import Loss, check_labels, class_loss
 from anyformer.parts.unused import mark_unused
 from anyformer.runtime.context import Context
@@ -101,7 +101,7 @@ class LMHeadModule(HeadModule):
             bias = self.offset if bias is None else bias + self.offset
         return linear_cross_entropy(x, weight, labels, bias, smoothing=smoothing)
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         keep = inputs.get("logits_to_keep")
         if keep is not None and not (isinstance(keep, int) and keep == 0):
             x = x[:, -keep:] if isinstance(keep, int) else x[:, keep]
@@ -116,10 +116,10 @@ class LMHeadModule(HeadModule):
         check_labels("labels", labels, tuple(logits.shape[:2]))
         return class_loss(logits, next_labels(labels, ctx) if self.part.shift else labels)
 
-    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
-        found = super().judge(said, ctx, inputs)
+    def judge(self, outputs: NamedTensors, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        found = super().judge(outputs, ctx, inputs)
         if found and self.part.balance is not None and inputs.get("output_router_logits"):
-            terms = {name: value for name, value in said.items() if name != "logits"}
+            terms = {name: value for name, value in outputs.items() if name != "logits"}
             found["balance"] = Loss(self.part.balance.total(terms), 1.0)
         return found
 
@@ -136,7 +136,7 @@ class VocabularyOutput(Head):
 
 
 class VocabularyOutputModule(LMHeadModule):
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"last_hidden_state": self.scores(x)}
 
 

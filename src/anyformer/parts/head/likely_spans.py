@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.parts.head.base import Head, HeadModule, Outputs, Said, total
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors, Outputs, total
 from anyformer.parts.head.losses import Loss, binary_loss, class_loss
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.runtime.context import Context
@@ -66,7 +66,7 @@ class LikelySpansModule(HeadModule):
         speaker = x[:, -1] if place is None else vectors_at(x, place.view(-1, 1))[:, 0]
         return self.none(self.none_dense(torch.cat((start, speaker), dim=-1)).tanh()).squeeze(-1)
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         for name in ("starts", "ends"):
             if getattr(self.part, name) > x.shape[1]:
                 raise ValueError(f"the {getattr(self.part, name)} likeliest {name}: the text has {x.shape[1]} tokens")

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.embedding.spectrogram import TimeConvolution
-from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.head.losses import Loss, class_loss
 from anyformer.parts.layer_mix import Neck
 from anyformer.parts.norm import Norm
@@ -107,7 +107,7 @@ class SpeechOutput(Head):
 
 
 class SpeechOutputModule(HeadModule):
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"last_hidden_state": x, "extract_features": ctx.shared["extract_features"]}
 
 
@@ -127,7 +127,7 @@ class FrameModule(HeadModule):
         super().__init__()
         self.out = nn.Linear(width, part.num_labels)
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"logits": self.out(x)}
 
     def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
