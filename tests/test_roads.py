@@ -10,8 +10,11 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import torch
+from cases.llava import CONFIG
 
 import anyformer as af
+from anyformer import families
 from anyformer.recipes._own import from_text
 from anyformer.specs.part import Part
 from anyformer.train import start
@@ -50,6 +53,32 @@ def climbs(run: Callable[[], Any]) -> set[tuple[str, str]]:
     return {(at, name) for at, name in found if not hasattr(Part, name) and name not in OF_PARTS}
 
 
+def longest_path(run: Callable[[], Any], end: str = "") -> tuple[int, int]:
+    """How many modules the deepest chain of calls goes through while something runs, and how often the one that goes
+    back most re-enters a module that it had left. `end`: only chains into files whose path begins so."""
+    modules = returns = 0
+    root = f"{SOURCES}/"
+
+    def called(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal modules, returns
+        if event != "call" or not frame.f_code.co_filename.startswith(root + end):
+            return
+        chain: list[str] = []
+        caller: FrameType | None = frame
+        while caller is not None:
+            if (path := caller.f_code.co_filename).startswith(root) and path not in chain[-1:]:
+                chain.append(path)
+            caller = caller.f_back
+        modules, returns = max(modules, len({*chain})), max(returns, len(chain) - len({*chain}))
+
+    sys.setprofile(called)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return modules, returns
+
+
 OF_PARTS = {"check", "build", "reaches", "__torch_function__"}
 
 
@@ -73,3 +102,19 @@ def test_a_run_is_set_up_from_above(tmp_path: Path) -> None:
     assert climbs(lambda: start.setup(run, tmp_path / "run", device="cpu")) == {
         ("inputs/long.py", "_between"), ("data/prepare.py", "line"),
     }  # fmt: skip
+
+
+@torch.no_grad()
+def test_calls_go_through_few_modules(folder: Path) -> None:
+    """(modules, returns) at most: GPT-2 forward, the reading of a weight, generate, LLaVA forward."""
+    model, ids = af.load(folder), torch.arange(5)[None]
+    llava = af.build(families.find("llava").read(CONFIG, "LlavaForConditionalGeneration")).eval()
+    image = {"input_ids": torch.tensor([[5, CONFIG["image_token_index"]]]), "pixel_values": torch.rand(1, 3, 8, 8)}
+    found = {
+        "forward": longest_path(lambda: model(input_ids=ids)),
+        "load": longest_path(lambda: af.load(folder), "weights/"),
+        "generate": longest_path(lambda: af.generate(model, input_ids=ids, max_new_tokens=3)),
+        "llava": longest_path(lambda: llava(**image)),
+    }
+    limits = {"forward": (12, 6), "load": (8, 4), "generate": (12, 6), "llava": (16, 6)}
+    assert all(found[name][0] <= most and found[name][1] <= back for name, (most, back) in limits.items()), found

@@ -334,7 +334,7 @@ def test_written_with_and_without_a_memory_it_is_the_same_text(slot: str, kind: 
 def test_an_outsider_without_a_state_is_read_again() -> None:
     spec = af.override(plain(), {"decoder.layers.attention.op": ToldShift()})
     model, ids = stirred(spec).eval(), text()[:, :6]
-    assert not model.remembers and model.forgotten[0] == "decoder.layers.0.attention.op"
+    assert not model.remembers and model.stateless[0] == "decoder.layers.0.attention.op"
     told = {"max_new_tokens": 8, "do_sample": False}
     written = af.generate(model, ids, **told)
     for _ in range(8):

@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from anyformer._version import __version__
+from anyformer.specs.services import register_service
 
 if TYPE_CHECKING:
     from anyformer import look, parts, tasks
@@ -45,6 +46,12 @@ _PUBLIC = {
     "lora": "anyformer.transforms.lora",
     "adapters": "anyformer.transforms.adapters",
 }
+
+# functions that lower layers offer as methods, or need for one file format
+register_service("draw", "anyformer.drawing")
+register_service("generate", "anyformer.generation")
+register_service("load_adapted", "anyformer.transforms.adapters")
+register_service("save_adapter", "anyformer.transforms.adapters")
 
 __all__ = [
     "__version__", "build", "check", "count", "draw", "generate", "load", "look", "lora", "override", "parts",

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from anyformer import families
 from anyformer.families.base import class_detection
 from anyformer.families.base.family import Family
-from anyformer.families.shared import diffusers_pipeline
+from anyformer.families.base.layouts import LAYOUTS, find_layout
 from anyformer.kernels import hardware
 from anyformer.models import Model, TransformerModule
 from anyformer.models.construct import skeleton
 from anyformer.parts.init import initialise
 from anyformer.specs.codec import FORMAT, encode, from_json
 from anyformer.specs.messages import quote, shorten
-from anyformer.specs.part import nearest, public, thaw, walk
+from anyformer.specs.part import nearest, thaw, walk
+from anyformer.specs.services import service
 from anyformer.weights import hub
 from anyformer.weights.filling import Outline, Report, fill
 from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
@@ -30,7 +31,6 @@ from anyformer.weights.pieces import STEMS, Pieces, has_weights, opened
 from anyformer.weights.rules import plan, same_names
 
 ADAPTER = "adapter_config.json"  # PEFT's name
-CONFIGS = ("config.json", "bert_config.json")  # the second is Google's name
 FORMATS = ("anyformer", "hf", "peft")
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -48,29 +48,23 @@ def read_spec(folder: Path, architecture: str | None = None, weights: Path | Non
         if architecture not in (None, spec.architecture):
             raise ValueError(f"{folder}: spec.json describes {spec.architecture or 'no published class'}")
         return spec
-    path = next((folder / name for name in (*CONFIGS, diffusers_pipeline.INDEX) if (folder / name).is_file()), None)
-    if path is None:
+    if (layout := find_layout(folder)) is None:
         raise FileNotFoundError(f"{folder}: no spec.json and no config.json in this folder")
-    config, weights = read_json(path), weights or body(folder)
-    if path.name == diffusers_pipeline.INDEX:
-        with blaming(path):
-            diffusers_pipeline.check(config)
-        scheduler = folder / diffusers_pipeline.SCHEDULER
-        noise = read_json(scheduler) if scheduler.is_file() else {}
-        config = diffusers_pipeline.whole(config, read_json(folder / diffusers_pipeline.MODEL), noise)
-    with blaming(path):
+    path, weights = folder / layout.config, weights or weights_folder(folder)
+    config = layout.read(path)
+    with error_context(path):
         config = config if "architecture" not in config else class_detection.written_out(config)
         left = class_detection.choices(config, architecture)
     if len(left) == 1 or (config.get("model_type") and not has_weights(weights)):
         family, found = left[0]
     else:
-        with opened(weights) as checkpoint, blaming(path):
+        with opened(weights) as checkpoint, error_context(path):
 
             def load(family: Family, spec: Model) -> Report:
                 return fill(skeleton(spec), Outline(checkpoint), family.match, torch.float32)
 
             family, found = class_detection.choose(left, config, checkpoint.names, load)
-    with blaming(path):
+    with error_context(path):
         spec = family.read(config, found)
     if not family.absent or not has_weights(weights):
         return spec
@@ -80,15 +74,15 @@ def read_spec(folder: Path, architecture: str | None = None, weights: Path | Non
     return spec if other.replace(source={}) == spec.replace(source={}) else other
 
 
-def body(folder: Path) -> Path:
-    """Where the weights lie of the model in a folder: inside, where that is a pipeline of several."""
-    published = (folder / diffusers_pipeline.INDEX).is_file() and not (folder / "spec.json").is_file()
-    return (folder / diffusers_pipeline.MODEL).parent if published else folder
+def weights_folder(folder: Path) -> Path:
+    """Where the weights of the model in a folder are."""
+    layout = None if (folder / "spec.json").is_file() else find_layout(folder)
+    return folder if layout is None else folder / layout.weights
 
 
 def read_spec_file(path: Path) -> Model:
     content = read_json(path)
-    with blaming(path):
+    with error_context(path):
         spec = from_json(content)
         if not isinstance(spec, Model):
             raise ValueError(f"describes a {type(spec).__name__}, not a whole model")
@@ -96,8 +90,8 @@ def read_spec_file(path: Path) -> Model:
 
 
 @contextlib.contextmanager
-def blaming(path: Path) -> Iterator[None]:
-    """Whatever goes wrong while the content of a file is understood is one line that names the file."""
+def error_context(path: Path) -> Iterator[None]:
+    """An error in the content of a file becomes one line that names the file."""
     try:
         yield
     except ValueError as error:
@@ -109,48 +103,25 @@ def blaming(path: Path) -> Iterator[None]:
         raise ValueError(f"{path}: a value of the wrong kind or size ({reason})") from error
 
 
-@overload
-def load(
-    name: str | Path,
-    *,
-    dtype: str | torch.dtype = "auto",
-    device: str | torch.device = "cpu",
-    strict: Literal[True] = True,
-    offline: bool = False,
-    revision: str | None = None,
-    architecture: str | None = None,
-    weights: Path | None = None,
-    base: str | Path | None = None,
-) -> TransformerModule: ...
+class LoadOptions(TypedDict, total=False):
+    """Options of `load` for type checkers; `load` itself explains them."""
+
+    dtype: str | torch.dtype
+    device: str | torch.device
+    offline: bool
+    revision: str | None
+    architecture: str | None
+    weights: Path | None
+    base: str | Path | None
 
 
 @overload
-def load(
-    name: str | Path,
-    *,
-    dtype: str | torch.dtype = "auto",
-    device: str | torch.device = "cpu",
-    strict: Literal[False],
-    offline: bool = False,
-    revision: str | None = None,
-    architecture: str | None = None,
-    weights: Path | None = None,
-    base: str | Path | None = None,
-) -> tuple[TransformerModule, Report]: ...
+def load(name: str | Path, *, strict: Literal[True] = True, **options: Unpack[LoadOptions]) -> TransformerModule: ...
 
 
 @overload
 def load(
-    name: str | Path,
-    *,
-    dtype: str | torch.dtype = "auto",
-    device: str | torch.device = "cpu",
-    strict: bool,
-    offline: bool = False,
-    revision: str | None = None,
-    architecture: str | None = None,
-    weights: Path | None = None,
-    base: str | Path | None = None,
+    name: str | Path, *, strict: bool, **options: Unpack[LoadOptions]
 ) -> TransformerModule | tuple[TransformerModule, Report]: ...
 
 
@@ -177,7 +148,7 @@ def load(
     folder = hub.resolve(name, offline=offline, revision=revision)
     if (folder / ADAPTER).is_file() and not any(folder.glob("model*.safetensors*")):
         options = {"dtype": dtype, "device": where, "offline": offline, "architecture": architecture}
-        model, report = public("adapters").load_adapted(folder, base, **options)
+        model, report = service("load_adapted")(folder, base, **options)
         return model if strict else (model, report)
     if base is not None:
         raise ValueError(f"base= is for an adapter, and {folder} is a model of its own")
@@ -199,8 +170,8 @@ def load_as(
 ) -> tuple[TransformerModule, Report]:
     """A model of this description with the weights of a folder, which may have been saved as another of its family:
     what is not stored starts as described, and is named in `model.fresh`. Every load ends here."""
-    with opened(weights or body(folder)) as checkpoint:
-        affordable(spec, checkpoint)
+    with opened(weights or weights_folder(folder)) as checkpoint:
+        check_affordable(spec, checkpoint)
         match = same_names if (folder / "spec.json").is_file() else families.find(spec.family).match
         model = skeleton(spec)
         report = fill(model, checkpoint, match, choose_dtype(dtype, spec, checkpoint, folder), strict)
@@ -212,7 +183,7 @@ def load_as(
     return model.eval(), report
 
 
-def affordable(spec: Model, checkpoint: Checkpoint | Pieces) -> None:
+def check_affordable(spec: Model, checkpoint: Checkpoint | Pieces) -> None:
     """ValueError where a description asks for more than its file can hold, before anything of it is built."""
     layers = sum(part.depth for _, part in walk(spec) if hasattr(part, "depth"))
     if layers > len(checkpoint.names):
@@ -255,7 +226,7 @@ def save(model: TransformerModule, folder: str | Path, *, format: str = "anyform
         beside = TOKENIZER_FILES if brings_none else ()
         check_free(folder, "overwrite=True replaces the model in it", beside=beside)
     if format == "peft":
-        return public("adapters").save_adapter(model, folder)
+        return service("save_adapter")(model, folder)
     ours = {name: tensor.detach() for name, tensor in plain_state(model).items() if not spec.owner_of(name)}
     dtype = str(model.dtype).removeprefix("torch.")
     if format == "anyformer":
@@ -266,9 +237,9 @@ def save(model: TransformerModule, folder: str | Path, *, format: str = "anyform
             raise ValueError("this description belongs to no published family; save it with format='anyformer'")
         family = families.find(spec.family)
         text, content = "config.json", {**family.write(spec), "dtype": dtype}
-        for name in ("torch_dtype", *(("dtype",) if family.library == "diffusers" else ())):  # there the weights say it
+        for name in ("torch_dtype", *family.unwritten):
             content.pop(name, None)
-        tensors, stem = _exported(ours, family, spec), family.stem
+        tensors, stem = published_tensors(ours, family, spec), family.stem
     folder.mkdir(parents=True, exist_ok=True)
     write_checkpoint(folder, tensors, stem=stem)
     for stale in (path for other in STEMS if other != stem for path in folder.glob(f"{other}*.safetensors*")):
@@ -280,7 +251,7 @@ def save(model: TransformerModule, folder: str | Path, *, format: str = "anyform
 
 def in_our_layout(folder: Path) -> bool:
     """Whether a folder holds a model that `save` wrote in our own layout, and no other."""
-    if not (folder / "spec.json").is_file() or any((folder / name).is_file() for name in CONFIGS):
+    if not (folder / "spec.json").is_file() or any((folder / layout.config).is_file() for layout in LAYOUTS):
         return False
     try:
         return "anyformer" in read_json(folder / "spec.json")
@@ -331,7 +302,7 @@ def _with_dtype(spec: Model, dtype: str) -> Model:
     return spec.replace(source={**{k: v for k, v in spec.source.items() if k != "torch_dtype"}, "dtype": dtype})
 
 
-def _exported(ours: dict[str, Tensor], family: Family, spec: Model) -> Iterator[tuple[str, Tensor]]:
+def published_tensors(ours: dict[str, Tensor], family: Family, spec: Model) -> Iterator[tuple[str, Tensor]]:
     """(published name, tensor), made one rule at a time."""
     steps, orphans = plan(family.rules(spec), ours, family.prefix_of(spec.architecture))
     assert not orphans, f"{family.name} has no rule for {orphans}"

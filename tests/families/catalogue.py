@@ -279,7 +279,7 @@ def time_axis(spec: Any) -> int:
 
 def belonging(spec: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     """Without the pictures that stand nowhere in this text: a part of a text is given its own alone."""
-    towers = getattr(spec, "fed_by", {}).values()
+    towers = getattr(spec, "input_towers", {}).values()
     absent = {tower.model.embedding.inputs[0] for tower in towers if not (inputs["input_ids"] == tower.token).any()}
     return {name: value for name, value in inputs.items() if name not in absent}
 

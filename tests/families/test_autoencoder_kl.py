@@ -18,6 +18,7 @@ import anyformer as af
 from anyformer import families
 from anyformer.families.base.fields import Field
 from anyformer.generation.diffusion import denoise
+from anyformer.models import Call
 
 FAMILY = families.find("autoencoder_kl")
 CASES = [case for case in every_case() if case.model_type == "autoencoder_kl"]
@@ -32,7 +33,7 @@ def test_both_halves_equal_published(case: Case) -> None:
         x = torch.randn(2, case.inputs["sample"][0], *sides, generator=torch.Generator().manual_seed(0))
         told = theirs.encode(x).latent_dist
         grid = told.mean.shape[2:]
-        found = mine.latent.say(mine.hidden({"sample": x})[0]).transpose(1, 2).unflatten(2, grid)
+        found = mine.latent.say(mine.hidden_states(Call({"sample": x})).x).transpose(1, 2).unflatten(2, grid)
         close(found, told.parameters)
         codes, shift = mine.codes(x), theirs.config.shift_factor or 0.0
         close(codes, (told.mean - shift) * theirs.config.scaling_factor)

@@ -30,6 +30,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.generation import fast
+from anyformer.models import Call
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.position.numbering import WithoutToken
 from anyformer.runtime.state import State
@@ -94,7 +95,7 @@ def common(case: Case) -> dict[str, Any]:
     # published so: tokens that can be written and not read, and padding that would have no position in a text
     unwanted = [*range(embedding.tokens.vocab_size, spec.head.vocab_size)]
     unwanted += [embedding.numbering.token] if isinstance(embedding.numbering, WithoutToken) else []
-    unwanted += [tower.token for tower in getattr(spec, "fed_by", {}).values()]
+    unwanted += [tower.token for tower in getattr(spec, "input_towers", {}).values()]
     if unwanted:
         start["suppress_tokens"] = unwanted
     free = af.generate(shared(case), **inputs, max_new_tokens=NEW, eos_token_id=[], pad_token_id=0, **start)
@@ -321,7 +322,7 @@ def test_embeddings_and_encoder_outputs(case: Case) -> None:
     expected = write(case, inputs, num_beams=2)
     if is_encoder_decoder(spec):
         with torch.no_grad():
-            memory, _ = model.encode(inputs, None)
+            memory, _ = model.encode(Call(inputs))
         rest = {n: v for n, v in inputs.items() if n != spec.embedding.inputs[0]}
         for given in (memory, (memory,)):
             assert torch.equal(write(case, {**rest, "encoder_outputs": given}, num_beams=2), expected)

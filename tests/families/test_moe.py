@@ -11,6 +11,7 @@ from torch import Tensor
 import anyformer as af
 from anyformer import families
 from anyformer.families.base.fields import UnknownFieldWarning
+from anyformer.models import Call
 from anyformer.parts.feedforward.balance import VariationBalance
 from anyformer.parts.feedforward.moe import NoisyTopK
 
@@ -49,10 +50,10 @@ def test_the_balance_losses_reach_the_routers() -> None:
     model(**make_inputs(case), output_router_logits=True).aux_loss.backward()
     assert all(layer.feedforward.op.router.weight.grad.abs().max() > 0 for layer in model.decoder.layers)
     # for those who train on the hidden states, the terms are on the context
-    _, ctx, _ = model.hidden(make_inputs(case))
+    ctx = model.hidden_states(Call(make_inputs(case))).ctx
     assert len(ctx.losses["router_logits"]) == model.spec.decoder.depth
     with torch.no_grad():
-        assert not model.hidden(make_inputs(case))[1].losses
+        assert not model.hidden_states(Call(make_inputs(case))).ctx.losses
 
 
 def test_another_router_is_one_value() -> None:

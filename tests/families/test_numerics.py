@@ -310,7 +310,7 @@ def test_n8_seeds_recomputation_and_gradients(case: Case) -> None:
     silent = {n for n, p in model.named_parameters() if p.requires_grad} - grads.keys()
     # a code is chosen by a maximum, which teaches only where it is drawn, in training
     idle = ("mask_token", "mask_embedding", "quantizer.choose")
-    for name, tower in getattr(spec, "fed_by", {}).items():  # nor what comes after the states that are read of a tower
+    for name, tower in getattr(spec, "input_towers", {}).items():  # nor is there one after the states that are read
         depth = tower.model.encoder.depth
         last = max(layer % (depth + 1) for layer in tower.layers)
         idle += (f"{name}.model.head", *(f"{name}.model.encoder.layers.{i}." for i in range(last, depth)))

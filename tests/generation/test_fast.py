@@ -103,7 +103,7 @@ def test_a_recorded_step_is_of_the_segment_that_the_prompt_ended_in() -> None:
     for kinds in ([[5, 5, 6], [5, 5, 7]], [[5, 8, 9], [5, 5, 5]]):
         stepper = Stepper(decoder(), {"token_type_ids": torch.tensor(kinds)}, use_cache=True)
         stepper.begin(prompt(length=3), None)
-        recording = recording or fast.Recording(stepper, 8, compiled=False)
+        recording = recording or fast.DecodeRecording(stepper, 8, compiled=False)
         recording.begin(stepper)
         close(recording.read(tokens), stepper.step(tokens), 1e-5)
 

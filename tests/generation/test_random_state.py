@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from anyformer.generation import random_state as dice_module
-from anyformer.generation.random_state import Dice, mix
+from anyformer.generation.random_state import SeededRows, mix
 
 CPU = torch.device("cpu")
 P = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
@@ -18,21 +18,21 @@ N = 100_000
 @pytest.mark.parametrize("vary", ["seed", "copy", "place"])
 def test_tokens_come_as_often_as_they_should(vary: str) -> None:
     rows, copies = {"seed": (list(range(N)), 1), "copy": ([3], N), "place": ([3] * N, 1)}[vary]
-    dice = Dice(rows, len(rows), copies, CPU)
+    rng = SeededRows(rows, len(rows), copies, CPU)
     places = torch.arange(N) if vary == "place" else torch.full((N,), 7)
-    tokens = dice.one(P.log().expand(N, -1), places)
+    tokens = rng.one(P.log().expand(N, -1), places)
     share = tokens.bincount(minlength=5) / N
     assert (share - P).abs().max() < 0.006 and share[4] == 0
     first = (tokens == 0).double()
     assert abs(torch.corrcoef(torch.stack((first[1:], first[:-1])))[0, 1]) < 0.012, (
         "neighbours know nothing of each other"
     )
-    assert torch.equal(tokens, dice.one(P.log().expand(N, -1), places, top=4))
+    assert torch.equal(tokens, rng.one(P.log().expand(N, -1), places, top=4))
 
 
 def test_several_are_without_replacement_and_in_proportion() -> None:
-    dice = Dice(1, 1, N, CPU)
-    both = dice.several(P.log().expand(N, -1), torch.zeros(N, dtype=torch.long), 2)
+    rng = SeededRows(1, 1, N, CPU)
+    both = rng.several(P.log().expand(N, -1), torch.zeros(N, dtype=torch.long), 2)
     assert (both[:, 0] != both[:, 1]).all()
     assert abs((both[:, 0] == 0).float().mean() - 0.5) < 0.006
     # P(1 second | 0 first) = 0.3 / 0.5
@@ -41,41 +41,41 @@ def test_several_are_without_replacement_and_in_proportion() -> None:
 
 def test_rows_are_independent_of_each_other() -> None:
     scores, places = torch.randn(4, 30), torch.tensor([3, 3, 9, 1])
-    together = Dice([5, 6, 5, 8], 4, 1, CPU).one(scores, places)
+    together = SeededRows([5, 6, 5, 8], 4, 1, CPU).one(scores, places)
     for row, seed in enumerate([5, 6, 5, 8]):
-        assert Dice(seed, 1, 1, CPU).one(scores[row : row + 1], places[row : row + 1]) == together[row]
+        assert SeededRows(seed, 1, 1, CPU).one(scores[row : row + 1], places[row : row + 1]) == together[row]
 
 
 def test_no_two_seeds_copies_and_places_share_their_chance() -> None:
     """Copy 1 of seed 1 is not copy 0 of seed 2, and place 1 of the one is not place 0 of the other."""
-    dice = Dice(list(range(40)), 40, 40, CPU)
-    assert len(set(dice.seeds.tolist())) == 1600
+    rng = SeededRows(list(range(40)), 40, 40, CPU)
+    assert len(set(rng.seeds.tolist())) == 1600
     token = torch.zeros(1, 1, dtype=torch.long)
-    noise = [dice.gumbel(torch.full((1600,), place), token) for place in range(20)]
+    noise = [rng.gumbel(torch.full((1600,), place), token) for place in range(20)]
     assert len(torch.cat(noise).unique()) == 20 * 1600
-    assert dice.seeds.tolist() == [seed for n in range(40) for seed in Dice(n, 1, 40, CPU).seeds.tolist()]
+    assert rng.seeds.tolist() == [seed for n in range(40) for seed in SeededRows(n, 1, 40, CPU).seeds.tolist()]
 
 
 @pytest.mark.parametrize(("bits", "expected"), [(0, -math.log(54 * math.log(2))), (-1, 53 * math.log(2))])
 def test_the_rarest_draws_are_finite(bits: int, expected: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dice_module, "mix", lambda x: torch.full_like(x, bits))
-    noise = Dice(3, 1, 1, CPU).gumbel(torch.zeros(1, dtype=torch.long), torch.arange(4)[None])
+    noise = SeededRows(3, 1, 1, CPU).gumbel(torch.zeros(1, dtype=torch.long), torch.arange(4)[None])
     assert noise.tolist() == [pytest.approx([expected] * 4)]
 
 
 def test_a_seed_gives_what_it_always_gave() -> None:
     """On every machine and in every version: what someone wrote down with its seed can be written again."""
-    tokens = Dice([0, 1, 2**40], 3, 2, CPU).one(torch.zeros(6, 50_000), torch.arange(6))
+    tokens = SeededRows([0, 1, 2**40], 3, 2, CPU).one(torch.zeros(6, 50_000), torch.arange(6))
     assert tokens.tolist() == [37526, 16856, 15510, 42595, 21969, 40615]
 
 
 def test_a_seed_a_prompt() -> None:
     with pytest.raises(ValueError, match="seed=.*one for each of the 3 prompts"):
-        Dice([1, 2], 3, 1, CPU)
+        SeededRows([1, 2], 3, 1, CPU)
     torch.manual_seed(0)
-    a, b = Dice(None, 2, 1, CPU).seeds, Dice(None, 2, 1, CPU).seeds
+    a, b = SeededRows(None, 2, 1, CPU).seeds, SeededRows(None, 2, 1, CPU).seeds
     torch.manual_seed(0)
-    assert torch.equal(a, Dice(None, 2, 1, CPU).seeds) and not torch.equal(a, b) and a[0] != a[1]
+    assert torch.equal(a, SeededRows(None, 2, 1, CPU).seeds) and not torch.equal(a, b) and a[0] != a[1]
 
 
 def test_seeds_below_zero_are_seeds_of_their_own() -> None:

@@ -15,7 +15,7 @@ from anyformer import cli, families
 from anyformer.data import Arrays, Data
 from anyformer.evaluate import Evaluation
 from anyformer.generation.diffusion import denoise
-from anyformer.models import AutoencoderModel
+from anyformer.models import AutoencoderModel, Call
 from anyformer.objectives.diffuse import Diffuse
 from anyformer.objectives.draw import Reconstruct
 from anyformer.parts.grid.dvae import ConvDecoder, ConvEmbedding, GaussianLatent, Latent, RoundedCodes
@@ -98,7 +98,7 @@ def pixels() -> torch.Tensor:
 def test_numbers_are_measured_while_they_are_learnt(vae: Path) -> None:
     """What is handed on has a mean square of 1, whatever the means are; what is drawn again does not know of it."""
     model, x = af.load(vae), pixels()
-    mean = model.latent.say(model.hidden({"pixel_values": x})[0]).chunk(2, -1)[0]
+    mean = model.latent.say(model.hidden_states(Call({"pixel_values": x})).x).chunk(2, -1)[0]
     assert not 0.9 < float(mean.square().mean()) < 1.1, "the numbers need no scale, and this shows nothing"
     assert float(model.codes(x).square().mean()) == pytest.approx(1.0, abs=0.25)
     assert torch.allclose(model.codes(x).flatten(2).transpose(1, 2) * model.latent.square.sqrt(), mean, atol=1e-5)

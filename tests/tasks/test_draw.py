@@ -26,7 +26,7 @@ CONFIG: dict[str, Any] = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A DiT that has learnt nothing, and how its pictures are read."""
     path = tmp_path_factory.mktemp("dit")
-    model = af.build(families.find("dit").read(CONFIG).labelled(LABELS), seed=0)
+    model = af.build(families.find("dit").read(CONFIG).with_labels(LABELS), seed=0)
     with torch.no_grad():
         for i, tensor in enumerate(model.parameters()):
             tensor.normal_(0, 0.2, generator=torch.Generator().manual_seed(i))

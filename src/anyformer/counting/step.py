@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from anyformer.counting.device import Device
 from anyformer.kernels.recording import graph_capture
 from anyformer.models.base import TransformerModule
+from anyformer.models.call import Call
 from anyformer.parts.computed import compute
 from anyformer.parts.head.language import LMHeadModule
 from anyformer.stacks.stack import StackModule
@@ -51,7 +52,7 @@ def run_step(
     with torch.device("meta"), graph_capture(), live:
         given = tree_map(torch.empty_like, inputs)
         with device:
-            said = model(**given)
+            said = model(Call(given))
             total = sum(v.float().sum() for v in tree_iter(dict(said)) if isinstance(v, Tensor) and v.requires_grad)
             del said
             device.forget()

@@ -22,6 +22,7 @@ from anyformer.counting.survey import everywhere, original
 from anyformer.kernels.recording import graph_capture
 from anyformer.models import Model
 from anyformer.models.base import TransformerModule
+from anyformer.models.call import Call
 from anyformer.parts.computed import compute
 from anyformer.parts.head.classify import MultipleChoiceHead
 from anyformer.parts.op import Op
@@ -102,16 +103,17 @@ def measure(
     if half is not None:
         fuse(model, training=True)
     device = Noting(model.train(half is not None), half)
-    ledger, past = Ledger(model, device), {}
+    ledger, state = Ledger(model, device), None
     device.ledger = ledger
     with torch.device("meta"), graph_capture():
         if step:
             name = "decoder_input_ids" if model.spec.pair else "input_ids"
             ids = inputs[name]
-            past = {"past_key_values": model(**{**inputs, name: ids[:, 1:]}, use_cache=True).past_key_values}
+            state = model.new_state()
+            model(Call({**inputs, name: ids[:, 1:]}, state))
             inputs = {name: ids[:, :1]}
         with ledger.watching(), ledger, device:
-            said = model(**inputs, **past)
+            said = model(Call(inputs, state))
     read = said.get("encoder_last_hidden_state") if model.spec.pair else None
     return Work(*ledger.sums, ledger.kept, tuple(ledger.layers), 0 if read is None else read.shape[1])
 

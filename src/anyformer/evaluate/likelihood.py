@@ -10,9 +10,9 @@ from torch import Tensor
 
 from anyformer.generation import check_writer
 from anyformer.kernels.loss import IGNORED
-from anyformer.models import TransformerModule
+from anyformer.models import Call, TransformerModule
 from anyformer.objectives.examples import array
-from anyformer.objectives.objective import Batch, language_head, padded, padded_texts, read
+from anyformer.objectives.objective import Batch, language_head, padded, padded_texts, taken
 
 SCORES = 2**27  # numbers that are held at once: the vocabulary's, for as many tokens as that makes
 
@@ -89,9 +89,10 @@ def pair_batch(model: TransformerModule, pairs: Sequence[Pair], two: bool) -> Ba
 @torch.inference_mode()
 def hidden(model: TransformerModule, batch: Batch) -> Tensor:
     """(B, T, D) what the head reads."""
-    seen = read(model, batch)
-    model._check_finite({"last_hidden_state": seen.x}, seen.inputs, False)
-    return seen.x
+    call = Call(taken(model, batch), kernel=model.kernel)
+    x = model.hidden_states(call).x
+    model.check_finite({"last_hidden_state": x}, call, resumed=False)
+    return x
 
 
 @torch.inference_mode()

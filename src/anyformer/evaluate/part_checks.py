@@ -349,7 +349,7 @@ def cached_decoding(subject: Subject) -> str:
     if not subject.spec.left_to_right or not subject.spec.writes:
         raise DoesNotApply("the model does not write")
     if not model.remembers:
-        raise DoesNotApply(f"{model.forgotten[0]} remembers nothing: texts are read again for each token")
+        raise DoesNotApply(f"{model.stateless[0]} remembers nothing: texts are read again for each token")
 
     def difference(model: Any) -> float:
         ids, worst = subject.ids(), 0.0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from anyformer.generation import assisted, beams, contrastive, ctc, fast, sample
 from anyformer.generation.options import Settings
-from anyformer.generation.search_state import Job, alone
+from anyformer.generation.search_state import Search, run_writer
 from anyformer.generation.setup import begin, check_writer
 from anyformer.models import Output, TransformerModule
 from anyformer.parts.head.ctc import CTCHead
@@ -52,7 +52,7 @@ def generate(
         raise ValueError(f"only a model writes, as af.build and af.load give it, got {type(model).__name__}")
     head: Any = model.spec.head
     if isinstance(head, CTCHead) and not model.training:
-        given = {name: options.pop(name) for name in list(options) if name in model.known_inputs()}
+        given = {name: options.pop(name) for name in list(options) if name in model.inputs}
         given |= {} if attention_mask is None else {"attention_mask": attention_mask}
         fields = ctc.write(model, given, options)
         return Output(fields) if return_dict or return_dict_in_generate else fields["sequences"]
@@ -74,15 +74,15 @@ def generate(
     return Output(fields) if detailed else fields["sequences"]
 
 
-def write(job: Job) -> dict[str, Any]:
+def write(job: Search) -> dict[str, Any]:
     """Writes on in the way the settings ask for."""
     s = job.settings
     if s.num_beams > 1:
-        return alone(beams.search(job), job.stepper)
+        return run_writer(beams.search(job), job.stepper)
     if s.contrastive:
         return contrastive.search(job)
     if job.draft is not None or s.prompt_lookup_num_tokens:
         return assisted.write(job)
     if job.stepper.recording is not None and job.plain:
         return fast.write(job)
-    return alone(sample.write(job), job.stepper)
+    return run_writer(sample.write(job), job.stepper)

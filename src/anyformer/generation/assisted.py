@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.generation.search_state import Details, Job
+from anyformer.generation.search_state import Details, Search
 from anyformer.generation.stepper import Stepper
 
 
-def write(job: Job) -> dict[str, Any]:
+def write(job: Search) -> dict[str, Any]:
     """Rows go on together: by as many tokens as were right in all of those that have not ended."""
     s, model, P = job.settings, job.stepper, job.prompt_length
     report = Details(job)
@@ -60,7 +60,7 @@ def back(stepper: Stepper, before: Stepper | None, ids: Tensor, extra: int) -> S
 class ModelDrafter:
     """A smaller model writes ahead."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Search) -> None:
         assert job.draft is not None
         self.job, self.stepper = job, job.draft
         self.before: Stepper | None = None
@@ -86,7 +86,7 @@ class ModelDrafter:
 class LookupDrafter:
     """What followed the last few tokens where they stood before [Saxena 2023]: in the text, or in what was read."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Search) -> None:
         self.size = job.settings.max_matching_ngram_size
         self.vocab_size = job.scores.shape[1]
         self.source = job.source_ids

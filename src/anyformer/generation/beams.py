@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.generation.search_state import Job, Move, Writer
+from anyformer.generation.search_state import Move, Search, Writer
 
 WORST = -1e9
 
@@ -24,7 +24,7 @@ def pick(x: Tensor, index: Tensor) -> Tensor:
 class Beams:
     """N beams of each of B texts, and the N best texts that are complete."""
 
-    def __init__(self, job: Job, prompt: Tensor) -> None:
+    def __init__(self, job: Search, prompt: Tensor) -> None:
         s, (self.B, self.N, self.P) = job.settings, prompt.shape
         self.job, self.s, device = job, s, prompt.device
         self.K = max(2, 1 + len(s.eos)) * self.N  # enough that N are left even if all of the best just ended
@@ -46,14 +46,14 @@ class Beams:
         s, V, T = self.s, log_probs.shape[2], self.running.shape[2]
         total = (log_probs + self.running_scores[..., None]).flatten(1)
         if s.do_sample:
-            chosen = self.job.dice.several(total, self.job.places.view(self.B, -1)[:, 0] + T - self.P, self.K)
+            chosen = self.job.rng.several(total, self.job.places.view(self.B, -1)[:, 0] + T - self.P, self.K)
             best = total.gather(1, chosen)
         else:
             best, chosen = total.topk(self.K)
         beam, token = chosen // V, chosen % V
         texts = torch.cat((pick(self.running, beam), token[..., None]), dim=2)
         paths = torch.cat((pick(self.paths, beam), (beam + offset)[..., None]), dim=2)
-        stopped = self.job.ended.stopped(texts.flatten(0, 1)).view(self.B, self.K)
+        stopped = self.job.ended.is_stopped(texts.flatten(0, 1)).view(self.B, self.K)
         done = torch.ones_like(stopped) if self.job.max_length <= T + 1 else stopped
         # those that go on, or would if there were room
         open_scores = best + done * WORST
@@ -83,7 +83,7 @@ class Beams:
         return pick(beam, order)
 
 
-def search(job: Job) -> Writer:
+def search(job: Search) -> Writer:
     """The best `num_return_sequences` texts of each row and their scores, best first."""
     s, N, G = job.settings, job.settings.num_beams, job.settings.num_beam_groups
     B, P, device = job.ids.shape[0] // N, job.prompt_length, job.ids.device
@@ -111,7 +111,7 @@ def search(job: Job) -> Writer:
     return results(job, groups, kept, logits)
 
 
-def results(job: Job, groups: list[Beams], kept: list[Tensor], logits: list[Tensor]) -> dict[str, Any]:
+def results(job: Search, groups: list[Beams], kept: list[Tensor], logits: list[Tensor]) -> dict[str, Any]:
     s, R = job.settings, job.settings.num_return_sequences
     best, order = torch.cat([group.finished_scores for group in groups], 1).topk(R)
     ids, paths, lengths = (
@@ -122,7 +122,7 @@ def results(job: Job, groups: list[Beams], kept: list[Tensor], logits: list[Tens
     ids, paths = ids[:, :T], paths[:, : T - P]
     out: dict[str, Any] = {"sequences": job.with_prompt(ids)}
     if job.detailed:
-        stopped = [job.ended.stopped(row[None, :n]) for row, n in zip(ids, lengths.tolist(), strict=True)]
+        stopped = [job.ended.is_stopped(row[None, :n]) for row, n in zip(ids, lengths.tolist(), strict=True)]
         reasons = ["stop" if stop else "length" for stop in stopped]
         steps = torch.arange(T - P, device=ids.device)
         chosen = torch.stack(logits[: T - P]).log_softmax(-1)[steps, paths.clamp(min=0), ids[:, P:]]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from anyformer.generation import beams, sample
-from anyformer.generation.search_state import Job, Move, Writer
+from anyformer.generation.search_state import Move, Search, Writer
 from anyformer.generation.setup import begin
 from anyformer.generation.stepper import Stepper
 from anyformer.models import Output, TransformerModule
@@ -28,7 +28,7 @@ from anyformer.models import Output, TransformerModule
 class Request:
     """A text (or several, from one call's prompts) on its way; `result` is what `af.generate` would give."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Search) -> None:
         self.job, self.stepper = job, job.stepper
         self.writer: Writer = (beams.search if job.settings.num_beams > 1 else sample.write)(job)
         self.rows = job.ids.shape[0]
@@ -56,9 +56,9 @@ class Running:
         named = {name: options.pop(name, None) for name in ("inputs_embeds", "attention_mask")}
         job = begin(self.model, {"input_ids": input_ids, **named}, options, detailed=True, compiled=False)
         s = job.settings
-        alone = {"penalty_alpha": s.contrastive, "prompt_lookup_num_tokens": bool(s.prompt_lookup_num_tokens)}
-        alone["inputs_embeds"] = job.stepper.embeds is not None
-        for name in (name for name, asked in alone.items() if asked):
+        run_writer = {"penalty_alpha": s.contrastive, "prompt_lookup_num_tokens": bool(s.prompt_lookup_num_tokens)}
+        run_writer["inputs_embeds"] = job.stepper.embeds is not None
+        for name in (name for name, asked in run_writer.items() if asked):
             raise ValueError(f"{name}: such a text is written alone, by af.generate")
         job.shared = True
         request = Request(job)

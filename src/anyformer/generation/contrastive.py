@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.generation.search_state import Details, Job
+from anyformer.generation.search_state import Details, Search
 
 
-def search(job: Job) -> dict[str, Any]:
+def search(job: Search) -> dict[str, Any]:
     alpha, stepper = job.settings.penalty_alpha or 0.0, job.stepper
     k = min(job.settings.top_k, job.scores.shape[1])
     ids, raw, report = job.ids, job.scores, Details(job)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from anyformer.generation.options import Settings
-from anyformer.models import TransformerModule
+from anyformer.models import Call, TransformerModule
 from anyformer.parts.head.ctc import CTCModule
 
 ALLOWED = {"num_beams", "num_return_sequences", "pad_token_id"}
@@ -36,7 +36,7 @@ def write(model: TransformerModule, inputs: dict[str, Any], options: dict[str, A
             raise ValueError(f"{name}: frames are read at once, and only {', '.join(sorted(ALLOWED))} apply")
     s = Settings(**options)
     s.check(model.spec.head.vocab_size)
-    x, ctx, _ = model.hidden(inputs)
+    x, ctx, _, _ = model.hidden_states(Call(inputs, kernel=model.kernel))
     assert isinstance(model.head, CTCModule)
     scores = model.head.out(x).float().log_softmax(-1)
     lengths = [x.shape[1]] * x.shape[0] if ctx.tokens is None else ctx.tokens.sum(-1).tolist()
@@ -56,7 +56,7 @@ def write(model: TransformerModule, inputs: dict[str, Any], options: dict[str, A
     }
 
 
-class Held(NamedTuple):
+class TokenSpan(NamedTuple):
     """A token of a path, and the frames that have it: from `start` up to `end`, that one not counted."""
 
     token: int
@@ -64,18 +64,18 @@ class Held(NamedTuple):
     end: int
 
 
-def path(scores: Tensor, blank: int) -> list[Held]:
+def path(scores: Tensor, blank: int) -> list[TokenSpan]:
     """(T, V) log-probabilities -> the tokens of the likeliest path."""
-    return merged(scores.argmax(-1).tolist(), blank)
+    return merge_frames(scores.argmax(-1).tolist(), blank)
 
 
-def merged(tokens: Iterable[int], blank: int) -> list[Held]:
+def merge_frames(tokens: Iterable[int], blank: int) -> list[TokenSpan]:
     """Of a token or the blank for every frame."""
     found, start = [], 0
     for token, run in itertools.groupby(tokens):
         end = start + sum(1 for _ in run)
         if token != blank:
-            found.append(Held(token, start, end))
+            found.append(TokenSpan(token, start, end))
         start = end
     return found
 
@@ -94,7 +94,7 @@ def prefixes(pieces: Iterable[Tensor], blank: int, beams: int) -> list[tuple[lis
         likely = scores.topk(min(scores.shape[1], max(TRIED, 2 * beams)), dim=-1)
         silent, frames = scores[:, blank].tolist(), zip(likely.values.tolist(), likely.indices.tolist(), strict=True)
         for quiet, frame in zip(silent, frames, strict=True):
-            running = continued(running, quiet, frame, blank, beams)
+            running = extend_prefixes(running, quiet, frame, blank, beams)
         alike = itertools.takewhile(lambda tokens: len({*tokens}) == 1, zip(*running, strict=False))
         common = [tokens[0] for tokens in alike][:-1]  # the last of them says whether the next is a repeat
         settled += common
@@ -102,7 +102,7 @@ def prefixes(pieces: Iterable[Tensor], blank: int, beams: int) -> list[tuple[lis
     return [([*settled, *text], plus(*ends)) for text, ends in running.items()]
 
 
-def continued(running: Running, quiet: float, frame: Any, blank: int, beams: int) -> Running:
+def extend_prefixes(running: Running, quiet: float, frame: Any, blank: int, beams: int) -> Running:
     """One frame later: `quiet` is the blank's log-probability, `frame` those of the tokens that are tried."""
     after: Running = {}
     for text, (ends_blank, ends_token) in running.items():

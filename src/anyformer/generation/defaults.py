@@ -49,7 +49,7 @@ def settings_for(model: TransformerModule, given: Mapping[str, Any]) -> Settings
     found: dict[str, Any] = {n: v for n, v in token_ids(model.spec).items() if n in NAMES}
     folder = getattr(model, "folder", None)
     if folder is not None and (Path(folder) / "generation_config.json").is_file():
-        found |= stored(Path(folder) / "generation_config.json")
+        found |= read_generation_config(Path(folder) / "generation_config.json")
     said = {n: v for n, v in given.items() if v is not None}
     if "max_new_tokens" in said:
         found.pop("max_length", None)
@@ -67,7 +67,7 @@ def settings_for(model: TransformerModule, given: Mapping[str, Any]) -> Settings
     return out
 
 
-def stored(path: Path) -> dict[str, Any]:
+def read_generation_config(path: Path) -> dict[str, Any]:
     """What a generation_config.json asks for; what cannot be honoured is refused by name."""
     from anyformer.weights.io import read_json
 

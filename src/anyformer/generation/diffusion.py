@@ -61,10 +61,10 @@ def denoise(
         raise ValueError(f"eta is {eta} and guidance {guidance}; 0 <= eta <= 1, and guidance is at least 0")
     schedule, batch = spec.head.schedule, len(seeds)
     shape, device, dtype = (spec.embedding.channels, *spec.embedding.image_size), model.device, model.dtype
-    dice = [torch.Generator().manual_seed(seed) for seed in seeds]
+    rng = [torch.Generator().manual_seed(seed) for seed in seeds]
 
     def noise() -> Tensor:
-        return torch.stack([torch.randn(shape, generator=each) for each in dice]).to(device)
+        return torch.stack([torch.randn(shape, generator=each) for each in rng]).to(device)
 
     inputs = {name: value.to(device) for name, value in asked.items()}
     guided = guidance != 1 and otherwise is not None

@@ -17,10 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.generation.search_state import Job
+from anyformer.generation.search_state import Search
 from anyformer.generation.stepper import Stepper
 from anyformer.kernels import hardware
 from anyformer.kernels.recording import graph_capture
+from anyformer.models import Call
 from anyformer.parts.position.absolute import Sinusoidal
 from anyformer.runtime.state import State
 from anyformer.specs.part import walk
@@ -33,14 +34,14 @@ LITTLE = 2**28  # bytes
 BACKEND = "inductor"  # of torch.compile
 
 
-def quicken(stepper: Stepper, max_length: int, more: int, compiled: bool | None) -> None:
+def capture_decode_step(stepper: Stepper, max_length: int, more: int, compiled: bool | None) -> None:
     """Makes the stepper's single steps recorded ones, where that helps: `compiled` True wants it and torch.compile,
     False does not want it, None leaves it to the device."""
     if compiled is False or (compiled is None and (stepper.model.device.type != "cuda" or more < ENOUGH)):
         return
     why = obstacle(stepper, max_length, bool(compiled))
     if why is None:
-        stepper.recording = recording_for(stepper, -(-max_length // ROOM) * ROOM, bool(compiled))
+        stepper.recording = find_recording(stepper, -(-max_length // ROOM) * ROOM, bool(compiled))
         stepper.state = stepper.recording.begin(stepper)
     elif compiled:
         raise ValueError(f"compile=True: {why}")
@@ -69,17 +70,17 @@ def obstacle(stepper: Stepper, max_length: int, compiled: bool) -> str | None:
     return None
 
 
-class Recordings(dict):
+class RecordingCache(dict):
     """Recordings belong to one model in memory: copies of it start without."""
 
-    def __deepcopy__(self, memo: Any) -> Recordings:
-        return Recordings()
+    def __deepcopy__(self, memo: Any) -> RecordingCache:
+        return RecordingCache()
 
     def __reduce__(self) -> Any:
-        return Recordings, ()
+        return RecordingCache, ()
 
 
-def recording_for(stepper: Stepper, capacity: int, compiled: bool) -> Recording:
+def find_recording(stepper: Stepper, capacity: int, compiled: bool) -> DecodeRecording:
     """The recording that fits this text: one made before, or a new one."""
     model, state = stepper.model, stepper.state
     assert state is not None
@@ -96,13 +97,13 @@ def recording_for(stepper: Stepper, capacity: int, compiled: bool) -> Recording:
         state.memory_padding is None,
         tuple((tensor.data_ptr(), tensor.dtype, tensor._version if compiled else 0) for tensor in tensors),
     )
-    kept = model.__dict__.setdefault("recordings", Recordings())
+    kept = model.__dict__.setdefault("recordings", RecordingCache())
     if key not in kept:
         # the oldest go; what states hold between two texts is never more than the weights, or little
         room = max(LITTLE, sum(tensor.nbytes for tensor in tensors))
         while kept and (len(kept) >= KEPT or sum(each.state.nbytes for each in kept.values()) > room):
             kept.pop(next(iter(kept)))
-        kept[key] = Recording(stepper, capacity, compiled)
+        kept[key] = DecodeRecording(stepper, capacity, compiled)
     return kept[key]
 
 
@@ -117,7 +118,7 @@ class Buffers:
     scores: Tensor | None = None  # (B, V) after the last step
 
 
-class Recording:
+class DecodeRecording:
     def __init__(self, stepper: Stepper, capacity: int, compiled: bool) -> None:
         self.model, self.prefix = stepper.model, stepper.prefix
         device, rows = self.model.device, stepper.rows
@@ -133,7 +134,7 @@ class Recording:
         step: Callable[[], Tensor] = self.step
         if compiled:
             # torch keeps what it compiled by code object, few of each: a copy is this recording's own, and goes with it
-            own = types.FunctionType(Recording.step.__code__.replace(), globals())
+            own = types.FunctionType(DecodeRecording.step.__code__.replace(), globals())
             step = types.MethodType(own, self)
             step = torch.compile(step, fullgraph=True, dynamic=False, backend=BACKEND, options=self.options())
         self.run = self.graph(step) if device.type == "cuda" else self.call(step)
@@ -146,8 +147,8 @@ class Recording:
     def step(self) -> Tensor:
         """Reads one token of each row; the scores (B, V) of the next, and the likeliest in its place."""
         buffers = self.buffers
-        out = self.model(**buffers.inputs, past_key_values=self.state, logits_to_keep=1, return_dict=True)
-        scores = out.logits[:, -1].float()
+        call = Call({**buffers.inputs, "logits_to_keep": 1}, self.state, kernel=self.model.kernel)
+        scores = self.model(call)["logits"][:, -1].float()
         best, tokens = highest(scores)
         buffers.inputs[f"{self.prefix}input_ids"].copy_(tokens[:, None])
         buffers.written.index_copy_(1, buffers.count, tokens[:, None])
@@ -212,7 +213,7 @@ def highest(scores: Tensor, pieces: int = 64) -> tuple[Tensor, Tensor]:
     return top, place.gather(1, piece[:, None])[:, 0] + piece * width
 
 
-def write(job: Job) -> dict[str, Any]:
+def write(job: Search) -> dict[str, Any]:
     """Greedy texts where nothing but the tokens is asked for: the steps follow each other without a look in between."""
     recording, s = job.stepper.recording, job.settings
     ends, room = job.ended.eos, job.max_length - job.prompt_length

@@ -93,7 +93,7 @@ class Settings:
         return self.pad_token_id if self.pad_token_id is not None else self.eos[0] if self.eos else None
 
     @property
-    def told_what(self) -> bool:
+    def has_speech_prompt(self) -> bool:
         """Whether tokens before the text say what to do: a language, a task, times or none."""
         told = (self.lang_to_id, self.task_to_id, self.forced_decoder_ids, self.no_timestamps_token_id)
         return any(each not in (None, [], {}) for each in told)
@@ -156,7 +156,7 @@ class Settings:
             biases = self.biases
         except (TypeError, ValueError, OverflowError):
             biases = [((), 0.0)]
-        good = all(tokens and are(whole)(tokens) and number(bias) for tokens, bias in biases)
+        good = all(tokens and list_of(is_integer)(tokens) and is_number(bias) for tokens, bias in biases)
         self.need(good, "sequence_bias", "{tokens: bias}, each of at least one token")
 
     def _check_together(self, vocab_size: int) -> None:
@@ -207,55 +207,57 @@ class Settings:
         self.need(decay is None or decay[1] > 0, "exponential_decay_length_penalty", "(first token, factor above 0)")
 
 
-def whole(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < WHOLE
 
 
-def number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     """NaN is none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
-def are(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def list_of(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, (list, tuple)) and all(map(kind, value))
 
 
-def either(*kinds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def any_of(*kinds: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: any(kind(value) for kind in kinds)
 
 
-def text(value: Any) -> bool:
+def is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
 def _numbers(value: Any) -> bool:
-    return isinstance(value, dict) and all(text(name) and whole(token) for name, token in value.items())
+    return isinstance(value, dict) and all(is_text(name) and is_integer(token) for name, token in value.items())
 
 
 def _places(value: Any) -> bool:
-    return are(are(either(whole, lambda token: token is None)))(value) and all(len(pair) == 2 for pair in value)
+    return list_of(list_of(any_of(is_integer, lambda token: token is None)))(value) and all(
+        len(pair) == 2 for pair in value
+    )
 
 
 def _decay(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) == 2 and whole(value[0]) and number(value[1])
+    return isinstance(value, tuple) and len(value) == 2 and is_integer(value[0]) and is_number(value[1])
 
 
 # the type of a field -> what makes a value one, and how that is said
 KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("int", "int | None"), (whole, "a whole number")),
+    **dict.fromkeys(("int", "int | None"), (is_integer, "a whole number")),
     **dict.fromkeys(
         ("int | list[int] | None", "int | Sequence[int] | None"),
-        (either(whole, are(whole)), "a whole number, or several"),
+        (any_of(is_integer, list_of(is_integer)), "a whole number, or several"),
     ),
-    **dict.fromkeys(("float", "float | None"), (number, f"a finite number of at most {LARGEST:,}")),
+    **dict.fromkeys(("float", "float | None"), (is_number, f"a finite number of at most {LARGEST:,}")),
     **dict.fromkeys(("bool", "bool | None"), (lambda value: isinstance(value, bool), "True or False")),
-    "bool | str": (either(text, lambda value: isinstance(value, bool)), "True, False or a name"),
-    "list[int] | None": (are(whole), "a list of tokens"),
-    "list[list[int]] | None": (are(are(whole)), "a list of lists of tokens"),
+    "bool | str": (any_of(is_text, lambda value: isinstance(value, bool)), "True, False or a name"),
+    "list[int] | None": (list_of(is_integer), "a list of tokens"),
+    "list[list[int]] | None": (list_of(list_of(is_integer)), "a list of lists of tokens"),
     "list[list[int | None]] | None": (_places, "a list of places and tokens"),
     "dict[str, int] | None": (_numbers, "names and their tokens"),
-    "str | None": (text, "a name"),
-    "str | list[str] | None": (either(text, are(text)), "a text, or several"),
+    "str | None": (is_text, "a name"),
+    "str | list[str] | None": (any_of(is_text, list_of(is_text)), "a text, or several"),
     "tuple[int, float] | None": (_decay, "(first token, factor above 0)"),
 }
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.generation.options import Settings
-from anyformer.generation.speech_prompt import opening
+from anyformer.generation.speech_prompt import speech_prompt
 from anyformer.generation.stepper import align_right
-from anyformer.models import TransformerModule, position_limit
+from anyformer.models import Call, TransformerModule, position_limit
 from anyformer.runtime.inputs import hiding
 
 NOT_HERE = {
@@ -75,12 +75,13 @@ def prompt_of(model: TransformerModule, inputs: dict[str, Any], s: Settings) -> 
         return decoder_prompt(model, inputs, s)
     if first is None:
         raise ValueError("give a prompt: input_ids (or inputs_embeds)")
-    rest, _ = model.fed(dict(inputs))
+    rest, _ = model.embed_towers(Call(inputs, kernel=model.kernel))
+    rest = dict(rest)
     read = {name: value for name, value in inputs.items() if name not in rest}
     ids, mask, embeds = rest.pop("input_ids", None), rest.pop("attention_mask", None), rest.pop("inputs_embeds", None)
     if ids is None:
         ids = torch.zeros(embeds.shape[0], 0, dtype=torch.long, device=embeds.device)
-    return dataclasses.replace(aligned(ids, mask, embeds, rest, "attention_mask"), read=read)
+    return dataclasses.replace(align_prompt(ids, mask, embeds, rest, "attention_mask"), read=read)
 
 
 def guess_mask(ids: Tensor, s: Settings) -> Tensor | None:
@@ -91,7 +92,7 @@ def guess_mask(ids: Tensor, s: Settings) -> Tensor | None:
     return None if mask is None or not bool(mask.any(1).all()) else mask.long()
 
 
-def aligned(ids: Tensor, mask: Tensor | None, embeds: Tensor | None, rest: dict[str, Any], name: str) -> Prompt:
+def align_prompt(ids: Tensor, mask: Tensor | None, embeds: Tensor | None, rest: dict[str, Any], name: str) -> Prompt:
     read = ids if embeds is None else embeds
     if mask is not None:
         if mask.shape != read.shape[:2]:
@@ -121,13 +122,15 @@ def decoder_prompt(model: TransformerModule, inputs: dict[str, Any], s: Settings
             raise ValueError(f"give what the encoder reads: {model.spec.embedding.inputs[0]} (or encoder_outputs)")
         rows = (given if isinstance(given, Tensor) else given[0]).shape[0]
         ids = torch.full((rows, 1), start, dtype=torch.long, device=model.device)
-        if s.told_what:
-            ids, memory = opening(model, ids, rest, s)
+        if s.has_speech_prompt:
+            ids, memory = speech_prompt(model, ids, rest, s)
             return Prompt(ids, ids, None, None, rest, memory)
-    elif start is not None and not s.told_what and bool((ids[:, 0] != start).all()):  # as every text, as published
+    elif (
+        start is not None and not s.has_speech_prompt and bool((ids[:, 0] != start).all())
+    ):  # as every text, as published
         ids = F.pad(ids, (1, 0), value=start)
         mask = None if mask is None else F.pad(mask, (1, 0), value=1)
-    return aligned(ids, mask, None, rest, "decoder_attention_mask")
+    return align_prompt(ids, mask, None, rest, "decoder_attention_mask")
 
 
 def room(model: TransformerModule, s: Settings, prompt: Prompt, state: Any) -> int:
@@ -136,7 +139,7 @@ def room(model: TransformerModule, s: Settings, prompt: Prompt, state: Any) -> i
     asked = next((name for name in ("max_new_tokens", "max_length") if getattr(s, name) is not None), None)
     if s.max_new_tokens is not None:
         new = s.max_new_tokens
-    elif s.max_length is not None and s.told_what:  # of the text, without what it is told
+    elif s.max_length is not None and s.has_speech_prompt:  # of the text, without what it is told
         new = min(s.max_length, (position_limit(model.spec) or read + s.max_length) - read)
     elif s.max_length is not None:
         s.need(s.max_length > read, "max_length", f"the prompt alone has {read} tokens; use max_new_tokens")

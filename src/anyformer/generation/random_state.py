@@ -44,7 +44,7 @@ def _(seeds: Tensor, count: int) -> Tensor:
     return seeds.new_empty((seeds.shape[0], count), dtype=torch.float32)
 
 
-class Dice:
+class SeededRows:
     """One seed a row. With one number for all, copies of a prompt get their own, and prompts do not differ by row."""
 
     def __init__(self, seed: int | Sequence[int] | None, rows: int, copies: int, device: torch.device) -> None:
@@ -70,12 +70,12 @@ class Dice:
         if 0 < top < scores.shape[1]:
             values, tokens = scores.topk(top)
             return tokens.gather(1, (values + self.gumbel(places, tokens)).argmax(-1, keepdim=True))[:, 0]
-        return (scores + self.gumbel(places, all_of(scores))).argmax(-1)
+        return (scores + self.gumbel(places, all_tokens(scores))).argmax(-1)
 
     def several(self, scores: Tensor, places: Tensor, count: int) -> Tensor:
         """(B, N) -> (B, count) without replacement, in the order drawn [Kool et al. 2019]."""
-        return (scores + self.gumbel(places, all_of(scores))).topk(count).indices
+        return (scores + self.gumbel(places, all_tokens(scores))).topk(count).indices
 
 
-def all_of(scores: Tensor) -> Tensor:
+def all_tokens(scores: Tensor) -> Tensor:
     return torch.arange(scores.shape[1], device=scores.device)[None]

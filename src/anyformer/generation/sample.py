@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from anyformer.generation.search_state import Details, Job, Move, Writer
+from anyformer.generation.search_state import Details, Move, Search, Writer
 
 
-def write(job: Job) -> Writer:
+def write(job: Search) -> Writer:
     ids, raw, report = job.ids, job.scores, Details(job)
     while True:
         processed = job.process(ids, raw)

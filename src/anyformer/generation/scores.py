@@ -24,13 +24,17 @@ def steps(s: Settings, prompt_length: int, max_length: int, source: Tensor | Non
     eos = torch.tensor(s.eos, device=device, dtype=torch.long)
     out: list[Step] = []
     if biases := s.biases:
-        out.append(lambda ids, scores: biased(ids, scores, biases))
+        out.append(lambda ids, scores: add_sequence_bias(ids, scores, biases))
     if source is not None and s.encoder_repetition_penalty != 1.0:
-        out.append(lambda ids, scores: repeated(rows_like(source, scores), scores, 1 / s.encoder_repetition_penalty))
+        out.append(
+            lambda ids, scores: penalize_repeats(rows_like(source, scores), scores, 1 / s.encoder_repetition_penalty)
+        )
     if s.repetition_penalty != 1.0:
-        out.append(lambda ids, scores: repeated(ids, scores, s.repetition_penalty))
+        out.append(lambda ids, scores: penalize_repeats(ids, scores, s.repetition_penalty))
     if s.presence_penalty or s.frequency_penalty:
-        out.append(lambda ids, scores: counted(ids[:, prompt_length:], scores, s.presence_penalty, s.frequency_penalty))
+        out.append(
+            lambda ids, scores: penalize_counts(ids[:, prompt_length:], scores, s.presence_penalty, s.frequency_penalty)
+        )
     if s.no_repeat_ngram_size:
         out.append(lambda ids, scores: no_repeat(ids, ids, scores, s.no_repeat_ngram_size))
     if source is not None and s.encoder_no_repeat_ngram_size:
@@ -38,21 +42,21 @@ def steps(s: Settings, prompt_length: int, max_length: int, source: Tensor | Non
         out.append(lambda ids, scores: no_repeat(rows_like(source, scores), ids, scores, size))
     if s.bad_words_ids:
         words = [(tuple(w), NEVER) for w in s.bad_words_ids if not (len(w) == 1 and w[0] in s.eos)]
-        out.append(lambda ids, scores: biased(ids, scores, words))
+        out.append(lambda ids, scores: add_sequence_bias(ids, scores, words))
     at_least = max(s.min_length, 0 if s.min_new_tokens is None else prompt_length + s.min_new_tokens)
     if at_least and s.eos:
         out.append(lambda ids, scores: scores.index_fill(1, eos, NEVER) if ids.shape[1] < at_least else scores)
     if (choose := s.prefix_allowed_tokens_fn) is not None:
-        out.append(lambda ids, scores: allowed(ids, scores, choose, s.num_beams, s.pad or 0))
+        out.append(lambda ids, scores: keep_allowed(ids, scores, choose, s.num_beams, s.pad or 0))
     if s.forced_bos_token_id is not None:
-        out.append(lambda ids, scores: forced(scores, [s.forced_bos_token_id]) if ids.shape[1] == 1 else scores)
+        out.append(lambda ids, scores: force_tokens(scores, [s.forced_bos_token_id]) if ids.shape[1] == 1 else scores)
     if last := as_list(s.forced_eos_token_id):
-        out.append(lambda ids, scores: forced(scores, last) if ids.shape[1] == max_length - 1 else scores)
+        out.append(lambda ids, scores: force_tokens(scores, last) if ids.shape[1] == max_length - 1 else scores)
     if s.remove_invalid_values:
         out.append(lambda ids, scores: torch.nan_to_num(scores, nan=0.0))
     if s.exponential_decay_length_penalty is not None and s.eos:
         start, factor = s.exponential_decay_length_penalty
-        out.append(lambda ids, scores: hastened(scores, eos, factor, ids.shape[1] - prompt_length - start))
+        out.append(lambda ids, scores: decay_length(scores, eos, factor, ids.shape[1] - prompt_length - start))
     if s.suppress_tokens:
         unwanted = torch.tensor(s.suppress_tokens, device=device)
         out.append(lambda ids, scores: scores.index_fill(1, unwanted, NEVER))
@@ -62,7 +66,11 @@ def steps(s: Settings, prompt_length: int, max_length: int, source: Tensor | Non
         out.append(lambda ids, scores: scores.index_fill(1, not_first, NEVER) if ids.shape[1] == begin else scores)
     if s.return_timestamps:
         first, latest = s.no_timestamps_token_id + 1, s.max_initial_timestamp_index  # type: ignore[operator]
-        out.append(lambda ids, scores: timed(ids[:, prompt_length:], scores, first, min(s.eos, default=first), latest))
+        out.append(
+            lambda ids, scores: order_timestamps(
+                ids[:, prompt_length:], scores, first, min(s.eos, default=first), latest
+            )
+        )
     if s.do_sample:
         keep = len(s.eos) + 1 if s.num_beams > 1 else 1
         if s.temperature != 1.0:
@@ -89,14 +97,14 @@ def rows_like(source: Tensor, scores: Tensor) -> Tensor:
     return source.repeat_interleave(scores.shape[0] // source.shape[0], dim=0)
 
 
-def repeated(ids: Tensor, scores: Tensor, penalty: float) -> Tensor:
+def penalize_repeats(ids: Tensor, scores: Tensor, penalty: float) -> Tensor:
     """Scores of tokens already there made less likely, whatever their sign [Keskar et al. 2019]."""
     scores = F.pad(scores, (0, 1))  # ids beyond the vocabulary are pads
     seen = scores.gather(1, ids)
     return scores.scatter(1, ids, torch.where(seen < 0, seen * penalty, seen / penalty))[:, :-1]
 
 
-def counted(ids: Tensor, scores: Tensor, presence: float, frequency: float) -> Tensor:
+def penalize_counts(ids: Tensor, scores: Tensor, presence: float, frequency: float) -> Tensor:
     times = torch.zeros_like(scores).scatter_add_(1, ids, torch.ones_like(ids, dtype=scores.dtype))
     return scores - presence * (times > 0) - frequency * times
 
@@ -114,7 +122,7 @@ def no_repeat(text: Tensor, ids: Tensor, scores: Tensor, size: int) -> Tensor:
     return scores.masked_fill(banned[:, :V], NEVER)
 
 
-def biased(ids: Tensor, scores: Tensor, sequences: list[tuple[tuple[int, ...], float]]) -> Tensor:
+def add_sequence_bias(ids: Tensor, scores: Tensor, sequences: list[tuple[tuple[int, ...], float]]) -> Tensor:
     """Adds a bias to the last token of a sequence where what comes before it has just been written."""
     bias = torch.zeros_like(scores)
     for (*prefix, last), value in sequences:
@@ -129,7 +137,7 @@ def biased(ids: Tensor, scores: Tensor, sequences: list[tuple[tuple[int, ...], f
 Choose = Callable[[int, Tensor], list[int]]
 
 
-def allowed(ids: Tensor, scores: Tensor, choose: Choose, num_beams: int, pad: int) -> Tensor:
+def keep_allowed(ids: Tensor, scores: Tensor, choose: Choose, num_beams: int, pad: int) -> Tensor:
     out = torch.full_like(scores, NEVER)
     ids = torch.where(ids < scores.shape[1], ids, pad)
     for row in range(scores.shape[0]):
@@ -140,13 +148,13 @@ def allowed(ids: Tensor, scores: Tensor, choose: Choose, num_beams: int, pad: in
     return out
 
 
-def forced(scores: Tensor, tokens: list[Any]) -> Tensor:
+def force_tokens(scores: Tensor, tokens: list[Any]) -> Tensor:
     out = torch.full_like(scores, NEVER)
     out[:, tokens] = 0
     return out
 
 
-def hastened(scores: Tensor, eos: Tensor, factor: float, late: int) -> Tensor:
+def decay_length(scores: Tensor, eos: Tensor, factor: float, late: int) -> Tensor:
     """The end gets exponentially likelier after a point."""
     if late <= 0:
         return scores
@@ -155,7 +163,7 @@ def hastened(scores: Tensor, eos: Tensor, factor: float, late: int) -> Tensor:
     return scores.index_add(1, eos, push)
 
 
-def timed(written: Tensor, scores: Tensor, first: int, end: int, latest: int | None) -> Tensor:
+def order_timestamps(written: Tensor, scores: Tensor, first: int, end: int, latest: int | None) -> Tensor:
     """Tokens from `first` on are times, and come in order: one at the beginning (`latest` or earlier), then in pairs
     around the text, the last before the `end` alone. Where a time is likelier than any word, it is a time
     [Radford et al. 2022]."""

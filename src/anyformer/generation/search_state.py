@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anyformer.generation.options import Settings
-from anyformer.generation.random_state import Dice
+from anyformer.generation.random_state import SeededRows
 from anyformer.generation.scores import Step
 from anyformer.generation.stepper import Stepper
 from anyformer.specs.messages import quote
@@ -28,7 +28,7 @@ class Ending:
             raise ValueError("stop_strings need the tokenizer")
         self.max_length, self.prompt_length, self.tokenizer = max_length, prompt_length, tokenizer
 
-    def stopped(self, ids: Tensor) -> Tensor:
+    def is_stopped(self, ids: Tensor) -> Tensor:
         done = torch.isin(ids[:, -1], self.eos)
         if self.stops:
             texts = [self.end(row[self.prompt_length :].tolist()) for row in ids]
@@ -49,11 +49,11 @@ class Ending:
     def __call__(self, ids: Tensor) -> Tensor:
         if ids.shape[1] >= self.max_length:
             return torch.ones(ids.shape[0], dtype=torch.bool, device=ids.device)
-        return self.stopped(ids)
+        return self.is_stopped(ids)
 
 
 @dataclasses.dataclass
-class Job:
+class Search:
     """Rows are prompts, each as often as it is continued (beams, or copies). `ids` have their real tokens at the end
     and pads as the id after the last one, which no rule about repeating counts."""
 
@@ -65,7 +65,7 @@ class Job:
     places: Tensor  # (rows,) real tokens in the prompt
     steps: list[Step]
     ended: Ending
-    dice: Dice
+    rng: SeededRows
     detailed: bool = False  # scores, log-probabilities and reasons are wanted too
     stream: Callable[[Tensor], None] | None = None
     source_ids: Tensor | None = None  # (rows, S) what an encoder read
@@ -95,7 +95,7 @@ class Job:
         s = self.settings
         if not s.do_sample:
             return processed.argmax(-1)
-        return self.dice.one(processed, self.places + written, s.top_k)
+        return self.rng.one(processed, self.places + written, s.top_k)
 
     def with_prompt(self, ids: Tensor) -> Tensor:
         """The new tokens of ids (N, P + n) behind the prompt as it was given."""
@@ -115,7 +115,7 @@ class Move:
 Writer = Generator[Move, Tensor, dict[str, Any]]  # it is sent the scores (rows, V) after each move
 
 
-def alone(writer: Writer, stepper: Stepper) -> dict[str, Any]:
+def run_writer(writer: Writer, stepper: Stepper) -> dict[str, Any]:
     """Writes to the end."""
     try:
         move = next(writer)
@@ -130,7 +130,7 @@ def alone(writer: Writer, stepper: Stepper) -> dict[str, Any]:
 class Details:
     """What is returned beside the sequences, gathered token by token where each row writes its own text."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Search) -> None:
         self.job = job
         rows, device = job.ids.shape[0], job.ids.device
         self.going = torch.ones(rows, dtype=torch.bool, device=device)
@@ -156,7 +156,7 @@ class Details:
         if job.stream is not None:
             job.stream(tokens)
         if job.detailed and (s.eos or job.ended.stops):
-            self.by_stop = self.by_stop | (self.going & job.ended.stopped(ids))
+            self.by_stop = self.by_stop | (self.going & job.ended.is_stopped(ids))
         self.going = self.going & ~job.ended(ids)
         return ids
 

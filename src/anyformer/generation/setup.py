@@ -12,11 +12,11 @@ from anyformer.generation import fast
 from anyformer.generation.defaults import settings_for
 from anyformer.generation.options import Settings
 from anyformer.generation.prompt import NOT_HERE, Prompt, prompt_of, room
-from anyformer.generation.random_state import Dice
+from anyformer.generation.random_state import SeededRows
 from anyformer.generation.scores import steps
-from anyformer.generation.search_state import Ending, Job
+from anyformer.generation.search_state import Ending, Search
 from anyformer.generation.stepper import Stepper
-from anyformer.models import TransformerModule
+from anyformer.models import Call, TransformerModule
 from anyformer.runtime.inputs import check_given
 from anyformer.runtime.state import State
 
@@ -34,7 +34,7 @@ def begin(
     stream: Callable[[Tensor], None] | None = None,
     tokenizer: Any = None,
     compiled: bool | None = None,
-) -> Job:
+) -> Search:
     """Reads the prompt. `named` are inputs of the model; `options` are settings, and more of its inputs."""
     check_writer(model, asked=True)
     if model.training:
@@ -42,7 +42,7 @@ def begin(
     options = dict(options)
     if model.spec.state_name in options:
         state = options.pop(model.spec.state_name)
-    known = {*model.known_inputs(), *NOT_HERE} - {*model.common, *model.caching}
+    known = {*model.inputs, *NOT_HERE} - {*model.common, *model.caching}
     inputs = {**named, **{name: options.pop(name) for name in list(options) if name in known}}
     check_given({**inputs, "past_key_values": state})
     s = settings_for(model, options)
@@ -52,7 +52,7 @@ def begin(
     if state is not None and not s.use_cache:
         s.need("use_cache" not in options, "use_cache", "past_key_values cannot be used without it")
         s = dataclasses.replace(s, use_cache=True)
-    if model.asked:
+    if model.predicts_by_position:
         for name in ("prompt_lookup_num_tokens", "penalty_alpha"):
             s.need(not getattr(s, name), name, "this model is asked for one token at a time")
         if assistant is not None:
@@ -71,7 +71,7 @@ def begin(
     stepper = Stepper(model, {**prompt.source, **said}, s.use_cache, s.prefill_chunk_size)
     stepper.wants_hidden = s.contrastive
     copies = s.num_beams if s.num_beams > 1 else s.num_return_sequences
-    dice = Dice(s.seed, prompt.ids.shape[0], 1 if s.num_beams > 1 else copies, device)
+    rng = SeededRows(s.seed, prompt.ids.shape[0], 1 if s.num_beams > 1 else copies, device)
     scores = stepper.begin(prompt.aligned, prompt.mask, prompt.embeds, state)
     ids = prompt.written(s.pad, V)
     encoded = None
@@ -80,8 +80,8 @@ def begin(
         encoded = Prompt(read, read, prompt.source.get("attention_mask"), None, {}).written(s.pad, V).clamp(max=V)
     rules = steps(s, P, max_length, encoded if stepper.pair else ids, device)
     stepper.repeat(copies)
-    fast.quicken(stepper, prompt.num_read + max_length - P, max_length - P, compiled)
-    job = Job(
+    fast.capture_decode_step(stepper, prompt.num_read + max_length - P, max_length - P, compiled)
+    job = Search(
         settings=s,
         stepper=stepper,
         prompt=prompt.ids,
@@ -90,7 +90,7 @@ def begin(
         places=prompt.places().repeat_interleave(copies),
         steps=rules,
         ended=ended,
-        dice=dice,
+        rng=rng,
         detailed=detailed,
         stream=stream,
         source_ids=None if encoded is None else encoded.repeat_interleave(copies, 0),
@@ -98,7 +98,7 @@ def begin(
     if assistant is not None:
         job.draft = Stepper(assistant, prompt.source, s.use_cache, s.prefill_chunk_size)
         also = {name: value for name, value in prompt.read.items() if name in assistant.inputs}
-        seen, _ = assistant.fed({"input_ids": prompt.aligned, **also})
+        seen, _ = assistant.embed_towers(Call({"input_ids": prompt.aligned, **also}, kernel=assistant.kernel))
         job.draft.begin(prompt.aligned, prompt.mask, seen.get("inputs_embeds"))
         job.draft.repeat(copies)
     return job
@@ -107,7 +107,7 @@ def begin(
 def check_writer(model: TransformerModule, asked: bool = False) -> None:
     """ValueError where a model scores no next tokens, or with `asked` cannot be asked for one either."""
     head = model.spec.head
-    writes = bool(model.spec.left_to_right) or (asked and model.asked)
+    writes = bool(model.spec.left_to_right) or (asked and model.predicts_by_position)
     if not writes or getattr(model.head, "scores", None) is None or not hasattr(head, "vocab_size"):
         raise ValueError(f"{model.spec.architecture or 'this model'} {CANNOT_WRITE}")
 

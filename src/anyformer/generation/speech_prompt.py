@@ -13,24 +13,25 @@ from torch import Tensor
 from anyformer.generation.options import Settings
 from anyformer.inputs.languages import CODES
 from anyformer.models.base import TransformerModule
+from anyformer.models.call import Call
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 
 
-def opening(
+def speech_prompt(
     model: TransformerModule, start: Tensor, source: dict[str, Any], s: Settings
 ) -> tuple[Tensor, Tensor | None]:
     """The start tokens (B, 1) with those that the settings ask for behind them (B, n), and what the encoder said of the
     source, where that was needed to hear the language."""
     if s.is_multilingual is False and (s.language is not None or s.task is not None):
         raise ValueError("language and task: this model hears and writes one language")
-    forced = [] if s.language is not None or s.task is not None else [token for _, token in in_order(s)]
+    forced = [] if s.language is not None or s.task is not None else [token for _, token in forced_tokens(s)]
     language: Tensor | None = None  # (B,) or (1,)
     memory: Tensor | None = None
     if s.language is not None:
-        language = torch.tensor([language_id(name, s) for name in spoken(s.language, len(start))])
+        language = torch.tensor([language_id(name, s) for name in languages_of(s.language, len(start))])
     elif s.lang_to_id and (not forced or forced[0] is None):
-        language, memory = heard(model, start, source, s)
+        language, memory = detect_language(model, start, source, s)
     parts: list[Tensor] = [start]
     if language is not None:
         parts.append(language.to(start.device)[:, None].expand(len(start), 1))
@@ -48,14 +49,14 @@ def opening(
     return torch.cat(parts, dim=1), memory
 
 
-def in_order(s: Settings) -> list[list[int | None]]:
+def forced_tokens(s: Settings) -> list[list[int | None]]:
     places = s.forced_decoder_ids or []
     if [place for place, _ in places] != list(range(1, len(places) + 1)):
         raise ValueError(f"forced_decoder_ids={places}: tokens for the places 1, 2, ... behind the start token")
     return places
 
 
-def spoken(language: str | list[str], rows: int) -> list[str]:
+def languages_of(language: str | list[str], rows: int) -> list[str]:
     languages = [language] if isinstance(language, str) else list(language)
     if len(languages) not in (1, rows):
         raise ValueError(f"language: {len(languages)} languages for {rows} recordings; give one for all, or one each")
@@ -83,12 +84,16 @@ def task_id(name: str, s: Settings) -> int:
     return known[name]
 
 
-def heard(model: TransformerModule, start: Tensor, source: dict[str, Any], s: Settings) -> tuple[Tensor, Tensor]:
+def detect_language(
+    model: TransformerModule, start: Tensor, source: dict[str, Any], s: Settings
+) -> tuple[Tensor, Tensor]:
     """(B,) the token of each recording's language, the likeliest behind the start token, and what the encoder said."""
     memory = source.get("encoder_outputs")
     if memory is None:
-        memory, _ = model.encode({name: v for name, v in source.items() if name in model.spec.embedding.inputs}, None)
+        inputs = {name: v for name, v in source.items() if name in model.spec.embedding.inputs}
+        memory, _ = model.encode(Call(inputs, kernel=model.kernel))
     memory = memory if isinstance(memory, Tensor) else memory[0]
-    scores = model(decoder_input_ids=start, encoder_outputs=memory, use_cache=False, return_dict=True).logits[:, -1]
+    step = Call({"decoder_input_ids": start, "encoder_outputs": memory}, kernel=model.kernel)
+    scores = model(step)["logits"][:, -1]
     ids = torch.tensor(sorted((s.lang_to_id or {}).values()), device=scores.device)
     return ids[scores[:, ids].argmax(-1)], memory

@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels.rows import mask_or_ones
-from anyformer.models import TransformerModule
+from anyformer.models import Call, TransformerModule
 from anyformer.runtime.inputs import hiding
 from anyformer.runtime.state import State
+from anyformer.runtime.taps import Shown
 
 MEMORY = ("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask")  # read once: a state remembers them
 
@@ -69,7 +70,7 @@ class Stepper:
         if self.pair and "encoder_outputs" not in self.source and (state is None or state.memory is None):
             names = (*self.model.spec.embedding.inputs, *self.model.tree_inputs)
             reading = {n: v for n, v in self.source.items() if n in names}
-            self.source["encoder_outputs"], read = self.model.encode(reading, None)
+            self.source["encoder_outputs"], read = self.model.encode(Call(reading, kernel=self.model.kernel))
             if read.padding is not None:  # of what the encoder says: a frame of sound stands for many samples
                 self.source["attention_mask"] = read.padding
         if self.pair:
@@ -142,17 +143,16 @@ class Stepper:
             inputs[f"{self.prefix}attention_mask"] = row
         if self.segments is not None:
             inputs["token_type_ids"] = self.segments[:, self.length - given.shape[1] : self.length]
-        if self.model.asked:
+        if self.model.predicts_by_position:
             inputs = with_next(inputs)
-        elif self.state is not None:
-            inputs["past_key_values"] = self.state
-        else:
-            inputs["use_cache"] = False
-        out = self.model(**inputs, logits_to_keep=keep, output_hidden_states=self.wants_hidden, return_dict=True)
-        if self.wants_hidden:
-            layers = out.decoder_hidden_states if self.pair else out.hidden_states
-            self.hidden = layers[-1]
-        return out.logits.float()
+        shown = Shown(self.model.shows, ("output_hidden_states",), None) if self.wants_hidden else None
+        resumed = self.state is not None and (self.state.capacity is not None or self.state.length > 0)
+        call = Call({**inputs, "logits_to_keep": keep}, self.state, shown, self.model.kernel)
+        outputs = self.model(call)
+        self.model.check_finite(outputs, call, resumed)
+        if shown is not None:
+            self.hidden = self.model.shown(shown)[f"{self.prefix}hidden_states"][-1]
+        return outputs["logits"].float()
 
     def check_finite(self, ids: Tensor) -> None:
         """A recorded step cannot stop at a NaN: where there was one, the text (B, T) is read again to say where."""

@@ -9,7 +9,7 @@ import torch
 
 from anyformer.generation import sample, write
 from anyformer.generation.defaults import settings_for
-from anyformer.generation.search_state import Job
+from anyformer.generation.search_state import Search
 from anyformer.generation.setup import begin
 from anyformer.models import TransformerModule, position_limit
 
@@ -86,7 +86,7 @@ class Writing:
         if beams:
             arrived = fields["sequences"][0, -fields["log_probs"].shape[1] :].tolist()
         yield from self._new(arrived)
-        yield from self._shown(self.decoder.flush())
+        yield from self._emit(self.decoder.flush())
         self.log_probs = fields["log_probs"][0, : len(self.tokens)].tolist()
         self.finish_reason = "stop" if self.decoder.stopped is not None else fields["finish_reasons"][0]
 
@@ -97,15 +97,15 @@ class Writing:
                 return
             self.tokens.append(token)
             if token not in self.ends:
-                yield from self._shown(self.decoder.push(token))
+                yield from self._emit(self.decoder.push(token))
 
-    def _shown(self, piece: str) -> Iterator[str]:
+    def _emit(self, piece: str) -> Iterator[str]:
         self.text += piece
         if piece:
             yield piece
 
 
-def stepwise(job: Job) -> Generator[None, None, dict[str, Any]]:
+def stepwise(job: Search) -> Generator[None, None, dict[str, Any]]:
     """Writes to the end, and gives way after each token where a text grows by one at a time."""
     s = job.settings
     if s.num_beams > 1 or s.contrastive or job.draft is not None or s.prompt_lookup_num_tokens:

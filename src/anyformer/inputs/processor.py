@@ -68,7 +68,7 @@ class Places(NamedTuple):
                 more -= int(config["vision_feature_select_strategy"] == "default")
                 return cls(config.get("image_token") or "<image>", functools.partial(patches, patch, more))
         try:
-            towers: Any = getattr(read_spec(folder), "fed_by", {})
+            towers: Any = getattr(read_spec(folder), "input_towers", {})
         except (ValueError, OSError):  # no model, or none that is known
             return None
         tower = towers.get(FED[name])
@@ -173,8 +173,8 @@ class Processor:
                 placed = placed or name == "audio"
         encoded = self.tokenizer.batch(
             texts,
-            None if text_pair is None else pairs,
-            padding_side=padding_side,  # type: ignore[arg-type]
+            None if text_pair is None else pairs,  # type: ignore[arg-type]
+            padding_side=padding_side,
             max_length=longest if truncation else None,
             add_special_tokens=add_special_tokens,
             padding=padding is not False,

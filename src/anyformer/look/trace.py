@@ -21,9 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.models import TransformerModule
+from anyformer.models.published import call_published
 from anyformer.parts.feedforward.moe import Routing
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
+from anyformer.specs.part_errors import name_own_parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +92,10 @@ def trace(
         for address, module in model.named_modules()
         if address not in model.shows and listener.wants(address)
     ]
-    before, model.listener = model.listener, listener
     try:
-        output = model(**inputs)
+        with name_own_parts():
+            output = call_published(model, inputs, taps=listener)
     finally:
-        model.listener = before
         for handle in handles:
             handle.remove()
     return Trace(output, listener.kept, model, inputs, change or {})

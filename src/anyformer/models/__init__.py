@@ -2,24 +2,26 @@
 autoencoder of pictures."""
 
 from anyformer.models.autoencoder import AutoencoderModel, AutoencoderModule
-from anyformer.models.base import Model, TransformerModule, position_limit
+from anyformer.models.base import TransformerModule, position_limit
+from anyformer.models.call import Call
 from anyformer.models.decoder_with_towers import (
-    FedModule,
     Tower,
     TowerDecoderModel,
     TowerDecoderModule,
     TowerEncoderModel,
+    TowerInputModule,
 )
 from anyformer.models.encoder_decoder import EncoderDecoderModel, EncoderDecoderModule
 from anyformer.models.hidden_spans import HiddenSpansModel, HiddenSpansModelModule
+from anyformer.models.model import Model
 from anyformer.models.output import Output
 from anyformer.models.single_stack import DecoderModel, EncoderModel, OneStackModule
 from anyformer.models.towers import ThreeTowerModel, ThreeTowerModule, TwoTowerModel, TwoTowerModule
 
 __all__ = [
-    "AutoencoderModel", "AutoencoderModule", "DecoderModel", "EncoderDecoderModel", "EncoderDecoderModule",
-    "EncoderModel", "FedModule", "HiddenSpansModel", "HiddenSpansModelModule", "Model", "OneStackModule", "Output",
+    "AutoencoderModel", "AutoencoderModule", "Call", "DecoderModel", "EncoderDecoderModel", "EncoderDecoderModule",
+    "EncoderModel", "HiddenSpansModel", "HiddenSpansModelModule", "Model", "OneStackModule", "Output",
     "ThreeTowerModel", "ThreeTowerModule", "Tower",
-    "TowerDecoderModel", "TowerDecoderModule", "TowerEncoderModel", "TransformerModule", "TwoTowerModel",
-    "TwoTowerModule", "position_limit",
+    "TowerDecoderModel", "TowerDecoderModule", "TowerEncoderModel", "TowerInputModule", "TransformerModule",
+    "TwoTowerModel", "TwoTowerModule", "position_limit",
 ]  # fmt: skip

@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from anyformer.models.base import Model, TransformerModule
+from anyformer.models.base import TransformerModule
+from anyformer.models.call import Call, Hidden
+from anyformer.models.model import Model
 from anyformer.parts.grid.convolution import GridEmbedding
 from anyformer.parts.grid.dvae import GumbelCodes, ImageDecoder, Latent
 from anyformer.parts.grid.windows import Grid
 from anyformer.parts.head.base import Head, Outputs
-from anyformer.runtime.context import Context
-from anyformer.runtime.state import State
-from anyformer.runtime.taps import Shown, Taps, declared
+from anyformer.runtime.taps import Shown, declared
 from anyformer.specs.part import Site
 
 
@@ -66,22 +66,21 @@ class AutoencoderModule(TransformerModule):
         self.embedding = spec.embedding.build(site.child("embedding"))
         self.latent: Any = spec.latent.build(site.child("latent"))
         self.painter: Any = spec.painter.build(site.child("painter", width=spec.latent.width))
-        self.head, self.forgotten = None, ()
-        self.inputs, self.shows = self.known_inputs(), declared(self)
+        self.head, self.stateless = None, ()
+        self.inputs, self.shows = self.input_names(), declared(self)
 
-    def known_inputs(self) -> tuple[str, ...]:
+    def input_names(self) -> tuple[str, ...]:
         return (*dict.fromkeys((self.spec.reads, *self.spec.embedding.inputs)), "return_dict")
 
-    def hidden(
-        self, inputs: dict[str, Any], taps: Taps | None = None, state: State | None = None
-    ) -> tuple[Tensor, Context, Outputs]:
+    def compute(self, call: Call) -> Hidden:
+        inputs = call.inputs
         if self.spec.reads in inputs:
             inputs = {**inputs, self.spec.embedding.inputs[0]: inputs[self.spec.reads]}
-        x, ctx = self.embedding(inputs, state)
-        return x, ctx.having(taps=taps), {}
+        x, ctx = self.embedding(inputs)
+        return Hidden(x, ctx.having(taps=call.taps), inputs, {})
 
-    def run(self, inputs: dict[str, Any], taps: Taps | None, state: State | None) -> Outputs:
-        x, ctx, _ = self.hidden(inputs, taps, state)
+    def run(self, call: Call) -> Outputs:
+        x, ctx, _, _ = self.hidden_states(call)
         z, price = self.latent(x)
         grid = ctx.extra(Grid)
         assert grid is not None
@@ -92,7 +91,7 @@ class AutoencoderModule(TransformerModule):
 
     def codes(self, pixel_values: Tensor) -> Tensor:
         """(B, rows, columns) the codes of pictures; (B, E, rows, columns) where they are numbers."""
-        x, ctx, _ = self.hidden({self.spec.reads: pixel_values})
+        x, ctx, _, _ = self.hidden_states(Call({self.spec.reads: pixel_values}))
         found, grid = self.latent.read(x), ctx.extra(Grid)
         assert grid is not None
         return (found if self.spec.latent.discrete else found.transpose(1, 2)).unflatten(-1, grid)

@@ -12,7 +12,7 @@ from anyformer.specs.part import Site
 
 def skeleton(spec: Model, kind: type[Site] = Site) -> TransformerModule:
     """The model on the meta device: shapes and addresses, no memory. It is built at a site of this kind."""
-    return checked(spec).skeleton(kind)
+    return check_model(spec).skeleton(kind)
 
 
 def build(
@@ -23,10 +23,10 @@ def build(
         raise ValueError(f"seed is a whole number, got {quote(seed)}")
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype is a floating-point type such as torch.bfloat16, got {quote(dtype)}")
-    return checked(spec).make(seed, hardware.device(device), dtype)
+    return check_model(spec).make(seed, hardware.device(device), dtype)
 
 
-def checked(spec: Model) -> Model:
+def check_model(spec: Model) -> Model:
     if not isinstance(spec, Model):
         raise ValueError(f"only a Model description can be built, as af.spec gives it, got {type(spec).__name__}")
     return spec

@@ -3,21 +3,20 @@ into an encoder, which reads all of them together [Zellers et al. 2022]."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from anyformer.kernels.recording import is_recording
-from anyformer.models.base import Model
+from anyformer.models.call import Call, Hidden
+from anyformer.models.model import Model
 from anyformer.models.single_stack import DecoderModel, EncoderModel, OneStackModule
-from anyformer.models.towers import listening
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.head.base import Outputs
-from anyformer.runtime.context import Context
-from anyformer.runtime.state import State
-from anyformer.runtime.taps import Taps, declared
+from anyformer.runtime.taps import Shown, Taps, declared
 from anyformer.specs.part import Part, Site
 
 
@@ -54,14 +53,14 @@ class TowerModule(nn.Module):
 
     def forward(self, given: Tensor, kernel: str, taps: Taps | None) -> Tensor:
         """(M pictures or sounds, ...) -> (M, N, D)"""
-        self.model.kernel = kernel
-        with listening(self.model, taps):
-            states = self.model(**{self.reads: given}, output_hidden_states=True, return_dict=True).hidden_states
+        shown = Shown(self.model.shows, ("output_hidden_states",), taps)
+        self.model(Call({self.reads: given}, taps=shown, kernel=kernel))
+        states = self.model.shown(shown)["hidden_states"]
         x = torch.cat([states[layer][:, self.part.skip :] for layer in self.part.layers], dim=-1)
         return self.down(ACTIVATIONS[self.part.activation](self.up(x)))
 
 
-class FedModel(Model):
+class TowerInputModel(Model):
     """What reads what towers make of pictures and sounds between its tokens."""
 
     embedding: TextEmbedding
@@ -69,55 +68,54 @@ class FedModel(Model):
     audio: Tower | None = None
 
     @property
-    def fed_by(self) -> dict[str, Tower]:
+    def input_towers(self) -> dict[str, Tower]:
         return {name: tower for name in ("image", "audio") if (tower := getattr(self, name)) is not None}
 
     @property
     def readers(self) -> tuple[Model, ...]:
-        return (self, *(tower.model for tower in self.fed_by.values()))
+        return (self, *(tower.model for tower in self.input_towers.values()))
 
     def check(self) -> None:
         super().check()
-        for name, tower in self.fed_by.items():
+        for name, tower in self.input_towers.items():
             if tower.token >= (size := self.embedding.tokens.vocab_size):
                 raise ValueError(f"{name}.token is {tower.token}, of a vocabulary of {size} tokens")
         if self.image is not None and self.audio is not None and self.image.token == self.audio.token:
             raise ValueError(f"image.token and audio.token are both {self.image.token}: a place is for one of them")
 
 
-class TowerDecoderModel(FedModel, DecoderModel):
+class TowerDecoderModel(TowerInputModel, DecoderModel):
     """A decoder that reads what towers make of pictures and sounds between its tokens."""
 
     def build(self, site: Site) -> nn.Module:
         return TowerDecoderModule(self, "decoder", site)
 
 
-class TowerEncoderModel(FedModel, EncoderModel):
+class TowerEncoderModel(TowerInputModel, EncoderModel):
     """An encoder that reads what towers make of pictures and sounds between its tokens."""
 
     def build(self, site: Site) -> nn.Module:
-        return FedModule(self, "encoder", site)
+        return TowerInputModule(self, "encoder", site)
 
 
-class FedModule(OneStackModule):
+class TowerInputModule(OneStackModule):
     embedding: Any
 
     def __init__(self, spec: Any, stack: str, site: Site) -> None:
         super().__init__(spec, stack, site)
-        for name, tower in spec.fed_by.items():
+        for name, tower in spec.input_towers.items():
             self.add_module(name, tower.build(site.child(name)))
         self.shows = declared(self)
 
-    def known_inputs(self) -> tuple[str, ...]:
-        read = (tower.model.embedding.inputs[0] for tower in self.spec.fed_by.values())
-        first, *rest = super().known_inputs()
+    def input_names(self) -> tuple[str, ...]:
+        read = (tower.model.embedding.inputs[0] for tower in self.spec.input_towers.values())
+        first, *rest = super().input_names()
         return first, *read, *rest
 
-    def fed(self, inputs: dict[str, Any], taps: Taps | None = None) -> tuple[dict[str, Any], Outputs]:
-        """The inputs with what towers read as vectors in the text, and these vectors by themselves."""
-        rest = dict(inputs)
-        said: Outputs = {}
-        for name in self.spec.fed_by:
+    def embed_towers(self, call: Call) -> tuple[dict[str, Any], Outputs]:
+        inputs, rest = call.inputs, dict(call.inputs)
+        outputs: Outputs = {}
+        for name in self.spec.input_towers:
             tower: Any = getattr(self, name)
             if (given := rest.pop(tower.reads, None)) is None:
                 continue
@@ -128,23 +126,21 @@ class FedModule(OneStackModule):
             x = self.embedding.tokens(ids) if x is None else x
             own = self.embedding.tokens(torch.tensor(tower.part.token, device=x.device))
             places = (x == own).all(-1) if ids is None else ids == tower.part.token  # (B, T)
-            vectors = tower(given, self.kernel, taps).flatten(0, 1).to(x.dtype)  # (M N, D)
+            vectors = tower(given, call.kernel, call.taps).flatten(0, 1).to(x.dtype)  # (M N, D)
             if not is_recording() and (count := int(places.sum())) != len(vectors):
                 what = f"{tower.reads} makes {len(vectors)} vectors of {len(given)}"
                 raise ValueError(f"{what}, and the text has {count} of the tokens {tower.part.token} for them")
             rest["inputs_embeds"] = x.masked_scatter(places[..., None], vectors)
-            said[f"{name}_hidden_states"] = vectors
-        return rest, said
+            outputs[f"{name}_hidden_states"] = vectors
+        return rest, outputs
 
-    def hidden(
-        self, inputs: dict[str, Any], taps: Taps | None = None, state: State | None = None
-    ) -> tuple[Tensor, Context, Outputs]:
-        inputs, said = self.fed(inputs, taps)
-        if said:
+    def compute(self, call: Call) -> Hidden:
+        inputs, vectors = self.embed_towers(call)
+        if vectors:
             inputs.pop("input_ids", None)
-        x, ctx, _ = super().hidden(inputs, taps, state)
-        return x, ctx, said
+        hidden = super().compute(dataclasses.replace(call, inputs=inputs))
+        return hidden._replace(others=vectors)
 
 
-class TowerDecoderModule(FedModule):
+class TowerDecoderModule(TowerInputModule):
     """One that writes."""

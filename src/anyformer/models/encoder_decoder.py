@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.models.base import Model, TransformerModule, memory_mask
+from anyformer.models.base import TransformerModule, memory_mask
+from anyformer.models.call import Call, Hidden
+from anyformer.models.model import Model
 from anyformer.parts.embedding.text import Embedding
-from anyformer.parts.head.base import Outputs
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.runtime.context import Context, Memory
 from anyformer.runtime.mask import begins
-from anyformer.runtime.state import State
-from anyformer.runtime.taps import Shown, Taps, declared
+from anyformer.runtime.taps import Shown, declared
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Site, walk
 from anyformer.stacks.funnel import Funnel
@@ -74,10 +74,10 @@ class EncoderDecoderModule(TransformerModule):
         self.decoder = spec.decoder.build(site.child("decoder"))
         width = spec.decoder.out_width(spec.width)
         self.head = spec.head.build(site.child("head", width=width)) if spec.head else None
-        self.inputs, self.shows = self.known_inputs(), declared(self)
-        self.forgotten = self.forgets()
+        self.inputs, self.shows = self.input_names(), declared(self)
+        self.stateless = self.find_stateless()
 
-    def known_inputs(self) -> tuple[str, ...]:
+    def input_names(self) -> tuple[str, ...]:
         spec = self.spec
         decoder = tuple(f"decoder_{name}" for name in spec.decoder_embedding.inputs)
         head = spec.head.inputs if spec.head else ()
@@ -91,16 +91,15 @@ class EncoderDecoderModule(TransformerModule):
             *self.common,
         )
 
-    def encode(self, inputs: dict[str, Any], taps: Taps | None) -> tuple[Tensor, Context]:
-        x, ctx = self.embedding(inputs)
-        return self.encoder(x, ctx.having(kernel=self.kernel, taps=taps))
+    def encode(self, call: Call) -> tuple[Tensor, Context]:
+        x, ctx = self.embedding(call.inputs)
+        return self.encoder(x, ctx.having(kernel=call.kernel, taps=call.taps))
 
-    def hidden(
-        self, inputs: dict[str, Any], taps: Taps | None = None, state: State | None = None
-    ) -> tuple[Tensor, Context, Outputs]:
+    def compute(self, call: Call) -> Hidden:
+        inputs, state = call.inputs, call.state
         memory = inputs.get("encoder_outputs")
         padding = inputs.get("attention_mask") if self.spec.embedding.hides else None
-        read: dict[str, Any] = {}  # what else the encoder says
+        read: dict[str, Any] = {}  # other outputs of the encoder
         routed = None  # the logits of its routers
         losses: dict[str, list[Tensor]] = {}
         if memory is not None:
@@ -109,7 +108,7 @@ class EncoderDecoderModule(TransformerModule):
         elif state is not None and state.memory is not None:
             memory, padding = state.memory, state.memory_padding if padding is None else padding
         else:
-            memory, source = self.encode(inputs, taps)
+            memory, source = self.encode(call)
             padding = source.padding  # of what it says, not of what it read
             losses = dict(source.losses)
             routed = losses.pop("router_logits", None)
@@ -118,11 +117,11 @@ class EncoderDecoderModule(TransformerModule):
         x, ctx = self.decoder_embedding(self.decoder_inputs(inputs), state)
         seen = Memory(memory, memory_mask(padding, memory, "attention_mask"), inputs.get("document_ids"))
         losses |= {"encoder_router_logits": list(routed)} if routed else {}
-        x, ctx = self.decoder(x, ctx.having(kernel=self.kernel, taps=taps, memory=seen, losses=losses))
+        x, ctx = self.decoder(x, ctx.having(kernel=call.kernel, taps=call.taps, memory=seen, losses=losses))
         if state is not None:
             state.advance(ctx.index.shape[-1])
-        said = {"encoder_last_hidden_state": memory, **{f"encoder_{kind}": v for kind, v in read.items()}}
-        return x, ctx, said
+        others = {"encoder_last_hidden_state": memory, **{f"encoder_{kind}": v for kind, v in read.items()}}
+        return Hidden(x, ctx, inputs, others)
 
     def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
         found = {f"encoder_{kind}": tuple(values) for kind, values in self.encoder.shown(seen).items()}

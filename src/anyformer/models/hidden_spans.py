@@ -6,13 +6,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from anyformer.models.decoder_with_towers import FedModule, TowerEncoderModel
+from anyformer.models.call import Call
+from anyformer.models.decoder_with_towers import TowerEncoderModel, TowerInputModule
 from anyformer.models.single_stack import EncoderModel, OneStackModule
-from anyformer.models.towers import listening
 from anyformer.parts.head.base import Outputs
 from anyformer.parts.head.similarity import HiddenSpansHead, ProjectionHead
-from anyformer.runtime.state import State
-from anyformer.runtime.taps import Taps, declared
+from anyformer.runtime.taps import declared
 from anyformer.specs.part import Site
 
 KINDS = ("text", "audio")
@@ -36,14 +35,14 @@ class HiddenSpansModel(TowerEncoderModel):
                 raise ValueError(f"hidden_{name}.head: vectors of spans are compared, so it is {end}")
             if (token := getattr(self.head, name)) >= (size := self.embedding.tokens.vocab_size):
                 raise ValueError(f"head.{name} is {token}, of a vocabulary of {size} tokens")
-            if token in (tower.token for tower in self.fed_by.values()):
+            if token in (tower.token for tower in self.input_towers.values()):
                 raise ValueError(f"head.{name} is {token}, which is the place of what a tower says")
 
     def build(self, site: Site) -> nn.Module:
         return HiddenSpansModelModule(self, "encoder", site)
 
 
-class HiddenSpansModelModule(FedModule):
+class HiddenSpansModelModule(TowerInputModule):
     hidden_text: OneStackModule
     hidden_audio: OneStackModule
     head: Any
@@ -55,17 +54,18 @@ class HiddenSpansModelModule(FedModule):
             self.add_module(name, tower.build(site.child(name, width=tower.width)))
         self.shows = declared(self)
 
-    def run(self, inputs: dict[str, Any], taps: Taps | None, state: State | None) -> Outputs:
-        x, _, said = self.hidden(inputs, taps, state)
+    def run(self, call: Call) -> Outputs:
+        inputs = call.inputs
+        x, _, _, others = self.hidden_states(call)
         spans: dict[str, Tensor] = {}
         for name, key in zip(KINDS, ("hidden_ids", "hidden_values"), strict=True):
             if key not in inputs:
                 continue
             tower: Any = getattr(self, f"hidden_{name}")
-            tower.kernel = self.kernel
-            mask = {"attention_mask": inputs["hidden_mask"]} if name == "text" and "hidden_mask" in inputs else {}
-            with listening(tower, taps):
-                spans[name] = tower(**{tower.spec.embedding.inputs[0]: inputs[key]}, **mask)[f"{name}_embeds"]
+            own = {tower.spec.embedding.inputs[0]: inputs[key]}
+            if name == "text" and "hidden_mask" in inputs:
+                own["attention_mask"] = inputs["hidden_mask"]
+            spans[name] = tower(Call(own, taps=call.taps, kernel=call.kernel))[f"{name}_embeds"]
         if spans and "input_ids" not in inputs:
             raise ValueError("what is hidden has its places in a text: give input_ids")
-        return {**self.head(x, inputs.get("input_ids"), spans, inputs), **said}
+        return {**self.head(x, inputs.get("input_ids"), spans, inputs), **others}

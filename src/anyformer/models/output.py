@@ -3,31 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 from torch.utils._pytree import MappingKey, register_pytree_node
-
-Offered = Literal["always", "without labels", "never"]
-# what a stack reads first -> the config of it, where it stands in the config of a larger model
-INNER = {"input_ids": "text_config", "pixel_values": "vision_config", "input_features": "encoder_config"}
-
-
-def offered(spec: Any, given: Mapping[str, Any]) -> bool:
-    """Whether the published class returns a memory for these inputs that nobody asked for."""
-    # no set comparison: torch 2.11 cannot compile one
-    labelled = "labels" in given or ("start_positions" in given and "end_positions" in given)
-    whether = {"always": True, "without labels": not labelled, "never": False}[spec.state_offered]
-    alone = spec.head is None or spec.head.remembers or spec.pair
-    return whether and alone and spec.source.get("use_cache", True)
-
-
-def shown_unasked(spec: Any) -> Mapping[str, Any]:
-    """The config that says which outputs are shown where nobody asks: of one with others inside, that of the stack, as
-    published."""
-    read = getattr(spec, "embedding", None)
-    inner = spec.source.get(INNER.get(read.inputs[0], "")) if read is not None else None
-    return inner if isinstance(inner, Mapping) else spec.source
 
 
 class Output(dict[str, Any]):

@@ -3,21 +3,20 @@ videos and sounds [Akbari et al. 2021]."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from anyformer.models.base import Model, TransformerModule
+from anyformer.models.base import TransformerModule
+from anyformer.models.call import Call
+from anyformer.models.model import Model
 from anyformer.models.output import Output
 from anyformer.models.single_stack import EncoderModel, OneStackModule
 from anyformer.parts.embedding.text import Embedding
 from anyformer.parts.head.base import Outputs
 from anyformer.parts.head.similarity import ProjectionHead, SimilarityHead, SpacesHead
-from anyformer.runtime.state import State
-from anyformer.runtime.taps import Shown, Taps, declared
+from anyformer.runtime.taps import Shown, declared
 from anyformer.specs.part import Site
 
 PUBLISHED = {"text": "text_model_output", "image": "vision_model_output"}  # what a tower says goes by
@@ -94,24 +93,14 @@ class TowersModule(TransformerModule):
         for name, tower in zip(spec.named, spec.towers, strict=True):
             self.add_module(name, tower.build(site.child(name, width=tower.width)))
         self.head = spec.head.build(site.child("head")) if spec.head else None
-        self.inputs, self.shows = self.known_inputs(), declared(self)
-        self.forgotten = ()
-
-    @property
-    def kernel(self) -> str:
-        return self.text.kernel
-
-    @kernel.setter
-    def kernel(self, name: str) -> None:
-        for tower in self.children():
-            if isinstance(tower, TransformerModule):
-                tower.kernel = name
+        self.inputs, self.shows = self.input_names(), declared(self)
+        self.stateless = ()
 
     @property
     def embedding(self) -> nn.Module:
         return self.text.embedding
 
-    def known_inputs(self) -> tuple[str, ...]:
+    def input_names(self) -> tuple[str, ...]:
         towers = {name: tower.embedding.inputs for name, tower in zip(self.spec.named, self.spec.towers, strict=True)}
         read = [inputs[0] for inputs in towers.values()]
         rest = [each for inputs in towers.values() for each in inputs]
@@ -130,7 +119,8 @@ class TowersModule(TransformerModule):
     def compare(self, vectors: dict[str, Tensor], inputs: dict[str, Any]) -> Outputs:
         raise NotImplementedError
 
-    def run(self, inputs: dict[str, Any], taps: Taps | None, state: State | None) -> Outputs:
+    def run(self, call: Call) -> Outputs:
+        inputs, taps = call.inputs, call.taps
         said: dict[str, Any] = {}
         vectors: dict[str, Tensor] = {}
         balance: list[Tensor] = []  # of experts
@@ -145,8 +135,7 @@ class TowersModule(TransformerModule):
                 self.lacks(inputs, name, tower.spec.embedding.inputs[0])
                 continue
             taken.update(own)  # `|=` with keys cannot be compiled on torch 2.11
-            with listening(tower, taps):
-                answer = tower(**own)
+            answer = tower(Call(own, taps=taps, kernel=call.kernel))
             vectors[name], x = answer[f"{name}_embeds"], answer["last_hidden_state"]
             balance += [answer["aux_loss"]] if "aux_loss" in answer else []
             shown = tower.shown(taps) if isinstance(taps, Shown) else {}
@@ -197,16 +186,3 @@ class ThreeTowerModule(TowersModule):
 def mask_of(name: str) -> str:
     """What the mask of a tower beside the text's is given by."""
     return f"{name}_attention_mask"
-
-
-@contextlib.contextmanager
-def listening(tower: TransformerModule, taps: Taps | None) -> Iterator[None]:
-    """Whoever listens to the whole listens to this tower of it."""
-    if taps is None:
-        yield
-        return
-    tower.listener = taps
-    try:
-        yield
-    finally:
-        tower.listener = None

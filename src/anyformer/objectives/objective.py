@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import torch
@@ -23,24 +23,17 @@ from torch import Tensor, nn
 from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
+from anyformer.models.call import Call
+from anyformer.models.call import Hidden as Read
 from anyformer.objectives.examples import flat, text_of
 from anyformer.parts.head.base import HeadModule
 from anyformer.parts.head.language import LMHeadModule
 from anyformer.parts.head.pretraining import PretrainingModule
-from anyformer.runtime.context import Context
 from anyformer.specs.part import Part
 
 Record = dict[str, np.ndarray]  # 1-D (or 0-d) arrays of numbers by name
 Batch = dict[str, Tensor]
 H = TypeVar("H", bound=HeadModule)
-
-
-class Read(NamedTuple):
-    """What a model made of a batch before its head says anything."""
-
-    x: Tensor  # (B, T, D) last hidden states
-    ctx: Context
-    inputs: dict[str, Any]
 
 
 class Objective(Part):
@@ -239,11 +232,7 @@ PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids")
 
 def read(model: TransformerModule, batch: Batch) -> Read:
     """Runs the model on what of a batch it takes, up to its head."""
-    inputs = taken(model, batch)
-    if model.head is not None:
-        inputs = model.head.arrange(inputs)
-    x, ctx, _ = model.hidden(inputs)
-    return Read(x, ctx, inputs)
+    return model.hidden_states(Call(taken(model, batch), kernel=model.kernel))
 
 
 def logits_of(model: TransformerModule, seen: Read, name: str = "logits") -> Tensor:

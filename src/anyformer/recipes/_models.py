@@ -47,14 +47,14 @@ def labelled(name: str, labels: tuple[str, ...], ending: str = CLASSIFIER) -> Mo
     own = class_for_labels(like, ending)
     if own is not None:
         family = families.find(like.family)
-        table = {field: thaw(like.labelled(labels).source[field]) for field in ("id2label", "label2id")}
+        table = {field: thaw(like.with_labels(labels).source[field]) for field in ("id2label", "label2id")}
         with contextlib.suppress(ValueError):  # no published config can say a description that was changed so much
             return family.read({**family.write(like), "architectures": [own], **table})
     if ending != CLASSIFIER:
         raise ValueError(f"--model {name}: its family has no class {ending}")
     head = ClassifyHead(num_labels=len(labels), pool=Pool(take="mean"))
     ties = tuple(tie for tie in like.ties if not any(side.startswith("head.") for side in tie))
-    return like.replace(head=head, ties=ties, family="", architecture="").labelled(labels)
+    return like.replace(head=head, ties=ties, family="", architecture="").with_labels(labels)
 
 
 def with_vocabulary(

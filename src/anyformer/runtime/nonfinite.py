@@ -24,11 +24,9 @@ def _bad(value: Any) -> bool:
 
 
 @torch.no_grad()
-def first_nonfinite(model: nn.Module, inputs: dict[str, Any], run: Callable[[], object] | None = None) -> str | None:
-    """The address of the first module whose output is not finite, in the order they run; None if all are. `run` is
-    another way to run it than on its inputs."""
+def first_nonfinite(model: nn.Module, run: Callable[[], object]) -> str | None:
+    """The address of the first module whose output is not finite while `run` runs the model; None if all are."""
     found: list[str] = []
-    runner: Any = model
 
     def watch(address: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
@@ -39,18 +37,18 @@ def first_nonfinite(model: nn.Module, inputs: dict[str, Any], run: Callable[[], 
 
     handles = [m.register_forward_hook(watch(address)) for address, m in model.named_modules() if address]
     try:
-        run() if run is not None else runner.run(dict(inputs), None, None)
+        run()
     finally:
         for handle in handles:
             handle.remove()
     return found[0] if found else None
 
 
-def explain(model: nn.Module, inputs: dict[str, Any], resumed: bool) -> str:
+def explain(model: nn.Module, run: Callable[[], object], resumed: bool) -> str:
     """One line for the error: which address went bad first. A resumed decoding step cannot be run again, so there only
     the weights are looked at."""
     weights = [address for address, p in model.named_parameters() if _bad(p)]
-    where = weights[0] if weights else None if resumed else first_nonfinite(model, inputs)
+    where = weights[0] if weights else None if resumed else first_nonfinite(model, run)
     address: Any = getattr(model, "address", None)
     if where is not None and address:  # a tower of another model
         where = f"{address}.{where}"

@@ -73,12 +73,6 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
     return f"valid: {shown}{more}" if known else "nothing is valid here"
 
 
-def public(name: str) -> Any:
-    """What the package offers by this name. Its table of public names alone knows where everything stands, so this is
-    how a lower layer offers what a higher one does."""
-    return getattr(sys.modules["anyformer"], name)
-
-
 ANY = "*"  # in the place of a field's name, where whoever writes a Part names its fields
 TOGETHER: contextvars.ContextVar[bool] = contextvars.ContextVar("together", default=False)  # checks wait for the rest
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +25,17 @@ def error_origin(error: BaseException) -> str | None:
     name, address = _part_of(frame, [each for each, _ in frames])
     where = f"{Path(frame.f_code.co_filename).name}:{line}"
     return f"{name or outside[frame.f_globals['__name__']]}{address and f' at {address}'} ({where})"
+
+
+@contextlib.contextmanager
+def name_own_parts() -> Iterator[None]:
+    """An error inside gets a note that names the Part of a user's own it comes from."""
+    try:
+        yield
+    except Exception as error:
+        if (origin := error_origin(error)) is not None and origin not in getattr(error, "__notes__", ()):
+            error.add_note(origin)
+        raise
 
 
 def _ours(module: str) -> bool:

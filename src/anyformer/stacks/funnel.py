@@ -15,11 +15,12 @@ from anyformer.parts.embedding.segments import Segments
 from anyformer.parts.halve import Halve
 from anyformer.runtime.context import Context, leading_pads
 from anyformer.runtime.taps import Declared, Shown
-from anyformer.specs.part import Part, Site, walk
+from anyformer.specs.part import Site, walk
+from anyformer.stacks.backbone import Backbone
 from anyformer.stacks.stack import Stack, StackModule
 
 
-class Funnel(Part, sees="all"):
+class Funnel(Backbone, sees="all"):
     """Stages with a step down between each two, and optionally a `top` that reads the full length again: each token of
     the last stage stands for all it was made of, added to what the first stage said [Dai et al. 2020]. Pads on the left
     are moved to the end, so that the first token of a text is the first of its row; packed documents are refused."""
@@ -41,9 +42,6 @@ class Funnel(Part, sees="all"):
                     raise ValueError(f"{path}: LatentAttention cannot look at a longer sequence; Attention can")
         if self.resume is not None and not 0 <= self.resume <= len(self.stages[0].steps):
             raise ValueError(f"Funnel.resume is {self.resume}; the first stage has {len(self.stages[0].steps)} steps")
-
-    def out_width(self, width: int) -> int:
-        return width
 
     def build(self, site: Site) -> nn.Module:
         return FunnelModule(self, site)

@@ -12,7 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.parts.attention.set_transformer import Across, each_row
+from anyformer.parts.embedding.text import Embedding, TextEmbedding
 from anyformer.parts.feedforward.mlp import MLP, GatedMLP
+from anyformer.parts.head.base import Head
+from anyformer.parts.head.classify import ClassifyHead, PooledOutput
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.tag import TagHead
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.op import Reshaping
 from anyformer.parts.position.absolute import Learned, Sinusoidal, add_position
@@ -21,7 +26,10 @@ from anyformer.runtime.taps import Declared, Shown
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Part, Site, walk
+from anyformer.stacks.backbone import Backbone
 from anyformer.stacks.stack import Stack, StackModule
+
+ANY_VECTORS = (ClassifyHead, LMHead, PooledOutput, TagHead)  # heads that read vectors of tokens or others
 
 
 class Look(Part, sees="itself", called=("cross-attend",)):
@@ -85,10 +93,12 @@ class Write(Part, sees="itself"):
             raise ValueError(f"Write.position.length is {self.position.length}, and {self.count} vectors are written")
 
 
-class Perceiver(Part, sees="all", called=("latent bottleneck", "Perceiver IO (write=...)")):
+class Perceiver(Backbone, sees="all", called=("latent bottleneck", "Perceiver IO (write=...)")):
     """`latents` learned vectors `read` the tokens and go through a stack, `rounds` times with the same weights; a head
     reads them, or what is written from them [Jaegle et al. 2021, 2022]. Only reading and writing cost more for longer
     texts. Packed documents are refused."""
+
+    input_aliases: ClassVar[tuple[str, ...]] = ("inputs",)
 
     latents: int
     read: Look
@@ -109,6 +119,18 @@ class Perceiver(Part, sees="all", called=("latent bottleneck", "Perceiver IO (wr
             raise ValueError("Perceiver.stack.norm stands after the last layer, and with rounds others follow it")
         if self.reread and self.rounds == 1:
             raise ValueError("Perceiver.reread: there is one round; set rounds too")
+
+    def check_model(self, embedding: Embedding, head: Head | None) -> None:
+        numbering = embedding.numbering if isinstance(embedding, TextEmbedding) else None
+        offset = self.write.position.offset if self.write is not None and self.by_token else 1
+        if numbering is not None and numbering.before and offset < 1:
+            line = f"tokens that {type(numbering).__name__} does not number have the row before the first; set offset=1"
+            raise ValueError(f"encoder.write.position: {line}")
+        if head is not None and not self.by_token:
+            pool = head.pool if isinstance(head, (ClassifyHead, PooledOutput)) else None
+            if not isinstance(head, ANY_VECTORS) or (pool is not None and pool.requires):
+                line = f"{type(head).__name__} reads one vector per token, and the encoder gives others"
+                raise ValueError(f"head: {line}; set encoder.write=Write(...) without a count")
 
     @property
     def by_token(self) -> bool:

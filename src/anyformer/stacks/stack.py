@@ -28,12 +28,13 @@ from anyformer.runtime.context import Context
 from anyformer.runtime.taps import Declared, Shown
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
-from anyformer.specs.part import Part, Site, _edit, nearest, walk
+from anyformer.specs.part import Site, _edit, nearest, walk
+from anyformer.stacks.backbone import Backbone
 from anyformer.stacks.block import Block, after, led_by_the_first
 from anyformer.stacks.sublayer import Sublayer, through
 
 
-class Stack(Part, sees="itself"):
+class Stack(Backbone, sees="itself"):
     """`depth` blocks. `layers` is one Block, or several named kinds whose order `pattern` gives, repeated to the depth.
 
     A path may name a kind (`layers.local.attention`), all layers (`layers.attention`), or one (`layers.3.attention`).

@@ -11,11 +11,12 @@ from anyformer.parts.grid.layout import Down, Grid, as_image
 from anyformer.parts.norm import Norm
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import Shown
-from anyformer.specs.part import Part, Site
+from anyformer.specs.part import Site
+from anyformer.stacks.backbone import Backbone
 from anyformer.stacks.stack import Stack, StackModule
 
 
-class Stages(Part, sees="all"):
+class Stages(Backbone, sees="all"):
     """Stacks one after another, each on a coarser and wider grid than the one before (Swin, ResNet)."""
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)

@@ -36,7 +36,7 @@ KINDS = {
 
 def tower_of(asked: TaskRun, name: str) -> Tower:
     """The tower that sees or hears; ValueError where there is none, or none that writes."""
-    tower = model.spec.fed_by.get(name) if isinstance(model := asked.model, TowerDecoderModule) else None
+    tower = model.spec.input_towers.get(name) if isinstance(model := asked.model, TowerDecoderModule) else None
     if tower is None:
         kind = KINDS[name]
         needs = f"it needs a decoder with a tower for them, such as {kind.example}"

@@ -19,13 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.generation import generate
-from anyformer.generation.ctc import Held, merged, prefixes
+from anyformer.generation.ctc import TokenSpan, merge_frames, prefixes
 from anyformer.generation.defaults import settings_for
 from anyformer.generation.options import Settings
 from anyformer.generation.speech_prompt import language_id
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.inputs.recordings import ENDINGS, Recording, Source, streams
 from anyformer.models.base import TransformerModule
+from anyformer.models.call import Call
 
 COMPRESSED = 2.4  # a text that becomes so many times smaller says one thing again and again
 UNSURE = -1.0  # mean log-probability of a token, below which a text is tried again
@@ -61,11 +62,11 @@ def letters(model: TransformerModule, processor: AudioProcessor, source: Source,
     return [held.token for held in likeliest(model, processor, source)]
 
 
-def likeliest(model: TransformerModule, processor: AudioProcessor, source: Source) -> list[Held]:
+def likeliest(model: TransformerModule, processor: AudioProcessor, source: Source) -> list[TokenSpan]:
     """The tokens of the likeliest path, window by window. No tensors are kept: small ones between the large ones of a
     window would hold the memory of all windows."""
     windows = frames(model, processor, source)
-    return merged((token for window in windows for token in window.argmax(-1).tolist()), model.spec.head.blank)
+    return merge_frames((token for window in windows for token in window.argmax(-1).tolist()), model.spec.head.blank)
 
 
 @torch.inference_mode()
@@ -77,9 +78,9 @@ def words(model: TransformerModule, tokenizer: Any, processor: AudioProcessor, s
     return [Segment(word[0].start * frame, word[-1].end * frame, [held.token for held in word]) for word in found]
 
 
-def worded(heard: Sequence[Held], decode: Callable[[list[int]], str]) -> list[list[Held]]:
+def worded(heard: Sequence[TokenSpan], decode: Callable[[list[int]], str]) -> list[list[TokenSpan]]:
     """The tokens of each word. What parts words, or says nothing, belongs to none."""
-    found: list[list[Held]] = []
+    found: list[list[TokenSpan]] = []
     since: list[int] = []  # tokens from the last word's first on, with those that say nothing
     word = ""
     for held in heard:
@@ -273,12 +274,13 @@ class Listener:
     @torch.inference_mode()
     def start(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """What the encoder says of windows (B, M, F), and the probabilities (B, V) of the first token."""
-        memory, _ = self.model.encode({"input_features": features.to(self.model.device, self.model.dtype)}, None)
+        features = features.to(self.model.device, self.model.dtype)
+        memory, _ = self.model.encode(Call({"input_features": features}, kernel=self.model.kernel))
         begin = self.settings.decoder_start_token_id
         begin = self.model.spec.start_token if begin is None else begin
         ids = torch.full((len(features), 1), begin, device=self.model.device)
-        inputs = {"decoder_input_ids": ids, "encoder_outputs": memory, "use_cache": False, "return_dict": True}
-        scores = self.model(**inputs).logits[:, -1]
+        step = Call({"decoder_input_ids": ids, "encoder_outputs": memory}, kernel=self.model.kernel)
+        scores = self.model(step)["logits"][:, -1]
         return memory, scores.float().softmax(-1)
 
     def languages(self, chances: Tensor) -> list[list[tuple[str, float]]]:

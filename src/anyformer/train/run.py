@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import anyformer.objectives
-from anyformer.checkpoint import CONFIGS, body, read_spec, spec
+from anyformer.checkpoint import read_spec, spec, weights_folder
 from anyformer.data import Data, Vocabulary
 from anyformer.families import names
+from anyformer.families.base.layouts import find_layout
 from anyformer.models import Model
 from anyformer.objectives.objective import Objective
 from anyformer.specs.checks import at_least, chance
@@ -163,10 +164,10 @@ def model_of(name: str) -> Model | Pretrained:
     for the model of that run. Another folder, or a hub id, is a model that is trained further."""
     path, described = Path(name).expanduser(), dict(names())
     if path.is_dir():
-        stored = any((path / file).is_file() for file in ("spec.json", *CONFIGS))
+        stored = (path / "spec.json").is_file() or find_layout(path) is not None
         if (path / "run.json").is_file() and not stored and not manifest.steps(path):
             return read_run(path / "run.json").model
-        return Pretrained(path=name) if not stored or has_weights(body(path)) else read_spec(path)
+        return Pretrained(path=name) if not stored or has_weights(weights_folder(path)) else read_spec(path)
     if path.is_file() and read_json(path).get("kind", "Run") == "Run":
         return read_run(path).model
     typed = "/" not in name and nearest(name, described).startswith("did you mean")  # of a name, not of a hub id

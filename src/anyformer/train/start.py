@@ -337,7 +337,7 @@ def pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = (), pad: i
     labels = part.labels or labels
     if labels and (part.labels or part.architecture not in (None, old.architecture)):
         config.pop("num_labels", None)
-        config |= {name: thaw(old.labelled(labels).source[name]) for name in ("id2label", "label2id")}
+        config |= {name: thaw(old.with_labels(labels).source[name]) for name in ("id2label", "label2id")}
     spec = family.read(config)
     for path, pool in walk(spec.head, "head"):
         if isinstance(pool, Pool) and pool.take == "last" and pool.padding_token is None and pad is not None:
@@ -349,7 +349,7 @@ def pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = (), pad: i
     if report.nonfinite:
         raise ValueError(f"{part.path} has NaN or infinity in {', '.join(report.nonfinite[:5])}")
     if part.labels and not model.fresh and old.labels:  # the head that was trained: its rows keep their names
-        model.spec = model.spec.labelled(old.labels)
+        model.spec = model.spec.with_labels(old.labels)
         name_labels(model, part.labels)
     return model
 
@@ -361,7 +361,7 @@ def name_labels(model: TransformerModule, labels: tuple[str, ...]) -> None:
     known, out = model.spec.labels, getattr(model.head, "out", None)
     condition: Any = getattr(getattr(model.spec, "embedding", None), "condition", None)
     if not known and condition is not None and condition.num_labels == len(labels):  # it is asked for them
-        model.spec = model.spec.labelled(labels)
+        model.spec = model.spec.with_labels(labels)
     if not labels or not isinstance(out, torch.nn.Linear) or out.out_features != len(labels):
         return  # as many as the head tells apart, or the objective says what is wrong
     if known and {*known} != {*labels}:
@@ -370,7 +370,7 @@ def name_labels(model: TransformerModule, labels: tuple[str, ...]) -> None:
         rows = torch.tensor([known.index(label) for label in labels], device=model.device)
         for parameter in out.parameters():
             parameter.copy_(parameter[rows].clone())
-    model.spec = model.spec.labelled(labels)
+    model.spec = model.spec.with_labels(labels)
 
 
 def longest(run: Run, spec: Model) -> int | None:

@@ -360,7 +360,7 @@ class Trainer:
             self.seeded(launched.step - 1)
             once_more = functools.partial(self.core, self.moved(batch), launched.divisors)
             with self.autocast():
-                where = first_nonfinite(self.core.module, {}, once_more) if where is None else once_more() and where
+                where = first_nonfinite(self.core.module, once_more) if where is None else once_more() and where
         where = parallel.first_of(where)
         what = "the loss" if not np.isfinite(loss) else "the gradient"
         place = f"the first values that are not finite appear in {where or 'its backward pass'}"

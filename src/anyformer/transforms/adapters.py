@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer import families
-from anyformer.checkpoint import ADAPTER, blaming, load_as, read_spec, save_description
+from anyformer.checkpoint import ADAPTER, error_context, load_as, read_spec, save_description
 from anyformer.models import Model, TransformerModule
 from anyformer.specs.messages import quote
 from anyformer.transforms.lora import NAMES, Adapter, LoRA, adapted, adopt
@@ -228,7 +228,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{folder}: no {ADAPTER} here")
     config = read_json(path)
-    with blaming(path):
+    with error_context(path):
         if not isinstance(config, dict):
             raise ValueError(f"expected an object, got a {type(config).__name__}")
         if config.get("peft_type") != "LORA":
@@ -246,7 +246,7 @@ def load_adapter(model: TransformerModule, folder: str | Path) -> Any:
     """The adapters of a folder on a base model that has none; the model is changed and returned, or left as it is."""
     folder = Path(folder)
     config = config_of(folder)
-    with Checkpoint(folder, stem=STEM) as stored, blaming(folder):
+    with Checkpoint(folder, stem=STEM) as stored, error_context(folder):
         pairs, others = sorted_out(stored.names)
         adapters: dict[str, Adapter] = {}
         values: dict[str, Tensor] = {}

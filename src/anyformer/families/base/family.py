@@ -142,6 +142,11 @@ class Family:
         """How the names of files with published weights begin."""
         return STEMS[self.library == "diffusers"]
 
+    @property
+    def unwritten(self) -> tuple[str, ...]:
+        """Fields that every other config has and those of this library have not: in diffusers the weights say it."""
+        return ("dtype",) if self.library == "diffusers" else ()
+
     def prefix_of(self, architecture: str) -> str:
         return "" if architecture in self.base else self.prefixes.get(architecture, self.prefix)
 

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.objectives.objective import Batch, Record, read, taken
+from anyformer.models import Call
+from anyformer.objectives.objective import Batch, Record, taken
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.tasks.task import How, Inputs, Source, TaskRun, Truncate, ask
@@ -71,9 +72,9 @@ def stacked(asked: TaskRun, found: Any, width: int) -> Any:
 def hidden(asked: TaskRun, batch: Batch) -> Tensor:
     """(B, T, D) the last hidden states of what reads."""
     model = asked.model
-    inputs = taken(model, batch)
-    x = model.encode(inputs, None)[0] if model.spec.pair else read(model, batch).x
-    model._check_finite({"last_hidden_state": x}, inputs, False)
+    call = Call(taken(model, batch), kernel=model.kernel)
+    x = model.encode(call)[0] if model.spec.pair else model.hidden_states(call).x
+    model.check_finite({"last_hidden_state": x}, call, resumed=False)
     return x.float()
 
 

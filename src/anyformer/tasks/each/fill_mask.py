@@ -34,7 +34,7 @@ def fill_mask(
     asked = ask("fill-mask", model, inputs, how)
     if language_head(asked.model).part.shift:
         raise ValueError("masked words need a model that sees both sides; this one predicts the next token")
-    if asked.model.asked:
+    if asked.model.predicts_by_position:
         raise ValueError("masked words: this model never saw a mask, and is asked for words by place (target_mapping)")
     mask = asked.tokenizer.mask_token_id
     if mask is None:

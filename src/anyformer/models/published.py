@@ -1,0 +1,142 @@
+"""The calling conventions of Hugging Face, over the internal call of `TransformerModule`.
+
+A caller gives keyword inputs and flags under their published names; a `Call` carries them inside. The results come back
+as a published class returns them: the same fields in the same order, a cache where it gives one, a tuple on request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.kernels.attention import KERNELS
+from anyformer.kernels.loss import IGNORED
+from anyformer.models.call import Call
+from anyformer.models.output import Output
+from anyformer.parts.head.base import HeadModule
+from anyformer.parts.head.language import LMHead
+from anyformer.runtime.inputs import check_given
+from anyformer.runtime.taps import OUTPUTS, Shown, Taps
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
+from anyformer.specs.services import service
+
+# first input of a model -> the name of its config inside that of a larger published model
+INNER_CONFIGS = {"input_ids": "text_config", "pixel_values": "vision_config", "input_features": "encoder_config"}
+
+
+class PublishedModule(nn.Module):
+    """What users and Hugging Face's Trainer ask of a published class beside its `forward`."""
+
+    spec: Any
+
+    @property
+    def accepts_loss_kwargs(self) -> bool:
+        """Whether a loss can be divided by the labels of several batches."""
+        return isinstance(self.spec.head, LMHead)
+
+    @property
+    def loss_type(self) -> str | None:
+        """Which labels count in that division: those of a causal language model are shifted."""
+        return "ForCausalLM" if isinstance(self.spec.head, LMHead) and self.spec.head.shift else None
+
+    @property
+    def generate(self) -> Any:
+        """`af.generate` with this model."""
+        return MethodType(service("generate"), self)
+
+
+def call_published(
+    model: Any,
+    inputs: Mapping[str, Any],
+    args: Sequence[Any] = (),
+    *,
+    taps: Taps | None = None,
+    num_items: Tensor | int | None = None,
+) -> Any:
+    """Runs a model on published inputs and gives published outputs; `taps` listen to the run."""
+    inputs = accept_inputs(model, inputs, args)
+    labels = inputs.get("labels")
+    if model.kernel not in KERNELS:
+        raise ValueError(f"unknown attention kernel {quote(model.kernel)}; {nearest(model.kernel, KERNELS)}")
+    defaults = output_config(model.spec)
+    flags = [flag for flag in OUTPUTS if inputs.pop(flag, defaults.get(flag) or False) or flag in model.always]
+    shown = Shown(model.shows, flags, taps) if flags else None
+    as_output = inputs.pop("return_dict", model.spec.source.get("return_dict", True))
+    # a cache is useful where tokens follow: not while gradients are taken, unless the caller asks for one
+    use_cache = inputs.pop("use_cache", None)
+    caches = not torch.is_grad_enabled() and returns_cache(model.spec, inputs) if use_cache is None else use_cache
+    state = inputs.pop("past_key_values", None)
+    if state is not None or use_cache:
+        model.check_memory()
+    if state is None and caches and model.remembers:
+        state = model.new_state()
+    if isinstance(model.head, HeadModule):
+        inputs["output_router_logits"] = "output_router_logits" in flags
+    resumed = state is not None and (state.capacity is not None or state.length > 0)
+    call = Call(inputs, state, shown or taps, model.kernel)
+    outputs: dict[str, Any] = model.run(call)
+    model.check_finite(outputs, call, resumed)
+    if state is not None:
+        outputs["past_key_values"] = outputs[model.spec.state_name] = state
+    if num_items is not None and labels is not None and (loss := outputs.get("loss")) is not None:
+        outputs["loss"] = loss_per_item(model, loss, labels, num_items)
+    fields = {**outputs, **(model.shown(shown) if shown else {})}
+    # outputs of an encoder come last
+    result = Output(dict(sorted(fields.items(), key=lambda field: field[0].startswith("encoder_"))))
+    if as_output:
+        return result
+    unlisted = {"past_key_values"} - {model.spec.state_name} | (
+        {*model.head.unlisted} if model.head is not None else set()
+    )
+    return tuple(value for name, value in result.items() if name not in unlisted)
+
+
+def accept_inputs(model: Any, inputs: Mapping[str, Any], args: Sequence[Any] = ()) -> dict[str, Any]:
+    """The inputs under the names of `model.inputs`, those that are None left out; an error for an unknown name or a
+    value of another type."""
+    known, state_name = model.inputs, model.spec.state_name
+    if len(args) > len(known):
+        raise ValueError(f"{len(args)} inputs without a name, and there are {len(known)}: {', '.join(known)}")
+    inputs = {**dict(zip(known, args, strict=False)), **inputs}
+    for name, own in model.also.items():
+        if inputs.get(name) is not None and inputs.get(own) is not None:
+            raise ValueError(f"{name} and {own} are two names of one input: give one of them")
+        if (value := inputs.pop(name, None)) is not None:
+            inputs[own] = value
+    if state_name in inputs:
+        inputs["past_key_values"] = inputs.pop(state_name)
+    for name in inputs:
+        if name not in known:
+            raise TypeError(f"this model takes no input {quote(name)}; {nearest(name, known)}")
+    inputs = {name: value for name, value in inputs.items() if value is not None}
+    check_given(inputs)
+    return inputs
+
+
+def returns_cache(spec: Any, inputs: Mapping[str, Any]) -> bool:
+    """Whether the published class returns a cache for these inputs when the caller says nothing about it."""
+    # no set comparison: torch 2.11 cannot compile one
+    labelled = "labels" in inputs or ("start_positions" in inputs and "end_positions" in inputs)
+    offered = {"always": True, "without labels": not labelled, "never": False}[spec.state_offered]
+    by_head = spec.head is None or spec.head.remembers or spec.pair
+    return offered and by_head and spec.source.get("use_cache", True)
+
+
+def output_config(spec: Any) -> Mapping[str, Any]:
+    """The config with the default values of `output_attentions` and the like. In a config with others inside, the one
+    of the stack counts, as published."""
+    embedding = getattr(spec, "embedding", None)
+    inner = spec.source.get(INNER_CONFIGS.get(embedding.inputs[0], "")) if embedding is not None else None
+    return inner if isinstance(inner, Mapping) else spec.source
+
+
+def loss_per_item(model: Any, loss: Tensor, labels: Tensor, count: Tensor | int) -> Tensor:
+    """A mean over labels as their sum divided by `count`."""
+    if not model.accepts_loss_kwargs:
+        raise ValueError("num_items_in_batch counts the tokens of a language model's loss; this model is not one")
+    return loss * (labels[..., int(model.loss_type is not None) :] != IGNORED).sum() / count
