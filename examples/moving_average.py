@@ -46,7 +46,7 @@ class MovingAverageModule(nn.Module):
         return PerRow({"average": (1, self.width)}, dtypes={"average": torch.float32})
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        rows = PackedRows.of(ctx)  # real tokens first, and where documents begin
+        rows = PackedRows.from_context(ctx)  # real tokens first, and where documents begin
         x, store = rows.pack(x), ctx.store(self.address)
         v = self.v(x).float()
         # how much time passes at a token: none at a pad, where nothing is forgotten and nothing is written

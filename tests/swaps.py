@@ -57,8 +57,9 @@ OPS: dict[str, dict[str, Any]] = {
     "SelectiveState": {"width": 32}, "DualState": {"num_heads": 2, "head_width": 8, "states": 4}, "TimeMix": {},
     "ChannelMix": {"width": 24}, "MLP": {"width": 24}, "GatedMLP": {"width": 24},
     "MoE": {"num_experts": 3, "router": {"kind": "TopK"}, "expert": {"kind": "MLP", "width": 8}},
-    "Idle": {"part": {"kind": "MLP", "width": 8}}, "PooledAttention": {"num_heads": 4},
+    "Unused": {"part": {"kind": "MLP", "width": 8}}, "PooledAttention": {"num_heads": 4},
     "LocalRelation": {"num_heads": 4},
+    "DebertaAttention": {"num_heads": 4},
     "BranchedAttention": {"num_heads": 4, "feedforward": {"kind": "MLP", "width": 8}},
     "Synthesizer": {"num_heads": 4, "length": 16}, "ProductKeyMemory": {"keys": 4, "top_k": 2, "query_width": 4},
     "LightweightConvolution": {"num_heads": 4, "kernel": 3}, "Gate": {}, "LSTM": {},
@@ -131,10 +132,11 @@ NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those s
     "Tokens", "Transform",
     "ContinuousGridBias", "SpectrogramEmbedding", "Quantizer", "TrajectoryEmbedding", "VideoEmbedding", "GridPool",
     "GridVectors", "Skip", "SubsampledSpectrogram", "Convolution", "Convolutions", "ResidualDown",
-    "ConvolutionEmbedding", "ConvEmbedding", "ConvPainter", "GumbelCodes", "RoundedCodes", "GaussianLatent",
-    "KLEmbedding", "KLPainter",
+    "ConvolutionEmbedding", "ConvEmbedding", "ConvDecoder", "GumbelCodes", "RoundedCodes", "GaussianLatent",
+    "KLEmbedding", "KLDecoder",
     "AdaptiveNorm", "Gated", "StepAndLabel", "NoisyEmbedding", "Sinusoidal2D", "PairEmbedding",
     "Tower", "SegmentEmbedding", "Perceiver", "RowNorm", "TwoStreams", "OrderedText",
+    "TransparentAttention",
 }  # fmt: skip
 SWAPS = [(slot, kind) for slot, kinds in SLOTS.items() for kind in kinds]
 

@@ -77,7 +77,9 @@ def test_what_is_swapped_in_sees_no_future_or_is_refused(slot: str, kind: str) -
         line = str(error)
         assert line.startswith(slot) and "\n" not in line and "lets a token see the future; " in line
         assert line.endswith(" does not")
-        if any(set(getattr(part, "needs", ())) - set(plain().embedding.gives) for _, part in walk(part_of(slot, kind))):
+        if any(
+            set(getattr(part, "requires", ())) - set(plain().embedding.gives) for _, part in walk(part_of(slot, kind))
+        ):
             return  # no text can show it
         model = EncoderModel(
             **{  # told the truth: in a model that sees both sides it does

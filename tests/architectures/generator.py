@@ -121,7 +121,7 @@ def looks_ahead(kind: type[Part]) -> bool:
 
 
 def needs(name: str) -> tuple[str, ...]:
-    found = getattr(Part.kinds[name], "needs", ())
+    found = getattr(Part.kinds[name], "requires", ())
     return found if isinstance(found, tuple) else ()
 
 
@@ -208,7 +208,7 @@ def absolute(draw: Draw, place: Place) -> dict[str, Any]:
 
 def op(draw: Draw, place: Place) -> dict[str, Any]:
     """Any mixer or feed-forward."""
-    names = [name for name in fitting(OPS, place) if not place.nested or name not in ("Windows", "Idle")]
+    names = [name for name in fitting(OPS, place) if not place.nested or name not in ("Windows", "Unused")]
     inner = dataclasses.replace(place, nested=place.nested + 1)
     for _ in range(5):
         made = fields(draw, choose(draw, names), inner)
@@ -326,7 +326,8 @@ FIELDS: dict[str, Any] = {
     "first_dropout": CHANCE, "last_dropout": CHANCE, "eps": st.sampled_from((1e-5, 1e-3)),
     "base": st.sampled_from((10000.0, 100.0)), "momentum": KEPT, "op": op, "mixer": op, "part": op, "memory": memory,
     "memory_width": KEPT, "taps": st.sampled_from((1, 3, 4)), "kernel": st.sampled_from((3, 1, 4, 5)),
-    "padding_index": st.none(), "spare": KEPT, "scale": st.sampled_from((1.0, 0.5)), "num_experts": st.integers(2, 4),
+    "padding_index": st.none(), "unused_table": KEPT, "scale": st.sampled_from((1.0, 0.5)),
+    "num_experts": st.integers(2, 4),
     "num_labels": st.integers(2, 4), "ClassifyHead.num_labels": st.integers(1, 4), "separator": KEPT,
     "padding_token": KEPT, "Stack.position": shared_position, "patch_size": grid, "channels": st.just(2),
     "groups": st.sampled_from((1, 2)),
@@ -352,7 +353,8 @@ FIELDS: dict[str, Any] = {
     "TopK.top_groups": st.sampled_from((1, 2)), "TopK.group_best": st.sampled_from((1, 2)),
     "RelativeSinusoids.width": st.sampled_from((8, 16)), "Disentangled.bias": st.sampled_from(("qk", "q", "")),
     "Disentangled.reach": st.sampled_from((64, 5)), "Disentangled.buckets": st.sampled_from((None, 4, 7)),
-    "Disentangled.width": KEPT, "Attention.mean_at_pads": KEPT, "TextEmbedding.idle_segments": KEPT,
+    "Disentangled.width": KEPT, "TextEmbedding.ignores_segments": KEPT,
+    "DebertaAttention.mask": KEPT, "DebertaAttention.memory": KEPT,
     "Distance.tree": st.sampled_from((False, False, False, True)), "Tokens.width": st.sampled_from((None, 8)),
     "Tokens.scale": st.sampled_from((None, 2.0)), "TextEmbedding.position": absolute, "Vectors.position": absolute,
     "WaveformEmbedding.position": absolute, "SegmentEmbedding.position": absolute,
@@ -380,7 +382,7 @@ FIELDS: dict[str, Any] = {
     "Pool.take": st.sampled_from(("first", "mean", "last", "token", "seeds")), "Pool.token": KEPT, "Pool.seeds": KEPT,
     "Seeds.bias": st.sampled_from(("qkvo", "", "o")), "Pool.padding_token": KEPT,
     "Pool.width": KEPT, "Transform.width": KEPT, "CTCHead.blank": st.just(0), "CTCHead.zero_infinity": st.just(True),
-    "LMHead.shift": KEPT, "LMHead.idle_bias": KEPT, "QuestionHead.separator": st.just(3),
+    "LMHead.shift": KEPT, "LMHead.unused_bias": KEPT, "QuestionHead.separator": st.just(3),
     "SegmentedSinusoids.mirrored": KEPT, "SegmentedSinusoids.most": KEPT,
     "ClassifyHead.problem": KEPT, "ClassifyHead.shares": KEPT, "PixelHead.stride": st.sampled_from((4, 2)),
     "PixelHead.patch_size": patch,
@@ -414,7 +416,7 @@ FIELDS: dict[str, Any] = {
     "Kaiming.gain": st.sampled_from((1.0, 0.5)),
     "TrajectoryEmbedding.tokens": KEPT,  # a table that nothing reads
     "Synthesizer.bias": st.sampled_from(("qkvo", "", "qv")), "ProductKeyMemory.keys": st.integers(4, 6),
-    "ProductKeyMemory.query_width": st.sampled_from((4, 8)), "Attention.memory_by_layer": KEPT,
+    "ProductKeyMemory.query_width": st.sampled_from((4, 8)),
     "Convolving.causal": causal,
     "LSHAttention.chunk": st.sampled_from((2, 4, 16)), "LSHAttention.buckets": st.sampled_from(([4], [2, 2])),
     "LSHAttention.causal": causal, "LSHAttention.own_bucket": causal, "LSHAttention.bias": st.booleans(),
@@ -616,12 +618,13 @@ FED = "a decoder and towers, each of which is drawn by itself, and a place for t
 NEVER_DRAWN = {
     **{name: OWN for name in kinds(Initializer) if Part.kinds[name].__module__ != Initializer.__module__},
     "AxialLearned": SIDES,
+    "TransparentAttention": "reads a memory as wide as all layers together: test_weighted_transformer.py",
     **dict.fromkeys(("TwoTowerModel", "SimilarityHead", "ThreeTowerModel", "SpacesHead"), BOTH),
     **dict.fromkeys(
         (
             "AutoencoderModel",
-            "ConvPainter",
-            "KLPainter",
+            "ConvDecoder",
+            "KLDecoder",
             "GumbelCodes",
             "RoundedCodes",
             "GaussianLatent",

@@ -183,5 +183,5 @@ def test_lines_see_what_they_are_for(line: str, spec: Any, tmp_path: Path) -> No
 
 
 def test_what_has_nothing_to_learn_is_not_asked_to(tmp_path: Path) -> None:
-    idle = encoder({"kind": "Vectors"}, {"kind": "Idle", "part": MLP})
+    idle = encoder({"kind": "Vectors"}, {"kind": "Unused", "part": MLP})
     assert not learns(random_model(idle)) and broken(idle, tmp_path) is None

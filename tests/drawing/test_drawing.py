@@ -22,7 +22,7 @@ from anyformer.drawing.figure import Box, Figure, Line, Plus, Words, lines_of
 from anyformer.drawing.outline import Card, Column, Outline, cards_in
 from anyformer.drawing.svg import MARGIN
 from anyformer.drawing.text import broken, width, wrapped
-from anyformer.kernels.recording import recorded
+from anyformer.kernels.recording import graph_capture
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.residual import Scaled
@@ -123,7 +123,7 @@ def test_how_many_vectors_an_embedding_makes() -> None:
         if len(seen.setdefault(type(part).__name__, set())) < 3:
             given = {name: torch.zeros(1, *shape) for name, shape in part.row(length, width).items()}
             given |= {name: value.long() for name, value in given.items() if name in NUMBERS}
-            with torch.no_grad(), recorded():  # nothing is asked of the zeros
+            with torch.no_grad(), graph_capture():  # nothing is asked of the zeros
                 x, _ = part.build(Site(width=width)).eval()(given, None)
             assert part.vectors(length) == x.shape[1], case.id
             seen[type(part).__name__].add(x.shape[1])

@@ -81,7 +81,7 @@ class Forgets(Faulty, sees="past"):
         return ForgetsModule(self, site)
 
     def mix(self, x: Tensor, ctx: Context, module: Any) -> Tensor:
-        rows = PackedRows.of(ctx)
+        rows = PackedRows.from_context(ctx)
         x = rows.pack(x)
         x = x if rows.real is None else x * rows.real
         documents = torch.zeros(x.shape[:2]) if ctx.documents is None else ctx.documents

@@ -22,7 +22,7 @@ import anyformer as af
 from anyformer import families
 from anyformer.cli.listing import listed
 from anyformer.models.construct import skeleton
-from anyformer.parts.init import computed
+from anyformer.parts.init import computed_tensors
 from anyformer.runtime.state import State, declarations
 from anyformer.stacks.block import Block
 
@@ -99,7 +99,7 @@ def test_counting_allocates_nothing() -> None:
 def built(spec: Any) -> tuple[list[tuple[str, int]], int, list[int]]:
     """What counting gives, from the whole model: sizes by address, idle parameters, bytes of the decoding state."""
     model: Any = skeleton(spec)
-    parts, seen, unlearned = [], set(), {*(name for name, _ in spec.ties), *computed(model)}
+    parts, seen, unlearned = [], set(), {*(name for name, _ in spec.ties), *computed_tensors(model)}
     for address, parameter in model.named_parameters(remove_duplicate=False):
         if id(parameter) not in seen and address not in unlearned:
             seen.add(id(parameter))

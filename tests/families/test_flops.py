@@ -16,7 +16,7 @@ from anyformer import families
 from anyformer.counting import work
 from anyformer.counting.lecture import parameter_formulas, shares, token_formulas
 from anyformer.counting.work import inputs_of, measure, visible_pairs
-from anyformer.kernels.recording import recorded
+from anyformer.kernels.recording import graph_capture
 from anyformer.models.construct import skeleton
 from anyformer.parts.computed import Computed
 from anyformer.parts.feedforward.moe import Switch
@@ -99,7 +99,7 @@ def test_flops_of_every_named_description(name: str) -> None:
             with torch.device("meta"):
                 module.value = module.compute()
     experts = {torch.ops.anyformer.grouped_linear: lambda x, w, *rest, **more: 2 * x[0] * x[1] * w[2]}
-    with torch.device("meta"), recorded():
+    with torch.device("meta"), graph_capture():
         expected = counted_by_torch(lambda: model(**inputs_of(spec, limit)), custom_mapping=experts)
     assert af.count(spec).flops(limit) == pytest.approx(expected, rel=0.01)
 

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer import families
-from anyformer.kernels.recording import recorded
+from anyformer.kernels.recording import graph_capture
 from anyformer.parts.feedforward.balance import EntropyBalance
 from anyformer.runtime.context import Context
 from anyformer.transforms.lora import LoRA
@@ -213,7 +213,11 @@ def test_counted_and_drawn() -> None:
     assert "tied to text.encoder" in af.draw(spec).svg
     made, given = model(), {name: value[:1] for name, value in pairs().items()}
     experts = {torch.ops.anyformer.grouped_linear: lambda x, w, *rest, **more: 2 * x[0] * x[1] * w[2]}
-    with FlopCounterMode(display=False, custom_mapping=experts) as counter, sdpa_kernel(SDPBackend.MATH), recorded():
+    with (
+        FlopCounterMode(display=False, custom_mapping=experts) as counter,
+        sdpa_kernel(SDPBackend.MATH),
+        graph_capture(),
+    ):
         made(**given)  # as where one token in three goes nowhere else, every product is asked for by itself
     assert af.count(spec).flops(7) == counter.get_total_flops()
 

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer import families
-from anyformer.parts.embedding.text import thinned
+from anyformer.parts.embedding.drop_token import drop_tokens
 from anyformer.parts.head.similarity import nearest_of_several
 from anyformer.runtime.context import Context
 from anyformer.transforms.recompute import recompute
@@ -118,7 +118,7 @@ def test_droptoken() -> None:
     rows = torch.arange(20.0).view(2, 10, 1)
     padded = Context(index=torch.arange(10), positions=torch.arange(10)[None], padding=real)
     for _ in range(5):
-        y, after = thinned(rows, padded, 0.6)
+        y, after = drop_tokens(rows, padded, 0.6)
         assert after.padding.sum(-1).tolist() == [3, 4] and set(y[0, after.padding[0], 0].tolist()) == {0.0, 1.0, 2.0}
 
 

@@ -32,7 +32,7 @@ def test_schedules_and_steps_equal_published(curve: str, clip: float | None) -> 
     diffusers = pytest.importorskip("diffusers")
     options = {"beta_schedule": CURVES[curve], "clip_sample": clip is not None, "timestep_spacing": "trailing"}
     schedule: Any = NoiseSchedule(curve=curve)  # type: ignore[arg-type]
-    left, places = schedule.left(), schedule.taken(25)
+    left, places = schedule.alphas_cumprod(), schedule.sampling_steps(25)
     ddpm, ddim = diffusers.DDPMScheduler(**options), diffusers.DDIMScheduler(**options)
     close(schedule.betas(), ddpm.betas.double())
     close(left, ddpm.alphas_cumprod.double())
@@ -42,7 +42,7 @@ def test_schedules_and_steps_equal_published(curve: str, clip: float | None) -> 
     target = 2 * torch.rand(2, 1, 4, 4, generator=random) - 1
     picture, noise = target, torch.randn(2, 1, 4, 4, generator=random)
     close(ddpm.add_noise(picture, noise, torch.tensor([3, 700])),
-          head(curve).mixed(picture, noise, torch.tensor([3, 700])))  # fmt: skip
+          head(curve).add_noise(picture, noise, torch.tensor([3, 700])))  # fmt: skip
     for eta in (0.0, 0.5, 1.0, None):  # None: DDPM, which is as if eta were 1
         theirs = ddpm if eta is None else ddim
         theirs.set_timesteps(25)
@@ -65,13 +65,15 @@ def test_leading_steps_equal_published(steps: int, wanted: int, offset: int) -> 
     diffusers = pytest.importorskip("diffusers")
     theirs = diffusers.DDIMScheduler(num_train_timesteps=steps, timestep_spacing="leading", steps_offset=offset)
     theirs.set_timesteps(wanted)
-    assert NoiseSchedule(steps=steps, spacing="leading", offset=offset).taken(wanted) == theirs.timesteps.tolist()
+    assert (
+        NoiseSchedule(steps=steps, spacing="leading", offset=offset).sampling_steps(wanted) == theirs.timesteps.tolist()
+    )
 
 
 def test_leading_steps_end_with_the_last_there_is() -> None:
     """Published code would look up a step that its table does not have."""
-    assert NoiseSchedule(steps=10, spacing="leading", offset=1).taken(10) == [9, 9, 8, 7, 6, 5, 4, 3, 2, 1]
-    assert NoiseSchedule(steps=10, spacing="leading", offset=4).taken(5) == [9, 9, 8, 6, 4]
+    assert NoiseSchedule(steps=10, spacing="leading", offset=1).sampling_steps(10) == [9, 9, 8, 7, 6, 5, 4, 3, 2, 1]
+    assert NoiseSchedule(steps=10, spacing="leading", offset=4).sampling_steps(5) == [9, 9, 8, 6, 4]
 
 
 def head(curve: str = "linear") -> Any:
@@ -108,7 +110,7 @@ def test_guidance_is_a_step_away_from_what_would_be_drawn_otherwise() -> None:
     with torch.no_grad():
         step = torch.tensor([999])
         wanted, plain = (drawer(hidden_states=x, timestep=step, **each).sample for each in (asked, nothing))
-    left = float(NoiseSchedule().left()[999])
+    left = float(NoiseSchedule().alphas_cumprod()[999])
     noise = plain + 2.5 * (wanted - plain)
     close(found, (x - (1 - left) ** 0.5 * noise) / left**0.5)
     with torch.no_grad():

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.models import AutoencoderModel
-from anyformer.parts.grid.dvae import ConvEmbedding, ConvPainter, GaussianLatent, GumbelCodes, Latent, RoundedCodes
+from anyformer.parts.grid.dvae import ConvDecoder, ConvEmbedding, GaussianLatent, GumbelCodes, Latent, RoundedCodes
 from anyformer.parts.init import Normal
 
 LATENTS: dict[str, Latent] = {
@@ -27,7 +27,7 @@ def spec(latent: Latent = LATENTS["gumbel"], **changes: Any) -> AutoencoderModel
     fields: dict[str, Any] = {
         "width": 10, "latent": latent, "init": {"*": Normal(std=0.1)},
         "embedding": ConvEmbedding(image_size=(8, 12), channels=2, widths=(8, 12), blocks=2, kernel=3),
-        "painter": ConvPainter(channels=2, widths=(12, 8), blocks=1), **changes,
+        "painter": ConvDecoder(channels=2, widths=(12, 8), blocks=1), **changes,
     }  # fmt: skip
     return AutoencoderModel(**fields)
 
@@ -159,7 +159,7 @@ def test_it_is_counted_drawn_traced_and_changed_like_any_model() -> None:
         model.eval()(pixel_values=pictures(1))
     assert count.flops(1) == counter.get_total_flops()
     svg = af.draw(spec()).svg
-    assert all(text in svg for text in ("Gumbel Codes", "codes 12", ">24 × 6<", "Conv Painter", ">96 × 2<"))
+    assert all(text in svg for text in ("Gumbel Codes", "codes 12", ">24 × 6<", "Conv Decoder", ">96 × 2<"))
     kept = af.trace(model, keep=["embedding", "latent", "painter"], pixel_values=pictures(1))
     assert kept["painter"].shape == (1, 2, 8, 12)
     wider = af.override(spec(), {"width": 14, "latent": {"kind": "GaussianLatent", "width": 2}})
@@ -171,14 +171,14 @@ def test_it_is_counted_drawn_traced_and_changed_like_any_model() -> None:
     (lambda: ConvEmbedding(image_size=(8, 9), widths=(8, 8)), "2 stages halve 8 x 9 pixels into a fraction of one"),
     (lambda: ConvEmbedding(image_size=(8, 8), widths=()), "ConvEmbedding.widths are ()"),
     (lambda: ConvEmbedding(image_size=(8, 8), widths=(4,), kernel=4), "an odd one keeps pixels in their places"),
-    (lambda: ConvPainter(widths=(4, 0)), "ConvPainter.widths are"),
+    (lambda: ConvDecoder(widths=(4, 0)), "ConvDecoder.widths are"),
     (lambda: GumbelCodes(codes=1), "GumbelCodes.codes is 1"),
     (lambda: GumbelCodes(temperature=0.0), "GumbelCodes.temperature is 0.0"),
     (lambda: RoundedCodes(levels=(4, 1)), "at least 2 for each number"),
     (lambda: RoundedCodes(levels=(2,) * 32), "2^31 codes in all"),
-    (lambda: ConvPainter(blocks=10**9), "4 stages of 1,000,000,000 blocks; at most 20 of 1,000 can be built"),
-    (lambda: spec(painter=ConvPainter(channels=1, widths=(12, 8))), "painter.channels is 1 and embedding.channels"),
-    (lambda: spec(painter=ConvPainter(channels=2, widths=(12,))), "1 stages, and make the picture 4 x 6 pixels"),
+    (lambda: ConvDecoder(blocks=10**9), "4 stages of 1,000,000,000 blocks; at most 20 of 1,000 can be built"),
+    (lambda: spec(painter=ConvDecoder(channels=1, widths=(12, 8))), "painter.channels is 1 and embedding.channels"),
+    (lambda: spec(painter=ConvDecoder(channels=2, widths=(12,))), "1 stages, and make the picture 4 x 6 pixels"),
     (lambda: af.build(spec())(pixel_values=torch.zeros(1, 2, 8, 8)), "is (batch, 2 channels, 8, 12), got (1, 2, 8, 8)"),
     (lambda: af.build(spec())(), "pixel_values is (batch, 2 channels, 8, 12), got None"),
     (lambda: af.build(spec()).picture(torch.zeros(1, 4, 5).long()), "drawn of (batch, 4, 6), got (1, 4, 5)"),

@@ -16,7 +16,7 @@ from anyformer import cli
 from anyformer.data import Arrays, Beside, Captions, Data, JSONLines, TrainedBPE
 from anyformer.models import AutoencoderModel
 from anyformer.objectives.draw import NextImageToken, Reconstruct
-from anyformer.parts.grid.dvae import ConvEmbedding, ConvPainter, GaussianLatent, Latent, RoundedCodes
+from anyformer.parts.grid.dvae import ConvDecoder, ConvEmbedding, GaussianLatent, Latent, RoundedCodes
 from anyformer.parts.init import Normal
 from anyformer.train.optim import AdamW, Constant
 from anyformer.train.run import Batch, Run
@@ -31,7 +31,7 @@ LENGTH, PLACES, CODES, WORDS = 6, 4, 9, 270
 def autoencoder(latent: Latent = RoundedCodes(levels=(3, 3), width=8)) -> AutoencoderModel:
     return AutoencoderModel(
         width=8, embedding=ConvEmbedding(image_size=(8, 8), channels=1, widths=(8, 8, 8), blocks=1, kernel=3),
-        latent=latent, painter=ConvPainter(channels=1, widths=(8, 8, 8), blocks=1), init={"*": Normal(std=0.1)},
+        latent=latent, painter=ConvDecoder(channels=1, widths=(8, 8, 8), blocks=1), init={"*": Normal(std=0.1)},
     )  # fmt: skip
 
 

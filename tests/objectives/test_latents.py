@@ -18,7 +18,7 @@ from anyformer.generation.diffusion import denoise
 from anyformer.models import AutoencoderModel, Call
 from anyformer.objectives.diffuse import Diffuse
 from anyformer.objectives.draw import Reconstruct
-from anyformer.parts.grid.dvae import ConvEmbedding, ConvPainter, GaussianLatent, Latent, RoundedCodes
+from anyformer.parts.grid.dvae import ConvDecoder, ConvEmbedding, GaussianLatent, Latent, RoundedCodes
 from anyformer.parts.init import Normal
 from anyformer.train.evaluate_split import evaluate
 from anyformer.train.optim import AdamW, Constant
@@ -44,7 +44,7 @@ def halves(labels: np.ndarray) -> np.ndarray:
 def autoencoder(latent: Latent) -> AutoencoderModel:
     return AutoencoderModel(
         width=8, embedding=ConvEmbedding(image_size=(8, 8), channels=1, widths=(8, 8, 8), blocks=1, kernel=3),
-        latent=latent, painter=ConvPainter(channels=1, widths=(8, 8, 8), blocks=1), init={"*": Normal(std=0.1)},
+        latent=latent, painter=ConvDecoder(channels=1, widths=(8, 8, 8), blocks=1), init={"*": Normal(std=0.1)},
     )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def model(shared_data: Path) -> Any:
         "eos_token_id": END, "tie_word_embeddings": False, "architectures": ["M2M100ForConditionalGeneration"],
     })  # fmt: skip
     spec = af.override(spec, {
-        "embedding.tokens.spare": False, "decoder_embedding.tokens.vocab_size": 43, "head.vocab_size": 43,
+        "embedding.tokens.unused_table": False, "decoder_embedding.tokens.vocab_size": 43, "head.vocab_size": 43,
         "head.bias": True,
     })  # fmt: skip
     made = af.build(spec, seed=0).eval()

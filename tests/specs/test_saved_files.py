@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from catalogue import cases, make_inputs, spec_of
 
 import anyformer as af
-from anyformer.specs.codec import from_json, to_json
+from anyformer.specs.codec import decode, encode, from_json, to_json
 from anyformer.train.run import Run, read_run
 
 SAVED = Path(__file__).with_name("saved")
@@ -27,6 +28,25 @@ def test_a_description_is_what_it_was(path: Path) -> None:
     spec = af.spec(path)
     assert spec == spec_of(CASES[path.name.removesuffix(".spec.json")])
     assert from_json(json.loads(to_json(spec))) == spec
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    ({"kind": "Idle", "part": {"kind": "RMSNorm"}}, {"kind": "Unused", "part": {"kind": "RMSNorm"}}),
+    ({"kind": "ConvPainter", "channels": 1}, {"kind": "ConvDecoder", "channels": 1}),
+    ({"kind": "Attention", "num_heads": 2, "mean_at_pads": True}, {"kind": "DebertaAttention", "num_heads": 2}),
+    ({"kind": "Attention", "num_heads": 2, "memory_by_layer": False}, {"kind": "Attention", "num_heads": 2}),
+    ({"kind": "Attention", "num_heads": 2, "memory": True, "memory_width": 8, "memory_by_layer": True},
+     {"kind": "TransparentAttention", "num_heads": 2, "memory": True, "memory_width": 8}),
+    ({"kind": "KLPainter"}, {"kind": "KLDecoder"}),
+    ({"kind": "LMHead", "vocab_size": 9, "idle_bias": True}, {"kind": "LMHead", "vocab_size": 9, "unused_bias": True}),
+    ({"kind": "Tokens", "vocab_size": 9, "spare": True}, {"kind": "Tokens", "vocab_size": 9, "unused_table": True}),
+    ({"kind": "Pool", "norm": {"kind": "RMSNorm"}, "idle_norm": True},
+     {"kind": "Pool", "norm": {"kind": "RMSNorm"}, "unused_norm": True}),
+    ({"kind": "GlobalTextEmbedding", "tokens": {"kind": "Tokens", "vocab_size": 9}, "idle_segments": True},
+     {"kind": "GlobalTextEmbedding", "tokens": {"kind": "Tokens", "vocab_size": 9}, "ignores_segments": True}),
+])  # fmt: skip
+def test_old_names_of_kinds_and_fields_are_read(old: dict[str, Any], new: dict[str, Any]) -> None:
+    assert encode(decode(old)) == new
 
 
 @pytest.mark.parametrize("path", sorted(SAVED.glob("*.run.json")), ids=lambda path: path.name)

@@ -14,7 +14,7 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.norm import LayerNorm, RMSNorm
 from anyformer.parts.position.bias import Alibi, DistanceBias, RelativeVectors
 from anyformer.parts.residual import ADD, ReZero, Scaled
-from anyformer.parts.unused import Idle
+from anyformer.parts.unused import Unused
 from anyformer.runtime.context import Memory
 from anyformer.runtime.mask import Causal
 from anyformer.specs.part import Site
@@ -154,7 +154,11 @@ def test_layers_share_a_bias_that_they_can_use() -> None:
         (layer, DistanceBias(before=3, num_heads=H, tree=True), "layers cannot share DistanceBias"),
         (layer, Alibi(num_heads=H + 1), f"Stack.position has {H + 1} heads and layers"),
         (linear, Alibi(num_heads=H), "no layer here has an Attention"),
-        (Block(a=Sublayer(op=Idle(part=Attention(num_heads=H)))), Alibi(num_heads=H), "no layer here has an Attention"),
+        (
+            Block(a=Sublayer(op=Unused(part=Attention(num_heads=H)))),
+            Alibi(num_heads=H),
+            "no layer here has an Attention",
+        ),
     ):
         with pytest.raises(ValueError, match=line):
             Stack(layers=layers, depth=1, position=position)

@@ -341,7 +341,7 @@ def check_source(spec: Any, source_length: int | None) -> None:
 
     from anyformer.specs.part import walk
 
-    looks = spec.pair or any(getattr(part, "memory", False) for _, part in walk(spec))
+    looks = spec.pair or any(part.reads_memory for _, part in walk(spec))
     if not looks:
         raise ValueError("--source-length: this model has no encoder whose tokens a decoder looks at")
     shapes = [spec.embedding.row(length, spec.width) for length in (source_length, source_length + 1)]

@@ -237,7 +237,7 @@ def count(spec: Model) -> Count:
     owners = {owner for _, owner in spec.ties}
     seen, idle, experts, tables, fixed = set(), 0, 0, 0, 0
     for address, module, copy in everywhere(model):
-        formulas = {f"{address}.{name}" for name in getattr(module, "computed", dict)()}
+        formulas = {f"{address}.{name}" for name in getattr(module, "computed_tensors", dict)()}
         for name, parameter in module.named_parameters(address, recurse=False, remove_duplicate=False):
             if (copy, id(parameter)) not in seen and not spec.owner_of(name):
                 seen.add((copy, id(parameter)))

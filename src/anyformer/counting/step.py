@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from anyformer.counting.device import Device
-from anyformer.kernels.recording import recorded
+from anyformer.kernels.recording import graph_capture
 from anyformer.models.base import TransformerModule
 from anyformer.models.call import Call
 from anyformer.parts.computed import compute
@@ -49,7 +49,7 @@ def run_step(
             module.scores = functools.partial(device.loss, module, model.spec.pair)  # type: ignore[method-assign]
         for layer in module.layers if recompute and isinstance(module, StackModule) else ():
             layer.forward = functools.partial(_again, device, type(layer).forward, layer)
-    with torch.device("meta"), recorded(), live:
+    with torch.device("meta"), graph_capture(), live:
         given = tree_map(torch.empty_like, inputs)
         with device:
             said = model(Call(given))

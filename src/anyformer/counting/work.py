@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from anyformer.counting.device import Device
 from anyformer.counting.survey import everywhere, original
-from anyformer.kernels.recording import recorded
+from anyformer.kernels.recording import graph_capture
 from anyformer.models import Model
 from anyformer.models.base import TransformerModule
 from anyformer.models.call import Call
@@ -74,7 +74,7 @@ def inputs_of(spec: Model, length: int, source_length: int | None = None) -> dic
         found = {name: torch.zeros(1, *choices, *shape, dtype=kinds[name]) for name, shape in shapes.items()}
         if spec.pair:
             found["decoder_input_ids"] = torch.zeros(1, length, dtype=torch.long)
-        elif any(getattr(part, "memory", False) for _, part in walk(spec)):
+        elif any(part.reads_memory for _, part in walk(spec)):
             found["encoder_hidden_states"] = torch.zeros(1, source, memory_width(spec))
     return found
 
@@ -90,7 +90,7 @@ def fixed_input(spec: Model) -> tuple[str, tuple[int, ...]] | None:
 
 def memory_width(spec: Model) -> int:
     """Of what a model without an encoder of its own looks at."""
-    widths = (getattr(part, "memory_width", None) for _, part in walk(spec))
+    widths = (part.memory_width for _, part in walk(spec))
     return next((width for width in widths if width is not None), spec.width)
 
 
@@ -105,7 +105,7 @@ def measure(
     device = Noting(model.train(half is not None), half)
     ledger, state = Ledger(model, device), None
     device.ledger = ledger
-    with torch.device("meta"), recorded():
+    with torch.device("meta"), graph_capture():
         if step:
             name = "decoder_input_ids" if model.spec.pair else "input_ids"
             ids = inputs[name]

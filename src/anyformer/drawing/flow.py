@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from anyformer.drawing.words import number
 from anyformer.parts.embedding.text import Embedding
-from anyformer.parts.grid.dvae import Painter
+from anyformer.parts.grid.dvae import ImageDecoder
 from anyformer.parts.grid.layout import Grid, Layout
 from anyformer.specs.part import Part
 from anyformer.stacks.funnel import Funnel
@@ -62,7 +62,7 @@ class Flow:
         elif isinstance(part, Perceiver) and not part.by_token:
             count = part.latents if part.write is None or part.write.count is None else part.write.count
             flow = dataclasses.replace(flow, length=number(count), grid=None)
-        elif isinstance(part, Painter) and isinstance(self.grid, Grid):
+        elif isinstance(part, ImageDecoder) and isinstance(self.grid, Grid):
             grid = part.finer(self.grid)
             flow = dataclasses.replace(flow, length=number(math.prod(grid)), grid=grid)
         return flow

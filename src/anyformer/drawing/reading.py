@@ -29,7 +29,7 @@ from anyformer.drawing.words import counted, field_words, in_words, inside, name
 from anyformer.models import Model
 from anyformer.parts.embedding.text import Embedding
 from anyformer.parts.head.base import Head
-from anyformer.parts.init import within
+from anyformer.parts.init import is_within
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
 from anyformer.parts.position.absolute import AbsolutePosition
@@ -75,7 +75,7 @@ class Reader:
     def card(self, part: Part, address: str, role: str, width: int, apart: tuple[Part, ...] = ()) -> Card:
         """A Part with its phrases; what is tied says to what."""
         told = phrases(part, width, apart)
-        here = [owner for tied, owner in self.tied.items() if within(tied, address) or within(address, tied)]
+        here = [owner for tied, owner in self.tied.items() if is_within(tied, address) or is_within(address, tied)]
         ties = [f"tied to {owner}" for owner in here]
         kind = type(part).__name__
         return Card(address, role, name(part), (*told, *dict.fromkeys(ties)), self.note(address), kind=kind)
@@ -85,12 +85,12 @@ class Reader:
 
     def op(self, op: Part, address: str, width: int, shared: Part | None) -> Card:
         """A mixer or a feed-forward; mixers in it are rows of its card, experts a fan."""
-        if getattr(op, "routes", False):
+        if op.routes:
             return self.experts(op, address, width)
         inner = [(at, part) for at, part in parts_in(op, address) if isinstance(part, Op)]
         card = self.card(op, address, role_of(op), width, tuple(part for _, part in inner))
         rows = tuple(self.op(part, at, width, shared) for at, part in inner)
-        memory, biased = getattr(op, "memory", False), shared is not None and getattr(op, "takes_bias", False)
+        memory, biased = op.reads_memory, shared is not None and op.bias_heads is not None
         told = [phrase for phrase in card.phrases if not (memory and phrase.endswith(" mask"))]
         told += [f"with {name(shared)}"] if biased and shared is not None else []
         port = "memory" if memory else "bias" if biased else ""
@@ -329,7 +329,7 @@ def alternating(stacks: Sequence[Card], between: Sequence[Card], shapes: Sequenc
 
 
 def role_of(op: Part) -> str:
-    return "cross" if getattr(op, "memory", False) else "feedforward" if op.sees == "itself" else "mixer"
+    return "cross" if op.reads_memory else "feedforward" if op.sees == "itself" else "mixer"
 
 
 def form_of(layers: Layers) -> tuple[tuple[str, str], ...]:
@@ -386,7 +386,7 @@ def columns_of(reader: Reader, spec: Model, prefix: str, width: int) -> tuple[li
         else:
             columns = columns or [[]]
             columns[-1] += reader.trunk(part, address, wide, flow)
-            wide = getattr(part, "out_width", lambda w: w)(wide)
+            wide = part.out_width(wide)
             out = wide
             flow = flow.after(part)
             columns[-1].append(flow.shape(wide))

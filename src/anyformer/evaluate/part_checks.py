@@ -30,7 +30,7 @@ from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.language import LMHead
-from anyformer.parts.init import Normal, computed, within
+from anyformer.parts.init import Normal, computed_tensors, is_within
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
 from anyformer.runtime.mask import Causal
@@ -389,7 +389,7 @@ def gradients(subject: Subject) -> str:
     random = learn(subject.model, subject.ids())
     subject.model.zero_grad()
     learned = [name for name, parameter in models[0].named_parameters() if parameter.requires_grad]
-    own = [name for name in learned if not subject.address or within(_layerless(name), subject.address)]
+    own = [name for name in learned if not subject.address or is_within(_layerless(name), subject.address)]
     silent = [name for name in own if not any(_moves(each.get(name)) for each in (first, random))]
     if silent:
         raise Failed(f"no gradient: {', '.join(silent[:3])}" + (f" and {len(silent) - 3} more" * (len(silent) > 3)))
@@ -473,7 +473,7 @@ def saving(subject: Subject) -> str:
 
 def counting(subject: Subject) -> str:
     """It is counted without being allocated: parameters as built, and FLOPs."""
-    fixed = computed(subject.model)
+    fixed = computed_tensors(subject.model)
     built = sum(p.numel() for name, p in subject.model.named_parameters() if name not in fixed)
     counted = count(subject.spec)
     if counted.parameters != built:

@@ -140,7 +140,7 @@ ALBERT = Family(
         "layers_to_keep": Removed([], ORIGINAL),
         "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
     },
-    computed={"**.idle_bias": lambda c: not c.tie_word_embeddings},
+    computed={"**.unused_bias": lambda c: not c.tie_word_embeddings},
     weights={
         "~embeddings.{word,position,token_type}_embeddings": "embedding.{tokens,position,segments}",
         "~embeddings.LayerNorm": "embedding.norm",

@@ -9,7 +9,7 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, Fixed, Ignored
 from anyformer.models import AutoencoderModel, Model
 from anyformer.parts.activation import Activation
-from anyformer.parts.grid.autoencoder_kl import KLEmbedding, KLPainter
+from anyformer.parts.grid.autoencoder_kl import KLDecoder, KLEmbedding
 from anyformer.parts.grid.dvae import GaussianLatent
 from anyformer.parts.init import Kaiming
 from anyformer.specs.messages import quote
@@ -76,7 +76,7 @@ def describe(c: Any) -> Model:
         latent=GaussianLatent(
             width=c.latent_channels, scale=c.scaling_factor, shift=c.shift_factor or 0.0, project=c.use_quant_conv
         ),
-        painter=KLPainter(
+        painter=KLDecoder(
             channels=c.out_channels,
             widths=widths[::-1],
             blocks=c.layers_per_block + 1,

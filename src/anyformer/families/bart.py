@@ -67,7 +67,7 @@ def share_tables(spec: Any, tie: bool, c: Config) -> Any:
     """One table for source, target and scores. Untied, that table stays in the files and nothing reads it."""
     shared = spec.pair and getattr(c, "share_encoder_decoder_embeddings", True)
     if not tie:
-        return edit(spec, {"embedding.tokens.spare": True}) if shared else spec
+        return edit(spec, {"embedding.tokens.unused_table": True}) if shared else spec
     ties = [(f"decoder_{TOKENS}", TOKENS)] if shared else []
     if isinstance(spec.head, LMHead):
         ties.append(("head.out.weight", TOKENS if shared or not spec.pair else f"decoder_{TOKENS}"))

@@ -64,7 +64,7 @@ BERT = Family(
         **{f"pooler_{name}": UNREAD for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head")},
         "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
     },
-    computed={"**.idle_bias": lambda c: not c.tie_word_embeddings},  # files hold a bias under two names
+    computed={"**.unused_bias": lambda c: not c.tie_word_embeddings},  # files hold a bias under two names
     weights={**encoder.WEIGHTS, "cls.predictions": encoder.vocabulary("transform.dense", "transform.LayerNorm")},
     prefix="bert.",
     checks=(encoder.check_decoder,),

@@ -24,7 +24,7 @@ from anyformer.parts.head.question_span import QuestionHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
 from anyformer.parts.position.absolute import Learned
-from anyformer.parts.unused import Idle
+from anyformer.parts.unused import Unused
 from anyformer.specs.addresses import at, edit
 from anyformer.specs.messages import quote
 from anyformer.stacks.stack import Stack
@@ -107,7 +107,7 @@ def check(c: Config) -> None:
 
 
 # most classes carry a pooler that they do not use
-IDLE: dict[str, Any] = {"encoder.neck.rest": Idle(part=POOL)}
+UNUSED: dict[str, Any] = {"encoder.neck.rest": Unused(part=POOL)}
 IDLE_WEIGHTS = {"~pooler": "*.neck.rest.part.dense"}
 
 BIG_BIRD = Family(
@@ -116,17 +116,17 @@ BIG_BIRD = Family(
     template=TEMPLATE,
     classes={
         "BigBirdForPreTraining": Class(PretrainingHead(lm=LM, pool=POOL, tokens_alone=True), "cls.seq_relationship"),
-        "BigBirdForMaskedLM": Class(LM, changes=IDLE, weights=IDLE_WEIGHTS),
-        "BigBirdForCausalLM": Class(LM.replace(shift=True), changes=IDLE, weights=IDLE_WEIGHTS),
+        "BigBirdForMaskedLM": Class(LM, changes=UNUSED, weights=IDLE_WEIGHTS),
+        "BigBirdForCausalLM": Class(LM.replace(shift=True), changes=UNUSED, weights=IDLE_WEIGHTS),
         "BigBirdModel": Class(PooledOutput(pool=POOL), prefix=""),
         "BigBirdForSequenceClassification": Class(
             ClassifyHead(num_labels=2, pool=DROPPED.replace(activation="gelu_tanh", input_dropout=0.1)),
             "classifier.out_proj",
-            changes=IDLE,
+            changes=UNUSED,
             weights={**IDLE_WEIGHTS, "classifier.dense": "head.pool.dense"},
         ),
         "BigBirdForTokenClassification": Class(
-            TagHead(num_labels=2, dropout=0.1), "classifier", changes=IDLE, weights=IDLE_WEIGHTS
+            TagHead(num_labels=2, dropout=0.1), "classifier", changes=UNUSED, weights=IDLE_WEIGHTS
         ),
         "BigBirdForQuestionAnswering": Class(  # with two labels whatever num_labels is
             QuestionHead(separator=66, feedforward=MLP(width=3072, activation="gelu_tanh"), norm=NORM, dropout=0.1),
@@ -179,7 +179,7 @@ BIG_BIRD = Family(
         "bos_token_id": Ignored(1, "used by tokenizers and generation"),
         "eos_token_id": Ignored(2, "used by tokenizers and generation"),
     },
-    computed={"**.idle_bias": lambda c: not c.tie_word_embeddings},
+    computed={"**.unused_bias": lambda c: not c.tie_word_embeddings},
     weights={
         **encoder.WEIGHTS,
         "~pooler.dense": None,

@@ -178,7 +178,7 @@ def describe(c: Any) -> Model:
         return inside(c, "vision_config", IMAGE, name)
     if name == "CLIPForImageClassification":
         spec: Any = inside(c, "vision_config", IMAGE, "CLIPVisionModel")
-        pool = spec.head.pool.replace(take="rest", idle_norm=True)
+        pool = spec.head.pool.replace(take="rest", unused_norm=True)
         return spec.replace(head=ClassifyHead(num_labels=c.num_labels, pool=pool, problem=c.problem_type))
     # their own projection_dim is not read here
     text: Any = inside(c, "text_config", TEXT, "CLIPTextModelWithProjection", projection_dim=c.projection_dim)

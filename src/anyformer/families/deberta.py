@@ -24,6 +24,7 @@ from anyformer.families.shared.deberta import (
 from anyformer.families.shared.encoder import LAYERS
 from anyformer.models import EncoderModel
 from anyformer.parts.activation import activation_named
+from anyformer.parts.attention.deberta import DebertaAttention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.head.base import Transform
 from anyformer.parts.head.classify import ClassifyHead
@@ -44,7 +45,7 @@ NORM = LayerNorm(eps=1e-7)
 EMBEDDING = TextEmbedding(
     tokens=Tokens(vocab_size=50265, padding_index=0),
     position=Learned(length=512),
-    idle_segments=True,
+    ignores_segments=True,
     norm=NORM,
     dropout=0.1,
     zero_pads=True,
@@ -55,7 +56,10 @@ TEMPLATE = EncoderModel(
     encoder=Stack(
         depth=12,
         # with relative_attention the position of each attention is Disentangled
-        layers=edit(LAYERS, {"*.out_norm": NORM, "attention.op.bias": "qvo", "attention.op.mean_at_pads": True}),
+        layers=edit(
+            LAYERS,
+            {"*.out_norm": NORM, "attention.op": DebertaAttention(num_heads=12, bias="qvo", dropout=0.1)},
+        ),
     ),
     init={"*": Normal(std=0.02)},
 )
@@ -107,13 +111,13 @@ CONFIG: dict[str, Any] = {
 }
 COMPUTED: dict[str, Callable[[Config], Any]] = {
     f"{ATTENTION}.scale": lambda c: scale(c, 1 + len(asked(c))),  # a term counts, whatever its name
-    "embedding.idle_segments": lambda c: c.type_vocab_size < 1,
+    "embedding.ignores_segments": lambda c: c.type_vocab_size < 1,
     "embedding.order": lambda c: (
         ("segments", "position", "project", "norm", "dropout") if narrow(c) else EMBEDDING.order
     ),
     "embedding.project_bias": lambda c: not narrow(c),
     "head.transform.width": lambda c: (c.embedding_size or c.hidden_size) if c.legacy else None,
-    "head.idle_bias": lambda c: c.legacy and not c.tie_word_embeddings,
+    "head.unused_bias": lambda c: c.legacy and not c.tie_word_embeddings,
 }
 
 

@@ -36,7 +36,7 @@ TEMPLATE = EncoderModel(
         position=Learned(length=512),
         norm=NORM,
         dropout=0.1,
-        idle_segments=True,  # folders with BertTokenizer give token_type_ids, which the published model ignores
+        ignores_segments=True,  # folders with BertTokenizer give token_type_ids, which the published model ignores
     ),
     encoder=Stack(
         depth=6,

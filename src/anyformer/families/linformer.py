@@ -54,7 +54,7 @@ LINFORMER = Family(
     computed={
         **encoder.COUNTED,
         f"{OP}.length": lambda c: encoder.counted_position(c).length,
-        "head.idle_bias": lambda c: not c.tie_word_embeddings,
+        "head.unused_bias": lambda c: not c.tie_word_embeddings,
     },
     weights=weights,
     checks=(encoder.check,),

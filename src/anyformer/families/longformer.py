@@ -128,7 +128,7 @@ LONGFORMER = Family(
         "eos_token_id": Ignored(2, "used by tokenizers"),
         "onnx_export": Ignored(False, "how chunks are cut, not what they hold"),
     },
-    computed={"embedding.numbering": numbering, "head.idle_bias": lambda c: not c.tie_word_embeddings},
+    computed={"embedding.numbering": numbering, "head.unused_bias": lambda c: not c.tie_word_embeddings},
     weights={
         **encoder.WEIGHTS,
         "~encoder.layer.{i}.attention.self.{query,key,value}_global": "*.layers.{i}.attention.op.global_{q,k,v}",

@@ -52,8 +52,8 @@ def vocab_size(spec: Any) -> int:
 
 
 def is_tied(spec: Any) -> bool:
-    """Whether the head shares a table; where there is neither head nor spare table, the field says nothing."""
-    if spec.head is None and not spec.embedding.tokens.spare:
+    """Whether the head shares a table; where there is neither head nor unused table, the field says nothing."""
+    if spec.head is None and not spec.embedding.tokens.unused_table:
         raise Absent
     return any(name == "head.out.weight" for name, _ in spec.ties)
 
@@ -62,7 +62,7 @@ def is_shared(spec: Any) -> bool:
     """Whether source and target have one vocabulary."""
     if not spec.pair:
         raise Absent
-    return spec.embedding.tokens.spare or any(name.startswith("decoder_embedding") for name, _ in spec.ties)
+    return spec.embedding.tokens.unused_table or any(name.startswith("decoder_embedding") for name, _ in spec.ties)
 
 
 def positions(theirs: str, spec: Any) -> list[Rule]:

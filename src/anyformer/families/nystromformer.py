@@ -112,7 +112,7 @@ NYSTROMFORMER = Family(
         "bos_token_id": Ignored(0, "used by tokenizers"),
         "eos_token_id": Ignored(2, "used by tokenizers"),
     },
-    computed={"head.idle_bias": lambda c: not c.tie_word_embeddings},
+    computed={"head.unused_bias": lambda c: not c.tie_word_embeddings},
     weights={
         "~encoder.layer.{i}.attention.self.conv.weight": taps,
         "cls.predictions": encoder.vocabulary("transform.dense", "transform.LayerNorm"),

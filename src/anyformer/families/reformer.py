@@ -234,7 +234,7 @@ def embedding(c: Any) -> TextEmbedding:
 def head_of(c: Any) -> Head | None:
     if c.architecture in ("ReformerModelWithLMHead", "ReformerForMaskedLM"):
         # its bias is in files, and nothing reads it
-        return LMHead(vocab_size=c.vocab_size, shift=c.architecture == "ReformerModelWithLMHead", idle_bias=True)
+        return LMHead(vocab_size=c.vocab_size, shift=c.architecture == "ReformerModelWithLMHead", unused_bias=True)
     if c.architecture == "ReformerForSequenceClassification":
         dropout = encoder.classifier_dropout(c)
         pool = Pool(

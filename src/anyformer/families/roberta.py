@@ -88,7 +88,7 @@ ROBERTA = Family(
         "eos_token_id": Ignored(2, "used by tokenizers and generation"),
         "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
     },
-    computed={**encoder.COUNTED, "head.idle_bias": lambda c: not c.tie_word_embeddings},
+    computed={**encoder.COUNTED, "head.unused_bias": lambda c: not c.tie_word_embeddings},
     weights={**encoder.WEIGHTS, "lm_head": encoder.vocabulary("dense", "layer_norm")},
     prefix="roberta.",
     checks=(encoder.check_decoder,),

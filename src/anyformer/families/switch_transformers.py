@@ -55,7 +55,7 @@ FIELDS: dict[str, ConfigField] = {
     "layer_norm_epsilon": Field(1e-6, "encoder.norm.eps"),
     "initializer_factor": Field(1.0, lambda spec: spec.init["*norm.weight"].value),
     "dense_act_fn": Field("relu", activation_at(f"{DENSE}.feedforward.op.activation")),
-    "tie_word_embeddings": Field(True, lambda spec: not spec.embedding.tokens.spare),
+    "tie_word_embeddings": Field(True, lambda spec: not spec.embedding.tokens.unused_table),
     "pad_token_id": Field(0, "padding_token"),
     "decoder_start_token_id": Field(None, "start_token"),
     "add_cross_attention": Ignored(False, "published code never reads it"),
@@ -120,7 +120,7 @@ def describe(c: Any) -> Model:
     decoder_every = sparse_step(c.decoder_sparse_step, layers, c.num_sparse_decoder_layers)
     tie = c.tie_word_embeddings  # untied, every stack has its own table and checkpoints a third that nothing reads
     embedding = TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), dropout=c.dropout_rate)
-    first = embedding.replace(tokens=Tokens(vocab_size=c.vocab_size, spare=not tie))
+    first = embedding.replace(tokens=Tokens(vocab_size=c.vocab_size, unused_table=not tie))
     factor = c.initializer_factor
     init = {"*router.weight": Normal(std=factor), "*experts.*": Normal(std=factor * c.d_model**-0.5), **t5.init(c)}
     encoder = stack(c.num_layers, every, True, attention=attention(mask=FULL))
@@ -153,7 +153,7 @@ def describe(c: Any) -> Model:
 def rules(spec: Model) -> list[Rule]:
     found: list[Rule] = [
         Rename("encoder.embed_tokens.weight", TOKENS)
-        if at(spec, "embedding.tokens.spare")
+        if at(spec, "embedding.tokens.unused_table")
         else Copies(["shared.weight", "encoder.embed_tokens.weight"], TOKENS),
         Rename("shared.weight", "embedding.tokens.spare"),
         Rename("decoder.embed_tokens.weight", "decoder_embedding.tokens.weight"),

@@ -20,7 +20,7 @@ from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import AttentionPosition
 from anyformer.parts.position.relative import InputRope, RelativeSinusoids
 from anyformer.parts.residual import Scaled
-from anyformer.parts.unused import Idle
+from anyformer.parts.unused import Unused
 from anyformer.specs.addresses import at
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
@@ -35,7 +35,7 @@ NORM = LayerNorm(eps=1e-5)
 TEMPLATE = EncoderModel(
     width=768,
     # the published class makes these positions and never adds them
-    embedding=speech.EMBEDDING.replace(position=Idle(part=speech.POSITION)),
+    embedding=speech.EMBEDDING.replace(position=Unused(part=speech.POSITION)),
     encoder=Stack(
         depth=12,
         layers=macaron(

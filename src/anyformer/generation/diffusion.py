@@ -70,7 +70,7 @@ def denoise(
     guided = guidance != 1 and otherwise is not None
     if otherwise is not None and guided:
         inputs = {name: torch.cat((value, otherwise[name].to(device))) for name, value in inputs.items()}
-    x, shares, places = noise(), schedule.left().tolist(), schedule.taken(steps)
+    x, shares, places = noise(), schedule.alphas_cumprod().tolist(), schedule.sampling_steps(steps)
     for done, place in enumerate(places):
         progress(done, len(places))
         seen = torch.cat((x, x)) if guided else x

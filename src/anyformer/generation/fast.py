@@ -20,7 +20,7 @@ from torch import Tensor
 from anyformer.generation.search_state import Search
 from anyformer.generation.stepper import Stepper
 from anyformer.kernels import hardware
-from anyformer.kernels.recording import recorded
+from anyformer.kernels.recording import graph_capture
 from anyformer.models import Call
 from anyformer.parts.position.absolute import Sinusoidal
 from anyformer.runtime.state import State
@@ -60,7 +60,7 @@ def obstacle(stepper: Stepper, max_length: int, compiled: bool) -> str | None:
         return "contrastive search looks at hidden states"
     if stepper.source:
         return f"{next(iter(stepper.source))} is read at every step"
-    if any(getattr(part, "by_length", False) for _, part in walk(model.spec)):
+    if any(part.length_dependent for _, part in walk(model.spec)):
         return "dynamic rotary positions depend on the length of the text"
     read = [part for name in model.spec.left_to_right for _, part in walk(getattr(model.spec, name))]
     if any(isinstance(part, Sinusoidal) and part.length < max_length for part in read):
@@ -166,7 +166,7 @@ class DecodeRecording:
         """The step as a CUDA graph; run on another stream a few times first, so that nothing is left to set up."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with recorded():
+        with graph_capture():
             with torch.cuda.stream(stream):
                 for _ in range(3):
                     step()

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.kernels.rows import known
+from anyformer.kernels.rows import mask_or_ones
 from anyformer.models import Call, TransformerModule
 from anyformer.runtime.inputs import hiding
 from anyformer.runtime.state import State
@@ -85,7 +85,7 @@ class Stepper:
         self.state = state if state is not None else self.model.new_state()
         self.length = self.state.length
         if mask is not None and self.state.capacity is None:  # rows were moved to end together: does what is known fit?
-            before = known(self.state.padding, (self.rows, self.length), mask.device)
+            before = mask_or_ones(self.state.padding, (self.rows, self.length), mask.device)
             if not torch.equal(before, mask[:, : self.length].bool()):
                 raise ValueError("past_key_values holds other tokens than the prompt begins with, its pads left out")
         T = ids.shape[1] if embeds is None else embeds.shape[1]

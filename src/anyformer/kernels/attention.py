@@ -54,7 +54,7 @@ class Visible:
             self._dense = (seen if seen.shape == shape else seen.expand(shape))[:, None]
         return self._dense
 
-    def biased(self, bias: Tensor) -> Tensor:
+    def masked_bias(self, bias: Tensor) -> Tensor:
         """`bias` where visible, -inf elsewhere; made once where layers share one bias (T5, ALiBi)."""
         if self.everything:
             return bias
@@ -115,7 +115,7 @@ def attend(
         seen = _weights(q, k, visible, bias, scale, softcap, v.dtype, talk)
         if talk is not None:
             seen, dropout = talk(F.dropout(seen, dropout) if dropout else seen, True), 0.0
-        return _mixed(seen if weights is None else weights(seen), v, dropout, values)
+        return _mix_values(seen if weights is None else weights(seen), v, dropout, values)
     if kernel == "flex":
         out = _flex(q, k, v, visible, bias, scale, dropout, softcap)
     elif bias is None and not visible.everything and decode.fits(q, v):
@@ -125,7 +125,7 @@ def attend(
     if weights is not None:
         seen = _weights(q, k, visible, bias, scale, softcap, v.dtype)
         used = weights(seen)
-        out = out if used is seen else _mixed(used, v, dropout, values)
+        out = out if used is seen else _mix_values(used, v, dropout, values)
     return out
 
 
@@ -156,7 +156,7 @@ def _weights(
     return scores.softmax(-1).to(dtype).masked_fill(~seen, 0)
 
 
-def _mixed(weights: Tensor, v: Tensor, dropout: float, values: Callable[[Tensor], Tensor] | None) -> Tensor:
+def _mix_values(weights: Tensor, v: Tensor, dropout: float, values: Callable[[Tensor], Tensor] | None) -> Tensor:
     used = F.dropout(weights, dropout) if dropout else weights
     mixed = torch.matmul(used, _each_head(v, weights.shape[1]))
     return mixed if values is None else mixed + values(used)
@@ -177,7 +177,7 @@ def _sdpa(
     is_causal = visible.causal and bias is None
     mask: Tensor | None = None
     if bias is not None:
-        mask = visible.biased(bias)
+        mask = visible.masked_bias(bias)
     elif not visible.everything and not is_causal:
         mask = visible.dense()
     return F.scaled_dot_product_attention(

@@ -56,10 +56,10 @@ def depthwise(
     padding: tuple[int, int] = (0, 0),
     documents: Tensor | None = None,
 ) -> Tensor:
-    """Each channel of (B, T, C) with its own taps (C, 1, k), zeros before and after. Of `documents` (B, T) a tap sees
-    its own alone; then as many tokens come out as went in."""
+    """Each channel of (B, T, C) with its own taps (C, 1, k), zeros before and after. With `documents` (B, T), taps see
+    only their own document, and the length stays the same."""
     if documents is not None:
-        return _within(x, weight, bias, padding, documents)
+        return _convolve_documents(x, weight, bias, padding, documents)
     if padding[0] != padding[1]:
         x, padding = F.pad(x, (0, 0, *padding)), (0, 0)
     if x.device.type == "cpu":  # seen as an image one pixel high, (B, T, C) is channels-last: many times faster
@@ -70,8 +70,10 @@ def depthwise(
     return y.transpose(1, 2)
 
 
-def _within(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int], documents: Tensor) -> Tensor:
-    """Tap by tap, each of which looks whether it is still in the same document."""
+def _convolve_documents(
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int], documents: Tensor
+) -> Tensor:
+    """Tap by tap; a tap in another document counts as 0."""
     out = torch.zeros_like(x) if bias is None else bias.expand_as(x)
     values, around = F.pad(x, (0, 0, *padding)), F.pad(documents, padding, value=-1)
     for t in range(weight.shape[-1]):

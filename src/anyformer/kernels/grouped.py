@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.kernels.recording import capturing, recording
+from anyformer.kernels.recording import is_capturing, is_recording
 
 
 def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     matrices, because few rows times such a one are a third faster on CPUs than times the other layout."""
     if _native(x, weight):
         return F.grouped_mm(x, weight, offs=ends.to(torch.int32))
-    if x.is_cuda and capturing():
+    if x.is_cuda and is_capturing():
         return gathered_linear(x, weight, ends)
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
         return _linear(x, weight, ends)
@@ -53,7 +53,7 @@ def _native(x: Tensor, weight: Tensor) -> bool:
     if not x.is_cuda or not hasattr(F, "grouped_mm") or torch.cuda.get_device_capability(x.device) < (8, 0):
         return False
     whole = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
-    return whole and x.dtype == weight.dtype and (x.dtype == torch.bfloat16 or not recording())
+    return whole and x.dtype == weight.dtype and (x.dtype == torch.bfloat16 or not is_recording())
 
 
 def _groups(ends: Tensor) -> list[tuple[int, int, int]]:

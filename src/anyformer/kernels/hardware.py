@@ -29,11 +29,11 @@ HIDING = "ANYFORMER_WITHOUT"  # names of abilities, commas between them
 
 def has(ability: str) -> bool:
     """Whether this machine has it, and it is not hidden."""
-    return ability not in hidden(os.environ.get(HIDING, "")) and ABILITIES[ability]()
+    return ability not in hidden_abilities(os.environ.get(HIDING, "")) and ABILITIES[ability]()
 
 
 @functools.cache
-def hidden(names: str) -> frozenset[str]:
+def hidden_abilities(names: str) -> frozenset[str]:
     found = frozenset(name.strip() for name in names.split(",") if name.strip())
     for name in sorted(found - ABILITIES.keys()):
         raise ValueError(f"{HIDING} names {quote(name)}; {nearest(name, ABILITIES)}")

@@ -76,7 +76,7 @@ def _products(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("anyformer::side_by_side", mutates_args=())
 def side_by_side(grads: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Gradients (..., size) next to each other (M, N), and the sum of the rows (N,)."""
-    return _written(grads, None)
+    return _write_gradients(grads, None)
 
 
 @side_by_side.register_fake
@@ -88,7 +88,7 @@ def _(grads: list[Tensor]) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("anyformer::gelu_slope", mutates_args=())
 def gelu_slope(above: Tensor, inner: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient (M, N) of what entered a GELU, given that of what left it, and the sum of its rows."""
-    return _written([above], inner)
+    return _write_gradients([above], inner)
 
 
 @gelu_slope.register_fake
@@ -97,7 +97,7 @@ def _(above: Tensor, inner: Tensor) -> tuple[Tensor, Tensor]:
     return above.new_empty(math.prod(above.shape[:-1]), N), above.new_empty(N)
 
 
-def _written(grads: list[Tensor], inner: Tensor | None) -> tuple[Tensor, Tensor]:
+def _write_gradients(grads: list[Tensor], inner: Tensor | None) -> tuple[Tensor, Tensor]:
     from anyformer.kernels.linear_triton import write_and_sum
 
     M, N = math.prod(grads[0].shape[:-1]), sum(g.shape[-1] for g in grads)

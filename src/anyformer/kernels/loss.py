@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels.decode import HAS_TRITON
-from anyformer.kernels.recording import extremes, recording
+from anyformer.kernels.recording import extremes, is_recording
 
 IGNORED = -100  # a label that asks for nothing
 # scores that one chunk may hold, few enough for a CPU's cache; but so many rows that a product pays for reading weights
@@ -44,7 +44,7 @@ def linear_cross_entropy(
     V = weight.shape[0]
     if x.shape[0] != labels.shape[0]:
         raise ValueError(f"{labels.shape[0]} labels for {x.shape[0]} tokens")
-    if not recording() and labels.numel():
+    if not is_recording() and labels.numel():
         asked = torch.where(labels == IGNORED, 0, labels)
         for bad in extremes(asked):
             if not 0 <= bad < V:

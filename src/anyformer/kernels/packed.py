@@ -17,7 +17,7 @@ class Packed:
     def __init__(self) -> None:
         self.kept: dict[int, tuple[StorageWeakRef, tuple[int, int], Any]] = {}
 
-    def of(self, weight: Tensor, make: Callable[[], Any], stamp: int = 0) -> Any:
+    def get(self, weight: Tensor, make: Callable[[], Any], stamp: int = 0) -> Any:
         found, now = self.kept.get(weight.data_ptr()), (weight._version, stamp)
         if found is None or found[0].expired() or found[1] != now:
             self.kept = {place: kept for place, kept in self.kept.items() if not kept[0].expired()}

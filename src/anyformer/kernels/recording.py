@@ -11,14 +11,14 @@ from torch import Tensor
 _graphs = 0  # CUDA graphs that are being recorded
 
 
-def recording() -> bool:
-    """Whether what runs is being recorded, by torch.compile or into a CUDA graph, to be run again on other values: then
-    nothing may be asked of a tensor but its shape."""
-    return capturing() or torch.compiler.is_compiling()
+def is_recording() -> bool:
+    """Whether torch.compile or a CUDA graph records this run, to repeat it on other values. Then only the shapes of
+    tensors may be read, not their values."""
+    return is_capturing() or torch.compiler.is_compiling()
 
 
-def capturing() -> bool:
-    """Whether what runs, or is being compiled, goes into a CUDA graph."""
+def is_capturing() -> bool:
+    """Whether this run, or the code being compiled, goes into a CUDA graph."""
     return _graphs > 0
 
 
@@ -29,7 +29,7 @@ def extremes(values: Tensor) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[None]:
+def graph_capture() -> Iterator[None]:
     global _graphs
     _graphs += 1
     try:

@@ -1,4 +1,4 @@
-"""Layers that are undone in the backward pass: of all their states the last alone is kept [Gomez et al. 2017]."""
+"""Reversible layers: the backward pass computes all states from the last, so only that is kept [Gomez et al. 2017]."""
 
 from __future__ import annotations
 
@@ -11,48 +11,50 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from anyformer.kernels.recording import recording
+from anyformer.kernels.recording import is_recording
 
 
-class Undone(Protocol):
-    """A layer that can be rewound: a module, called with (x, ctx) and told by `dice` where to note the dice."""
+class RewindableLayer(Protocol):
+    """A layer whose input can be computed from its output. With a list in `rng_states`, a call appends to it."""
 
-    dice: list[Dice] | None
+    rng_states: list[RandomState] | None
 
     def __call__(self, x: Tensor, ctx: Any) -> Tensor: ...
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
-    def rewind(self, y: Tensor, slope: Tensor, ctx: Any, dice: list[Dice], found: Slopes) -> tuple[Tensor, Tensor]:
-        """What led to y, and its slope from y's; those of parameters are added to `found`."""
+    def rewind(
+        self, y: Tensor, gradient: Tensor, ctx: Any, rng_states: list[RandomState], found: Gradients
+    ) -> tuple[Tensor, Tensor]:
+        """The input that led to y, and its gradient from y's; gradients of parameters are added to `found`."""
 
 
-class Slopes:
-    """Of parameters, as they come in."""
+class Gradients:
+    """Sums of gradients, by parameter."""
 
     def __init__(self) -> None:
         self.by_id: dict[int, Tensor] = {}
 
-    def add(self, parameters: Sequence[Tensor], slopes: Iterable[Tensor | None]) -> None:
-        for parameter, slope in zip(parameters, slopes, strict=True):
-            if slope is not None:
+    def add(self, parameters: Sequence[Tensor], gradients: Iterable[Tensor | None]) -> None:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if gradient is not None:
                 before = self.by_id.get(id(parameter))
-                self.by_id[id(parameter)] = slope if before is None else before + slope
+                self.by_id[id(parameter)] = gradient if before is None else before + gradient
 
 
 @dataclasses.dataclass(frozen=True)
-class Dice:
-    """The state of torch's generators, for dropout to fall as it fell."""
+class RandomState:
+    """The state of torch's generators, so that dropout can be repeated."""
 
     cpu: Tensor
     device: Tensor | None  # of a GPU
 
     @classmethod
-    def noted(cls, x: Tensor) -> Dice:
+    def save(cls, x: Tensor) -> RandomState:
         return cls(torch.get_rng_state(), torch.cuda.get_rng_state(x.device) if x.is_cuda else None)
 
     @contextlib.contextmanager
-    def again(self, x: Tensor) -> Iterator[None]:
+    def restore(self, x: Tensor) -> Iterator[None]:
         with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
             torch.set_rng_state(self.cpu)
             if self.device is not None:
@@ -61,49 +63,49 @@ class Dice:
 
 
 def can_rewind(x: Tensor, ctx: Any, layers: nn.Module) -> bool:
-    """Whether what rewinding finds is what went in: not in half precision, which forgets what it adds; and every slope
-    must go to x or to a parameter that is whole in this process."""
-    if recording() or not torch.is_grad_enabled() or x.dtype not in (torch.float32, torch.float64):
+    """Whether the states can be computed again: not in half precision, where additions are not reversible. Gradients
+    may go only to x and to parameters that are not sharded."""
+    if is_recording() or not torch.is_grad_enabled() or x.dtype not in (torch.float32, torch.float64):
         return False
-    return not learns(ctx) and not any(hasattr(parameter, "placements") for parameter in layers.parameters())
+    return not has_gradient(ctx) and not any(hasattr(parameter, "placements") for parameter in layers.parameters())
 
 
-def learns(value: Any) -> bool:
-    """Whether a tensor in it has a slope."""
+def has_gradient(value: Any) -> bool:
+    """Whether a tensor in it requires a gradient."""
     if isinstance(value, Tensor):
         return value.requires_grad
     if dataclasses.is_dataclass(value):
-        return any(learns(getattr(value, field.name)) for field in dataclasses.fields(value))
+        return any(has_gradient(getattr(value, field.name)) for field in dataclasses.fields(value))
     if isinstance(value, dict):
-        return any(map(learns, value.values()))
-    return isinstance(value, (tuple, list)) and any(map(learns, value))
+        return any(map(has_gradient, value.values()))
+    return isinstance(value, (tuple, list)) and any(map(has_gradient, value))
 
 
-def rewound(layers: Sequence[Undone], x: Tensor, ctx: Any) -> Tensor:
-    """x through the layers."""
+def run_rewindable(layers: Sequence[RewindableLayer], x: Tensor, ctx: Any) -> Tensor:
+    """x through the layers, which are rewound in the backward pass."""
     parameters = {id(p): p for layer in layers for p in layer.parameters() if p.requires_grad}
-    return Rewound.apply(layers, ctx, x, *parameters.values())
+    return RewindFunction.apply(layers, ctx, x, *parameters.values())
 
 
-class Rewound(torch.autograd.Function):
+class RewindFunction(torch.autograd.Function):
     @staticmethod
-    def forward(saved: Any, layers: Sequence[Undone], ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(saved: Any, layers: Sequence[RewindableLayer], ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
         kind = x.device.type
         saved.half = {"enabled": torch.is_autocast_enabled(kind), "dtype": torch.get_autocast_dtype(kind)}
-        saved.layers, saved.ctx, saved.parameters, saved.dice = layers, ctx, parameters, []
+        saved.layers, saved.ctx, saved.parameters, saved.rng_states = layers, ctx, parameters, []
         for layer in layers:
-            layer.dice = []
+            layer.rng_states = []
             x = layer(x, ctx)
-            saved.dice.append(layer.dice)
-            layer.dice = None
+            saved.rng_states.append(layer.rng_states)
+            layer.rng_states = None
         saved.save_for_backward(x)
         return x
 
     @staticmethod
     @once_differentiable
-    def backward(saved: Any, slope: Tensor) -> Any:
-        (y,), found = saved.saved_tensors, Slopes()
+    def backward(saved: Any, gradient: Tensor) -> Any:
+        (y,), found = saved.saved_tensors, Gradients()
         with torch.autocast(y.device.type, **saved.half):
-            for layer, dice in zip(reversed(saved.layers), reversed(saved.dice), strict=True):
-                y, slope = layer.rewind(y, slope, saved.ctx, dice, found)
-        return None, None, slope, *(found.by_id.get(id(parameter)) for parameter in saved.parameters)
+            for layer, rng_states in zip(reversed(saved.layers), reversed(saved.rng_states), strict=True):
+                y, gradient = layer.rewind(y, gradient, saved.ctx, rng_states, found)
+        return None, None, gradient, *(found.by_id.get(id(parameter)) for parameter in saved.parameters)

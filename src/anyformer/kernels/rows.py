@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def reordered(tensor: Tensor, rows: Tensor, static: bool) -> Tensor:
-    """In place where static and as many rows stay. What holds nothing has no rows of its own."""
+def select_rows(tensor: Tensor, rows: Tensor, static: bool) -> Tensor:
+    """The given rows of a tensor; in place if `static` and their number stays. An empty tensor has no rows."""
     new = tensor.new_zeros(len(rows), *tensor.shape[1:]) if tensor.numel() == 0 else tensor.index_select(0, rows)
     return tensor.copy_(new) if static and new.shape == tensor.shape else new
 
@@ -25,8 +25,8 @@ def longer(tensor: Tensor, dim: int, length: int, left: bool = False) -> Tensor:
     return F.pad(tensor, (*[0, 0] * (tensor.dim() - 1 - dim), *((missing, 0) if left else (0, missing))))
 
 
-def stacked(tensors: Sequence[Tensor], dim: int, left: bool = False) -> Tensor:
-    """Rows of several tensors in one, the shorter made longer along a dimension."""
+def stack_rows(tensors: Sequence[Tensor], dim: int, left: bool = False) -> Tensor:
+    """Concatenates the rows of several tensors, the shorter padded along `dim`."""
     longest = max(tensor.shape[dim] for tensor in tensors)
     return torch.cat([longer(tensor, dim, longest, left) for tensor in tensors])
 
@@ -44,20 +44,20 @@ def lines(shape: torch.Size, columns: Tensor) -> Tensor:
     return (first + columns.view(-1, *[1] * (len(shape) - 2), columns.shape[-1])).flatten()
 
 
-def picked(tensor: Tensor, dim: int, column: Tensor, real: Tensor) -> Tensor:
-    """What stands at `column` (B, N) of a dimension of each row, 0 where not `real` (B, N)."""
+def pick_columns(tensor: Tensor, dim: int, column: Tensor, real: Tensor) -> Tensor:
+    """The entries at `column` (B, N) of a dimension of each row; 0 where not `real` (B, N)."""
     rows = torch.arange(column.shape[0], device=column.device)[:, None]
     found = tensor.movedim(dim, 1)[rows, column.clamp(0, tensor.shape[dim] - 1)]
     return found.masked_fill(~real.view(*real.shape, *[1] * (found.dim() - 2)), 0).movedim(1, dim)
 
 
-def realigned(tensor: Tensor, dim: int, behind: Tensor, count: int) -> Tensor:
-    """The last `count` places of each row, whose last `behind` (B,) are pads and go before it, as 0."""
+def realign(tensor: Tensor, dim: int, behind: Tensor, count: int) -> Tensor:
+    """The last `count` entries of each row, with its `behind` (B,) trailing pads moved to the front as 0."""
     size = tensor.shape[dim]
     column = torch.arange(size - count, size, device=tensor.device) - behind[:, None]
-    return picked(tensor, dim, column, column >= 0)
+    return pick_columns(tensor, dim, column, column >= 0)
 
 
-def known(mask: Tensor | None, size: tuple[int, ...], device: torch.device) -> Tensor:
-    """A mask also where there is none, for all are real."""
+def mask_or_ones(mask: Tensor | None, size: tuple[int, ...], device: torch.device) -> Tensor:
+    """The mask as booleans; all True where there is none."""
     return torch.ones(size, dtype=torch.bool, device=device) if mask is None else mask.bool()

@@ -159,7 +159,7 @@ def _scan(
     x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, state: Tensor | None, keep: Tensor | None, train: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y, the last state, and (windows, B, N, I) the state at the start of each window where gradients will be asked."""
-    if fused(x):
+    if has_fused_kernel(x):
         return _scan_fused(x, dt, A, b, c, state, keep, train)
     plan = ScanPlan(x, A.shape[0])
     dtx, dt, b, c = plan.pad(dt * x), plan.pad(dt), plan.pad(b), plan.pad(c)
@@ -183,7 +183,7 @@ def _scan(
 @_scan.register_fake
 def _(x, dt, A, b, c, state, keep, train):
     shape = (x.shape[0], *A.shape)
-    windows = -(-x.shape[1] // FUSED_WINDOW) if fused(x) else ScanPlan(x, A.shape[0]).windows
+    windows = -(-x.shape[1] // FUSED_WINDOW) if has_fused_kernel(x) else ScanPlan(x, A.shape[0]).windows
     return torch.empty_like(x), x.new_empty(shape), x.new_empty(windows if train else 0, *shape)
 
 
@@ -201,7 +201,7 @@ def _scan_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, dt, A, b, c and the first state. With g[t] = C[t] gy[t] + a[t + 1] g[t + 1] the gradient of h[t],
     every other one is a sum over what stands at t."""
-    if fused(x):
+    if has_fused_kernel(x):
         return _scan_fused_backward(gy, glast, x, dt, A, b, c, starts, keep)
     plan = ScanPlan(x, A.shape[0])
     dtx, dt_all, b, c, gy = plan.pad(dt * x), plan.pad(dt), plan.pad(b), plan.pad(c), plan.pad(gy)
@@ -258,7 +258,7 @@ _scan.register_autograd(_backward, setup_context=_save)
 # -- Triton -----------------------------------------------------------------------------------------------------------
 
 
-def fused(x: Tensor) -> bool:
+def has_fused_kernel(x: Tensor) -> bool:
     return HAS_TRITON and x.is_cuda and x.dtype == torch.float32
 
 

@@ -57,13 +57,13 @@ def ssd(
     # (B, C, G, H / G, Q), in fp64, since decays are differences of what may be large
     past = chunks(dt.double() * A.double()).cumsum(2).unflatten(3, (G, -1)).permute(0, 1, 3, 4, 2)
     seen = torch.ones(Q, Q, dtype=torch.bool, device=x.device).tril()
-    into = _left(past, x)  # of the state before, at each token
-    out = _left(past[..., -1:] - past, x)  # of each token, at the end
+    into = _decay(past, x)  # of the state before, at each token
+    out = _decay(past[..., -1:] - past, x)  # of each token, at the end
     if keep is not None:
         begun = chunks(1 - keep, 0.0).cumsum(2)[:, :, None, None]  # (B, C, 1, 1, Q) documents that began in the chunk
         seen = seen & (begun[..., None] == begun[..., None, :])
         into, out = into * (begun == 0), out * (begun == begun[..., -1:])
-    between = _left(past[..., None] - past[..., None, :], x) * seen
+    between = _decay(past[..., None] - past[..., None, :], x) * seen
     y = ((c @ b.mT)[:, :, :, None] * between) @ x  # within chunks
     added = (x * out[..., None]).transpose(4, 5).flatten(3, 4) @ b  # (B, C, G, H P / G, N)
     h = x.new_zeros(B, G, H // G, P, N) if state is None else state.unflatten(1, (G, -1))
@@ -77,6 +77,6 @@ def ssd(
     return y[:, :T], h.flatten(1, 2)
 
 
-def _left(fading: Tensor, like: Tensor) -> Tensor:
+def _decay(fading: Tensor, like: Tensor) -> Tensor:
     """e^fading. e^-70 is as good as nothing, and numbers too small to be normal are slow."""
     return fading.to(like.dtype).clamp(-70, 0).exp()

@@ -16,6 +16,7 @@ from anyformer.models import EncoderDecoderModel
 from anyformer.parts.activation import Activation
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.synthesizer import Synthesizer
+from anyformer.parts.attention.transparent import TransparentAttention
 from anyformer.parts.attention.weighted_transformer import BranchedAttention
 from anyformer.parts.convolution.tokens import BranchedConvolution, Convolved, Gate, LightweightConvolution
 from anyformer.parts.embedding.adaptive import AdaptiveHead, AdaptiveTokens, MixtureHead
@@ -217,7 +218,8 @@ def mixture(size: Size) -> Changes:
 
 def transparent(size: Size) -> Changes:
     """Each layer of the decoder looks at its own average of all that the encoder's layers said."""
-    cross = attention(size, memory=True).replace(memory_width=size.depth * size.width, memory_by_layer=True)
+    plain = attention(size, memory=True).replace(memory_width=size.depth * size.width)
+    cross = TransparentAttention(**dict(plain.items()))
     return {"encoder.neck": LayerMix(count=size.depth), "decoder.layers.cross.op": cross}
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from anyformer.look.roles import Step, between, body, last_stretch, steps
 from anyformer.look.trace import Trace, main_tensor
+from anyformer.parts.fused_linear import effective_weight
 from anyformer.parts.head.language import LMHeadModule
 from anyformer.stacks.sublayer import SublayerModule
 
@@ -154,7 +155,7 @@ class Shares:
                 self.norm(transform.norm)
             self.sum = self.sum * (head.part.scale or 1.0)
         out = cast(Any, head).out
-        weight = (out.effective() if hasattr(out, "effective") else out.weight)[tokens].double()  # (P, D)
+        weight = effective_weight(out)[tokens].double()  # (P, D)
         values = torch.einsum("npd,pd->np", self.sum, weight)
         for extra in (out.bias, getattr(head, "offset", None)):
             values[0] += 0 if extra is None else extra[tokens].double()

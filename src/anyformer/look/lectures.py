@@ -40,8 +40,8 @@ def positions(length: int = 48, width: int = 32) -> Any:
         for parameter in buckets.parameters():
             parameter.copy_(torch.linspace(0, 1, parameter.numel()).view_as(parameter))
         distance = buckets(places, places)[0, 0]
-    turned = rope_scores(Rope(), length, width)
-    maps = [sines, digits, falling, distance, turned, sines @ sines.T]
+    rotary = rope_scores(Rope(), length, width)
+    maps = [sines, digits, falling, distance, rotary, sines @ sines.T]
     titles = [
         "sines (place x channel)",
         "binary (place x channel)",
@@ -57,14 +57,14 @@ def rope_scores(rope: Any, length: int, width: int) -> Any:
     """(T, T): the products of one vector with itself, turned to two places."""
     import torch
 
-    from anyformer.parts.position.bias import turned
+    from anyformer.parts.position.bias import rotate_and_tap
     from anyformer.runtime.context import Context
     from anyformer.specs.part import Site
 
     index = torch.arange(length)
     ctx = Context(index=index, positions=index[None])
     same = torch.ones(1, 1, length, width)
-    q, k = turned(rope.build(Site(width=width, address="position")), same, same, ctx, "position")
+    q, k = rotate_and_tap(rope.build(Site(width=width, address="position")), same, same, ctx, "position")
     return q[0, 0] @ k[0, 0].T
 
 

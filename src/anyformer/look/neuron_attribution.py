@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from anyformer.look.attribution import CHUNK, Line, Shares, asked, through_norm
 from anyformer.look.roles import Step, between, body, calls, steps
 from anyformer.look.trace import Trace
+from anyformer.parts.fused_linear import effective_weight
 from anyformer.stacks.sublayer import SublayerModule
 
 
@@ -81,7 +82,7 @@ def neurons(
         for step, slope in Slopes(run, row, places, layers).of(ways, wanted):
             down, name = layers[step.sublayer], named(step)
             inner = read[down][step.time].args[0][row, places].double()  # (P, F)
-            weight = (down.effective() if hasattr(down, "effective") else down.weight).detach().double()
+            weight = effective_weight(down).detach().double()
             shares.setdefault(name, []).append((slope @ weight * inner).float())
             active.setdefault(name, []).append(inner.float())
     whole, acts = ({name: torch.cat(parts) for name, parts in each.items()} for each in (shares, active))

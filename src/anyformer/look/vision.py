@@ -185,7 +185,7 @@ def windows(spec: Model, image_size: tuple[int, int] | None = None) -> list[Wind
         if before is not None:  # an odd side is filled up before it is halved
             span = Span(*(pixels * -(-old // new) for pixels, old, new in zip(span, before, grid, strict=True)))
         before = grid
-        each = Windowed((modules[module],), *module.fitting(grid), *groups(module, grid), span)
+        each = Windowed((modules[module],), *module.window_and_shift(grid), *groups(module, grid), span)
         same = next((i for i, other in enumerate(found) if alike(other, each)), None)
         if same is None:
             found.append(each)

@@ -10,7 +10,7 @@ from anyformer.models.base import TransformerModule
 from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model
 from anyformer.parts.grid.convolution import GridEmbedding
-from anyformer.parts.grid.dvae import GumbelCodes, Latent, Painter
+from anyformer.parts.grid.dvae import GumbelCodes, ImageDecoder, Latent
 from anyformer.parts.grid.windows import Grid
 from anyformer.parts.head.base import Head, Outputs
 from anyformer.runtime.taps import Shown, declared
@@ -23,7 +23,7 @@ class AutoencoderModel(Model):
 
     embedding: GridEmbedding
     latent: Latent = GumbelCodes()
-    painter: Painter
+    painter: ImageDecoder
     head: Head | None = None
     reads: str = "pixel_values"  # what the published class calls the picture that is read,
     says: str = "reconstruction"  # and the one that is drawn of it

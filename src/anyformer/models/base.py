@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from anyformer.kernels.recording import recording
+from anyformer.kernels.recording import is_recording
 from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model, notebook_html
 from anyformer.models.published import PublishedModule, call_published
 from anyformer.parts.head.base import HeadModule, Outputs
 from anyformer.parts.head.language import LMHead
+from anyformer.parts.layer_mix import LayerMix
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import check_shape, hiding
 from anyformer.runtime.nonfinite import explain
@@ -48,11 +49,11 @@ class TransformerModule(PublishedModule):
     def __init__(self, spec: Model) -> None:
         super().__init__()
         self.spec = spec
-        tree = any(getattr(part, "tree", False) for _, part in walk(spec))
+        tree = any(part.reads_tree for _, part in walk(spec))
         self.tree_inputs = ("tree_parents",) if tree else ()  # where positions are those in a dependency tree
-        if any(getattr(part, "routes", False) for _, part in walk(spec)):  # where experts are chosen
+        if any(part.routes for _, part in walk(spec)):  # where experts are chosen
             self.common = (*self.common, "output_router_logits")
-        always = any(getattr(part, "tells", False) for _, part in walk(spec))
+        always = any(isinstance(part, LayerMix) and part.tells for _, part in walk(spec))
         self.always = ("output_hidden_states",) * always  # shown whether asked for or not
         self.kernel = "auto"  # of attention: auto, eager, sdpa or flex; belongs to this run and is never saved
 
@@ -137,7 +138,7 @@ class TransformerModule(PublishedModule):
 
     def check_finite(self, outputs: Outputs, call: Call, resumed: bool = True) -> None:
         """FloatingPointError in half precision where an output is NaN; it names the first module that gave one."""
-        if recording():
+        if is_recording():
             return
         half = [v for v in outputs.values() if isinstance(v, Tensor) and v.dtype in (torch.float16, torch.bfloat16)]
         if any(bool(v.isnan().any()) for v in half):
@@ -247,7 +248,7 @@ def without_state(part: Part, module: Any, path: str) -> Iterator[str]:
 def position_limit(spec: Any) -> int | None:
     """The longest text a model can read, where there is one."""
     limit = getattr(getattr(getattr(spec, spec.target), "position", None), "length", None)
-    if limit is None and not any(getattr(part, "by_length", False) for _, part in walk(spec)):
+    if limit is None and not any(part.length_dependent for _, part in walk(spec)):
         limit = spec.length  # made for longer texts by stretching, dynamic rotary positions have no end
     return limit
 

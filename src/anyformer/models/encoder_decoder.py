@@ -41,21 +41,21 @@ class EncoderDecoderModel(Model):
 
     def check(self) -> None:
         super().check()
-        if not any(getattr(part, "memory", False) for _, part in walk(self.decoder)):
+        if not any(part.reads_memory for _, part in walk(self.decoder)):
             raise ValueError("EncoderDecoderModel: no layer of the decoder looks at the encoder, by memory=True")
         for address, part in walk(self.encoder, "encoder"):
-            if getattr(part, "memory", False):
+            if part.reads_memory:
                 raise ValueError(f"{address}: the encoder of a pair has no memory to look at; its decoder has")
         if self.head is not None and self.head.said == "all":
-            kind, instead = type(self.head).__name__, self.head.instead
+            kind, instead = type(self.head).__name__, self.head.causal_alternative
             raise ValueError(f"head: {kind} reads the tokens that it scores, and a pair reads others; use {instead}")
         if isinstance(self.head, MultipleChoiceHead) and "a row of tokens" not in self.embedding.gives:
             kind = type(self.embedding).__name__
             raise ValueError(f"head: MultipleChoiceHead reads choices of tokens, which {kind} does not give")
         given = self.encoder.out_width(self.width)
         for address, part in walk(self.decoder, "decoder"):
-            wanted = getattr(part, "memory_width", None) or self.width
-            if getattr(part, "memory", False) and wanted != given:
+            wanted = part.memory_width or self.width
+            if part.reads_memory and wanted != given:
                 raise ValueError(f"{address}: memory_width is {wanted}, and the encoder gives {given}")
 
     def build(self, site: Site) -> nn.Module:

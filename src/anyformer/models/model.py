@@ -13,7 +13,7 @@ from anyformer.parts.embedding.text import GIVERS
 from anyformer.parts.feedforward.moe import MoE
 from anyformer.parts.head.base import Head
 from anyformer.parts.head.language import LMHead, VocabularyOutput
-from anyformer.parts.init import Initializer, initialise, owner_of, within
+from anyformer.parts.init import Initializer, initialise, is_within, owner_of
 from anyformer.specs.addresses import at
 from anyformer.specs.part import Part, Site, Table, looking_ahead, tree, walk
 from anyformer.specs.part_errors import error_origin
@@ -76,7 +76,7 @@ class Model(Part):
 
     def shares(self, name: str) -> bool:
         """Whether a parameter, or all of a module, is one with another."""
-        return any(within(name, side) or within(side, name) for tie in self.ties for side in tie)
+        return any(is_within(name, side) or is_within(side, name) for tie in self.ties for side in tie)
 
     def with_labels(self, labels: Sequence[str]) -> Self:
         """The same model under these names of its labels."""
@@ -96,7 +96,7 @@ class Model(Part):
         if layers * experts > 1_000_000:
             raise ValueError(f"{experts:,} experts in each of {layers:,} layers; at most 1,000,000 can be built")
         routers = {(type(part.router).__name__, part.num_experts) for part in parts if isinstance(part, MoE)}
-        if getattr(self.head, "balance", None) is not None and len(routers) > 1:
+        if self.head is not None and self.head.balance is not None and len(routers) > 1:
             found = " and ".join(f"{kind} of {count}" for kind, count in sorted(routers))
             raise ValueError(f"head.balance counts experts chosen in one way, here by {found}; set it to None")
         self.check_vocabulary()
@@ -131,7 +131,7 @@ class Model(Part):
         tokens = getattr(getattr(self, name, None), "tokens", None)
         for path, part in walk(self.head, "head"):
             if tokens is not None and isinstance(part, (LMHead, VocabularyOutput)):
-                if part.vocab_size != tokens.vocab_size and not getattr(part, "foreign", False):
+                if part.vocab_size != tokens.vocab_size and not part.foreign:
                     raise ValueError(
                         f"{path}.vocab_size is {part.vocab_size} and {name}.tokens.vocab_size is {tokens.vocab_size}:"
                         " they count the same tokens, so change both together"
@@ -168,7 +168,7 @@ class Model(Part):
                     f"{address}: {kind} does not say what a token sees by it, and this model writes from left to right;"
                     f' say so where it is defined: class {kind}(..., sees="past"), or "itself" or "all"'
                 )
-            fix = f"; {part.instead} does not" if part.instead else ""
+            fix = f"; {part.causal_alternative} does not" if part.causal_alternative else ""
             raise ValueError(f"{address}: {kind} lets a token see the future{fix}")
 
     def check_needs(self) -> None:
@@ -178,7 +178,7 @@ class Model(Part):
         for name in ("embedding", "decoder_embedding", "encoder", "decoder", "head"):
             source = fields.get("embedding" if name in ("embedding", "encoder") else self.target)
             for address, part in walk(fields.get(name), name):
-                for need in getattr(part, "needs", ()):
+                for need in part.requires:
                     needed.add(need)
                     if source is not None and need not in (*source.gives, *self.gives):
                         found = f"{type(part).__name__} needs {need}, which {type(source).__name__} does not give"

@@ -90,7 +90,9 @@ def call_published(
     result = Output(dict(sorted(fields.items(), key=lambda field: field[0].startswith("encoder_"))))
     if as_output:
         return result
-    unlisted = {"past_key_values"} - {model.spec.state_name} | {*getattr(model.head, "unlisted", ())}
+    unlisted = {"past_key_values"} - {model.spec.state_name} | (
+        {*model.head.unlisted} if model.head is not None else set()
+    )
     return tuple(value for name, value in result.items() if name not in unlisted)
 
 

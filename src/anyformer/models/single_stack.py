@@ -69,7 +69,7 @@ class OneStackModule(TransformerModule):
 
     def input_names(self) -> tuple[str, ...]:
         spec = self.spec
-        reads = any(getattr(part, "memory", False) for _, part in walk(spec))
+        reads = any(part.reads_memory for _, part in walk(spec))
         memory = ("encoder_hidden_states", "encoder_attention_mask") if reads else ()
         caching = self.caching if spec.left_to_right else ()
         return (

@@ -40,5 +40,5 @@ class CTC(Sounds, called=("speech recognition",)):
         return {"loss": num_labels(batch["labels"])}
 
     def judge(self, model: TransformerModule, batch: Batch, states: HeadInputs) -> dict[str, Tensor]:
-        each, _ = head_of(model, CTCModule, "CTC").each(logits_of(model, states), batch["labels"], states.ctx)
+        each, _ = head_of(model, CTCModule, "CTC").row_losses(logits_of(model, states), batch["labels"], states.ctx)
         return {"loss": each.sum()}

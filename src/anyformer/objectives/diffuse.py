@@ -116,7 +116,7 @@ class Diffuse(LabelledPictures):
             model, picture = trained.model, latents.codes(trained.frozen, picture).float()
         head = head_of(model, NoiseModule, "diffusion")
         step = (batch["moment"] * head.part.schedule.steps).long()
-        mixed = head.mixed(picture, batch["noise"], step)
+        mixed = head.add_noise(picture, batch["noise"], step)
         states = forward_to_head(
             model, {"hidden_states": mixed, "timestep": step, "class_labels": batch["class_labels"]}
         )

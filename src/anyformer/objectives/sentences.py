@@ -117,7 +117,9 @@ class MaskedAndNext(Masked):
         return {"masked": super().weights(batch)["loss"], "next": float(len(batch["next"]))}
 
     def judge(self, model: TransformerModule, batch: Batch, states: HeadInputs) -> dict[str, Tensor]:
-        related = head_of(model, PretrainingModule, "next sentence").related(states.x, states.ctx, states.inputs)
+        related = head_of(model, PretrainingModule, "next sentence").relation_scores(
+            states.x, states.ctx, states.inputs
+        )
         return {"masked": masked_loss(model, batch, states), "next": class_loss(related, batch["next"]).sum}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import recorded
+from anyformer.kernels.recording import graph_capture
 
 
 class Computed(nn.Module):
@@ -50,5 +50,5 @@ def compute(model: nn.Module) -> None:
 def shapes_alone(model: nn.Module) -> Iterator[None]:
     """Here a model on `meta` can run: what is computed has a shape, and nobody asks for a value."""
     compute(model)
-    with torch.device("meta"), recorded():
+    with torch.device("meta"), graph_capture():
         yield

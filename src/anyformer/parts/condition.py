@@ -28,7 +28,7 @@ class Condition:
 
     vectors: tuple[Tensor, ...]
 
-    def at(self, layer: int) -> Tensor:
+    def vector_for(self, layer: int) -> Tensor:
         return self.vectors[layer if len(self.vectors) > 1 else 0]
 
 
@@ -41,17 +41,17 @@ class Conditioned(nn.Module):
         self.modulate = nn.Linear(site.width, outputs * site.width)
         self.starts = {"modulate.weight": 0.0, "modulate.bias": 0.0}
 
-    def asked(self, condition: Condition | None) -> Tensor:
+    def modulation(self, condition: Condition | None) -> Tensor:
         """(B, 1, outputs D)"""
         assert condition is not None, "a Part that needs a condition stands in a model that gives none"
-        return self.modulate(F.silu(condition.at(self.layer)))[:, None]
+        return self.modulate(F.silu(condition.vector_for(self.layer)))[:, None]
 
 
 class AdaptiveNorm(Part, sees="itself", called=("adaLN", "adaLN-Zero", "FiLM", "modulation")):
-    """A norm whose result is scaled and shifted by linear maps of the condition, which start at zero: it begins as the
-    norm alone."""
+    """A norm whose result is scaled and shifted by linear maps of the condition, which start at zero: at first it is
+    the plain norm."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a condition",)
+    requires: ClassVar[tuple[str, ...]] = ("a condition",)
 
     norm: Norm = LayerNorm(eps=1e-6, affine=False)
 
@@ -65,14 +65,14 @@ class AdaptiveNormModule(Conditioned):
         self.norm = part.norm.build(site.child("norm"))
 
     def forward(self, x: Tensor, condition: Condition | None) -> Tensor:
-        shift, scale = self.asked(condition).chunk(2, dim=-1)
+        shift, scale = self.modulation(condition).chunk(2, dim=-1)
         return self.norm(x) * (1 + scale) + shift
 
 
 class Gated(Residual, sees="itself", called=("adaLN-Zero",)):
     """x + a * branch, a channel's a a linear map of the condition that starts at zero: a new layer changes nothing."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a condition",)
+    requires: ClassVar[tuple[str, ...]] = ("a condition",)
 
     def build(self, site: Site) -> nn.Module:
         return GatedModule(site, 1)
@@ -80,14 +80,14 @@ class Gated(Residual, sees="itself", called=("adaLN-Zero",)):
 
 class GatedModule(Conditioned):
     def forward(self, x: Tensor, branch: Tensor, condition: Condition | None) -> Tensor:
-        return x + self.asked(condition) * branch
+        return x + self.modulation(condition) * branch
 
 
 class StepAndLabel(Part, sees="itself", called=("timestep embedding", "label embedding")):
     """The condition of a picture in noise: cosines and sines of the step of the noise through two layers, plus a vector
     of the label. One more label stands for none, where guidance is wanted without a label, or a caller gives none."""
 
-    num_labels: int | None = None  # None: the step alone
+    num_labels: int | None = None  # None: only the step
     sines: int = 256
     per_layer: bool = False  # each layer has its own (as diffusers stores them), else one is for all
 

@@ -17,7 +17,7 @@ from anyformer.parts.condition import Condition, StepAndLabel
 from anyformer.parts.embedding.patches import PatchEmbedding, Size
 from anyformer.parts.embedding.text import Embedding
 from anyformer.parts.grid.windows import Grid
-from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.runtime.context import Context
 from anyformer.runtime.state import State
 from anyformer.specs.checks import at_least
@@ -57,7 +57,7 @@ class NoiseSchedule(Part, sees="itself", called=("betas", "DDPM")):
             return torch.linspace(self.start**0.5, self.end**0.5, self.steps, dtype=torch.float64).square()
         return torch.linspace(self.start, self.end, self.steps, dtype=torch.float64)
 
-    def taken(self, wanted: int) -> list[int]:
+    def sampling_steps(self, wanted: int) -> list[int]:
         """`wanted` of the steps, the noisiest first."""
         if not 1 <= wanted <= self.steps:
             raise ValueError(f"steps is {wanted}; this model's noise has {self.steps}, of which at least 1 is needed")
@@ -65,7 +65,7 @@ class NoiseSchedule(Part, sees="itself", called=("betas", "DDPM")):
             return [round(self.steps - i * self.steps / wanted) - 1 for i in range(wanted)]
         return [min(i * (self.steps // wanted) + self.offset, self.steps - 1) for i in reversed(range(wanted))]
 
-    def left(self) -> Tensor:
+    def alphas_cumprod(self) -> Tensor:
         """(steps,) the share of the picture's variance that is left after each step, in fp64."""
         return (1 - self.betas()).cumprod(0)
 
@@ -86,8 +86,8 @@ class NoisyEmbedding(Embedding, sees="all", called=("latent patches",)):
             raise ValueError("NoisyEmbedding.image: pictures are drawn from noise; a PatchEmbedding reads them")
 
     @property
-    def instead(self) -> str:
-        return self.image.instead
+    def causal_alternative(self) -> str:
+        return self.image.causal_alternative
 
     @property
     def gives(self) -> tuple[str, ...]:
@@ -137,7 +137,7 @@ class NoiseHead(Head, called=("unpatchify",)):
     """Each token draws its patch of the noise that is in the picture. Channels beyond those of the picture are what
     published models say of the noise's variance; `schedule` is the noise that the model learns with."""
 
-    needs: ClassVar[tuple[str, ...]] = ("an image", "a grid")
+    requires: ClassVar[tuple[str, ...]] = ("an image", "a grid")
 
     out_channels: int
     patch_size: Size
@@ -155,14 +155,14 @@ class NoiseModule(HeadModule):
         super().__init__()
         self.part = part
         self.out = nn.Linear(width, math.prod(part.patch_size) * part.out_channels)
-        self.left = Computed(part.schedule.left)
+        self.alphas_cumprod = Computed(part.schedule.alphas_cumprod)
 
-    def mixed(self, picture: Tensor, noise: Tensor, step: Tensor) -> Tensor:
+    def add_noise(self, picture: Tensor, noise: Tensor, step: Tensor) -> Tensor:
         """(B, C, height, width) of pictures with their noise as it is at steps (B,)."""
-        left = self.left()[step].view(-1, 1, 1, 1)
+        left = self.alphas_cumprod()[step].view(-1, 1, 1, 1)
         return (left.sqrt() * picture + (1 - left).sqrt() * noise).to(picture.dtype)
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         grid = ctx.extra(Grid)
         assert grid is not None
         drawn = self.out(x).unflatten(2, (*self.part.patch_size, -1)).unflatten(1, grid)

@@ -82,6 +82,11 @@ class LinearThenGELU(nn.Module):
         return linear_gelu(x, self.layer.weight, self.layer.bias, dtype)
 
 
+def effective_weight(layer: Any) -> Tensor:
+    """(out, in) the weights of a linear layer, with those that an adapter adds."""
+    return layer.effective() if hasattr(layer, "effective") else layer.weight
+
+
 def side_by_side(parts: tuple[Any, ...]) -> nn.Module:
     first = parts[0]
     if hasattr(first, "beside"):  # a quantised layer knows how

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from anyformer.parts.embedding.segments import Segments, Spacing, spacing_of
+from anyformer.parts.embedding.segments import Segments, Spacing, token_spacing
 from anyformer.parts.position.relative import Stride
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Part
@@ -56,7 +56,7 @@ class Halve(Part):
         first = (2 * index - int(self.first_apart)).clamp(min=0)  # where each pair's first token stood
         segments = ctx.extra(Segments)
         inner = ctx.having(
-            Spacing(2 * spacing_of(ctx)),
+            Spacing(2 * token_spacing(ctx)),
             *(() if segments is None else (Segments(segments.kinds[:, first]),)),
             index=index,
             positions=ctx.positions[:, first],

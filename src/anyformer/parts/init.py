@@ -94,23 +94,23 @@ DEFAULTS: Mapping[str, Initializer] = {
 }
 
 
-def computed(model: nn.Module) -> dict[str, Callable[[], Tensor]]:
+def computed_tensors(model: nn.Module) -> dict[str, Callable[[], Tensor]]:
     """address -> value, of saved tensors that follow from the description: checkpoints may leave them out."""
     found = {}
     for path, module in model.named_modules():
-        for name, value in getattr(module, "computed", dict)().items():
+        for name, value in getattr(module, "computed_tensors", dict)().items():
             found[f"{path}.{name}"] = value
     return found
 
 
-def within(name: str, address: str) -> bool:
+def is_within(name: str, address: str) -> bool:
     """Whether a name is an address, or stands below it."""
     return name == address or name.startswith(f"{address}.")
 
 
 def owner_of(ties: Sequence[tuple[str, str]], name: str) -> str | None:
     """The parameter whose storage a tied one shares, by its address."""
-    return next((f"{owner}{name[len(tied) :]}" for tied, owner in ties if within(name, tied)), None)
+    return next((f"{owner}{name[len(tied) :]}" for tied, owner in ties if is_within(name, tied)), None)
 
 
 @torch.no_grad()
@@ -118,7 +118,7 @@ def initialise(model: Any, rules: Mapping[str, Initializer], seed: int, only: se
     """Fills every parameter and saved buffer of `model` (or those in `only`) by the first rule that names it. A tower
     has rules of its own."""
     towers = {f"{name}.": tower for name, tower in model.named_modules() if name and hasattr(tower, "spec")}
-    fixed = computed(model)
+    fixed = computed_tensors(model)
     for address, tensor in model.state_dict(keep_vars=True).items():
         if only is not None and address not in only:
             continue

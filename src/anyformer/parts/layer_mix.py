@@ -18,9 +18,6 @@ class Neck(Part):
     def every_layer(self) -> bool:
         return False
 
-    def out_width(self, width: int) -> int:
-        return width
-
 
 class LayerMix(Neck, sees="itself"):
     """A learned average of the states of all layers [Peters et al. 2018]; `rest` is what the average goes through."""

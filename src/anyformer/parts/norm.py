@@ -11,17 +11,17 @@ from anyformer.specs.part import Part, Site
 
 
 class Norm(Part):
-    """Normalises the last dimension. The module sees the vectors alone, not which of them are pads."""
+    """Normalises the last dimension. The module sees only the vectors, not which of them are pads."""
+
+    eps: float = 1e-5
 
     def check(self) -> None:
-        if hasattr(self, "eps"):
-            at_least(self, 0, "eps")
+        at_least(self, 0, "eps")
 
 
 class LayerNorm(Norm, sees="itself", called=("LN",)):
     """Mean and variance of each vector, then a learned scale and bias [Ba et al. 2016]."""
 
-    eps: float = 1e-5
     bias: bool = True
     affine: bool = True  # False: neither scale nor bias is learned
 
@@ -53,8 +53,6 @@ class RMSNormModule(nn.Module):
 
 class ScaleNorm(Norm, sees="itself"):
     """One learned length for every vector, no direction of its own [Nguyen and Salazar 2019]."""
-
-    eps: float = 1e-5
 
     def build(self, site: Site) -> nn.Module:
         return ScaleNormModule(site.width, self.eps)
@@ -94,7 +92,6 @@ class BatchNorm(Norm, sees="all", called=("BN",)):
     """Statistics over batch and time instead of features: the comparison the lectures draw. In training every vector
     counts, pads too, and a token's output depends on later ones; in evaluation the running statistics are used."""
 
-    eps: float = 1e-5
     momentum: float = 0.1
 
     def check(self) -> None:
@@ -103,7 +100,7 @@ class BatchNorm(Norm, sees="all", called=("BN",)):
             raise ValueError(f"BatchNorm.momentum is {self.momentum}; it must be in [0, 1]")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "LayerNorm()"
 
     def build(self, site: Site) -> nn.Module:
@@ -117,7 +114,7 @@ class BatchNormModule(nn.BatchNorm1d):
 
 class RowNorm(Part, sees="all", called=("GroupNorm",)):
     """One mean and variance for all vectors of a row together, then a scale and bias for each channel [Wu and He 2018,
-    of one group]. It is told which vectors are pads, so it stands only where something tells it."""
+    of one group]. It needs the mask of pads, so only some slots take it."""
 
     eps: float = 1e-5
 
@@ -125,7 +122,7 @@ class RowNorm(Part, sees="all", called=("GroupNorm",)):
         at_least(self, 0, "eps")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "LayerNorm()"
 
     def build(self, site: Site) -> nn.Module:

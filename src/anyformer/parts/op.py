@@ -14,7 +14,7 @@ class Op(Part):
     """A mixer or a feed-forward: its module maps x (B, T, D) and the `Context` of the pass to (B, T, D)."""
 
     open_slot: ClassVar[bool] = True
-    packs: ClassVar[bool] = True  # a row may hold several documents, none of which sees another
+    packs: ClassVar[bool] = True  # rows may hold several documents that do not see each other
 
 
 class Reshaping(Op):

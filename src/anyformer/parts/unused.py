@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from anyformer.parts.op import Op
+from anyformer.parts.position.absolute import InputPosition
+from anyformer.runtime.context import Context
 from anyformer.specs.part import Part, Sees, Site
 
+M = TypeVar("M", bound=nn.Module)
 
-class Idle(Op, sees="itself"):
-    """Keeps the weights of `part`, frozen, so that they load, count and save as published; x goes by untouched."""
+
+def mark_unused(module: M) -> M:
+    """The same module, frozen and left out of traces. Its weights load, count and save; nothing reads them."""
+    module.requires_grad_(False)
+    module.__dict__["silent"] = True
+    return module
+
+
+class Unused(Op, sees="itself"):
+    """Keeps the weights of `part`, frozen, so that they load, count and save as published; x passes unchanged."""
 
     part: Part
 
@@ -19,17 +30,17 @@ class Idle(Op, sees="itself"):
         return "itself"
 
     def build(self, site: Site) -> nn.Module:
-        return IdleModule(self, site)
+        return UnusedModule(self, site)
 
 
-class IdleModule(nn.Module):
-    silent = True
-
-    def __init__(self, idle: Idle, site: Site) -> None:
+class UnusedModule(InputPosition):
+    def __init__(self, part: Unused, site: Site) -> None:
         super().__init__()
-        self.part = idle.part.build(site.child("part")).requires_grad_(False)
+        self.part = part.part.build(site.child("part"))
+        mark_unused(self)
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
         return x
 
-    add = forward  # as a position: nothing is added
+    def add(self, x: Tensor, ctx: Context) -> Tensor:
+        return x

@@ -194,7 +194,7 @@ def writing(data: Data, name: str, size: int, model: str | None, sample: str) ->
     limit = description_of(given)
     if limit.pair:
         raise ValueError(f"--model {model} reads one text and writes another; --text is for models of one text")
-    any_order = any("an order" in getattr(part, "needs", ()) for _, part in walk(limit))
+    any_order = any("an order" in part.requires for _, part in walk(limit))
     objective: Objective = NextToken() if limit.writes else Permuted() if any_order else Masked()
     length = min(position_limit(limit) or 256, 256)
     given, made = with_vocabulary(model, given, TrainedBPE(size=tokens) if limit.writes else vocabulary(tokens))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from anyformer.data import Data
 from anyformer.models import AutoencoderModel
 from anyformer.objectives.draw import Reconstruct
-from anyformer.parts.grid.dvae import ConvEmbedding, ConvPainter, RoundedCodes
+from anyformer.parts.grid.dvae import ConvDecoder, ConvEmbedding, RoundedCodes
 from anyformer.parts.init import Normal
 from anyformer.recipes.fashion_mnist import pictures
 from anyformer.train.optim import AdamW, Cosine
@@ -22,7 +22,7 @@ def run(data: str = "data") -> Run:
             width=256,
             embedding=ConvEmbedding(image_size=(28, 28), channels=1, widths=WIDTHS, kernel=5),
             latent=RoundedCodes(levels=(8, 8, 8)),
-            painter=ConvPainter(channels=1, widths=WIDTHS[::-1]),
+            painter=ConvDecoder(channels=1, widths=WIDTHS[::-1]),
             init={"*": Normal(std=0.02)},
         ),
         data=Data(train=pictures(data, "train"), valid=pictures(data, "t10k")),

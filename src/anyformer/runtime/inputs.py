@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.kernels.recording import recording
+from anyformer.kernels.recording import is_recording
 from anyformer.runtime.state import State
 from anyformer.specs.messages import quote
 
@@ -69,7 +69,7 @@ def hiding(mask: Tensor, name: str = "attention_mask") -> Tensor | None:
 
 def hides_nothing(mask: Tensor, name: str = "attention_mask") -> bool:
     """Whether all of a mask is 1, which is not known while recording; refused where a value is neither 0 nor 1."""
-    if recording():
+    if is_recording():
         return False
     if mask.dtype == torch.bool:
         return bool(mask.all())

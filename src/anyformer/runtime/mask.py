@@ -38,7 +38,7 @@ class Mask(Part):
         return self.sees in ("itself", "past")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return repr(CAUSAL & self)
 
     def __and__(self, other: Mask) -> Mask:
@@ -127,7 +127,7 @@ class Full(Mask, sees="all", called=("bidirectional",)):
     """Everything sees everything."""
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "Causal()"
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:

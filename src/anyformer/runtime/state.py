@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.rows import grid, known, lines, picked, realigned, reordered, stacked
+from anyformer.kernels.rows import grid, lines, mask_or_ones, pick_columns, realign, select_rows, stack_rows
 
 Once = Callable[[str, Callable[[], Any]], Any]  # does what many stores share for the first of them
 
@@ -130,7 +130,7 @@ class Store:
 
     def reorder(self, rows: Tensor) -> None:
         """Row i becomes a copy of old row rows[i] (beams, forks)."""
-        self.tensors = {name: reordered(tensor, rows, self.static) for name, tensor in self.tensors.items()}
+        self.tensors = {name: select_rows(tensor, rows, self.static) for name, tensor in self.tensors.items()}
 
     def truncate(self, dropped: int) -> None:
         """Forgets the last `dropped` tokens."""
@@ -165,7 +165,7 @@ class Made(Store):
 
     def join(self, others: Sequence[Store]) -> None:
         for name in self.tensors:
-            self.tensors[name] = stacked([store.tensors[name] for store in (self, *others)], self.axes[name])
+            self.tensors[name] = stack_rows([store.tensors[name] for store in (self, *others)], self.axes[name])
 
 
 class Growing(Store):
@@ -186,7 +186,7 @@ class Growing(Store):
         T, S = index.shape[-1], next(t.shape[self.axes[name]] for name, t in new.items())
         window = min(self.declared.window or S, S)
         if behind is not None:
-            self.tensors = {n: realigned(t, self.axes[n], behind, window) for n, t in new.items()}
+            self.tensors = {n: realign(t, self.axes[n], behind, window) for n, t in new.items()}
         elif window < S:  # only now, for the queries of this call still see `window` back; a copy, so that it is freed
             self.tensors = {n: t.narrow(self.axes[n], S - window, window).clone() for n, t in new.items()}
         if S == T:
@@ -204,7 +204,9 @@ class Growing(Store):
     def join(self, others: Sequence[Store]) -> None:
         """Shorter rows begin at a later column, so that all of them end at the same."""
         for name in self.tensors:
-            self.tensors[name] = stacked([store.tensors[name] for store in (self, *others)], self.axes[name], left=True)
+            self.tensors[name] = stack_rows(
+                [store.tensors[name] for store in (self, *others)], self.axes[name], left=True
+            )
 
 
 class Static(Store):
@@ -250,13 +252,13 @@ class Static(Store):
         for name, tensor in self.tensors.items():
             theirs = other.tensors[name]
             column = places - end + theirs.shape[self.axes[name]]
-            tensor.copy_(picked(theirs, self.axes[name], column, (places >= 0) & (places < end)))
+            tensor.copy_(pick_columns(theirs, self.axes[name], column, (places >= 0) & (places < end)))
 
     def growing(self, lengths: Tensor, columns: int) -> Store:
         count = min(columns, self.declared.window or columns)
         places = lengths[:, None] + torch.arange(-count, 0, device=lengths.device)
         column = self.column(places)
-        found = {n: picked(t, self.axes[n], column, places >= 0).contiguous() for n, t in self.tensors.items()}
+        found = {n: pick_columns(t, self.axes[n], column, places >= 0).contiguous() for n, t in self.tensors.items()}
         return Growing(self.declared, found, static=False)
 
 
@@ -331,7 +333,7 @@ class State:
         """The step is done: its tokens are past now. In place where static: a recorded step counts on."""
         self.past += num_tokens
         if self.behind is not None and self.padding is not None:
-            self.padding = realigned(self.padding, 1, self.behind, self.padding.shape[1])
+            self.padding = realign(self.padding, 1, self.behind, self.padding.shape[1])
             self.behind, self.realigned = None, True
 
     @property
@@ -354,7 +356,7 @@ class State:
         if self.padding is None or isinstance(self.past, Tensor):
             return self.padding
         places = torch.arange(self.past, device=self.padding.device) + (self.past - self.lengths)[:, None]
-        real = picked(self.padding, 1, places, places < self.past) | (places >= self.past)
+        real = pick_columns(self.padding, 1, places, places < self.past) | (places >= self.past)
         return None if bool(real.all()) else real
 
     def tensors(self) -> Iterator[Tensor]:
@@ -388,7 +390,7 @@ class State:
         for name in PER_ROW[:2] if same_memory else PER_ROW:
             value = getattr(self, name)
             if isinstance(value, Tensor):
-                setattr(self, name, reordered(value, rows, self.capacity is not None))
+                setattr(self, name, select_rows(value, rows, self.capacity is not None))
 
     def truncate(self, length: int) -> None:
         """Forgets all but the first `length` tokens of the longest row, and as many of the others."""
@@ -447,7 +449,7 @@ class State:
         columns, end = self.length if columns is None else columns, self.lengths[:, None]
         copy = State({at: store.growing(self.lengths, columns) for at, store in self.stores.items()}, past=columns)
         places = end + torch.arange(-columns, 0, device=end.device)
-        real = places >= 0 if self.padding is None else picked(self.padding, 1, places, places >= 0)
+        real = places >= 0 if self.padding is None else pick_columns(self.padding, 1, places, places >= 0)
         copy.padding = None if bool(real.all()) else real
         if self.memory is not None:
             copy.memory = self.memory.clone()
@@ -466,13 +468,13 @@ class State:
         for address, store in out.stores.items():
             store.join([state.stores[address] for state in states[1:]])
         device = next(out.tensors()).device
-        real = [known(state.padding, (state.rows, state.length), device) for state in states]
-        padding = stacked(real, 1, left=True)
+        real = [mask_or_ones(state.padding, (state.rows, state.length), device) for state in states]
+        padding = stack_rows(real, 1, left=True)
         out.padding, out.realigned = None if bool(padding.all()) else padding, any(s.realigned for s in states)
         if out.memory is not None:
             read = [(state.memory, state.memory_padding) for state in states if state.memory is not None]
-            out.memory = stacked([memory for memory, _ in read], 1)
-            out.memory_padding = stacked([known(mask, memory.shape[:2], device) for memory, mask in read], 1)
+            out.memory = stack_rows([memory for memory, _ in read], 1)
+            out.memory_padding = stack_rows([mask_or_ones(mask, memory.shape[:2], device) for memory, mask in read], 1)
         return out
 
 

@@ -21,6 +21,21 @@ from anyformer.specs.slots import kinds, only_kind, slot_at, slots_of, wrong_kin
 
 FORMAT = 1  # of spec.json; raised when an old file would be read wrongly
 
+ALIASES = {  # names of kinds and fields in files of earlier versions
+    "Idle": "Unused",
+    "ConvPainter": "ConvDecoder",
+    "KLPainter": "KLDecoder",
+    "LMHead.idle_bias": "unused_bias",
+    "Pool.idle_norm": "unused_norm",
+    "TextEmbedding.idle_segments": "ignores_segments",
+    "Tokens.spare": "unused_table",
+}
+
+MOVED = {  # fields of earlier versions that are kinds now
+    "Attention.mean_at_pads": "DebertaAttention",
+    "Attention.memory_by_layer": "TransparentAttention",
+}
+
 P = TypeVar("P", bound=Part)
 
 
@@ -74,6 +89,12 @@ def decode(data: Any, where: str = "", slot: Any = Part) -> Any:
         data = {"kind": only, **data}
     if isinstance(data, dict) and "kind" in data:
         known, kind = kinds(), data["kind"]
+        if isinstance(kind, str) and kind not in known:
+            kind = ALIASES.get(kind, kind)
+        for name in [name for name in data if f"{kind}.{name}" in MOVED]:
+            data = {**data, "kind": MOVED[f"{kind}.{name}"] if data[name] else kind}
+            kind = data["kind"]
+            del data[name]
         if kind == "Table" and set(data) == {"kind", "items"} and isinstance(data["items"], dict):
             return Table({key: decode(item, f"{where}.{key}", slot) for key, item in data["items"].items()})
         if not isinstance(kind, str) or kind not in known:
@@ -82,7 +103,7 @@ def decode(data: Any, where: str = "", slot: Any = Part) -> Any:
         cls = known[kind]
         if why := wrong_kind(kind, slot):
             raise ValueError(f"{where}: {why}")
-        given, slots = {name: value for name, value in data.items() if name != "kind"}, slots_of(cls)
+        given, slots = {_current(cls, name): value for name, value in data.items() if name != "kind"}, slots_of(cls)
         inner = {name: slots.get(name, slots.get(ANY, Part)) for name in given}
         path = f"{where}." if where else ""
         values = {name: decode(value, f"{path}{name}", inner[name]) for name, value in given.items()}
@@ -103,6 +124,11 @@ def decode(data: Any, where: str = "", slot: Any = Part) -> Any:
     if isinstance(data, list):
         return tuple(decode(item, f"{where}.{i}", slot) for i, item in enumerate(data))
     return data
+
+
+def _current(cls: type[Part], field: str) -> str:
+    """The name that a field of a kind, or of one that it extends, has now."""
+    return next((ALIASES[old] for base in cls.mro() if (old := f"{base.__name__}.{field}") in ALIASES), field)
 
 
 def to_json(spec: Part) -> str:

@@ -50,6 +50,15 @@ class Site:
         return block.build(self)
 
 
+@dataclasses.dataclass(frozen=True)
+class LayerSharing:
+    """All layers of a Stack use weights or states of the first (Linformer, Luna, DeBERTa)."""
+
+    off: str  # the setting that turns it off
+    conflicts: tuple[str, ...]  # fields of the Stack that cannot be used with it
+    form: tuple[object, ...] = ()  # the same in all layers
+
+
 def nearest(name: str, known: typing.Iterable[str]) -> str:
     """The end of an error message: the closest valid name, or all of them where nothing is close."""
     known = sorted(map(str, known))
@@ -124,9 +133,48 @@ class Part:
         return farthest(self.said, *(part for _, part in parts_in(self)))
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         """The nearest description that does not look ahead, where this one does."""
         return ""
+
+    # -- capabilities: asked of any Part; a kind overrides them by a property, a class variable or a field ------------
+
+    routes: ClassVar[bool] = False  # chooses experts for each token
+    length_dependent: ClassVar[bool] = False  # the length of the text changes the result for every token
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """Names of what it needs from the embedding, such as "a grid"; see `Embedding.gives`."""
+        return ()
+
+    @property
+    def bias_heads(self) -> int | None:
+        """Number of heads whose scores take the position bias shared by a Stack's layers; None: it takes no bias."""
+        return None
+
+    @property
+    def reads_memory(self) -> bool:
+        """Whether it attends to the memory (cross-attention)."""
+        return False
+
+    @property
+    def memory_width(self) -> int | None:
+        """Width of that memory, if it differs from the model's."""
+        return None
+
+    @property
+    def reads_tree(self) -> bool:
+        """Whether it reads the dependency tree (the input `tree_parents`)."""
+        return False
+
+    @property
+    def layer_sharing(self) -> LayerSharing | None:
+        """How the layers of a Stack use weights or states of the first; None: they do not."""
+        return None
+
+    def out_width(self, width: int) -> int:
+        """Width of the stream that leaves, for a stream of this width."""
+        return width
 
     @classmethod
     def field_types(cls) -> dict[str, Any]:

@@ -137,4 +137,4 @@ class ParallelModule(BlockModule):
 
 def led_by_the_first(layers: Block | Mapping[str, Block]) -> Any:
     """A mixer in them that uses what the first layer holds (Linformer, Luna), if there is one."""
-    return next((part for _, part in walk(layers) if getattr(part, "from_the_first", False)), None)
+    return next((part for _, part in walk(layers) if part.layer_sharing), None)

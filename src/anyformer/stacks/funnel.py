@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import recording
+from anyformer.kernels.recording import is_recording
 from anyformer.parts.attention.latent import LatentAttention
 from anyformer.parts.embedding.segments import Segments
 from anyformer.parts.halve import Halve
@@ -104,7 +104,7 @@ def first_to_front(ctx: Context) -> Tensor | None:
     if ctx.padding is None:
         return None
     pads, length = leading_pads(ctx.padding), ctx.padding.shape[1]
-    if not recording() and not bool((pads % length).any()):
+    if not is_recording() and not bool((pads % length).any()):
         return None
     return (ctx.index + pads) % length
 

@@ -19,6 +19,7 @@ from anyformer.parts.head.classify import ClassifyHead, PooledOutput
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.norm import LayerNorm, Norm
+from anyformer.parts.op import Reshaping
 from anyformer.parts.position.absolute import Learned, Sinusoidal, add_position
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import Declared, Shown
@@ -50,7 +51,7 @@ class Look(Part, sees="itself", called=("cross-attend",)):
         chance(self, "dropout")
         if set(self.bias) - set("qkvo"):
             raise ValueError(f"Look.bias names projections among 'qkvo', got {quote(self.bias)}")
-        if getattr(self.feedforward, "out", None) is not None:
+        if isinstance(self.feedforward, Reshaping) and self.feedforward.out is not None:
             raise ValueError("Look.feedforward.out: the vectors keep their width; leave it out")
 
     def of(self, source: int, site: Site) -> LookModule:
@@ -111,8 +112,8 @@ class Perceiver(Backbone, sees="all", called=("latent bottleneck", "Perceiver IO
         at_least(self, 1, "latents", "width", "rounds")
         self.stack.check_inner("Perceiver.stack")
         for path, part in walk(self.stack, "Perceiver.stack"):
-            if getattr(part, "needs", ()):
-                kind, need = type(part).__name__, part.needs[0]  # type: ignore[attr-defined]
+            if part.requires:
+                kind, need = type(part).__name__, part.requires[0]
                 raise ValueError(f"{path}: {kind} needs {need}, which latents do not have; Attention needs nothing")
         if self.stack.norm is not None and self.rounds > 1:
             raise ValueError("Perceiver.stack.norm stands after the last layer, and with rounds others follow it")
@@ -127,7 +128,7 @@ class Perceiver(Backbone, sees="all", called=("latent bottleneck", "Perceiver IO
             raise ValueError(f"encoder.write.position: {line}")
         if head is not None and not self.by_token:
             pool = head.pool if isinstance(head, (ClassifyHead, PooledOutput)) else None
-            if not isinstance(head, ANY_VECTORS) or (pool is not None and pool.needs):
+            if not isinstance(head, ANY_VECTORS) or (pool is not None and pool.requires):
                 line = f"{type(head).__name__} reads one vector per token, and the encoder gives others"
                 raise ValueError(f"head: {line}; set encoder.write=Write(...) without a count")
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.kernels.rewind import Dice, Slopes
+from anyformer.kernels.rewind import Gradients, RandomState
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Site
 from anyformer.stacks.block import Block, BlockModule
@@ -42,15 +42,15 @@ class Reversible(Block, sees="itself", called=("RevNet", "reversible residual"))
 
 
 class ReversibleModule(BlockModule):
-    dice: list[Dice] | None = None  # those of each step, while someone wants them noted
+    rng_states: list[RandomState] | None = None  # where each step's is saved, in a pass that is rewound
 
     def __init__(self, part: Reversible, site: Site) -> None:
         super().__init__(part, dataclasses.replace(site, width=site.width // 2))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         for step in self.taken(ctx):
-            if self.dice is not None:
-                self.dice.append(Dice.noted(x))
+            if self.rng_states is not None:
+                self.rng_states.append(RandomState.save(x))
             joined, read = x.chunk(2, -1)
             x = torch.cat((read, step(read, ctx, joined)), -1)
         return x
@@ -59,20 +59,22 @@ class ReversibleModule(BlockModule):
         steps = (step for step in self.children() if isinstance(step, SublayerModule))
         return [step for step in steps if not step.passed_over(ctx)]
 
-    def rewind(self, y: Tensor, slope: Tensor, ctx: Context, dice: list[Dice], found: Slopes) -> tuple[Tensor, Tensor]:
-        for step, thrown in zip(reversed(self.taken(ctx)), reversed(dice), strict=True):
+    def rewind(
+        self, y: Tensor, gradient: Tensor, ctx: Context, rng_states: list[RandomState], found: Gradients
+    ) -> tuple[Tensor, Tensor]:
+        for step, rng_state in zip(reversed(self.taken(ctx)), reversed(rng_states), strict=True):
             read, made = y.chunk(2, -1)
-            slope_read, slope_made = slope.chunk(2, -1)
+            gradient_read, gradient_made = gradient.chunk(2, -1)
             learned = [parameter for parameter in step.parameters() if parameter.requires_grad]
-            with torch.enable_grad(), thrown.again(y):
+            with torch.enable_grad(), rng_state.restore(y):
                 read = read.detach().requires_grad_()
                 branch = step.branch(read, ctx.having(shared={}))
                 joined = step.residual.undo(made, branch.detach()).detach().requires_grad_()
                 again = through(step.residual, ctx, joined, branch)
             of_joined, of_read, *rest = torch.autograd.grad(
-                again, (joined, read, *learned), slope_made.to(again.dtype), allow_unused=True
+                again, (joined, read, *learned), gradient_made.to(again.dtype), allow_unused=True
             )
             found.add(learned, rest)
-            of_read = slope_read if of_read is None else slope_read + of_read
-            y, slope = torch.cat((joined.detach(), read.detach()), -1), torch.cat((of_joined, of_read), -1)
-        return y, slope
+            of_read = gradient_read if of_read is None else gradient_read + of_read
+            y, gradient = torch.cat((joined.detach(), read.detach()), -1), torch.cat((of_joined, of_read), -1)
+        return y, gradient

@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.rewind import can_rewind, rewound
+from anyformer.kernels.rewind import can_rewind, run_rewindable
 from anyformer.parts.condition import AdaptiveNorm
-from anyformer.parts.grid.layout import Layout, strided
+from anyformer.parts.grid.layout import Layout, strided_grid
 from anyformer.parts.init import Normal
 from anyformer.parts.layer_mix import Neck
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Reshaping
-from anyformer.parts.position.absolute import AttentionPosition
+from anyformer.parts.position.bias import AttentionPosition, HeadwisePosition
 from anyformer.parts.residual import Add
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import Declared, Shown
@@ -65,11 +65,10 @@ class Stack(Backbone, sees="itself"):
             raise ValueError("Stack: one Block needs no pattern; several kinds of layers need one")
         if self.order is not None and {*self.order} != {*range(self.depth)}:
             raise ValueError(f"Stack.order is made of the layers 0 to {self.depth - 1}, each at least once")
-        heads = getattr(self.position, "num_heads", None)
+        heads = self.position.num_heads if isinstance(self.position, HeadwisePosition) else None
         for path, op in ((path, part.op) for path, part in walk(self.layers, "layers") if isinstance(part, Sublayer)):
-            own = getattr(op, "num_heads", heads)
-            if heads is not None and own != heads and getattr(op, "takes_bias", False):
-                raise ValueError(f"Stack.position has {heads} heads and {path}.op {own}")
+            if heads is not None and op.bias_heads not in (None, heads):
+                raise ValueError(f"Stack.position has {heads} heads and {path}.op {op.bias_heads}")
         if self.position is not None:
             self.check_shared(self.position)
         kinds: Mapping[str, Block] = {} if isinstance(self.layers, Block) else self.layers
@@ -89,16 +88,16 @@ class Stack(Backbone, sees="itself"):
         if led and self.pattern and self.pattern[0] not in led:
             first = f"the first layer ({self.pattern[0]}) holds what all share, and has none"
             kind, part = next(iter(led.items()))
-            raise ValueError(f"Stack.layers.{kind}: {first}; set {part.alone}")
+            raise ValueError(f"Stack.layers.{kind}: {first}; set {part.layer_sharing.off}")
         part = led_by_the_first(self.layers)
         for kind, other in led.items():
-            if (held := getattr(led[self.pattern[0]], "held", None)) != getattr(other, "held", None):
-                line = f"what the first layer holds for all is {held}; set {other.alone}"
+            if (form := led[self.pattern[0]].layer_sharing.form) != other.layer_sharing.form:
+                line = f"what the first layer holds for all is {form}; set {other.layer_sharing.off}"
                 raise ValueError(f"Stack.layers.{kind}: {line}")
-        for name in () if part is None else part.spoilt_by:
+        for name in () if part is None else part.layer_sharing.conflicts:
             if getattr(self, name):
-                line = f"layers here use what those before them hold, in their order; leave it out or set {part.alone}"
-                raise ValueError(f"Stack.{name}: {line}")
+                fix = f"leave it out or set {part.layer_sharing.off}"
+                raise ValueError(f"Stack.{name}: layers here use what those before them hold, in their order; {fix}")
 
     def check_shared(self, position: AttentionPosition) -> None:
         """Every layer must be able to use the one bias, and some layer must."""
@@ -107,7 +106,7 @@ class Stack(Backbone, sees="itself"):
             raise ValueError(f"Stack.position: layers cannot share {kind}; put it into the attention or share Alibi")
         used = {id(layer): layer for layer in map(self.layer, range(self.depth))}.values()
         steps = (part for layer in used for _, part in walk(layer) if isinstance(part, Sublayer))
-        if not any(getattr(step.op, "takes_bias", False) for step in steps):
+        if not any(step.op.bias_heads for step in steps):
             line = "Stack.position is a bias of attention's scores, and no layer here has an Attention"
             raise ValueError(f"{line}: set position=None")
 
@@ -117,7 +116,9 @@ class Stack(Backbone, sees="itself"):
             line = "no project, no neck, no Reversible layers and none that changes its width or grid"
             raise ValueError(f"{address}: others follow this Stack, so it can have {line}")
         if (part := led_by_the_first(self.layers)) is not None:
-            raise ValueError(f"{address}: the first layer of one Stack holds what all share; set {part.alone}")
+            raise ValueError(
+                f"{address}: the first layer of one Stack holds what all share; set {part.layer_sharing.off}"
+            )
 
     @property
     def reshapes(self) -> bool:
@@ -141,7 +142,7 @@ class Stack(Backbone, sees="itself"):
         for layer in map(self.layer, range(self.depth)):
             for step in layer.steps.values():
                 if isinstance(step, Sublayer) and isinstance(step.op, Reshaping):
-                    grid = strided(grid, step.op.stride)
+                    grid = strided_grid(grid, step.op.stride)
         return grid
 
     def out_width(self, width: int) -> int:
@@ -228,7 +229,7 @@ class StackModule(nn.Module):
         states.append(x)
         if self.rewinds(x, ctx):
             layers: list[Any] = [self.layers[i] for i in self.part.steps]
-            states.append(rewound(layers, x, ctx))
+            states.append(run_rewindable(layers, x, ctx))
             return self.finish(states, ctx)
         for step, i in enumerate(self.part.steps):
             if self.timing is not None:
@@ -248,7 +249,7 @@ class StackModule(nn.Module):
             return False
         if ctx.taps is not None or ctx.state is not None or (part.neck is not None and part.neck.every_layer):
             return False
-        alone = not any(getattr(p, "routes", False) or getattr(p, "from_the_first", False) for _, p in walk(part))
+        alone = not any(p.routes or p.layer_sharing for _, p in walk(part))
         return alone and can_rewind(x, ctx, self.layers)
 
     @property

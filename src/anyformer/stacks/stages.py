@@ -19,7 +19,7 @@ from anyformer.stacks.stack import Stack, StackModule
 class Stages(Backbone, sees="all"):
     """Stacks one after another, each on a coarser and wider grid than the one before (Swin, ResNet)."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a grid",)
+    requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
     stages: tuple[Stack, ...]
     down: tuple[Down, ...]  # one between each two stages, or one before the first too

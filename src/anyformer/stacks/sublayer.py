@@ -59,7 +59,7 @@ class Sublayer(Part, sees="itself", called=("residual step",)):
         return isinstance(self.op, Reshaping) and self.op.reshapes
 
     def out_width(self, width: int) -> int:
-        return self.op.out_width(width) if isinstance(self.op, Reshaping) else width
+        return self.op.out_width(width)
 
     def build(self, site: Site) -> nn.Module:
         return SublayerModule(self, site)
@@ -80,7 +80,7 @@ class SublayerModule(nn.Module):
         if part.skip is not None and isinstance(part.op, Reshaping):
             self.skip, self.stride = part.skip.fit(part.op, site.child("skip")), part.op.stride
         self.address = site.address
-        self.normed_skip, self.reads_memory = part.normed_skip, getattr(part.op, "memory", False)
+        self.normed_skip, self.reads_memory = part.normed_skip, part.op.reads_memory
         self.of_block, self.zero_pads = part.of_block, part.zero_pads
         self.wide = isinstance(part.residual, Add) and part.residual.float32  # than the branch
         self.dropout = part.dropout

@@ -36,7 +36,7 @@ class TwoStreams(Stack, sees="itself"):
     weights, the tokens that are asked for: these look at the text as it was before the layer, and nothing looks at
     them. No gradient goes into what is kept."""
 
-    needs: ClassVar[tuple[str, ...]] = ("an order",)
+    requires: ClassVar[tuple[str, ...]] = ("an order",)
 
     kept: int | None = None  # the last tokens that are kept; all unless said
     reused: int | None = None  # only the first tokens of a text are, where the next one begins after them

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import recorded
+from anyformer.kernels.recording import graph_capture
 from anyformer.objectives.objective import Batch, Objective
 
 Terms = dict[str, Tensor]
@@ -109,7 +109,7 @@ class Recorder:
         draws = torch.cuda.default_generators[torch.cuda.current_device()]
         before = draws.clone_state()
         stream.wait_stream(torch.cuda.current_stream())
-        with recorded():
+        with graph_capture():
             with torch.cuda.stream(stream):  # once where nothing is asked of a tensor: other kernels may be chosen
                 self.do(batch, divisors)
             torch.cuda.current_stream().wait_stream(stream)

@@ -19,14 +19,17 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from anyformer.parts.attention.attention import AttentionModule
+from anyformer.parts.attention.deberta import DebertaAttentionModule
+from anyformer.parts.attention.transparent import TransparentAttentionModule
 from anyformer.parts.feedforward.mlp import GatedMLPModule, MLPModule
 from anyformer.parts.feedforward.moe import ExpertsModule, Routing
 from anyformer.parts.position.bias import AlibiModule, BucketedBiasModule, DistanceBiasModule
 from anyformer.parts.position.rotary import RopeModule
 
+ATTENTIONS = (AttentionModule, DebertaAttentionModule, TransparentAttentionModule)
 # kind of module -> its layers whose outputs, and whose inputs, are dealt out
 SPLIT: dict[type, tuple[str, str]] = {
-    AttentionModule: ("q k v", "o"),
+    **dict.fromkeys(ATTENTIONS, ("q k v", "o")),
     MLPModule: ("up", "down"),
     GatedMLPModule: ("gate up", "down"),
 }
@@ -80,7 +83,7 @@ def split(model: nn.Module, mesh: Any) -> list[tuple[nn.Module, str]]:
     parallelize_module(model, mesh, plan(model, mesh.size()), src_data_rank=None)
     partial: list[tuple[nn.Module, str]] = []
     for module in model.modules():
-        if type(module) is AttentionModule:
+        if isinstance(module, AttentionModule) and type(module) in ATTENTIONS:
             module.register_forward_pre_hook(functools.partial(_own_bias, mesh))
             if isinstance(module.position, STATIC):
                 module.position.bias = functools.partial(_own_position, mesh, module.position.bias)  # type: ignore

@@ -75,7 +75,7 @@ def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, views: list[Te
     if not hardware.has("onednn") or (x.dtype == torch.bfloat16 and not hardware.has("bf16")):
         return F.linear(x, weight, bias)
     changes = sum(view._version for view in views)
-    packed = PACKED.of(weight, lambda: torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 8), changes)
+    packed = PACKED.get(weight, lambda: torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 8), changes)
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
 

@@ -116,7 +116,7 @@ def by_bytes(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> T
     levels = activation_levels()
     if hardware.has("int8"):
         multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-        out = multiply(wide, 1 / levels, levels + 1, PACKED.of(weight, lambda: pack(weight, scale)))
+        out = multiply(wide, 1 / levels, levels + 1, PACKED.get(weight, lambda: pack(weight, scale)))
     else:
         # as the engine has it, whose bytes begin at 0: x times 127 and 128 more, rounded to fp32 once, then whole
         whole = wide.double().mul_(levels).add_(levels + 1).float().round_().sub_(levels + 1)

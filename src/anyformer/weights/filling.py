@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.models import Model, TransformerModule
-from anyformer.parts.init import computed, within
+from anyformer.parts.init import computed_tensors, is_within
 from anyformer.specs.messages import shorten
 from anyformer.weights.io import Checkpoint
 from anyformer.weights.pieces import Pieces
@@ -134,10 +134,10 @@ def fill(model: TransformerModule, stored: Stored, match: Match, dtype: torch.dt
             elif not tensor.is_meta and not torch.equal(tensor, filled[target]):
                 filled[target] = tensor
     apart = [name for name in tied if filled.get(name) is not filled.get(str(spec.owner_of(name)))]
-    ties = tuple(tie for tie in spec.ties if not any(within(name, tie[0]) for name in apart))
+    ties = tuple(tie for tie in spec.ties if not any(is_within(name, tie[0]) for name in apart))
     if ties != spec.ties:
         model.spec = spec.replace(ties=ties)
-    tables = {n: f for n, f in computed(model).items() if n not in filled and n not in mismatched}
+    tables = {n: f for n, f in computed_tensors(model).items() if n not in filled and n not in mismatched}
     missing = [name for name in targets if name not in filled and name not in mismatched and name not in tables]
     left = [name for name in names if name not in used]
     # a tensor without a number in it (shared experts, of which there are none) holds nothing to learn either

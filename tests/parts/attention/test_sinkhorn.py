@@ -64,7 +64,7 @@ def test_one_block_is_plain_attention_and_many_rounds_a_permutation() -> None:
     out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
     close(module(x, context(9)), module.o(out))
     module = module_of(rounds=200).train()
-    order = module.sorting(numbers(2, 5, D), torch.ones(2, 5, dtype=torch.bool))
+    order = module.sort_matrix(numbers(2, 5, D), torch.ones(2, 5, dtype=torch.bool))
     close(order.sum(-1), torch.ones(2, H, 5), 1e-5)
     close(order.sum(-2), torch.ones(2, H, 5), 1e-3)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from anyformer.parts.attention.attention import Attention
+from anyformer.parts.attention.transparent import TransparentAttention
 from anyformer.parts.attention.weighted_transformer import BranchedAttention
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.layer_mix import LayerMix
@@ -35,15 +36,15 @@ def test_branches() -> None:
 def test_a_memory_for_each_layer() -> None:
     """Layer 1 of 3 looks at the second third of the memory's width, as if that were all of it."""
     states, x = torch.randn(2, 7, 3 * D), torch.randn(2, T, D)
-    part = Attention(num_heads=H, memory=True, memory_width=3 * D, memory_by_layer=True)
+    part = TransparentAttention(num_heads=H, memory=True, memory_width=3 * D)
     site = Site(width=D, layer=1, depth=3, address="here")
     module, plain = filled(part.build(site)), filled(Attention(num_heads=H, memory=True).build(site))
     own = context(T, memory=Memory(states[..., D : 2 * D]))
     close(module(x, context(T, memory=Memory(states))), plain(x, own))
-    with pytest.raises(ValueError, match="memory_width is 24, and a form for each of 3 layers of 12 is not"):
+    with pytest.raises(ValueError, match="memory_width is 24, and the memory has 3 layers of 12"):
         part.replace(memory_width=2 * D).build(site)
-    with pytest.raises(ValueError, match="set memory_width"):
-        Attention(num_heads=H, memory=True, memory_by_layer=True)
+    with pytest.raises(ValueError, match="memory_width to depth"):
+        TransparentAttention(num_heads=H, memory=True)
 
 
 def test_averages_side_by_side() -> None:

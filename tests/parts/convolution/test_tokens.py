@@ -94,7 +94,7 @@ def test_compiled() -> None:
 def test_what_is_seen_and_what_does_not_fit() -> None:
     part = LightweightConvolution(num_heads=2)
     assert (part.sees, part.replace(causal=True).sees, part.replace(kernel=1).sees) == ("all", "past", "itself")
-    assert part.instead == repr(part.replace(causal=True))
+    assert part.causal_alternative == repr(part.replace(causal=True))
     wide = Convolved(width=D + 1)
     with pytest.raises(ValueError, match="here.out: width 13 does not fit the model's 12"):
         made(BranchedConvolution(left=wide, right=wide, out=wide), D)

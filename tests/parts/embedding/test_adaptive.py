@@ -91,7 +91,7 @@ def test_mistakes() -> None:
             TOKENS.replace(**wrong)
         with pytest.raises(ValueError, match=line):
             HEAD.replace(**wrong)
-    with pytest.raises(ValueError, match="neither width, padding_index nor spare"):
+    with pytest.raises(ValueError, match="neither width, padding_index nor unused_table"):
         TOKENS.replace(width=8)
-    with pytest.raises(ValueError, match="no bias, offset or idle_bias"):
+    with pytest.raises(ValueError, match="no bias, offset or unused_bias"):
         HEAD.replace(bias=True)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import anyformer as af
 from anyformer.models import DecoderModel, EncoderModel
 from anyformer.parts.attention.attention import Attention
+from anyformer.parts.attention.deberta import DebertaAttention
 from anyformer.parts.convolution.tokens import TokenConvolution
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
@@ -197,7 +198,7 @@ def test_dropout_falls_between_softmax_and_the_mix(monkeypatch) -> None:
 
 
 def test_a_pad_sees_the_mean_of_all_values() -> None:
-    ours, x = made(Attention(num_heads=H, num_kv_heads=2, mean_at_pads=True), D), torch.randn(2, T, D)
+    ours, x = made(DebertaAttention(num_heads=H, num_kv_heads=2), D), torch.randn(2, T, D)
     real = torch.ones(2, T, dtype=torch.bool)
     real[1, 6:] = False
     plain = made(Attention(num_heads=H, num_kv_heads=2), D)
@@ -205,8 +206,8 @@ def test_a_pad_sees_the_mean_of_all_values() -> None:
     assert torch.equal(found[real], usual[real])
     mean = ours.v(x).mean(1).unflatten(-1, (2, K)).repeat_interleave(2, dim=1).flatten(1)
     close(found[~real], ours.o(mean)[1].expand(3, -1), 1e-5)
-    with pytest.raises(ValueError, match="mean_at_pads"):
-        Attention(num_heads=H, mean_at_pads=True, mask=Causal())
+    with pytest.raises(ValueError, match="use a Full mask"):
+        DebertaAttention(num_heads=H, mask=Causal())
 
 
 # -- a convolution beside a layer --------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def lm_head(c: Any, activation: str, width: int | None = None) -> LMHead:
     """Scores through a transform; files hold the bias under two names, which are two tensors where nothing is tied."""
     transform = Transform(activation=activation_named(activation), norm=LayerNorm(eps=c.layer_norm_eps), width=width)
     untied = not c.tie_word_embeddings
-    return LMHead(vocab_size=c.vocab_size, bias=True, transform=transform, shift=False, idle_bias=untied)
+    return LMHead(vocab_size=c.vocab_size, bias=True, transform=transform, shift=False, unused_bias=untied)
 
 
 def renames(modules: dict[str, str]) -> list[Rule]:

@@ -20,7 +20,7 @@ from anyformer.parts.init import Initializer, Kaiming, Normal, Uniform, Value
 from anyformer.parts.layer_mix import LayerMix, Neck
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position.absolute import Convolutional
-from anyformer.parts.unused import Idle
+from anyformer.parts.unused import Unused
 from anyformer.weights.rules import Rename, Reshape, Rule
 
 STEM, AUGMENT, ADAPTER = "embedding.stem", "embedding.augment", "encoder.neck.adapter"
@@ -181,7 +181,7 @@ def check(c: Config) -> None:
 def neck(c: Config, norm: Norm | None) -> Neck | None:
     """What follows the last layer; `norm` is not used where all layers are averaged, and stands in the files."""
     if c.use_weighted_layer_sum and c.architecture.endswith(CLASSIFIERS):
-        return LayerMix(rest=None if norm is None else Idle(part=norm))
+        return LayerMix(rest=None if norm is None else Unused(part=norm))
     adapter = (
         ConvolutionAdapter(
             width=c.output_hidden_size or c.hidden_size,

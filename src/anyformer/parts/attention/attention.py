@@ -17,7 +17,7 @@ from anyformer.parts.fused_linear import Joined
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.position.absolute import AttentionPosition
-from anyformer.parts.position.bias import turned
+from anyformer.parts.position.bias import HeadwisePosition, rotate_and_tap
 from anyformer.runtime.context import Context
 from anyformer.runtime.mask import FULL, All, Causal, Full, Mask, Window
 from anyformer.runtime.state import PerMemory, PerToken
@@ -28,8 +28,8 @@ from anyformer.specs.part import Part, Sees, Site, farthest
 
 
 class LearnedScale(Part, sees="itself"):
-    """Scores times a learned number a head, never above `most`: what cosines of queries and keys need [Liu et al.
-    2022]. `site.width` at build is the number of heads."""
+    """Multiplies the scores of each head by a learned number, at most `most`; used with cosines of queries and keys
+    [Liu et al. 2022]. `site.width` at build is the number of heads."""
 
     start: float = 10.0
     most: float = 100.0
@@ -51,8 +51,8 @@ class LearnedScaleModule(nn.Module):
         return q * self.weight.clamp(max=self.most).exp()
 
 
-class Talk(nn.Module):
-    """How heads mix: two matrices (H, H), of scores and of weights."""
+class TalkingHeads(nn.Module):
+    """Mixes heads by two matrices (H, H): scores before softmax, weights after it [Shazeer et al. 2020]."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -78,26 +78,24 @@ class Attention(
         "cross-attention (memory=True)",
     ),
 ):
-    """Every query sees the values of keys like it, by softmax, in several heads [Vaswani et al. 2017]."""
+    """Scaled dot-product attention in several heads: softmax(q k^T / sqrt(K)) v [Vaswani et al. 2017]."""
 
     num_heads: int
     num_kv_heads: int | None = None  # fewer: grouped-query [Ainslie et al. 2023]; one: multi-query [Shazeer 2019]
-    head_width: int | None = None  # width / num_heads unless said
-    value_width: int | None = None  # of a head's values; as its queries and keys unless said (Perceiver)
-    bias: str = "qkvo"  # which projections have one
+    head_width: int | None = None  # default: width / num_heads
+    value_width: int | None = None  # of a head's values; default: head_width (Perceiver)
+    bias: str = "qkvo"  # projections that have a bias
     mask: Mask = FULL
     position: AttentionPosition | None = None
-    scale: float | None = None  # of the scores; 1 / sqrt(head width) unless said
-    learned_scale: LearnedScale | None = None  # in its place
-    scale_by_layer: bool = False  # also divided by the layer's number, from 1 (Mistral's GPT-2)
+    scale: float | None = None  # of the scores; default: 1 / sqrt(head_width)
+    learned_scale: LearnedScale | None = None  # instead of scale
+    scale_by_layer: bool = False  # divide scale by the number of the layer, from 1 (Mistral's GPT-2)
     qk_norm: Norm | None = None  # over each head's queries and keys
-    softcap: float | None = None  # scores bounded by a tanh (Gemma 2)
+    softcap: float | None = None  # softcap * tanh(scores / softcap) (Gemma 2)
     dropout: float = 0.0  # on the attention weights
     talking: bool = False  # heads mix scores before softmax and weights after it [Shazeer et al. 2020]
-    mean_at_pads: bool = False  # what a pad sees is the mean of all values, as published (DeBERTa)
     memory: bool = False  # keys and values come from the memory: cross-attention
     memory_width: int | None = None
-    memory_by_layer: bool = False  # the memory has a form for each layer, side by side (`LayerMix.count`)
 
     def check(self) -> None:
         at_least(self, 1, "num_heads", "num_kv_heads", "head_width", "value_width", "memory_width")
@@ -106,24 +104,24 @@ class Attention(
         if self.num_heads % (self.num_kv_heads or self.num_heads):
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.learned_scale is not None and (self.scale is not None or self.scale_by_layer):
-            raise ValueError("Attention.learned_scale stands in the place of scale and scale_by_layer; leave them out")
+            raise ValueError("Attention.learned_scale replaces scale and scale_by_layer; leave them out")
         if set(self.bias) - set("qkvo"):
             raise ValueError(f"Attention.bias names projections among 'qkvo', got {quote(self.bias)}")
-        if (heads := getattr(self.position, "num_heads", self.num_heads)) != self.num_heads:
+        if isinstance(self.position, HeadwisePosition) and self.position.num_heads != self.num_heads:
+            heads = self.position.num_heads
             raise ValueError(f"Attention.position has {heads} heads and the attention {self.num_heads}")
         if self.memory and (self.position is not None or not isinstance(self.mask, Full)):
             raise ValueError("Attention.memory is another text, seen whole and without places: no mask, no position")
-        if self.mean_at_pads and not isinstance(self.mask, Full):
-            raise ValueError("Attention.mean_at_pads is of all that is in the row: only a Full mask sees that")
         if self.memory_width is not None and not self.memory:
             raise ValueError("Attention.memory_width is that of a memory; set memory=True too")
-        if self.memory_by_layer and self.memory_width is None:
-            raise ValueError("Attention.memory_by_layer: set memory_width to that of all layers' forms together")
 
     @property
-    def takes_bias(self) -> bool:
-        """Whether its scores take the bias of positions that a Stack's layers share."""
-        return not self.memory
+    def bias_heads(self) -> int | None:
+        return None if self.memory else self.num_heads
+
+    @property
+    def reads_memory(self) -> bool:
+        return self.memory
 
     def reaches(self) -> Sees | None:
         return farthest("itself", self.qk_norm) if self.memory else super().reaches()
@@ -139,12 +137,6 @@ class AttentionModule(InHeads):
         super().__init__(site, part.num_heads, part.head_width)
         H, G, K = part.num_heads, part.num_kv_heads or part.num_heads, self.head_width
         source = part.memory_width or site.width
-        self.own_memory = slice(None)  # of the memory's width, what this layer looks at
-        if part.memory_by_layer:
-            if source != site.depth * site.width:
-                forms = f"{site.depth} layers of {site.width}"
-                raise ValueError(f"{site.address}: memory_width is {source}, and a form for each of {forms} is not")
-            source, self.own_memory = site.width, slice(site.layer * site.width, (site.layer + 1) * site.width)
         self.q = nn.Linear(site.width, H * K, bias="q" in part.bias)
         self.k = nn.Linear(source, G * K, bias="k" in part.bias)
         self.value_width = part.value_width or K
@@ -153,13 +145,14 @@ class AttentionModule(InHeads):
         self.q_norm = part.qk_norm.build(Site(width=K)) if part.qk_norm else None
         self.k_norm = part.qk_norm.build(Site(width=K)) if part.qk_norm else None
         self.position = part.position.build(site.child("position", width=K)) if part.position else None
-        if getattr(self.position, "turns_stream", False) and site.width % K:
+        if self.position is not None and self.position.turns_stream and site.width % K:
             kind, wide = type(part.position).__name__, f"it is {site.width} wide"
             raise ValueError(f"{site.address}.position: {kind} turns the stream in heads of {K}, and {wide}")
-        if getattr(self.position, "has_values", False) and self.value_width != K:
+        if self.position is not None and self.position.has_values and self.value_width != K:
             kind, wide = type(part.position).__name__, f"not {self.value_width}; leave value_width out"
             raise ValueError(f"{site.address}.position: {kind} adds to values of {K} channels a head, {wide}")
-        if (needed := getattr(self.position, "needs_width", None)) not in (None, site.width):
+        needed = None if self.position is None else self.position.needs_width
+        if needed not in (None, site.width):
             kind, fix = type(part.position).__name__, f"and this attention reads {site.width}; set its width"
             raise ValueError(f"{site.address}.position: {kind} has vectors of {needed} to project, {fix}")
         self.scale = part.scale if part.scale is not None else K**-0.5
@@ -168,13 +161,13 @@ class AttentionModule(InHeads):
             self.scale, self.learned_scale = 1.0, part.learned_scale.build(site.child("learned_scale", width=H))
         if part.scale_by_layer:
             self.scale /= site.layer + 1
-        self.talk = Talk(H) if part.talking else None
+        self.talk = TalkingHeads(H) if part.talking else None
         self.num_kv_heads = G
         self.qkv: Joined | None = None  # all three in one product, where transforms/fuse.py joined them
         self.part, self.mask_key = part, repr(part.mask)
         self.tapped: Declared = {
             **MIXER,
-            **({"position": None} if part.position and not getattr(self.position, "silent", False) else {}),
+            **({"position": None} if self.position is not None and not self.position.silent else {}),
             **({"weights": "cross_attentions"} if part.memory else {}),
         }
 
@@ -184,7 +177,7 @@ class AttentionModule(InHeads):
 
     @property
     def window(self) -> int | None:
-        """Of a mask that looks back only: nothing before it is ever seen again."""
+        """Size of a causal window: keys before it are never needed again. None: all keys are needed."""
         masks = self.part.mask.masks if isinstance(self.part.mask, All) else (self.part.mask,)
         sizes = [mask.size for mask in masks if isinstance(mask, Window)]
         return min(sizes) if sizes and any(isinstance(mask, Causal) for mask in masks) else None
@@ -205,15 +198,15 @@ class AttentionModule(InHeads):
             q = self.learned_scale(q)
         if not self.part.memory:
             if self.position is not None:
-                q, k = turned(self.position, q, k, ctx, self.address)
+                q, k = rotate_and_tap(self.position, q, k, ctx, self.address)
             seen, places = ctx.remember(self.address, {"k": k, "v": v})
             k, v = seen["k"], seen["v"]
             visible = ctx.visible(self.part.mask, self.mask_key, places)
         bias = None if self.part.memory else ctx.bias
         if bias is not None and places is not None and ctx.state is not None and self.window is not None:
-            bias = bias.take_along_dim(places.clamp(min=0).view(-1, 1, 1, places.shape[-1]), 3)  # of all, few are held
+            bias = bias.take_along_dim(places.clamp(min=0).view(-1, 1, 1, places.shape[-1]), 3)  # of the cached keys
         if self.position is not None and places is not None:
-            q, own = self.position.between(q, k, places, self.scale, ctx, (self.q, self.k))
+            q, own = self.position.key_bias(q, k, places, self.scale, ctx, (self.q, self.k))
             if own is not None:
                 own = ctx.tap(self.address, "position", own)
                 bias = own if bias is None else bias + own
@@ -234,20 +227,20 @@ class AttentionModule(InHeads):
             values=values,
             talk=self.talk,
         )
-        if self.part.mean_at_pads and ctx.tokens is not None and not self.part.memory:
-            mean = v.mean(2, keepdim=True).repeat_interleave(out.shape[1] // v.shape[1], dim=1)
-            if self.talk is not None:
-                mean = mean * self.talk(torch.ones_like(mean[..., :1]), True)
-            out = torch.where(ctx.tokens[:, None, :, None], out, mean)
+        out = self.finish(out, v, ctx)
         return self.output(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)), ctx)
 
+    def finish(self, out: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        """The mixed values (B, H, T, K), given all values (B, G, S, K); for subclasses."""
+        return out
+
     def output(self, mixed: Tensor, ctx: Context) -> Tensor:
-        """What the heads saw (B, T, H K) as what is added to the stream."""
+        """The output projection of the mixed values (B, T, H K)."""
         return self.o(mixed)
 
     def projections(self, x: Tensor, source: Tensor, ctx: Context) -> tuple[Tensor, ...]:
         """Queries, keys and values by head; `source` is x as queries and keys read it."""
-        if ctx.fine is not None:  # a query stands for several tokens, and looks at each of them
+        if ctx.fine is not None:  # pooled queries attend to the longer sequence (Funnel)
             found = self.q(source), self.k(ctx.fine), self.v(ctx.fine)
         elif self.qkv is not None and source is x and self.qkv.covers(self.q, self.k, self.v):
             found = self.qkv(x)
@@ -256,11 +249,10 @@ class AttentionModule(InHeads):
         return tuple(self.by_head(name, t, ctx) for name, t in zip("qkv", found, strict=True))
 
     def by_head(self, name: str, found: Tensor, ctx: Context) -> Tensor:
-        """(B, T, H K) -> (B, H, T, K), shown under its name; values may have a width of their own."""
+        """(B, T, H K) -> (B, H, T, K), traced under its name; values have the width `value_width`."""
         width = self.value_width if name == "v" else self.head_width
         return ctx.tap(self.address, name, found).unflatten(-1, (-1, width)).transpose(1, 2)
 
     def memory_keys(self, states: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """Keys and values of the memory (B, G, M, K)."""
-        states = states[..., self.own_memory]
         return self.by_head("k", self.k(states), ctx), self.by_head("v", self.v(states), ctx)

@@ -22,7 +22,7 @@ class AdditiveAttention(Op, sees="past", called=("Bahdanau", "concat attention")
     """The score of a token and of what it looks at is w tanh(q + k), and what is seen are the states themselves. Of all
     pairs (T, S) there are A numbers: it is for short texts."""
 
-    width: int | None = None  # A; D unless said
+    width: int | None = None  # A; default: D
     mask: Mask = FULL
     dropout: float = 0.0  # on the attention weights
     memory: bool = False  # what is looked at is the memory: as first published, an encoder's states
@@ -38,6 +38,10 @@ class AdditiveAttention(Op, sees="past", called=("Bahdanau", "concat attention")
 
     def reaches(self) -> Sees | None:
         return "itself" if self.memory else super().reaches()
+
+    @property
+    def reads_memory(self) -> bool:
+        return self.memory
 
     def build(self, site: Site) -> nn.Module:
         return AdditiveAttentionModule(self, site)

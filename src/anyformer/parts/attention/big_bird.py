@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.attention import EVERYTHING, Visible, attend
-from anyformer.kernels.recording import recording
+from anyformer.kernels.recording import is_recording
 from anyformer.parts.attention.attention import Attention, AttentionModule
 from anyformer.parts.attention.longformer import Chunked
 from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
@@ -73,25 +73,25 @@ class BlockTextEmbeddingModule(TextEmbeddingModule):
             return super().forward(inputs, state)  # which says what is wrong
         T = text.shape[1]
         short = self.short(T)
-        if short and not recording():
+        if short and not is_recording():
             self.switched = True
         whole = short or self.switched or self.all_short(inputs.get("document_ids"))
         more = 0 if whole else -T % self.part.block_size
-        x, ctx = super().forward(self.filled(inputs, text, more) if more else inputs, state)
+        x, ctx = super().forward(self.pad_inputs(inputs, text, more) if more else inputs, state)
         return x, ctx.having(BlockText(whole, T))
 
     def short(self, length: int) -> bool:
         return length <= shortest(self.part.block_size, self.part.random_blocks)
 
     def all_short(self, documents: Tensor | None) -> bool:
-        """Packed documents that would be short texts alone see all pairs, each of its own."""
-        if documents is None or recording():
+        """Packed documents that are all short use full attention, each within itself."""
+        if documents is None or is_recording():
             return False
         index = torch.arange(documents.shape[1], device=documents.device)
         longest = int((index - first_of_document(documents)).max()) + 1
         return self.short(longest)
 
-    def filled(self, inputs: dict[str, Any], text: Tensor, more: int) -> dict[str, Any]:
+    def pad_inputs(self, inputs: dict[str, Any], text: Tensor, more: int) -> dict[str, Any]:
         """With `more` pads behind each row."""
         pad, out = self.part.tokens.padding_index or 0, dict(inputs)
         for name, value in (("input_ids", pad), ("position_ids", pad), ("token_type_ids", 0)):
@@ -147,14 +147,14 @@ class BlockSparseAttention(Op, sees="past", called=("BigBird", "sparse attention
     length: int  # of the longest text, for which random blocks were drawn in pretraining
     bias: str = "qkvo"  # which projections have one
     mask: Mask = FULL
-    dropout: float = 0.0  # on the attention weights of short texts alone, as published
+    dropout: float = 0.0  # on the attention weights of short texts only, as published
 
     def check(self) -> None:
         at_least(self, 1, "block_size", "length")
         at_least(self, 0, "random_blocks")
-        self.whole()
+        self.full_attention()
 
-    def whole(self) -> Attention:
+    def full_attention(self) -> Attention:
         return Attention(num_heads=self.num_heads, bias=self.bias, mask=self.mask, dropout=self.dropout)
 
     def build(self, site: Site) -> nn.Module:
@@ -163,7 +163,7 @@ class BlockSparseAttention(Op, sees="past", called=("BigBird", "sparse attention
 
 class BlockSparseModule(AttentionModule):
     def __init__(self, sparse: BlockSparseAttention, site: Site) -> None:
-        super().__init__(sparse.whole(), site)
+        super().__init__(sparse.full_attention(), site)
         self.sparse, self.layer = sparse, site.layer
         self.limit = shortest(sparse.block_size, sparse.random_blocks)
 
@@ -232,13 +232,13 @@ class BlockSparseModule(AttentionModule):
         chosen, bias = make() if random else ctx.once(key, make)
         S = chosen.shape[0] // ((n - 2) * H) * b
 
-        def seen(t: Tensor) -> Tensor:
+        def select_blocks(t: Tensor) -> Tensor:
             """(B (n - 2), H, S, K)"""
             t = t.transpose(2, 3).reshape(B, n * H, b, K)
             return t.index_select(1, chosen).view(B * (n - 2), H, S, K)
 
         inner = q[:, 1:-1].reshape(B * (n - 2), b, H, K).transpose(1, 2)
-        inner = attend(inner, seen(k), seen(v), EVERYTHING, bias=bias, scale=self.scale)
+        inner = attend(inner, select_blocks(k), select_blocks(v), EVERYTHING, bias=bias, scale=self.scale)
         inner = inner.transpose(1, 2).reshape(B, n - 2, b, H * K)
         ends = torch.cat((q[:, 0], q[:, -1]), dim=1).transpose(1, 2)  # (B, H, 2 b, K)
         k, v = (t.flatten(1, 2).transpose(1, 2) for t in (k, v))
@@ -274,7 +274,7 @@ def visible(real: Tensor | None) -> Visible:
 
 def random_blocks(seed: int, n: int, sparse: BlockSparseAttention, num_heads: int) -> list[Any]:
     """(H, n - 2, r) as published: numpy's generator, seeded by the number of the layer."""
-    drawn = _drawn(seed, n, sparse.random_blocks, num_heads, sparse.block_size, sparse.length)
+    drawn = _random_plan(seed, n, sparse.random_blocks, num_heads, sparse.block_size, sparse.length)
     if drawn is None:
         raise ValueError(f"{n} blocks of {sparse.block_size} are too few to draw {sparse.random_blocks} random ones")
     return drawn
@@ -285,10 +285,10 @@ random_blocks._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=256)
-def _drawn(seed: int, n: int, r: int, num_heads: int, b: int, length: int) -> list[Any] | None:
+def _random_plan(seed: int, n: int, r: int, num_heads: int, b: int, length: int) -> list[Any] | None:
     draw = np.random.RandomState(seed)
     found: list[list[list[int]]] = [[] for _ in range(num_heads)]
-    if n * b in OLD_PLANS:  # of which the first rows are taken, whatever the length is
+    if n * b in OLD_PLANS:  # takes their first rows, whatever the length is
         for rows in found:
             rows += [draw.permutation(candidates)[:r].tolist() for candidates in _old_candidates(length // b, b)]
             del rows[n - 2 :]

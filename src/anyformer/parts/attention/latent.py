@@ -39,7 +39,7 @@ class LatentAttention(Op, sees="past", called=("MLA", "multi-head latent attenti
     bias: bool = False  # of the projections that compress, and of the output
     norm: Norm = RMSNorm()  # of what is compressed
     mask: Mask = FULL
-    scale: float | None = None  # of the scores; 1 / sqrt(K + P) unless said
+    scale: float | None = None  # of the scores; default: 1 / sqrt(K + P)
     dropout: float = 0.0  # on the attention weights
 
     def check(self) -> None:
@@ -83,7 +83,7 @@ class LatentAttentionModule(nn.Module):
         q = q.unflatten(-1, (part.num_heads, -1)).transpose(1, 2)  # (B, H, T, K + P)
         plain, turned = q.split((part.head_width, part.turned_width), dim=-1)
         latent, key = self.kv_down(x)[:, None].split((part.rank, part.turned_width), dim=-1)
-        turned, key = bias.turned(self.position, turned, key, ctx, self.address)
+        turned, key = bias.rotate_and_tap(self.position, turned, key, ctx, self.address)
         latent = torch.cat((self.kv_norm(latent), key), dim=-1)  # (B, 1, T, R + P)
         seen, places = ctx.remember(self.address, {"latent": latent[:, 0]})
         kept = seen["latent"][:, None]
@@ -91,9 +91,9 @@ class LatentAttentionModule(nn.Module):
         asked = ctx.wants(self.address, "k") or ctx.wants(self.address, "v")  # which only the longer way makes
         short = x.shape[1] == 1 and ctx.state is not None and ctx.kernel != "flex" and type(self.kv_up) is nn.Linear
         if short and not asked:
-            out = self.absorbed(plain, turned, kept, visible, ctx)
+            out = self.attend_absorbed(plain, turned, kept, visible, ctx)
         else:
-            out = self.expanded(plain, turned, kept, visible, ctx)
+            out = self.attend_expanded(plain, turned, kept, visible, ctx)
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
     def attend(
@@ -102,7 +102,7 @@ class LatentAttentionModule(nn.Module):
         dropout = self.part.dropout if self.training else 0.0
         return attend(q, k, v, visible, scale=self.scale, kernel=ctx.kernel, weights=weights, dropout=dropout)
 
-    def expanded(self, plain: Tensor, turned: Tensor, kept: Tensor, visible: Visible, ctx: Context) -> Tensor:
+    def attend_expanded(self, plain: Tensor, turned: Tensor, kept: Tensor, visible: Visible, ctx: Context) -> Tensor:
         """Keys and values of every head: the shorter way while there are many queries."""
         part = self.part
         latent, key = kept.split((part.rank, part.turned_width), dim=-1)
@@ -117,7 +117,7 @@ class LatentAttentionModule(nn.Module):
         weights = ctx.weights(self.address)
         return self.attend(torch.cat((plain, turned), dim=-1), k, v, visible, ctx, weights)[..., : part.value_width]
 
-    def absorbed(self, plain: Tensor, turned: Tensor, kept: Tensor, visible: Visible, ctx: Context) -> Tensor:
+    def attend_absorbed(self, plain: Tensor, turned: Tensor, kept: Tensor, visible: Visible, ctx: Context) -> Tensor:
         """One query: the matrices that would expand the memory act on the query and on the result instead, and the
         heads are the queries of a single head whose keys and values are what is remembered."""
         part = self.part
@@ -126,10 +126,10 @@ class LatentAttentionModule(nn.Module):
         q = torch.cat((plain @ to_key, turned), dim=-1).transpose(1, 2)  # (B, 1, H, R + P)
         weights = ctx.weights(self.address)
         if weights is not None:  # one head with many queries stands for many heads with one query
-            weights = through(weights, _turned, _turned)
+            weights = through(weights, _transpose, _transpose)
         out = self.attend(q, kept, kept[..., : part.rank], visible, ctx, weights)
         return out.transpose(1, 2) @ to_value.transpose(-2, -1)  # (B, H, 1, V)
 
 
-def _turned(weights: Tensor) -> Tensor:
+def _transpose(weights: Tensor) -> Tensor:
     return weights.transpose(1, 2)

@@ -23,7 +23,7 @@ from anyformer.runtime.state import PerRow
 from anyformer.runtime.taps import MIXER, Declared, through
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
-from anyformer.specs.part import Part, Site
+from anyformer.specs.part import LayerSharing, Part, Site
 
 CHUNK = 128
 
@@ -67,8 +67,6 @@ class LinformerAttention(Projections, sees="all", called=("Linformer", "low-rank
     sharing: Literal["none", "headwise", "key_value", "layerwise"] = "headwise"
     dropout: float = 0.0  # on the attention weights
     packs: ClassVar[bool] = False
-    alone: ClassVar[str] = "sharing='key_value'"  # so that nothing is held by the first layer
-    spoilt_by: ClassVar[tuple[str, ...]] = ("layer_drop",)  # fields of a Stack, where it is
 
     def check(self) -> None:
         super().check()
@@ -76,11 +74,11 @@ class LinformerAttention(Projections, sees="all", called=("Linformer", "low-rank
         chance(self, "dropout")
 
     @property
-    def from_the_first(self) -> bool:
-        return self.sharing == "layerwise"
+    def layer_sharing(self) -> LayerSharing | None:
+        return LayerSharing("sharing='key_value'", ("layer_drop",)) if self.sharing == "layerwise" else None
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return f"LinearAttention(num_heads={self.num_heads}, mask=Causal())"
 
     def build(self, site: Site) -> nn.Module:
@@ -95,20 +93,20 @@ class LinformerModule(ProjectionsModule):
         shape = (part.num_heads,) * (part.sharing == "none") + (part.projected, part.length)
         if part.sharing in ("none", "headwise"):
             self.project_k, self.project_v = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
-        elif part.sharing == "key_value" or site.layer == 0:
-            self.project = nn.Parameter(torch.empty(shape))
+        first = part.sharing == "key_value" or (part.sharing == "layerwise" and site.layer == 0)
+        self.project = nn.Parameter(torch.empty(shape)) if first else None
 
-    def mixing(self, ctx: Context) -> tuple[Tensor, Tensor]:
+    def length_projections(self, ctx: Context) -> tuple[Tensor, Tensor]:
         """E and F."""
         if self.part.sharing in ("none", "headwise"):
             return self.project_k, self.project_v
         if self.part.sharing == "layerwise":
-            held = getattr(self, "project", None)
-            first = ctx.shared.setdefault("projection", held)
-            shared = ctx.shared.setdefault(self.step, first if held is None else held)
+            first = ctx.shared.setdefault("projection", self.project)
+            shared = ctx.shared.setdefault(self.step, first if self.project is None else self.project)
             if shared is None:
                 raise ValueError(f"{self.address}: a projection for all layers is held by the first, which has none")
             return shared, shared
+        assert self.project is not None
         return self.project, self.project
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
@@ -118,8 +116,8 @@ class LinformerModule(ProjectionsModule):
             raise ValueError(f"{self.address}: keys are mixed over a row, which holds one text: nothing can be packed")
         if x.shape[1] > self.part.length:
             raise ValueError(f"{self.address} reads texts of at most {self.part.length} tokens, got {x.shape[1]}")
-        by_key, by_value = self.mixing(ctx)
-        rows = PackedRows.of(ctx)  # pads go last, so that a text begins in the first column
+        by_key, by_value = self.length_projections(ctx)
+        rows = PackedRows.from_context(ctx)  # pads go last, so that a text begins in the first column
         q, k, v = self.projections(x, ctx)
         k, v = (self.mix(t, weight, rows) for t, weight in ((k, by_key), (v, by_value)))
         out = attend(  # by weights (B, H, T, k)
@@ -288,7 +286,7 @@ class LinearAttentionModule(ProjectionsModule):
         if self.causal:
             store = ctx.store(self.address)
             past = None if store is None else tuple(store.tensors[n].expand(q.shape[0], -1, -1, -1) for n in NAMES)
-            out, _, last = carried(q, k, power, v, documents, past)
+            out, _, last = causal_sums(q, k, power, v, documents, past)
             for name, tensor in zip(NAMES, last, strict=True):
                 if store is not None:
                     store.replace(name, tensor)
@@ -297,9 +295,9 @@ class LinearAttentionModule(ProjectionsModule):
                 k = k * (power - power.amax(2, keepdim=True).clamp(min=LEAST)).exp()
             out = torch.matmul(q, torch.matmul(k.transpose(-1, -2), v))
         else:  # of its own document a token sees what comes before it, and after it
-            there, c, _ = carried(q, k, power, v, documents)
+            there, c, _ = causal_sums(q, k, power, v, documents)
             backwards = None if power is None else power.flip(2)
-            here, d, _ = carried(q.flip(2), k.flip(2), backwards, v.flip(2), documents.flip(1), strict=True)
+            here, d, _ = causal_sums(q.flip(2), k.flip(2), backwards, v.flip(2), documents.flip(1), strict=True)
             here, d = here.flip(2), d.flip(2)
             top = torch.maximum(c, d)
             out = there * (c - top).exp() + here * (d - top).exp()
@@ -315,7 +313,7 @@ def ratio(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(b > 0, a / torch.where(b > 0, b, 1), 0)
 
 
-def carried(
+def causal_sums(
     q: Tensor,
     k: Tensor,
     power: Tensor | None,

@@ -37,7 +37,7 @@ class ChunkAttention(InChunks, sees="past", called=("block-local attention", "Re
         return "past" if self.causal and (self.loose or not self.ring) else "all"
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return repr(self.replace(causal=True, ring=False, multiple=None))
 
     def build(self, site: Site) -> nn.Module:
@@ -69,7 +69,7 @@ class ChunkAttentionModule(BucketsModule):
         out = self.look(q, k, v, bucket, self.head_width**-0.5, ctx)
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
-    def going_on(self, places: Tensor, ctx: Context) -> Tensor:
+    def visit_counts(self, places: Tensor, ctx: Context) -> Tensor:
         mask, key = MASKS[self.part.causal]
         mine, theirs = ctx.index, places
         if ctx.padding is not None:  # pads are in no chunk

@@ -1,6 +1,6 @@
 """Attention within a window around each token, and tokens that see all and are seen by all [Beltagy et al. 2020].
 
-Time and memory grow with the length times the window: rows are cut into chunks, each of which sees itself, one window
+Time and memory grow with the length times the window: rows are cut into chunks; a chunk sees itself, one window
 on either side and the global tokens. Only the eager kernel, the reference, makes a mask of T x T; so does torch.compile
 where global tokens are given at run time, since their number is not known before.
 
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.attention import Visible, attend
-from anyformer.kernels.recording import recording
+from anyformer.kernels.recording import is_recording
 from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
@@ -56,7 +56,7 @@ class GlobalTextEmbedding(TextEmbedding, sees="itself"):
         return super().reaches() if self.separator is None else "all"
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "TextEmbedding(tokens=...)"
 
     @property
@@ -72,7 +72,7 @@ class GlobalTextEmbeddingModule(TextEmbeddingModule):
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         found, mask, named = inputs.get("global_attention_mask"), inputs.get("attention_mask"), None
-        if mask is not None and not recording() and bool((mask == 2).any()):  # the first published way to name them
+        if mask is not None and not is_recording() and bool((mask == 2).any()):  # the first published way to name them
             named = mask == 2
             inputs = {**inputs, "attention_mask": mask.masked_fill(named, 1)}
         x, ctx = super().forward(inputs, state)
@@ -100,7 +100,7 @@ class GlobalTextEmbeddingModule(TextEmbeddingModule):
         if kind == "none" or ids is None:
             return None
         ends = ids == self.part.separator
-        if not recording() and not bool((ends.sum(-1) == 3).all()):
+        if not is_recording() and not bool((ends.sum(-1) == 3).all()):
             raise ValueError(
                 f"a text has three separators (token {self.part.separator}) to tell its parts; or give"
                 " global_attention_mask"
@@ -115,7 +115,7 @@ class GlobalTextEmbeddingModule(TextEmbeddingModule):
 class LocalAttention(Op, sees="all", called=("Longformer", "sliding-window attention")):
     """A token sees `window` tokens on each side and the global ones; those see all, by projections of their own."""
 
-    needs: ClassVar[tuple[str, ...]] = ("global tokens",)  # for whom half of the projections are
+    requires: ClassVar[tuple[str, ...]] = ("global tokens",)  # for whom half of the projections are
 
     num_heads: int
     window: int
@@ -127,7 +127,7 @@ class LocalAttention(Op, sees="all", called=("Longformer", "sliding-window atten
         chance(self, "dropout")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return f"Attention(num_heads={self.num_heads}, mask=Causal() & Window(size={self.window + 1}))"
 
     def build(self, site: Site) -> nn.Module:
@@ -173,8 +173,8 @@ class LocalAttentionModule(InHeads):
         q, k, v = (self.heads(ctx.tap(self.address, name, t)) for name, t in zip("qkv", found, strict=True))
         near, far = ctx.watched(self.address), ctx.watched(self.address, "global_weights")
         named = ctx.extra(GlobalTokens)
-        unknown = named is not None and named.most is None and recording()
-        out = self.whole(x, q, k, v, ctx) if ctx.kernel in ("eager", "flex") or unknown else None
+        unknown = named is not None and named.most is None and is_recording()
+        out = self.attend_dense(x, q, k, v, ctx) if ctx.kernel in ("eager", "flex") or unknown else None
         if out is None or near is not None or far is not None:
             chosen = ctx.once("global places", lambda: global_places(ctx))
             by_chunks = self.chunks(q, k, v, chosen, ctx, near)
@@ -211,15 +211,15 @@ class LocalAttentionModule(InHeads):
             band = torch.arange(c, device=q.device)[:, None] + torch.arange(g, g + 2 * w + 1, device=q.device)
             columns = torch.cat((torch.arange(g, device=q.device).expand(c, -1), band), dim=1)  # (c, g + 2 w + 1)
 
-            def there(seen: Tensor) -> Tensor:
+            def to_published(seen: Tensor) -> Tensor:
                 shown = seen.gather(-1, columns.expand(*seen.shape[:2], -1, -1))
                 return shown.unflatten(0, (B, n)).transpose(1, 2).flatten(2, 3)[:, :, :T]
 
-            def back(used: Tensor) -> Tensor:
+            def from_published(used: Tensor) -> Tensor:
                 used = F.pad(used, (0, 0, 0, n * c - T)).unflatten(2, (n, c)).transpose(1, 2).flatten(0, 1)
                 return used.new_zeros(B * n, H, c, k.shape[2]).scatter(-1, columns.expand_as(used), used)
 
-            weights = through(weights, there, back)
+            weights = through(weights, to_published, from_published)
         out = self.attend(q.flatten(0, 1), k, v, Chunked(mask), "sdpa", weights)
         return out.view(B, n, H, c, K).transpose(2, 3).reshape(B, n * c, H * K)[:, :T]
 
@@ -239,16 +239,16 @@ class LocalAttentionModule(InHeads):
         if weights is not None:
             T, more = x.shape[1], -x.shape[1] % self.part.shown
 
-            def there(seen: Tensor) -> Tensor:
+            def to_published(seen: Tensor) -> Tensor:
                 # published so: a row with fewer global tokens than others shows even weights in their place
                 shown = torch.where(real[:, None, :, None], F.pad(seen, (0, more)), 1 / (T + more))
                 return shown.transpose(2, 3)
 
-            weights = through(weights, there, lambda used: used.transpose(2, 3)[..., :T])
+            weights = through(weights, to_published, lambda used: used.transpose(2, 3)[..., :T])
         found = self.attend(q, k, v, Chunked(seen[:, None]), "sdpa", weights).transpose(1, 2).flatten(2)
         return out.scatter(1, wide, torch.where(real[..., None], found, out.gather(1, wide)))
 
-    def whole(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+    def attend_dense(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """The same by masks over all pairs of tokens."""
         tokens, named, documents, w = ctx.tokens, ctx.extra(GlobalTokens), ctx.documents, self.part.window
         chosen = None if named is None else named.chosen

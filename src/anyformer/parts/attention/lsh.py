@@ -95,26 +95,26 @@ class BucketsModule(InHeads):
         """(B, H, T, K)"""
         near, (B, H, _, K), R = self.near(bucket, ctx), q.shape, self.rounds
 
-        def at(x: Tensor, places: Tensor) -> Tensor:  # (B, H, R n, c or w, K)
+        def gather(x: Tensor, places: Tensor) -> Tensor:  # (B, H, R n, c or w, K)
             return x.gather(2, places.flatten(2)[..., None].expand(-1, -1, -1, K)).view(*places.shape, K)
 
         wide = torch.promote_types(q.dtype, torch.float32)
-        scores = torch.matmul(at(q, near.mine).to(wide), at(k, near.theirs).to(wide).transpose(-1, -2)) * scale
+        scores = torch.matmul(gather(q, near.mine).to(wide), gather(k, near.theirs).to(wide).transpose(-1, -2)) * scale
         if self.itself:
             scores = scores + self.itself * (near.mine[..., None] == near.theirs[..., None, :])
-        # who sees nothing sees itself: pads alone
+        # only pads see nothing; they attend to themselves
         alone = (near.mine[..., None] == near.theirs[..., None, :]) & ~near.seen.any(-1, keepdim=True)
         scores = scores.masked_fill(~(near.seen | alone), torch.finfo(wide).min)
         total = scores.logsumexp(-1, keepdim=True)
         weights = F.dropout(scores.softmax(-1).to(v.dtype), self.dropout)
-        mixed = torch.matmul(weights, at(v, near.theirs))
+        mixed = torch.matmul(weights, gather(v, near.theirs))
 
-        def unsorted(x: Tensor) -> Tensor:  # (B, H, R n, c, .) -> (B, H, R, T, .)
+        def unsort(x: Tensor) -> Tensor:  # (B, H, R n, c, .) -> (B, H, R, T, .)
             x = x.reshape(B, H, R, -1, x.shape[-1])
             return x.gather(3, near.back[..., None].expand(*near.back.shape, x.shape[-1]))
 
-        share = unsorted(total).softmax(2)  # of each round, by what was seen in it
-        return (unsorted(mixed) * share.to(v.dtype)).sum(2)
+        share = unsort(total).softmax(2)  # of each round, by what was seen in it
+        return (unsort(mixed) * share.to(v.dtype)).sum(2)
 
     @torch.no_grad()
     def near(self, bucket: Tensor, ctx: Context) -> Near:
@@ -144,18 +144,18 @@ class BucketsModule(InHeads):
             chunk = (turn * n + chunk.clamp(0, n - 1))[None]
         chunk = chunk.reshape(-1, 1, chunk[0].numel(), 1)  # (1 or B, 1, R n (1 + before + after), 1)
 
-        def beside(x: Tensor) -> Tensor:  # (., ., R n, c) -> (., ., R n, w)
+        def neighbours(x: Tensor) -> Tensor:  # (., ., R n, c) -> (., ., R n, w)
             index = chunk.expand(max(x.shape[0], chunk.shape[0]), x.shape[1], -1, c)
             return x.expand(index.shape[0], -1, -1, -1).gather(2, index).view(*index.shape[:2], R * n, -1)
 
-        theirs, their_slot = beside(mine), beside(slot)[..., None, :]
+        theirs, their_slot = neighbours(mine), neighbours(slot)[..., None, :]
         seen = (slot < T)[..., None]
         if inside is not None:
             seen = seen & inside.reshape(1, 1, R * n, -1, 1).expand(-1, -1, -1, -1, c).flatten(3)[..., None, :]
         if self.own_bucket:
             kind = F.pad(bucket, (0, n * c - T), value=-1).reshape(B, H, R * n, c)
             apart = slot[..., None] - their_slot
-            seen = seen & (kind[..., None] == beside(kind)[..., None, :])
+            seen = seen & (kind[..., None] == neighbours(kind)[..., None, :])
             seen = seen & (apart <= self.before * c) & (apart >= -self.after * c)
         else:
             seen = seen & (their_slot < real[..., None])
@@ -179,7 +179,7 @@ class BucketsModule(InHeads):
             apart = mine - rank
             count = (same & (apart <= self.before * self.chunk) & (apart >= -self.after * self.chunk)).sum(2)
         elif places is not index:
-            count = self.going_on(places, ctx)
+            count = self.visit_counts(places, ctx)
         else:
             near, (B, H, T, _) = self.near(bucket, ctx), bucket.shape
             count = near.mine.new_zeros(B, H, T * T)
@@ -190,7 +190,7 @@ class BucketsModule(InHeads):
             return torch.where(itself, self.itself, count.float().log())
         return torch.where(itself & (count.sum(-1, keepdim=True) == 0), 0.0, count.float().log())
 
-    def going_on(self, places: Tensor, ctx: Context) -> Tensor:
+    def visit_counts(self, places: Tensor, ctx: Context) -> Tensor:
         """(B, 1, T, S) how often each token sees those at `places`, where a text goes on."""
         raise NotImplementedError
 
@@ -212,7 +212,7 @@ class InChunks(Op):
     """A mixer that cuts a row into chunks; each looks at itself and at those near it."""
 
     num_heads: int
-    head_width: int | None = None  # width / num_heads unless said
+    head_width: int | None = None  # default: width / num_heads
     chunk: int = 64  # c, tokens that are compared with each other
     before: int = 1  # chunks
     after: int = 0
@@ -269,7 +269,7 @@ class LSHAttention(InChunks, sees="past", called=("Reformer", "hashing attention
         return "past" if self.causal and (self.own_bucket or self.loose) else "all"
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         more = {} if self.buckets else {"buckets": (64,)}
         return repr(self.replace(causal=True, own_bucket=True, after=0, multiple=None, **more))
 
@@ -305,12 +305,12 @@ class LSHAttentionModule(BucketsModule):
         else:
             lengths = (1,) if part.buckets else (2**n for n in range((2 * (part.longest or 1)).bit_length()))
             self.numbers = {kind: i for i, kind in enumerate(dict.fromkeys(map(part.factors, lengths)))}
-            self.by_seed = nn.ModuleList(Computed(self.drawn(kind)) for kind in self.numbers)
+            self.by_seed = nn.ModuleList(Computed(self.random_rotations(kind)) for kind in self.numbers)
 
     def shape(self, buckets: tuple[int, ...]) -> tuple[int, ...]:
         return (self.part.num_heads, self.head_width, self.rounds, sum(buckets) // 2)
 
-    def drawn(self, buckets: tuple[int, ...]) -> Callable[[], Tensor]:
+    def random_rotations(self, buckets: tuple[int, ...]) -> Callable[[], Tensor]:
         """As published: by torch's generator for a CPU, wherever they are used."""
         seed = 0 if self.part.rotations == "fresh" else self.part.rotations
 
@@ -339,11 +339,11 @@ class LSHAttentionModule(BucketsModule):
         # keys of length 1, so that no token is looked at for its length
         wide = q.to(torch.promote_types(q.dtype, torch.float32))
         k = (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6 * self.head_width)).to(q.dtype)
-        out = self.look(q, k, v, self.hashed(q), 1.0, ctx)
+        out = self.look(q, k, v, self.bucket_ids(q), 1.0, ctx)
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
     @torch.no_grad()
-    def hashed(self, q: Tensor) -> Tensor:
+    def bucket_ids(self, q: Tensor) -> Tensor:
         """(B, H, T, K) -> (B, H, T, R) the number of its bucket in each round."""
         wide, buckets = torch.promote_types(q.dtype, torch.float32), self.part.factors(q.shape[2])
         turned = torch.einsum("bhtk,hkrn->bhtrn", q.to(wide), self.turns(buckets, q).to(wide))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from anyformer.kernels.attention import Visible, attend
 from anyformer.kernels.convolution import convolve
-from anyformer.kernels.rows import longer, stacked
+from anyformer.kernels.rows import longer, stack_rows
 from anyformer.parts.attention.attention import Attention, AttentionModule
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.recurrent.mamba import PackedRows
@@ -60,7 +60,7 @@ class BlockAttentionModule(AttentionModule):
         B, T, size, state = x.shape[0], x.shape[1], self.size, ctx.state
         begins = state is None or (state.capacity is None and state.length == 0)
         unturned = all(each is None for each in (self.position, self.q_norm, self.learned_scale, self.talk))
-        plain = unturned and ctx.bias is None and ctx.documents is None and not self.part.mean_at_pads
+        plain = unturned and ctx.bias is None and ctx.documents is None
         watched = ctx.wants(self.address, "weights")  # which are those of whole texts
         if size >= T or not begins or not plain or watched or ctx.kernel == "eager":
             return super().forward(x, ctx)
@@ -68,7 +68,7 @@ class BlockAttentionModule(AttentionModule):
         if state is not None:
             kept = (t.unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2) for t in (k, v))
             ctx.remember(self.address, dict(zip("kv", kept, strict=True)))
-        rows = PackedRows.of(ctx)  # real tokens first: no token sees the pads behind it
+        rows = PackedRows.from_context(ctx)  # real tokens first: no token sees the pads behind it
         n = -(-T // size)
         q, k, v = (
             F.pad(rows.pack(t), (0, 0, 0, n * size - T)).view(B * n, size, count, -1).transpose(1, 2)
@@ -153,7 +153,7 @@ class CompressedAttentionModule(InHeads):
 
     def shorten(self, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """(B, T, D) -> (B, C, D) of texts that begin here, pads left out."""
-        rows = PackedRows.of(ctx)
+        rows = PackedRows.from_context(ctx)
         if k.shape[1] < self.part.kernel:
             return k[:, :1], v[:, :1]  # nobody sees it
         return (
@@ -174,7 +174,7 @@ class CompressedAttentionModule(InHeads):
         return ctx.once(f"visible compressed {part.kernel} {part.stride} {count}", make)
 
     def within_documents(self, k: Tensor, v: Tensor, places: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Visible]:
-        """Documents begin anywhere: a compressed key for every token that could be its last, of which few are seen."""
+        """Documents begin anywhere: makes a compressed key for every token that could be its last; few are visible."""
         part, documents, index = self.part, ctx.documents, ctx.index
         assert documents is not None
         short = [
@@ -198,11 +198,11 @@ class CompressedAttentionModule(InHeads):
         assert state is not None
         store = state.stores[self.address]
         assert isinstance(store, CompressedStore)
-        rows = PackedRows.of(ctx)
+        rows = PackedRows.from_context(ctx)
         (B, T, D), taps, stride = k.shape, part.kernel, part.stride
         new = rows.pack(torch.cat((k, v), dim=-1))
         past = torch.cat((store.tensors["window"].expand(B, -1, -1).to(new.dtype), new), dim=1)
-        store.replace("window", rows.last(past, taps - 1))
+        store.replace("window", rows.last_tokens(past, taps - 1))
         number, windows = complete(past, tokens_before(ctx), T, taps, stride)
         short = [
             F.linear(windows[..., i * D : (i + 1) * D].flatten(2), conv.weight.transpose(1, 2).flatten(1), conv.bias)
@@ -271,4 +271,4 @@ class CompressedStore(Store):
 
     def join(self, others: Sequence[Store]) -> None:
         for name in self.tensors:
-            self.tensors[name] = stacked([store.tensors[name] for store in (self, *others)], 1)
+            self.tensors[name] = stack_rows([store.tensors[name] for store in (self, *others)], 1)

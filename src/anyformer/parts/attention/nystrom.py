@@ -38,7 +38,7 @@ class NystromAttention(Op, sees="all", called=("Nystromformer", "landmark attent
             raise ValueError(f"NystromAttention.taps is {self.taps}; it must be odd to keep the length")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return f"LinearAttention(num_heads={self.num_heads}, mask=Causal())"
 
     def build(self, site: Site) -> nn.Module:
@@ -82,7 +82,7 @@ class NystromAttentionModule(InHeads):
         first = (torch.matmul(q, kl.transpose(-1, -2)) * scale).softmax(-1)
         between = (torch.matmul(ql, kl.transpose(-1, -2)) * scale).softmax(-1)
         real = ctx.visible(FULL, "full", ctx.index)
-        if not real.everything:  # pads hide as keys alone; each landmark sees all of the text
+        if not real.everything:  # pads are hidden only as keys; each landmark sees all of the text
             row = ctx.tokens
             assert row is not None
             real = Visible(lambda b, q, k: row[b, k] & (q >= 0), ctx.index[:L], ctx.index, batch_size=row.shape[0])

@@ -46,7 +46,7 @@ class RoutingAttention(Op, sees="past", called=("Routing Transformer", "k-means 
         return "past" if self.causal else "all"
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return repr(self.replace(causal=True))
 
     def build(self, site: Site) -> nn.Module:
@@ -86,7 +86,7 @@ class RoutingAttentionModule(BucketsModule):
         if self.part.causal:
             out = self.look(q, k, v, like_q.argmax(-1, keepdim=True), scale, ctx)
         else:
-            out = self.routed(q, k, v, like_q, like_k, scale, ctx)
+            out = self.attend_routed(q, k, v, like_q, like_k, scale, ctx)
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
     @torch.no_grad()
@@ -108,7 +108,7 @@ class RoutingAttentionModule(BucketsModule):
         mean = torch.where(count > 0, total / count.clamp(min=1), self.centres)
         self.moves.copy_((1 - self.part.decay) * (mean - self.centres))
 
-    def routed(
+    def attend_routed(
         self, q: Tensor, k: Tensor, v: Tensor, like_q: Tensor, like_k: Tensor, scale: float, ctx: Context
     ) -> Tensor:
         """(B, H, T, K)"""
@@ -124,11 +124,11 @@ class RoutingAttentionModule(BucketsModule):
         mine, theirs = (t[:, :, : self.part.window].transpose(2, 3) for t in order)
         n, w = mine.shape[2:]
 
-        def at(x: Tensor, places: Tensor) -> Tensor:  # (B, H, n, w, K)
+        def gather(x: Tensor, places: Tensor) -> Tensor:  # (B, H, n, w, K)
             return x.gather(2, places.flatten(2)[..., None].expand(-1, -1, -1, K)).unflatten(2, (n, w))
 
         wide = torch.promote_types(q.dtype, torch.float32)
-        scores = torch.matmul(at(q, mine).to(wide), at(k, theirs).to(wide).transpose(-1, -2)) * scale
+        scores = torch.matmul(gather(q, mine).to(wide), gather(k, theirs).to(wide).transpose(-1, -2)) * scale
         taken = torch.ones_like(mine, dtype=wide)
         if real is not None:
             row = real[:, None, None].expand(-1, H, n, -1)
@@ -139,13 +139,15 @@ class RoutingAttentionModule(BucketsModule):
         weights = (scores.softmax(-1) * share[..., None]).to(v.dtype)
         listen = ctx.watched(self.address)
         if listen is not None or ctx.kernel == "eager":
-            whole = self.whole(weights, mine, theirs, T, listen)
+            whole = self.dense_weights(weights, mine, theirs, T, listen)
             if ctx.kernel == "eager" or (listen is not None and listen.changed):
                 return torch.matmul(F.dropout(whole, self.dropout), v)
-        mixed = torch.matmul(F.dropout(weights, self.dropout), at(v, theirs)).flatten(2, 3)
+        mixed = torch.matmul(F.dropout(weights, self.dropout), gather(v, theirs)).flatten(2, 3)
         return torch.zeros_like(v).scatter_add(2, mine.flatten(2)[..., None].expand_as(mixed), mixed)
 
-    def whole(self, weights: Tensor, mine: Tensor, theirs: Tensor, count: int, listen: Listener | None) -> Tensor:
+    def dense_weights(
+        self, weights: Tensor, mine: Tensor, theirs: Tensor, count: int, listen: Listener | None
+    ) -> Tensor:
         """(B, H, T, T) the weights of all clusters together."""
         pair = (mine[..., None] * count + theirs[..., None, :]).flatten(2)
         found = weights.new_zeros(*weights.shape[:2], count * count).scatter_add(2, pair, weights.flatten(2))

@@ -21,11 +21,11 @@ from anyformer.runtime.context import Context, Memory
 from anyformer.runtime.taps import MIXER, Declared
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
-from anyformer.specs.part import Part, Site
+from anyformer.specs.part import LayerSharing, Part, Site
 
 
 class Across(AttentionModule):
-    """Attention from these vectors to those (B, S, W), of which some may be no tokens. Nothing of it is remembered."""
+    """Attention from vectors (B, N, D) to others (B, S, W), some of which may be padding. It keeps no state."""
 
     def __init__(self, part: Any, site: Site, shown: str | None = None, **widths: int | None) -> None:
         same: dict[str, Any] = {"num_heads": part.num_heads, "bias": part.bias, "dropout": part.dropout, **widths}
@@ -125,7 +125,7 @@ class InducedAttention(Projections, sees="all", called=("ISAB", "Set Transformer
         chance(self, "dropout")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return f"LinearAttention(num_heads={self.num_heads}, mask=Causal())"
 
     def build(self, site: Site) -> nn.Module:
@@ -149,15 +149,13 @@ class InducedAttentionModule(nn.Module):
 
 class LunaAttention(Projections, sees="all", called=("Luna", "linear unified nested attention", "pack and unpack")):
     """y = pack(p, x), out = unpack(x, y): p learned tokens look at the text, and the text at what they saw [Ma et al.
-    2021]. p + y, normed, is the p of the next layer, so that the first alone holds learned tokens."""
+    2021]. p + y, normed, is the p of the next layer, so that only the first holds learned tokens."""
 
     tokens: int  # p
     handed_on: bool = True  # otherwise each layer has its own
     norm: Norm | None = LayerNorm()  # of what was handed on
     dropout: float = 0.0  # on the weights of both attentions
     packs: ClassVar[bool] = False
-    alone: ClassVar[str] = "handed_on=False"
-    spoilt_by: ClassVar[tuple[str, ...]] = ("layer_drop", "order")
 
     def check(self) -> None:
         super().check()
@@ -165,11 +163,11 @@ class LunaAttention(Projections, sees="all", called=("Luna", "linear unified nes
         chance(self, "dropout")
 
     @property
-    def from_the_first(self) -> bool:
-        return self.handed_on
+    def layer_sharing(self) -> LayerSharing | None:
+        return LayerSharing("handed_on=False", ("layer_drop", "order")) if self.handed_on else None
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return f"LinearAttention(num_heads={self.num_heads}, mask=Causal())"
 
     def build(self, site: Site) -> nn.Module:
@@ -195,13 +193,13 @@ class LunaModule(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.state is not None or ctx.documents is not None:
             raise ValueError(f"{self.address}: {ONE_TEXT if ctx.state is None else LATER}")
-        p = self.handed(ctx) if self.tokens is None else each_row(self.tokens, x)
+        p = self.previous_packed(ctx) if self.tokens is None else each_row(self.tokens, x)
         y = ctx.tap(self.address, "packed", self.pack(p, ctx, x, ctx.tokens))
         if self.handed_on:
             ctx.shared.setdefault("packed", {})[self.layer, self.step] = p + y
         return self.unpack(x, ctx, y)
 
-    def handed(self, ctx: Context) -> Tensor:
+    def previous_packed(self, ctx: Context) -> Tensor:
         """What the last layer before this one handed on, at the same step where there is one. By the layer's number:
         one that is run again for its gradients finds what it found."""
         before = [(step, p) for (layer, step), p in ctx.shared.get("packed", {}).items() if layer < self.layer]

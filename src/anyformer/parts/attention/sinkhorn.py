@@ -39,7 +39,7 @@ class SinkhornAttention(Projections, sees="all", called=("sorted blocks",)):
         chance(self, "dropout")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return f"BlockAttention(num_heads={self.num_heads}, size={self.block})"
 
     def build(self, site: Site) -> nn.Module:
@@ -63,7 +63,7 @@ class SinkhornModule(ProjectionsModule):
             raise ValueError(f"{self.address}: the blocks of a row are sorted, which holds one text: nothing is packed")
         if part.length < T:
             raise ValueError(f"{self.address} reads texts of at most {part.length} tokens, got {T}")
-        rows, n = PackedRows.of(ctx), -(-T // b)
+        rows, n = PackedRows.from_context(ctx), -(-T // b)
 
         def blocks(t: Tensor) -> Tensor:  # (B, n, b, .), real tokens first
             return F.pad(rows.pack(t), (0, 0, 0, n * b - T)).unflatten(1, (n, b))
@@ -73,7 +73,7 @@ class SinkhornModule(ProjectionsModule):
 
         one = x.new_ones(B, T, 1) if ctx.tokens is None else ctx.tokens[..., None].to(x.dtype)
         real = blocks(one)
-        order = self.sorting((blocks(x) * real).sum(2), real[:, :, 0, 0] > 0)
+        order = self.sort_matrix((blocks(x) * real).sum(2), real[:, :, 0, 0] > 0)
         order = ctx.tap(self.address, "order", order.to(x.dtype))
         q, k, v = self.projections(x, ctx)
         own_q, own_k, own_v = heads(blocks(q)), heads(blocks(k) * real), heads(blocks(v) * real)
@@ -96,7 +96,7 @@ class SinkhornModule(ProjectionsModule):
                 out = mixed.transpose(1, 2).flatten(2)
         return self.o(ctx.tap(self.address, "mixed", out))
 
-    def sorting(self, sums: Tensor, there: Tensor) -> Tensor:
+    def sort_matrix(self, sums: Tensor, there: Tensor) -> Tensor:
         """(B, H, n, n) how much of each block comes to the side of each, by the sums of their tokens (B, n, D), of
         those that are `there` (B, n); rows add up to 1, columns nearly."""
         n, wide = sums.shape[1], torch.promote_types(sums.dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""Synthesizers [Tay et al. 2020]: attention scores that are learned, or made of one token alone, in the place of
+"""Synthesizers [Tay et al. 2020]: attention scores that are learned, or computed from one token, in the place of
 products of queries and keys, or beside them.
 
 B batch, T tokens, S tokens seen, H heads, K head width, D width, L length of the longest text.
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.attention import attend
-from anyformer.kernels.recording import recording
+from anyformer.kernels.recording import is_recording
 from anyformer.parts.init import Normal
 from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
@@ -47,9 +47,8 @@ class Synthesizer(Op, sees="past", called=("dense synthesizer", "random synthesi
             raise ValueError(f"Synthesizer.bias names projections among 'qkvo', got {quote(self.bias)}")
 
     @property
-    def takes_bias(self) -> bool:
-        """Its scores take the bias of positions that a Stack's layers share."""
-        return True
+    def bias_heads(self) -> int | None:
+        return self.num_heads
 
     def build(self, site: Site) -> nn.Module:
         return SynthesizerModule(self, site)
@@ -96,7 +95,7 @@ class SynthesizerModule(InHeads):
         q = found.pop("q", None)
         seen, places = ctx.remember(self.address, {**found, "position": positions})
         v, at = seen["v"], seen["position"].clamp(0, part.length - 1)
-        bias = self.synthesized(x, positions.clamp(max=part.length - 1), at)
+        bias = self.synthesize_scores(x, positions.clamp(max=part.length - 1), at)
         k, scale = seen.get("k", v), self.head_width**-0.5
         if q is None:
             q, scale = torch.zeros_like(v[:, :, :1]).expand(B, part.num_heads, T, self.head_width), 1.0
@@ -119,12 +118,12 @@ class SynthesizerModule(InHeads):
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
     def check_length(self, ctx: Context) -> None:
-        if not recording() and not ctx.positions.is_meta:
+        if not is_recording() and not ctx.positions.is_meta:
             last = ctx.once("last position", lambda: int(ctx.positions.max()))
             if last >= self.part.length:
                 raise ValueError(f"{self.address} reads texts of at most {self.part.length} tokens, got {last + 1}")
 
-    def synthesized(self, x: Tensor, positions: Tensor, at: Tensor) -> Tensor:
+    def synthesize_scores(self, x: Tensor, positions: Tensor, at: Tensor) -> Tensor:
         """(1 or B, H, T, S): scores of tokens x at positions (1 or B, T) with those at positions (1 or B, S)."""
         if self.part.scores == "dense":
             scores = torch.matmul(self.heads(F.relu(self.inner(x))), self.places)  # (B, H, T, L)

@@ -117,13 +117,13 @@ class RecurrentAttentionModule(ProjectionsModule):
         """Queries, and what is added to their scores: seen and distance are (1 or B, T, S)."""
         bias = q.new_zeros(1, 1, 1, 1)
         if self.position is not None:
-            q, bias = self.position.apart(q, distance, self.most, self.scale, ctx)
+            q, bias = self.position.bias_at(q, distance, self.most, self.scale, ctx)
         return q, bias.masked_fill(~seen[:, None], float("-inf"))
 
     def by_segments(self, q: Tensor, k: Tensor, v: Tensor, older: Older | None, ctx: Context) -> Tensor:
         """(B, T, H K) of texts that begin here, each segment a row."""
         (B, T, _), L, M, C, c = q.shape, self.part.segment, self.part.kept, self.part.compressed, self.part.rate
-        rows, n = PackedRows.of(ctx), -(-T // L)
+        rows, n = PackedRows.from_context(ctx), -(-T // L)
         q, k, v = (F.pad(rows.pack(t), (0, 0, 0, n * L - T)) for t in (q, k, v))
         keys, values = (F.pad(t, (0, 0, M, 0)).unfold(1, M + L, L) for t in (k, v))  # (B, n, H K, M + L)
         if older is not None:  # before segment s those of the tokens up to s L - M
@@ -167,14 +167,14 @@ class RecurrentAttentionModule(ProjectionsModule):
             short = (number[:, None] >= 0) & (back > 0) & (back <= part.compressed)
             if ctx.documents is not None:
                 short = short & (ctx.documents[..., None] == ctx.documents[:, None])
-            seen, back = together(short, seen), part.kept + mine - begin + back
-            distance = together(back, distance)
+            seen, back = concatenate(short, seen), part.kept + mine - begin + back
+            distance = concatenate(back, distance)
         return seen, distance
 
     def older(self, x: Tensor, ctx: Context) -> Older:
         """Keys and values (B, n, D) of compressed vectors, and the number in its text of each (1 or B, n), -1 where it
         is not complete."""
-        compress, c, rows = self.compress, self.part.rate, PackedRows.of(ctx)
+        compress, c, rows = self.compress, self.part.rate, PackedRows.from_context(ctx)
         assert compress is not None
         store, (B, T, D) = ctx.store(compress.address), x.shape
         if ctx.documents is not None:  # they begin anywhere: one for every token that could be its last
@@ -182,19 +182,19 @@ class RecurrentAttentionModule(ProjectionsModule):
             assert places is not None
             last = (places + 1) % c == 0 if ctx.tokens is None else ((places + 1) % c == 0) & ctx.tokens
             windows = F.pad(x, (0, 0, c - 1, 0)).unfold(1, c, 1).transpose(2, 3)
-            return *self.shortened(windows, ctx), torch.where(last, places // c, -1)
+            return *self.compressed_keys(windows, ctx), torch.where(last, places // c, -1)
         if store is None:
             real = x.shape[1] if ctx.tokens is None else ctx.tokens.sum(-1, keepdim=True)
             number = torch.arange(T // c, device=x.device)[None]
             windows = rows.pack(x)[:, : T // c * c].unflatten(1, (T // c, c))
-            return *self.shortened(windows, ctx), torch.where((number + 1) * c <= real, number, -1)
+            return *self.compressed_keys(windows, ctx), torch.where((number + 1) * c <= real, number, -1)
         ring = compress.ring
         past = torch.cat((store.tensors["window"].expand(B, -1, -1).to(x.dtype), rows.pack(x)), dim=1)
-        store.replace("window", rows.last(past, c - 1))
+        store.replace("window", rows.last_tokens(past, c - 1))
         begun = tokens_before(ctx)
         number, windows = complete(past, begun, T, c, c)
         done = begun + (T if ctx.tokens is None else ctx.tokens.sum(-1, keepdim=True))
-        new = torch.cat(self.shortened(windows, ctx), -1)
+        new = torch.cat(self.compressed_keys(windows, ctx), -1)
         held = torch.cat((store.tensors["kv"].expand(B, -1, -1).to(new.dtype), new), 1)
         slot = torch.arange(ring, device=x.device)
         latest = self.numbers(done // c, slot)
@@ -204,7 +204,7 @@ class RecurrentAttentionModule(ProjectionsModule):
         old_number = self.numbers(begun // c, slot).expand(new_number.shape[0], -1)
         return held[..., :D], held[..., D:], torch.cat((old_number, new_number), 1)
 
-    def shortened(self, windows: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+    def compressed_keys(self, windows: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         assert self.compress is not None
         short = ctx.tap(self.address, "short", self.compress(windows))
         return self.k(short), self.v(short)
@@ -218,7 +218,7 @@ class RecurrentAttentionModule(ProjectionsModule):
 Older = tuple[Tensor, Tensor, Tensor]
 
 
-def together(a: Tensor, b: Tensor) -> Tensor:
+def concatenate(a: Tensor, b: Tensor) -> Tensor:
     """Side by side, in as many rows as either has."""
     size = max(a.shape[0], b.shape[0])
     return torch.cat((a.expand(size, -1, -1), b.expand(size, -1, -1)), -1)

@@ -5,13 +5,12 @@ B batch, T tokens, H heads, K head width, D width.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from anyformer.parts.attention.attention import Attention, AttentionModule
 from anyformer.parts.feedforward.mlp import MLP, GatedMLP
+from anyformer.parts.fused_linear import effective_weight
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Site
 
@@ -35,8 +34,7 @@ class BranchedAttentionModule(AttentionModule):
 
     def output(self, mixed: Tensor, ctx: Context) -> Tensor:
         H, o = self.part.num_heads, self.o
-        inner: Any = o
-        weight = inner.effective() if hasattr(o, "effective") else o.weight  # (D, H K), with an adapter or not
+        weight = effective_weight(o)  # (D, H K)
         branches = torch.einsum("bthk,dhk->bthd", mixed.unflatten(-1, (H, -1)), weight.unflatten(1, (H, -1)))
         branches = branches if o.bias is None else branches + o.bias
         branches = branches * self.before.softmax(-1).to(mixed.dtype)[:, None]

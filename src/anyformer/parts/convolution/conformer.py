@@ -34,7 +34,7 @@ class ConvolutionModule(Op, sees="all", called=("Conformer", "depthwise convolut
         return farthest("past" if self.causal else "all", self.norm)
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return repr(self.replace(causal=True))
 
     def build(self, site: Site) -> nn.Module:

@@ -19,7 +19,7 @@ from anyformer.runtime.context import Context
 from anyformer.runtime.state import PerRow, Store
 from anyformer.runtime.taps import Declared
 from anyformer.specs.checks import at_least, chance
-from anyformer.specs.part import Part, Sees, Site, farthest
+from anyformer.specs.part import Part, Sees, Site, farthest, parts_in
 
 
 def neighbours(
@@ -32,7 +32,7 @@ def neighbours(
     x = x if rows.real is None else x * rows.real.to(x.dtype)
     if store is not None and before:
         x = torch.cat((store.tensors[name].expand(x.shape[0], -1, -1).to(x.dtype), x), dim=1)
-        store.replace(name, rows.last(x, before))
+        store.replace(name, rows.last_tokens(x, before))
     else:
         x = F.pad(x, (0, 0, before, 0))
     around = F.pad(x, (0, 0, 0, after)).unfold(1, taps, 1)
@@ -44,28 +44,28 @@ def neighbours(
     return around, torch.stack((*back, *ahead), dim=-1)
 
 
-def remembered(causal: bool, **windows: tuple[int, int]) -> PerRow | None:
-    """Of convolutions by name, each of so many taps and channels: the tokens that the next one still sees."""
+def window_state(causal: bool, **windows: tuple[int, int]) -> PerRow | None:
+    """The decoding state of causal convolutions {name: (taps, channels)}: the last taps - 1 tokens of each."""
     shapes = {name: (taps - 1, channels) for name, (taps, channels) in windows.items() if taps > 1}
     return PerRow(shapes) if causal and shapes else None
 
 
 class Convolving(Op):
-    """What the fields of its kinds say of the tokens that are seen."""
+    """A convolution over the tokens."""
 
     causal: bool = False  # taps look back only
 
     @property
     def reach(self) -> int:
-        """The most taps that one of its convolutions has."""
+        """The largest kernel of its convolutions."""
         raise NotImplementedError
 
     def reaches(self) -> Sees | None:
         own: Sees = "itself" if self.reach == 1 else "past" if self.causal else "all"
-        return farthest(own, getattr(self, "norm", None))
+        return farthest(own, *(part for _, part in parts_in(self)))
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return repr(self.replace(causal=True))
 
 
@@ -105,10 +105,10 @@ class LightweightConvolutionModule(InHeads):
         self.weight: Any = None if part.dynamic else nn.Parameter(torch.empty(part.num_heads, part.kernel))
 
     def state_spec(self) -> PerRow | None:
-        return remembered(self.part.causal, window=(self.part.kernel, self.o.in_features))
+        return window_state(self.part.causal, window=(self.part.kernel, self.o.in_features))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        part, rows = self.part, PackedRows.of(ctx)
+        part, rows = self.part, PackedRows.from_context(ctx)
         x = rows.pack(x)
         x = self.up(x) * torch.sigmoid(self.gate(x))
         scores = self.weight if self.taps is None else self.taps(x).unflatten(-1, (part.num_heads, part.kernel))
@@ -130,7 +130,7 @@ class TokenConvolution(Op, sees="all", called=("1D convolution", "n-gram convolu
     """Each token and its neighbours, by one convolution and an activation (DeBERTa v2). Pads are zeros."""
 
     kernel: int = 3
-    groups: int = 1  # channels see those of their group alone
+    groups: int = 1  # channels see only those of their group
     activation: Activation = "tanh"
     dropout: float = 0.0  # before the activation
 
@@ -142,7 +142,7 @@ class TokenConvolution(Op, sees="all", called=("1D convolution", "n-gram convolu
         return "itself" if self.kernel == 1 else "all"
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return repr(LightweightConvolution(num_heads=1, kernel=self.kernel, causal=True))
 
     def build(self, site: Site) -> nn.Module:
@@ -166,12 +166,12 @@ class TokenConvolutionModule(nn.Module):
         if ctx.documents is None:
             y = self.taps(F.pad(x, (0, 0, *padding)).transpose(1, 2)).transpose(1, 2)
         else:
-            y = self.within(x, padding, ctx.documents)
+            y = self.convolve_documents(x, padding, ctx.documents)
         y = ctx.tap(self.address, "taps", y)
         return self.activation(F.dropout(y, self.part.dropout) if self.training and self.part.dropout else y)
 
-    def within(self, x: Tensor, padding: tuple[int, int], documents: Tensor) -> Tensor:
-        """Of packed documents (B, T) each token sees its own."""
+    def convolve_documents(self, x: Tensor, padding: tuple[int, int], documents: Tensor) -> Tensor:
+        """Each token sees only its own document (B, T)."""
         k, (T, C) = self.part.kernel, x.shape[1:]
         around = F.pad(documents, padding, value=-1)
         same = torch.stack([around[:, i : i + T] == documents for i in range(k)], dim=1)  # (B, k, T)
@@ -268,7 +268,7 @@ class BranchedConvolutionModule(nn.Module):
 
     def state_spec(self) -> PerRow | None:
         part, width = self.part, self.width
-        return remembered(
+        return window_state(
             part.causal,
             left=(part.left.kernel, width),
             right=(part.right.kernel, width),
@@ -276,7 +276,7 @@ class BranchedConvolutionModule(nn.Module):
         )
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        rows, store = PackedRows.of(ctx), ctx.store(self.address) if self.state_spec() is not None else None
+        rows, store = PackedRows.from_context(ctx), ctx.store(self.address) if self.state_spec() is not None else None
         x = rows.pack(x)
         found = x.new_zeros(())
         for name in ("left", "right"):

@@ -72,8 +72,8 @@ class AdaptiveTokens(Tokens, sees="itself", called=("adaptive input", "factorize
     def check(self) -> None:
         super().check()
         check_clusters(self, self.vocab_size, self.cutoffs, self.widths)
-        if self.width is not None or self.padding_index is not None or self.spare:
-            raise ValueError("AdaptiveTokens has widths of its own, and neither width, padding_index nor spare")
+        if self.width is not None or self.padding_index is not None or self.unused_table:
+            raise ValueError("AdaptiveTokens has widths of its own, and neither width, padding_index nor unused_table")
 
     def build(self, site: Site) -> nn.Module:
         return AdaptiveTokensModule(self, site.width)
@@ -106,8 +106,8 @@ class AdaptiveHead(LMHead, sees="itself", called=("adaptive softmax",)):
 
     def check(self) -> None:
         check_clusters(self, self.vocab_size, self.cutoffs, self.widths)
-        if self.bias or self.offset or self.idle_bias:
-            raise ValueError("AdaptiveHead has no bias, offset or idle_bias")
+        if self.bias or self.offset or self.unused_bias:
+            raise ValueError("AdaptiveHead has no bias, offset or unused_bias")
 
     def build(self, site: Site) -> nn.Module:
         return AdaptiveHeadModule(self, site)
@@ -148,8 +148,8 @@ class MixtureHead(LMHead, sees="itself", called=("mixture of softmaxes", "MoS"))
 
     def check(self) -> None:
         at_least(self, 1, "softmaxes")
-        if self.offset or self.idle_bias:
-            raise ValueError("MixtureHead has no offset or idle_bias")
+        if self.offset or self.unused_bias:
+            raise ValueError("MixtureHead has no offset or unused_bias")
 
     def build(self, site: Site) -> nn.Module:
         return MixtureHeadModule(self, site)

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.embedding.text import Embedding, thinned
+from anyformer.parts.embedding.drop_token import drop_tokens
+from anyformer.parts.embedding.text import Embedding
 from anyformer.parts.grid.layout import NEEDS, Grid, Layout, Sides, laid_out
 from anyformer.parts.norm import Norm
 from anyformer.parts.position.absolute import Learned, Sinusoidal2D, Sinusoidal2DModule
@@ -40,7 +41,7 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
     image_size: Size
     patch_size: Size
     channels: int = 3
-    pad: bool = True  # zeros fill up an image that is no multiple of the patch; else what is left over is not read
+    pad: bool = True  # pad an image with zeros to a multiple of the patch; False: the rest is not read
     kernel: Size | None = None  # of the patches' projection, where they overlap (MViT)
     edge: Size = (0, 0)  # by how much such patches reach over the edges
     bias: bool = True  # of the patches' projection
@@ -53,7 +54,7 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
     dropout: float = 0.0
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "TextEmbedding(tokens=...)"
 
     @property
@@ -78,6 +79,11 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
     @property
     def edges(self) -> Sides:
         return self.edge
+
+    @property
+    def token_drop(self) -> float:
+        """The share of patches that is left out in training."""
+        return 0.0
 
     @property
     def grid(self) -> Layout:
@@ -150,7 +156,7 @@ class PatchEmbeddingModule(nn.Module):
         if isinstance(self.position, Sinusoidal2DModule):
             assert isinstance(grid, Grid), "check() takes these for images alone"
             there = torch.arange(x.shape[1], device=x.device)
-            x = x + (self.position(there) if grid == self.part.grid else self.position.stretched(grid)).to(x.dtype)
+            x = x + (self.position(there) if grid == self.part.grid else self.position.table_for(grid)).to(x.dtype)
         elif self.position is not None:
             first = self.position.offset
             table = self.position(torch.arange(-first, self.position.length, device=x.device))
@@ -166,8 +172,8 @@ class PatchEmbeddingModule(nn.Module):
         check_shape("attention_mask", mask, tuple(x.shape[:2]))
         padding = None if mask is None or hides_nothing(mask) else mask.bool()
         ctx = Context(index=index, positions=index[None], padding=padding, extras=(grid,))
-        share = getattr(part, "token_drop", 0.0)
-        return thinned(x, ctx, share) if self.training and share else (x, ctx)
+        share = part.token_drop
+        return drop_tokens(x, ctx, share) if self.training and share else (x, ctx)
 
     def positions(self, table: Tensor, grid: Layout, size: tuple[int, ...], inputs: dict[str, Any]) -> Tensor:
         """(N, D) for a grid of any size, of an image of `size` pixels."""
@@ -194,7 +200,7 @@ class VideoEmbedding(PatchEmbedding, sees="all", called=("tubelets", "space-time
     frame_step: int = 1  # of a patch
     frame_kernel: int | None = None  # of its projection, where patches overlap
     frame_edge: int = 0
-    token_drop: float = 0.0  # the share of patches that is left out while training: then there is no grid
+    token_drop: float = 0.0  # share of patches left out in training (DropToken); then there is no grid
 
     def check(self) -> None:
         super().check()

@@ -1,4 +1,4 @@
-"""Texts of which tokens are read in an order of their own, and asked for without being seen [Yang et al. 2019].
+"""Permuted texts: tokens are predicted in a random order, without being seen [Yang et al. 2019].
 
 B batch, T tokens, M tokens kept of the text before, S = M + T, P tokens asked for, D width.
 """
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import recording
+from anyformer.kernels.recording import is_recording
 from anyformer.parts.embedding.segments import SegmentedText, SegmentedTextModule, Segments
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import check_shape
@@ -62,7 +62,7 @@ class OrderedText(SegmentedText, sees="all"):
         return (*super().gives, "an order")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return repr(SegmentedText(**dict(self.items())))
 
     def build(self, site: Site) -> nn.Module:
@@ -76,11 +76,11 @@ class OrderedTextModule(SegmentedTextModule):
         self.depth = site.depth
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
-        x, ctx = super().forward({**inputs, "attention_mask": shown(inputs)}, state)
+        x, ctx = super().forward({**inputs, "attention_mask": given_mask(inputs)}, state)
         (B, T, D), hidden = x.shape, inputs.get("perm_mask")
         check_shape("perm_mask", hidden, (B, T, T))
         hidden = None if hidden is None else hidden > 0
-        states, segments = recalled(inputs.get("mems"), self.depth, (B, D)), ctx.extra(Segments)
+        states, segments = memories(inputs.get("mems"), self.depth, (B, D)), ctx.extra(Segments)
         M = states[0].shape[1] if states else 0
         if M:
             if ctx.documents is not None:
@@ -100,7 +100,7 @@ class OrderedTextModule(SegmentedTextModule):
         return x, ctx.having(Asked(g, asked_places(asked, M)))
 
 
-def shown(inputs: dict[str, Any]) -> Tensor | None:
+def given_mask(inputs: dict[str, Any]) -> Tensor | None:
     """attention_mask, whichever of the two masks was given."""
     mask, hidden = inputs.get("attention_mask"), inputs.get("input_mask")
     if hidden is None:
@@ -110,7 +110,7 @@ def shown(inputs: dict[str, Any]) -> Tensor | None:
     return (hidden == 0).long()
 
 
-def recalled(mems: Sequence[Tensor] | None, depth: int, sizes: tuple[int, int]) -> tuple[Tensor, ...]:
+def memories(mems: Sequence[Tensor] | None, depth: int, sizes: tuple[int, int]) -> tuple[Tensor, ...]:
     """(B, M, D) of each layer, from the published form (M, B, D)."""
     given = isinstance(mems, (list, tuple))
     if mems is None or (given and all(each is None for each in mems)):
@@ -129,6 +129,6 @@ def asked_places(asked: Tensor, first: int) -> Tensor:
     found = asked != 0
     count = found.sum(-1)
     once = (count <= 1).all() & (found.sum(1) <= 1).all() & (asked == found).all()
-    if not recording() and not bool(once):
+    if not is_recording() and not bool(once):
         raise ValueError("target_mapping is 1 at one place for each token that is asked for, and no token twice")
     return torch.where(count > 0, found.int().argmax(-1) + first, -1)

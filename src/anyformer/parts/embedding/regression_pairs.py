@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from anyformer.parts.embedding.text import Embedding
 from anyformer.parts.embedding.trajectory import in_turn
-from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.head.losses import Loss
 from anyformer.parts.position.absolute import AbsolutePosition, add_position
 from anyformer.runtime.context import Context
@@ -76,7 +76,7 @@ class PairEmbeddingModule(nn.Module):
 class PairHead(Head, sees="itself"):
     """From each point its value; the loss is the squared distance from the values that were given."""
 
-    needs: ClassVar[tuple[str, ...]] = ("pairs",)
+    requires: ClassVar[tuple[str, ...]] = ("pairs",)
     remembers: ClassVar[bool] = False
 
     def build(self, site: Site) -> nn.Module:
@@ -88,10 +88,10 @@ class PairModule(HeadModule):
         super().__init__()
         self.out = nn.Linear(width, 1)
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"predictions": self.out(x[:, ::KINDS]).squeeze(-1)}  # (B, N)
 
-    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
-        predictions, mask = said["predictions"].float(), inputs.get("attention_mask")
+    def judge(self, outputs: NamedTensors, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        predictions, mask = outputs["predictions"].float(), inputs.get("attention_mask")
         each = (predictions - inputs["values"].float()).square()
         return {"loss": Loss(each.sum(), each.numel()) if mask is None else Loss((each * mask).sum(), mask.sum())}

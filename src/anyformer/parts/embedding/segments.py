@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
-from anyformer.parts.position.relative import RelativeSinusoids, RelativeSinusoidsModule, distances, lined_up
+from anyformer.parts.position.relative import RelativeSinusoids, RelativeSinusoidsModule, align_to_keys, distances
 from anyformer.runtime.context import Context, at_places, leading_pads
 from anyformer.runtime.mask import first_of_document
 from anyformer.runtime.state import State
@@ -35,7 +35,7 @@ class Spacing:
     tokens: int = 1
 
 
-def spacing_of(ctx: Context) -> int:
+def token_spacing(ctx: Context) -> int:
     return (ctx.extra(Spacing) or Spacing()).tokens
 
 
@@ -95,7 +95,7 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
         other, same = torch.matmul((q + self.s[:, None]) * scale, self.kinds.permute(1, 2, 0)).unsqueeze(-1).unbind(3)
         # (B,H,T,1) each. What a query gives to all its keys changes no weight: `same` is taken off the others instead
         if ctx.extra(Segments) is not None:
-            apart = ctx.once(f"unrelated {self.part.joint}", lambda: self.unrelated(ctx).to(q.dtype))
+            apart = ctx.once(f"unrelated {self.part.joint}", lambda: self.segments_differ(ctx).to(q.dtype))
             scores = torch.addcmul(scores, apart, other - same)
         elif not self.part.first_apart:
             scores = scores + same
@@ -110,7 +110,7 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
             scores = torch.where(key, -same, scores).masked_fill(query, 0)
         return q + self.u[:, None], scores
 
-    def unrelated(self, ctx: Context) -> Tensor:
+    def segments_differ(self, ctx: Context) -> Tensor:
         """(B, 1, T, S) whether query and key are of two segments."""
         segments = ctx.extra(Segments)
         assert segments is not None
@@ -131,13 +131,17 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
             table = self.table(places, ctx, q.dtype)
         else:
             table = ctx.once_for(places, self.key, lambda: self.table(places, ctx, q.dtype))
-        return lined_up(self.mirror(q, table) if self.part.mirrored else self.along(q, table), places, ctx)
+        return align_to_keys(
+            self.mirror(q, table) if self.part.mirrored else self.distance_scores(q, table), places, ctx
+        )
 
     def mirror(self, q: Tensor, table: Tensor) -> Tensor:
         if q.shape[0] % 2:
             raise ValueError(f"the second half of a batch is read backwards here, and it has {q.shape[0]} rows")
         half, (sin, cos) = q.shape[0] // 2, table.chunk(2, dim=-1)
-        return torch.cat((self.along(q[:half], table), self.along(q[half:], torch.cat((-sin, cos), dim=-1))))
+        return torch.cat(
+            (self.distance_scores(q[:half], table), self.distance_scores(q[half:], torch.cat((-sin, cos), dim=-1)))
+        )
 
     def sines(self, places: Tensor) -> tuple[Tensor, Tensor]:
         """(N, W / 2) each"""
@@ -148,16 +152,16 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
 
     def table(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> Tensor:
         """(R, W): every distance from the last query to the first key down."""
-        apart, most = distances(places, ctx) * spacing_of(ctx), self.part.most
+        apart, most = distances(places, ctx) * token_spacing(ctx), self.part.most
         waves = torch.cat(self.sines(apart if most is None else apart.clamp(-most, most)), dim=-1)
-        return self.dropped(waves.to(dtype))
+        return self.drop(waves.to(dtype))
 
     def angles(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], ...]:
         """sin(i - j) and cos(i - j) as sums of two products: (T, W) of the queries, twice, and (S, W) of the keys."""
-        (sin_i, cos_i), (sin_j, cos_j) = (self.sines(at * spacing_of(ctx)) for at in (ctx.index, places))
-        queries = [self.dropped(wave.to(dtype)).repeat(1, 2) for wave in (sin_i, cos_i)]
+        (sin_i, cos_i), (sin_j, cos_j) = (self.sines(at * token_spacing(ctx)) for at in (ctx.index, places))
+        queries = [self.drop(wave.to(dtype)).repeat(1, 2) for wave in (sin_i, cos_i)]
         keys = [torch.cat(pair, dim=-1).to(dtype) for pair in ((cos_j, sin_j), (-sin_j, cos_j))]
         return tuple(queries), tuple(keys)
 
-    def dropped(self, waves: Tensor) -> Tensor:
+    def drop(self, waves: Tensor) -> Tensor:
         return F.dropout(waves, self.part.dropout) if self.training and self.part.dropout else waves

@@ -81,7 +81,7 @@ class SpectrogramEmbedding(Embedding, sees="all"):
         return frames
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "Vectors()"
 
     def build(self, site: Site) -> nn.Module:

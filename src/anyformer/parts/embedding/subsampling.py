@@ -1,4 +1,4 @@
-"""A spectrogram seen as an image, of which convolutions over time and pitch leave fewer frames.
+"""A spectrogram as an image: convolutions over time and pitch leave fewer frames.
 
 B batch, N frames of the spectrogram, M channels of it, T frames that are left, C channels of the convolutions, D width.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from anyformer.parts.embedding.spec_augment import SpecAugment
 from anyformer.parts.embedding.text import Embedding
-from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.init import Kaiming
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import check_shape
@@ -44,7 +44,7 @@ class SubsampledSpectrogram(Embedding, sees="all", called=("convolution subsampl
         chance(self, "dropout")
         if self.kernel % 2 == 0:
             raise ValueError(f"SubsampledSpectrogram.kernel is {self.kernel}; it is centred on a frame, so odd")
-        if self.left(self.channels) < 1:
+        if self.output_length(self.channels) < 1:
             raise ValueError(f"SubsampledSpectrogram: of {self.channels} channels none is left")
 
     @property
@@ -56,7 +56,7 @@ class SubsampledSpectrogram(Embedding, sees="all", called=("convolution subsampl
         """What one convolution leaves of so many frames or channels."""
         return (number - 1) // self.stride + 1
 
-    def left(self, number: int) -> int:
+    def output_length(self, number: int) -> int:
         """What all of them leave."""
         for _ in range(self.depth):
             number = self.fewer(number)
@@ -72,10 +72,10 @@ class SubsampledSpectrogram(Embedding, sees="all", called=("convolution subsampl
         return {"input_features": (length, self.channels)}
 
     def vectors(self, length: int) -> int:
-        return self.left(length)
+        return self.output_length(length)
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "Vectors()"
 
     def build(self, site: Site) -> nn.Module:
@@ -97,7 +97,7 @@ class SubsampledSpectrogramModule(nn.Module):
             self.depthwise, self.pointwise = convolutions(C), nn.ModuleList(nn.Conv2d(C, C, 1) for _ in again)
         else:
             self.whole = convolutions(1)
-        self.project = nn.Linear(C * part.left(part.channels), site.width)
+        self.project = nn.Linear(C * part.output_length(part.channels), site.width)
         self.augment = part.augment.build(site.child("augment", width=part.channels)) if part.augment else None
         self.starts = {f"{place}.weight": Kaiming() for place in part.places}  # so that the stream is not silent
 
@@ -142,6 +142,6 @@ class RealOutput(Head):
 
 
 class RealOutputModule(HeadModule):
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
-        said = {"last_hidden_state": x}
-        return said if ctx.tokens is None else {**said, "attention_mask": ctx.tokens.int()}
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
+        outputs = {"last_hidden_state": x}
+        return outputs if ctx.tokens is None else {**outputs, "attention_mask": ctx.tokens.int()}

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import extremes, recording
-from anyformer.kernels.rows import known
+from anyformer.kernels.recording import extremes, is_recording
+from anyformer.kernels.rows import mask_or_ones
 from anyformer.parts.norm import Norm
 from anyformer.parts.position.absolute import AbsolutePosition, add_position
 from anyformer.parts.position.dependency_tree import Tree
@@ -26,27 +26,26 @@ from anyformer.specs.part import Part, Sees, Site, farthest, walk
 
 
 class Embedding(Part):
-    """Turns the inputs that `inputs` names into the residual stream."""
+    """Maps the inputs named in `inputs` to the residual stream (B, T, D)."""
 
     inputs: ClassVar[tuple[str, ...]] = ()
-    hides: ClassVar[bool] = True  # what attention_mask leaves out is seen by no one
+    hides: ClassVar[bool] = True  # tokens hidden by attention_mask are visible to no token
 
     @property
     def gives(self) -> tuple[str, ...]:
-        """What other Parts of the model may need of it: see their `needs`."""
+        """Names of what it provides for other Parts; see `Part.requires`."""
         return ()
 
     def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of one row of what it needs, by name: so many tokens, samples, frames or time steps, in a model of
-        this width."""
+        """The shapes of one row of its inputs, by name, for `length` tokens, samples, frames or time steps."""
         return {self.inputs[0]: (length,)}
 
     def vectors(self, length: int) -> int:
-        """How many vectors it makes of such a row."""
+        """The number of vectors that it makes from such a row."""
         return length
 
 
-# what a Part can need of an embedding, and one that gives it
+# requirement of a Part -> an embedding that provides it
 GIVERS = {
     "an image": "PatchEmbedding", "a video": "VideoEmbedding", "a grid": "PatchEmbedding(prefix=0)",
     "a second token": "PatchEmbedding(prefix=2)", "a mask token": "PatchEmbedding(mask_token=True)",
@@ -62,10 +61,10 @@ class Tokens(Part, sees="itself", called=("word embedding", "WTE")):
     """One learned vector a token."""
 
     vocab_size: int
-    width: int | None = None  # of their own, and projected to the model's (ALBERT, OPT-350M)
+    width: int | None = None  # projected to the model's if it differs (ALBERT, OPT-350M)
     scale: float | None = None  # of the vectors (sqrt(D) in the original Transformer)
     padding_index: int | None = None  # this token starts at zero and never learns
-    spare: bool = False  # checkpoints carry a second table that nothing reads (`shared` of untied Marian and BART)
+    unused_table: bool = False  # checkpoints hold a second table that nothing reads (`shared` of an untied BART)
 
     def check(self) -> None:
         at_least(self, 1, "vocab_size", "width")
@@ -78,7 +77,7 @@ class TokensModule(nn.Embedding):
     def __init__(self, part: Tokens, width: int) -> None:
         super().__init__(part.vocab_size, width, padding_idx=part.padding_index)
         self.scale = part.scale
-        if part.spare:
+        if part.unused_table:
             self.spare = nn.Parameter(torch.empty(part.vocab_size, width), requires_grad=False)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -93,7 +92,7 @@ class TokensModule(nn.Embedding):
 
 
 def check_ids(ids: Tensor, vocab_size: int) -> None:
-    if recording() or ids.is_meta:
+    if is_recording() or ids.is_meta:
         return
     for bad in extremes(ids):
         if not 0 <= bad < vocab_size:
@@ -105,8 +104,8 @@ STEPS: tuple[Step, ...] = get_args(Step)
 
 
 class TextEmbedding(Embedding, sees="itself"):
-    """Tokens, and what is added to them in `order`: BigBird's dropout comes before its norm, OPT-350M's narrow tokens
-    are projected before positions join."""
+    """Token vectors, then segments, positions, norm, dropout and projection in the order of `order` (BigBird applies
+    dropout before its norm, OPT-350M projects before it adds positions)."""
 
     inputs: ClassVar[tuple[str, ...]] = (
         "input_ids",
@@ -119,17 +118,17 @@ class TextEmbedding(Embedding, sees="itself"):
 
     tokens: Tokens
     position: AbsolutePosition | None = None
-    segments: int = 0  # how many kinds of segment (BERT's A and B) have a vector
-    token_segments: bool = False  # segments are tokens of the same table (GPT-2)
+    segments: int = 0  # number of segment vectors (BERT's A and B)
+    token_segments: bool = False  # segment ids are rows of the token table (GPT-2)
     norm: Norm | None = None
     dropout: float = 0.0
-    project_bias: bool = True  # where tokens have a width of their own
-    order: tuple[Step, ...] = STEPS  # what happens to the vectors of tokens, one after the other
+    project_bias: bool = True  # of the projection, if tokens.width is set
+    order: tuple[Step, ...] = STEPS  # of the steps after the token table
     numbering: Numbering = ByPlace()
-    unseen: int | None = None  # a token id that no token sees where no attention_mask is given (FSMT's decoder padding)
-    scale: float | None = None  # of the token vectors, or of the vectors given in their place
+    unseen: int | None = None  # without an attention_mask, this token id is hidden (FSMT's decoder padding)
+    scale: float | None = None  # of the token vectors or inputs_embeds
     zero_pads: bool = False  # pads become zeros (DeBERTa)
-    idle_segments: bool = False  # token_type_ids may be given where segments have no vector, and change nothing
+    ignores_segments: bool = False  # token_type_ids may be given, and change nothing
 
     def check(self) -> None:
         at_least(self, 0, "segments")
@@ -139,10 +138,10 @@ class TextEmbedding(Embedding, sees="itself"):
             raise ValueError(f"{kind}.order is {', '.join(self.order)}; each of {', '.join(STEPS)} stands there once")
         if self.token_segments and self.tokens.width and self.order.index("project") < self.order.index("segments"):
             raise ValueError(f"{kind}.order: segments that are tokens are as narrow as they, and join before 'project'")
-        if self.idle_segments and (self.segments or self.token_segments):
-            raise ValueError(f"{kind}.idle_segments: segments have vectors here")
+        if self.ignores_segments and (self.segments or self.token_segments):
+            raise ValueError(f"{kind}.ignores_segments: segments have vectors here")
         for path, part in walk(self.position, "position"):
-            if self.numbering.before and getattr(part, "offset", 1) < 1:
+            if self.numbering.before and isinstance(part, AbsolutePosition) and not part.has_padding_row:
                 fix = "has the row before the first; set offset=1"
                 raise ValueError(f"{kind}.{path}: what {numbering} leaves out {fix}")
 
@@ -173,7 +172,7 @@ class TextEmbeddingModule(nn.Module):
         self.project = nn.Linear(self.width, site.width, bias=part.project_bias) if project else None
 
     def state_spec(self) -> PerToken | None:
-        """Which tokens take up a position, where not all do."""
+        """A flag for each token, if not all tokens take up a position."""
         return PerToken({"counted": ()}, dtypes={"counted": torch.bool}) if self.part.numbering.counts else None
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
@@ -196,9 +195,9 @@ class TextEmbeddingModule(nn.Module):
         if given_positions is not None:
             inputs = {**inputs, "position_ids": given_positions - numbering.first}
         placed = self.position is not None
-        ctx = text_context(x, inputs, state, numbering.counted(x, ids), self.address, placed)
+        ctx = text_context(x, inputs, state, numbering.counted_tokens(x, ids), self.address, placed)
         if given_positions is None:
-            ctx = numbering.numbered(ctx)
+            ctx = numbering.renumber(ctx)
         for step in self.part.order:
             if step == "segments":
                 x = self.add_segments(x, inputs.get("token_type_ids"))
@@ -218,7 +217,7 @@ class TextEmbeddingModule(nn.Module):
         check_shape("token_type_ids", kinds, tuple(x.shape[:2]), (1, x.shape[1]))
         if self.segments is not None:
             return x + (self.segments.weight[0] if kinds is None else self.segment_vectors(kinds))
-        if kinds is None or self.part.idle_segments:
+        if kinds is None or self.part.ignores_segments:
             return x
         if not self.part.token_segments:
             raise ValueError("this model has no segments: token_type_ids cannot be honoured")
@@ -247,7 +246,7 @@ def text_context(
     under `address`: which tokens take up a position, where not all do. `placed`: positions are added to x."""
     (B, T), device = x.shape[:2], x.device
     past = 0 if state is None else state.past
-    if state is not None and state.capacity is not None and not recording() and state.length + T > state.capacity:
+    if state is not None and state.capacity is not None and not is_recording() and state.length + T > state.capacity:
         raise ValueError(f"past_key_values has room for {state.capacity} tokens: {T} after {state.length} do not fit")
     index = torch.arange(T, device=device) + (past if isinstance(past, int) else past[:, None])
     padding = _padding(inputs.get("attention_mask"), B, T, state, placed)
@@ -285,19 +284,6 @@ def text_context(
     return ctx if positions is ctx.positions else ctx.having(positions=positions)
 
 
-def thinned(x: Tensor, ctx: Context, share: float) -> tuple[Tensor, Context]:
-    """DropToken [Akbari et al. 2021], for training: of each row all tokens (B, T, D) but a `share`, drawn anew, in
-    their order and with their positions; pads are the first to go."""
-    B, T = x.shape[:2]
-    chance = torch.rand(B, T, device=x.device)
-    if ctx.padding is not None:
-        chance = chance.masked_fill(~ctx.padding, 2.0)
-    kept = chance.argsort(-1)[:, : max(1, round(T * (1 - share)))].sort(-1).values  # (B, K)
-    padding = None if ctx.padding is None else ctx.padding.take_along_dim(kept, 1)
-    positions, index = ctx.positions.expand(B, -1).take_along_dim(kept, 1), torch.arange(kept.shape[1], device=x.device)
-    return x.take_along_dim(kept[..., None], 1), ctx.having(index=index, positions=positions, padding=padding)
-
-
 def _padding(mask: Tensor | None, B: int, T: int, state: State | None, placed: bool) -> Tensor | None:
     """(B, S) True where real, over the past and these T tokens; None when nothing is padded."""
     if mask is not None and mask.dim() != 2:
@@ -306,7 +292,7 @@ def _padding(mask: Tensor | None, B: int, T: int, state: State | None, placed: b
         # static: the caller gives the whole row or nothing, so that shapes stay
         if mask is not None and mask.shape != (B, state.capacity):
             raise ValueError(f"a static state's attention_mask is (batch, {state.capacity}), got {tuple(mask.shape)}")
-        spoilt = mask is not None and (placed or state.keeps_tokens) and not recording()
+        spoilt = mask is not None and (placed or state.keeps_tokens) and not is_recording()
         if mask is not None and spoilt and not bool(at_places(mask, state.past[:, None] + T - 1).all()):
             why = "a row ends in pads, and a static state goes on behind them"
             raise ValueError(f"attention_mask: {why}; pad on the left")
@@ -319,8 +305,8 @@ def _padding(mask: Tensor | None, B: int, T: int, state: State | None, placed: b
     if mask.shape[0] != B or mask.shape[1] not in (past + T, T):
         raise ValueError(f"attention_mask covers (batch {B}, {past + T} tokens), got {tuple(mask.shape)}")
     if state is not None and past and (mask.shape[1] == T or state.realigned):
-        before = known(state.padding, (B, past), mask.device)
-        if mask.shape[1] > T and not recording() and bool((before.sum(1) != mask[:, :past].sum(1)).any()):
+        before = mask_or_ones(state.padding, (B, past), mask.device)
+        if mask.shape[1] > T and not is_recording() and bool((before.sum(1) != mask[:, :past].sum(1)).any()):
             why = "hides other tokens of the past than before; give that of the new ones alone"
             raise ValueError(f"attention_mask {why}")
         mask = torch.cat((before.to(mask.dtype), mask[:, -T:]), dim=1)
@@ -332,6 +318,6 @@ def _padding(mask: Tensor | None, B: int, T: int, state: State | None, placed: b
 
 def pads_behind(mask: Tensor) -> Tensor | None:
     """(B,) how many pads rows (B, T) end in; None where none does."""
-    if not recording() and bool(mask[:, -1].all()):
+    if not is_recording() and bool(mask[:, -1].all()):
         return None
     return (mask.flip(1).cumsum(1) == 0).sum(1)

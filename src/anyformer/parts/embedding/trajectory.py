@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import recording
+from anyformer.kernels.recording import is_recording
 from anyformer.parts.embedding.text import Embedding, Tokens, text_context
-from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position.absolute import Learned
+from anyformer.parts.unused import mark_unused
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import check_shape
 from anyformer.runtime.state import State
@@ -70,7 +71,7 @@ class TrajectoryEmbeddingModule(nn.Module):
         self.action = nn.Linear(part.action_width, site.width)
         self.norm = part.norm.build(site.child("norm")) if part.norm else None
         self.everywhere = part.everywhere.build(site.child("everywhere")) if part.everywhere else None
-        self.tokens = Unread(part.tokens.vocab_size, site.width) if part.tokens else None
+        self.tokens = mark_unused(nn.Embedding(part.tokens.vocab_size, site.width)) if part.tokens else None
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         part, states = self.part, inputs.get("states")
@@ -88,7 +89,7 @@ class TrajectoryEmbeddingModule(nn.Module):
                 raise ValueError(f"give {name} beside states")
             check_shape(name, inputs[name], *allowed)
         times = inputs["timesteps"]
-        if not recording() and not (int(times.min()) >= 0 and int(times.max()) < part.steps):
+        if not is_recording() and not (int(times.min()) >= 0 and int(times.max()) < part.steps):
             raise ValueError(f"timesteps go from 0 to {part.steps - 1}, got {int(times.min())} to {int(times.max())}")
         each = self.to_go(inputs["returns_to_go"]), self.state(states), self.action(inputs["actions"])
         time = self.time(times)
@@ -106,20 +107,10 @@ def in_turn(kinds: Sequence[Tensor], mask: Tensor | None, state: State | None) -
     return x, text_context(x, {"attention_mask": mask}, state)
 
 
-class Unread(nn.Embedding):
-    """A table that files hold and nothing looks at: it does not learn."""
-
-    silent = True
-
-    def __init__(self, count: int, width: int) -> None:
-        super().__init__(count, width)
-        self.requires_grad_(False)
-
-
 class TrajectoryHead(Head, sees="itself"):
     """From a state the action, and from an action the next state and the return that is left."""
 
-    needs: ClassVar[tuple[str, ...]] = ("time steps",)
+    requires: ClassVar[tuple[str, ...]] = ("time steps",)
     remembers: ClassVar[bool] = False
 
     state_width: int
@@ -143,7 +134,7 @@ class TrajectoryModule(HeadModule):
         self.action = nn.Linear(width, part.action_width)
         self.to_go = nn.Linear(width, 1)
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         _, seen, done = x.unflatten(1, (-1, KINDS)).unbind(2)  # (B, N, D) each
         action = self.action(seen)
         return {

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from anyformer.kernels.convolution import convolve_over_time
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.embedding.drop_token import drop_tokens
 from anyformer.parts.embedding.spec_augment import SpecAugment
 from anyformer.parts.embedding.spectrogram import TimeConvolution
-from anyformer.parts.embedding.text import Embedding, thinned
+from anyformer.parts.embedding.text import Embedding
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position.absolute import AbsolutePosition, add_position
 from anyformer.runtime.context import Context, leading_pads
@@ -122,7 +123,7 @@ class WaveformEmbedding(Embedding, sees="all"):
         return self.stem.widths[-1]
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "Vectors()"
 
     @property
@@ -186,7 +187,7 @@ class SegmentEmbedding(Embedding, sees="all", called=("waveform patches", "VATT"
         chance(self, "token_drop")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "Vectors()"
 
     @property
@@ -235,7 +236,7 @@ class SegmentEmbeddingModule(nn.Module):
             x = add_position(self.position, x, ctx)
         if self.norm is not None:
             x = self.norm(x)
-        return thinned(x, ctx, part.token_drop) if self.training and part.token_drop else (x, ctx)
+        return drop_tokens(x, ctx, part.token_drop) if self.training and part.token_drop else (x, ctx)
 
 
 def frames_context(stem: ConvolutionStem | SegmentEmbedding, samples: Tensor, mask: Tensor | None) -> Context:

@@ -1,4 +1,4 @@
-"""Mixtures of experts: many feed-forward layers of which each token uses a few. Who goes where is a value, the router.
+"""Mixtures of experts: many feed-forward layers; each token uses a few, chosen by a router.
 
 B batch, T tokens, N = B T, D width, F inner width, E experts, k experts a token, M = N k.
 """
@@ -50,7 +50,7 @@ class TopK(Router, sees="itself", called=("Mixtral router",)):
     [DeepSeek-V2, 2024], where `correction` is on chosen with a bias that balances the load without a loss and says
     nothing about the weights [Wang et al. 2024; DeepSeek-V3]."""
 
-    score: Literal["softmax", "sigmoid"] = "softmax"  # over all experts, or of each alone
+    score: Literal["softmax", "sigmoid"] = "softmax"  # over all experts, or of each by itself
     normalize: bool = True  # the weights of the chosen add up to 1
     scale: float = 1.0  # of the weights
     groups: int = 1
@@ -126,7 +126,7 @@ def rebalance(model: nn.Module, router_logits: tuple[Tensor, ...], rate: float =
     are what the model gives with output_router_logits=True."""
     routers = [module for module in model.modules() if isinstance(module, MoEModule)]
     for moe, logits in zip(routers, router_logits, strict=True):
-        if getattr(moe.router, "correction", None) is not None:
+        if isinstance(moe.router, TopKModule) and moe.router.correction is not None:
             moe.router.rebalance(logits, rate)
 
 

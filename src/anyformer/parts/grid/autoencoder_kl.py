@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.grid.convolution import GridEmbedding, check_pixels
-from anyformer.parts.grid.dvae import Painter, check_stages
+from anyformer.parts.grid.dvae import ImageDecoder, check_stages
 from anyformer.parts.grid.windows import Grid
 from anyformer.runtime.context import Context
 from anyformer.runtime.state import State
@@ -52,7 +52,7 @@ class KLEmbedding(GridEmbedding, sees="all", called=("AutoencoderKL", "encoder o
         return KLEmbeddingModule(self, site.width)
 
 
-class KLPainter(Painter, sees="all", called=("AutoencoderKL", "decoder of Stable Diffusion")):
+class KLDecoder(ImageDecoder, sees="all", called=("AutoencoderKL", "decoder of Stable Diffusion")):
     """Pixels made of a grid of vectors, the way back from `KLEmbedding`: attention, and stages of `widths` from coarse
     to fine, each but the last followed by twice as many rows and columns. `mix` is a product before all that."""
 
@@ -68,7 +68,7 @@ class KLPainter(Painter, sees="all", called=("AutoencoderKL", "decoder of Stable
         check_groups(self)
 
     def build(self, site: Site) -> nn.Module:
-        return KLPainterModule(self, site.width)
+        return KLDecoderModule(self, site.width)
 
 
 def check_groups(part: Any) -> None:
@@ -89,9 +89,9 @@ class KLEmbeddingModule(nn.Module):
         self.first = nn.Conv2d(part.channels, part.widths[0], 3, padding=1)
         before, last = (part.widths[0], *part.widths), len(part.widths) - 1
         self.stages = nn.ModuleList(
-            Stage(part, before[i], wide, Halved(wide) if i < last else None) for i, wide in enumerate(part.widths)
+            Stage(part, before[i], wide, Downsample(wide) if i < last else None) for i, wide in enumerate(part.widths)
         )
-        self.middle = Middle(part, part.widths[-1])
+        self.middle = MiddleBlock(part, part.widths[-1])
         self.norm = Normed(part, part.widths[-1])
         self.out = nn.Conv2d(part.widths[-1], width, 3, padding=1)
 
@@ -105,15 +105,15 @@ class KLEmbeddingModule(nn.Module):
         return x.flatten(2).transpose(1, 2), Context(index=index, positions=index[None], extras=(grid,))
 
 
-class KLPainterModule(nn.Module):
-    def __init__(self, part: KLPainter, width: int) -> None:
+class KLDecoderModule(nn.Module):
+    def __init__(self, part: KLDecoder, width: int) -> None:
         super().__init__()
         self.mix = nn.Conv2d(width, width, 1) if part.mix else None
         self.first = nn.Conv2d(width, part.widths[0], 3, padding=1)
-        self.middle = Middle(part, part.widths[0])
+        self.middle = MiddleBlock(part, part.widths[0])
         before, last = (part.widths[0], *part.widths), len(part.widths) - 1
         self.stages = nn.ModuleList(
-            Stage(part, before[i], wide, Doubled(wide) if i < last else None) for i, wide in enumerate(part.widths)
+            Stage(part, before[i], wide, Upsample(wide) if i < last else None) for i, wide in enumerate(part.widths)
         )
         self.norm = Normed(part, part.widths[-1])
         self.out = nn.Conv2d(part.widths[-1], part.channels, 3, padding=1)
@@ -133,7 +133,7 @@ class Stage(nn.Module):
     def __init__(self, part: Any, inputs: int, width: int, then: nn.Module | None) -> None:
         super().__init__()
         given = (inputs, *[width] * (part.blocks - 1))
-        self.layers = nn.ModuleList(Step(part, each, width) for each in given)
+        self.layers = nn.ModuleList(ResnetBlock(part, each, width) for each in given)
         self.then = then
 
     def forward(self, x: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class Stage(nn.Module):
         return x if self.then is None else self.then(x)
 
 
-class Halved(nn.Module):
+class Downsample(nn.Module):
     """Every second row and column, with a row of zeros below and a column of them on the right."""
 
     def __init__(self, width: int) -> None:
@@ -153,7 +153,7 @@ class Halved(nn.Module):
         return self.taps(F.pad(x, (0, 1, 0, 1)))
 
 
-class Doubled(nn.Module):
+class Upsample(nn.Module):
     """Each row and column twice."""
 
     def __init__(self, width: int) -> None:
@@ -164,7 +164,7 @@ class Doubled(nn.Module):
         return self.taps(F.interpolate(x, scale_factor=2.0))
 
 
-class Step(nn.Module):
+class ResnetBlock(nn.Module):
     """Two convolutions of 3 x 3, each after a norm, added to what came in [He et al. 2016b]."""
 
     def __init__(self, part: Any, inputs: int, width: int) -> None:
@@ -180,20 +180,20 @@ class Step(nn.Module):
         return (x if self.skip is None else self.skip(x)) + y
 
 
-class Middle(nn.Module):
+class MiddleBlock(nn.Module):
     """On the coarsest grid: a residual step, attention of one head, another step."""
 
     def __init__(self, part: Any, width: int) -> None:
         super().__init__()
-        self.first, self.last = Step(part, width, width), Step(part, width, width)
-        self.attention = Everywhere(part, width) if part.attention else None
+        self.first, self.last = ResnetBlock(part, width, width), ResnetBlock(part, width, width)
+        self.attention = SpatialAttention(part, width) if part.attention else None
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         return self.last(x if self.attention is None else self.attention(x))
 
 
-class Everywhere(nn.Module):
+class SpatialAttention(nn.Module):
     """Each place looks at all places."""
 
     def __init__(self, part: Any, width: int) -> None:

@@ -29,7 +29,7 @@ class Convolution(Part, sees="all"):
     """One over the grid, with zeros around it, a norm and an activation. Every `stride`-th row and column stays."""
 
     kernel: int = 3
-    width: int | None = None  # of what it gives; that of the place it stands in unless said
+    width: int | None = None  # of its output; default: that of its place
     stride: int = 1
     bias: bool = False
     norm: Norm | None = BatchNorm()
@@ -53,7 +53,7 @@ class ConvolutionLayer(nn.Module):
     def __init__(self, part: Convolution, inputs: int, site: Site) -> None:
         super().__init__()
         width = part.width or site.width
-        self.taps = Taps(inputs, width, part)
+        self.taps = ChannelsLastConv(inputs, width, part)
         self.norm = part.norm.build(site.child("norm", width=width)) if part.norm else None
         self.activation = ACTIVATIONS[part.activation]
 
@@ -63,7 +63,7 @@ class ConvolutionLayer(nn.Module):
         return self.activation(x if self.norm is None else self.norm(x)), grid
 
 
-class Taps(nn.Module):
+class ChannelsLastConv(nn.Module):
     """The weights (outputs, rows, columns, inputs) are laid out as the pixels are: libraries of convolutions would turn
     others round in every pass."""
 
@@ -108,7 +108,7 @@ class Convolutions(Op, sees="all", called=("ResNet", "bottleneck")):
     """Convolutions one after another, on a grid that stays as it is: two of 3 x 3, or narrow ones between two that are
     1 x 1 [He et al. 2016]."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a grid",)
+    requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
     layers: tuple[Convolution, ...]
 
@@ -118,7 +118,7 @@ class Convolutions(Op, sees="all", called=("ResNet", "bottleneck")):
             raise ValueError("Convolutions.layers: a stride above 1 belongs to a step between stages (ResidualDown)")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "ConvolutionModule(causal=True)"
 
     def build(self, site: Site) -> nn.Module:
@@ -193,7 +193,7 @@ class GridEmbedding(Embedding):
         raise NotImplementedError
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "TextEmbedding(tokens=...)"
 
     @property

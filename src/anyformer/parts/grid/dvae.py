@@ -24,7 +24,7 @@ from anyformer.specs.part import Part, Site
 
 class ConvEmbedding(GridEmbedding, sees="all", called=("convolutional encoder", "dVAE encoder")):
     """A grid of vectors made of a picture by residual convolutions: stages of `widths`, from fine to coarse, each but
-    the first on half as many rows and columns as the one before, of which the highest values stay."""
+    the first on half as many rows and columns as the one before, by max pooling."""
 
     widths: tuple[int, ...] = (256, 512, 1024, 2048)
     blocks: int = 2  # in each stage
@@ -57,7 +57,7 @@ class ConvEmbeddingModule(nn.Module):
         super().__init__()
         self.part = part
         self.first = nn.Conv2d(part.channels, part.widths[0], part.kernel, padding=part.kernel // 2)
-        self.stages = staged(part.widths[0], part.widths, part.blocks)
+        self.stages = residual_stages(part.widths[0], part.widths, part.blocks)
         self.out = nn.Conv2d(part.widths[-1], width, 1)
         self.starts = {"first.weight": Kaiming(gain=1.0), "out.weight": Kaiming()}
 
@@ -71,7 +71,7 @@ class ConvEmbeddingModule(nn.Module):
         return x.flatten(2).transpose(1, 2), Context(index=index, positions=index[None], extras=(grid,))
 
 
-class Painter(Part):
+class ImageDecoder(Part):
     """Makes pixels of a grid of vectors, in stages of `widths` from coarse to fine."""
 
     channels: int = 3
@@ -90,21 +90,21 @@ class Painter(Part):
         return self.channels
 
 
-class ConvPainter(Painter, sees="all", called=("convolutional decoder", "dVAE decoder")):
+class ConvDecoder(ImageDecoder, sees="all", called=("convolutional decoder", "dVAE decoder")):
     """Pixels made of a grid of vectors by residual convolutions: each stage but the first is on twice as many rows and
     columns as the one before."""
 
     widths: tuple[int, ...] = (2048, 1024, 512, 256)
 
     def build(self, site: Site) -> nn.Module:
-        return ConvPainterModule(self, site.width)
+        return ConvDecoderModule(self, site.width)
 
 
-class ConvPainterModule(nn.Module):
-    def __init__(self, part: ConvPainter, width: int) -> None:
+class ConvDecoderModule(nn.Module):
+    def __init__(self, part: ConvDecoder, width: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(width, part.widths[0], 1)
-        self.stages = staged(part.widths[0], part.widths, part.blocks)
+        self.stages = residual_stages(part.widths[0], part.widths, part.blocks)
         self.out = nn.Conv2d(part.widths[-1], part.channels, 1)
         self.starts = {"first.weight": Kaiming(gain=1.0), "out.weight": Kaiming(gain=1.0)}
 
@@ -123,7 +123,7 @@ def check_stages(kind: str, widths: tuple[int, ...], blocks: int) -> None:
         raise ValueError(f"{kind}: {len(widths):,} stages of {blocks:,} blocks; at most 20 of 1,000 can be built")
 
 
-def staged(width: int, widths: tuple[int, ...], blocks: int) -> nn.ModuleList:
+def residual_stages(width: int, widths: tuple[int, ...], blocks: int) -> nn.ModuleList:
     gain, found = 1 / (len(widths) * blocks), nn.ModuleList()
     for wide in widths:
         inputs = (width, *[wide] * (blocks - 1))
@@ -246,7 +246,7 @@ class RoundedCodesModule(nn.Module):
         most = torch.tensor(self.levels, device=x.device) - 1
         return (self.narrow(x).float().tanh() + 1) / 2 * most
 
-    def said(self, steps: Tensor) -> Tensor:
+    def embed_levels(self, steps: Tensor) -> Tensor:
         most = torch.tensor(self.levels, device=steps.device) - 1
         return self.wide((2 * steps / most - 1).to(self.wide.weight.dtype))
 
@@ -259,11 +259,11 @@ class RoundedCodesModule(nn.Module):
 
     def vectors(self, codes: Tensor) -> Tensor:
         levels = torch.tensor(self.levels, device=codes.device)
-        return self.said((codes[..., None] // self.places(codes.device) % levels).float())
+        return self.embed_levels((codes[..., None] // self.places(codes.device) % levels).float())
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         steps = self.steps(x)
-        return self.said(steps + (steps.round() - steps).detach()), steps.new_zeros(x.shape[:2])
+        return self.embed_levels(steps + (steps.round() - steps).detach()), steps.new_zeros(x.shape[:2])
 
 
 class GaussianLatent(Latent, sees="itself", called=("KL autoencoder", "latent diffusion")):

@@ -82,17 +82,17 @@ class Down(Part):
         raise NotImplementedError
 
 
-def strided(grid: Layout, stride: Sides) -> Layout:
+def strided_grid(grid: Layout, stride: Sides) -> Layout:
     """What is left of a grid where one in `stride` is, along each side."""
     return laid_out(*(-(-side // step) for side, step in zip(grid, stride, strict=True))) if stride else grid
 
 
 def with_stride(ctx: Context, stride: Sides) -> Context:
-    """The context of tokens of which, along each side of their grid, one in `stride` is left."""
+    """The context of every `stride`-th token along each side of the grid."""
 
     def make() -> Context:
         grid = layout(ctx)
-        after = strided(grid, stride)
+        after = strided_grid(grid, stride)
         before = ctx.index.shape[-1] - math.prod(grid)
         index = torch.arange(before + math.prod(after), device=ctx.index.device)
         return ctx.having(after, index=index, positions=index[None], shared={})
@@ -147,7 +147,7 @@ class GridVectors(
             raise ValueError(f"GridVectors.size is {self.size}: rows and columns, of a video after its frames")
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def requires(self) -> tuple[str, ...]:
         return (NEEDS[len(self.size)],)
 
     def build(self, site: Site) -> nn.Module:
@@ -169,7 +169,7 @@ class GridVectorsModule(AttentionPositionModule):
         for side, (name, length, count) in enumerate(zip(self.sides, grid, keys_grid, strict=True)):
             make = functools.partial(distances, length, count, q.device)
             entries = ctx.once(f"distances {length} {count}", make)
-            vectors = between(getattr(self, name), 2 * max(length, count) - 1)[entries]  # (length, count, K)
+            vectors = interpolate_rows(getattr(self, name), 2 * max(length, count) - 1)[entries]  # (length, count, K)
             found = torch.einsum("bh...lk,lck->bh...lc", q_grid.movedim(2 + side, -2), vectors).movedim(-2, 2 + side)
             shape = [1] * sides
             shape[side] = count
@@ -187,7 +187,7 @@ def distances(length: int, count: int, device: torch.device) -> Tensor:
     return (queries - (torch.arange(count, device=device) + (1.0 - count)) * of_key).long()
 
 
-def between(table: Tensor, rows: int) -> Tensor:
+def interpolate_rows(table: Tensor, rows: int) -> Tensor:
     """A table of so many rows, from in between those of another."""
     if table.shape[0] == rows:
         return table

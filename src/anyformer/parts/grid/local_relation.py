@@ -32,7 +32,7 @@ class LocalRelation(Op, sees="all", called=("LR-Net", "pixel attention", "neighb
     channels by how alike one number of its is to one of theirs, and by a small MLP of where they stand to it. What is
     seen are the channels themselves [Hu et al. 2019]. Time and memory grow with the places, not with their square."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a grid",)
+    requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
     num_heads: int  # groups of channels
     size: int = 7
@@ -47,7 +47,7 @@ class LocalRelation(Op, sees="all", called=("LR-Net", "pixel attention", "neighb
             raise ValueError(f"LocalRelation.size is {self.size}; a neighbourhood round a place has an odd side")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "Attention(num_heads=..., mask=Causal() & Window(size=...))"
 
     def build(self, site: Site) -> nn.Module:
@@ -72,20 +72,22 @@ class LocalRelationModule(InHeads):
         assert isinstance(grid, Grid)
         q, k, v = (ctx.tap(self.address, name, t) for name, t in (("q", self.q(x)), ("k", self.k(x)), ("v", x)))
         wide = torch.promote_types(x.dtype, torch.float32)
-        scores = LIKENESS[self.part.likeness](q.to(wide)[..., None], around(k.to(wide), grid, side))  # (B, N, H, S)
+        scores = LIKENESS[self.part.likeness](
+            q.to(wide)[..., None], neighbourhoods(k.to(wide), grid, side)
+        )  # (B, N, H, S)
         if self.up is not None and self.down is not None:
             scores = scores + self.down(F.relu(self.up(self.offsets().to(x.dtype)))).t()
-        inside = ctx.once(f"neighbours {side}", lambda: around(torch.ones_like(k[:1, :, :1]), grid, side) > 0)
+        inside = ctx.once(f"neighbours {side}", lambda: neighbourhoods(torch.ones_like(k[:1, :, :1]), grid, side) > 0)
         weights = scores.masked_fill(~inside, float("-inf")).softmax(-1).to(x.dtype).transpose(1, 2)  # (B, H, N, S)
         weights = ctx.tap(self.address, "weights", weights)
         if self.training and self.part.dropout:
             weights = F.dropout(weights, self.part.dropout)
-        near = around(v, grid, side).unflatten(2, (-1, self.head_width))  # (B, N, H, m, S)
+        near = neighbourhoods(v, grid, side).unflatten(2, (-1, self.head_width))  # (B, N, H, m, S)
         mixed = torch.einsum("bhns,bnhms->bnhm", weights, near).flatten(2)
         return self.o(ctx.tap(self.address, "mixed", mixed))
 
 
-def around(x: Tensor, grid: Grid, side: int) -> Tensor:
+def neighbourhoods(x: Tensor, grid: Grid, side: int) -> Tensor:
     """(B, N, C) -> (B, N, C, S): what stands round each place, zeros over the edge."""
     far = side // 2
     image = F.pad(x.unflatten(1, grid), (0, 0, far, far, far, far))

@@ -44,7 +44,7 @@ POOLS: dict[str, dict[int, Callable[..., Tensor]]] = {
 class GridPool(Part, sees="all"):
     """Each window of `kernel` places of a grid becomes one vector, windows `stride` places apart and reaching half over
     the edge: by a convolution of each channel, the same for all heads, or by its maximum or mean. What stands before
-    the grid goes through the norm alone."""
+    the grid only goes through the norm."""
 
     kernel: Sides
     stride: Sides
@@ -126,7 +126,7 @@ class PooledAttention(Reshaping, sees="all", called=("MViT", "pooling attention"
         return pools if self.position is None else [*pools, len(self.position.size)]
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def requires(self) -> tuple[str, ...]:
         return tuple(NEEDS[sides] for sides in self.sides[:1])
 
     @property
@@ -134,7 +134,7 @@ class PooledAttention(Reshaping, sees="all", called=("MViT", "pooling attention"
         return () if self.queries is None else self.queries.stride
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "Attention(num_heads=..., mask=Causal())"
 
     def build(self, site: Site) -> nn.Module:
@@ -170,7 +170,7 @@ class PooledAttentionModule(InHeads):
         )
         scale, bias = self.head_width**-0.5, None
         if self.position is not None:
-            looking = self.looking(ctx)
+            looking = self.query_context(ctx)
             bias = ctx.tap(self.address, "position", self.position.bias(q, looking.index, scale, looking)[1])
         visible = EVERYTHING if ctx.padding is None else ctx.visible(FULL, "these, Full()", ctx.index)
         out = attend(
@@ -192,7 +192,7 @@ class PooledAttentionModule(InHeads):
             out = out + q.masked_fill((torch.arange(q.shape[1], device=q.device) == start)[..., None], 0)
         return self.o(out)
 
-    def looking(self, ctx: Context) -> Context:
+    def query_context(self, ctx: Context) -> Context:
         """That of the pooled queries, with how the keys are laid out."""
         after, keys = with_stride(ctx, self.part.stride), layout(ctx)
         return after.having(KeyGrid(keys if self.part.keys is None else self.part.keys.coarser(keys)))

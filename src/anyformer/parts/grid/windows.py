@@ -17,7 +17,7 @@ from anyformer.parts.grid.layout import Grid
 from anyformer.parts.grid.local_relation import LocalRelation
 from anyformer.parts.grid.pooled_attention import PooledAttention
 from anyformer.parts.op import Op
-from anyformer.parts.position.absolute import AttentionPosition, AttentionPositionModule
+from anyformer.parts.position.bias import AttentionPositionModule, HeadwisePosition
 from anyformer.runtime.context import Context
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site, walk
@@ -28,7 +28,7 @@ class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attenti
     up and left, so that windows straddle those of the layer before; what comes in round the edge is not seen by what
     was there [Liu et al. 2021]."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a grid",)
+    requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
     mixer: Op
     size: int
@@ -45,15 +45,14 @@ class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attenti
             if self.shift and isinstance(part, Op) and not part.packs:
                 line = "reads a window as a whole, and a shifted one holds several pieces; Attention tells them apart"
                 raise ValueError(f"Windows.{path}: {type(part).__name__} {line}")
-            if getattr(part, "from_the_first", False):
-                alone = getattr(part, "alone", "")
-                line = f"the first layer holds what all share, and its windows may be others; set {alone}"
+            if (sharing := part.layer_sharing) is not None:
+                line = f"the first layer holds what all share, and its windows may be others; set {sharing.off}"
                 raise ValueError(f"Windows.{path}: {line}")
             if isinstance(part, GridBias) and part.size < self.size:
                 raise ValueError(f"Windows.{path}.size is {part.size}; windows of {self.size} a side need {self.size}")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "Attention(num_heads=..., mask=Causal() & Window(size=...))"
 
     def build(self, site: Site) -> nn.Module:
@@ -71,7 +70,7 @@ class WindowsModule(nn.Module):
         assert grid is not None, "windows are cut from grids"
         if ctx.padding is not None:
             raise ValueError("windows are cut from whole grids: give no attention_mask")
-        size, shift = self.fitting(grid)
+        size, shift = self.window_and_shift(grid)
         height, width = (-(-side // size) for side in grid)  # in windows
         x = self.mixer(*self.cut(x, ctx))
         x = x.view(B, height, width, size, size, D).transpose(2, 3).reshape(B, height * size, width * size, D)
@@ -79,7 +78,7 @@ class WindowsModule(nn.Module):
             x = x.roll((shift, shift), (1, 2))
         return x[:, : grid.rows, : grid.columns].flatten(1, 2)
 
-    def fitting(self, grid: Grid) -> tuple[int, int]:
+    def window_and_shift(self, grid: Grid) -> tuple[int, int]:
         """The windows of a grid, and how far they are moved: one that spans a side has nothing to straddle."""
         return (min(grid), 0) if min(grid) <= self.size and not self.fixed else (self.size, self.shift)
 
@@ -87,7 +86,7 @@ class WindowsModule(nn.Module):
         """(B, rows columns, D) -> (B N, T, D), and what the mixer knows"""
         grid = ctx.extra(Grid)
         assert grid is not None, "windows are cut from grids"
-        (size, shift), x = self.fitting(grid), x.unflatten(1, grid)
+        (size, shift), x = self.window_and_shift(grid), x.unflatten(1, grid)
         below, right = -grid.rows % size, -grid.columns % size
         if below or right:  # zeros that are seen like any token, as published
             x = F.pad(x, (0, 0, 0, right, 0, below))
@@ -118,12 +117,11 @@ def window_context(ctx: Context, B: int, height: int, width: int, size: int, shi
     return ctx.having(Grid(size, size), index=index, positions=index[None], documents=documents, shared={})
 
 
-class GridBias(AttentionPosition, sees="itself", called=("Swin bias", "2D relative bias")):
+class GridBias(HeadwisePosition, sees="itself", called=("Swin bias", "2D relative bias")):
     """One learned scalar a head and offset in rows and columns, on grids of up to `size` x `size` [Liu et al. 2021]."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a grid",)
+    requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
-    num_heads: int
     size: int
 
     def build(self, site: Site) -> nn.Module:

@@ -12,54 +12,60 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.feedforward.balance import Balance
 from anyformer.parts.head.losses import Loss, class_loss
 from anyformer.parts.norm import Norm
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Part, Site
 
-Said = dict[str, Tensor]
+NamedTensors = dict[str, Tensor]
 
 
 Outputs = dict[str, Tensor | None]
 
 
 class Head(Part):
-    """`inputs` are the names it takes from the caller beside the hidden states."""
+    """Reads the last hidden states. `inputs`: names that it also takes from the caller."""
 
     inputs: ClassVar[tuple[str, ...]] = ()
-    remembers: ClassVar[bool] = True  # a decoder alone returns a memory where nobody asked for it, as published
+    remembers: ClassVar[bool] = True  # a decoder returns its cache by default, as published
+
+    @property
+    def balance(self) -> Balance | None:
+        """Load-balancing losses of a mixture of experts, if the head reports them."""
+        return None
 
 
 class HeadModule(nn.Module):
-    unlisted: tuple[str, ...] = ()  # outputs that stand under their names alone, and not in a tuple of all
+    unlisted: tuple[str, ...] = ()  # outputs that are left out where a tuple is returned
 
     def arrange(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """A chance to reshape the model's inputs before they are embedded."""
+        """The model's inputs, reshaped before they are embedded."""
         return inputs
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
-        """What it says of the hidden states (B, T, D), whatever is asked of that."""
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
+        """Named outputs for hidden states (B, T, D), without losses."""
         raise NotImplementedError
 
     def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
         return class_loss(logits, labels)
 
-    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
-        """The losses of an answer, term by term, where the inputs have labels for them."""
+    def judge(self, outputs: NamedTensors, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        """The terms of the loss of these outputs; empty without labels."""
         labels = inputs.get("labels")
-        return {} if labels is None else {"loss": self.label_loss(said["logits"], labels, ctx)}
+        return {} if labels is None else {"loss": self.label_loss(outputs["logits"], labels, ctx)}
 
     def losses(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
-        """The same of its own answer, for training."""
+        """The terms of the loss, for training."""
         return self.judge(self.answer(x, ctx, inputs), ctx, inputs)
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
-        said = self.answer(x, ctx, inputs)
-        return {"loss": total(self.judge(said, ctx, inputs)), **said}
+        outputs = self.answer(x, ctx, inputs)
+        return {"loss": total(self.judge(outputs, ctx, inputs)), **outputs}
 
 
 def total(terms: Mapping[str, Loss]) -> Tensor | None:
-    """The sum of the terms' means: what published classes call the loss."""
+    """The sum of the terms' means: the published `loss`."""
     return torch.stack([term.mean for term in terms.values()]).sum() if terms else None
 
 

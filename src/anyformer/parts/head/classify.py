@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from anyformer.parts.head.base import Head, HeadModule, Outputs, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors, Outputs
 from anyformer.parts.head.losses import Loss, Problem, classification_loss
 from anyformer.parts.head.pool import Pool
 from anyformer.runtime.context import Context
@@ -32,7 +32,7 @@ class PooledOutputModule(HeadModule):
         super().__init__()
         self.pool = part.pool.build(site.child("pool"))
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"last_hidden_state": x, "pooler_output": self.pool(x, ctx, inputs)}
 
 
@@ -45,7 +45,7 @@ class ClassifyHead(Head, called=("sequence classification",)):
     pool: Pool
     bias: bool = True
     problem: Problem | None = None
-    shares: bool = False  # rows of labels are then shares of each class, and one number a row is told as (B,) (DeBERTa)
+    shares: bool = False  # rows of labels are probabilities; one number a row has the shape (B,) (DeBERTa)
 
     def build(self, site: Site) -> nn.Module:
         return ClassifyModule(self.pool, self.num_labels, self.bias, self.problem, site, self.shares)
@@ -60,7 +60,7 @@ class ClassifyModule(HeadModule):
         self.pool = pool.build(site.child("pool"))
         self.out = nn.Linear(pool.width or site.width, num_labels, bias=bias) if num_labels else nn.Identity()
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"logits": self.out(self.pool(x, ctx, inputs))}
 
     def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
@@ -77,7 +77,7 @@ class MultipleChoiceHead(Head):
     """One score a choice; inputs are (B, C, T) and every choice is read on its own."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels",)
-    needs: ClassVar[tuple[str, ...]] = ("a row of tokens",)
+    requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)
 
     pool: Pool
 
@@ -101,5 +101,5 @@ class MultipleChoiceModule(HeadModule):
         flat = {n: v.repeat_interleave(count, 0) if n in memory else v.flatten(0, 1) for n, v in tensors.items()}
         return {**inputs, **flat, "num_choices": count}
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"logits": self.out(self.pool(x, ctx, inputs)).view(-1, inputs["num_choices"])}

@@ -1,4 +1,4 @@
-"""What wav2vec 2.0 learns from sound alone: to tell which code stands behind a hidden frame [Baevski et al. 2020].
+"""The objective of wav2vec 2.0: find the code of a masked frame among others [Baevski et al. 2020].
 
 B batch, T frames, N = B T, C channels of the stem, G groups of V codes each, K codes that are wrong, P projected width.
 """
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.head.base import Head, HeadModule, Outputs, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors, Outputs
 from anyformer.parts.head.losses import Loss
 from anyformer.parts.init import Initializer, Normal, Uniform
 from anyformer.runtime.context import Context
@@ -71,7 +71,7 @@ class ContrastHead(Head):
     must be nearer than those of other hidden frames, and many codes must be in use."""
 
     inputs: ClassVar[tuple[str, ...]] = ("sampled_negative_indices",)
-    needs: ClassVar[tuple[str, ...]] = ("a waveform",)
+    requires: ClassVar[tuple[str, ...]] = ("a waveform",)
 
     features: int  # C
     quantizer: Quantizer = Quantizer()
@@ -101,7 +101,7 @@ class ContrastModule(HeadModule):
             around = Uniform(low=-(inputs**-0.5), high=inputs**-0.5)
             self.starts |= {f"{name}.weight": around, f"{name}.bias": around}
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         features, hidden = ctx.shared["extract_features"], inputs.get("mask_time_indices")
         if self.training and self.part.dropout:
             features = F.dropout(features, self.part.dropout)
@@ -113,15 +113,15 @@ class ContrastModule(HeadModule):
             CODES: numbers,
         }
 
-    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+    def judge(self, outputs: NamedTensors, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
         hidden, others = inputs.get("mask_time_indices"), inputs.get("sampled_negative_indices")
         if others is None:
             return {}
         if hidden is None:
             raise ValueError("sampled_negative_indices need mask_time_indices, the frames that are hidden")
-        states, targets, used = (said[n] for n in ("projected_states", "projected_quantized_states", PERPLEXITY))
+        states, targets, used = (outputs[n] for n in ("projected_states", "projected_quantized_states", PERPLEXITY))
         check_shape("sampled_negative_indices", others, (*states.shape[:2], others.shape[-1]))
-        contrast = self.contrast(states, targets, said[CODES], hidden.bool(), others.long())
+        contrast = self.contrast(states, targets, outputs[CODES], hidden.bool(), others.long())
         diversity, number = self.part.diversity * self.diversity(used, hidden), hidden.sum()
         return {"contrast": Loss(contrast, number), "diversity": Loss(diversity, number)}
 
@@ -132,16 +132,16 @@ class ContrastModule(HeadModule):
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
         """As published the losses are sums, and each is reported; its factor is not part of the second."""
-        said = self.answer(x, ctx, inputs)
-        terms = self.judge(said, ctx, inputs)
-        del said[CODES]
+        outputs = self.answer(x, ctx, inputs)
+        terms = self.judge(outputs, ctx, inputs)
+        del outputs[CODES]
         if not terms:
-            return {**said}
+            return {**outputs}
         return {
             "loss": terms["contrast"].sum + terms["diversity"].sum,
-            **said,
+            **outputs,
             "contrastive_loss": terms["contrast"].sum,
-            "diversity_loss": self.diversity(said[PERPLEXITY], inputs["mask_time_indices"]),
+            "diversity_loss": self.diversity(outputs[PERPLEXITY], inputs["mask_time_indices"]),
         }
 
     def contrast(self, states: Tensor, targets: Tensor, numbers: Tensor, hidden: Tensor, others: Tensor) -> Tensor:

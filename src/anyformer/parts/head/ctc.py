@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.head.losses import Loss, check_labels
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Site
@@ -38,16 +38,16 @@ class CTCModule(HeadModule):
         self.part = part
         self.out = nn.Linear(width, part.vocab_size)
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"logits": self.out(F.dropout(x, self.part.dropout) if self.training and self.part.dropout else x)}
 
     def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
-        each, lengths = self.each(logits, labels, ctx)
+        each, lengths = self.row_losses(logits, labels, ctx)
         if self.part.reduction == "sum":
             return Loss(each.sum(), 1.0)
         return Loss((each / lengths.clamp(min=1)).sum(), len(each))
 
-    def each(self, logits: Tensor, labels: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+    def row_losses(self, logits: Tensor, labels: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """(B,) how unlikely each row of labels is, and how long it is."""
         check_labels("labels", labels, (logits.shape[0], labels.shape[-1] if labels.dim() == 2 else 1))
         if labels.numel() and int(labels.max()) >= self.part.vocab_size:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.activation import ACTIVATIONS, Activation
-from anyformer.parts.head.base import Head, HeadModule, Outputs, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors, Outputs
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.losses import Loss, class_loss
 from anyformer.runtime.context import Context
@@ -91,7 +91,7 @@ class DoubleHeadModule(HeadModule):
         flat = {k: v.flatten(0, 1) for k, v in inputs.items() if isinstance(v, Tensor) and v.dim() == 3}
         return {**inputs, **flat, "choices": ids.shape[:2]}
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         choices = inputs.get("choices")  # (B, C)
         logits = ctx.tap(self.address, "lm", self.lm.scores(x))
         if choices is not None:
@@ -100,8 +100,8 @@ class DoubleHeadModule(HeadModule):
         scores = self.summary(x, inputs.get("mc_token_ids"), ctx.tokens)
         return {"logits": logits, "mc_logits": scores.squeeze(-1) if scores.shape[-1] == 1 else scores}
 
-    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
-        logits, scores, found = said["logits"], said["mc_logits"], {}
+    def judge(self, outputs: NamedTensors, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        logits, scores, found = outputs["logits"], outputs["mc_logits"], {}
         if (labels := inputs.get("labels")) is not None:
             found["loss"] = self.lm.label_loss(logits.flatten(0, -3), labels, ctx)  # a text a row
         if (answers := inputs.get("mc_labels")) is not None:
@@ -109,5 +109,5 @@ class DoubleHeadModule(HeadModule):
         return found
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
-        said = self.answer(x, ctx, inputs)
-        return {**{name: term.mean for name, term in self.judge(said, ctx, inputs).items()}, **said}
+        outputs = self.answer(x, ctx, inputs)
+        return {**{name: term.mean for name, term in self.judge(outputs, ctx, inputs).items()}, **outputs}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from anyformer.parts.embedding.patches import Size
 from anyformer.parts.grid.layout import Grid, as_image
-from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.head.losses import Loss
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Site
@@ -22,14 +22,14 @@ from anyformer.specs.part import Site
 class ImageOutput(Head):
     """The last grid as an image (B, D, rows, columns), and the mean of it (B, D, 1, 1), as published for ResNet."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a grid",)
+    requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
     def build(self, site: Site) -> nn.Module:
         return ImageOutputModule()
 
 
 class ImageOutputModule(HeadModule):
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"last_hidden_state": as_image(x, ctx.extra(Grid)), "pooler_output": x.mean(1)[..., None, None]}
 
 
@@ -37,7 +37,7 @@ class DistilledHead(Head):
     """Two tokens, each with scores of its own: the first learned from labels, the second from a teacher; what they say
     together is their mean [Touvron et al. 2021]. It gives no loss, as published."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a second token",)
+    requires: ClassVar[tuple[str, ...]] = ("a second token",)
 
     num_labels: int
 
@@ -50,7 +50,7 @@ class DistilledModule(HeadModule):
         super().__init__()
         self.out, self.distilled = (nn.Linear(width, num_labels) if num_labels else nn.Identity() for _ in range(2))
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         first, second = self.out(x[:, 0]), self.distilled(x[:, 1])
         return {"logits": (first + second) / 2, "cls_logits": first, "distillation_logits": second}
 
@@ -59,7 +59,7 @@ class PixelHead(Head):
     """Each token of the last grid draws its `stride` x `stride` pixels; the loss is the mean distance to the pixels of
     the patches that `bool_masked_pos` hid [Xie et al. 2022]."""
 
-    needs: ClassVar[tuple[str, ...]] = ("an image", "a mask token")
+    requires: ClassVar[tuple[str, ...]] = ("an image", "a mask token")
 
     channels: int
     stride: int
@@ -75,14 +75,14 @@ class PixelModule(HeadModule):
         self.part = part
         self.out = nn.Linear(width, part.stride**2 * part.channels)
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         grid = ctx.extra(Grid)
         assert grid is not None
         drawn = self.out(x[:, -math.prod(grid) :]).transpose(1, 2)  # what stands before the patches draws nothing
         return {"reconstruction": F.pixel_shuffle(drawn.unflatten(2, grid), self.part.stride)}
 
-    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
-        image, pixels, masked = said["reconstruction"], inputs["pixel_values"], inputs.get("bool_masked_pos")
+    def judge(self, outputs: NamedTensors, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        image, pixels, masked = outputs["reconstruction"], inputs["pixel_values"], inputs.get("bool_masked_pos")
         if masked is None:
             return {}
         if image.shape != pixels.shape:

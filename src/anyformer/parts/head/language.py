@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from anyformer.kernels.loss import IGNORED, linear_cross_entropy
 from anyformer.parts.feedforward.balance import Balance
-from anyformer.parts.head.base import Head, HeadModule, Said, Transform
+from anyformer.parts.fused_linear import effective_weight
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors, Transform
 from anyformer.parts.head.losses import Loss, check_labels, class_loss
+from anyformer.parts.unused import mark_unused
 from anyformer.runtime.context import Context
 from anyformer.runtime.mask import begins
 from anyformer.specs.part import Sees, Site, farthest
@@ -34,7 +36,7 @@ class LMHead(Head, sees="itself", called=("language model head", "unembedding"))
     offset: bool = False  # a saved score a token, added at the end and never learned (BART's final_logits_bias)
     balance: Balance | None = None  # of experts: its losses are reported and added where router logits are asked for
     foreign: bool = False  # scores another vocabulary than the one that is read (MarianForCausalLM with two)
-    idle_bias: bool = False  # a second bias that files hold and nothing reads, kept frozen (an untied BERT)
+    unused_bias: bool = False  # checkpoints hold a second bias that nothing reads (an untied BERT)
 
     def reaches(self) -> Sees | None:
         return farthest("itself", self.transform)
@@ -53,10 +55,10 @@ class LMHeadModule(HeadModule):
         width = (part.transform.width if part.transform else None) or site.width
         self.out: Any = self.output(width)
         self.register_buffer("offset", torch.zeros(part.vocab_size) if part.offset else None)
-        if part.idle_bias:
-            self.idle = nn.ParameterDict({"bias": nn.Parameter(torch.zeros(part.vocab_size), requires_grad=False)})
+        if part.unused_bias:
+            self.idle = mark_unused(nn.ParameterDict({"bias": torch.zeros(part.vocab_size)}))
 
-    def computed(self) -> dict[str, Callable[[], Tensor]]:
+    def computed_tensors(self) -> dict[str, Callable[[], Tensor]]:
         """What a checkpoint may leave out."""
         return {"offset": lambda: torch.zeros(self.part.vocab_size)} if self.part.offset else {}
 
@@ -94,12 +96,12 @@ class LMHeadModule(HeadModule):
     def cross_entropy(self, x: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         """The sum over labels (...) that are not -100, of vectors (..., D)."""
         out = self.out
-        weight, bias = out.effective() if hasattr(out, "effective") else out.weight, out.bias  # with an adapter or not
+        weight, bias = effective_weight(out), out.bias
         if self.offset is not None:
             bias = self.offset if bias is None else bias + self.offset
         return linear_cross_entropy(x, weight, labels, bias, smoothing=smoothing)
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         keep = inputs.get("logits_to_keep")
         if keep is not None and not (isinstance(keep, int) and keep == 0):
             x = x[:, -keep:] if isinstance(keep, int) else x[:, keep]
@@ -114,16 +116,18 @@ class LMHeadModule(HeadModule):
         check_labels("labels", labels, tuple(logits.shape[:2]))
         return class_loss(logits, next_labels(labels, ctx) if self.part.shift else labels)
 
-    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
-        found = super().judge(said, ctx, inputs)
+    def judge(self, outputs: NamedTensors, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        found = super().judge(outputs, ctx, inputs)
         if found and self.part.balance is not None and inputs.get("output_router_logits"):
-            terms = {name: value for name, value in said.items() if name != "logits"}
+            terms = {name: value for name, value in outputs.items() if name != "logits"}
             found["balance"] = Loss(self.part.balance.total(terms), 1.0)
         return found
 
 
 class VocabularyOutput(Head):
     """Scores over the vocabulary under the name of hidden states, and no loss (FSMTModel)."""
+
+    foreign: ClassVar[bool] = False
 
     vocab_size: int
 
@@ -132,7 +136,7 @@ class VocabularyOutput(Head):
 
 
 class VocabularyOutputModule(LMHeadModule):
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"last_hidden_state": self.scores(x)}
 
 

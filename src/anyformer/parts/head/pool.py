@@ -11,43 +11,44 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import recording
+from anyformer.kernels.recording import is_recording
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.attention.set_transformer import Seeds
 from anyformer.parts.norm import Norm
+from anyformer.parts.unused import mark_unused
 from anyformer.runtime.context import Context, leading_pads
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Part, Site
 
 
 class Pool(Part, called=("pooler", "mean pooling", "CLS")):
-    """Which vector speaks for the sequence, and what is done to it. `padding_token`: the last token is the last that
-    is not this one. "token": the place where the source has `token` for the last time (BART's end of the text); "mark":
-    for the first time, or the first place of a text without it; "highest": where its highest id stands (CLIP). "end",
-    "all" and "rest" are the last place, the mean of all places, pads or not (ELECTRA's choices), and that of all but
-    the first; "seeds" is what learned vectors saw, side by side."""
+    """One vector of a sequence: `take` selects it; norm, dense layer and activation follow. "first", "last" and "mean"
+    skip pads; with `padding_token`, "last" is the last token that is not this one. "token": the last position of
+    `token` in the source (BART's end of the text); "mark": its first position, or 0 in a text without it; "highest":
+    the position of the highest id (CLIP). "end", "all" and "rest": the last position, the mean of all positions
+    (ELECTRA) and of all but the first, pads included. "seeds": learned vectors attend to the sequence, side by side."""
 
     take: Literal["first", "last", "mean", "token", "mark", "highest", "end", "all", "rest", "seeds"] = "first"
     token: int | None = None
     seeds: Seeds | None = None  # as in the Set Transformer
     norm: Norm | None = None  # of the vector that was taken
-    idle_norm: bool = False  # files hold that norm and nothing reads it: it is kept, frozen (CLIP's classifier)
+    unused_norm: bool = False  # checkpoints hold that norm and nothing reads it (CLIP's classifier)
     input_dropout: float = 0.0  # before the dense layer (RoBERTa)
     dense: bool = False
     activation: Activation = "identity"
     dropout: float = 0.0
     padding_token: int | None = None
-    width: int | None = None  # of the dense layer's output; the model's unless said
+    width: int | None = None  # of the dense layer's output; default: the model's
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def requires(self) -> tuple[str, ...]:
         return ("token ids",) if self.take in ("token", "mark", "highest", "last") else ()
 
     def check(self) -> None:
         if self.take in ("token", "mark") and self.token is None:
             raise ValueError(f"Pool.take is {quote(self.take)}: say which token that is")
-        if self.idle_norm and self.norm is None:
-            raise ValueError("Pool.idle_norm: there is no norm")
+        if self.unused_norm and self.norm is None:
+            raise ValueError("Pool.unused_norm: there is no norm")
         if (self.take == "seeds") != (self.seeds is not None):
             raise ValueError(f"Pool.seeds is {self.seeds} and take {quote(self.take)}: set both or none of them")
         if self.seeds is not None and self.seeds.count > 1 and not self.dense:
@@ -63,8 +64,9 @@ class PoolModule(nn.Module):
         self.part, width = part, site.width
         self.seeds = part.seeds.build(site.child("seeds")) if part.seeds else None
         taken = width * (part.seeds.count if part.seeds else 1)
-        norm: Any = part.norm.build(site.child("norm", width=taken)) if part.norm else None
-        self.norm = norm if not part.idle_norm else nn.ParameterDict(norm.named_parameters()).requires_grad_(False)
+        self.norm = part.norm.build(site.child("norm", width=taken)) if part.norm else None
+        if self.norm is not None and part.unused_norm:
+            mark_unused(self.norm)
         self.dense = nn.Linear(taken, part.width or width) if part.dense else None
         self.activation = ACTIVATIONS[part.activation]
 
@@ -91,10 +93,10 @@ class PoolModule(nn.Module):
             found = ids if self.part.take == "highest" else (ids == self.part.token).int()
             x = x[torch.arange(x.shape[0], device=x.device), found.argmax(-1)]
         elif self.part.take == "token":
-            x = x[torch.arange(x.shape[0], device=x.device), self.marked(x, ctx, inputs)]
+            x = x[torch.arange(x.shape[0], device=x.device), self.token_position(x, ctx, inputs)]
         else:
-            x = x[torch.arange(x.shape[0], device=x.device), self.last(x, inputs)]
-        if self.norm is not None and not self.part.idle_norm:
+            x = x[torch.arange(x.shape[0], device=x.device), self.last_position(x, inputs)]
+        if self.norm is not None and not self.part.unused_norm:
             x = self.norm(x)
         if self.training and self.part.input_dropout:
             x = F.dropout(x, self.part.input_dropout)
@@ -103,14 +105,14 @@ class PoolModule(nn.Module):
         x = self.activation(x)
         return F.dropout(x, self.part.dropout) if self.training and self.part.dropout else x
 
-    def marked(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
+    def token_position(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
         """The place in x of the last `token` of the source. Where one of the two is padded on its left and the other
         is not, the same place in their texts."""
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         if ids is None:
             raise ValueError(f"give input_ids: the vector of a text is that of its last token {self.part.token}")
         found = ids == self.part.token
-        if not recording() and not bool(found.any(-1).all()):
+        if not is_recording() and not bool(found.any(-1).all()):
             raise ValueError(f"each text needs the token {self.part.token}, whose vector speaks for it")
         place = (torch.arange(ids.shape[1], device=x.device) * found).argmax(-1)
         if ids.shape[1] != x.shape[1]:
@@ -118,7 +120,7 @@ class PoolModule(nn.Module):
             place = place if ctx.tokens is None else place + leading_pads(ctx.tokens)[:, 0]
         return place.clamp(max=x.shape[1] - 1)
 
-    def last(self, x: Tensor, inputs: dict[str, Any]) -> Tensor | int:
+    def last_position(self, x: Tensor, inputs: dict[str, Any]) -> Tensor | int:
         """The rightmost token that is not padding; without ids to look at, the last of all."""
         ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))  # of a pair, the decoder's
         if self.part.padding_token is None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.head.classify import ClassifyModule
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.losses import Loss, class_loss
@@ -64,19 +64,19 @@ class PretrainingModule(HeadModule):
         self.pool = part.pool.build(site.child("pool"))
         self.out = nn.Linear(site.width, 2)
 
-    def related(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
+    def relation_scores(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
         """(B, 2)"""
         return self.out(self.pool(x, ctx, inputs))
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         logits = ctx.tap(self.address, "lm", self.lm.scores(x))
-        return {"prediction_logits": logits, self.pair_output: self.related(x, ctx, inputs)}
+        return {"prediction_logits": logits, self.pair_output: self.relation_scores(x, ctx, inputs)}
 
-    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+    def judge(self, outputs: NamedTensors, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
         labels, related = inputs.get("labels"), inputs.get(self.pair_label)
         if labels is None or (related is None and not self.tokens_alone):
             return {}
-        found = {"masked": class_loss(said["prediction_logits"], labels)}
+        found = {"masked": class_loss(outputs["prediction_logits"], labels)}
         if related is not None:
-            found["next"] = class_loss(said[self.pair_output], related, self.pair_label)
+            found["next"] = class_loss(outputs[self.pair_output], related, self.pair_label)
         return found

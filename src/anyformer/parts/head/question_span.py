@@ -24,7 +24,7 @@ class QuestionHead(SpanHead, sees="all"):
     `separator` (or is `question_lengths` long). Where no segments are given, what follows it is the second."""
 
     inputs: ClassVar[tuple[str, ...]] = (*SpanHead.inputs, "question_lengths")
-    needs: ClassVar[tuple[str, ...]] = ("token ids", "segments")
+    requires: ClassVar[tuple[str, ...]] = ("token ids", "segments")
 
     separator: int | None
     feedforward: MLP
@@ -36,7 +36,7 @@ class QuestionHead(SpanHead, sees="all"):
             raise ValueError("QuestionHead.feedforward.out: what is scored is as wide as the stream; leave it out")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return repr(SpanHead(dropout=self.dropout))
 
     def build(self, site: Site) -> nn.Module:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from anyformer.parts.activation import ACTIVATIONS, Activation
-from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.head.losses import Loss, binary_loss
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import check_shape
@@ -32,7 +32,7 @@ class DetectModule(HeadModule):
         self.activation = ACTIVATIONS[part.activation]
         self.out = nn.Linear(width, 1)
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"logits": self.out(self.activation(self.dense(x))).squeeze(-1)}
 
     def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import recording
+from anyformer.kernels.recording import is_recording
 from anyformer.parts.feedforward.balance import Balance
-from anyformer.parts.head.base import Head, HeadModule, Outputs, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors, Outputs
 from anyformer.parts.head.losses import Loss, class_loss
 from anyformer.parts.head.pool import Pool
 from anyformer.runtime.context import Context
@@ -44,12 +44,12 @@ class ProjectionModule(HeadModule):
         self.pool = part.pool.build(site.child("pool"))
         self.project = nn.Linear(site.width, part.width, bias=False)
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
-        said = {self.name: self.project(self.pool(x, ctx, inputs)), "last_hidden_state": x}
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
+        outputs = {self.name: self.project(self.pool(x, ctx, inputs)), "last_hidden_state": x}
         if self.balance is None or not (self.training or inputs.get("output_router_logits")):
-            return said
+            return outputs
         terms = self.balance.terms(ctx)
-        return {**said, "aux_loss": self.balance.total(terms), **terms} if terms else said
+        return {**outputs, "aux_loss": self.balance.total(terms), **terms} if terms else outputs
 
 
 class SimilarityHead(Head, sees="itself", called=("contrastive head", "CLIP")):
@@ -57,7 +57,7 @@ class SimilarityHead(Head, sees="itself", called=("contrastive head", "CLIP")):
     asks each text for its image among those of the batch, and each image for its text."""
 
     inputs: ClassVar[tuple[str, ...]] = ("return_loss",)
-    needs: ClassVar[tuple[str, ...]] = ("two towers",)
+    requires: ClassVar[tuple[str, ...]] = ("two towers",)
 
     scale: float = 2.6592
 
@@ -100,7 +100,7 @@ class SpacesHead(Head, sees="itself", called=("VATT", "MIL-NCE")):
     of several texts that stand near a video any may be right [Miech et al. 2020]."""
 
     inputs: ClassVar[tuple[str, ...]] = ("return_loss",)
-    needs: ClassVar[tuple[str, ...]] = ("three towers",)
+    requires: ClassVar[tuple[str, ...]] = ("three towers",)
 
     width: int
     temperature: float = 0.07
@@ -134,10 +134,10 @@ class SpacesModule(nn.Module):
             found["loss"] = torch.stack([loss.mean for loss in self.losses(found).values()]).sum()
         return {**found, **{f"{name}_embeds": vector for name, vector in vectors.items()}}
 
-    def losses(self, said: Outputs) -> dict[str, Loss]:
+    def losses(self, outputs: Outputs) -> dict[str, Loss]:
         """Of sounds and of texts, where there are."""
         weights = {"audio": 1.0, "text": self.part.weight}
-        given = {name: said.get(f"video_{name}_logits") for name in weights}
+        given = {name: outputs.get(f"video_{name}_logits") for name in weights}
         return {
             name: Loss(weights[name] * nearest_of_several(scores).sum(), float(len(scores)))
             for name, scores in given.items()
@@ -164,7 +164,7 @@ class HiddenSpansHead(Head, sees="itself", called=("MERLOT Reserve", "contrastiv
     In the text a span that is hidden is the token `text`, or `audio`; what they hide is given in the same order."""
 
     inputs: ClassVar[tuple[str, ...]] = ("hidden_ids", "hidden_mask", "hidden_values", "return_loss")
-    needs: ClassVar[tuple[str, ...]] = ("hidden spans",)
+    requires: ClassVar[tuple[str, ...]] = ("hidden spans",)
 
     width: int
     text: int
@@ -194,7 +194,7 @@ class HiddenSpansModule(nn.Module):
         for name, hidden in spans.items():
             token, count = getattr(self.part, name), len(hidden)
             here = (ids == token).flatten()
-            if not recording() and (places := int(here.sum())) != count:
+            if not is_recording() and (places := int(here.sum())) != count:
                 raise ValueError(f"{count} spans of {name} are hidden, and the text has {places} of the tokens {token}")
             # the places in their order; their number is that of the spans, so that shapes do not depend on values
             guesses = self.project(x.flatten(0, 1)[here.int().argsort(descending=True, stable=True)[:count]])
@@ -203,7 +203,7 @@ class HiddenSpansModule(nn.Module):
             found["loss"] = torch.stack([loss.mean for loss in terms.values()]).sum()
         return found
 
-    def losses(self, said: Outputs) -> dict[str, Loss]:
+    def losses(self, outputs: Outputs) -> dict[str, Loss]:
         """Of each kind of span that is hidden."""
-        given = {name: said.get(f"{name}_span_logits") for name in ("text", "audio")}
+        given = {name: outputs.get(f"{name}_span_logits") for name in ("text", "audio")}
         return {name: self.compare.loss(scores) for name, scores in given.items() if scores is not None}

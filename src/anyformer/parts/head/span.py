@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.head.losses import Loss, class_loss
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Site
@@ -38,16 +38,16 @@ class SpanModule(HeadModule):
         """(B, T, 2)"""
         return self.out(F.dropout(x, self.dropout) if self.training and self.dropout else x)
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         start, end = self.scores(x, ctx, inputs).unbind(-1)
         return {"start_logits": start.contiguous(), "end_logits": end.contiguous()}
 
-    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+    def judge(self, outputs: NamedTensors, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
         names, found = ("start", "end"), {}
         if any(inputs.get(f"{name}_positions") is None for name in names):
             return {}
         for name in names:
-            scores, places = said[f"{name}_logits"], inputs[f"{name}_positions"]
+            scores, places = outputs[f"{name}_logits"], inputs[f"{name}_positions"]
             T = scores.shape[1]  # answers outside the text are ignored
             half, weight = class_loss(scores, places.clamp(0, T), f"{name}_positions", ignored=T)
             found[name] = Loss(half / 2, weight)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.embedding.spectrogram import TimeConvolution
-from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.head.losses import Loss, class_loss
 from anyformer.parts.layer_mix import Neck
 from anyformer.parts.norm import Norm
@@ -28,7 +28,7 @@ from anyformer.specs.part import Part, Site
 class ConvolutionAdapter(Part, sees="all"):
     """Strided gated convolutions that make frames fewer, after a projection where the width changes."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a waveform",)  # which is padded at its end
+    requires: ClassVar[tuple[str, ...]] = ("a waveform",)  # which is padded at its end
 
     width: int
     depth: int = 3
@@ -41,7 +41,7 @@ class ConvolutionAdapter(Part, sees="all"):
         at_least(self, 0, "depth")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "None"
 
     def build(self, site: Site) -> nn.Module:
@@ -100,19 +100,19 @@ class SpeechNeckModule(nn.Module):
 class SpeechOutput(Head):
     """The hidden states, and the features of the stem they came from (Wav2Vec2Model)."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a waveform",)
+    requires: ClassVar[tuple[str, ...]] = ("a waveform",)
 
     def build(self, site: Site) -> nn.Module:
         return SpeechOutputModule()
 
 
 class SpeechOutputModule(HeadModule):
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"last_hidden_state": x, "extract_features": ctx.shared["extract_features"]}
 
 
 class FrameHead(Head):
-    """Scores of C labels for each frame; the labels are scores too (B, T, C), of which the highest counts."""
+    """Scores of C labels for each frame; the labels are scores too (B, T, C), and their highest counts."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels",)
 
@@ -127,7 +127,7 @@ class FrameModule(HeadModule):
         super().__init__()
         self.out = nn.Linear(width, part.num_labels)
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"logits": self.out(x)}
 
     def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.loss import IGNORED
-from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.head.losses import Loss, check_labels, class_loss
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Site
@@ -40,7 +40,7 @@ class TagModule(HeadModule):
         self.dropout, self.counts_pads = part.dropout, part.counts_pads
         self.out = nn.Linear(width, part.num_labels, bias=part.bias)
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         return {"logits": self.out(F.dropout(x, self.dropout) if self.training and self.dropout else x)}
 
     def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.head.losses import Loss, check_labels, class_loss
 from anyformer.parts.init import Normal
 from anyformer.runtime.context import Context
@@ -64,7 +64,7 @@ class XVectorModule(HeadModule):
         self.speakers = nn.Parameter(torch.empty(part.width, part.num_labels))
         self.starts = {"speakers": Normal(std=1.0)}
 
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         part = self.part
         if x.shape[1] < part.reach:
             raise ValueError(f"a voice needs {part.reach} frames or more, got {x.shape[1]}")
@@ -77,8 +77,8 @@ class XVectorModule(HeadModule):
         vector = self.vector(spread(x, length))
         return {"logits": self.out(vector), "embeddings": vector}
 
-    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
-        part, logits, labels = self.part, said["logits"], inputs.get("labels")
+    def judge(self, outputs: NamedTensors, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        part, logits, labels = self.part, outputs["logits"], inputs.get("labels")
         if labels is None:
             return {}
         check_labels("labels", labels, (len(logits),))

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import recording
+from anyformer.kernels.recording import is_recording
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.computed import Computed
 from anyformer.parts.init import Normal
@@ -40,16 +40,29 @@ __all__ = [
 
 
 class AbsolutePosition(Part):
-    """A vector a position, added to the input. The module maps positions (1 or B, T) to (1 or B, T, D), or has a method
-    `add(x, ctx)` where it looks at more than position numbers."""
+    """A vector for each position, added to the input. The module maps positions (1 or B, T) to (1 or B, T, D), or is an
+    `InputPosition`."""
 
-    numbered: ClassVar[bool] = True  # it looks at position numbers alone
+    numbered: ClassVar[bool] = True  # it reads only position numbers
+
+    @property
+    def has_padding_row(self) -> bool:
+        """Whether position -1, that of tokens which take up no position, is valid."""
+        return True
+
+
+class InputPosition(nn.Module):
+    """The module of a scheme that reads more than position numbers."""
+
+    def add(self, x: Tensor, ctx: Context) -> Tensor:
+        """x (B, T, D) with its positions added."""
+        raise NotImplementedError
 
 
 def add_position(position: nn.Module, x: Tensor, ctx: Context) -> Tensor:
     """x (B, T, D) with its positions added."""
-    if (add := getattr(position, "add", None)) is not None:
-        return add(x, ctx)
+    if isinstance(position, InputPosition):
+        return position.add(x, ctx)
     return x + position(ctx.positions).to(x.dtype)
 
 
@@ -65,6 +78,10 @@ class Learned(AbsolutePosition, sees="itself", called=("learned positions", "WPE
         at_least(self, 1, "length")
         at_least(self, 1 if self.padding else 0, "offset")
         chance(self, "dropout")
+
+    @property
+    def has_padding_row(self) -> bool:
+        return self.offset > 0
 
     def build(self, site: Site) -> nn.Module:
         return LearnedModule(self, site.width)
@@ -83,7 +100,7 @@ class LearnedModule(nn.Embedding):
 
 def check_positions(positions: Tensor, length: int) -> None:
     """One clear line instead of an index error deep inside; nothing to check while compiling."""
-    if not recording() and (last := int(positions.max())) >= length:
+    if not is_recording() and (last := int(positions.max())) >= length:
         raise ValueError(f"position {last} is beyond the model's {length} learned positions; shorten the input")
 
 
@@ -93,7 +110,7 @@ class AxialLearned(AbsolutePosition, sees="itself", called=("axial positions",))
 
     shape: tuple[int, ...]
     widths: tuple[int, ...]
-    length: int | None = None  # how many positions are used; all unless said
+    length: int | None = None  # number of positions in use; default: all
     std: float = 1.0  # that the tables start with
     dropout: float = 0.0  # of whole slices: all places with the same number along the second side
 
@@ -148,6 +165,10 @@ class Sinusoidal(AbsolutePosition, sees="itself", called=("sine", "sinusoids")):
         at_least(self, 1, "length")
         positive(self, "base")
 
+    @property
+    def has_padding_row(self) -> bool:
+        return self.offset > 0
+
     def build(self, site: Site) -> nn.Module:
         return SinusoidalModule(self, site.width)
 
@@ -169,13 +190,13 @@ class SinusoidalModule(nn.Module):
             table[part.offset - 1] = 0
         return table
 
-    def computed(self) -> dict[str, Callable[[], Tensor]]:
+    def computed_tensors(self) -> dict[str, Callable[[], Tensor]]:
         """What a checkpoint may leave out."""
         return {"weight": lambda: self.rows(self.part.length)} if self.part.stored else {}
 
     def forward(self, positions: Tensor) -> Tensor:
         table = self.weight if self.part.stored else self.table()
-        if not recording() and (last := int(positions.max())) >= self.part.length:
+        if not is_recording() and (last := int(positions.max())) >= self.part.length:
             table = self.rows(last + 1).to(table)
         return table[positions + self.part.offset if self.part.offset else positions]
 
@@ -232,7 +253,7 @@ class Sinusoidal2DModule(nn.Module):
         row, column = row.repeat_interleave(columns, 0), column.repeat(rows, 1)
         return torch.cat((row, column) if part.rows_first else (column, row), dim=-1)
 
-    def stretched(self, grid: tuple[int, int]) -> Tensor:
+    def table_for(self, grid: tuple[int, int]) -> Tensor:
         """The same for a grid of another size, on the device of this one."""
         return self.grid(*grid).to(self.table())
 
@@ -300,7 +321,7 @@ class Convolutional(AbsolutePosition, sees="all"):
         at_least(self, 1, "kernel", "groups")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return "Sinusoidal(length=...)"
 
     def build(self, site: Site) -> nn.Module:
@@ -309,7 +330,7 @@ class Convolutional(AbsolutePosition, sees="all"):
         return ConvolutionalModule(self, site.width)
 
 
-class ConvolutionalModule(nn.Module):
+class ConvolutionalModule(InputPosition):
     def __init__(self, part: Convolutional, width: int) -> None:
         super().__init__()
         self.part = part
@@ -338,8 +359,8 @@ class TreeDepth(AbsolutePosition, sees="all"):
     """A scheme applied to each token's depth in its dependency tree instead of its place in the row, as
     `Summed(parts=(Sinusoidal(...), TreeDepth(...)))` [Wang et al. 2019]; the input `tree_parents` has the tree."""
 
-    tree: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("a row of tokens",)
+    reads_tree: ClassVar[bool] = True
+    requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)
     numbered: ClassVar[bool] = False
 
     scheme: AbsolutePosition
@@ -350,14 +371,14 @@ class TreeDepth(AbsolutePosition, sees="all"):
             raise ValueError(f"TreeDepth.scheme says where a number stands, and {kind} does not; Sinusoidal does")
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return repr(self.scheme)
 
     def build(self, site: Site) -> nn.Module:
         return TreeDepthModule(self, site)
 
 
-class TreeDepthModule(nn.Module):
+class TreeDepthModule(InputPosition):
     def __init__(self, part: TreeDepth, site: Site) -> None:
         super().__init__()
         self.scheme = part.scheme.build(site.child("scheme"))
@@ -377,7 +398,7 @@ class Summed(AbsolutePosition, sees="itself"):
         return SummedModule(self, site)
 
 
-class SummedModule(nn.Module):
+class SummedModule(InputPosition):
     def __init__(self, part: Summed, site: Site) -> None:
         super().__init__()
         self.parts = nn.ModuleList(p.build(site.child(f"parts.{i}")) for i, p in enumerate(part.parts))

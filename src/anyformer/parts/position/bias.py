@@ -25,23 +25,32 @@ class AttentionPosition(Part):
 
     @property
     def can_share(self) -> bool:
-        """Whether the layers of a Stack can share its bias: it depends on places alone, and the module's `forward`
+        """Whether the layers of a Stack can share its bias: it depends only on positions, and the module's `forward`
         gives it."""
         return False
+
+
+class HeadwisePosition(AttentionPosition):
+    """A scheme with parameters for each head."""
+
+    num_heads: int
 
 
 Projections = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]  # of a mixer: to queries and to keys
 
 
 class AttentionPositionModule(nn.Module):
-    has_values = False  # whether `values` has something to say; then only the eager kernel serves
+    has_values: bool = False  # `values` adds to the mixed values; needs the eager kernel
+    turns_stream: bool = False  # `source` turns the input, head by head
+    needs_width: int | None = None  # of the vectors that it lets the attention project; None: it has none
+    silent: bool = False  # it adds nothing that could be traced
 
     def source(self, x: Tensor, ctx: Context) -> Tensor:
-        """What queries and keys are projected from: the input (B,T,D) itself unless a scheme turns it first."""
+        """The input (B,T,D) of the query and key projections; a scheme may rotate it."""
         return x
 
     def rotate(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Turns the queries (B,H,T,K) and the new keys (B,G,T,K) before keys are remembered."""
+        """Rotates the queries (B,H,T,K) and the new keys (B,G,T,K) before keys are cached."""
         return q, k
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
@@ -49,15 +58,14 @@ class AttentionPositionModule(nn.Module):
         places `places` (S,) or (B, S)."""
         return q, None
 
-    def between(
+    def key_bias(
         self, q: Tensor, k: Tensor, places: Tensor, scale: float, ctx: Context, projections: Projections
     ) -> tuple[Tensor, Tensor | None]:
-        """The same for a scheme that also looks at the keys (B,G,S,K), or lets the mixer's own projections make queries
-        and keys of what it holds."""
+        """As `bias`, for a scheme that reads the keys (B,G,S,K) or projects its own vectors by the mixer's layers."""
         return self.bias(q, places, scale, ctx)
 
     def values(self, weights: Tensor, places: Tensor, ctx: Context) -> Tensor:
-        """What positions add to the mixed values, from the attention weights (B,H,T,S): (B,H,T,K)."""
+        """The term (B,H,T,K) that is added to the mixed values, from the attention weights (B,H,T,S)."""
         raise NotImplementedError
 
     def forward(self, index: Tensor, places: Tensor) -> Tensor:
@@ -66,11 +74,10 @@ class AttentionPositionModule(nn.Module):
         raise NotImplementedError
 
 
-def turned(
+def rotate_and_tap(
     position: AttentionPositionModule, q: Tensor, k: Tensor, ctx: Context, address: str
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys as the positions of the mixer at `address` turn them; looked at, they stand side by side
-    (B, H + G, T, K)."""
+    """Queries and keys, rotated for the mixer at `address`; they are traced side by side (B, H + G, T, K)."""
     new_q, new_k = position.rotate(q, k, ctx)
     if new_q is q or not ctx.wants(address, "position"):
         return new_q, new_k
@@ -79,7 +86,7 @@ def turned(
 
 
 def distance(index: Tensor, places: Tensor) -> Tensor:
-    """(1 or B, T, S) how far each key stands after each query."""
+    """(1 or B, T, S) key position - query position."""
     apart = places[..., None, :] - index[..., :, None]
     return apart if apart.dim() == 3 else apart[None]
 
@@ -90,10 +97,9 @@ def distance_in(ctx: Context, places: Tensor) -> Tensor:
     return distance(index, places if keys.dim() == 1 else at_places(keys, places))
 
 
-class BucketedBias(AttentionPosition, sees="itself", called=("T5 bias", "relative position bias")):
+class BucketedBias(HeadwisePosition, sees="itself", called=("T5 bias", "relative position bias")):
     """One learned scalar a head and bucket of distances, finer near, coarser far [Raffel et al. 2020]."""
 
-    num_heads: int
     num_buckets: int = 32
     max_distance: int = 128
     both_ways: bool = True  # an encoder tells left from right; a decoder never sees right
@@ -145,21 +151,25 @@ class Distance(AttentionPosition):
     `tree`, distances in a dependency tree (query - key depth, see `tree.distances`) instead of in the row."""
 
     before: int
-    after: int | None = None  # as `before` unless said
+    after: int | None = None  # default: as `before`
     tree: bool = False
 
     def check(self) -> None:
         at_least(self, 0, "before", "after")
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def requires(self) -> tuple[str, ...]:
         return ("a row of tokens",) if self.tree else ()
+
+    @property
+    def reads_tree(self) -> bool:
+        return self.tree
 
     def reaches(self) -> Sees | None:
         return "all" if self.tree else super().reaches()  # a tree is that of the whole text
 
     @property
-    def instead(self) -> str:
+    def causal_alternative(self) -> str:
         return repr(self.replace(tree=False))
 
     @property
@@ -186,10 +196,8 @@ class DistanceModule(AttentionPositionModule):
         return ctx.once_for(places, key, lambda: self.clip(distance_in(ctx, places)))
 
 
-class DistanceBias(Distance, sees="itself"):
+class DistanceBias(Distance, HeadwisePosition, sees="itself"):
     """One learned scalar a head and distance, r_(i-j), added to the scores."""
-
-    num_heads: int
 
     def check(self) -> None:
         super().check()
@@ -245,12 +253,11 @@ class RelativeVectorsModule(DistanceModule):
         return torch.matmul(by_distance, self.value_table.weight)
 
 
-class Alibi(AttentionPosition, sees="itself", called=("linear biases",)):
+class Alibi(HeadwisePosition, sees="itself", called=("linear biases",)):
     """Scores fall linearly with the distance, at a fixed slope a head [Press et al. 2022]."""
 
-    num_heads: int
-    unpadded: bool = False  # distances count real tokens alone, so that holes in the mask take no room (BLOOM)
-    signed: bool = False  # a key that comes later scores higher, where one is seen (BLOOM)
+    unpadded: bool = False  # distances count only real tokens, not pads (BLOOM)
+    signed: bool = False  # later keys score higher (BLOOM)
 
     def check(self) -> None:
         at_least(self, 1, "num_heads")
@@ -276,9 +283,9 @@ class AlibiModule(AttentionPositionModule):
         return self.slopes()[:, None, None] * (apart if self.signed else -apart.abs())[:, None]
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        return q, ctx.once_for(places, self.key, lambda: self.fall(self.apart(ctx, places)).to(q.dtype))
+        return q, ctx.once_for(places, self.key, lambda: self.fall(self.distances(ctx, places)).to(q.dtype))
 
-    def apart(self, ctx: Context, places: Tensor) -> Tensor:
+    def distances(self, ctx: Context, places: Tensor) -> Tensor:
         if not self.unpadded or ctx.padding is None:
             return distance_in(ctx, places)
         real = ctx.padding.cumsum(-1)

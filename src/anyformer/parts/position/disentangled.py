@@ -7,38 +7,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.norm import Norm
-from anyformer.parts.position.bias import AttentionPosition, AttentionPositionModule, Projections, distance_in
+from anyformer.parts.position.bias import AttentionPositionModule, HeadwisePosition, Projections, distance_in
+from anyformer.parts.unused import mark_unused
 from anyformer.runtime.context import Context
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
-from anyformer.specs.part import Site
+from anyformer.specs.part import LayerSharing, Site
 
 
-class Disentangled(AttentionPosition, sees="itself", called=("DeBERTa", "disentangled attention")):
+class Disentangled(HeadwisePosition, sees="itself", called=("DeBERTa", "disentangled attention")):
     """To the scores q_i k_j are added q_i K_r and k_j Q_r: keys and queries made of a learned vector for the distance
     r = i - j [He et al. 2021]. All layers read the vectors that the first holds. The attention's `scale` is published
     as 1 / sqrt(terms K), with as many terms as are added up."""
 
-    num_heads: int
     reach: int = 512  # distances beyond it share the last vector; 0: there are no vectors
     buckets: int | None = None  # so many vectors each way: far distances share theirs, more of them the farther
     by_query: bool = True  # q_i K_r, "content to position"
     by_key: bool = True  # k_j Q_r, "position to content"
     own: bool = True  # projections of its own; otherwise the attention's make keys and queries of the vectors too
     bias: str = "qk"  # which of its own projections have one
-    width: int | None = None  # of the vectors; all heads together unless said
+    width: int | None = None  # of the vectors; default: that of all heads together
     norm: Norm | None = None  # of the vectors
     dropout: float = 0.0  # on the vectors
     shared: bool = True  # otherwise each layer has vectors of its own
-    alone: ClassVar[str] = "shared=False"
-    spoilt_by: ClassVar[tuple[str, ...]] = ("layer_drop", "order")  # fields of a Stack, where the first holds them
 
     def check(self) -> None:
         at_least(self, 1, "num_heads", "width")
@@ -49,13 +46,9 @@ class Disentangled(AttentionPosition, sees="itself", called=("DeBERTa", "disenta
             raise ValueError(f"Disentangled.bias names projections among 'qk', got {quote(self.bias)}")
 
     @property
-    def from_the_first(self) -> bool:
-        return self.shared
-
-    @property
-    def held(self) -> tuple[object, ...]:
-        """What every layer must say alike of what the first holds."""
-        return self.each_way, self.width or f"{self.num_heads} heads", self.reads
+    def layer_sharing(self) -> LayerSharing | None:
+        form = (self.each_way, self.width or f"{self.num_heads} heads", self.reads)
+        return LayerSharing("shared=False", ("layer_drop", "order"), form) if self.shared else None
 
     @property
     def each_way(self) -> int:
@@ -86,9 +79,8 @@ class DisentangledModule(AttentionPositionModule):
         own = part.own and part.each_way > 0
         self.q = nn.Linear(W, H * K, bias="q" in part.bias) if own and part.by_key else None
         self.k = nn.Linear(W, H * K, bias="k" in part.bias) if own and part.by_query else None
-        self.silent = not part.reads
-        if self.silent:  # files hold the vectors, and nothing looks at them
-            self.requires_grad_(False)
+        if not part.reads:
+            mark_unused(self)
 
     def vectors(self, ctx: Context) -> Tensor:
         """(R, W) of the distances, from the farthest key after a query to the farthest before it."""
@@ -123,7 +115,7 @@ class DisentangledModule(AttentionPositionModule):
 
         return ctx.once_for(places, f"disentangled {part.reach} {part.buckets}", make)
 
-    def between(
+    def key_bias(
         self, q: Tensor, k: Tensor, places: Tensor, scale: float, ctx: Context, projections: Projections
     ) -> tuple[Tensor, Tensor | None]:
         part, every = self.part, self.part.each_way

@@ -22,11 +22,11 @@ class Numbering(Part, sees="itself"):
 
     first: int = 0  # what a caller's position_ids call the first position (RoBERTa's 2)
 
-    def counted(self, x: Tensor, ids: Tensor | None) -> Tensor | None:
+    def counted_tokens(self, x: Tensor, ids: Tensor | None) -> Tensor | None:
         """(B, T) True where a token takes up a position; None where all do."""
         return None
 
-    def numbered(self, ctx: Context) -> Context:
+    def renumber(self, ctx: Context) -> Context:
         """With other positions than the places give."""
         return ctx
 
@@ -36,11 +36,11 @@ class ByPlace(Numbering, sees="itself"):
 
 
 class RealTokens(Numbering, sees="itself"):
-    """Real tokens alone are counted, and pads stand just before the first (OPT)."""
+    """Counts only real tokens; pads have the row before the first (OPT)."""
 
     before: ClassVar[bool] = True
 
-    def numbered(self, ctx: Context) -> Context:
+    def renumber(self, ctx: Context) -> Context:
         if ctx.padding is None or ctx.documents is not None:
             return ctx
         return ctx.having(positions=at_places(ctx.padding.cumsum(-1) * ctx.padding - 1, ctx.index))
@@ -54,6 +54,6 @@ class WithoutToken(Numbering, sees="itself"):
 
     token: int
 
-    def counted(self, x: Tensor, ids: Tensor | None) -> Tensor | None:
+    def counted_tokens(self, x: Tensor, ids: Tensor | None) -> Tensor | None:
         """Where vectors are given, each of them counts."""
         return x.new_ones(x.shape[:2], dtype=torch.bool) if ids is None else ids != self.token

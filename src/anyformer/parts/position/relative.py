@@ -13,21 +13,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.position.absolute import AttentionPosition, AttentionPositionModule
-from anyformer.parts.position.bias import distance
+from anyformer.parts.position.absolute import AttentionPositionModule
+from anyformer.parts.position.bias import HeadwisePosition, distance
 from anyformer.parts.position.rotary import Rope, RopeModule, frequencies
 from anyformer.runtime.context import Context, at_places
 from anyformer.specs.checks import chance
 from anyformer.specs.part import Site
 
 
-class RelativeSinusoids(AttentionPosition, sees="itself", called=("Transformer-XL",)):
+class RelativeSinusoids(HeadwisePosition, sees="itself", called=("Transformer-XL",)):
     """Scores (q + u) k + (q + v) r, where r is a learned projection of the distance's sinusoids and u, v are learned
     vectors a head [Dai et al. 2019]."""
 
-    num_heads: int
     base: float = 10000.0
-    width: int | None = None  # of the sinusoids; all heads together unless said
+    width: int | None = None  # of the sinusoids; default: that of all heads together
     dropout: float = 0.0  # of the sinusoids, the same ones in all layers
 
     def check(self) -> None:
@@ -62,19 +61,19 @@ class RelativeSinusoidsModule(AttentionPositionModule):
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
         table = ctx.once_for(places, self.key, lambda: self.table(places, ctx, q.dtype))
-        scores = lined_up(self.scores(q, table, scale), places, ctx)
+        scores = align_to_keys(self.scores(q, table, scale), places, ctx)
         if scores.device.type == "cuda":
             scores = scores.contiguous()  # its kernels ask for aligned rows
         return q + self.u[:, None], scores
 
     def scores(self, q: Tensor, table: Tensor, scale: float) -> Tensor:
-        return self.along((q + self.v[:, None]) * scale, table)
+        return self.distance_scores((q + self.v[:, None]) * scale, table)
 
-    def along(self, q: Tensor, table: Tensor) -> Tensor:
+    def distance_scores(self, q: Tensor, table: Tensor) -> Tensor:
         """(B, H, T, R) of queries with the distances of a table (R, W)."""
         return torch.matmul(q, self.project(table).unflatten(-1, self.v.shape).permute(1, 2, 0))
 
-    def apart(self, q: Tensor, distance: Tensor, most: int, scale: float, ctx: Context) -> tuple[Tensor, Tensor]:
+    def bias_at(self, q: Tensor, distance: Tensor, most: int, scale: float, ctx: Context) -> tuple[Tensor, Tensor]:
         """Queries, and what is added to their scores (B, H, T, S) with keys at distances (1 or B, T, S) from 0 to
         `most`, whatever those are counted in."""
         count = torch.arange(most + 1, device=q.device)
@@ -107,7 +106,7 @@ def farthest(places: Tensor, ctx: Context) -> Tensor:
     return (ctx.index.amax(-1, keepdim=True) - places.amin(-1, keepdim=True)).amax()
 
 
-def lined_up(scores: Tensor, places: Tensor, ctx: Context) -> Tensor:
+def align_to_keys(scores: Tensor, places: Tensor, ctx: Context) -> Tensor:
     """(B, H, T, R) scores by distance, the last query's of the first key first -> (B, H, T, S) of keys at `places`."""
     index, keys = ctx.apart()
     if index.dim() == keys.dim() == 1 and (ctx.state is None or ctx.state.capacity is None):
@@ -155,7 +154,7 @@ class SavedFrequencies(nn.Module):
         self.width, self.base = width, base
         self.register_buffer("value", frequencies(width, base, None))
 
-    def computed(self) -> dict[str, Callable[[], Tensor]]:
+    def computed_tensors(self) -> dict[str, Callable[[], Tensor]]:
         """What a checkpoint may leave out."""
         return {"value": lambda: frequencies(self.width, self.base, None)}
 

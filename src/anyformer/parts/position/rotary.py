@@ -21,8 +21,6 @@ from anyformer.specs.part import Part, Site
 class RopeScaling(Part):
     """How the rotary frequencies of a model are stretched beyond the length it was trained on."""
 
-    by_length: ClassVar[bool] = False  # whether the longest text so far decides how all tokens turn
-
 
 class LinearScaling(RopeScaling, sees="itself", called=("position interpolation",)):
     """Positions divided by a factor [Chen et al. 2023]."""
@@ -37,7 +35,7 @@ class DynamicScaling(RopeScaling, sees="itself", called=("NTK",)):
     """NTK-aware base that grows with the text once it is longer than `length`: there, as published, a token that comes
     later changes the angles of all before it, in a model that writes too."""
 
-    by_length: ClassVar[bool] = True
+    length_dependent: ClassVar[bool] = True
 
     factor: float
     length: int
@@ -51,7 +49,7 @@ class LongScaling(RopeScaling, sees="itself", called=("LongRoPE",)):
     """Each frequency divided by a factor of its own [Ding et al. 2024], of the `long` ones once a text is longer than
     `length`: there, as published, a token that comes later changes the angles of all before it."""
 
-    by_length: ClassVar[bool] = True
+    length_dependent: ClassVar[bool] = True
 
     short: tuple[float, ...]
     long: tuple[float, ...]

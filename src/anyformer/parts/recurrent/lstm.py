@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import recording
+from anyformer.kernels.recording import is_recording
 from anyformer.parts.init import Uniform
 from anyformer.parts.op import Op
 from anyformer.parts.recurrent.mamba import PackedRows
@@ -50,7 +50,7 @@ class LSTMModule(nn.Module):
         return PerRow({"said": (self.width,), "cell": (self.width,)})
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        rows, store = PackedRows.of(ctx), ctx.store(self.address)
+        rows, store = PackedRows.from_context(ctx), ctx.store(self.address)
         x = rows.pack(x)
         if store is None:
             before = x.new_zeros(2, x.shape[0], self.width).unbind(0)
@@ -58,7 +58,7 @@ class LSTMModule(nn.Module):
             before = tuple(store.tensors[name].expand(x.shape[0], -1).to(x.dtype) for name in ("said", "cell"))
         plain = type(self.gates) is type(self.recurrent) is nn.Linear  # neither adapted nor quantised
         goes_on = rows.keep is None and (rows.real is None or store is None)  # pads at the end change no real token
-        if plain and goes_on and not recording() and not x.is_meta:
+        if plain and goes_on and not is_recording() and not x.is_meta:
             weights = [self.gates.weight, self.recurrent.weight, self.gates.bias, torch.zeros_like(self.gates.bias)]
             states = [each[None].contiguous() for each in before]
             y, said, cell = torch.lstm(x, states, weights, True, 1, 0.0, self.training, False, True)

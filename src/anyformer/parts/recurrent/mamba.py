@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.convolution import depthwise
-from anyformer.kernels.recording import recording
+from anyformer.kernels.recording import is_recording
 from anyformer.kernels.scan import scan, scan_step
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.init import Initializer, Kaiming
@@ -77,7 +77,7 @@ class SelectiveState(Op, sees="past", called=("Mamba", "S6", "SSM", "state space
     width: int  # I
     states: int = 16
     taps: int = 4
-    rank: int | None = None  # of the time step; D / 16 rounded up unless said
+    rank: int | None = None  # of the time step; default: D / 16, rounded up
     activation: Activation = "silu"  # after the convolution; the gate is always silu
     bias: bool = False  # of the projections in and out
     conv_bias: bool = True
@@ -122,7 +122,7 @@ class ConvolvingModule(nn.Module):
                 y = torch.addcmul(y, x[:, K - 1 - back : K - 1 - back + T] * near, taps[-1 - back])
             y = y if bias is None else y + bias
         if store is not None and past is not None:
-            store.replace("window", rows.last(past, K - 1))
+            store.replace("window", rows.last_tokens(past, K - 1))
         y = self.activation(ctx.tap(self.address, "conv", y))
         return y if rows.real is None else y * rows.real.to(y.dtype)
 
@@ -151,7 +151,7 @@ class SelectiveStateModule(ConvolvingModule):
         return PerRow(shapes, dtypes={"state": torch.float32})
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        rows = PackedRows.of(ctx)
+        rows = PackedRows.from_context(ctx)
         x, store = rows.pack(x), ctx.store(self.address)
         gate, x = self.gate(x), self.convolve(self.up(x), rows, store, ctx)
         step, b, c = self.select(x).split((self.rank, self.part.states, self.part.states), dim=-1)
@@ -187,7 +187,7 @@ class PackedRows:
     keep: Tensor | None = None  # (B, T) 0 where a new document begins
 
     @classmethod
-    def of(cls, ctx: Context) -> PackedRows:
+    def from_context(cls, ctx: Context) -> PackedRows:
         """Of the batch that is read, worked out once for all layers."""
         return ctx.once("rows", lambda: cls._read(ctx))
 
@@ -197,7 +197,7 @@ class PackedRows:
         if tokens is not None:
             rows.real = tokens[..., None].float()
             split = tokens[:, 1:] & ~tokens[:, :-1]  # a real token after a pad
-            if tokens.shape[1] > 1 and (recording() or bool(split.any())):
+            if tokens.shape[1] > 1 and (is_recording() or bool(split.any())):
                 rows.order = (~tokens).int().argsort(dim=1, stable=True)
                 rows.back = rows.order.argsort(dim=1)
                 rows.real = rows.pack(rows.real)
@@ -219,7 +219,7 @@ class PackedRows:
     def unpack(self, x: Tensor) -> Tensor:
         return x if self.back is None else x.gather(1, self.back[..., None].expand_as(x))
 
-    def last(self, x: Tensor, count: int) -> Tensor:
+    def last_tokens(self, x: Tensor, count: int) -> Tensor:
         """The last `count` real tokens of x (B, count + T, I), 0 where they belong to an earlier document."""
         T = x.shape[1] - count
         if self.real is None:

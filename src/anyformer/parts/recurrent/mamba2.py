@@ -71,7 +71,7 @@ class DualStateModule(ConvolvingModule):
         return PerRow(shapes, dtypes={"state": torch.float32})
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        rows = PackedRows.of(ctx)
+        rows = PackedRows.from_context(ctx)
         part, x, store = self.part, rows.pack(x), ctx.store(self.address)
         gate, step, dtype = self.gate(x), self.step(x), x.dtype
         mixed = self.convolve(self.up(x), rows, store, ctx)

@@ -28,7 +28,7 @@ from anyformer.specs.part import Site
 class TimeMix(Op, sees="past", called=("RWKV", "WKV")):
     """Attention's peer: an average of the past, weighted by keys that fade by a rate of each channel, behind a gate."""
 
-    width: int | None = None  # A; D unless said
+    width: int | None = None  # A; default: D
     halve_every: int = 0  # see `Halved`
 
     def check(self) -> None:
@@ -54,7 +54,7 @@ class ChannelMix(Op, sees="past", called=("RWKV feed-forward",)):
 
 
 class Halved(Residual, sees="itself"):
-    """x + branch, and half of that after every so many layers, in evaluation alone: fp16 does not overflow so soon.
+    """x + branch, and half of that after every so many layers, only in evaluation: fp16 overflows later.
     The branches of later layers, which would weigh more, are made smaller by their own `halve_every`."""
 
     every: int
@@ -98,7 +98,7 @@ class ShiftModule(nn.Module):
         if rows.keep is not None:
             before = before * rows.keep[..., None].to(x.dtype)
         if store is not None:
-            store.replace("last", rows.last(whole, 1))
+            store.replace("last", rows.last_tokens(whole, 1))
         return [torch.lerp(before, x, self.get_parameter(name)) for name in self.names]
 
     def shrink(self, x: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class TimeMixModule(ShiftModule):
         return PerRow({"last": (1, self.width), "sums": (3, self.inner)}, dtypes={"sums": torch.float32})
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        rows = PackedRows.of(ctx)
+        rows = PackedRows.from_context(ctx)
         store = ctx.store(self.address)
         x = rows.pack(x)
         for_k, for_v, for_gate = self.blends(x, rows, store)
@@ -164,7 +164,7 @@ class ChannelMixModule(ShiftModule):
         self.starts = {"mix_up": Ramp(power=last), "mix_gate": Ramp(power=last)}
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        rows = PackedRows.of(ctx)
+        rows = PackedRows.from_context(ctx)
         x = rows.pack(x)
         for_up, for_gate = self.blends(x, rows, ctx.store(self.address))
         inner = torch.relu(self.up(for_up)).square()

@@ -1,0 +1,36 @@
+"""DeBERTa's attention [He et al. 2021]; its scores of positions are `parts/position/disentangled.py`.
+
+B batch, T tokens, S keys, H heads, G key/value heads, K head width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.parts.attention.attention import Attention, AttentionModule
+from anyformer.runtime.context import Context
+from anyformer.runtime.mask import Full
+from anyformer.specs.part import Site
+
+
+class DebertaAttention(Attention, sees="past"):
+    """Attention where the result of a pad is the mean of all values in its row, as published."""
+
+    def check(self) -> None:
+        super().check()
+        if self.memory or not isinstance(self.mask, Full):
+            raise ValueError("DebertaAttention: a pad sees all values of its row; use a Full mask and no memory")
+
+    def build(self, site: Site) -> nn.Module:
+        return DebertaAttentionModule(self, site)
+
+
+class DebertaAttentionModule(AttentionModule):
+    def finish(self, out: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        if ctx.tokens is None:
+            return out
+        mean = v.mean(2, keepdim=True).repeat_interleave(out.shape[1] // v.shape[1], dim=1)
+        if self.talk is not None:
+            mean = mean * self.talk(torch.ones_like(mean[..., :1]), True)
+        return torch.where(ctx.tokens[:, None, :, None], out, mean)
