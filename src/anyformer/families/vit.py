@@ -10,11 +10,11 @@ from anyformer.families.base.template import Class, Config, Entry, activation, c
 from anyformer.families.shared.vision import (
     IMAGES,
     OF_EMBEDDING,
+    SHOWS,
     head_width,
     heads_of,
     patches,
     pixel_class,
-    shows_end,
     tokens,
 )
 from anyformer.models import EncoderModel
@@ -85,9 +85,7 @@ CONFIG: dict[str, Any] = {
     ),
     "pooler_act": activation("head[PooledOutput].pool.activation"),
     "has_pooler": Entry(True, has_pooler, build=build_pooler),
-    "tie_last_hidden_states": entry(
-        "encoder.shows", default=None, path=shows_end, read=lambda value, c: "inputs" if value else "stream"
-    ),
+    **SHOWS,
 }
 
 WEIGHTS = {

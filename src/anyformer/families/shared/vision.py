@@ -40,6 +40,13 @@ def shows_end(spec: Any) -> bool:
     return True
 
 
+SHOWS: dict[str, Any] = {
+    "tie_last_hidden_states": entry(
+        "encoder.shows", default=None, path=shows_end, read=lambda value, c: "inputs" if value else "stream"
+    ),
+}
+
+
 def head_width(spec: Any) -> int:
     """Said where the width and the heads do not give it: published classes do not take null for that."""
     op = spec.encoder.layers.steps["attention"].op
