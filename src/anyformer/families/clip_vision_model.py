@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from anyformer.families.base.fields import Absent, Field
-from anyformer.families.base.template import Class, Config, Entry, entry, parameter
+from anyformer.families.base.template import Class, Config, parameter
 from anyformer.families.clip_text_model import NORM, TEXT, factor, init, short, std
+from anyformer.families.shared.vision import square
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.patches import PatchEmbedding
@@ -53,10 +54,6 @@ def initializer_range(spec: Model) -> float:
     if not factor(spec):  # nothing says
         raise Absent
     return short(std(spec, "*") / factor(spec))
-
-
-def square(address: str) -> Entry:
-    return entry(address, read=lambda side, c: (side, side), write=lambda sides: sides[0])
 
 
 IMAGE = TEXT.but(

@@ -65,7 +65,7 @@ class Family:
     about: str
     # a family as data: `fields`, `describe`, `rules` and the classes below follow from these
     template: Any = None  # the description with the published defaults
-    classes: Mapping[str, Class] = dataclasses.field(default_factory=dict)
+    classes: Mapping[str, Class] = dataclasses.field(default_factory=dict)  # "": no class is published
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # published field -> addresses, or an entry
     weights: Weights | Callable[[Any], Weights] = dataclasses.field(default_factory=dict)
     computed: Mapping[str, Callable[[Config], Any]] = dataclasses.field(default_factory=dict)  # address -> of several
@@ -110,7 +110,7 @@ class Family:
             "fields": fields,
             "describe": describe,
             "rules": rules,
-            "architectures": tuple(self.classes),
+            "architectures": tuple(filter(None, self.classes)),
             "base": tuple(name for name, prefix in prefixes.items() if not prefix),
             "prefixes": {name: prefix for name, prefix in prefixes.items() if prefix},
         }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from anyformer.families.base.fields import Absent
-from anyformer.families.base.template import Class, Config, entry
+from anyformer.families.base.template import Class, Config, Entry, entry
 from anyformer.parts.embedding.patches import PatchEmbedding
 from anyformer.parts.head.image import PixelHead
 from anyformer.stacks.stages import Stages
@@ -32,6 +32,11 @@ IMAGES: dict[str, Any] = {
     "patch_size": entry("embedding.patch_size", "head.patch_size", read=lambda value, c: pair(value), write=unpair),
     "num_channels": ("embedding.channels", "head.channels"),
 }
+
+
+def square(*addresses: str) -> Entry:
+    """One number for both sides."""
+    return entry(*addresses, read=lambda side, c: (side, side), write=lambda sides: sides[0])
 
 
 def shows_end(spec: Any) -> bool:
