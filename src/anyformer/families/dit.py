@@ -8,7 +8,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Field, Fixed, Ignored, Removed
-from anyformer.families.base.template import Class, Config, Entry, choice, entry, split
+from anyformer.families.base.template import Class, Config, Entry, choice, derived, entry, split
 from anyformer.families.shared.vision import square
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import Activation
@@ -81,6 +81,10 @@ def head_dim(spec: Model) -> int:
     return spec.width // at(spec, f"{ATTENTION}.op.num_heads")
 
 
+def channels(spec: Model) -> int:
+    return at(spec, "embedding.image.channels")
+
+
 def feedforward(name: str, c: Config) -> MLP | GatedMLP:
     if name not in {**PLAIN, **GATED}:
         raise ValueError(f"is not valid; {nearest(str(name), {**PLAIN, **GATED})}")
@@ -92,12 +96,6 @@ def feedforward(name: str, c: Config) -> MLP | GatedMLP:
 def activation(op: MLP | GatedMLP) -> str:
     names = GATED if isinstance(op, GatedMLP) else PLAIN
     return {own: name for name, own in names.items()}[op.activation]
-
-
-def out_channels(spec: Model) -> int | None:
-    """Left open where they are those that are read."""
-    count = at(spec, "head.out_channels")
-    return None if count == at(spec, "embedding.image.channels") else count
 
 
 def unusual(default: Any, field: Entry) -> Entry:
@@ -115,9 +113,7 @@ CONFIG: dict[str, Any] = {
     "num_attention_heads": "encoder.layers.*.op.num_heads",
     "attention_head_dim": Field(72, head_dim),
     "in_channels": "embedding.image.channels",
-    "out_channels": entry(
-        "head.out_channels", default=None, path=out_channels, read=lambda count, c: count or c.in_channels
-    ),
+    "out_channels": derived("head.out_channels", of=lambda c: c.in_channels, usual=channels),
     "num_layers": "encoder.depth",
     "dropout": f"{ATTENTION}.dropout",
     "attention_bias": choice(f"{ATTENTION}.op.bias", {True: "qkvo", False: "o"}),
