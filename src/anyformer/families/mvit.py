@@ -10,6 +10,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field
+from anyformer.families.base.template import Config
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.embedding.patches import VideoEmbedding
 from anyformer.parts.embedding.text import Embedding
@@ -74,13 +75,13 @@ def of_blocks(read: Callable[[Any, Any], Any]) -> Callable[[Any], list[Any]]:
     return lambda spec: [read(*ops) for ops in layers(spec)]
 
 
-def layers(spec: Any) -> Iterator[tuple[Any, Any]]:
+def layers(spec: Model) -> Iterator[tuple[Any, Any]]:
     for i in range(spec.encoder.depth):
         steps = spec.encoder.layer(i).steps
         yield steps["attention"].op, steps["feedforward"].op
 
 
-def channels(spec: Any) -> list[int]:
+def channels(spec: Model) -> list[int]:
     """The width before each layer and after the last."""
     return spec.encoder.widths(spec.width)
 
@@ -132,7 +133,7 @@ FIELDS: dict[str, ConfigField] = {
 }
 
 
-def describe(c: Any) -> Model:
+def describe(c: Config) -> Model:
     settings = {name: getattr(c, name) for name in LISTS}
     if len({len(values) for values in settings.values()}) > 1 or not c.num_heads:
         raise ValueError(f"{', '.join(LISTS)} have an entry for each block: as many in one as in the others")
@@ -178,7 +179,7 @@ def describe(c: Any) -> Model:
     return model(c.input_channels[0], embedding, blocks, norm, c.num_labels, Pool(take="first", dropout=c.dropout))
 
 
-def rules(spec: Any) -> list[Rule]:
+def rules(spec: Model) -> list[Rule]:
     theirs, ours = "blocks.{i}", "encoder.layers.{i}"
     names = {"attn.project.0": "attention.op.o", "mlp.0": "feedforward.op.up", "mlp.3": "feedforward.op.down"}
     for letter, name in POOLS.items():

@@ -9,6 +9,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, ConfigField, Field, Fixed, Ignored
+from anyformer.families.base.template import Config
 from anyformer.families.mvit import OUT, POOLS, TABLES, block, block_rules, channels, layers, model, plain, pool, sides
 from anyformer.models import Model
 from anyformer.parts.embedding.patches import PatchEmbedding
@@ -24,7 +25,7 @@ from anyformer.weights.rules import Rename, Reshape, Rule
 MODES = {"conv": "convolution", "max": "max", "avg": "mean"}
 
 
-def stages(spec: Any) -> list[int]:
+def stages(spec: Model) -> list[int]:
     """How many layers each stage has: one begins where heads, pooling or width are others."""
     found: list[int] = []
     before, widened = None, False
@@ -40,7 +41,7 @@ def stages(spec: Any) -> list[int]:
 def of_stages(read: Callable[[Any, int], Any]) -> Callable[[Any], list[Any]]:
     """Reads a list back: `read` is given the attention of each stage's first layer and the width that leaves it."""
 
-    def recover(spec: Any) -> list[Any]:
+    def recover(spec: Model) -> list[Any]:
         ops, widths, depths = [*layers(spec)], channels(spec), stages(spec)
         first = [sum(depths[:i]) for i in range(len(depths))]
         return [read(ops[at][0], ops[at][0].out_width(widths[at])) for at in first]
@@ -48,7 +49,7 @@ def of_stages(read: Callable[[Any, int], Any]) -> Callable[[Any], list[Any]]:
     return recover
 
 
-def ratio(spec: Any) -> float:
+def ratio(spec: Model) -> float:
     """Of the widest layer: the others follow, rounded down."""
     return max(
         (mlp.width, mlp.width / attention.out_width(width))
@@ -56,7 +57,7 @@ def ratio(spec: Any) -> float:
     )[1]
 
 
-def first_pool(spec: Any) -> GridPool:
+def first_pool(spec: Model) -> GridPool:
     """All pool alike."""
     for attention, _ in layers(spec):
         if (found := attention.queries or attention.keys) is not None:
@@ -116,7 +117,7 @@ def adaptive(stride_q: Sequence[Sequence[int]], first: Sequence[int]) -> list[li
     return found
 
 
-def describe(c: Any) -> Model:
+def describe(c: Config) -> Model:
     count, norm = len(c.depths), LayerNorm(eps=c.norm_eps)
     if c.mode not in MODES:
         raise ValueError(f"mode {quote(c.mode)} is not supported; one of {', '.join(MODES)} is")
@@ -167,7 +168,7 @@ def describe(c: Any) -> Model:
     return model(widths[0], embedding, blocks, norm, c.num_labels, Pool(take=take, dropout=c.drop_rate))
 
 
-def rules(spec: Any) -> list[Rule]:
+def rules(spec: Model) -> list[Rule]:
     names = {"attn.proj": "attention.op.o", "mlp.fc1": "feedforward.op.up", "mlp.fc2": "feedforward.op.down"}
     names |= {"shortcut_proj_attn": "attention.skip.project", "shortcut_proj_mlp": "feedforward.skip.project"}
     for letter, name in POOLS.items():

@@ -82,19 +82,14 @@ def attention(c: Config, name: str, layers: list[str]) -> ChunkAttention | LSHAt
     if name == "local":
         ring = not c.is_decoder or own["before"] > 1 or own["after"] > 0  # else it changes nothing
         return ChunkAttention(**own, ring=ring, multiple=multiple if ring else None, loose=ring and writes)
-    buckets = (c.num_buckets,) if isinstance(c.num_buckets, int) else c.num_buckets and tuple(c.num_buckets)
-    longest, rotations = (
-        None if c.num_buckets else c.max_position_embeddings,
-        "fresh" if c.hash_seed is None else c.hash_seed,
-    )
     return LSHAttention(
         **own,
         rounds=c.num_hashes,
-        buckets=buckets,
-        longest=longest,
+        buckets=(c.num_buckets,) if isinstance(c.num_buckets, int) else c.num_buckets and tuple(c.num_buckets),
+        longest=None if c.num_buckets else c.max_position_embeddings,
         multiple=multiple,
         loose=writes,
-        rotations=rotations,
+        rotations="fresh" if c.hash_seed is None else c.hash_seed,
     )
 
 
@@ -216,7 +211,8 @@ FIELDS: dict[str, ConfigField] = {
 
 
 def positions(theirs: str, spec: Model) -> list[Rule]:
-    position, found = at(spec, "embedding.position"), []
+    found: list[Rule] = []
+    position = at(spec, "embedding.position")
     for i in range(len(position.shape) if isinstance(position, AxialLearned) else 0):
         sides = [position.shape[i] if side == i else 1 for side in range(len(position.shape))]
         found.append(Reshape(f"{theirs}.{i}", f"embedding.position.side{i}", (*sides, position.widths[i])))

@@ -17,7 +17,7 @@ from anyformer.families.shared.vision import (
     pixel_class,
     tokens,
 )
-from anyformer.models import EncoderModel
+from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.patches import PatchEmbedding
 from anyformer.parts.feedforward.mlp import MLP
@@ -52,11 +52,11 @@ TEMPLATE = EncoderModel(
 POOLED = PooledOutput(pool=Pool(take="first", dense=True, activation="tanh"))
 
 
-def build_pooler(spec: Any, has_pooler: bool, c: Config) -> Any:
+def build_pooler(spec: Model, has_pooler: bool, c: Config) -> Model:
     return spec if has_pooler or not isinstance(spec.head, PooledOutput) else spec.replace(head=None)
 
 
-def has_pooler(spec: Any) -> bool:
+def has_pooler(spec: Model) -> bool:
     """Written where there is none, in a word of ours: published classes are told when they are made."""
     if spec.head is not None:
         raise Absent

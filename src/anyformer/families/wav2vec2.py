@@ -7,6 +7,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field
+from anyformer.families.base.template import Config
 from anyformer.families.shared import speech
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named
@@ -14,6 +15,7 @@ from anyformer.parts.attention.attention import Attention
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.layer_mix import LayerMix
 from anyformer.parts.norm import LayerNorm
+from anyformer.specs.addresses import at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -22,8 +24,8 @@ from anyformer.weights.rules import Rename, Rule
 POSITION = "embedding.position"
 
 
-def is_stable(spec: Any) -> bool:
-    return spec.embedding.out_norm is None
+def is_stable(spec: Model) -> bool:
+    return at(spec, "embedding.out_norm") is None
 
 
 FIELDS: dict[str, ConfigField] = {
@@ -36,7 +38,7 @@ FIELDS: dict[str, ConfigField] = {
 }
 
 
-def describe(c: Any) -> Model:
+def describe(c: Config) -> Model:
     speech.check(c)
     norm, stable = LayerNorm(eps=c.layer_norm_eps), c.do_stable_layer_norm
     place: dict[str, Any] = {"pre_norm" if stable else "out_norm": norm}
@@ -60,9 +62,9 @@ def describe(c: Any) -> Model:
     )
 
 
-def rules(spec: Any) -> list[Rule]:
+def rules(spec: Model) -> list[Rule]:
     layer, ours = "~encoder.layers.{i}", "encoder.layers.{i}"
-    stable, mixed = is_stable(spec), isinstance(spec.encoder.neck, LayerMix)
+    stable, mixed = is_stable(spec), isinstance(at(spec, "encoder.neck"), LayerMix)
     place, last = "pre_norm" if stable else "out_norm", "embedding.out_norm"
     if stable:
         last = "encoder.neck.rest.part" if mixed else "encoder.neck.norm"

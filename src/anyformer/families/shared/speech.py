@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored, activation_at
+from anyformer.families.base.template import Config
+from anyformer.models import Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.embedding.spec_augment import SpecAugment
 from anyformer.parts.embedding.waveform import ConvolutionStem, WaveformEmbedding
@@ -45,7 +47,7 @@ HIDDEN: dict[str, ConfigField] = {
 def of(kind: type, path: str) -> Callable[[Any], Any]:
     """Reads a field of one kind of head, where another has one of the same name."""
 
-    def read(spec: Any) -> Any:
+    def read(spec: Model) -> Any:
         if not isinstance(spec.head, kind):
             raise Absent
         return at(spec, path)
@@ -53,10 +55,10 @@ def of(kind: type, path: str) -> Callable[[Any], Any]:
     return read
 
 
-def mixes(spec: Any) -> bool:
+def mixes(spec: Model) -> bool:
     if not spec.architecture.endswith(CLASSIFIERS):
         raise Absent
-    return isinstance(spec.encoder.neck, LayerMix)
+    return isinstance(at(spec, "encoder.neck"), LayerMix)
 
 
 FIELDS: dict[str, ConfigField] = {
@@ -116,7 +118,7 @@ LEGACY = {
 }
 
 
-def augment(c: Any, learned: bool = True) -> SpecAugment:
+def augment(c: Config, learned: bool = True) -> SpecAugment:
     """As a config says; what is hidden becomes a learned vector, or zeros."""
     return SpecAugment(
         time=c.mask_time_prob,
@@ -130,7 +132,7 @@ def augment(c: Any, learned: bool = True) -> SpecAugment:
     )
 
 
-def waveform(c: Any, position: Part | None, out_norm: Norm | None = None) -> WaveformEmbedding:
+def waveform(c: Config, position: Part | None, out_norm: Norm | None = None) -> WaveformEmbedding:
     if c.num_feat_extract_layers not in (None, len(c.conv_dim)):
         raise ValueError(f"num_feat_extract_layers is {c.num_feat_extract_layers}, conv_dim has {len(c.conv_dim)}")
     stem = ConvolutionStem(
@@ -152,7 +154,7 @@ def waveform(c: Any, position: Part | None, out_norm: Norm | None = None) -> Wav
     )
 
 
-def positional(c: Any) -> Convolutional:
+def positional(c: Config) -> Convolutional:
     return Convolutional(
         kernel=c.num_conv_pos_embeddings,
         groups=c.num_conv_pos_embedding_groups,
@@ -160,14 +162,14 @@ def positional(c: Any) -> Convolutional:
     )
 
 
-def check(c: Any) -> None:
+def check(c: Config) -> None:
     if c.hidden_size % c.num_attention_heads:
         raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
     if c.add_adapter and c.architecture.endswith((*CLASSIFIERS, "ForPreTraining")):
         raise ValueError(f"{c.architecture} has no adapter: add_adapter must be false")
 
 
-def neck(c: Any, norm: Norm | None) -> Neck | None:
+def neck(c: Config, norm: Norm | None) -> Neck | None:
     """What follows the last layer; `norm` is not used where all layers are averaged, and stands in the files."""
     if c.use_weighted_layer_sum and c.architecture.endswith(CLASSIFIERS):
         return LayerMix(rest=None if norm is None else Idle(part=norm))
@@ -185,7 +187,7 @@ def neck(c: Any, norm: Norm | None) -> Neck | None:
     return None if norm is None and adapter is None else SpeechNeck(norm=norm, adapter=adapter)
 
 
-def head(c: Any) -> Head:
+def head(c: Config) -> Head:
     """By the ending of the class name."""
     kind = c.architecture.rpartition("For")[2]
     match kind:
@@ -232,7 +234,7 @@ def around(inputs: int) -> Uniform:
     return Uniform(low=-(inputs**-0.5), high=inputs**-0.5)
 
 
-def init(c: Any, position: str) -> dict[str, Initializer]:
+def init(c: Config, position: str) -> dict[str, Initializer]:
     inputs = [before * kernel for before, kernel in zip((1, *c.conv_dim), c.conv_kernel, strict=False)]
     return {
         **{f"{STEM}.convolutions.{i}.bias": around(n) for i, n in enumerate(inputs)},
@@ -248,7 +250,7 @@ def init(c: Any, position: str) -> dict[str, Initializer]:
     }
 
 
-def rules(spec: Any, position: str) -> list[Rule]:
+def rules(spec: Model, position: str) -> list[Rule]:
     theirs = "~encoder.pos_conv_embed.conv"
     return [
         Rename("~feature_extractor.conv_layers.{i}.conv.{p}", f"{STEM}.convolutions.{{i}}.{{p}}"),
