@@ -7,7 +7,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored, Removed
-from anyformer.families.base.template import Class, Config, Entry, activation, entry, parameter
+from anyformer.families.base.template import Class, Config, Entry, activation, divides, entry, parameter
 from anyformer.families.shared.heads import causal_mask
 from anyformer.families.shared.transformer import ALIASES, TOKENS, check_padding, weights
 from anyformer.models import DecoderModel, EncoderDecoderModel, Model
@@ -151,8 +151,7 @@ LOGITS_BIAS = {"final_logits_bias": parameter("head.offset", (1, -1))}
 
 def equal_heads(c: Config) -> None:
     for side in ("decoder",) if c.architecture.endswith("ForCausalLM") else ("encoder", "decoder"):
-        if c.d_model % (heads := getattr(c, f"{side}_attention_heads")):
-            raise ValueError(f"d_model {c.d_model} is not a multiple of {side}_attention_heads {heads}")
+        divides(f"{side}_attention_heads", "d_model")(c)
 
 
 BASE = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family
 from anyformer.families.base.fields import Field, Ignored
-from anyformer.families.base.template import Class, activation, divides, entry
+from anyformer.families.base.template import Class, activation, entry, equal_heads
 from anyformer.families.shared.vision import SHOWS
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
@@ -115,7 +115,7 @@ TEXT = Family(
     },
     config=CONFIG,
     computed={"init": lambda c: init(c.hidden_size, c.num_hidden_layers, c.initializer_factor)},
-    checks=(divides("num_attention_heads", "hidden_size"),),
+    checks=(equal_heads,),
     weights=WEIGHTS,
     prefix="text_model.",
     dropped=("~embeddings.position_ids",),

@@ -7,7 +7,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Ignored, Removed
-from anyformer.families.base.template import Class, Config, Entry, activation, divides, tied
+from anyformer.families.base.template import Class, Config, Entry, activation, equal_heads, tied
 from anyformer.families.shared.heads import causal_mask
 from anyformer.models import DecoderModel, Model
 from anyformer.parts.attention.attention import Attention
@@ -139,7 +139,7 @@ OPT = Family(
     computed={f"{ATTENTION}.bias": lambda c: "qkvo" if c.enable_bias else ""},
     weights=weights,
     prefix="model.",
-    checks=(divides("num_attention_heads", "hidden_size"),),
+    checks=(equal_heads,),
     dropped=("~decoder.version",),
     sizes={
         "opt-125m": size(12, 12, 768, 125e6),

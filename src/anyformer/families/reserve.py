@@ -8,7 +8,7 @@ import math
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, activation_at
-from anyformer.families.base.template import Config
+from anyformer.families.base.template import Config, equal_heads
 from anyformer.models import EncoderModel, HiddenSpansModel, Model, Tower
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention.attention import Attention
@@ -59,8 +59,7 @@ FIELDS: dict[str, ConfigField] = {
 
 
 def describe(c: Config) -> Model:
-    if c.hidden_size % c.num_attention_heads:
-        raise ValueError(f"hidden_size {c.hidden_size} is no multiple of {c.num_attention_heads} attention heads")
+    equal_heads(c)
     norm, starts = LayerNorm(eps=c.layer_norm_eps), {"*": Normal(std=c.initializer_range)}
 
     def stack(depth: int) -> Stack:

@@ -138,7 +138,7 @@ def rules(spec: Model) -> list[Rule]:
     weights: dict[Any, Any] = {**t5.WEIGHTS, "lm_head": "head.out"}
     if spare:  # each stack has its own table
         del weights["~shared", "~encoder.embed_tokens"]
-        weights |= {"encoder.embed_tokens": "embedding.tokens", "shared.weight": parameter("embedding.tokens.spare")}
+        weights |= {"shared.weight": parameter("embedding.tokens.spare"), "encoder.embed_tokens": "embedding.tokens"}
     found = [*rules_of(weights, spec)]
     for stack, n in (("encoder", 1), ("decoder", 2)):
         theirs, ours = f"{stack}.block.{{i}}.layer.{n}.mlp", f"{stack}.layers.{{i}}.feedforward.op"

@@ -6,7 +6,7 @@ from typing import Any
 
 from anyformer.families.base import template
 from anyformer.families.base.fields import ConfigField, Field, Removed, tied
-from anyformer.families.base.template import Config
+from anyformer.families.base.template import Config, equal_heads
 from anyformer.families.shared.heads import causal, seen
 from anyformer.models import DecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named, published_name
@@ -103,8 +103,7 @@ COUNTED_LENGTH = Field(512, lambda spec: spec.embedding.position.length + spec.e
 
 def block(c: Config, op: Any = None, decodes: bool = False, cross: bool = False, norm: str = "out_norm") -> Block:
     """Attention (or `op` in its place) and feed-forward, each normed after the add, or in another place of a step."""
-    if c.hidden_size % c.num_attention_heads:
-        raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
+    equal_heads(c)
     if cross and not decodes:
         raise ValueError("add_cross_attention needs is_decoder: an encoder looks at no memory")
 
@@ -267,8 +266,7 @@ OF_DECODERS: dict[str, ConfigField] = {
 
 
 def check(c: Config) -> None:
-    if c.hidden_size % c.num_attention_heads:
-        raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
+    equal_heads(c)
     if c.type_vocab_size < 1:
         raise ValueError(f"type_vocab_size {c.type_vocab_size}: every token belongs to a segment")
     if c.architecture.endswith("ForQuestionAnswering") and c.num_labels != 2:

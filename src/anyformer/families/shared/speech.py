@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored, activation_at
-from anyformer.families.base.template import Config
+from anyformer.families.base.template import Config, equal_heads
 from anyformer.models import Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.embedding.spec_augment import SpecAugment
@@ -163,8 +163,7 @@ def positional(c: Config) -> Convolutional:
 
 
 def check(c: Config) -> None:
-    if c.hidden_size % c.num_attention_heads:
-        raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
+    equal_heads(c)
     if c.add_adapter and c.architecture.endswith((*CLASSIFIERS, "ForPreTraining")):
         raise ValueError(f"{c.architecture} has no adapter: add_adapter must be false")
 

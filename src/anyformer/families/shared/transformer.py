@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.fields import ConfigField, Field, Ignored, activation_at
-from anyformer.families.base.template import Config
+from anyformer.families.base.template import Config, divides
 from anyformer.families.shared.heads import causal, seen
 from anyformer.models import Model
 from anyformer.parts.activation import activation_named
@@ -55,8 +55,7 @@ ALIASES = {
 def stack(c: Config, side: str, bias: str = "qkvo") -> Stack:
     """The encoder or the decoder of a config, with norms before each step and at the end."""
     norm, heads = LayerNorm(), getattr(c, f"{side}_attention_heads")
-    if c.d_model % heads:
-        raise ValueError(f"d_model {c.d_model} is not a multiple of {side}_attention_heads {heads}")
+    divides(f"{side}_attention_heads", "d_model")(c)
 
     def step(op: Any) -> Sublayer:
         return Sublayer(pre_norm=norm, op=op, dropout=c.dropout)
