@@ -7,6 +7,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, Fixed, Ignored
+from anyformer.families.base.template import Config
 from anyformer.models import AutoencoderModel, Model
 from anyformer.parts.activation import Activation
 from anyformer.parts.grid.autoencoder_kl import KLDecoder, KLEmbedding
@@ -20,7 +21,7 @@ DOWN, UP = "DownEncoderBlock2D", "UpDecoderBlock2D"
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "mish": "mish", "gelu": "gelu", "relu": "relu"}
 
 
-def side(spec: Any) -> Any:
+def side(spec: AutoencoderModel) -> Any:
     rows, columns = spec.embedding.image_size
     return rows if rows == columns else [rows, columns]
 
@@ -49,7 +50,7 @@ FIELDS: dict[str, ConfigField] = {
 }
 
 
-def describe(c: Any) -> Model:
+def describe(c: Config) -> Model:
     widths, stages = tuple(c.block_out_channels), len(c.block_out_channels)
     for name, kind in (("down_block_types", DOWN), ("up_block_types", UP)):
         if list(getattr(c, name)) != [kind] * stages:
@@ -89,7 +90,7 @@ def describe(c: Any) -> Model:
     )
 
 
-def rules(spec: Any) -> list[Rule]:
+def rules(spec: AutoencoderModel) -> list[Rule]:
     found: list[Rule] = []
     step = {"norm1": "first_norm", "conv1": "first", "norm2": "second_norm", "conv2": "second", "conv_shortcut": "skip"}
     for theirs, ours, stages, then in (

@@ -7,10 +7,10 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored, Removed
-from anyformer.families.base.template import Class, Config, Entry, entry, parameter
+from anyformer.families.base.template import Class, Config, Entry, divides, entry, parameter
 from anyformer.families.shared import transformer
 from anyformer.families.shared.transformer import ALIASES, TOKENS, check_padding, weights
-from anyformer.models import DecoderModel, EncoderDecoderModel
+from anyformer.models import DecoderModel, EncoderDecoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
@@ -63,7 +63,7 @@ TEMPLATE = EncoderDecoderModel(
 ONLY_DECODER = DecoderModel(width=1024, embedding=EMBEDDING, decoder=DECODER, init=INIT)
 
 
-def share_tables(spec: Any, tie: bool, c: Config) -> Any:
+def share_tables(spec: Model, tie: bool, c: Config) -> Model:
     """One table for source, target and scores. Untied, that table stays in the files and nothing reads it."""
     shared = spec.pair and getattr(c, "share_encoder_decoder_embeddings", True)
     if not tie:
@@ -120,7 +120,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def shared_table(theirs: str, spec: Any) -> list[Rule]:
+def shared_table(theirs: str, spec: Model) -> list[Rule]:
     if any(owner == TOKENS for _, owner in spec.ties):
         return [Copies([f"{theirs}.weight", "~encoder.embed_tokens.weight"], TOKENS)] if spec.pair else []
     return [Rename(f"{theirs}.weight", "embedding.tokens.spare")]
@@ -136,8 +136,7 @@ LOGITS_BIAS = {"final_logits_bias": parameter("head.offset", (1, -1))}
 
 def equal_heads(c: Config) -> None:
     for side in ("decoder",) if c.architecture.endswith("ForCausalLM") else ("encoder", "decoder"):
-        if c.d_model % (heads := getattr(c, f"{side}_attention_heads")):
-            raise ValueError(f"d_model {c.d_model} is not a multiple of {side}_attention_heads {heads}")
+        divides(f"{side}_attention_heads", "d_model")(c)
 
 
 BASE = {

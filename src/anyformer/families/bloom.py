@@ -8,7 +8,7 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Ignored, Removed
 from anyformer.families.base.template import Class, Config, Entry, divides, helper, interleave, tied
 from anyformer.families.shared.heads import causal_mask, decoder_classes, tag_dropout
-from anyformer.models import DecoderModel
+from anyformer.models import DecoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
@@ -44,7 +44,7 @@ TEMPLATE = DecoderModel(
 MEGATRON = "a setting of the training code that the published class does not read"
 
 
-def classifier_dropout(spec: Any) -> float:
+def classifier_dropout(spec: Model) -> float:
     if (dropout := tag_dropout(spec)) == at(spec, "decoder.layers.attention.dropout"):
         raise Absent  # without it, hidden_dropout is used
     return dropout

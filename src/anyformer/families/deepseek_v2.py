@@ -10,7 +10,7 @@ from anyformer.families.base.template import Class, Config, Entry, activation, d
 from anyformer.families.shared.deepseek import DENSE_LAYERS, MOE, SHARED_EXPERTS, experts, queries, score_scale, yarn
 from anyformer.families.shared.heads import causal_mask
 from anyformer.families.shared.rope import rope
-from anyformer.models import DecoderModel
+from anyformer.models import DecoderModel, Model
 from anyformer.parts.attention.latent import LatentAttention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import GatedMLP
@@ -83,7 +83,7 @@ METHODS = ("greedy", "group_limited_greedy")
 def limited(name: str) -> Entry:
     """A number of groups, which only counts where experts are chosen group by group."""
 
-    def recover(spec: Any) -> int:
+    def recover(spec: Model) -> int:
         if at(spec, f"{MOE}.router.groups") == 1:
             raise Absent
         return at(spec, f"{MOE}.router.{name}")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, Entry, activation, divides, tied
-from anyformer.models import EncoderModel
+from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
@@ -50,7 +48,7 @@ TEMPLATE = EncoderModel(
 POOL = Pool(take="first", dense=True, activation="relu", dropout=0.2)
 
 
-def start_with_sines(spec: Any, value: bool, c: Config) -> Any:
+def start_with_sines(spec: Model, value: bool, c: Config) -> Model:
     return spec.replace(init={POSITIONS: Sines(), **dict(spec.init.items())}) if value else spec
 
 

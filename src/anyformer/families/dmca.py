@@ -8,6 +8,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, activation_at, tied
+from anyformer.families.base.template import Config
 from anyformer.models import DecoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention.memory_compressed import BlockAttention, CompressedAttention
@@ -27,7 +28,7 @@ KINDS = {"L": "local", "M": "compressed"}
 FIRST = "decoder.layers.0"  # its feed-forward is that of all
 
 
-def order(spec: Any) -> str:
+def order(spec: DecoderModel) -> str:
     letters = {kind: letter for letter, kind in KINDS.items()}
     stack = spec.decoder
     return "".join(letters[stack.pattern[i % len(stack.pattern)]] for i in range(stack.depth))
@@ -51,7 +52,7 @@ FIELDS: dict[str, ConfigField] = {
 }
 
 
-def describe(c: Any) -> Model:
+def describe(c: Config) -> Model:
     if not c.layers or set(c.layers) - KINDS.keys():
         raise ValueError(f"layers {quote(c.layers)}: a letter for each layer, L (local) or M (memory-compressed)")
 

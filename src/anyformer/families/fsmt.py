@@ -3,12 +3,11 @@ counted from the padding token and do not count it."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from anyformer.families.bart import BART, IN_MARIAN_TOO, ONLY_BART, equal_heads, scale_at
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, Entry
 from anyformer.families.shared.transformer import ALIASES, TOKENS, check_padding
+from anyformer.models import Model
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.head.language import LMHead, VocabularyOutput
 from anyformer.parts.position.absolute import Sinusoidal
@@ -24,7 +23,7 @@ EMBEDDING = TextEmbedding(
 )
 
 
-def share_tables(spec: Any, tie: bool, c: Config) -> Any:
+def share_tables(spec: Model, tie: bool, c: Config) -> Model:
     """Source and scores read the decoder's table."""
     ties = [(name, f"decoder_{TOKENS}") for name in (TOKENS, "head.out.weight")]
     return spec.replace(ties=tuple(ties)) if tie else spec

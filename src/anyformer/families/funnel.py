@@ -7,6 +7,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, Ignored, activation_at, tied
+from anyformer.families.base.template import Config
 from anyformer.families.shared.encoder import TOKENS, renames
 from anyformer.families.shared.heads import encoder_head
 from anyformer.models import EncoderModel, Model
@@ -69,7 +70,7 @@ FIELDS: dict[str, ConfigField] = {
 }
 
 
-def describe(c: Any) -> Model:
+def describe(c: Config) -> Model:
     sizes, repeats = c.block_sizes, [1] * len(c.block_sizes) if c.block_repeats is None else c.block_repeats
     if len(sizes) != len(repeats) or min((*sizes, *repeats), default=0) < 1:
         raise ValueError(f"block_sizes {sizes} and block_repeats {repeats}: one of each a block, none below 1")
@@ -123,7 +124,7 @@ def describe(c: Any) -> Model:
     )
 
 
-def head(c: Any) -> Head | None:
+def head(c: Config) -> Head | None:
     pool = Pool(take="first", dense=True, activation="tanh", dropout=c.hidden_dropout)
     if c.architecture == "FunnelForPreTraining":
         return DetectHead(activation=activation_named(c.hidden_act))
@@ -131,8 +132,8 @@ def head(c: Any) -> Head | None:
     return encoder_head(c, lm, pool, pool, dropout=c.hidden_dropout)
 
 
-def rules(spec: Any) -> list[Rule]:
-    op = spec.encoder.stages[0].layers.steps["attention"].op
+def rules(spec: Model) -> list[Rule]:
+    op = at(spec, "encoder").stages[0].layers.steps["attention"].op
     found: list[Rule] = []
     for theirs, ours in (("blocks.{b}.{i}", "stages.{b}.layers.{i}"), ("layers.{i}", "top.layers.{i}")):
         theirs, ours = f"~{'encoder' if '{b}' in ours else 'decoder'}.{theirs}", f"encoder.{ours}"

@@ -10,7 +10,7 @@ from anyformer.families.base.fields import Absent, Ignored, Removed
 from anyformer.families.base.template import Class, Config, activation, choice, divides, entry, helper, interleave, tied
 from anyformer.families.shared.heads import decoder_classes
 from anyformer.families.shared.rope import ROPE, read_rope, write_rope
-from anyformer.models import DecoderModel
+from anyformer.models import DecoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
@@ -20,7 +20,7 @@ from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.rotary import Rope
 from anyformer.runtime.mask import Causal, Full, Mask
-from anyformer.specs.addresses import edit
+from anyformer.specs.addresses import at, edit
 from anyformer.stacks.block import Block, Parallel
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -50,13 +50,13 @@ TEMPLATE = DecoderModel(
 )
 
 
-def is_parallel(spec: Any) -> bool:
-    return "both" in spec.decoder.layers.steps
+def is_parallel(spec: Model) -> bool:
+    return "both" in at(spec, "decoder.layers").steps
 
 
-def in_sequence(spec: Any, parallel: bool, c: Config) -> Any:
+def in_sequence(spec: Model, parallel: bool, c: Config) -> Model:
     """Without use_parallel_residual the feed-forward reads what attention leaves."""
-    return spec if parallel else edit(spec, {"decoder.layers": Block(**spec.decoder.layers.steps["both"].steps)})
+    return spec if parallel else edit(spec, {"decoder.layers": Block(**at(spec, "decoder.layers.both").steps)})
 
 
 def is_causal(mask: Mask) -> bool:
@@ -114,7 +114,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def weights(spec: Any) -> dict[str, Any]:
+def weights(spec: Model) -> dict[str, Any]:
     layer = "decoder.layers.{i}.both" if is_parallel(spec) else "decoder.layers.{i}"
     return {
         "~embed_in": "embedding.tokens",

@@ -6,7 +6,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored
-from anyformer.families.base.template import activation, choice, derived, divides, tied
+from anyformer.families.base.template import activation, choice, derived, equal_heads, tied
 from anyformer.families.shared.heads import OF_TAGGERS, causal_mask, decoder_classes
 from anyformer.families.shared.rope import rope
 from anyformer.models import DecoderModel
@@ -110,7 +110,7 @@ LLAMA = Family(
     config=CONFIG,
     weights=WEIGHTS,
     prefix="model.",
-    checks=(divides("num_attention_heads", "hidden_size"),),
+    checks=(equal_heads,),
     dropped=("~layers.{i}.self_attn.rotary_emb.inv_freq", "~rotary_emb.inv_freq"),
     sizes={
         "llama3-8b": size(

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from anyformer.families import clip
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import GENERATION, Field, Ignored, activation_at, tied
+from anyformer.families.base.fields import Field, Ignored, activation_at, tied
+from anyformer.families.base.template import Config
+from anyformer.families.clip_vision_model import IMAGE
 from anyformer.families.llama import LLAMA
+from anyformer.families.shared.nested import nested_config, nested_rules, read_nested
 from anyformer.models import DecoderModel, Model, Tower, TowerDecoderModel
 from anyformer.parts.activation import activation_named
 from anyformer.parts.head.language import LMHead
+from anyformer.specs.addresses import at
 from anyformer.specs.messages import quote
 from anyformer.weights.rules import Rename, Rule
 
@@ -26,10 +29,10 @@ VISION = {
 }
 
 
-def describe(c: Any) -> Model:
+def describe(c: Config) -> Model:
     whole = c.architecture != "LlavaModel"
     text: Any = inside(c, "text_config", LLAMA, "LlamaForCausalLM" if whole else "LlamaModel")
-    image: Any = inside(c, "vision_config", clip.IMAGE, "CLIPVisionModel", VISION)
+    image: Any = inside(c, "vision_config", IMAGE, "CLIPVisionModel", VISION)
     layers = c.vision_feature_layer
     if c.vision_feature_select_strategy not in ("default", "full"):
         strategy = quote(c.vision_feature_select_strategy)
@@ -47,42 +50,34 @@ def describe(c: Any) -> Model:
     return TowerDecoderModel(**dict(text.items()), image=tower)
 
 
-def inside(c: Any, name: str, family: Family, architecture: str, default: Mapping[str, Any] | None = None) -> Model:
+def inside(c: Config, name: str, family: Family, architecture: str, default: Mapping[str, Any] | None = None) -> Model:
     """The model of a config inside the config."""
     config = getattr(c, name)
     config = default or {} if config is None else config
-    if not isinstance(config, Mapping):
-        raise ValueError(f"{name}={quote(config)} is not an object")
-    if (kind := config.get("model_type", family.name)) != family.name:
+    kind = config.get("model_type", family.name) if isinstance(config, Mapping) else family.name
+    if kind != family.name:
         raise ValueError(f"{name}.model_type={quote(kind)} is not supported; valid: {family.name}")
-    return family.part(config, architecture)
+    return read_nested(name, config, family, architecture)
 
 
-def text_of(spec: Any) -> DecoderModel:
+def text_of(spec: TowerDecoderModel) -> DecoderModel:
     """The language model alone."""
     fields = {name: value for name, value in spec.items() if name not in ("image", "audio")}
     return DecoderModel(**{**fields, "architecture": "LlamaForCausalLM" if spec.head else "LlamaModel"})
 
 
-def config_of(family: Family, part: Any) -> Field:
-    return Field(None, lambda spec: family.recover(part(spec)), frozenset((*family.known, *GENERATION)))
-
-
-def feature_layer(spec: Any) -> int | list[int]:
-    layers = [*spec.image.layers]
+def feature_layer(spec: Model) -> int | list[int]:
+    layers = [*at(spec, "image.layers")]
     return layers[0] if len(layers) == 1 else layers
 
 
-def rules(spec: Any) -> list[Rule]:
-    made: list[Rule] = [
+def rules(spec: TowerDecoderModel) -> list[Rule]:
+    return [
         Rename("multi_modal_projector.linear_1.{p}", "image.up.{p}"),
         Rename("multi_modal_projector.linear_2.{p}", "image.down.{p}"),
-        *clip.tower_rules(spec.image.model, "vision_tower.", "image.model."),
+        *nested_rules(IMAGE.rules(at(spec, "image.model")), "vision_tower.", ours="image.model."),
+        *nested_rules(LLAMA.rules(text_of(spec)), "model.", "language_model."),
     ]
-    for rule in LLAMA.rules(text_of(spec)):
-        rule.sources = tuple(f"language_model.{name.replace('~', 'model.')}" for name in rule.sources)
-        made.append(rule)
-    return made
 
 
 FAMILIES = (
@@ -90,8 +85,8 @@ FAMILIES = (
         name="llava",
         about="pictures between the tokens of a text that is written on",
         fields={
-            "text_config": config_of(LLAMA, text_of),
-            "vision_config": config_of(clip.IMAGE, lambda spec: spec.image.model),
+            "text_config": nested_config(LLAMA, text_of),
+            "vision_config": nested_config(IMAGE, lambda spec: spec.image.model),
             "image_token_index": Field(32000, "image.token"),
             "projector_hidden_act": Field("gelu", activation_at("image.activation")),
             "vision_feature_select_strategy": Field("default", lambda spec: "default" if spec.image.skip else "full"),

@@ -20,7 +20,7 @@ from anyformer.families.base.template import (
     split,
     tied,
 )
-from anyformer.models import DecoderModel
+from anyformer.models import DecoderModel, Model
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Kaiming, Normal
@@ -70,7 +70,7 @@ TEMPLATE = DecoderModel(
 def expansion(width: Callable[[Any], int]) -> Entry:
     """`expand`: how many times as wide as the model its mixer is."""
 
-    def times(spec: Any) -> int:
+    def times(spec: Model) -> int:
         inner = width(at(spec, MIXER))
         if inner % spec.width:
             raise Absent

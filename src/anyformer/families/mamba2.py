@@ -9,6 +9,7 @@ from anyformer.families.base.family import Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, Entry, parameter, split, tied
 from anyformer.families.mamba import MAMBA, MIXER, OURS, THEIRS, expansion
+from anyformer.models import Model
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.norm import RMSNorm
 from anyformer.parts.recurrent.mamba import StepBias
@@ -37,12 +38,12 @@ def same_width(c: Config) -> None:
         )
 
 
-def limit_steps(spec: Any, value: Any, c: Config) -> Any:
+def limit_steps(spec: Model, value: Any, c: Config) -> Model:
     low, high = value
     return edit(spec, {f"{MIXER}.step_low": low, f"{MIXER}.step_high": None if high == math.inf else high})
 
 
-def step_limit(spec: Any) -> list[Any]:
+def step_limit(spec: Model) -> list[Any]:
     op = at(spec, MIXER)
     return [op.step_low, math.inf if op.step_high is None else op.step_high]
 

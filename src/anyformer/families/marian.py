@@ -19,6 +19,7 @@ from anyformer.families.base.family import Size
 from anyformer.families.base.fields import Absent, Ignored, Removed
 from anyformer.families.base.template import Class, Config, Entry, expand
 from anyformer.families.shared.transformer import check_padding, target
+from anyformer.models import Model
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.position.absolute import Sinusoidal
@@ -47,25 +48,27 @@ def scored_size(c: Config) -> int:
     return c.vocab_size if source else target_size(c)
 
 
-def vocab_size(spec: Any) -> int:
+def vocab_size(spec: Model) -> int:
     return at(spec, "embedding.tokens.vocab_size" if spec.pair else "head.vocab_size")
 
 
-def is_tied(spec: Any) -> bool:
+def is_tied(spec: Model) -> bool:
     """Whether the head shares a table; where there is neither head nor unused table, the field says nothing."""
-    if spec.head is None and not spec.embedding.tokens.unused_table:
+    if spec.head is None and not at(spec, "embedding.tokens.unused_table"):
         raise Absent
     return any(name == "head.out.weight" for name, _ in spec.ties)
 
 
-def is_shared(spec: Any) -> bool:
+def is_shared(spec: Model) -> bool:
     """Whether source and target have one vocabulary."""
     if not spec.pair:
         raise Absent
-    return spec.embedding.tokens.unused_table or any(name.startswith("decoder_embedding") for name, _ in spec.ties)
+    return at(spec, "embedding.tokens.unused_table") or any(
+        name.startswith("decoder_embedding") for name, _ in spec.ties
+    )
 
 
-def positions(theirs: str, spec: Any) -> list[Rule]:
+def positions(theirs: str, spec: Model) -> list[Rule]:
     """MarianMTModel leaves its position tables out of what it saves."""
     pairs = zip(expand(theirs), expand("{embedding,decoder_embedding}.position"), strict=True)
     return [Unwritten(f"{one}.weight", f"{other}.weight") for one, other in pairs]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from anyformer.families.base.family import Size
 from anyformer.families.base.fields import Ignored
-from anyformer.families.base.template import Class, Config, activation
+from anyformer.families.base.template import Class, Config, activation, equal_heads
 from anyformer.families.llama import ATTENTION, MLP
 from anyformer.families.mistral import MISTRAL
 from anyformer.families.shared.heads import decoder_classes
@@ -30,9 +30,9 @@ def experts(theirs: str, spec: Model) -> list[Rule]:
     ]
 
 
-def equal_heads(c: Config) -> None:
-    if c.head_dim is None and c.hidden_size % c.num_attention_heads:
-        raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
+def check_heads(c: Config) -> None:
+    if c.head_dim is None:
+        equal_heads(c)
 
 
 MIXTRAL = MISTRAL.but(
@@ -59,7 +59,7 @@ MIXTRAL = MISTRAL.but(
         **rope(f"{ATTENTION}.position", theta=1e6),
         "output_router_logits": Ignored(False, "which outputs are returned by default; honoured by forward"),
     },
-    checks=(equal_heads,),
+    checks=(check_heads,),
     aliases={"num_experts": "num_local_experts"},
     weights={
         "~layers.{i}.mlp.{gate,up,down}_proj": None,

@@ -9,7 +9,8 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, ConfigField, Field, Fixed, Ignored
-from anyformer.families.mvit import OUT, POOLS, TABLES, block, block_rules, channels, layers, model, plain, pool, sides
+from anyformer.families.base.template import Config
+from anyformer.families.shared import mvit
 from anyformer.models import Model
 from anyformer.parts.embedding.patches import PatchEmbedding
 from anyformer.parts.feedforward.mlp import MLP
@@ -21,90 +22,7 @@ from anyformer.parts.position.absolute import Learned
 from anyformer.specs.messages import quote
 from anyformer.weights.rules import Rename, Reshape, Rule
 
-MODES = {"conv": "convolution", "max": "max", "avg": "mean"}
-
-
-def stages(spec: Any) -> list[int]:
-    """How many layers each stage has: one begins where heads, pooling or width are others."""
-    found: list[int] = []
-    before, widened = None, False
-    for attention, mlp in layers(spec):
-        kind = attention.num_heads, sides(attention.keys, "stride")
-        if kind != before or attention.reshapes or widened:
-            found.append(0)
-        found[-1] += 1
-        before, widened = kind, mlp.reshapes
-    return found
-
-
-def of_stages(read: Callable[[Any, int], Any]) -> Callable[[Any], list[Any]]:
-    """Reads a list back: `read` is given the attention of each stage's first layer and the width that leaves it."""
-
-    def recover(spec: Any) -> list[Any]:
-        ops, widths, depths = [*layers(spec)], channels(spec), stages(spec)
-        first = [sum(depths[:i]) for i in range(len(depths))]
-        return [read(ops[at][0], ops[at][0].out_width(widths[at])) for at in first]
-
-    return recover
-
-
-def ratio(spec: Any) -> float:
-    """Of the widest layer: the others follow, rounded down."""
-    return max(
-        (mlp.width, mlp.width / attention.out_width(width))
-        for (attention, mlp), width in zip(layers(spec), channels(spec), strict=False)
-    )[1]
-
-
-def first_pool(spec: Any) -> GridPool:
-    """All pool alike."""
-    for attention, _ in layers(spec):
-        if (found := attention.queries or attention.keys) is not None:
-            return found
-    raise Absent
-
-
-def stride(pool: GridPool | None) -> Sides:
-    return sides(pool, "stride") or (1, 1)
-
-
-NOWHERE = "read nowhere in the published class"
-
-FIELDS: dict[str, ConfigField] = {
-    "img_size": Field((224, 224), "embedding.image_size"),
-    "in_chans": Field(3, "embedding.channels"),
-    "num_labels": Field(1000, "head.num_labels"),
-    "global_pool": Field(None, lambda spec: "token" if spec.head.pool.take == "first" else "avg"),
-    "drop_rate": Field(0.0, "head.pool.dropout"),
-    "drop_path_rate": Field(0.0, f"{OUT}.drop_path"),
-    "depths": Field((2, 3, 16, 3), stages),
-    "embed_dim": Field(96, of_stages(lambda op, width: width)),
-    "num_heads": Field(1, of_stages(lambda op, width: op.num_heads)),
-    "mlp_ratio": Field(4.0, ratio),
-    "expand_attn": Field(True, lambda spec: not any(mlp.reshapes for _, mlp in layers(spec))),
-    "qkv_bias": Field(True, lambda spec: next(layers(spec))[0].bias == "qkvo"),
-    "use_cls_token": Field(False, lambda spec: spec.embedding.prefix == 1),
-    "use_abs_pos": Field(False, lambda spec: spec.embedding.position is not None),
-    "residual_pooling": Field(True, lambda spec: next(layers(spec))[0].add_queries == "all"),
-    "mode": Field("conv", lambda spec: next(name for name, by in MODES.items() if by == first_pool(spec).by)),
-    "kernel_qkv": Field((3, 3), lambda spec: first_pool(spec).kernel),
-    "stride_q": Field(((1, 1), (2, 2), (2, 2), (2, 2)), of_stages(lambda op, width: stride(op.queries))),
-    "stride_kv": Field(None, of_stages(lambda op, width: stride(op.keys))),
-    "stride_kv_adaptive": Field((4, 4)),
-    "patch_kernel": Field((7, 7), lambda spec: spec.embedding.kernels),
-    "patch_stride": Field((4, 4), "embedding.patch_size"),
-    "patch_padding": Field((3, 3), "embedding.edge"),
-    "rel_pos_type": Field(
-        "spatial", lambda spec: "spatial" if next(layers(spec))[0].position else "none", choices=("spatial", "none", "")
-    ),
-    "norm_eps": Field(1e-6, "encoder.norm.eps"),
-    "norm_layer": Fixed("layernorm", "norms that are no LayerNorm"),
-    "pool_first": Fixed(False, "pooling before the projections, which fails where it is published"),
-    "pool_type": Ignored("max", NOWHERE),
-    "num_features": Ignored(None, "follows from the widths; written by timm beside the name of a size"),
-    "pretrained_cfg": Ignored(None, "where weights come from and how images are prepared; written by timm"),
-    "act_layer": Ignored("gelu", NOWHERE),
-}
+MODES: dict[str, mvit.By] = {"conv": "convolution", "max": "max", "avg": "mean"}
 
 
 def adaptive(stride_q: Sequence[Sequence[int]], first: Sequence[int]) -> list[list[int]]:
@@ -116,7 +34,7 @@ def adaptive(stride_q: Sequence[Sequence[int]], first: Sequence[int]) -> list[li
     return found
 
 
-def describe(c: Any) -> Model:
+def describe(c: Config) -> Model:
     count, norm = len(c.depths), LayerNorm(eps=c.norm_eps)
     if c.mode not in MODES:
         raise ValueError(f"mode {quote(c.mode)} is not supported; one of {', '.join(MODES)} is")
@@ -157,20 +75,105 @@ def describe(c: Any) -> Model:
                 out=inner if inner != width else None,
                 bias="qkvo" if c.qkv_bias else "o",
                 add_queries="all" if c.residual_pooling else "none",
-                queries=pool(c.kernel_qkv, stride_q, MODES[c.mode], norm),
-                keys=pool(c.kernel_qkv, stride_kv[stage], MODES[c.mode], norm),
+                queries=mvit.pool(c.kernel_qkv, stride_q, MODES[c.mode], norm),
+                keys=mvit.pool(c.kernel_qkv, stride_kv[stage], MODES[c.mode], norm),
                 position=GridVectors(size=(finest, finest)) if c.rel_pos_type == "spatial" else None,
             )
             mlp = MLP(width=int(inner * c.mlp_ratio), out=out if out != inner else None)
-            blocks.append(block(attention, mlp, norm, 0.0, c.drop_path_rate))
+            blocks.append(mvit.block(attention, mlp, norm, 0.0, c.drop_path_rate))
             grid = [n // step for n, step in zip(grid, stride_q, strict=True)]
-    return model(widths[0], embedding, blocks, norm, c.num_labels, Pool(take=take, dropout=c.drop_rate))
+    return mvit.model(widths[0], embedding, blocks, norm, c.num_labels, Pool(take=take, dropout=c.drop_rate))
 
 
-def rules(spec: Any) -> list[Rule]:
+def stages(spec: Model) -> list[int]:
+    """How many layers each stage has: one begins where heads, pooling or width are others."""
+    found: list[int] = []
+    before, widened = None, False
+    for attention, mlp in mvit.layers(spec):
+        kind = attention.num_heads, mvit.sides(attention.keys, "stride")
+        if kind != before or attention.reshapes or widened:
+            found.append(0)
+        found[-1] += 1
+        before, widened = kind, mlp.reshapes
+    return found
+
+
+def of_stages(read: Callable[[Any, int], Any]) -> Callable[[Any], list[Any]]:
+    """Reads a list back: `read` is given the attention of each stage's first layer and the width that leaves it."""
+
+    def recover(spec: Model) -> list[Any]:
+        ops, widths, depths = [*mvit.layers(spec)], mvit.channels(spec), stages(spec)
+        first = [sum(depths[:i]) for i in range(len(depths))]
+        return [read(ops[at][0], ops[at][0].out_width(widths[at])) for at in first]
+
+    return recover
+
+
+def ratio(spec: Model) -> float:
+    """Of the widest layer: the others follow, rounded down."""
+    return max(
+        (mlp.width, mlp.width / attention.out_width(width))
+        for (attention, mlp), width in zip(mvit.layers(spec), mvit.channels(spec), strict=False)
+    )[1]
+
+
+def first_pool(spec: Model) -> GridPool:
+    """All pool alike."""
+    for attention, _ in mvit.layers(spec):
+        if (found := attention.queries or attention.keys) is not None:
+            return found
+    raise Absent
+
+
+def stride(pool: GridPool | None) -> Sides:
+    return mvit.sides(pool, "stride") or (1, 1)
+
+
+NOWHERE = "read nowhere in the published class"
+
+FIELDS: dict[str, ConfigField] = {
+    "img_size": Field((224, 224), "embedding.image_size"),
+    "in_chans": Field(3, "embedding.channels"),
+    "num_labels": Field(1000, "head.num_labels"),
+    "global_pool": Field(None, lambda spec: "token" if spec.head.pool.take == "first" else "avg"),
+    "drop_rate": Field(0.0, "head.pool.dropout"),
+    "drop_path_rate": Field(0.0, f"{mvit.OUT}.drop_path"),
+    "depths": Field((2, 3, 16, 3), stages),
+    "embed_dim": Field(96, of_stages(lambda op, width: width)),
+    "num_heads": Field(1, of_stages(lambda op, width: op.num_heads)),
+    "mlp_ratio": Field(4.0, ratio),
+    "expand_attn": Field(True, lambda spec: not any(mlp.reshapes for _, mlp in mvit.layers(spec))),
+    "qkv_bias": Field(True, lambda spec: next(mvit.layers(spec))[0].bias == "qkvo"),
+    "use_cls_token": Field(False, lambda spec: spec.embedding.prefix == 1),
+    "use_abs_pos": Field(False, lambda spec: spec.embedding.position is not None),
+    "residual_pooling": Field(True, lambda spec: next(mvit.layers(spec))[0].add_queries == "all"),
+    "mode": Field("conv", lambda spec: next(name for name, by in MODES.items() if by == first_pool(spec).by)),
+    "kernel_qkv": Field((3, 3), lambda spec: first_pool(spec).kernel),
+    "stride_q": Field(((1, 1), (2, 2), (2, 2), (2, 2)), of_stages(lambda op, width: stride(op.queries))),
+    "stride_kv": Field(None, of_stages(lambda op, width: stride(op.keys))),
+    "stride_kv_adaptive": Field((4, 4)),
+    "patch_kernel": Field((7, 7), lambda spec: spec.embedding.kernels),
+    "patch_stride": Field((4, 4), "embedding.patch_size"),
+    "patch_padding": Field((3, 3), "embedding.edge"),
+    "rel_pos_type": Field(
+        "spatial",
+        lambda spec: "spatial" if next(mvit.layers(spec))[0].position else "none",
+        choices=("spatial", "none", ""),
+    ),
+    "norm_eps": Field(1e-6, "encoder.norm.eps"),
+    "norm_layer": Fixed("layernorm", "norms that are no LayerNorm"),
+    "pool_first": Fixed(False, "pooling before the projections, which fails where it is published"),
+    "pool_type": Ignored("max", NOWHERE),
+    "num_features": Ignored(None, "follows from the widths; written by timm beside the name of a size"),
+    "pretrained_cfg": Ignored(None, "where weights come from and how images are prepared; written by timm"),
+    "act_layer": Ignored("gelu", NOWHERE),
+}
+
+
+def rules(spec: Model) -> list[Rule]:
     names = {"attn.proj": "attention.op.o", "mlp.fc1": "feedforward.op.up", "mlp.fc2": "feedforward.op.down"}
     names |= {"shortcut_proj_attn": "attention.skip.project", "shortcut_proj_mlp": "feedforward.skip.project"}
-    for letter, name in POOLS.items():
+    for letter, name in mvit.POOLS.items():
         names |= {f"attn.pool_{letter}": f"attention.op.{name}.convolution"}
         names |= {f"attn.norm_{letter}": f"attention.op.{name}.norm"}
     found: list[Rule] = [
@@ -183,8 +186,8 @@ def rules(spec: Any) -> list[Rule]:
     places = [(stage, i) for stage, depth in enumerate(stages(spec)) for i in range(depth)]
     for layer, (stage, i) in enumerate(places):
         theirs, ours = f"stages.{stage}.blocks.{i}", f"encoder.layers.{layer}"
-        found += [*block_rules(theirs, ours), *plain(theirs, ours, names)]
-        found += [Rename(f"{theirs}.attn.{a}", f"{ours}.attention.op.position.{b}") for a, b in TABLES.items()]
+        found += [*mvit.block_rules(theirs, ours), *mvit.plain(theirs, ours, names)]
+        found += [Rename(f"{theirs}.attn.{a}", f"{ours}.attention.op.position.{b}") for a, b in mvit.TABLES.items()]
     return found
 
 

@@ -9,7 +9,7 @@ from anyformer.families.base.fields import Absent, Ignored, Removed
 from anyformer.families.base.template import Class, Config, choice, conv1d, divides, entry
 from anyformer.families.gpt2 import GPT2
 from anyformer.families.shared.summary import OF_DOUBLE_HEADS, double_template
-from anyformer.models import DecoderModel
+from anyformer.models import DecoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
@@ -50,13 +50,13 @@ TIED = {  # with two heads the output matrix is the one that files hold
 }
 
 
-def is_tied(spec: Any) -> bool:
+def is_tied(spec: Model) -> bool:
     if spec.architecture not in TIED:
         raise Absent
     return bool(spec.ties)
 
 
-def tie(spec: Any, value: bool, c: Config) -> Any:
+def tie(spec: Model, value: bool, c: Config) -> Model:
     return spec.replace(ties=(TIED[c.architecture],)) if value and c.architecture in TIED else spec
 
 

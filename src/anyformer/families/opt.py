@@ -7,9 +7,9 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Ignored, Removed
-from anyformer.families.base.template import Class, Config, Entry, activation, divides, tied
+from anyformer.families.base.template import Class, Config, Entry, activation, equal_heads, tied
 from anyformer.families.shared.heads import causal_mask
-from anyformer.models import DecoderModel
+from anyformer.models import DecoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
@@ -51,21 +51,21 @@ TEMPLATE = DecoderModel(
 )
 
 
-def place_norms(spec: Any, before: bool, c: Config) -> Any:
+def place_norms(spec: Model, before: bool, c: Config) -> Model:
     """Norms before each step and after the stack; or after each add, and then none after the stack."""
     if not before:
-        spec = edit(spec, {"decoder.layers.*.out_norm": spec.decoder.norm, "decoder.layers.*.pre_norm": None})
+        spec = edit(spec, {"decoder.layers.*.out_norm": at(spec, "decoder.norm"), "decoder.layers.*.pre_norm": None})
     return spec if before and not c._remove_final_layer_norm else edit(spec, {"decoder.norm": None})
 
 
-def is_pre_norm(spec: Any) -> bool:
+def is_pre_norm(spec: Model) -> bool:
     return at(spec, "decoder.layers.attention.pre_norm") is not None
 
 
-def has_no_last_norm(spec: Any) -> bool:
+def has_no_last_norm(spec: Model) -> bool:
     if not is_pre_norm(spec):
         raise Absent
-    return spec.decoder.norm is None
+    return at(spec, "decoder.norm") is None
 
 
 CONFIG: dict[str, Any] = {
@@ -103,7 +103,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def weights(spec: Any) -> dict[str, str]:
+def weights(spec: Model) -> dict[str, str]:
     norm = "pre_norm" if is_pre_norm(spec) else "out_norm"
     return {
         "~decoder.embed_tokens": "embedding.tokens",
@@ -139,7 +139,7 @@ OPT = Family(
     computed={f"{ATTENTION}.bias": lambda c: "qkvo" if c.enable_bias else ""},
     weights=weights,
     prefix="model.",
-    checks=(divides("num_attention_heads", "hidden_size"),),
+    checks=(equal_heads,),
     dropped=("~decoder.version",),
     sizes={
         "opt-125m": size(12, 12, 768, 125e6),

@@ -8,6 +8,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, Ignored, activation_at
+from anyformer.families.base.template import Config
 from anyformer.families.shared.encoder import TOKENS, renames
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named
@@ -77,7 +78,7 @@ FIELDS: dict[str, ConfigField] = {
 }
 
 
-def describe(c: Any) -> Model:
+def describe(c: Config) -> Model:
     W, writes = c.d_latents, c.architecture == "PerceiverForMaskedLM"
     if c.cross_attention_shape_for_attention not in SIDES:
         side = c.cross_attention_shape_for_attention
@@ -148,7 +149,7 @@ def describe(c: Any) -> Model:
     )
 
 
-def rules(spec: Any) -> list[Rule]:
+def rules(spec: Model) -> list[Rule]:
     lm = isinstance(spec.head, LMHead)
     write = "~decoder" if lm else "~decoder.decoder"
     named = {

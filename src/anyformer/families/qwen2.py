@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from anyformer.families.base.family import Size
 from anyformer.families.base.fields import Absent, Ignored
 from anyformer.families.base.template import Entry, derived
 from anyformer.families.llama import ATTENTION, LLAMA, MLP
 from anyformer.families.shared import layer_types
 from anyformer.families.shared.heads import decoder_classes
+from anyformer.models import Model
 from anyformer.specs.addresses import find
 
 
-def head_dim(spec: Any) -> int:
+def head_dim(spec: Model) -> int:
     """Written only where it is unusual: the published config class has no such field."""
     _, heads = next(find(spec, ATTENTION))
     if heads.head_width * heads.num_heads == spec.width:

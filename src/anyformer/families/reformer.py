@@ -4,14 +4,14 @@ undone in the backward pass."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored
-from anyformer.families.shared import encoder
+from anyformer.families.base.fields import ConfigField, Field, Ignored
+from anyformer.families.base.template import Config, activation, entry, parameter, rules_of
+from anyformer.families.shared.encoder import classifier_dropout, stack_of
 from anyformer.models import DecoderModel, EncoderModel, Model
-from anyformer.parts.activation import activation_named, published_name
+from anyformer.parts.activation import activation_named
 from anyformer.parts.attention.local_chunks import ChunkAttention
 from anyformer.parts.attention.lsh import LSHAttention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
@@ -23,106 +23,183 @@ from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.op import Op
 from anyformer.parts.position.absolute import AxialLearned, Learned
+from anyformer.specs.addresses import at, find
 from anyformer.specs.messages import quote
 from anyformer.stacks.reversible import Reversible
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
-from anyformer.weights.rules import Rename, Reshape, Rule
-
-KINDS: dict[str, type[Op]] = {"local": ChunkAttention, "lsh": LSHAttention}
-# where each head's last layer is in a file
-OUT = {LMHead: "lm_head.decoder", SpanHead: "qa_outputs", ClassifyHead: "classifier.out_proj"}
+from anyformer.weights.rules import Reshape, Rule
 
 
-def stack(spec: Any) -> Stack:
-    return getattr(spec, encoder.stack_of(spec))
+def describe(c: Config) -> Model:
+    layers, dropout, norm = layer_names(c), c.hidden_dropout_prob, LayerNorm(eps=c.layer_norm_eps)
+    # published before the activation, which for a ReLU is the same
+    inner = MLP(width=c.feed_forward_size, activation=activation_named(c.hidden_act), dropout=dropout)
+    kinds = {
+        name: Reversible(
+            attention=Sublayer(op=attention(c, name, layers), pre_norm=norm, dropout=dropout),
+            feedforward=Sublayer(op=inner, pre_norm=norm, dropout=dropout),
+        )
+        for name in sorted({*layers})
+    }
+    mixed = len(kinds) > 1
+    stack = Stack(
+        layers=kinds if mixed else kinds[layers[0]],
+        pattern=tuple(layers) if mixed else (),
+        depth=len(layers),
+        norm=norm,
+        dropout=dropout,
+        shows="last",
+    )
+    rest: dict[str, Any] = {
+        "width": c.hidden_size,
+        "embedding": TextEmbedding(  # dropout falls on tokens and positions apart
+            tokens=Tokens(vocab_size=c.vocab_size),
+            position=position(c),
+            dropout=dropout,
+            order=("segments", "dropout", "position", "norm", "project"),
+        ),
+        "head": head(c),
+        "state_name": "past_buckets_states",
+        "init": {"*": Normal(std=c.initializer_range)},
+    }
+    return DecoderModel(decoder=stack, **rest) if c.is_decoder else EncoderModel(encoder=stack, **rest)
 
 
-def ops(spec: Any) -> list[Any]:
-    """The mixer of each layer."""
-    return [stack(spec).layer(i).steps["attention"].op for i in range(stack(spec).depth)]
+def attention(c: Config, name: str, layers: list[str]) -> ChunkAttention | LSHAttention:
+    """In chunks of the text in its order ("local"), or sorted by a hash ("lsh")."""
+    multiple, writes = math.lcm(*(chunk_length(c, each) for each in layers)), c.architecture == WRITES
+    own: dict[str, Any] = {
+        "num_heads": c.num_attention_heads,
+        "head_width": c.attention_head_size,
+        "causal": c.is_decoder,
+        "chunk": chunk_length(c, name),
+        "before": getattr(c, f"{name}_num_chunks_before"),
+        "after": getattr(c, f"{name}_num_chunks_after"),
+        "dropout": getattr(c, f"{name}_attention_probs_dropout_prob"),
+    }
+    if name == "local":
+        ring = not c.is_decoder or own["before"] > 1 or own["after"] > 0  # else it changes nothing
+        return ChunkAttention(**own, ring=ring, multiple=multiple if ring else None, loose=ring and writes)
+    return LSHAttention(
+        **own,
+        rounds=c.num_hashes,
+        buckets=(c.num_buckets,) if isinstance(c.num_buckets, int) else c.num_buckets and tuple(c.num_buckets),
+        longest=None if c.num_buckets else c.max_position_embeddings,
+        multiple=multiple,
+        loose=writes,
+        rotations="fresh" if c.hash_seed is None else c.hash_seed,
+    )
 
 
-def names(spec: Any) -> list[str]:
-    """attn_layers"""
-    return [next(name for name, kind in KINDS.items() if isinstance(op, kind)) for op in ops(spec)]
+def position(c: Config) -> AxialLearned | Learned:
+    dropout, length = c.hidden_dropout_prob, c.max_position_embeddings
+    if not c.axial_pos_embds:
+        return Learned(length=length, dropout=dropout)
+    shape, widths = c.axial_pos_shape, c.axial_pos_embds_dim
+    short = length if length < math.prod(shape) else None
+    axial = AxialLearned(shape=shape, widths=widths, std=c.axial_norm_std, dropout=dropout, length=short)
+    if sum(axial.widths) != c.hidden_size:
+        raise ValueError(f"axial_pos_embds_dim {axial.widths} do not add up to hidden_size {c.hidden_size}")
+    return axial
 
 
-def of(kind: type[Op], field: str) -> Callable[[Any], Any]:
-    """Reads a field back from the first layer of this kind."""
-
-    def read(spec: Any) -> Any:
-        for op in ops(spec):
-            if isinstance(op, kind):
-                return getattr(op, field)
-        raise Absent
-
-    return read
-
-
-def buckets(spec: Any) -> Any:
-    found = of(LSHAttention, "buckets")(spec)
-    return found[0] if found is not None and len(found) == 1 else found
+def head(c: Config) -> Head | None:
+    match c.architecture:
+        case "ReformerModelWithLMHead" | "ReformerForMaskedLM":  # its bias is in files, and nothing reads it
+            return LMHead(vocab_size=c.vocab_size, shift=c.architecture == WRITES, unused_bias=True)
+        case "ReformerForSequenceClassification":
+            rate = classifier_dropout(c)
+            pool = Pool(
+                take="first", dense=True, width=c.hidden_size, activation="tanh", input_dropout=rate, dropout=rate
+            )
+            return ClassifyHead(num_labels=c.num_labels, pool=pool, problem=c.problem_type)
+        case "ReformerForQuestionAnswering":
+            return SpanHead()
+    return None
 
 
-def seed(spec: Any) -> int | None:
-    found = of(LSHAttention, "rotations")(spec)
-    return None if found == "fresh" else found
+# -- config -----------------------------------------------------------------------------------------------------------
+
+WRITES = "ReformerModelWithLMHead"
 
 
-def axial(field: str) -> Callable[[Any], Any]:
-    def read(spec: Any) -> Any:
-        if not isinstance(spec.embedding.position, AxialLearned):
-            raise Absent
-        return getattr(spec.embedding.position, field)
-
-    return read
+def chunk_length(c: Config, name: str) -> int:
+    length = getattr(c, f"{name}_attn_chunk_length")
+    if type(length) is not int or length < 1:
+        raise ValueError(f"{name}_attn_chunk_length is {length}; a chunk holds at least one token")
+    return length
 
 
-def longest(spec: Any) -> int:
-    """max_position_embeddings"""
-    chosen = [op.longest for op in ops(spec) if isinstance(op, LSHAttention) and op.longest is not None]
-    position = spec.embedding.position
+def layer_names(c: Config) -> list[str]:
+    """The kind of each layer, once the fields that say so do not contradict each other."""
+    layers, writes = [*c.attn_layers] if isinstance(c.attn_layers, (list, tuple)) else [], c.architecture == WRITES
+    if not layers or any(name not in ("lsh", "local") for name in layers):
+        raise ValueError(f"attn_layers is a list of 'lsh' and 'local', one for each layer; got {quote(c.attn_layers)}")
+    depth = len(layers) if c.num_hidden_layers is None else c.num_hidden_layers
+    if depth > len(layers) and len({*layers}) > 1:
+        raise ValueError(f"num_hidden_layers is {depth}, and attn_layers names {len(layers)}")
+    layers = (layers * depth)[:depth]
+    if writes and not c.is_decoder:
+        raise ValueError(f"is_decoder is false, and {WRITES} writes: set it, or load ReformerForMaskedLM")
+    if c.is_decoder and c.architecture == "ReformerForMaskedLM":
+        raise ValueError(f"is_decoder is true, and ReformerForMaskedLM sees both sides: load {WRITES}")
+    for name in dict.fromkeys(layers):
+        if writes and getattr(c, f"{name}_num_chunks_after"):
+            raise ValueError(f"{name}_num_chunks_after is above 0: a model that writes looks at no chunk behind")
+    if c.architecture == "ReformerForQuestionAnswering" and c.num_labels != 2:
+        raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
+    return layers
+
+
+def attn_layers(spec: Model) -> list[str]:
+    stack: Stack = at(spec, stack_of(spec))
+    names = {ChunkAttention: "local", LSHAttention: "lsh"}
+    return [names[type(stack.layer(i).steps["attention"].op)] for i in range(stack.depth)]
+
+
+def max_position_embeddings(spec: Model) -> int:
+    chosen = [length for _, length in find(spec, f"{LSH}.longest") if length is not None]
+    position = at(spec, "embedding.position")
     return chosen[0] if chosen else position.length or math.prod(position.shape)
 
 
-def feedforward(field: str) -> Callable[[Any], Any]:
-    return lambda spec: getattr(stack(spec).layer(0).steps["feedforward"].op, field)
-
-
+OP, INNER, AXIAL = "*.layers.attention.op", "*.layers.feedforward.op", "embedding.position[AxialLearned]"
+LOCAL, LSH = f"{OP}[ChunkAttention]", f"{OP}[LSHAttention]"
 FIELDS: dict[str, ConfigField] = {
     "vocab_size": Field(320, "embedding.tokens.vocab_size"),
     "hidden_size": Field(256, "width"),
-    "attn_layers": Field(("local", "lsh", "local", "lsh", "local", "lsh"), names),
-    "num_attention_heads": Field(12, of(Op, "num_heads")),
-    "attention_head_size": Field(64, of(Op, "head_width")),
-    "feed_forward_size": Field(512, feedforward("width")),
-    "hidden_act": Field("relu", lambda spec: published_name(feedforward("activation")(spec))),
+    "attn_layers": Field(("local", "lsh", "local", "lsh", "local", "lsh"), attn_layers),
+    "num_hidden_layers": entry("encoder.depth", "decoder.depth", default=None),  # that of attn_layers unless said
+    "num_attention_heads": entry(f"{OP}.num_heads", default=12),
+    "attention_head_size": entry(f"{OP}.head_width", default=64),
+    "feed_forward_size": entry(f"{INNER}.width", default=512),
+    "hidden_act": activation(f"{INNER}.activation", default="relu"),
     "hidden_dropout_prob": Field(0.05, "embedding.dropout"),
-    "layer_norm_eps": Field(1e-12, lambda spec: stack(spec).norm.eps),  # type: ignore[union-attr]
-    "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
-    "is_decoder": Field(False, lambda spec: encoder.stack_of(spec) == "decoder"),
-    "local_attn_chunk_length": Field(64, of(ChunkAttention, "chunk")),
-    "local_num_chunks_before": Field(1, of(ChunkAttention, "before")),
-    "local_num_chunks_after": Field(0, of(ChunkAttention, "after")),
-    "local_attention_probs_dropout_prob": Field(0.05, of(ChunkAttention, "dropout")),
-    "lsh_attn_chunk_length": Field(64, of(LSHAttention, "chunk")),
-    "lsh_num_chunks_before": Field(1, of(LSHAttention, "before")),
-    "lsh_num_chunks_after": Field(0, of(LSHAttention, "after")),
-    "lsh_attention_probs_dropout_prob": Field(0.0, of(LSHAttention, "dropout")),
-    "num_hashes": Field(1, of(LSHAttention, "rounds")),
-    "num_buckets": Field(None, buckets),
-    "hash_seed": Field(None, seed),
+    "layer_norm_eps": entry("encoder.norm.eps", "decoder.norm.eps", default=1e-12),
+    "initializer_range": entry("init.*.std", default=0.02),
+    "is_decoder": Field(False, lambda spec: isinstance(spec, DecoderModel)),
+    "local_attn_chunk_length": entry(f"{LOCAL}.chunk", default=64),
+    "local_num_chunks_before": entry(f"{LOCAL}.before", default=1),
+    "local_num_chunks_after": entry(f"{LOCAL}.after", default=0),
+    "local_attention_probs_dropout_prob": entry(f"{LOCAL}.dropout", default=0.05),
+    "lsh_attn_chunk_length": entry(f"{LSH}.chunk", default=64),
+    "lsh_num_chunks_before": entry(f"{LSH}.before", default=1),
+    "lsh_num_chunks_after": entry(f"{LSH}.after", default=0),
+    "lsh_attention_probs_dropout_prob": entry(f"{LSH}.dropout", default=0.0),
+    "num_hashes": entry(f"{LSH}.rounds", default=1),
+    "num_buckets": entry(
+        f"{LSH}.buckets", default=None, write=lambda of: of[0] if of is not None and len(of) == 1 else of
+    ),
+    "hash_seed": entry(f"{LSH}.rotations", default=None, write=lambda seed: None if seed == "fresh" else seed),
     "axial_pos_embds": Field(True, lambda spec: isinstance(spec.embedding.position, AxialLearned)),
-    "axial_pos_shape": Field((64, 64), axial("shape")),
-    "axial_pos_embds_dim": Field((64, 192), axial("widths")),
-    "axial_norm_std": Field(1.0, axial("std")),
-    "max_position_embeddings": Field(4096, longest),
+    "axial_pos_shape": entry(f"{AXIAL}.shape", default=(64, 64)),
+    "axial_pos_embds_dim": entry(f"{AXIAL}.widths", default=(64, 192)),
+    "axial_norm_std": entry(f"{AXIAL}.std", default=1.0),
+    "max_position_embeddings": Field(4096, max_position_embeddings),
     "classifier_dropout": Field(None),  # hidden_dropout_prob stands in where it is None
     "problem_type": Field(None, "head.problem"),
-    "num_hidden_layers": Field(None, lambda spec: stack(spec).depth),  # that of attn_layers unless said
     "tie_word_embeddings": Ignored(False, "the published class ties nothing: two streams are scored, one is read"),
     "chunk_size_lm_head": Ignored(0, "the same numbers computed in pieces"),
     "pad_token_id": Ignored(0, "what rows are made longer with, which nothing sees"),
@@ -130,148 +207,37 @@ FIELDS: dict[str, ConfigField] = {
     "eos_token_id": Ignored(2, "used by tokenizers"),
 }
 
-
-def describe(c: Any) -> Model:
-    layers = [*c.attn_layers] if isinstance(c.attn_layers, (list, tuple)) else []
-    if not layers or any(name not in KINDS for name in layers):
-        raise ValueError(f"attn_layers is a list of 'lsh' and 'local', one for each layer; got {quote(c.attn_layers)}")
-    depth = len(layers) if c.num_hidden_layers is None else c.num_hidden_layers
-    if depth > len(layers) and len({*layers}) > 1:
-        raise ValueError(f"num_hidden_layers is {depth}, and attn_layers names {len(layers)}")
-    layers = (layers * depth)[:depth]
-    lengths = {"local": c.local_attn_chunk_length, "lsh": c.lsh_attn_chunk_length}
-    if any(type(lengths[name]) is not int or lengths[name] < 1 for name in layers):
-        raise ValueError(f"a chunk holds at least one token; got {lengths}")
-    multiple, dropout = math.lcm(*(lengths[name] for name in layers)), c.hidden_dropout_prob
-    head, writes = head_of(c), c.architecture == "ReformerModelWithLMHead"
-    if writes and not c.is_decoder:
-        raise ValueError("is_decoder is false, and ReformerModelWithLMHead writes: set it, or load ReformerForMaskedLM")
-    if c.is_decoder and c.architecture == "ReformerForMaskedLM":
-        raise ValueError("is_decoder is true, and ReformerForMaskedLM sees both sides: load ReformerModelWithLMHead")
-    for name in dict.fromkeys(layers):
-        if writes and getattr(c, f"{name}_num_chunks_after"):
-            raise ValueError(f"{name}_num_chunks_after is above 0: a model that writes looks at no chunk behind")
-    shared = {"num_heads": c.num_attention_heads, "head_width": c.attention_head_size, "causal": c.is_decoder}
-
-    def local() -> ChunkAttention:
-        before, after = c.local_num_chunks_before, c.local_num_chunks_after
-        ring = not c.is_decoder or before > 1 or after > 0  # else it changes nothing
-        return ChunkAttention(
-            chunk=lengths["local"],
-            before=before,
-            after=after,
-            dropout=c.local_attention_probs_dropout_prob,
-            ring=ring,
-            multiple=multiple if ring else None,
-            loose=ring and writes,
-            **shared,
-        )
-
-    def lsh() -> LSHAttention:
-        given = c.num_buckets
-        return LSHAttention(
-            chunk=lengths["lsh"],
-            before=c.lsh_num_chunks_before,
-            after=c.lsh_num_chunks_after,
-            rounds=c.num_hashes,
-            buckets=(given,) if isinstance(given, int) else given and tuple(given),
-            longest=None if given else c.max_position_embeddings,
-            multiple=multiple,
-            loose=writes,
-            rotations="fresh" if c.hash_seed is None else c.hash_seed,
-            dropout=c.lsh_attention_probs_dropout_prob,
-            **shared,
-        )
-
-    def step(op: Op) -> Sublayer:
-        return Sublayer(op=op, pre_norm=LayerNorm(eps=c.layer_norm_eps), dropout=dropout)
-
-    # published before the activation, which for a ReLU is the same
-    inner = MLP(width=c.feed_forward_size, activation=activation_named(c.hidden_act), dropout=dropout)
-    makers = {"local": local, "lsh": lsh}
-    kinds = {name: Reversible(attention=step(makers[name]()), feedforward=step(inner)) for name in sorted({*layers})}
-    one = len(kinds) == 1
-    built = Stack(
-        layers=kinds[layers[0]] if one else kinds,
-        pattern=() if one else tuple(layers),
-        depth=len(layers),
-        norm=LayerNorm(eps=c.layer_norm_eps),
-        dropout=dropout,
-        shows="last",
-    )
-    rest: dict[str, Any] = {
-        "width": c.hidden_size,
-        "embedding": embedding(c),
-        "head": head,
-        "state_name": "past_buckets_states",
-        "init": {"*": Normal(std=c.initializer_range)},
-    }
-    return DecoderModel(decoder=built, **rest) if c.is_decoder else EncoderModel(encoder=built, **rest)
+# -- weights ----------------------------------------------------------------------------------------------------------
 
 
-def embedding(c: Any) -> TextEmbedding:
-    """Dropout falls on tokens and positions apart."""
-    dropout, length = c.hidden_dropout_prob, c.max_position_embeddings
-    position: AxialLearned | Learned = Learned(length=length, dropout=dropout)
-    if c.axial_pos_embds:
-        position = AxialLearned(
-            shape=c.axial_pos_shape,
-            widths=c.axial_pos_embds_dim,
-            std=c.axial_norm_std,
-            dropout=dropout,
-            length=length if length < math.prod(c.axial_pos_shape) else None,
-        )
-        if sum(position.widths) != c.hidden_size:
-            raise ValueError(f"axial_pos_embds_dim {position.widths} do not add up to hidden_size {c.hidden_size}")
-    return TextEmbedding(
-        tokens=Tokens(vocab_size=c.vocab_size),
-        position=position,
-        dropout=dropout,
-        order=("segments", "dropout", "position", "norm", "project"),
-    )
-
-
-def head_of(c: Any) -> Head | None:
-    if c.architecture in ("ReformerModelWithLMHead", "ReformerForMaskedLM"):
-        # its bias is in files, and nothing reads it
-        return LMHead(vocab_size=c.vocab_size, shift=c.architecture == "ReformerModelWithLMHead", unused_bias=True)
-    if c.architecture == "ReformerForSequenceClassification":
-        dropout = encoder.classifier_dropout(c)
-        pool = Pool(
-            take="first", dense=True, width=c.hidden_size, activation="tanh", input_dropout=dropout, dropout=dropout
-        )
-        return ClassifyHead(num_labels=c.num_labels, pool=pool, problem=c.problem_type)
-    if c.architecture == "ReformerForQuestionAnswering":
-        if c.num_labels != 2:
-            raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
-        return SpanHead()
-    return None
-
-
-def rules(spec: Any) -> list[Rule]:
-    name, layer = encoder.stack_of(spec), "~encoder.layers.{i}"
-    ours = f"{name}.layers.{{i}}"
-    mixer = {"query_key": "qk", "query": "q", "key": "k", "value": "v"}
-    position, place = spec.embedding.position, "~embeddings.position_embeddings"
-    found: list[Rule] = [Rename("lm_head.bias", "head.idle.bias")]
+def positions(theirs: str, spec: Model) -> list[Rule]:
+    found: list[Rule] = []
+    position = at(spec, "embedding.position")
     for i in range(len(position.shape) if isinstance(position, AxialLearned) else 0):
         sides = [position.shape[i] if side == i else 1 for side in range(len(position.shape))]
-        found.append(Reshape(f"{place}.weights.{i}", f"embedding.position.side{i}", (*sides, position.widths[i])))
-    return found + encoder.renames(
-        {
-            "~embeddings.word_embeddings": "embedding.tokens",
-            f"{place}.embedding": "embedding.position",
-            **{f"{layer}.attention.self_attention.{n}": f"{ours}.attention.op.{mine}" for n, mine in mixer.items()},
-            f"{layer}.attention.output.dense": f"{ours}.attention.op.o",
-            f"{layer}.attention.layer_norm": f"{ours}.attention.pre_norm",
-            f"{layer}.feed_forward.layer_norm": f"{ours}.feedforward.pre_norm",
-            f"{layer}.feed_forward.dense.dense": f"{ours}.feedforward.op.up",
-            f"{layer}.feed_forward.output.dense": f"{ours}.feedforward.op.down",
-            "~encoder.layer_norm": f"{name}.norm",
-            "classifier.dense": "head.pool.dense",
-            OUT.get(type(spec.head), ""): "head.out",
-        }
-    )
+        found.append(Reshape(f"{theirs}.{i}", f"embedding.position.side{i}", (*sides, position.widths[i])))
+    return found
+
+
+ATTENTION, FORWARD = "~encoder.layers.{i}.attention", "~encoder.layers.{i}.feed_forward"
+WEIGHTS = {
+    "~embeddings.word_embeddings": "embedding.tokens",
+    "~embeddings.position_embeddings.weights": positions,
+    "~embeddings.position_embeddings.embedding": "embedding.position",
+    f"{ATTENTION}.self_attention.{{query_key,query,key,value}}": "*.layers.{i}.attention.op.{qk,q,k,v}",
+    f"{ATTENTION}.output.dense": "*.layers.{i}.attention.op.o",
+    f"{ATTENTION}.layer_norm": "*.layers.{i}.attention.pre_norm",
+    f"{FORWARD}.layer_norm": "*.layers.{i}.feedforward.pre_norm",
+    f"{FORWARD}.{{dense,output}}.dense": "*.layers.{i}.feedforward.op.{up,down}",
+    "~encoder.layer_norm": "*.norm",
+    "lm_head.bias": parameter("head.idle.bias"),
+    "classifier.dense": "head.pool.dense",
+}
+OUT = {LMHead: "lm_head.decoder", SpanHead: "qa_outputs", ClassifyHead: "classifier.out_proj"}
+
+
+def rules(spec: Model) -> list[Rule]:
+    return [*rules_of({**WEIGHTS, OUT.get(type(spec.head), ""): "head.out"}, spec)]
 
 
 WRITER = {"architectures": ["ReformerModelWithLMHead"], "is_decoder": True}
@@ -288,10 +254,6 @@ ENWIK8 = {
     "num_buckets": 512, "num_hashes": 4, "local_attn_chunk_length": 128, "lsh_attn_chunk_length": 256,
     "local_attention_probs_dropout_prob": 0.2, "lsh_attention_probs_dropout_prob": 0.1,
 }  # fmt: skip
-SIZES = {
-    "reformer-crime-and-punishment": Size({**WRITER, **CRIME}),
-    "reformer-enwik8": Size({**WRITER, **ENWIK8}, 149e6),
-}
 
 FAMILIES = (
     Family(
@@ -300,20 +262,24 @@ FAMILIES = (
         fields=FIELDS,
         describe=describe,
         rules=rules,
-        architectures=(
-            "ReformerForMaskedLM",
-            "ReformerModel",
-            "ReformerModelWithLMHead",
-            "ReformerForSequenceClassification",
-            "ReformerForQuestionAnswering",
+        architectures=tuple(
+            f"Reformer{name}"
+            for name in ("ForMaskedLM", "Model", "ModelWithLMHead", "ForSequenceClassification", "ForQuestionAnswering")
         ),
         base=("ReformerModel",),
         prefix="reformer.",
         dropped=tuple(
-            f"~encoder.layers.{{i}}.attention.self_attention.{kind}mask_value_float{bits}"
-            for kind in ("", "self_")
-            for bits in (16, 32)
+            f"{ATTENTION}.self_attention.{name}"
+            for name in (
+                "mask_value_float16",
+                "mask_value_float32",
+                "self_mask_value_float16",
+                "self_mask_value_float32",
+            )
         ),
-        sizes=SIZES,
+        sizes={
+            "reformer-crime-and-punishment": Size({**WRITER, **CRIME}),
+            "reformer-enwik8": Size({**WRITER, **ENWIK8}, 149e6),
+        },
     ),
 )

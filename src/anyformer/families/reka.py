@@ -9,8 +9,10 @@ from typing import Any
 from anyformer.families import llava, whisper
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, again
+from anyformer.families.base.template import Config
 from anyformer.models import EncoderModel, Model, Tower
 from anyformer.parts.init import Normal
+from anyformer.specs.addresses import at
 from anyformer.weights.rules import Rule
 
 LLAVA, WHISPER = llava.FAMILIES[0], whisper.FAMILIES[0]
@@ -37,7 +39,7 @@ FIELDS: dict[str, ConfigField] = {
 }
 
 
-def describe(c: Any) -> Model:
+def describe(c: Config) -> Model:
     """All recordings are filled up to `max_source_positions`, so that each makes as many vectors."""
     if strange := sorted((c.audio_config or {}).keys() - HEARS.keys() - {"model_type"}):
         raise ValueError(f"audio_config.{strange[0]} is not known; valid: {', '.join(HEARS)}")
@@ -45,8 +47,9 @@ def describe(c: Any) -> Model:
     tower = EncoderModel(
         width=given.width, embedding=given.embedding, encoder=given.encoder, init={"*": Normal(std=0.02)}
     )
-    spec: Any = llava.describe(c)
-    image = spec.image.replace(model=spec.image.model.replace(head=None))  # all of it learns
+    spec = llava.describe(c)
+    image = at(spec, "image")
+    image = image.replace(model=image.model.replace(head=None))  # all of it learns
     audio = Tower(model=tower, token=c.audio_token_index, activation=image.activation, bias=image.bias)
     return spec.replace(image=image, audio=audio)
 

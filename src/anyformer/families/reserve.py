@@ -5,10 +5,10 @@ read here: there are descriptions, saved in our own form. Frames are not asked f
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, activation_at
+from anyformer.families.base.template import Config, equal_heads
 from anyformer.models import EncoderModel, HiddenSpansModel, Model, Tower
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention.attention import Attention
@@ -58,9 +58,8 @@ FIELDS: dict[str, ConfigField] = {
 }
 
 
-def describe(c: Any) -> Model:
-    if c.hidden_size % c.num_attention_heads:
-        raise ValueError(f"hidden_size {c.hidden_size} is no multiple of {c.num_attention_heads} attention heads")
+def describe(c: Config) -> Model:
+    equal_heads(c)
     norm, starts = LayerNorm(eps=c.layer_norm_eps), {"*": Normal(std=c.initializer_range)}
 
     def stack(depth: int) -> Stack:

@@ -7,6 +7,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored, activation_at
+from anyformer.families.base.template import Config
 from anyformer.families.shared.vision import pair, unpair
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named
@@ -16,6 +17,7 @@ from anyformer.parts.head.image import ImageOutput
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Kaiming, Uniform
 from anyformer.parts.residual import Activated
+from anyformer.specs.addresses import at
 from anyformer.specs.messages import quote
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
@@ -27,38 +29,39 @@ REDUCTION = 4  # of the narrow layers between two wide ones
 BACKBONE = "read by ResNetBackbone alone"
 
 
-def widths(spec: Any) -> tuple[int, ...]:
-    encoder = spec.encoder
+def widths(spec: Model) -> tuple[int, ...]:
+    encoder = at(spec, "encoder")
     return (spec.width,) * encoder.first + tuple(down.width for down in encoder.down)
 
 
-def depths(spec: Any) -> tuple[int, ...]:
+def depths(spec: Model) -> tuple[int, ...]:
     """A step before a stage is its first layer, where they are published."""
-    encoder = spec.encoder
+    encoder = at(spec, "encoder")
     return tuple(stage.depth + (i >= encoder.first) for i, stage in enumerate(encoder.stages))
 
 
-def layer_type(spec: Any) -> str:
-    return "basic" if len(spec.encoder.stages[0].layers.steps["convolutions"].op.layers) == 2 else "bottleneck"
+def layer_type(spec: Model) -> str:
+    return "basic" if len(at(spec, "encoder").stages[0].layers.steps["convolutions"].op.layers) == 2 else "bottleneck"
 
 
-def begins_coarser(spec: Any) -> bool:
-    return spec.encoder.first == 0 and spec.encoder.down[0].stride > 1
+def begins_coarser(spec: Model) -> bool:
+    encoder = at(spec, "encoder")
+    return encoder.first == 0 and encoder.down[0].stride > 1
 
 
-def early(spec: Any) -> bool:
+def early(spec: Model) -> bool:
     """Whether the first of three convolutions has the stride."""
-    strided = [down for down in spec.encoder.down if down.stride > 1]
+    strided = [down for down in at(spec, "encoder.down") if down.stride > 1]
     if not strided or layer_type(spec) == "basic":
         raise Absent
     return strided[0].layers[0].stride > 1
 
 
-def image_size(spec: Any) -> int | tuple[int, int]:
+def image_size(spec: Model) -> int | tuple[int, int]:
     """Said where it is another, in a word of ours: published configs have none."""
-    if spec.embedding.image_size == (224, 224):
+    if (size := at(spec, "embedding.image_size")) == (224, 224):
         raise Absent
-    return unpair(spec.embedding.image_size)
+    return unpair(size)
 
 
 FIELDS: dict[str, ConfigField] = {
@@ -80,7 +83,7 @@ FIELDS: dict[str, ConfigField] = {
 }
 
 
-def describe(c: Any) -> Model:
+def describe(c: Config) -> Model:
     if not 0 < len(c.hidden_sizes) <= len(c.depths):
         raise ValueError(f"hidden_sizes {c.hidden_sizes} and depths {c.depths} name a width and layers for each stage")
     if c.layer_type not in ("basic", "bottleneck"):
@@ -123,16 +126,17 @@ def describe(c: Any) -> Model:
     )
 
 
-def rules(spec: Any) -> list[Rule]:
+def rules(spec: Model) -> list[Rule]:
     def convolution(theirs: str, ours: str) -> list[Rule]:
         taps = ChannelsLast(f"{theirs}.convolution.weight", f"{ours}.taps.weight")
         return [taps, Rename(f"{theirs}.normalization.{{p}}", f"{ours}.norm.{{p}}")]
 
     found = convolution("~embedder.embedder", "embedding.layers.0")
-    for s, stage in enumerate(spec.encoder.stages):
-        first, layers = int(s >= spec.encoder.first), f"~encoder.stages.{s}.layers"
+    encoder: Stages = at(spec, "encoder")
+    for s, stage in enumerate(encoder.stages):
+        first, layers = int(s >= encoder.first), f"~encoder.stages.{s}.layers"
         if first:
-            down = f"encoder.down.{s - spec.encoder.first}"
+            down = f"encoder.down.{s - encoder.first}"
             found += convolution(f"{layers}.0.shortcut", f"{down}.skip")
             found += convolution(f"{layers}.0.layer.{{j}}", f"{down}.layers.{{j}}")
         for i in range(stage.depth):

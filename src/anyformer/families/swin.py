@@ -8,7 +8,7 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, activation, choice, entry
 from anyformer.families.shared.vision import IMAGES, OF_EMBEDDING, patches, pixel_class
-from anyformer.models import EncoderModel
+from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.patches import PatchEmbedding
 from anyformer.parts.feedforward.mlp import MLP
@@ -19,7 +19,7 @@ from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Normal, Value
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
-from anyformer.specs.addresses import edit
+from anyformer.specs.addresses import at, edit
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.stages import Stages
@@ -70,9 +70,10 @@ def check(c: Config) -> None:
             raise ValueError(f"stage {i} is {c.embed_dim * 2**i} wide, not a multiple of its {heads} heads")
 
 
-def build_stages(spec: Any, depths: Any, c: Config) -> Any:
+def build_stages(spec: Model, depths: Any, c: Config) -> Model:
     """As many stages as there are depths, each twice as wide as the one before."""
-    first, down = spec.encoder.stages[0], spec.encoder.down[0]
+    encoder: Stages = at(spec, "encoder")
+    first, down = encoder.stages[0], encoder.down[0]
     stages = [
         edit(
             first,
@@ -85,17 +86,18 @@ def build_stages(spec: Any, depths: Any, c: Config) -> Any:
         )
         for i, (depth, heads) in enumerate(zip(depths, c.num_heads, strict=False))
     ]
-    return spec.replace(encoder=spec.encoder.replace(stages=tuple(stages), down=(down,) * (len(stages) - 1)))
+    return spec.replace(encoder=encoder.replace(stages=tuple(stages), down=(down,) * (len(stages) - 1)))
 
 
-def mixers(spec: Any) -> list[Attention]:
+def mixers(spec: Model) -> list[Attention]:
     """The attention of each stage's first layer."""
-    return [stage.layer(0).steps["attention"].op.mixer for stage in spec.encoder.stages]
+    return [stage.layer(0).steps["attention"].op.mixer for stage in at(spec, "encoder.stages")]
 
 
-def mlp_ratio(spec: Any) -> float:
+def mlp_ratio(spec: Model) -> float:
     # the last stage is the widest, so its ratio is the finest: floor(floor(r D) / 2) = floor(r D / 2)
-    return spec.encoder.stages[-1].layer(0).steps["feedforward"].op.width / spec.encoder.out_width(spec.width)
+    encoder: Stages = at(spec, "encoder")
+    return encoder.stages[-1].layer(0).steps["feedforward"].op.width / encoder.out_width(spec.width)
 
 
 BACKBONE = Ignored(None, "read by SwinBackbone alone")
@@ -103,7 +105,7 @@ BACKBONE = Ignored(None, "read by SwinBackbone alone")
 CONFIG: dict[str, Any] = {
     **IMAGES,
     "embed_dim": "width",
-    "depths": entry(path=lambda spec: [stage.depth for stage in spec.encoder.stages], build=build_stages),
+    "depths": entry(path=lambda spec: [stage.depth for stage in at(spec, "encoder.stages")], build=build_stages),
     "num_heads": entry(path=lambda spec: [mixer.num_heads for mixer in mixers(spec)]),
     "window_size": (f"{WINDOWS}.size", f"{MIXER}.position.size"),
     "mlp_ratio": entry(path=mlp_ratio),

@@ -9,11 +9,12 @@ from anyformer.families.base.fields import Fixed
 from anyformer.families.base.template import Config, choice, entry
 from anyformer.families.shared.vision import pair
 from anyformer.families.swin import LAYERS, MIXER, NORM, OURS, SWIN, THEIRS, WINDOWS, mixers, size
+from anyformer.models import Model
 from anyformer.parts.attention.attention import LearnedScale
 from anyformer.parts.grid.merge import Merge
 from anyformer.parts.grid.windows import ContinuousGridBias
 from anyformer.parts.norm import LayerNorm, UnitNorm
-from anyformer.specs.addresses import edit
+from anyformer.specs.addresses import at, edit
 from anyformer.weights.rules import Rename
 
 
@@ -22,7 +23,7 @@ def check_windows(c: Config) -> None:
         raise ValueError(f"pretrained_window_sizes {c.pretrained_window_sizes} is shorter than depths {c.depths}")
 
 
-def build_windows(spec: Any, window: int, c: Config) -> Any:
+def build_windows(spec: Model, window: int, c: Config) -> Model:
     """A stage whose grid is smaller than a window has smaller windows, and does not shift them."""
     rows = pair(c.image_size)[0] // pair(c.patch_size)[0]
     changes: dict[str, Any] = {}
@@ -39,11 +40,11 @@ def build_windows(spec: Any, window: int, c: Config) -> Any:
     return edit(spec, changes)
 
 
-def window_size(spec: Any) -> int:
-    return max(stage.layer(0).steps["attention"].op.size for stage in spec.encoder.stages)
+def window_size(spec: Model) -> int:
+    return max(stage.layer(0).steps["attention"].op.size for stage in at(spec, "encoder.stages"))
 
 
-def pretrained_window_sizes(spec: Any) -> list[int]:
+def pretrained_window_sizes(spec: Model) -> list[int]:
     positions: list[Any] = [mixer.position for mixer in mixers(spec)]
     return [position.learned for position in positions]
 

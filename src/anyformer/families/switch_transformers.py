@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families import t5
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, Ignored, Removed, activation_at
+from anyformer.families.base.template import Config, parameter, rules_of
+from anyformer.families.shared import t5
 from anyformer.families.shared.heads import causal, seen
 from anyformer.models import EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.balance import SwitchBalance
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.feedforward.moe import MoE, Switch
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal
-from anyformer.parts.norm import RMSNorm
-from anyformer.parts.position.absolute import BucketedBias
 from anyformer.runtime.mask import FULL
 from anyformer.specs.addresses import at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
-from anyformer.weights.rules import Copies, Rename, Rule
+from anyformer.weights.rules import Rename, Rule
 from anyformer.weights.rules import Stack as StackRule
 
 DENSE, SPARSE = "encoder.layers.dense", "encoder.layers.sparse.feedforward.op"
@@ -83,34 +81,17 @@ def step_of(stack: Stack) -> int:
     return len(stack.pattern) if "sparse" in stack.pattern else 0
 
 
-def describe(c: Any) -> Model:
-    norm, activation = RMSNorm(eps=c.layer_norm_epsilon), activation_named(c.dense_act_fn)
+def describe(c: Config) -> Model:
+    activation = activation_named(c.dense_act_fn)
     mlp = MLP(width=c.d_ff, activation=activation, bias=False, dropout=c.dropout_rate)
     router = Switch(
         capacity=c.expert_capacity, bias=c.router_bias, jitter=float(c.router_jitter_noise), dtype=c.router_dtype
     )
-    experts = MoE(num_experts=c.num_experts, router=router, expert=mlp)
-
-    def step(op: Any) -> Sublayer:
-        return Sublayer(pre_norm=norm, op=op, dropout=c.dropout_rate)
-
-    def attention(**kind: Any) -> Sublayer:
-        return step(
-            Attention(num_heads=c.num_heads, head_width=c.d_kv, bias="", scale=1.0, dropout=c.dropout_rate, **kind)
-        )
+    ops = {"dense": mlp, "sparse": MoE(num_experts=c.num_experts, router=router, expert=mlp)}
 
     def stack(depth: int, every: int, both_ways: bool, **steps: Sublayer) -> Stack:
-        buckets, farthest = c.relative_attention_num_buckets, c.relative_attention_max_distance
-        bias = BucketedBias(num_heads=c.num_heads, num_buckets=buckets, max_distance=farthest, both_ways=both_ways)
-        kinds = {name: Block(**steps, feedforward=step(op)) for name, op in (("dense", mlp), ("sparse", experts))}
-        return Stack(
-            layers=kinds,
-            pattern=pattern(every),
-            depth=depth,
-            norm=norm,
-            dropout=c.dropout_rate,
-            position=bias if depth else None,
-        )
+        kinds = {name: Block(**steps, feedforward=t5.step(c, op)) for name, op in ops.items()}
+        return t5.stack(c, depth, both_ways, layers=kinds, pattern=pattern(every))
 
     def sparse_step(given: int | None, layers: int, sparse: int) -> int:
         return given if given is not None else layers // sparse if sparse > 0 else layers
@@ -123,7 +104,7 @@ def describe(c: Any) -> Model:
     first = embedding.replace(tokens=Tokens(vocab_size=c.vocab_size, unused_table=not tie))
     factor = c.initializer_factor
     init = {"*router.weight": Normal(std=factor), "*experts.*": Normal(std=factor * c.d_model**-0.5), **t5.init(c)}
-    encoder = stack(c.num_layers, every, True, attention=attention(mask=FULL))
+    encoder = stack(c.num_layers, every, True, attention=t5.attention(c, mask=FULL))
     shared: Any = {"width": c.d_model, "embedding": first, "encoder": encoder, "init": init}
     if c.architecture == "SwitchTransformersEncoderModel":
         t5.encoder_alone(c)
@@ -143,7 +124,9 @@ def describe(c: Any) -> Model:
         **shared,
         head=head,
         decoder_embedding=embedding,
-        decoder=stack(layers, decoder_every, False, attention=attention(mask=seen(c)), cross=attention(memory=True)),
+        decoder=stack(
+            layers, decoder_every, False, attention=t5.attention(c, mask=seen(c)), cross=t5.attention(c, memory=True)
+        ),
         start_token=c.decoder_start_token_id,
         padding_token=c.pad_token_id,
         ties=tuple((name, TOKENS) for name in ties if tie),
@@ -151,32 +134,19 @@ def describe(c: Any) -> Model:
 
 
 def rules(spec: Model) -> list[Rule]:
-    found: list[Rule] = [
-        Rename("encoder.embed_tokens.weight", TOKENS)
-        if at(spec, "embedding.tokens.unused_table")
-        else Copies(["shared.weight", "encoder.embed_tokens.weight"], TOKENS),
-        Rename("shared.weight", "embedding.tokens.spare"),
-        Rename("decoder.embed_tokens.weight", "decoder_embedding.tokens.weight"),
-        Rename("lm_head.weight", "head.out.weight"),
-    ]
-    count = at(spec, f"{SPARSE}.num_experts")
-    orders = {"encoder": ("attention", "feedforward"), "decoder": ("attention", "cross", "feedforward")}
-    for stack, order in orders.items():
-        table = "SelfAttention.relative_attention_bias.weight"
-        found.append(Rename(f"{stack}.block.0.layer.0.{table}", f"{stack}.position.table.weight"))
-        found.append(Rename(f"{stack}.final_layer_norm.weight", f"{stack}.norm.weight"))
-        for n, step in enumerate(order):
-            layer, ours = f"{stack}.block.{{i}}.layer.{n}", f"{stack}.layers.{{i}}.{step}"
-            found.append(Rename(f"{layer}.layer_norm.weight", f"{ours}.pre_norm.weight"))
-            if step != "feedforward":
-                kind = "SelfAttention" if step == "attention" else "EncDecAttention"
-                found += [Rename(f"{layer}.{kind}.{n}.weight", f"{ours}.op.{n}.weight") for n in "qkvo"]
-                continue
-            found.append(Rename(f"{layer}.mlp.router.classifier.{{p}}", f"{ours}.op.router.{{p}}"))
-            for theirs, name in (("wi", "up"), ("wo", "down")):
-                found.append(Rename(f"{layer}.mlp.{theirs}.weight", f"{ours}.op.{name}.weight"))
-                expert = f"{layer}.mlp.experts.expert_{{e}}.{theirs}.weight"
-                found.append(StackRule(expert, f"{ours}.op.experts.{name}", count, True))
+    unused, count = at(spec, "embedding.tokens.unused_table"), at(spec, f"{SPARSE}.num_experts")
+    weights: dict[Any, Any] = {**t5.WEIGHTS, "lm_head": "head.out"}
+    if unused:  # each stack has its own table
+        del weights["~shared", "~encoder.embed_tokens"]
+        weights |= {"shared.weight": parameter("embedding.tokens.spare"), "encoder.embed_tokens": "embedding.tokens"}
+    found = [*rules_of(weights, spec)]
+    for stack, n in (("encoder", 1), ("decoder", 2)):
+        theirs, ours = f"{stack}.block.{{i}}.layer.{n}.mlp", f"{stack}.layers.{{i}}.feedforward.op"
+        found.append(Rename(f"{theirs}.router.classifier.{{p}}", f"{ours}.router.{{p}}"))
+        for name, own in (("wi", "up"), ("wo", "down")):
+            found.append(Rename(f"{theirs}.{name}.weight", f"{ours}.{own}.weight"))
+            expert = f"{theirs}.experts.expert_{{e}}.{name}.weight"
+            found.append(StackRule(expert, f"{ours}.experts.{own}", count, True))
     return found
 
 

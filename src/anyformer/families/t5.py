@@ -6,10 +6,20 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, Ignored, activation_at, tied
+from anyformer.families.base.template import Config, entry, rules_of
 from anyformer.families.shared.heads import causal, end_head, seen
+from anyformer.families.shared.t5 import (
+    READS_SOURCE,
+    WEIGHTS,
+    attention,
+    decoder_depth,
+    encoder_alone,
+    init,
+    stack,
+    step,
+)
 from anyformer.models import EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP, GatedMLP
 from anyformer.parts.head.base import Head
@@ -17,31 +27,81 @@ from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
-from anyformer.parts.init import Normal, Value
-from anyformer.parts.norm import RMSNorm
-from anyformer.parts.position.absolute import BucketedBias
 from anyformer.runtime.mask import FULL
+from anyformer.specs.addresses import at
 from anyformer.specs.messages import quote
 from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
-from anyformer.weights.rules import Copies, Rename, Rule
+from anyformer.weights.rules import Rule
+
+
+def describe(c: Config) -> Model:
+    embedding = TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), dropout=c.dropout_rate)
+    layers = Block(attention=attention(c, mask=FULL), feedforward=step(c, feedforward(c)))
+    encoder = stack(c, c.num_layers, True, layers=layers)
+    shared: Any = {"width": c.d_model, "embedding": embedding, "encoder": encoder, "head": head(c), "init": init(c)}
+    if c.architecture in ("T5EncoderModel", "T5ForTokenClassification"):
+        encoder_alone(c)
+        return EncoderModel(**shared)
+    if not c.is_encoder_decoder:  # transformers would mix up the memories of self- and cross-attention
+        raise ValueError(f"is_encoder_decoder=False is not supported with {c.architecture}")
+    ties = [("decoder_embedding.tokens.weight", "embedding.tokens.weight")]
+    # transformers ties T5 1.1 too, though its configs say otherwise, until it meets a checkpoint with an output matrix
+    # of its own (and so does our loader): only a config that says both is untied from the start
+    if isinstance(shared["head"], LMHead) and (c.tie_word_embeddings or c.scale_decoder_outputs is not False):
+        ties.append(("head.out.weight", "embedding.tokens.weight"))
+    steps = {"attention": attention(c, mask=seen(c)), "cross": attention(c, memory=True)}
+    layers = Block(**steps, feedforward=step(c, feedforward(c)))
+    return EncoderDecoderModel(
+        **shared,
+        decoder_embedding=embedding,
+        decoder=stack(c, decoder_depth(c), False, layers=layers),
+        start_token=c.decoder_start_token_id,
+        padding_token=c.pad_token_id,
+        state_offered="without labels" if isinstance(shared["head"], (ClassifyHead, SpanHead)) else "always",
+        reads_source=c.architecture in READS_SOURCE,
+        ties=tuple(ties),
+    )
+
+
+def head(c: Config) -> Head | None:
+    match c.architecture:
+        case "T5ForConditionalGeneration":
+            scaled = c.tie_word_embeddings is not False if c.scale_decoder_outputs is None else c.scale_decoder_outputs
+            return LMHead(vocab_size=c.vocab_size, shift=False, scale=c.d_model**-0.5 if scaled else None)
+        case "T5ForSequenceClassification":
+            return end_head(c)
+        case "T5ForTokenClassification":
+            return TagHead(num_labels=c.num_labels, dropout=c.classifier_dropout)
+        case "T5ForQuestionAnswering":
+            if c.num_labels != 2:
+                raise ValueError(f"num_labels={c.num_labels}: an answer has a beginning and an end, so 2 labels")
+            return SpanHead()
+    return None
+
+
+# -- config -----------------------------------------------------------------------------------------------------------
 
 ATTENTION, FEEDFORWARD = "encoder.layers.attention.op", "encoder.layers.feedforward.op"
-READS_SOURCE = ("T5ForQuestionAnswering", "T5ForSequenceClassification")  # the decoder reads what the encoder does
 
 
-def is_gated(spec: Any) -> bool:
-    return isinstance(spec.encoder.layers.steps["feedforward"].op, GatedMLP)
+def feedforward(c: Config) -> MLP | GatedMLP:
+    kind, _, name = c.feed_forward_proj.rpartition("-")
+    if kind not in ("", "gated"):
+        name = quote(c.feed_forward_proj)
+        raise ValueError(f"feed_forward_proj={name} is neither an activation nor 'gated-' and one")
+    name = "gelu_new" if c.feed_forward_proj == "gated-gelu" else name
+    activation = activation_named(name if c.dense_act_fn is None else c.dense_act_fn)
+    gated = kind == "gated" if c.is_gated_act is None else c.is_gated_act
+    return (GatedMLP if gated else MLP)(width=c.d_ff, activation=activation, bias=False, dropout=c.dropout_rate)
 
 
-def projection(spec: Any) -> str:
+def is_gated(spec: Model) -> bool:
+    return isinstance(at(spec, FEEDFORWARD), GatedMLP)
+
+
+def projection(spec: Model) -> str:
     name = activation_at(f"{FEEDFORWARD}.activation")(spec)
     return f"gated-{name.replace('gelu_new', 'gelu')}" if is_gated(spec) else name
-
-
-def classifier_dropout(spec: Any) -> float:
-    return spec.head.pool.dropout if isinstance(spec.head, ClassifyHead) else spec.head.dropout
 
 
 FIELDS: dict[str, ConfigField] = {
@@ -55,7 +115,7 @@ FIELDS: dict[str, ConfigField] = {
     "relative_attention_num_buckets": Field(32, "encoder.position.num_buckets"),
     "relative_attention_max_distance": Field(128, "encoder.position.max_distance"),
     "dropout_rate": Field(0.1, "encoder.dropout"),
-    "classifier_dropout": Field(0.0, classifier_dropout),
+    "classifier_dropout": entry("head[ClassifyHead].pool.dropout", "head.dropout", default=0.0),
     "layer_norm_epsilon": Field(1e-6, "encoder.norm.eps"),
     "initializer_factor": Field(1.0, lambda spec: spec.init["*norm.weight"].value),
     "feed_forward_proj": Field("relu", projection),
@@ -74,136 +134,21 @@ FIELDS: dict[str, ConfigField] = {
     "output_past": Ignored(True, "an old name of use_cache"),
 }
 
-
-def describe(c: Any) -> Model:
-    norm = RMSNorm(eps=c.layer_norm_epsilon)
-
-    def step(op: Any) -> Sublayer:
-        return Sublayer(pre_norm=norm, op=op, dropout=c.dropout_rate)
-
-    def attention(**kind: Any) -> Sublayer:  # scores are not scaled: the start of the queries is 1 / sqrt(K) smaller
-        return step(
-            Attention(num_heads=c.num_heads, head_width=c.d_kv, bias="", scale=1.0, dropout=c.dropout_rate, **kind)
-        )
-
-    def stack(depth: int, both_ways: bool, **steps: Sublayer) -> Stack:
-        buckets, farthest = c.relative_attention_num_buckets, c.relative_attention_max_distance
-        bias = BucketedBias(num_heads=c.num_heads, num_buckets=buckets, max_distance=farthest, both_ways=both_ways)
-        block = Block(**steps, feedforward=step(feedforward(c)))
-        return Stack(layers=block, depth=depth, position=bias if depth else None, norm=norm, dropout=c.dropout_rate)
-
-    embedding = TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), dropout=c.dropout_rate)
-    encoder = stack(c.num_layers, True, attention=attention(mask=FULL))
-    shared: Any = {"width": c.d_model, "embedding": embedding, "encoder": encoder, "head": head(c), "init": init(c)}
-    if c.architecture in ("T5EncoderModel", "T5ForTokenClassification"):
-        encoder_alone(c)
-        return EncoderModel(**shared)
-    if not c.is_encoder_decoder:  # transformers would mix up the memories of self- and cross-attention
-        raise ValueError(f"is_encoder_decoder=False is not supported with {c.architecture}")
-    ties = [("decoder_embedding.tokens.weight", "embedding.tokens.weight")]
-    # transformers ties T5 1.1 too, though its configs say otherwise, until it meets a checkpoint with an output matrix
-    # of its own (and so does our loader): only a config that says both is untied from the start
-    if isinstance(shared["head"], LMHead) and (c.tie_word_embeddings or c.scale_decoder_outputs is not False):
-        ties.append(("head.out.weight", "embedding.tokens.weight"))
-    return EncoderDecoderModel(
-        **shared,
-        decoder_embedding=embedding,
-        decoder=stack(
-            decoder_depth(c),
-            False,
-            attention=attention(mask=seen(c)),
-            cross=attention(memory=True),
-        ),
-        start_token=c.decoder_start_token_id,
-        padding_token=c.pad_token_id,
-        state_offered="without labels" if isinstance(shared["head"], (ClassifyHead, SpanHead)) else "always",
-        reads_source=c.architecture in READS_SOURCE,
-        ties=tuple(ties),
-    )
-
-
-def decoder_depth(c: Any) -> int:
-    """As many as in the encoder unless said, of which an alias says nothing: {"num_hidden_layers": 2} leaves 6 here."""
-    return c.unaliased.num_layers if c.num_decoder_layers is None else c.num_decoder_layers
-
-
-def encoder_alone(c: Any) -> None:
-    """Where a published class hands its encoder the whole config, is_decoder gives it a cross-attention to nothing."""
-    if c.is_decoder:
-        raise ValueError(f"is_decoder=True is not supported with {c.architecture}: an encoder alone")
-
-
-def feedforward(c: Any) -> MLP | GatedMLP:
-    kind, _, name = c.feed_forward_proj.rpartition("-")
-    if kind not in ("", "gated"):
-        name = quote(c.feed_forward_proj)
-        raise ValueError(f"feed_forward_proj={name} is neither an activation nor 'gated-' and one")
-    name = "gelu_new" if c.feed_forward_proj == "gated-gelu" else name
-    activation = activation_named(name if c.dense_act_fn is None else c.dense_act_fn)
-    gated = kind == "gated" if c.is_gated_act is None else c.is_gated_act
-    return (GatedMLP if gated else MLP)(width=c.d_ff, activation=activation, bias=False, dropout=c.dropout_rate)
-
-
-def head(c: Any) -> Head | None:
-    match c.architecture:
-        case "T5ForConditionalGeneration":
-            scaled = c.tie_word_embeddings is not False if c.scale_decoder_outputs is None else c.scale_decoder_outputs
-            return LMHead(vocab_size=c.vocab_size, shift=False, scale=c.d_model**-0.5 if scaled else None)
-        case "T5ForSequenceClassification":
-            return end_head(c)
-        case "T5ForTokenClassification":
-            return TagHead(num_labels=c.num_labels, dropout=c.classifier_dropout)
-        case "T5ForQuestionAnswering":
-            if c.num_labels != 2:
-                raise ValueError(f"num_labels={c.num_labels}: an answer has a beginning and an end, so 2 labels")
-            return SpanHead()
-    return None
-
-
-def init(c: Any) -> dict[str, Any]:
-    """Every matrix by its own input width, the queries' smaller still."""
-
-    def by(width: int) -> Normal:
-        return Normal(std=c.initializer_factor * width**-0.5)
-
-    return {
-        "*norm.weight": Value(value=c.initializer_factor),
-        "*tokens.weight": by(1),
-        "*.q.weight": by(c.d_model * c.d_kv),
-        "*.o.weight": by(c.num_heads * c.d_kv),
-        "*.down.weight": by(c.d_ff),
-        "head.out.weight": by(c.d_model if c.architecture in READS_SOURCE else 1),
-        "*": by(c.d_model),
-    }
+OUT = {
+    "T5ForTokenClassification": "classifier",
+    "T5ForQuestionAnswering": "qa_outputs",
+    "T5ForSequenceClassification": "classification_head.out_proj",
+}
 
 
 def rules(spec: Model) -> list[Rule]:
-    inner = {"gate": "wi_0", "up": "wi_1", "down": "wo"} if is_gated(spec) else {"up": "wi", "down": "wo"}
-    steps = {
-        "attention": {n: f"SelfAttention.{n}" for n in "qkvo"},
-        "cross": {n: f"EncDecAttention.{n}" for n in "qkvo"},
-        "feedforward": {ours: f"DenseReluDense.{theirs}" for ours, theirs in inner.items()},
+    theirs, ours = ("{wi_0,wi_1,wo}", "{gate,up,down}") if is_gated(spec) else ("{wi,wo}", "{up,down}")
+    inner = {
+        f"~{stack}.block.{{i}}.layer.{n}.DenseReluDense.{theirs}": f"{stack}.layers.{{i}}.feedforward.op.{ours}"
+        for stack, n in (("encoder", 1), ("decoder", 2))
     }
-    heads = {
-        "T5ForTokenClassification": "classifier",
-        "T5ForQuestionAnswering": "qa_outputs",
-        "T5ForSequenceClassification": "classification_head.out_proj",
-    }
-    found: list[Rule] = [
-        Copies(["~shared.weight", "~encoder.embed_tokens.weight"], "embedding.tokens.weight"),
-        Rename("~decoder.embed_tokens.weight", "decoder_embedding.tokens.weight"),
-        Rename("classification_head.dense.{p}", "head.pool.dense.{p}"),
-        Rename(f"{heads.get(spec.architecture, 'lm_head')}.{{p}}", "head.out.{p}"),
-    ]
-    for stack, order in {"encoder": ("attention", "feedforward"), "decoder": tuple(steps)}.items():
-        table = "SelfAttention.relative_attention_bias.weight"  # published with the first layer, used by all
-        found.append(Rename(f"~{stack}.block.0.layer.0.{table}", f"{stack}.position.table.weight"))
-        found.append(Rename(f"~{stack}.final_layer_norm.weight", f"{stack}.norm.weight"))
-        for n, step in enumerate(order):
-            layer, ours = f"~{stack}.block.{{i}}.layer.{n}", f"{stack}.layers.{{i}}.{step}"
-            found.append(Rename(f"{layer}.layer_norm.weight", f"{ours}.pre_norm.weight"))
-            found += [Rename(f"{layer}.{theirs}.weight", f"{ours}.op.{n}.weight") for n, theirs in steps[step].items()]
-    return found
+    head = {"classification_head.dense": "head.pool.dense", OUT.get(spec.architecture, "lm_head"): "head.out"}
+    return [*rules_of({**WEIGHTS, **inner, **head}, spec)]
 
 
 def size(d_model: int, d_ff: int, d_kv: int, num_heads: int, num_layers: int, published: float, **more: Any) -> Size:

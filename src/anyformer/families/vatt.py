@@ -9,6 +9,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, activation_at
+from anyformer.families.base.template import Config, equal_heads
 from anyformer.models import EncoderModel, Model, ThreeTowerModel
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention.attention import Attention
@@ -54,9 +55,8 @@ FIELDS: dict[str, ConfigField] = {
 }
 
 
-def describe(c: Any) -> Model:
-    if c.hidden_size % c.num_attention_heads:
-        raise ValueError(f"hidden_size {c.hidden_size} is no multiple of {c.num_attention_heads} attention heads")
+def describe(c: Config) -> Model:
+    equal_heads(c)
     norm = LayerNorm(eps=c.layer_norm_eps)
     mlp = MLP(width=c.intermediate_size, activation=activation_named(c.hidden_act))
     block = Block(

@@ -10,14 +10,14 @@ from anyformer.families.base.template import Class, Config, Entry, activation, c
 from anyformer.families.shared.vision import (
     IMAGES,
     OF_EMBEDDING,
+    SHOWS,
     head_width,
     heads_of,
     patches,
     pixel_class,
-    shows_end,
     tokens,
 )
-from anyformer.models import EncoderModel
+from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.patches import PatchEmbedding
 from anyformer.parts.feedforward.mlp import MLP
@@ -52,11 +52,11 @@ TEMPLATE = EncoderModel(
 POOLED = PooledOutput(pool=Pool(take="first", dense=True, activation="tanh"))
 
 
-def build_pooler(spec: Any, has_pooler: bool, c: Config) -> Any:
+def build_pooler(spec: Model, has_pooler: bool, c: Config) -> Model:
     return spec if has_pooler or not isinstance(spec.head, PooledOutput) else spec.replace(head=None)
 
 
-def has_pooler(spec: Any) -> bool:
+def has_pooler(spec: Model) -> bool:
     """Written where there is none, in a word of ours: published classes are told when they are made."""
     if spec.head is not None:
         raise Absent
@@ -85,9 +85,7 @@ CONFIG: dict[str, Any] = {
     ),
     "pooler_act": activation("head[PooledOutput].pool.activation"),
     "has_pooler": Entry(True, has_pooler, build=build_pooler),
-    "tie_last_hidden_states": entry(
-        "encoder.shows", default=None, path=shows_end, read=lambda value, c: "inputs" if value else "stream"
-    ),
+    **SHOWS,
 }
 
 WEIGHTS = {

@@ -72,8 +72,8 @@ class Family:
     checks: tuple[Callable[[Config], None], ...] = ()  # ValueError where fields of a config contradict each other
     # a family whose structure is a function of its config
     fields: Mapping[str, ConfigField] = dataclasses.field(default_factory=dict)
-    describe: Callable[[Any], Model] = _nothing
-    rules: Callable[[Model], Sequence[Rule]] = _nothing
+    describe: Callable[[Config], Model] = _nothing
+    rules: Callable[[Any], Sequence[Rule]] = _nothing  # of the kind of model that `describe` makes
     architectures: tuple[str, ...] = ()  # class names; the first is the default; none where no class is published
     base: tuple[str, ...] = ()  # those without the prefix
     prefix: str = ""  # what the other classes put before the base model's names
@@ -101,7 +101,7 @@ class Family:
 
         def rules(spec: Model) -> list[Rule]:
             weights = self.weights(spec) if callable(self.weights) else self.weights
-            own = self.classes[spec.architecture]
+            own = self.classes.get(spec.architecture, Class())  # a part of another model has no class
             out = {own.out: "head.out"} if own.out else {}
             return [*rules_of({**own.weights, **weights, **own.weights, **out}, spec)]
 

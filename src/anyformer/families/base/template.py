@@ -98,7 +98,7 @@ def derived(
 ) -> Entry:
     """A field that is `of` others where it is `unset`. Where a description has the `usual` value, None is written."""
 
-    def recover(spec: Any) -> Any:
+    def recover(spec: Model) -> Any:
         assert usual is not None
         value = at(spec, addresses[0])
         return None if value == usual(spec) else value
@@ -114,7 +114,7 @@ def derived(
 def optional_step(address: str, default: bool = False) -> Entry:
     """Whether there is a step that the template has."""
 
-    def build(spec: Any, value: bool, c: Config) -> Any:
+    def build(spec: Model, value: bool, c: Config) -> Model:
         return spec if value else edit(spec, {address: None})
 
     return Entry(default, lambda spec: any(True for _ in find(spec, address)), build=build)
@@ -123,11 +123,11 @@ def optional_step(address: str, default: bool = False) -> Entry:
 def tied(default: bool, **outputs: str) -> Entry:
     """Whether a head shares the embedding's weights: kind of head -> the address of what it shares."""
 
-    def build(spec: Any, value: bool, c: Config) -> Any:
+    def build(spec: Model, value: bool, c: Config) -> Model:
         address = outputs.get(type(spec.head).__name__)
         return spec.replace(ties=(*spec.ties, (address, "embedding.tokens.weight"))) if address and value else spec
 
-    def recover(spec: Any) -> bool:
+    def recover(spec: Model) -> bool:
         if type(spec.head).__name__ not in outputs:
             raise Absent
         return any(name.startswith("head.") for name, _ in spec.ties)
@@ -166,7 +166,7 @@ def _default(name: str, field: Entry, templates: Sequence[Model]) -> Any:
 
 
 def fill(
-    spec: Any, fields: Mapping[str, ConfigField], computed: Mapping[str, Callable[[Config], Any]], c: Config
+    spec: Model, fields: Mapping[str, ConfigField], computed: Mapping[str, Callable[[Config], Any]], c: Config
 ) -> Any:
     """A template with the values of a config in their places, and at some addresses what is computed of several."""
     changes: dict[Path, Any] = {}
@@ -218,6 +218,9 @@ def divides(part: str, whole: str) -> Callable[[Config], None]:
     return check
 
 
+equal_heads = divides("num_attention_heads", "hidden_size")  # under the names that most families have
+
+
 # -- classes and weights ----------------------------------------------------------------------------------------------
 
 Weights = Mapping[Any, Any]  # published module(s) -> our address, or a function that gives rules
@@ -239,7 +242,7 @@ class Class:
         return edit(self.template or template, {**self.changes, "head": self.head})
 
 
-def rules_of(weights: Weights, spec: Any) -> Iterator[Rule]:
+def rules_of(weights: Weights, spec: Model) -> Iterator[Rule]:
     """The rules of a table of weights, for one description."""
     for theirs, ours in weights.items():
         if isinstance(theirs, tuple):  # one tensor under several names
@@ -279,7 +282,7 @@ def parameter(ours: str, shape: tuple[int, ...] | None = None) -> Callable[[str,
     """A tensor that has a name of its own: it is not the weight or bias of a layer. `shape` is that of the stored one,
     if it is another."""
 
-    def rules(theirs: str, spec: Any) -> list[Rule]:
+    def rules(theirs: str, spec: Model) -> list[Rule]:
         pairs = zip(expand(theirs), expand(ours), strict=True)
         return [Rename(*pair) if shape is None else Reshape(*pair, shape) for pair in pairs]
 
@@ -297,7 +300,7 @@ def interleave(ours: str) -> Callable[[str, Any], list[Rule]]:
     """GPT-NeoX's attention: queries, keys and values stored as one, a piece of each for each head in turn."""
     targets, count = expand(ours), f"{ours.rpartition('.')[0].replace('.{i}', '')}.num_heads"
 
-    def rules(theirs: str, spec: Any) -> list[Rule]:
+    def rules(theirs: str, spec: Model) -> list[Rule]:
         heads = at(spec, count)
         return [Interleave(f"{theirs}.{p}", [f"{each}.{p}" for each in targets], heads) for p in ("weight", "bias")]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from anyformer.families.base.template import Config, entry
 from anyformer.families.shared.rope import read_rope
+from anyformer.models import Model
 from anyformer.specs.addresses import at, edit
 from anyformer.weights.rules import Rename, Rule, Stack
 
@@ -22,11 +23,11 @@ def layer_kinds(dense: int, c: Config) -> tuple[str, ...]:
 DENSE_LAYERS = entry("decoder.pattern", read=layer_kinds, write=lambda kinds: kinds.count("dense"))
 
 
-def without_shared(spec: Any, count: int | None, c: Config) -> Any:
+def without_shared(spec: Model, count: int | None, c: Config) -> Model:
     return spec if count else edit(spec, {f"{MOE}.shared": None})
 
 
-def shared_experts(spec: Any) -> int:
+def shared_experts(spec: Model) -> int:
     moe = at(spec, MOE)
     return 0 if moe.shared is None else moe.shared.width // moe.expert.width
 
@@ -50,13 +51,13 @@ def score_scale(c: Config) -> float | None:
     return warm * warm * (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5
 
 
-def queries(theirs: str, spec: Any) -> list[Rule]:
+def queries(theirs: str, spec: Model) -> list[Rule]:
     """Queries that are not compressed have one layer."""
     name = "q_proj" if at(spec, "decoder.layers.dense.attention.op.query_rank") is None else "q_b_proj"
     return [Rename(f"{theirs}.{name}.{{p}}", f"{LAYER}.attention.op.q.{{p}}")]
 
 
-def experts(theirs: str, spec: Any) -> list[Rule]:
+def experts(theirs: str, spec: Model) -> list[Rule]:
     """Files have a tensor for each expert; here those of a layer are one."""
     ours, count = f"{LAYER}.feedforward.op.experts", at(spec, f"{MOE}.num_experts")
     return [

@@ -6,7 +6,7 @@ from typing import Any
 
 from anyformer.families.base import template
 from anyformer.families.base.fields import ConfigField, Field, Removed, tied
-from anyformer.families.base.template import Config
+from anyformer.families.base.template import Config, equal_heads
 from anyformer.families.shared.heads import causal, seen
 from anyformer.models import DecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named, published_name
@@ -30,7 +30,7 @@ from anyformer.weights.rules import Copies, Rename, Rule
 TOKENS = "embedding.tokens.weight"
 
 
-def stack_of(spec: Any) -> str:
+def stack_of(spec: Model) -> str:
     return "decoder" if isinstance(spec, DecoderModel) else "encoder"
 
 
@@ -66,11 +66,11 @@ DECODING: dict[str, ConfigField] = {
 }
 
 
-def classifier_dropout(c: Any) -> float:
+def classifier_dropout(c: Config) -> float:
     return c.hidden_dropout_prob if c.classifier_dropout is None else c.classifier_dropout
 
 
-def embedding(c: Any, kind: type[TextEmbedding] = TextEmbedding, **more: Any) -> TextEmbedding:
+def embedding(c: Config, kind: type[TextEmbedding] = TextEmbedding, **more: Any) -> TextEmbedding:
     """Tokens, positions and segments, normed; `more` are fields that differ from BERT's."""
     if c.type_vocab_size < 1:
         raise ValueError(f"type_vocab_size {c.type_vocab_size}: every token belongs to a segment")
@@ -84,7 +84,7 @@ def embedding(c: Any, kind: type[TextEmbedding] = TextEmbedding, **more: Any) ->
     return kind(**{**usual, **more})
 
 
-def counted_embedding(c: Any, kind: type[TextEmbedding] = TextEmbedding, **more: Any) -> TextEmbedding:
+def counted_embedding(c: Config, kind: type[TextEmbedding] = TextEmbedding, **more: Any) -> TextEmbedding:
     """fairseq's way: positions count the tokens that are not padding, from the row after the padding token's."""
     return embedding(c, kind, position=counted_position(c), numbering=counted_numbering(c), **more)
 
@@ -107,10 +107,9 @@ def counted_numbering(c: Any) -> Numbering:
 COUNTED_LENGTH = Field(512, lambda spec: spec.embedding.position.length + spec.embedding.position.offset)
 
 
-def block(c: Any, op: Any = None, decodes: bool = False, cross: bool = False, norm: str = "out_norm") -> Block:
+def block(c: Config, op: Any = None, decodes: bool = False, cross: bool = False, norm: str = "out_norm") -> Block:
     """Attention (or `op` in its place) and feed-forward, each normed after the add, or in another place of a step."""
-    if c.hidden_size % c.num_attention_heads:
-        raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
+    equal_heads(c)
     if cross and not decodes:
         raise ValueError("add_cross_attention needs is_decoder: an encoder looks at no memory")
 
@@ -127,7 +126,7 @@ def block(c: Any, op: Any = None, decodes: bool = False, cross: bool = False, no
     return Block(**steps)
 
 
-def model(c: Any, embedding: TextEmbedding, head: Head | None, stack: Stack | None = None) -> Model:
+def model(c: Config, embedding: TextEmbedding, head: Head | None, stack: Stack | None = None) -> Model:
     """An encoder, or with is_decoder a decoder of the same layers [Rothe et al. 2020]."""
     decodes, cross = getattr(c, "is_decoder", False), getattr(c, "add_cross_attention", False)
     if stack is None:
@@ -148,7 +147,7 @@ def model(c: Any, embedding: TextEmbedding, head: Head | None, stack: Stack | No
     return DecoderModel(decoder=stack, state_offered=offered, **shared)
 
 
-def lm_head(c: Any, activation: str, width: int | None = None) -> LMHead:
+def lm_head(c: Config, activation: str, width: int | None = None) -> LMHead:
     """Scores through a transform; files hold the bias under two names, which are two tensors where nothing is tied."""
     transform = Transform(activation=activation_named(activation), norm=LayerNorm(eps=c.layer_norm_eps), width=width)
     untied = not c.tie_word_embeddings
@@ -250,18 +249,19 @@ COUNTED_CONFIG: dict[str, ConfigField] = {
 COUNTED = {"embedding.position": counted_position, "embedding.numbering": counted_numbering}
 
 
-def decode(spec: Any, is_decoder: bool, c: Config) -> Model:
+def decode(spec: Model, is_decoder: bool, c: Config) -> Model:
     """With is_decoder the same layers read from left to right, and may look at a memory [Rothe et al. 2020]."""
     if not is_decoder:
         return spec
-    steps = dict(spec.encoder.layers.items())
+    stack: Stack = at(spec, "encoder")
+    steps = dict(stack.layers.items())
     attention = steps.pop("attention")
     cross = {"cross": attention.replace(op=attention.op.replace(memory=True))} if c.add_cross_attention else {}
     attention = attention.replace(op=attention.op.replace(mask=seen(c)))
     head, layers = spec.head, Block(attention=attention, **cross, **steps)
     writes = isinstance(head, LMHead) and head.shift
     return DecoderModel(
-        decoder=spec.encoder.replace(layers=layers),
+        decoder=stack.replace(layers=layers),
         state_offered="always" if head is None or not head.inputs else "without labels" if writes else "never",
         **{name: value for name, value in spec.items() if name not in ("encoder", "state_offered")},
     )
@@ -283,8 +283,7 @@ OF_DECODERS: dict[str, ConfigField] = {
 
 
 def check_shape(c: Config) -> None:
-    if c.hidden_size % c.num_attention_heads:
-        raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
+    equal_heads(c)
     if c.type_vocab_size < 1:
         raise ValueError(f"type_vocab_size {c.type_vocab_size}: every token belongs to a segment")
 

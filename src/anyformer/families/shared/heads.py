@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from anyformer.families.base.fields import Absent, Field
-from anyformer.families.base.template import Class, Entry, entry, helper
+from anyformer.families.base.template import Class, Config, Entry, entry, helper
+from anyformer.models import Model
 from anyformer.parts.head.base import Head
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.language import LMHead
@@ -17,7 +18,7 @@ from anyformer.runtime.mask import All, Causal, Full, Mask, Window
 from anyformer.specs.addresses import at
 
 
-def tag_bias(spec: Any) -> bool:
+def tag_bias(spec: Model) -> bool:
     if not isinstance(spec.head, TagHead) or spec.head.bias:  # which no config class has: written where it says no
         raise Absent
     return False
@@ -27,7 +28,7 @@ def causal(path: str | Callable[[Any], Mask]) -> Field:
     """The field by which published decoders are made to see both sides, for embeddings say; `path` is their mask.
     It is written where it says so alone: true hides the future in encoders and cross-attentions of some kernels too."""
 
-    def read(spec: Any) -> bool:
+    def read(spec: Model) -> bool:
         if (path(spec) if callable(path) else at(spec, path)).sees == "past":
             raise Absent
         return False
@@ -35,7 +36,7 @@ def causal(path: str | Callable[[Any], Mask]) -> Field:
     return Field(True, read)
 
 
-def seen(c: Any) -> Mask:
+def seen(c: Config) -> Mask:
     """What a token of such a decoder sees."""
     return Causal() if getattr(c, "is_causal", True) else Full()
 
@@ -100,7 +101,7 @@ def window_size(mask: Mask) -> int | None:
 
 
 def encoder_head(
-    c: Any, lm: LMHead, classify: Pool, choose: Pool, base: Head | None = None, *, dropout: float, span: float = 0.0
+    c: Config, lm: LMHead, classify: Pool, choose: Pool, base: Head | None = None, *, dropout: float, span: float = 0.0
 ) -> Head | None:
     """Language model, a label for the text, one a token (after `dropout`), a choice, a span; `base` for the rest."""
     name = c.architecture
@@ -121,7 +122,7 @@ def encoder_head(
     return base
 
 
-def end_head(c: Any) -> ClassifyHead:
+def end_head(c: Config) -> ClassifyHead:
     """A label for the text, read off the decoder's vector where the source ends."""
     dropout = c.classifier_dropout
     pool = Pool(
@@ -130,7 +131,7 @@ def end_head(c: Any) -> ClassifyHead:
     return ClassifyHead(num_labels=c.num_labels, pool=pool, problem=c.problem_type)
 
 
-def tag_dropout(spec: Any) -> float:
+def tag_dropout(spec: Model) -> float:
     """Reads back the dropout before a tagging head."""
     if not isinstance(spec.head, TagHead):
         raise Absent

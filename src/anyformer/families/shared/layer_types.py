@@ -7,6 +7,7 @@ from typing import Any
 from anyformer.families.base.fields import Absent
 from anyformer.families.base.template import Config, Entry, helper
 from anyformer.families.shared.heads import decoder_mask, window_size
+from anyformer.models import DecoderModel
 from anyformer.specs.addresses import at, edit
 from anyformer.specs.messages import quote
 
@@ -26,7 +27,7 @@ def layer_kinds(c: Config) -> list[str]:
     return [KINDS[kind] for kind in kinds]
 
 
-def build(spec: Any, value: Any, c: Config) -> Any:
+def build(spec: DecoderModel, value: Any, c: Config) -> DecoderModel:
     kinds, stack = layer_kinds(c), spec.decoder
     if "sliding" not in kinds:
         return spec
@@ -35,12 +36,12 @@ def build(spec: Any, value: Any, c: Config) -> Any:
     return spec.replace(decoder=stack.replace(layers=blocks, pattern=tuple(kinds)))
 
 
-def layer_types(spec: Any) -> list[str]:
+def layer_types(spec: DecoderModel) -> list[str]:
     names, pattern = {ours: theirs for theirs, ours in KINDS.items()}, spec.decoder.pattern or ("full",)
     return [names[pattern[i % len(pattern)]] for i in range(spec.decoder.depth)]
 
 
-def sliding_window(spec: Any) -> int | None:
+def sliding_window(spec: DecoderModel) -> int | None:
     if "sliding_attention" not in layer_types(spec):
         raise Absent
     return window_size(at(spec, "decoder.layers.sliding.attention.op.mask"))

@@ -27,7 +27,7 @@ ROPE = frozenset({
 })  # fmt: skip
 
 
-def read_rope(c: Any, fraction: float = 1.0) -> Rope:
+def read_rope(c: Config, fraction: float = 1.0) -> Rope:
     """The Rope of a config: what `rope_scaling` says goes before `rope_parameters`, as published code reads them."""
     given = {k: v for k, v in {**(c.rope_scaling or c.rope_parameters or {})}.items() if v is not None}
     kind, share = given.get("rope_type", given.get("type", "default")), given.get("partial_rotary_factor", fraction)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from anyformer.families.base.fields import Absent, Ignored
-from anyformer.families.base.template import Class, Config, Entry, entry, parameter
+from anyformer.families.base.template import Class, Config, Entry, entry, equal_heads, parameter
+from anyformer.models import Model
 from anyformer.parts.embedding.spec_augment import SpecAugment
 from anyformer.parts.embedding.waveform import ConvolutionStem, WaveformEmbedding
 from anyformer.parts.head.classify import ClassifyHead
@@ -21,6 +22,7 @@ from anyformer.parts.layer_mix import LayerMix, Neck
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position.absolute import Convolutional
 from anyformer.parts.unused import Unused
+from anyformer.specs.addresses import at
 from anyformer.weights.rules import Rename, Reshape, Rule
 
 STEM, AUGMENT, ADAPTER = "embedding.stem", "embedding.augment", "encoder.neck.adapter"
@@ -94,10 +96,10 @@ def classes(name: str) -> dict[str, Class]:
     }
 
 
-def mixes(spec: Any) -> bool:
+def mixes(spec: Model) -> bool:
     if not spec.architecture.endswith(CLASSIFIERS):
         raise Absent
-    return isinstance(spec.encoder.neck, LayerMix)
+    return isinstance(at(spec, "encoder.neck"), LayerMix)
 
 
 AUGMENTATION = {  # what training hides of frames and channels
@@ -168,8 +170,7 @@ LEGACY = {
 
 
 def check(c: Config) -> None:
-    if c.hidden_size % c.num_attention_heads:
-        raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
+    equal_heads(c)
     if c.add_adapter and c.architecture.endswith((*CLASSIFIERS, "ForPreTraining")):
         raise ValueError(f"{c.architecture} has no adapter: add_adapter must be false")
     if c.num_feat_extract_layers not in (None, len(c.conv_dim)):

@@ -7,31 +7,33 @@ from typing import Any
 
 from anyformer.families.base.fields import Absent, ConfigField, Field, activation_at
 from anyformer.families.base.template import Config, Entry, entry, helper
+from anyformer.models import Model
 from anyformer.parts.activation import ACTIVATION_NAMES, activation_named, published_name
 from anyformer.parts.head.double import DoubleHead, Summary
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
+from anyformer.specs.addresses import at
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 
 TAKES: dict[str, Any] = {"cls_index": "index", "last": "last", "first": "first", "mean": "mean"}
 
 
-def last_dropout(spec: Any) -> float:
+def last_dropout(spec: Model) -> float:
     """The published config class has no such field, and its model reads it."""
-    if not spec.head.summary.last_dropout:
+    if not (rate := at(spec, "head.summary.last_dropout")):
         raise Absent
-    return spec.head.summary.last_dropout
+    return rate
 
 
-def projects_to_labels(spec: Any) -> bool:
-    if spec.head.summary.width is None:
+def projects_to_labels(spec: Model) -> bool:
+    if (width := at(spec, "head.summary.width")) is None:
         raise Absent
-    return spec.head.summary.width == 1
+    return width == 1
 
 
-def activation(spec: Any) -> str | None:
-    name = published_name(spec.head.summary.activation)
+def activation(spec: Model) -> str | None:
+    name = published_name(at(spec, "head.summary.activation"))
     return None if name == "linear" else name
 
 
@@ -80,11 +82,11 @@ OF_DOUBLE_HEADS: dict[str, Any] = {
 POOLS: dict[str, Any] = {"cls_index": "end", "last": "end", "first": "first", "mean": "all"}
 
 
-def first_dropout(spec: Any) -> float:
+def first_dropout(spec: Model) -> float:
     """The published config classes have no such field, and their models read it."""
-    if spec.head.pool.input_dropout == 0:
+    if (rate := at(spec, "head.pool.input_dropout")) == 0:
         raise Absent
-    return spec.head.pool.input_dropout
+    return rate
 
 
 def pool_fields(take: str, activation: str, dropout: float, classes: tuple[str, ...]) -> dict[str, ConfigField]:
@@ -105,7 +107,7 @@ def pool_fields(take: str, activation: str, dropout: float, classes: tuple[str, 
     }
 
 
-def summary_pool(c: Any, width: int, classes: tuple[str, ...]) -> Pool:
+def summary_pool(c: Config, width: int, classes: tuple[str, ...]) -> Pool:
     read = c.architecture in classes  # what no class reads is not refused
     if read and c.summary_type not in POOLS:
         hint = nearest(str(c.summary_type), POOLS)

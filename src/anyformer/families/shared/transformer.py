@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.fields import ConfigField, Field, Ignored, activation_at
-from anyformer.families.base.template import activation
+from anyformer.families.base.template import Config, activation, divides
 from anyformer.families.shared.heads import causal, causal_mask, seen
+from anyformer.models import Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding
@@ -21,7 +22,7 @@ from anyformer.stacks.sublayer import Sublayer
 STEP, TOKENS = "decoder.layers", "embedding.tokens.weight"
 
 
-def target(spec: Any) -> TextEmbedding:
+def target(spec: Model) -> TextEmbedding:
     """What the decoder reads with, whether there is an encoder or not."""
     return getattr(spec, spec.target)
 
@@ -69,11 +70,10 @@ ALIASES = {
 }
 
 
-def stack(c: Any, side: str, bias: str = "qkvo") -> Stack:
+def stack(c: Config, side: str, bias: str = "qkvo") -> Stack:
     """The encoder or the decoder of a config, with norms before each step and at the end."""
     norm, heads = LayerNorm(), getattr(c, f"{side}_attention_heads")
-    if c.d_model % heads:
-        raise ValueError(f"d_model {c.d_model} is not a multiple of {side}_attention_heads {heads}")
+    divides(f"{side}_attention_heads", "d_model")(c)
 
     def step(op: Any) -> Sublayer:
         return Sublayer(pre_norm=norm, op=op, dropout=c.dropout)
@@ -90,7 +90,7 @@ def stack(c: Any, side: str, bias: str = "qkvo") -> Stack:
     return Stack(layers=Block(**steps), depth=depth, norm=norm, layer_drop=drop)
 
 
-def check_padding(c: Any, *vocab_sizes: int) -> None:
+def check_padding(c: Config, *vocab_sizes: int) -> None:
     """A token of each vocabulary, or none; files that have none say -1 too, which in a table is its last row."""
     if c.pad_token_id is not None and not -1 <= c.pad_token_id < min(vocab_sizes):
         raise ValueError(f"pad_token_id {c.pad_token_id} is outside a vocabulary of {min(vocab_sizes)}")

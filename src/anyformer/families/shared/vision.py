@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from anyformer.families.base.fields import Absent
-from anyformer.families.base.template import Class, Config, entry
+from anyformer.families.base.template import Class, Config, Entry, entry
+from anyformer.models import EncoderModel, Model
 from anyformer.parts.embedding.patches import PatchEmbedding
 from anyformer.parts.head.image import PixelHead
+from anyformer.specs.addresses import at
 from anyformer.stacks.stages import Stages
 from anyformer.weights.rules import Concat, Rename, Reshape, Rule
 
@@ -34,21 +36,33 @@ IMAGES: dict[str, Any] = {
 }
 
 
-def shows_end(spec: Any) -> bool:
-    if spec.encoder.shows != "inputs":
+def square(*addresses: str) -> Entry:
+    """One number for both sides."""
+    return entry(*addresses, read=lambda side, c: (side, side), write=lambda sides: sides[0])
+
+
+def shows_end(spec: Model) -> bool:
+    if at(spec, "encoder.shows") != "inputs":
         raise Absent
     return True
 
 
-def head_width(spec: Any) -> int:
+SHOWS: dict[str, Any] = {
+    "tie_last_hidden_states": entry(
+        "encoder.shows", default=None, path=shows_end, read=lambda value, c: "inputs" if value else "stream"
+    ),
+}
+
+
+def head_width(spec: Model) -> int:
     """Said where the width and the heads do not give it: published classes do not take null for that."""
-    op = spec.encoder.layers.steps["attention"].op
+    op = at(spec, "encoder.layers.attention.op")
     if op.head_width in (None, spec.width // op.num_heads):
         raise Absent
     return op.head_width
 
 
-def heads_of(c: Any) -> int | None:
+def heads_of(c: Config) -> int | None:
     """How wide the heads are, where the width and their number do not give it; what is left over is dropped, as
     published."""
     if c.num_attention_heads < 1 or (c.head_dim is None and c.hidden_size < c.num_attention_heads):
@@ -60,7 +74,7 @@ def heads_of(c: Any) -> int | None:
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
-def pixels(theirs: str, spec: Any) -> list[Rule]:
+def pixels(theirs: str, spec: EncoderModel) -> list[Rule]:
     """Published as a 1 x 1 convolution of the last states."""
     width = spec.encoder.out_width(spec.width) if isinstance(spec.encoder, Stages) else spec.width
     kernel = Reshape(f"{theirs}.weight", "head.out.weight", (-1, width, 1, 1))

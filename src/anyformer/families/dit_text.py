@@ -1,0 +1,32 @@
+"""A diffusion transformer that draws what a text tells: between attention and feed-forward each layer looks at the
+states of the text's encoder."""
+
+from __future__ import annotations
+
+from anyformer.families.base.family import Size
+from anyformer.families.base.template import Class
+from anyformer.families.dit import ATTENTION, DIT, EPS, FEEDFORWARD, HEAD, TEMPLATE, size
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.norm import LayerNorm
+from anyformer.specs.addresses import at
+from anyformer.stacks.block import Block
+from anyformer.stacks.sublayer import Sublayer
+
+LOOK = Sublayer(pre_norm=LayerNorm(eps=EPS, affine=False), op=Attention(num_heads=16, memory=True, memory_width=768))
+DIT_TEXT = DIT.but(
+    "dit_text",
+    about="the same, of pictures that a text tells",
+    changes={
+        "encoder.layers": Block(
+            attention=at(TEMPLATE, ATTENTION), cross_attention=LOOK, feedforward=at(TEMPLATE, FEEDFORWARD)
+        ),
+        "embedding.condition.num_labels": None,
+    },
+    classes={"": Class(HEAD)},
+    config={"text_width": "encoder.layers.cross_attention.op.memory_width"},
+    renamed={},
+    library="transformers",
+    sizes={"dit-text-s-2": Size({**size(384, 12, 6, 2), "text_width": 512}, None)},
+)
+
+FAMILIES = (DIT_TEXT,)

@@ -1,0 +1,100 @@
+"""What MViTs of videos and of images have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+from anyformer.models import EncoderModel, Model
+from anyformer.parts.embedding.text import Embedding
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.grid.layout import Sides
+from anyformer.parts.grid.pooled_attention import GridPool, PooledAttention, Skip
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.init import Kaiming, Normal
+from anyformer.parts.norm import LayerNorm
+from anyformer.specs.addresses import at
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
+from anyformer.weights.rules import Rename, Rule, Split
+
+By = Literal["convolution", "max", "mean"]
+OUT = "encoder.layers.0.attention"
+
+
+def pool(kernel: Sequence[int], stride: Sequence[int], by: By, norm: LayerNorm) -> GridPool | None:
+    """None where published models pool nothing."""
+    if math.prod(kernel) == 1 and math.prod(stride) == 1:
+        return None
+    return GridPool(kernel=tuple(kernel), stride=tuple(stride), by=by, norm=norm if by == "convolution" else None)
+
+
+def block(attention: PooledAttention, mlp: MLP, norm: LayerNorm, dropout: float, drop_path: float) -> Block:
+    """Where the stream gets wider, its projection reads what the norm made."""
+
+    def step(op: PooledAttention | MLP) -> Sublayer:
+        return Sublayer(
+            pre_norm=norm,
+            op=op,
+            skip=Skip() if op.reshapes else None,
+            normed_skip=op.out is not None,
+            dropout=dropout,
+            drop_path=drop_path,
+        )
+
+    return Block(attention=step(attention), feedforward=step(mlp))
+
+
+def model(width: int, embedding: Embedding, blocks: list[Block], norm: LayerNorm, labels: int, pool: Pool) -> Model:
+    kinds: dict[str, Block] = {}
+    names = {block: "" for block in blocks}
+    for each in names:
+        what = "coarser" if any(math.prod(s.op.stride) > 1 for s in each.steps.values()) else "same"
+        what = "wider" if each.reshapes and what == "same" else what
+        names[each] = f"{what}_{sum(name.startswith(what) for name in kinds)}"
+        kinds[names[each]] = each
+    return EncoderModel(
+        width=width,
+        embedding=embedding,
+        encoder=Stack(layers=kinds, pattern=tuple(names[each] for each in blocks), depth=len(blocks), norm=norm),
+        head=ClassifyHead(num_labels=labels, pool=pool),
+        init={"embedding.patch.weight": Kaiming(gain=3**-0.5, normal=False), "*": Normal(std=0.02)},
+    )
+
+
+def of_blocks(read: Callable[[Any, Any], Any]) -> Callable[[Any], list[Any]]:
+    """Reads a list back: `read` is given the attention and the feed-forward of each layer."""
+    return lambda spec: [read(*ops) for ops in layers(spec)]
+
+
+def layers(spec: Model) -> Iterator[tuple[Any, Any]]:
+    encoder: Stack = at(spec, "encoder")
+    for i in range(encoder.depth):
+        steps = encoder.layer(i).steps
+        yield steps["attention"].op, steps["feedforward"].op
+
+
+def channels(spec: Model) -> list[int]:
+    """The width before each layer and after the last."""
+    return at(spec, "encoder").widths(spec.width)
+
+
+def sides(pool: GridPool | None, name: str) -> Sides:
+    return () if pool is None else getattr(pool, name)
+
+
+def plain(theirs: str, ours: str, names: dict[str, str]) -> list[Rule]:
+    return [Rename(f"{theirs}.{a}.{{p}}", f"{ours}.{b}.{{p}}") for a, b in names.items()]
+
+
+def block_rules(theirs: str, ours: str) -> list[Rule]:
+    """What both libraries call the same."""
+    qkv = [Split(f"{theirs}.attn.qkv.{p}", [f"{ours}.attention.op.{n}.{p}" for n in "qkv"]) for p in ("weight", "bias")]
+    return [*qkv, *plain(theirs, ours, {"norm1": "attention.pre_norm", "norm2": "feedforward.pre_norm"})]
+
+
+POOLS = {"q": "queries", "k": "keys", "v": "values"}
+TABLES = {"rel_pos_t": "frames", "rel_pos_h": "rows", "rel_pos_w": "columns"}
