@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import anyformer as af
-from anyformer.recipes._own import from_text
+from anyformer.recipes.shared.own_text import from_text
 from anyformer.specs.part import Part
 from anyformer.train import start
 from conftest import REPO

@@ -15,7 +15,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     from anyformer.recipes import recipes
-    from anyformer.recipes._sources import fetch, folders_of, origin_of
+    from anyformer.recipes.shared.sources import fetch, folders_of, origin_of
 
     home = Path(options.data).expanduser()
     if options.recipe is None:

@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from anyformer.recipes._glue import TASKS, score
+    from anyformer.recipes.glue import TASKS, score
 
     there, missing = tasks(options)
     described = {name: described_as(name, options) for name in there}  # what is wrong with a file is told first
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> None:
 
 def tasks(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     """The tasks whose folders are there, and those that are missing for a score."""
-    from anyformer.recipes._glue import TASKS
+    from anyformer.recipes.glue import TASKS
     from anyformer.specs.part import nearest
 
     for name in options.task:
@@ -88,8 +88,8 @@ def tasks(options: argparse.Namespace) -> tuple[list[str], list[str]]:
 def described_as(name: str, options: argparse.Namespace) -> list[Any]:
     """The runs of a task, one for each rate."""
     from anyformer.evaluate import check
-    from anyformer.recipes._glue import LENGTH, RATE, TASKS, rows, run_of, table
-    from anyformer.recipes._models import classifier
+    from anyformer.recipes.glue import LENGTH, RATE, TASKS, rows, run_of, table
+    from anyformer.recipes.shared.models import classifier
     from anyformer.specs.codec import override
 
     home = Path(options.data) / TASKS[name].folder
@@ -107,7 +107,7 @@ def described_as(name: str, options: argparse.Namespace) -> list[Any]:
 
 def best(name: str, runs: list[Any], out: Path, options: argparse.Namespace) -> tuple[dict[str, float], float]:
     """The metrics of a task, and the rate that gave them."""
-    from anyformer.recipes._glue import score
+    from anyformer.recipes.glue import score
 
     tried = {}
     for run in runs:

@@ -119,18 +119,18 @@ def described(options: argparse.Namespace) -> tuple[Any, str]:
 
 def own_run(options: argparse.Namespace) -> Any:
     """The run on data of the user's own. How the data is read is said on stderr, by the first of several processes."""
-    from anyformer.recipes._own import from_table, from_text
+    from anyformer.recipes.shared.own_text import from_table, from_text
 
     def tell(line: str) -> None:
         if os.environ.get("RANK", "0") == "0":
             print(line, file=sys.stderr)
 
     if options.images is not None:
-        from anyformer.recipes._own_images import from_images
+        from anyformer.recipes.shared.own_images import from_images
 
         return from_images(options.images, options.model, tell=tell)
     if options.tags is not None:
-        from anyformer.recipes._own_tags import from_tags
+        from anyformer.recipes.shared.own_tags import from_tags
 
         if len(options.column) > 1:
             raise ValueError("--tags reads one --column of words")
@@ -175,7 +175,7 @@ def named(name: str, data: str, changes: Sequence[str], resume: bool = False) ->
 def look_for(name: str, data: str) -> None:
     """FileNotFoundError where a recipe's data is not there, with what gets it."""
     from anyformer.recipes import recipes
-    from anyformer.recipes._sources import folders_of, origin_of
+    from anyformer.recipes.shared.sources import folders_of, origin_of
 
     for folder in folders_of(name) if name in recipes() else ():
         if not (Path(data) / folder).exists():

@@ -20,7 +20,7 @@ from anyformer.lab.trials import Place, Row, Trial, Trials, Values, write
 from anyformer.look import figures
 from anyformer.models import Model
 from anyformer.recipes import recipe
-from anyformer.recipes._own import writing
+from anyformer.recipes.shared.own_text import writing
 from anyformer.specs.codec import override, to_json
 from anyformer.train.progress import read_metrics
 from anyformer.train.run import Run, read_run

@@ -11,7 +11,7 @@ from anyformer.objectives.recordings import Sounds
 from anyformer.objectives.transcribe import Transcribe
 from anyformer.parts.embedding.spec_augment import SpecAugment
 from anyformer.parts.init import Kaiming
-from anyformer.recipes._digits import RATE, SIZE, held, learnt, official, words
+from anyformer.recipes.shared.spoken_digits import RATE, SIZE, held, learnt, official, words
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 

@@ -8,7 +8,7 @@ from anyformer import families
 from anyformer.data import Data
 from anyformer.objectives.contrast import Contrast
 from anyformer.objectives.ctc import CTC
-from anyformer.recipes._digits import RATE, SIZE, held, learnt, official, words
+from anyformer.recipes.shared.spoken_digits import RATE, SIZE, held, learnt, official, words
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from anyformer.data import Columns, JSONLines, Source
 from anyformer.data.source import detect_encoding, find, lines, plain_suffix
 from anyformer.objectives.tag import Tag, listed
-from anyformer.recipes._encoder import small_bert, vocabulary
-from anyformer.recipes._models import labelled, with_vocabulary
-from anyformer.recipes._own import MOST_LABELS, Tell, held_out, name_of, shown_skipped
+from anyformer.recipes.shared.encoder import small_bert, vocabulary
+from anyformer.recipes.shared.models import labelled, with_vocabulary
+from anyformer.recipes.shared.own_text import MOST_LABELS, Tell, held_out, name_of, shown_skipped
 from anyformer.specs.part import nearest
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Run

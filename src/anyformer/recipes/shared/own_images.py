@@ -13,8 +13,8 @@ from anyformer.inputs.image import Images
 from anyformer.kernels.hardware import need
 from anyformer.models import Model
 from anyformer.objectives.images import ClassifyImage
-from anyformer.recipes._models import labelled
-from anyformer.recipes._own import Tell, held_out, name_of
+from anyformer.recipes.shared.models import labelled
+from anyformer.recipes.shared.own_text import Tell, held_out, name_of
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, description_of
 from anyformer.weights import hub

@@ -18,8 +18,8 @@ from anyformer.objectives.masked import Masked
 from anyformer.objectives.objective import Objective
 from anyformer.objectives.permuted import Permuted
 from anyformer.recipes import dialogue, quickstart
-from anyformer.recipes._encoder import small_bert, vocabulary
-from anyformer.recipes._models import CLASSIFIER, labelled, with_vocabulary
+from anyformer.recipes.shared.encoder import small_bert, vocabulary
+from anyformer.recipes.shared.models import CLASSIFIER, labelled, with_vocabulary
 from anyformer.specs.part import nearest, walk
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, description_of, model_of
