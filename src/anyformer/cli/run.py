@@ -20,7 +20,7 @@ from anyformer.cli.predictions import InputTable, check_out, read_table, write_r
 from anyformer.cli.settings import MODEL, device_flag
 from anyformer.cli.texts import as_json, text_of
 from anyformer.specs.part import nearest
-from anyformer.tasks import TASKS, About
+from anyformer.tasks import TASKS, TaskInfo
 
 
 def main(given: Sequence[str]) -> None:
@@ -80,12 +80,14 @@ def parser_of(task: str) -> Parser:
     )
     own = parser.add_argument_group(f"of {task}")
     for name, flag in about.flags.items():
-        how: dict[str, Any] = {"metavar": {int: "N", float: "X"}.get(flag.kind, name.upper()), "type": flag.kind}
-        how = {"action": "store_true", "default": None} if flag.kind is bool else how
-        how = {"action": argparse.BooleanOptionalAction, "default": None} if flag.negated else how
-        how |= {"action": "append"} if flag.several else {}
-        short = (f"-{flag.short}",) if flag.short else ()
-        own.add_argument(*short, f"--{name.replace('_', '-')}", help=flag.about, **how)
+        names = [flag.short] * bool(flag.short) + [f"--{name.replace('_', '-')}"]
+        if flag.kind is bool:
+            action = argparse.BooleanOptionalAction if flag.negated else "store_true"
+            own.add_argument(*names, help=flag.help, action=action, default=None)
+        else:
+            metavar = {int: "N", float: "X"}.get(flag.kind, name.upper())
+            action = "append" if flag.several else "store"
+            own.add_argument(*names, help=flag.help, action=action, type=flag.kind, metavar=metavar)
     return parser
 
 
@@ -109,7 +111,7 @@ def run(task: str, options: argparse.Namespace) -> None:
 
         rows, one = checked_rows(task, table.inputs)  # before seconds of loading
         device = hardware.device(options.device)
-        function = getattr(tasks, task.replace("-", "_"))
+        function = getattr(tasks, about.function)
     folder = hub.resolve(options.model, offline=options.offline)  # a download shows its own progress
     with working(f"reading {options.model}"):
         reader = tasks.open_model(folder, device=device, dtype=options.dtype)
@@ -182,7 +184,7 @@ def read(task: str, options: argparse.Namespace) -> Any:
     return split(text, name, about)
 
 
-def split(text: str, name: str, about: About) -> list[Any]:
+def split(text: str, name: str, about: TaskInfo) -> list[Any]:
     """An input for each line: JSON objects where the first line that is not empty is one, else texts. A line that is
     not what it should be is the error that says so."""
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]

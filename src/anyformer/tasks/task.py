@@ -37,14 +37,12 @@ from anyformer.objectives.objective import Batch, Objective, Record, padded_text
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.tasks.long_audio import files as sound_files
+from anyformer.tasks.options import Truncate
 from anyformer.tasks.table import TASKS
 from anyformer.weights import hub
 
 Row = dict[str, Any]  # one input: its fields by name
 Progress = Callable[[int, int], object]  # called with how many are done, of how many
-# None: cut texts to the length that the tokenizer's folder stores (model_max_length: training cuts there too), if any;
-# True: also to what the model takes; False: never
-Truncate = bool | None
 
 READS = {"input_ids": "text", "input_values": "sound", "input_features": "sound"}
 FAILURES = (ValueError, FloatingPointError, OSError)  # what is wrong with one input, not with the program

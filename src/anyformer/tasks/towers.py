@@ -13,7 +13,8 @@ from anyformer.objectives.examples import joined
 from anyformer.objectives.match import ended
 from anyformer.objectives.objective import Record
 from anyformer.parts.head.similarity import ProjectionModule
-from anyformer.tasks.task import Row, TaskRun, Truncate
+from anyformer.tasks.options import Truncate
+from anyformer.tasks.task import Row, TaskRun
 
 
 def towers(asked: TaskRun) -> TwoTowerModule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import torch
 from torch import Tensor
@@ -18,11 +18,14 @@ def answer(
     model: Source,
     inputs: Inputs,
     *,
-    top_k: int = 1,
-    length: int | None = None,
-    stride: int | None = None,
-    max_answer_tokens: int = 30,
-    threshold: float | None = None,
+    top_k: Annotated[int, "number of answers, most likely first"] = 1,
+    length: Annotated[int | None, "tokens of a window over a long text (default: 384, or the model's limit)"] = None,
+    stride: Annotated[int | None, "tokens that two windows share (default: a third of a window)"] = None,
+    max_answer_tokens: Annotated[int, "longest answer, in tokens"] = 30,
+    threshold: Annotated[
+        float | None,
+        "give no answer if its score is above the best answer's by more than this (default: always answer)",
+    ] = None,
     **how: Unpack[How],
 ) -> Any:
     """[{"answer", "score", "start", "end", "no_answer"}, ...] of {"question", "context"}, likeliest first.

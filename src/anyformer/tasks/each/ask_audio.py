@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from anyformer.tasks.describe_media import ASKED, check_template, write_about
+from anyformer.tasks.options import Beams, MaxAnswerTokens
 from anyformer.tasks.task import How, Inputs, Source, ask
 
 HEARD = ASKED.replace("{image}", "{audio}")
@@ -14,10 +15,10 @@ def ask_audio(
     model: Source,
     inputs: Inputs,
     *,
-    question: str | None = None,
-    template: str = HEARD,
-    num_beams: int | None = None,
-    max_new_tokens: int = 64,
+    question: Annotated[str | None, "question about every recording that has none of its own"] = None,
+    template: Annotated[str, "prompt, with {audio} and {question} (default: LLaVA's)"] = HEARD,
+    num_beams: Beams = None,
+    max_new_tokens: MaxAnswerTokens = 64,
     **how: Unpack[How],
 ) -> Any:
     """The answer; `question` is asked about every recording that brings none of its own. In `template` {audio} and

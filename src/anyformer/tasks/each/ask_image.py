@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from anyformer.tasks.describe_media import ASKED, check_template, write_about
+from anyformer.tasks.options import Beams, MaxAnswerTokens
 from anyformer.tasks.task import How, Source, ask
 
 
@@ -12,10 +13,10 @@ def ask_image(
     model: Source,
     inputs: Any,
     *,
-    question: str | None = None,
-    template: str = ASKED,
-    num_beams: int | None = None,
-    max_new_tokens: int = 64,
+    question: Annotated[str | None, "question about every picture that has none of its own"] = None,
+    template: Annotated[str, "prompt, with {image} and {question} (default: LLaVA's)"] = ASKED,
+    num_beams: Beams = None,
+    max_new_tokens: MaxAnswerTokens = 64,
     **how: Unpack[How],
 ) -> Any:
     """The answer; `question` is asked about every picture that brings none of its own. In `template` {image} and

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from anyformer.tasks.describe_media import ASKED, check_template, write_about
+from anyformer.tasks.options import Beams, MaxAnswerTokens
 from anyformer.tasks.task import How, Source, ask
 
 WANTED = ASKED.replace("{question}", "Describe the picture in one sentence.")
@@ -14,9 +15,9 @@ def caption(
     model: Source,
     inputs: Any,
     *,
-    template: str = WANTED,
-    num_beams: int | None = None,
-    max_new_tokens: int = 64,
+    template: Annotated[str, "prompt, with {image} for the picture (default: LLaVA's)"] = WANTED,
+    num_beams: Beams = None,
+    max_new_tokens: MaxAnswerTokens = 64,
     **how: Unpack[How],
 ) -> Any:
     """What is in a picture; `template` is what is read before it is said, with {image} for the picture. Of a folder,

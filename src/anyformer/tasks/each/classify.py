@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from torch import Tensor
 
 from anyformer.objectives.objective import Record, head_of
 from anyformer.parts.head.classify import ClassifyModule
-from anyformer.tasks.task import How, Inputs, Row, Source, Truncate, ask, labels_of
+from anyformer.tasks.options import Labels, TopLabels, Truncate
+from anyformer.tasks.task import How, Inputs, Row, Source, ask, labels_of
 
 
 def classify(
     model: Source,
     inputs: Inputs,
     *,
-    pair: str | None = None,
-    top_k: int = 1,
-    labels: Sequence[str] | None = None,
+    pair: Annotated[str | None, "second text of every input"] = None,
+    top_k: TopLabels = 1,
+    labels: Labels = None,
     truncate: Truncate = None,
     **how: Unpack[How],
 ) -> Any:

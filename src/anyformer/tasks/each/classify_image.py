@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Unpack
 
 from torch import Tensor
@@ -11,6 +10,7 @@ from anyformer.objectives.objective import head_of
 from anyformer.parts.head.classify import ClassifyModule
 from anyformer.parts.head.image import DistilledModule
 from anyformer.tasks.each.classify import scores_of
+from anyformer.tasks.options import Interpolate, Labels, TopLabels
 from anyformer.tasks.task import How, Source, TaskRun, ask, file_of, labels_of
 
 
@@ -18,9 +18,9 @@ def classify_image(
     model: Source,
     inputs: Any,
     *,
-    top_k: int = 1,
-    labels: Sequence[str] | None = None,
-    interpolate: bool = False,
+    top_k: TopLabels = 1,
+    labels: Labels = None,
+    interpolate: Interpolate = False,
     **how: Unpack[How],
 ) -> Any:
     """[{"label", "score"}, ...], likeliest first: `top_k` of them, and all with 0. Of a folder, those of each picture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import torch
 
@@ -14,7 +14,13 @@ from anyformer.tasks.long_audio import Listener
 from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, ask, file_of
 
 
-def detect_language(model: Source, inputs: Inputs, *, top_k: int = 1, **how: Unpack[How]) -> Any:
+def detect_language(
+    model: Source,
+    inputs: Inputs,
+    *,
+    top_k: Annotated[int, "number of languages, most likely first"] = 1,
+    **how: Unpack[How],
+) -> Any:
     """{language, name, score}, the likeliest; the first `top_k` of them where that is more than 1. The first window of
     a recording decides.
 

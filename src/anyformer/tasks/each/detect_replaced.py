@@ -7,7 +7,8 @@ from typing import Any, Unpack
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import head_of
 from anyformer.parts.head.replaced_tokens import DetectModule
-from anyformer.tasks.task import How, Inputs, Source, TaskRun, Truncate, ask
+from anyformer.tasks.options import Truncate
+from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask
 
 
 def detect_replaced(model: Source, inputs: Inputs, *, truncate: Truncate = None, **how: Unpack[How]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 import torch
@@ -44,14 +44,16 @@ def draw(
     model: Source,
     inputs: Inputs,
     *,
-    out: str | Path | None = "drawn.png",
-    count: int = 1,
-    seed: int = 0,
-    steps: int | None = None,
-    guidance: float | None = None,
-    eta: float | None = None,
-    temperature: float | None = None,
-    top_k: int | None = None,
+    out: Annotated[str | Path | None, "file to write, with a row of pictures for each text", "-o"] = "drawn.png",
+    count: Annotated[int, "number of pictures of each text"] = 1,
+    seed: Annotated[int, "the same seed gives the same pictures"] = 0,
+    steps: Annotated[int | None, "denoising steps of a diffusion model (default: 50)"] = None,
+    guidance: Annotated[
+        float | None, "classifier-free guidance; above 1 follows the label more closely (default: 4)"
+    ] = None,
+    eta: Annotated[float | None, "share of new noise at each step: 0 is DDIM, 1 is DDPM (default: 0)"] = None,
+    temperature: Annotated[float | None, "sampling temperature of a model that draws token by token"] = None,
+    top_k: Annotated[int | None, "such a model samples from the N most likely tokens"] = None,
     **how: Unpack[How],
 ) -> Any:
     """{"text", "count", "file"} of each text, whose pictures are a row of that file; with out=None {"text",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,8 @@ from torch import Tensor
 from anyformer.objectives.objective import Batch, Record, read, taken
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
-from anyformer.tasks.task import How, Inputs, Source, TaskRun, Truncate, ask
+from anyformer.tasks.options import Raw, Truncate
+from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask
 from anyformer.tasks.towers import text_vectors, tower
 from anyformer.weights.io import read_json
 
@@ -22,8 +23,8 @@ def embed(
     model: Source,
     inputs: Inputs,
     *,
-    pool: str | None = None,
-    raw: bool = False,
+    pool: Annotated[str | None, "cls, mean or last (default: the folder's; else mean, or last for a decoder)"] = None,
+    raw: Raw = False,
     truncate: Truncate = None,
     **how: Unpack[How],
 ) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.tasks.each.embed import hidden, stacked
+from anyformer.tasks.options import Interpolate, Raw
 from anyformer.tasks.task import How, Source, TaskRun, ask
 from anyformer.tasks.towers import image_vectors, tower
 
@@ -20,9 +21,9 @@ def embed_image(
     model: Source,
     inputs: Any,
     *,
-    pool: str | None = None,
-    raw: bool = False,
-    interpolate: bool = False,
+    pool: Annotated[str | None, "cls or mean (default: cls if the model has such a token, else mean)"] = None,
+    raw: Raw = False,
+    interpolate: Interpolate = False,
     **how: Unpack[How],
 ) -> Any:
     """(D,) of a picture, (N, D) of a list or a folder in the order of its files, in fp32 on the CPU, of length 1 unless

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from anyformer.evaluate.likelihood import Pair, encode_pair, likelihoods
 from anyformer.generation import check_writer
@@ -13,10 +13,9 @@ from anyformer.objectives.examples import array
 from anyformer.objectives.objective import Record
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
+from anyformer.tasks.options import Examples
 from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, ask
 from anyformer.tasks.writing import check_settings, write
-
-Examples = str | Path | Sequence[Mapping[str, Any]]
 
 
 class Answers(list[Any]):
@@ -33,15 +32,17 @@ def few_shot(
     model: Source,
     inputs: Inputs,
     *,
-    examples: Examples | None = None,
-    shots: int | None = None,
-    template: str = "{text}\n{answer}",
-    instruction: str = "",
-    separator: str = "\n\n",
-    choices: Sequence[str] | None = None,
-    per_token: bool = False,
-    stop: Sequence[str] | None = None,
-    max_new_tokens: int | None = None,
+    examples: Annotated[Examples | None, "JSON lines, each with a text and its answer"] = None,
+    shots: Annotated[int | None, "number of examples (default: all)"] = None,
+    template: Annotated[str, "how a text and its answer are written"] = "{text}\n{answer}",
+    instruction: Annotated[str, "text before the examples"] = "",
+    separator: Annotated[str, "text between examples"] = "\n\n",
+    choices: Annotated[Sequence[str] | None, "a possible answer; can be repeated"] = None,
+    per_token: Annotated[bool, "choose by the mean log-probability of a token, not by the sum"] = False,
+    stop: Annotated[
+        Sequence[str] | None, "end the answer before this text; can be repeated (default: the end of the line)"
+    ] = None,
+    max_new_tokens: Annotated[int | None, "longest answer, in tokens (default: 32)"] = None,
     **how: Unpack[How],
 ) -> Any:
     r"""{"answer"}, and "right" where the input tells its answer; a list of them also has an `accuracy`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 import torch
@@ -11,15 +11,16 @@ from torch import Tensor
 
 from anyformer.objectives.objective import Record, language_head
 from anyformer.specs.messages import quote
-from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, Truncate, ask
+from anyformer.tasks.options import Truncate
+from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, ask
 
 
 def fill_mask(
     model: Source,
     inputs: Inputs,
     *,
-    top_k: int = 5,
-    targets: Sequence[str] | None = None,
+    top_k: Annotated[int, "number of words, most likely first"] = 5,
+    targets: Annotated[Sequence[str] | None, "choose only from this word; can be repeated"] = None,
     truncate: Truncate = None,
     **how: Unpack[How],
 ) -> Any:

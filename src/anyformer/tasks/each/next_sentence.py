@@ -7,7 +7,8 @@ from typing import Any, Unpack
 from anyformer.objectives.objective import Record
 from anyformer.objectives.sentences import FOLLOWS
 from anyformer.parts.head.pretraining import NextSentenceHead, PretrainingHead
-from anyformer.tasks.task import How, Inputs, Row, Source, Truncate, ask
+from anyformer.tasks.options import Truncate
+from anyformer.tasks.task import How, Inputs, Row, Source, ask
 
 
 def next_sentence(model: Source, inputs: Inputs, *, truncate: Truncate = None, **how: Unpack[How]) -> Any:

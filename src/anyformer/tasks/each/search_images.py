@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,9 +23,9 @@ def search_images(
     model: Source,
     inputs: Inputs,
     *,
-    folder: str | Path = "",
-    index: str | Path | None = None,
-    top_k: int = 5,
+    folder: Annotated[str | Path, "folder of pictures"] = "",
+    index: Annotated[str | Path | None, "file that stores their vectors; created if missing"] = None,
+    top_k: Annotated[int, "number of pictures, best first"] = 5,
     **how: Unpack[How],
 ) -> Any:
     """[{"file", "score"}, ...] of a text, best first; the score is a cosine. `index` keeps the vectors of the folder's

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from anyformer.objectives.objective import Record
-from anyformer.tasks.task import How, Inputs, Row, Source, Truncate, ask
+from anyformer.tasks.options import Beams, LengthPenalty, MaxNewTokens, Truncate
+from anyformer.tasks.task import How, Inputs, Row, Source, ask
 from anyformer.tasks.writing import check_pair, check_settings, options_of, stored, write
 
 
@@ -13,12 +14,14 @@ def summarize(
     model: Source,
     inputs: Inputs,
     *,
-    prefix: str | None = None,
-    num_beams: int | None = None,
-    length_penalty: float | None = None,
-    no_repeat_ngram_size: int | None = None,
-    min_new_tokens: int | None = None,
-    max_new_tokens: int | None = None,
+    prefix: Annotated[str | None, "text before every input (default: the config's)"] = None,
+    num_beams: Beams = None,
+    length_penalty: LengthPenalty = None,
+    no_repeat_ngram_size: Annotated[
+        int | None, "never write the same N tokens twice (default: the folder's, else 0)"
+    ] = None,
+    min_new_tokens: Annotated[int | None, "shortest summary, in tokens"] = None,
+    max_new_tokens: MaxNewTokens = None,
     truncate: Truncate = None,
     **how: Unpack[How],
 ) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
@@ -42,7 +42,18 @@ AGGREGATIONS: dict[str, Callable[[list[np.ndarray]], np.ndarray] | None] = {
 
 
 def tag(
-    model: Source, inputs: Inputs, *, aggregation: str | None = None, stride: int | None = None, **how: Unpack[How]
+    model: Source,
+    inputs: Inputs,
+    *,
+    aggregation: Annotated[
+        str | None,
+        "how tokens become words: word, none, simple, first, average or max"
+        " (default: word for models trained here, else simple)",
+    ] = None,
+    stride: Annotated[
+        int | None, "tokens that two windows over a long text share (default: a quarter of a window)"
+    ] = None,
+    **how: Unpack[How],
 ) -> Any:
     """[{"entity_group", "score", "word", "start", "end"}, ...]: neighbours that belong together ("B-PER", "I-PER") are
     one span, what is outside ("O") is left out, and `word` is text[start:end].

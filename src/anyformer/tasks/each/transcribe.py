@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.parts.head.ctc import CTCHead
 from anyformer.tasks.long_audio import Listened, Listener, Segment, letters, sentences, words
+from anyformer.tasks.options import Beams
 from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask, file_of
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -18,12 +19,17 @@ def transcribe(
     model: Source,
     inputs: Inputs,
     *,
-    language: str | None = None,
-    translate: bool = False,
-    timestamps: bool = False,
-    num_beams: int | None = None,
-    max_new_tokens: int | None = None,
-    temperatures: Sequence[float] | None = None,
+    language: Annotated[str | None, "language of the recording, as a code or a name (default: detect it)"] = None,
+    translate: Annotated[bool, "translate into English, if the model can"] = False,
+    timestamps: Annotated[bool, "also give the times of each sentence"] = False,
+    num_beams: Beams = None,
+    max_new_tokens: Annotated[
+        int | None, "longest text of half a minute, in tokens (default: the model's limit)"
+    ] = None,
+    temperatures: Annotated[
+        Sequence[float] | None,
+        "sampling temperature to try next if a text looks wrong; can be repeated (default: 0, 0.2, ... 1)",
+    ] = None,
     **how: Unpack[How],
 ) -> Any:
     """The text; of a folder {file, text} of each recording in it. With `timestamps` a list of {start, end, text} in

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from anyformer.objectives.objective import Record
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
-from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, Truncate, ask
+from anyformer.tasks.options import Beams, LengthPenalty, MaxNewTokens, Truncate
+from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, ask
 from anyformer.tasks.writing import check_pair, options_of, stored, write
 
 
@@ -16,12 +17,14 @@ def translate(
     model: Source,
     inputs: Inputs,
     *,
-    source: str | None = None,
-    target: str | None = None,
-    prefix: str | None = None,
-    num_beams: int | None = None,
-    length_penalty: float | None = None,
-    max_new_tokens: int | None = None,
+    source: Annotated[
+        str | None, "code of the language of the text, for models with several (default: the folder's)"
+    ] = None,
+    target: Annotated[str | None, "code of the language to write, for models with several"] = None,
+    prefix: Annotated[str | None, "text before every input (default: the config's for these languages)"] = None,
+    num_beams: Beams = None,
+    length_penalty: LengthPenalty = None,
+    max_new_tokens: MaxNewTokens = None,
     truncate: Truncate = None,
     **how: Unpack[How],
 ) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Unpack
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from anyformer.generation import check_writer, generate
 from anyformer.generation.defaults import settings_for
 from anyformer.generation.writing import Writing, check_ids, length_for
 from anyformer.objectives.objective import Record
+from anyformer.tasks.options import Beams
 from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask
 from anyformer.tasks.writing import check_settings
 
@@ -20,16 +21,20 @@ def write(
     inputs: Inputs,
     stream: bool = False,
     *,
-    max_new_tokens: int | None = None,
-    num_beams: int | None = None,
-    do_sample: bool = False,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    seed: int | None = None,
-    stop: list[str] | None = None,
-    chat: bool = False,
+    max_new_tokens: Annotated[int | None, "longest text, in tokens (default: the folder's, else 128)"] = None,
+    num_beams: Beams = None,
+    do_sample: Annotated[bool, "sample tokens instead of taking the most likely"] = False,
+    temperature: Annotated[float | None, "sampling temperature: lower is more predictable, higher more varied"] = None,
+    top_k: Annotated[int | None, "sample from the N most likely tokens"] = None,
+    top_p: Annotated[
+        float | None, "sample from the smallest set of tokens whose probabilities sum to X (nucleus sampling)"
+    ] = None,
+    min_p: Annotated[
+        float | None, "sample from tokens with at least X times the probability of the most likely one"
+    ] = None,
+    seed: Annotated[int | None, "seed of sampling: the same seed gives the same text"] = None,
+    stop: Annotated[Sequence[str] | None, "stop before this text; can be repeated"] = None,
+    chat: Annotated[bool, "the text is a user's message: apply the chat template"] = False,
     **how: Unpack[How],
 ) -> Any:
     """What the model writes after a text (of an encoder-decoder: about it), without the text itself; with `stream` an

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import torch
 
@@ -17,9 +17,9 @@ def zero_shot_image(
     model: Source,
     inputs: Any,
     *,
-    labels: Sequence[str] | None = None,
-    template: str = "a photo of a {}.",
-    top_k: int = 0,
+    labels: Annotated[Sequence[str] | None, "a name to choose from; repeat it for each"] = None,
+    template: Annotated[str, "sentence around a name"] = "a photo of a {}.",
+    top_k: Annotated[int, "number of names, most likely first; 0 for all"] = 0,
     **how: Unpack[How],
 ) -> Any:
     """[{"label", "score"}, ...], likeliest first: `top_k` of them, and all with 0. Each label is put in the place of {}
