@@ -93,7 +93,7 @@ def import_parts(module: str) -> None:
         raise Mistake(f"--import {module} cannot be imported ({why})") from error
 
 
-def top() -> Parser:
+def top_parser() -> Parser:
     verbs = "\n".join(f"  {verb:10} {about}" for verb, about in VERBS.items())
     parser = Parser(
         imports=False,
@@ -108,8 +108,8 @@ def top() -> Parser:
 
 def dispatch(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
-        top().parse(arguments)  # --help and --version end here
-        top().print_help()
+        top_parser().parse(arguments)  # --help and --version end here
+        top_parser().print_help()
         return
     verb, *rest = arguments
     if verb not in VERBS:
@@ -124,10 +124,10 @@ def dispatch(arguments: Sequence[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
-    return guarded(lambda: dispatch(sys.argv[1:] if arguments is None else list(arguments)))
+    return run_guarded(lambda: dispatch(sys.argv[1:] if arguments is None else list(arguments)))
 
 
-def guarded(command: Callable[[], object]) -> int:
+def run_guarded(command: Callable[[], object]) -> int:
     """Runs it; whatever goes wrong is one line and an exit code."""
     try:
         with warnings.catch_warnings():
@@ -149,13 +149,13 @@ def guarded(command: Callable[[], object]) -> int:
             return say(describe(error), 2)
         from anyformer.specs.part_errors import error_origin
 
-        hint = "" if debugging() else "; ANYFORMER_DEBUG=1 shows where"
+        hint = "" if debug_enabled() else "; ANYFORMER_DEBUG=1 shows where"
         if (origin := error_origin(error)) is not None:
             return say(f"{origin}: {type(error).__name__}: {error}{hint}", 2)
         return say(f"this is a bug in anyformer, please report it{hint}: {type(error).__name__}: {error}", 1)
 
 
-def debugging() -> bool:
+def debug_enabled() -> bool:
     return os.environ.get("ANYFORMER_DEBUG", "") not in ("", "0")
 
 
@@ -169,7 +169,7 @@ def describe(error: BaseException) -> str:
 
 def say(message: str, code: int) -> int:
     """One line on stderr, whatever the message has in it; where asked, the traceback before it."""
-    if debugging() and code != 130:
+    if debug_enabled() and code != 130:
         import traceback
 
         traceback.print_exc()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyformer.cli.generate import check, opened, settings, show, visible, writing_flags
+from anyformer.cli.generate import check, settings, show, tokenizer_and_loader, visible, writing_flags
 from anyformer.cli.settings import MODEL
 from anyformer.specs.part import nearest
 
@@ -41,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     check(options)
     messages = read_messages(options.load) if options.load else []
-    tokenizer, load = opened(options)
+    tokenizer, load = tokenizer_and_loader(options)
     from anyformer.generation.setup import check_writer
     from anyformer.inputs.chat import templates
 
@@ -176,7 +176,7 @@ class Chat:
     def answer(self) -> None:
         """Streams the answer to the last message; Ctrl-C ends it, and what was said stays said."""
         try:
-            writing = self.begun()
+            writing = self.start_writing()
         except ValueError as error:  # too long, or not what the template takes: the message is as if never sent
             self.messages.pop()
             tell(str(error))
@@ -189,7 +189,7 @@ class Chat:
         print(flush=True)
         self.messages.append({"role": "assistant", "content": writing.text.strip()})
 
-    def begun(self) -> Writing:
+    def start_writing(self) -> Writing:
         from anyformer.generation.prompt import position_limit
         from anyformer.generation.writing import Writing
 

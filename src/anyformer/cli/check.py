@@ -35,14 +35,14 @@ def run(options: argparse.Namespace) -> None:
     if not path.is_file():
         raise FileNotFoundError(f"{options.file}: no such file")
 
-    from anyformer.cli.terminal import table, working
+    from anyformer.cli.terminal import spinner, table
     from anyformer.specs.codec import kinds
 
     kinds()  # ours first: of two with one name it is the other that is wrong
     fields = dict(map(setting, options.set))
     chosen = chosen_kinds(import_file(path), options)
     reports, skipped = [], []
-    with working(f"checking {path.name}"):
+    with spinner(f"checking {path.name}"):
         from anyformer.evaluate.part_checks import check
 
         for part, missing in parts_of(chosen, fields, options.part is not None):

@@ -68,7 +68,7 @@ def names_of(verb: str) -> list[str]:
 
         return [*recipes()]
     if verb in ("count", "draw"):
-        from anyformer.cli.listing import listed
+        from anyformer.cli.listing import read_rows
 
-        return [row["name"] for row in listed()]
+        return [row["name"] for row in read_rows()]
     return [*SHELLS] if verb == "completion" else []

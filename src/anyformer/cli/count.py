@@ -71,13 +71,13 @@ def run(options: argparse.Namespace) -> None:
     changes = dict(map(setting, options.set))
     check_there(options.name)
 
-    from anyformer.cli.terminal import working
+    from anyformer.cli.terminal import spinner
 
-    with working(f"counting {options.name}"):
+    with spinner(f"counting {options.name}"):
         from anyformer.counting import count
         from anyformer.specs.codec import override
 
-        spec = override(described(options.name), changes)
+        spec = override(find_model(options.name), changes)
         length = length_of(spec, options.length)
         if length is None:
             needs_length(options)
@@ -173,7 +173,7 @@ def units(spec: Any) -> tuple[str, str]:
 
 
 def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: argparse.Namespace, dtype: str) -> None:
-    from anyformer.cli.terminal import bytes_of, rounded, table
+    from anyformer.cli.terminal import bytes_of, short_number, table
 
     spec, total, each = counted.spec, counted.parameters, BYTES[dtype]
     flops, (unit, whole) = used.get("flops_parts", {}), units(spec)
@@ -185,9 +185,11 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
         size = parts.get(part, 0)
         row = [part, f"{size:,}", f"{size / max(total, 1):.1%}", bytes_of(size * each)]
         done = flops.get(part, 0)
-        rows.append([*row, rounded(done // used["positions"]), f"{done / used['flops'][whole]:.1%}"] if used else row)
+        rows.append(
+            [*row, short_number(done // used["positions"]), f"{done / used['flops'][whole]:.1%}"] if used else row
+        )
     last = ["total", f"{total:,}", "", bytes_of(total * each)]
-    rows.append([*last, rounded(used["flops"][unit]), ""] if used else last)
+    rows.append([*last, short_number(used["flops"][unit]), ""] if used else last)
     table(header, rows, right=right, total=True)
     if counted.active < total:
         print(f"{counted.active:,} of them are active a token: the rest are experts it does not go to")
@@ -221,8 +223,8 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
         (
             row["about"],
             row["formula"],
-            rounded(row["lecture"]),
-            rounded(row["exact"]),
+            short_number(row["lecture"]),
+            short_number(row["exact"]),
             "" if row["ratio"] is None else f"{row['ratio']:.3f}",
         )
         for row in used["lecture"]
@@ -244,11 +246,11 @@ def amount(spec: Any, length: int, source_length: int | None = None) -> str:
 
 def by_size(options: argparse.Namespace) -> None:
     """Where the FLOPs of a family's sizes go."""
-    from anyformer.cli.terminal import rounded, table, working
+    from anyformer.cli.terminal import short_number, spinner, table
     from anyformer.specs.part import nearest
 
     prefix = options.name or "gpt3"
-    with working("counting"):
+    with spinner("counting"):
         from anyformer import families
         from anyformer.checkpoint import spec as find
         from anyformer.counting import count
@@ -292,7 +294,7 @@ def by_size(options: argparse.Namespace) -> None:
     rows = [
         (
             each["name"],
-            rounded(each["parameters"]),
+            short_number(each["parameters"]),
             *(f"{each['shares'][kind]:.1%}" for kind in kinds),
             f"{each['outside']:.1%}",
             *([] if alike else [each["reads"]]),
@@ -368,7 +370,7 @@ def check_there(name: str) -> None:
         raise FileNotFoundError(no_such_folder(name).replace("no such folder", "no such file or folder", 1))
 
 
-def described(name: str) -> Model:
+def find_model(name: str) -> Model:
     """The model of this name, or that a file or a folder describes; of a run the one that it trains, also before it has
     begun."""
     if not Path(name).expanduser().exists():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from anyformer.cli.count import check_there, described
+from anyformer.cli.count import check_there, find_model
 from anyformer.cli.settings import default_file, setting
 
 THEMES = ("auto", "light", "dark")
@@ -41,14 +41,14 @@ def run(options: argparse.Namespace) -> None:
     for name in options.names:
         check_there(name)
 
-    from anyformer.cli.terminal import working
+    from anyformer.cli.terminal import spinner
 
-    with working(f"drawing {' and '.join(options.names)}"):
+    with spinner(f"drawing {' and '.join(options.names)}"):
         from anyformer.drawing import check_ending, converter, draw
         from anyformer.specs.codec import override
 
         if check_ending(out) == ".png":
             converter()
-        specs = [override(described(name), changes) for name in options.names]
+        specs = [override(find_model(name), changes) for name in options.names]
         draw(*specs, theme=options.theme, titles=titles).save(out)
     print(out)

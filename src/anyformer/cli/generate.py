@@ -81,7 +81,7 @@ def writing_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     check(options)
     texts = prompts(options)
-    tokenizer, load = opened(options)
+    tokenizer, load = tokenizer_and_loader(options)
     ids = [encode(tokenizer, text, options) for text in texts]
     model = load()
     written, errors, start = 0, 0, time.perf_counter()
@@ -131,12 +131,12 @@ def check(options: argparse.Namespace) -> None:
         raise FileNotFoundError(f"{options.model}: no such folder")
 
 
-def opened(options: argparse.Namespace) -> tuple[Tokenizer, Callable[[], TransformerModule]]:
+def tokenizer_and_loader(options: argparse.Namespace) -> tuple[Tokenizer, Callable[[], TransformerModule]]:
     """The tokenizer of the model that the options name, and what loads the model."""
-    from anyformer.cli.terminal import working
+    from anyformer.cli.terminal import spinner
 
     local = os.path.isdir(os.path.expanduser(options.model))  # a download shows its own progress
-    with working(f"reading {options.model}" if local else f"looking for {options.model}"):
+    with spinner(f"reading {options.model}" if local else f"looking for {options.model}"):
         from anyformer.generation.options import Settings
         from anyformer.inputs.text import Tokenizer
         from anyformer.kernels import hardware
@@ -151,7 +151,7 @@ def opened(options: argparse.Namespace) -> tuple[Tokenizer, Callable[[], Transfo
     def load() -> TransformerModule:
         from anyformer import checkpoint
 
-        with working(f"reading {options.model}"):
+        with spinner(f"reading {options.model}"):
             model = checkpoint.load(folder, dtype=options.dtype, device=device)
         model.kernel = options.kernel
         if options.compile:

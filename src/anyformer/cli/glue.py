@@ -42,12 +42,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from anyformer.recipes.glue import TASKS, score
 
-    there, missing = tasks(options)
-    described = {name: described_as(name, options) for name in there}  # what is wrong with a file is told first
+    there, missing = find_tasks(options)
+    described = {name: runs_of(name, options) for name in there}  # what is wrong with a file is told first
     out = Path(options.out or f"runs/glue-{Path(options.model).expanduser().resolve().name}")
     found, rates = {}, {}
     for name, runs in described.items():
-        found[name], rates[name] = best(name, runs, out, options)
+        found[name], rates[name] = best_run(name, runs, out, options)
     if options.json:
         results = {name: {**metrics, "lr": rates[name]} for name, metrics in found.items()}
         whole = {"glue": score(found)} if not missing else {}
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> None:
         print(f"GLUE's score is the mean of nine tasks, and {lacks} {'is' if len(missing) == 1 else 'are'} not here")
 
 
-def tasks(options: argparse.Namespace) -> tuple[list[str], list[str]]:
+def find_tasks(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     """The tasks whose folders are there, and those that are missing for a score."""
     from anyformer.recipes.glue import TASKS
     from anyformer.specs.part import nearest
@@ -85,7 +85,7 @@ def tasks(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     return there, [name for name in TASKS if name not in there]
 
 
-def described_as(name: str, options: argparse.Namespace) -> list[Any]:
+def runs_of(name: str, options: argparse.Namespace) -> list[Any]:
     """The runs of a task, one for each rate."""
     from anyformer.evaluate import check
     from anyformer.recipes.glue import LENGTH, RATE, TASKS, rows, run_of, table
@@ -105,7 +105,7 @@ def described_as(name: str, options: argparse.Namespace) -> list[Any]:
     return found
 
 
-def best(name: str, runs: list[Any], out: Path, options: argparse.Namespace) -> tuple[dict[str, float], float]:
+def best_run(name: str, runs: list[Any], out: Path, options: argparse.Namespace) -> tuple[dict[str, float], float]:
     """The metrics of a task, and the rate that gave them."""
     from anyformer.recipes.glue import score
 
@@ -113,12 +113,12 @@ def best(name: str, runs: list[Any], out: Path, options: argparse.Namespace) -> 
     for run in runs:
         folder = out / (name if len(runs) == 1 else f"{name}-{run.optimizer.lr:g}")
         with contextlib.redirect_stdout(sys.stderr):  # results alone go to stdout
-            tried[run.optimizer.lr] = tuned(run, folder, options)
+            tried[run.optimizer.lr] = fine_tune(run, folder, options)
     rate = max(tried, key=lambda lr: score({name: tried[lr]}))
     return tried[rate], rate
 
 
-def tuned(run: Any, folder: Path, options: argparse.Namespace) -> dict[str, float]:
+def fine_tune(run: Any, folder: Path, options: argparse.Namespace) -> dict[str, float]:
     """One run to its end, and its metrics on each development set."""
     from anyformer.cli.train import train
     from anyformer.evaluate import Evaluation

@@ -37,7 +37,7 @@ def main(given: Sequence[str]) -> None:
     if action not in ACTIONS:
         raise Mistake(f"no action {action!r}; {nearest(action, ACTIONS)}")
     parser = parser_of(action)
-    {"list": listing, "show": show, "run": run, "grid": grid}[action](parser.parse(rest))
+    {"list": list_experiments, "show": show, "run": run, "grid": grid}[action](parser.parse(rest))
 
 
 def parser_of(action: str) -> Parser:
@@ -73,7 +73,7 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError(f"--jobs is {options.jobs}; it must be at least 1")
 
 
-def listing(options: argparse.Namespace) -> None:
+def list_experiments(options: argparse.Namespace) -> None:
     from anyformer.cli.terminal import table
     from anyformer.lab.experiments import experiments
 

@@ -56,9 +56,9 @@ def run(options: argparse.Namespace) -> None:
         draw(PICTURES[options.picture].draw(), options)
         return
 
-    from anyformer.cli.terminal import working
+    from anyformer.cli.terminal import spinner
 
-    with working(f"reading {options.model}"):
+    with spinner(f"reading {options.model}"):
         from anyformer.kernels import hardware
         from anyformer.tasks.look_inputs import blueprint, scene
 
@@ -119,11 +119,11 @@ def draw(figure: Any, options: argparse.Namespace) -> None:
 
 
 def save(shown: Any, output: str | None) -> None:
-    from anyformer.cli.terminal import working
+    from anyformer.cli.terminal import spinner
     from anyformer.look.page import assembled, whole
     from anyformer.look.views import Inside
 
-    with working("looking"):
+    with spinner("looking"):
         page = assembled(whole(Inside(shown)))
     file = output or default_file("look.html", MARK)
     with open(file, "w", encoding="utf-8") as out:

@@ -13,7 +13,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from anyformer.cli.count import check_there, described, length_of
+from anyformer.cli.count import check_there, find_model, length_of
 from anyformer.cli.settings import setting
 from anyformer.cli.texts import as_json
 
@@ -58,15 +58,15 @@ def run(options: argparse.Namespace) -> None:
     device = device_of(options)
     check_there(options.name)
 
-    from anyformer.cli.terminal import working
+    from anyformer.cli.terminal import spinner
 
-    with working(f"planning {options.name}"):
+    with spinner(f"planning {options.name}"):
         from anyformer.counting import count
         from anyformer.models import position_limit
         from anyformer.planning.layout import Job, way_of
         from anyformer.specs.codec import override
 
-        spec = override(described(options.name), dict(map(setting, options.set)))
+        spec = override(find_model(options.name), dict(map(setting, options.set)))
         counted = count(spec)
         length = length_of(spec, options.length, min(position_limit(spec) or 2048, 2048))
         assert length is not None
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> None:
         "utilisation": options.utilisation,
         "layouts": [row(job, each, device, options.utilisation) for each in needs],
         "refused": refused,
-        "chosen": None if chosen is None else spent(job, chosen, device, options, steps),
+        "chosen": None if chosen is None else cost_of(job, chosen, device, options, steps),
     }
     if options.out is not None:
         if chosen is None:
@@ -178,7 +178,7 @@ def row(job: Any, need: Any, device: Any, utilisation: float) -> dict[str, Any]:
     }
 
 
-def spent(job: Any, need: Any, device: Any, options: argparse.Namespace, steps: int) -> dict[str, Any]:
+def cost_of(job: Any, need: Any, device: Any, options: argparse.Namespace, steps: int) -> dict[str, Any]:
     found = row(job, need, device, options.utilisation)
     hours = found["seconds"] * steps / 3600
     paid = hours * need.way.devices
@@ -203,7 +203,7 @@ def write(options: argparse.Namespace, job: Any, way: Any, steps: int, result: d
 
 
 def show(result: dict[str, Any], options: argparse.Namespace, kind: str) -> None:
-    from anyformer.cli.terminal import bytes_of, rounded, table
+    from anyformer.cli.terminal import bytes_of, short_number, table
 
     size, tokens, spent = result["parameters"], result["tokens"], result["compute"]
     print(
@@ -213,7 +213,7 @@ def show(result: dict[str, Any], options: argparse.Namespace, kind: str) -> None
     if "epochs" in result:
         print(f"each of {options.corpus:.3g} tokens is seen {result['epochs']:.3g} times")
     print(f"{spent:.3g} FLOPs, attention counted (6 N D: {result['estimate']:.3g}); they would also train")
-    laws = [(law["law"], rounded(law["parameters"]), rounded(law["tokens"])) for law in result["optimal"]]
+    laws = [(law["law"], short_number(law["parameters"]), short_number(law["tokens"])) for law in result["optimal"]]
     table(("by", "parameters", "tokens"), laws, right=(1, 2))
     device = result["device"]
     print(

@@ -38,10 +38,10 @@ def main(arguments: Sequence[str] = ()) -> None:
         raise ValueError(f"--minutes is {options.minutes}; it must be above 0")
     start = time.monotonic()
     changes = dict(setting(text) for text in options.set)
-    folder = unused(Path(options.out))
+    folder = unused_folder(Path(options.out))
     run, watch = recipe("quickstart"), []
     if "steps" not in changes:
-        run, deadline = fitting(options.device, start, 60 * options.minutes)
+        run, deadline = size_and_deadline(options.device, start, 60 * options.minutes)
         watch.append(deadline)
     run = af.override(run, changes)
     show_parts(run.model)
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     print(f"\n{time.monotonic() - start:.0f} s in all; next: `anyformer train --list`, `anyformer zoo`, README.md")
 
 
-def fitting(device: str, start: float, seconds: float) -> tuple[Any, Any]:
+def size_and_deadline(device: str, start: float, seconds: float) -> tuple[Any, Any]:
     """The largest size of the recipe that learns enough in the time, and what sees to it that the time is kept."""
     from anyformer.recipes.quickstart import sizes
     from anyformer.train.deadline import Deadline
@@ -105,7 +105,7 @@ def step_seconds(run: Any, device: str) -> float:
     return best
 
 
-def unused(folder: Path) -> Path:
+def unused_folder(folder: Path) -> Path:
     """The folder, or the first of its name with a number that holds no run."""
     names = (folder, *(folder.with_name(f"{folder.name}-{i}") for i in range(2, 10_000)))
     return next(name for name in names if not (name / "run.json").exists())
@@ -145,7 +145,7 @@ def kind(part: Part) -> str:
 
 def command() -> int:
     """As `anyformer` does it: a mistake is one line and exit code 2."""
-    return cli.guarded(lambda: main(sys.argv[1:]))
+    return cli.run_guarded(lambda: main(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from anyformer.tasks import TASKS, TaskInfo
 
 def main(given: Sequence[str]) -> None:
     if not given or given[0].startswith("-"):
-        listing(given)
+        list_tasks(given)
         return
     task, *rest = given
     if task not in TASKS:
@@ -33,7 +33,7 @@ def main(given: Sequence[str]) -> None:
     run(task, parser_of(task).parse(rest))
 
 
-def listing(given: Sequence[str]) -> None:
+def list_tasks(given: Sequence[str]) -> None:
     """`--list`, `--help`, or a command that names no task."""
     width = max(map(len, TASKS))
     tasks = "\n".join(f"  {task:{width}}  {about.line}" for task, about in TASKS.items())
@@ -101,9 +101,9 @@ def run(task: str, options: argparse.Namespace) -> None:
     own = {name: value for name in about.flags if (value := getattr(options, name)) is not None}
     out = None if "out" in about.flags else options.out
 
-    from anyformer.cli.terminal import progress, working
+    from anyformer.cli.terminal import progress, spinner
 
-    with working(f"looking for {options.model}"):
+    with spinner(f"looking for {options.model}"):
         from anyformer import tasks
         from anyformer.kernels import hardware
         from anyformer.tasks.task import checked_rows
@@ -113,7 +113,7 @@ def run(task: str, options: argparse.Namespace) -> None:
         device = hardware.device(options.device)
         function = getattr(tasks, about.function)
     folder = hub.resolve(options.model, offline=options.offline)  # a download shows its own progress
-    with working(f"reading {options.model}"):
+    with spinner(f"reading {options.model}"):
         reader = tasks.open_model(folder, device=device, dtype=options.dtype)
     with progress(task) as advance:
         found = function(reader, table.inputs, batch=options.batch, progress=advance, **own)
@@ -189,19 +189,19 @@ def split(text: str, name: str, about: TaskInfo) -> list[Any]:
     not what it should be is the error that says so."""
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     first = next(number for number, line in enumerate(lines) if line.strip())
-    if not isinstance(parsed(lines[first]), dict):
+    if not isinstance(parse_json(lines[first]), dict):
         if len(about.fields) > 1 or name.endswith((".jsonl", ".ndjson")):
             raise ValueError(f"{name}:{first + 1}: not a JSON object with {' and '.join(about.fields)}")
         return lines
     rows: list[Any] = []
     for number, line in enumerate(lines, 1):
-        row = parsed(line)
+        row = parse_json(line)
         problem = "not a JSON object, as the first line is" if line.strip() else "the line is empty"
         rows.append(row if isinstance(row, dict) else ValueError(f"{name}:{number}: {problem}"))
     return rows
 
 
-def parsed(line: str) -> Any:
+def parse_json(line: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError):

@@ -46,15 +46,15 @@ def numbers(flag: str, text: str) -> list[int]:
 
 def show_plan(trials: Any, minutes: float, jobs: int, kind: str) -> None:
     """What will be trained, and about how long that takes."""
-    from anyformer.cli.terminal import rounded, table
+    from anyformer.cli.terminal import short_number, table
 
     rows = [
         (
             str(values["width"]),
-            rounded(values["parameters"]),
-            rounded(values["tokens"]),
+            short_number(values["parameters"]),
+            short_number(values["tokens"]),
             f"{values['steps']:,}",
-            rounded(values["flops"]),
+            short_number(values["flops"]),
             "to do" if trial in trials.left else "done",
         )
         for trial in trials.trials

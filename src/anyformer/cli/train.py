@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> None:
     for name in options.log:
         if name not in LOGS:
             raise ValueError(f"--log {name}; {nearest(name, LOGS)}")
-    description, out = described(options)
+    description, out = run_and_folder(options)
     description = description.replace(freeze=(*description.freeze, *options.freeze))
     if options.show:
         from anyformer.specs.codec import to_json
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> None:
         print(to_json(description))
         return
     if options.recipe is not None and not any(change.startswith(("data.", "model")) for change in options.set):
-        look_for(options.recipe, options.data)
+        check_data(options.recipe, options.data)
     train(description, Path(options.out or out), options.resume, options.device, options.log)
 
 
@@ -107,14 +107,14 @@ def show_recipes() -> None:
     table(("recipe", "what it trains"), list(recipes().items()))
 
 
-def described(options: argparse.Namespace) -> tuple[Any, str]:
+def run_and_folder(options: argparse.Namespace) -> tuple[Any, str]:
     """The run, and the folder that goes with it."""
     if options.recipe is None:
         from anyformer.specs.codec import override
 
         found = own_run(options)
         return override(found, dict(setting(text) for text in options.set)), f"runs/{found.name}"
-    return named(options.recipe, options.data, options.set, options.resume)
+    return find_run(options.recipe, options.data, options.set, options.resume)
 
 
 def own_run(options: argparse.Namespace) -> Any:
@@ -151,7 +151,7 @@ def own_run(options: argparse.Namespace) -> Any:
     )
 
 
-def named(name: str, data: str, changes: Sequence[str], resume: bool = False) -> tuple[Any, str]:
+def find_run(name: str, data: str, changes: Sequence[str], resume: bool = False) -> tuple[Any, str]:
     """The run that a recipe, a run.json or a run's folder describes, and its folder."""
     from anyformer.recipes import recipe, recipes
     from anyformer.specs.codec import override
@@ -172,7 +172,7 @@ def named(name: str, data: str, changes: Sequence[str], resume: bool = False) ->
     return override(found, dict(setting(text) for text in changes)), out
 
 
-def look_for(name: str, data: str) -> None:
+def check_data(name: str, data: str) -> None:
     """FileNotFoundError where a recipe's data is not there, with what gets it."""
     from anyformer.recipes import recipes
     from anyformer.recipes.shared.sources import folders_of, origin_of

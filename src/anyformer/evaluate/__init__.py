@@ -16,7 +16,7 @@ from torch import Tensor
 from anyformer.data import DataSplit, Ready, Source
 from anyformer.data.encode import encode_row
 from anyformer.evaluate import metrics
-from anyformer.evaluate.predict import Answered, Example, Predictor, kind_of, predictions, task_of
+from anyformer.evaluate.predict import Example, Predictions, Predictor, kind_of, predictions, task_of
 from anyformer.models import TransformerModule, position_limit
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.dialogue import Dialogue
@@ -77,7 +77,7 @@ class Evaluation:
         self.names = tuple(names) if names is not None else (*usual(self.task, self.kind), *loss_metrics(self.task))
         check(self.task, self.names)
         self.left_out: list[str] = []
-        self.answered: Answered | None = None  # what the last call found
+        self.answered: Predictions | None = None  # what the last call found
 
     @property
     def plain(self) -> Objective:
@@ -120,7 +120,7 @@ class Evaluation:
         """`mean_loss` is that of an objective on this split."""
         scores = {}
         if any(name not in metrics.LOSSES for name in self.names):
-            scores = self.scored(self.ask(job))
+            scores = self.score(self.ask(job))
         if any(name in metrics.LOSSES for name in self.names):
             loss = mean_loss(self.plain)
             scores["perplexity"] = math.exp(min(loss, 700.0))
@@ -128,14 +128,14 @@ class Evaluation:
                 scores["bits_per_byte"] = loss * self.tokens_per_byte / math.log(2)
         return {name: scores[name] for name in self.names}
 
-    def ask(self, job: Predictor) -> Answered:
+    def ask(self, job: Predictor) -> Predictions:
         """What the model predicts for every example."""
         examples, records = self.examples
         check_lengths(job.model, self.task, records)
         self.answered = predictions(self.task, job, examples, records)
         return self.answered
 
-    def scored(self, answered: Answered) -> dict[str, float]:
+    def score(self, answered: Predictions) -> dict[str, float]:
         """The metrics of predictions."""
         known = metrics.METRICS.get(self.kind or "", {})
         return {name: known[name](*answered) for name in self.names if name in known}

@@ -206,7 +206,7 @@ class AnyformerLM(TemplateLM):
         rows = [self.tok_encode(context) or empty for context in contexts]
         if any(len(row) > room for row in rows):
             log.warning("a prompt loses its beginning: %d tokens have room", room)
-        batch = left_padded([row[-room:] for row in rows], self._device)
+        batch = pad_left([row[-room:] for row in rows], self._device)
         ids = generate(
             self.model, **batch, max_new_tokens=num_new, stop_strings=stop or None, tokenizer=self.tokenizer, **options
         )
@@ -225,7 +225,7 @@ def longest(spec: Any) -> int | None:
     return limit or next((size for size in found if isinstance(size, int)), None)
 
 
-def left_padded(rows: list[list[int]], device: Any) -> dict[str, Any]:
+def pad_left(rows: list[list[int]], device: Any) -> dict[str, Any]:
     """ "input_ids" and "attention_mask", the last tokens beneath each other."""
     T = max(map(len, rows))
     ids = torch.tensor([[0] * (T - len(row)) + row for row in rows], device=device)

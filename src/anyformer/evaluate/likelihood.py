@@ -49,14 +49,14 @@ def likelihoods(
     done = 0
     for start in range(0, len(order), size):
         some = order[start : start + size]
-        x = hidden(model, pair_batch(model, [pairs[own[0]] for own in some], two))  # (B, T, D)
+        x = last_hidden_states(model, pair_batch(model, [pairs[own[0]] for own in some], two))  # (B, T, D)
         states, places = [], []
         for row, own in zip(x, some):
             context, rest = pairs[own[0]]
             end = len(rest) if two else len(context) + len(rest) - 1
             places += own
             states += [row[end - len(pairs[i][1]) : end] for i in own]
-        for i, one in zip(places, scored(model, states, [pairs[i][1] for i in places]), strict=True):
+        for i, one in zip(places, score_tokens(model, states, [pairs[i][1] for i in places]), strict=True):
             found[i] = one
         done += len(places)
         progress(done, len(pairs))
@@ -87,7 +87,7 @@ def pair_batch(model: TransformerModule, pairs: Sequence[Pair], two: bool) -> Ba
 
 
 @torch.inference_mode()
-def hidden(model: TransformerModule, batch: Batch) -> Tensor:
+def last_hidden_states(model: TransformerModule, batch: Batch) -> Tensor:
     """(B, T, D) what the head reads."""
     seen = read(model, batch)
     model._check_finite({"last_hidden_state": seen.x}, seen.inputs, False)
@@ -95,7 +95,9 @@ def hidden(model: TransformerModule, batch: Batch) -> Tensor:
 
 
 @torch.inference_mode()
-def scored(model: TransformerModule, states: Sequence[Tensor], wanted: Sequence[Sequence[int]]) -> list[Likelihood]:
+def score_tokens(
+    model: TransformerModule, states: Sequence[Tensor], wanted: Sequence[Sequence[int]]
+) -> list[Likelihood]:
     """Of tokens, by the states (n, D) before each of them."""
     x = torch.cat(list(states))  # (N, D)
     tokens = torch.tensor([token for own in wanted for token in own], device=x.device)  # (N,)

@@ -81,18 +81,18 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _MARKS = str.maketrans("", "", string.punctuation)
 
 
-def normalised(answer: str) -> str:
+def normalize_answer(answer: str) -> str:
     """Lower case, without punctuation, without articles, single spaces: in this order."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_MARKS)).split())
 
 
 def same_answer(predicted: str, wanted: str) -> float:
-    return float(normalised(predicted) == normalised(wanted))
+    return float(normalize_answer(predicted) == normalize_answer(wanted))
 
 
 def shared_words(predicted: str, wanted: str) -> float:
     """The harmonic mean of how many words of each stand in the other; of no answer, whether both are none."""
-    mine, theirs = normalised(predicted).split(), normalised(wanted).split()
+    mine, theirs = normalize_answer(predicted).split(), normalize_answer(wanted).split()
     if not mine or not theirs:
         return float(mine == theirs)
     common = sum((Counter(mine) & Counter(theirs)).values())
@@ -142,11 +142,11 @@ def _moses(predicted: Values, wanted: Values) -> float:
     is not known here, so the rules are those for English on both sides."""
     moses = _library("sacremoses", "bleu_tokenized").MosesTokenizer(lang="en")
 
-    def divided(texts: Values) -> list[str]:
+    def tokenize(texts: Values) -> list[str]:
         return [moses.tokenize(text, return_str=True, escape=False) for text in texts]
 
     bleu = _sacrebleu("BLEU", tokenize="none", lowercase=True, force=True)
-    return bleu(divided(predicted), [divided(right) for right in _right(wanted)])
+    return bleu(tokenize(predicted), [tokenize(right) for right in _right(wanted)])
 
 
 # -- what was heard ---------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class Check:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class CheckReport:
     """All checks of a Part, in the model it was put into."""
 
     part: Part
@@ -102,7 +102,7 @@ class Failed(Exception):
     """Raised by a check, with what is wrong."""
 
 
-def check(part: Part | type[Part]) -> Report:
+def check(part: Part | type[Part]) -> CheckReport:
     """Puts a Part into a small model of texts, in the slot that it fits, and runs the checks of our own suite on it:
     what a token sees, padding, packed documents, cached decoding, rows of a batch, gradients, half precision, saving,
     counting. A Part that fits no slot of such a model is checked inside a description of yours: `check(model)`."""
@@ -112,7 +112,7 @@ def check(part: Part | type[Part]) -> Report:
         raise ValueError(f"af.check takes a Part, or a model's description, got {type(part).__name__}")
     spec, address = place(part)
     subject = Subject(part, spec, address)
-    return Report(part, address, spec, tuple(_run(name, subject) for name in CHECKS))
+    return CheckReport(part, address, spec, tuple(_run(name, subject) for name in CHECKS))
 
 
 def _run(name: str, subject: Subject) -> Check:
@@ -270,7 +270,7 @@ def gap(a: Tensor, b: Tensor) -> float:
 # -- the checks --------------------------------------------------------------------------------------------------------
 
 
-def causality(subject: Subject) -> str:
+def check_causality(subject: Subject) -> str:
     """What a token sees is what its kind says."""
     sees, spec = subject.part.sees, subject.spec
     if isinstance(subject.part, Model):
@@ -308,7 +308,7 @@ def future_difference(model: Any, past_too: bool = False) -> float:
     return worst
 
 
-def padding(subject: Subject) -> str:
+def check_padding(subject: Subject) -> str:
     """Pads on either side change nothing at the real tokens."""
 
     def difference(model: Any) -> float:
@@ -323,7 +323,7 @@ def padding(subject: Subject) -> str:
     return subject.compare(difference)
 
 
-def packing(subject: Subject) -> str:
+def check_packing(subject: Subject) -> str:
     """Documents packed into a row are what each is by itself, or the row is refused."""
     if "document_ids" not in subject.model.inputs:
         raise DoesNotApply("the model takes no packed documents")
@@ -343,7 +343,7 @@ def packing_difference(model: Any, cuts: tuple[int, ...] = (0, 5, 9, T)) -> floa
     return gap(together, torch.cat([per_token(model, ids[:, a:b]) for a, b in spans], dim=1))
 
 
-def cached_decoding(subject: Subject) -> str:
+def check_cached_decoding(subject: Subject) -> str:
     """Token by token with a state is what one pass gives: with a growing and a static one, and after padded prompts."""
     model = subject.model
     if not subject.spec.left_to_right or not subject.spec.writes:
@@ -368,7 +368,7 @@ def cached_decoding(subject: Subject) -> str:
     return subject.compare(difference)
 
 
-def rows(subject: Subject) -> str:
+def check_rows(subject: Subject) -> str:
     """A batch is what each of its rows is by itself."""
 
     def difference(model: Any) -> float:
@@ -379,7 +379,7 @@ def rows(subject: Subject) -> str:
     return subject.compare(difference)
 
 
-def gradients(subject: Subject) -> str:
+def check_gradients(subject: Subject) -> str:
     """Every parameter of the Part learns, alike for one seed, and alike where layers are recomputed."""
     models = [build(subject.spec, seed=3).train() for _ in range(2)]
     first, second = (learn(model, subject.ids()) for model in models)
@@ -430,7 +430,7 @@ def learn(model: Any, ids: Tensor) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def half_precision(subject: Subject) -> str:
+def check_half_precision(subject: Subject) -> str:
     """In bf16 and fp16 the model runs, keeps its type, and gives finite numbers near those of fp32."""
     ids, told = subject.ids(), []
     exact = outputs(subject.model, ids)
@@ -451,7 +451,7 @@ def half_precision(subject: Subject) -> str:
     return ", ".join(told)
 
 
-def saving(subject: Subject) -> str:
+def check_saving(subject: Subject) -> str:
     """Saved and loaded, it is the same description, the same tensors and the same outputs."""
     spec, model = subject.spec, subject.model
     if decode(encode(spec)) != spec:
@@ -471,7 +471,7 @@ def saving(subject: Subject) -> str:
     return "the same description, tensors and outputs"
 
 
-def counting(subject: Subject) -> str:
+def check_counting(subject: Subject) -> str:
     """It is counted without being allocated: parameters as built, and FLOPs."""
     fixed = computed(subject.model)
     built = sum(p.numel() for name, p in subject.model.named_parameters() if name not in fixed)
@@ -482,13 +482,13 @@ def counting(subject: Subject) -> str:
 
 
 CHECKS: dict[str, Callable[[Subject], str]] = {
-    "causality": causality,
-    "padding": padding,
-    "packing": packing,
-    "cached decoding": cached_decoding,
-    "rows": rows,
-    "gradients": gradients,
-    "half precision": half_precision,
-    "saving": saving,
-    "counting": counting,
+    "causality": check_causality,
+    "padding": check_padding,
+    "packing": check_packing,
+    "cached decoding": check_cached_decoding,
+    "rows": check_rows,
+    "gradients": check_gradients,
+    "half precision": check_half_precision,
+    "saving": check_saving,
+    "counting": check_counting,
 }

@@ -29,7 +29,7 @@ from anyformer.objectives.wrapper import Around
 Example = Mapping[str, Any]
 
 
-class Answered(NamedTuple):
+class Predictions(NamedTuple):
     predicted: list[Any]
     wanted: list[Any]
 
@@ -91,24 +91,28 @@ def kind_of(objective: Objective) -> str | None:
 
 def predictions(
     objective: Objective, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]
-) -> Answered:
+) -> Predictions:
     """`records` are the objective's of each example."""
     ask: dict[str | None, Any] = {f.__name__: f for f in (labels, numbers, tags, answers, texts, transcripts)}
     return ask[kind_of(objective)](objective, job, examples, records)
 
 
-def labels(objective: Any, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
+def labels(objective: Any, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
     rows = [record for (record,) in records]
     found = [int(scores.argmax()) for scores in job.logits(objective, rows)]
-    return Answered(found, [int(record["label"]) for record in rows])
+    return Predictions(found, [int(record["label"]) for record in rows])
 
 
-def numbers(objective: Any, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
+def numbers(
+    objective: Any, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]
+) -> Predictions:
     rows = [record for (record,) in records]
-    return Answered([float(said) for said in job.logits(objective, rows)], [float(record["label"]) for record in rows])
+    return Predictions(
+        [float(said) for said in job.logits(objective, rows)], [float(record["label"]) for record in rows]
+    )
 
 
-def tags(objective: Tag, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
+def tags(objective: Tag, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
     """A tag for every word: its first token's. One without tokens (characters that the vocabulary drops) is outside."""
     outside = "O" if "O" in objective.labels else objective.labels[0]
     found, wanted = [], []
@@ -122,15 +126,15 @@ def tags(objective: Tag, job: Predictor, examples: Sequence[Example], records: S
         found.append(tagged)
         right = [label_number(tag, objective.labels, "tags") for tag in listed(example, "tags")]
         wanted.append([objective.labels[i] for i in right])
-    return Answered(found, wanted)
+    return Predictions(found, wanted)
 
 
 def answers(
     objective: Answer, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]
-) -> Answered:
+) -> Predictions:
     """The likeliest span of all windows over the text. Where some questions have no answer (SQuAD 2.0), none is given
     if the first token of every window is likelier."""
-    scores = ends(objective, job, [record for windows in records for record in windows])
+    scores = span_scores(objective, job, [record for windows in records for record in windows])
     wanted = [right_answers(example) for example in examples]
     unanswered = not all(wanted)
     found, place = [], 0
@@ -146,10 +150,10 @@ def answers(
         score, first, last = max(spans, default=(float("-inf"), 0, 0))
         found.append("" if unanswered and min(none) > score else context[first:last])
         assert len(none) == len(own)
-    return Answered(found, wanted)
+    return Predictions(found, wanted)
 
 
-def ends(objective: Answer, job: Predictor, records: Sequence[Record]) -> list[Tensor]:
+def span_scores(objective: Answer, job: Predictor, records: Sequence[Record]) -> list[Tensor]:
     """Of each window the scores (2, T) of its tokens to be the first and the last of the answer."""
     scores: list[Any] = [None] * len(records)
     for which, batch in job.batches(objective, records):
@@ -176,18 +180,20 @@ def right_answers(example: Example) -> list[str]:
 
 def texts(
     objective: Translate, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]
-) -> Answered:
+) -> Predictions:
     to = objective.target_language
     language = {"forced_bos_token_id": job.tokenizer.language_id(to)} if to else {}
     room = {"max_new_tokens": objective.target_length} if objective.target_length else {}
-    found = written(objective, job, [record for (record,) in records], num_beams=job.num_beams, **language, **room)
+    found = generate_texts(
+        objective, job, [record for (record,) in records], num_beams=job.num_beams, **language, **room
+    )
     right = [texts_of(example, "target") for example in examples]
-    return Answered(found, [own if len(own) > 1 else own[0] for own in right])
+    return Predictions(found, [own if len(own) > 1 else own[0] for own in right])
 
 
 def transcripts(
     objective: CTC | Transcribe, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]
-) -> Answered:
+) -> Predictions:
     found = [""] * len(records)
     for which, batch in job.batches(objective, [record for (record,) in records]):
         heard = {name: value for name, value in taken(job.model, batch).items() if name != "labels"}
@@ -197,10 +203,10 @@ def transcripts(
         ids = generate(job.model, **heard, num_beams=job.num_beams, **room)
         for i, text in zip(which, job.tokenizer.batch_decode(ids.cpu(), skip_special_tokens=True)):
             found[i] = text.strip()
-    return Answered(found, [text_of(example, "text") for example in examples])
+    return Predictions(found, [text_of(example, "text") for example in examples])
 
 
-def written(objective: Objective, job: Predictor, records: Sequence[Record], **options: Any) -> list[str]:
+def generate_texts(objective: Objective, job: Predictor, records: Sequence[Record], **options: Any) -> list[str]:
     """What the model writes about each record, by `options` of generate: greedily unless they ask for more, and up to a
     stop string. Where nothing says how long, it is at most twice as long as what was read, and a little."""
     found = [""] * len(records)

@@ -13,7 +13,7 @@ from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.models import Tower, TowerDecoderModule
 from anyformer.objectives.objective import padded_texts
 from anyformer.specs.messages import quote
-from anyformer.tasks.each.write import said
+from anyformer.tasks.each.write import stream_text
 from anyformer.tasks.task import Row, TaskRun, file_of
 
 ASKED = "USER: {image}\n{question} ASSISTANT:"  # as LLaVA 1.5 learnt it; {image} is where the picture stands
@@ -34,13 +34,13 @@ KINDS = {
 }
 
 
-def tower_of(asked: TaskRun, name: str) -> Tower:
+def tower_of(request: TaskRun, name: str) -> Tower:
     """The tower that sees or hears; ValueError where there is none, or none that writes."""
-    tower = model.spec.fed_by.get(name) if isinstance(model := asked.model, TowerDecoderModule) else None
+    tower = model.spec.fed_by.get(name) if isinstance(model := request.model, TowerDecoderModule) else None
     if tower is None:
         kind = KINDS[name]
         needs = f"it needs a decoder with a tower for them, such as {kind.example}"
-        raise ValueError(f"{asked.task} writes about {kind.several}: {needs}")
+        raise ValueError(f"{request.task} writes about {kind.several}: {needs}")
     check_writer(model)
     return tower
 
@@ -58,23 +58,25 @@ def question_of(given: Any, what: str) -> str:
     return given
 
 
-def write_about(asked: TaskRun, name: str, template: str, options: dict[str, Any], question: str | None = None) -> Any:
+def write_about(
+    request: TaskRun, name: str, template: str, options: dict[str, Any], question: str | None = None
+) -> Any:
     """What is written after the template with the picture or the sound of each row in it, and its question where the
     template has a place for one; of a folder's with "file"."""
-    tower = tower_of(asked, name)
+    tower = tower_of(request, name)
     count = tower.model.embedding.vectors(0) - tower.skip
     options = {name: value for name, value in options.items() if value is not None}
-    ends = set(settings_for(asked.model, options).eos)
-    hear = AudioProcessor.load(asked.model.folder) if name == "audio" else None
+    ends = set(settings_for(request.model, options).eos)
+    hear = AudioProcessor.load(request.model.folder) if name == "audio" else None
 
     def prepare(row: Row) -> tuple[Tensor, np.ndarray]:
         text = template
         if "{question}" in template:
             what = KINDS[name].one
             text = template.replace("{question}", question_of(row.get("question", question), what))
-        media = asked.pixels(row) if hear is None else hear(row["audio"])["input_features"][0]
-        ids = ids_of(asked, text, f"{{{name}}}", tower.token, count)
-        asked.fits(len(ids))
+        media = request.pixels(row) if hear is None else hear(row["audio"])["input_features"][0]
+        ids = ids_of(request, text, f"{{{name}}}", tower.token, count)
+        request.fits(len(ids))
         return media, np.asarray(ids)
 
     def finish(run: TaskRun, prepared: list[tuple[Tensor, np.ndarray]]) -> list[Any]:
@@ -84,16 +86,16 @@ def write_about(asked: TaskRun, name: str, template: str, options: dict[str, Any
             given: dict[str, Any] = {**{name: value.to(run.model.device) for name, value in read.items()}, **batch}
             sequences = generate(run.model, **given, tokenizer=run.tokenizer, **options)
             for i, row in zip(which, sequences[:, read["input_ids"].shape[1] :], strict=True):
-                found[i] = "".join(said(run, row.tolist(), ends, None)).strip()
+                found[i] = "".join(stream_text(run, row.tolist(), ends, None)).strip()
         files = map(file_of, run.rows)
         return [{**file, "text": text} if file else text for file, text in zip(files, found, strict=True)]
 
-    return asked.answer(prepare, finish, at_once=asked.reader.batch)
+    return request.answer(prepare, finish, at_once=request.reader.batch)
 
 
-def ids_of(asked: TaskRun, text: str, place: str, token: int, count: int) -> list[int]:
+def ids_of(request: TaskRun, text: str, place: str, token: int, count: int) -> list[int]:
     """The tokens of a text with so many of one in the place of the picture or the sound."""
-    mark = asked.tokenizer.token(token)
+    mark = request.tokenizer.token(token)
     if mark is None:
         raise ValueError(f"the tokenizer has no token {token}, in whose place the model reads {place.strip('{}')}")
-    return asked.tokenizer.encode(text.replace(place, mark * count))
+    return request.tokenizer.encode(text.replace(place, mark * count))

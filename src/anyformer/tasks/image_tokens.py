@@ -15,10 +15,10 @@ from anyformer.inputs.image import Images
 from anyformer.models import AutoencoderModule, TransformerModule, position_limit
 from anyformer.objectives.match import caption
 from anyformer.specs.messages import quote
-from anyformer.tasks.task import Reader
+from anyformer.tasks.task import TaskModel
 
 if TYPE_CHECKING:
-    from anyformer.tasks.each.draw import Wish
+    from anyformer.tasks.each.draw import DrawOptions
 
 
 def companion(model: TransformerModule) -> AutoencoderModule | None:
@@ -36,9 +36,9 @@ def can_write(model: TransformerModule) -> bool:
     return model.spec.writes and model.folder is not None and (model.folder / COMPANION).is_dir()
 
 
-def by_tokens(reader: Reader, wish: Wish) -> list[np.ndarray]:
+def draw_by_tokens(reader: TaskModel, options: DrawOptions) -> list[np.ndarray]:
     """A picture of a caption: its codes, written after the caption, and drawn by the autoencoder of the folder."""
-    wish.without("steps", "guidance", "eta")
+    options.refuse("steps", "guidance", "eta")
     model, folder = reader.model, reader.model.folder
     assert folder is not None
     vae = companion(model)
@@ -48,8 +48,8 @@ def by_tokens(reader: Reader, wish: Wish) -> list[np.ndarray]:
     length = (position_limit(model.spec) or 0) - N  # of a caption
     if length < 1 or K >= V:
         raise ValueError(f"{folder}: a vocabulary of {V} and {length + N} positions leave no room for a caption")
-    prompts = [prompt(text, reader.tokenizer, length) for text in wish.texts for _ in wish.seeds]
-    seeds = [seed for _ in wish.texts for seed in wish.seeds]
+    prompts = [caption_ids(text, reader.tokenizer, length) for text in options.texts for _ in options.seeds]
+    seeds = [seed for _ in options.texts for seed in options.seeds]
     found = []
     for start in range(0, len(seeds), reader.batch):
         ids = torch.stack(prompts[start : start + reader.batch]).to(model.device)
@@ -60,8 +60,8 @@ def by_tokens(reader: Reader, wish: Wish) -> list[np.ndarray]:
             max_new_tokens=N,
             do_sample=True,
             top_p=1.0,
-            temperature=1.0 if wish.temperature is None else wish.temperature,
-            top_k=wish.top_k or 0,
+            temperature=1.0 if options.temperature is None else options.temperature,
+            top_k=options.top_k or 0,
             seed=seeds[start : start + reader.batch],
             eos_token_id=[],
             suppress_tokens=list(range(V - K)),
@@ -70,10 +70,10 @@ def by_tokens(reader: Reader, wish: Wish) -> list[np.ndarray]:
         with torch.no_grad():
             found.append(drawn(vae.picture(codes), Images.load(folder)))
         reader.progress(min(start + reader.batch, len(seeds)), len(seeds))
-    return np.split(np.concatenate(found), len(wish.texts))
+    return np.split(np.concatenate(found), len(options.texts))
 
 
-def prompt(text: str, tokenizer: Any, length: int) -> torch.Tensor:
+def caption_ids(text: str, tokenizer: Any, length: int) -> torch.Tensor:
     """(length,) a caption, filled up as where it was learnt."""
     ids = caption(text, tokenizer)
     if len(ids) > length:

@@ -54,14 +54,14 @@ def files(folder: Path) -> list[Path]:
 
 
 @torch.inference_mode()
-def letters(model: TransformerModule, processor: AudioProcessor, source: Source, beams: int) -> list[int]:
+def ctc_tokens(model: TransformerModule, processor: AudioProcessor, source: Source, beams: int) -> list[int]:
     """The tokens that are heard in a recording, its windows put together frame by frame."""
     if beams > 1:
         return prefixes(frames(model, processor, source), model.spec.head.blank, beams)[0][0]
-    return [held.token for held in likeliest(model, processor, source)]
+    return [held.token for held in best_path(model, processor, source)]
 
 
-def likeliest(model: TransformerModule, processor: AudioProcessor, source: Source) -> list[Held]:
+def best_path(model: TransformerModule, processor: AudioProcessor, source: Source) -> list[Held]:
     """The tokens of the likeliest path, window by window. No tensors are kept: small ones between the large ones of a
     window would hold the memory of all windows."""
     windows = frames(model, processor, source)
@@ -69,15 +69,15 @@ def likeliest(model: TransformerModule, processor: AudioProcessor, source: Sourc
 
 
 @torch.inference_mode()
-def words(model: TransformerModule, tokenizer: Any, processor: AudioProcessor, source: Source) -> list[Segment]:
+def ctc_words(model: TransformerModule, tokenizer: Any, processor: AudioProcessor, source: Source) -> list[Segment]:
     """The words that are heard in a recording, each from the first frame of its letters to the last."""
-    heard = likeliest(model, processor, source)
-    frame = spacing(model, processor)[0] / processor.sampling_rate  # seconds
-    found = worded(heard, lambda ids: tokenizer.decode(ids, skip_special_tokens=True))
+    heard = best_path(model, processor, source)
+    frame = frame_spacing(model, processor)[0] / processor.sampling_rate  # seconds
+    found = group_words(heard, lambda ids: tokenizer.decode(ids, skip_special_tokens=True))
     return [Segment(word[0].start * frame, word[-1].end * frame, [held.token for held in word]) for word in found]
 
 
-def worded(heard: Sequence[Held], decode: Callable[[list[int]], str]) -> list[list[Held]]:
+def group_words(heard: Sequence[Held], decode: Callable[[list[int]], str]) -> list[list[Held]]:
     """The tokens of each word. What parts words, or says nothing, belongs to none."""
     found: list[list[Held]] = []
     since: list[int] = []  # tokens from the last word's first on, with those that say nothing
@@ -97,7 +97,7 @@ def worded(heard: Sequence[Held], decode: Callable[[list[int]], str]) -> list[li
 
 def frames(model: TransformerModule, processor: AudioProcessor, source: Source) -> Iterator[Tensor]:
     """(T, V) log-probabilities of the frames of each window that are its own."""
-    (hop, reach), rate = spacing(model, processor), processor.sampling_rate
+    (hop, reach), rate = frame_spacing(model, processor), processor.sampling_rate
     margin = -(-OVERLAP * rate // hop)  # frames
     size, step = WINDOW * rate // hop * hop, (WINDOW * rate // hop - 2 * margin) * hop
     held, first = np.zeros(0, np.float32), True
@@ -105,15 +105,15 @@ def frames(model: TransformerModule, processor: AudioProcessor, source: Source) 
         for block in recording.blocks(rate):
             held = np.concatenate((held, block))
             while len(held) > size + hop * margin:  # something is left for another window
-                heard = spoken(model, processor, held[:size])
+                heard = window_log_probs(model, processor, held[:size])
                 yield heard[0 if first else margin : margin + step // hop]
                 held, first = held[step:], False
     if len(held) < reach:
         raise ValueError(f"{recording.name}: {len(held)} samples are less than a frame of {reach}")
-    yield spoken(model, processor, held)[0 if first else margin :]
+    yield window_log_probs(model, processor, held)[0 if first else margin :]
 
 
-def spacing(model: TransformerModule, processor: AudioProcessor) -> tuple[int, int]:
+def frame_spacing(model: TransformerModule, processor: AudioProcessor) -> tuple[int, int]:
     """Samples from one frame that the model scores to the next, and those that a recording has at least."""
     embedding, adapter = model.spec.embedding, getattr(model.spec.encoder.neck, "adapter", None)
     if processor.kind == "bank":
@@ -122,7 +122,7 @@ def spacing(model: TransformerModule, processor: AudioProcessor) -> tuple[int, i
     return embedding.stem.hop * fewer, embedding.stem.reach
 
 
-def spoken(model: TransformerModule, processor: AudioProcessor, samples: np.ndarray) -> Tensor:
+def window_log_probs(model: TransformerModule, processor: AudioProcessor, samples: np.ndarray) -> Tensor:
     inputs = processor(samples, processor.sampling_rate)
     if processor.kind == "bank":  # its last frame is half a window of nothing
         count = int(inputs["attention_mask"].sum())
@@ -183,7 +183,7 @@ def sentences(
 # -- sentences and times ----------------------------------------------------------------------------------------------
 
 
-class Windows:
+class AudioWindows:
     """The spectrogram of a recording, of which a window at a time is held; a long one is read twice, the first time to
     find how loud it gets. Of a stream that is how loud it was so far, and how long it is shows at its end."""
 
@@ -228,20 +228,20 @@ class Windows:
 
 
 @dataclasses.dataclass
-class Listened:
+class Transcript:
     """A recording on its way through the model."""
 
-    windows: Windows
+    windows: AudioWindows
     language: str | None = None  # its token
     place: int = 0  # frames
     segments: list[Segment] = dataclasses.field(default_factory=list)
 
     @property
-    def going(self) -> bool:
+    def has_more(self) -> bool:
         return self.place < self.windows.total
 
 
-class Listener:
+class Transcriber:
     """A model that writes what it hears."""
 
     def __init__(self, model: TransformerModule, tokenizer: Any, processor: AudioProcessor, **options: Any) -> None:
@@ -257,8 +257,8 @@ class Listener:
         self.first = model.spec.head.vocab_size if silent is None else silent + 1
         self.step = processor.hop_length * embedding.hop / processor.sampling_rate  # seconds from a time to the next
 
-    def open(self, source: Source, language: str | None = None) -> Listened:
-        return Listened(Windows(self.processor, source, self.size), self.language_token(language))
+    def open(self, source: Source, language: str | None = None) -> Transcript:
+        return Transcript(AudioWindows(self.processor, source, self.size), self.language_token(language))
 
     def language_token(self, language: str | None) -> str | None:
         """The token of a language, by its code or its name."""
@@ -290,17 +290,17 @@ class Listener:
         share = share / share.sum(-1, keepdim=True)
         return [sorted(zip(known, row, strict=True), key=lambda pair: -pair[1]) for row in share.tolist()]
 
-    def go_on(self, listened: Sequence[Listened]) -> None:
+    def transcribe_next(self, transcripts: Sequence[Transcript]) -> None:
         """One more window of each of these recordings."""
-        taken = [each.windows.take(each.place) for each in listened]
+        taken = [each.windows.take(each.place) for each in transcripts]
         memory, chances = self.start(torch.stack([window for window, _ in taken]))
         if self.settings.lang_to_id:
-            for each, languages in zip(listened, self.languages(chances), strict=True):
+            for each, languages in zip(transcripts, self.languages(chances), strict=True):
                 each.language = each.language or languages[0][0]
-        texts = self.texts(memory, chances, [each.language for each in listened])
-        for each, (_, real), tokens in zip(listened, taken, texts, strict=True):
+        texts = self.texts(memory, chances, [each.language for each in transcripts])
+        for each, (_, real), tokens in zip(transcripts, taken, texts, strict=True):
             begun = each.place * self.processor.hop_length / self.processor.sampling_rate
-            found, advance = cut(tokens, self.first, real, self.model.spec.embedding.hop)
+            found, advance = split_sentences(tokens, self.first, real, self.model.spec.embedding.hop)
             for start, end, part in found:
                 each.segments.append(Segment(begun + start * self.step, begun + end * self.step, part))
             each.place += advance
@@ -319,7 +319,7 @@ class Listener:
             out = generate(self.model, encoder_outputs=memory[left], **told)
             again = []
             for row, i in enumerate(left):
-                found[i], said[i] = self.written(out, row)
+                found[i], said[i] = self.new_tokens(out, row)
                 if self.looks_wrong(found[i], said[i]):
                     again.append(i)
             left = again
@@ -330,7 +330,7 @@ class Listener:
             found = [[] if silence[i] > SILENT and said[i] < UNSURE else each for i, each in enumerate(found)]
         return found
 
-    def written(self, out: Any, row: int) -> tuple[list[int], float]:
+    def new_tokens(self, out: Any, row: int) -> tuple[list[int], float]:
         """The new tokens of a text up to its end, and their mean log-probability, the end counted."""
         beams = getattr(out, "sequences_scores", None)
         new = out.sequences.shape[1] - self.prompt_length(out)
@@ -354,7 +354,9 @@ class Listener:
         return self.tokenizer.decode([t for t in tokens if t < self.first], skip_special_tokens=True)
 
 
-def cut(tokens: list[int], first: int, real: int, stride: int) -> tuple[list[tuple[int, int, list[int]]], int]:
+def split_sentences(
+    tokens: list[int], first: int, real: int, stride: int
+) -> tuple[list[tuple[int, int, list[int]]], int]:
     """The sentences of a window of `real` frames, with the numbers of the times at which each begins and ends, and how
     many frames later the next window begins: where the last whole sentence ended, `stride` frames a time."""
     time = [token >= first for token in tokens]

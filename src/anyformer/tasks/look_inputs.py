@@ -66,7 +66,7 @@ def scene(
     wanted = "input_ids"
     if model.spec.pair:
         wanted = "decoder_input_ids"
-        inputs[wanted] = written(model, read, inputs, target)
+        inputs[wanted] = target_ids(model, read, inputs, target)
     elif target is not None:
         raise ValueError("--target is for models with an encoder and a decoder; this one has one stack")
     beside = None
@@ -155,7 +155,7 @@ def inputs_of(model: TransformerModule, read: Processor, name: str, given: str) 
     if path.suffix.lower() not in kinds[name][1]:
         raise ValueError(f"{given} is not {wanted}, which this model reads")
     made = read(images=[path]) if name == "pixel_values" else read(audio=[path])
-    return placed(model, {key: value for key, value in made.items() if key in model.inputs})
+    return move_inputs(model, {key: value for key, value in made.items() if key in model.inputs})
 
 
 def text_inputs(model: TransformerModule, read: Processor, text: str) -> dict[str, Any]:
@@ -169,10 +169,10 @@ def text_inputs(model: TransformerModule, read: Processor, text: str) -> dict[st
         raise ValueError("the text has no tokens")
     if limit is not None and made["input_ids"].shape[1] > limit:
         raise ValueError(f"the text has {made['input_ids'].shape[1]:,} tokens, and this model takes at most {limit:,}")
-    return placed(model, {key: value for key, value in made.items() if key in model.inputs})
+    return move_inputs(model, {key: value for key, value in made.items() if key in model.inputs})
 
 
-def placed(model: TransformerModule, inputs: dict[str, Any]) -> dict[str, Any]:
+def move_inputs(model: TransformerModule, inputs: dict[str, Any]) -> dict[str, Any]:
     """On the model's device, and masks left out that hide nothing."""
     moved = {}
     for name, value in inputs.items():
@@ -181,7 +181,7 @@ def placed(model: TransformerModule, inputs: dict[str, Any]) -> dict[str, Any]:
     return moved
 
 
-def written(model: TransformerModule, read: Processor, inputs: dict[str, Any], target: str | None) -> Tensor:
+def target_ids(model: TransformerModule, read: Processor, inputs: dict[str, Any], target: str | None) -> Tensor:
     """(1, T): the start token and what follows it."""
     if target is None:
         return generate(model, **inputs, max_new_tokens=WRITTEN)[:, :-1]

@@ -1,16 +1,16 @@
-"""What every task shares: a model opened once with its tokenizer, inputs as people give them, batches.
+"""The base of every task: a model opened once with its tokenizer, the inputs by their fields, batches.
 
-A task is a function of a model, inputs, keywords of its own, and `How` it is run:
+A task is a function of a model, inputs, options of its own (`options.py`) and the `RunOptions` of every task:
 
-    def shout(model: Source, inputs: Inputs, *, loud: int = 1, truncate: Truncate = None, **how: Unpack[How]) -> Any:
-        asked = ask("shout", model, inputs, how)
+    def loudness(model: Source, inputs: Inputs, *, truncate: Truncate = None, **run_options: Unpack[RunOptions]) -> Any:
+        request = start_run("loudness", model, inputs, run_options)
 
         def finish(run: TaskRun, records: list[Record]) -> list[Any]:
-            return run.found(records, lambda said, record: float(said.logits.max()) * loud)
+            return run.map_outputs(records, lambda output, record: float(output.logits.max()))
 
-        return asked.answer(lambda row: asked.record(row["text"], truncate=truncate), finish)
+        return request.answer(lambda row: request.record(row["text"], truncate=truncate), finish)
 
-Every input has one result, in order: {"error": message} where it cannot be answered.
+Every input has one result, in order: {"error": message} if it fails.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FAILURES = (ValueError, FloatingPointError, OSError)  # what is wrong with one i
 AT_ONCE = 64  # batches of inputs that are prepared, and sorted by length, together
 
 
-class How(TypedDict, total=False):
+class RunOptions(TypedDict, total=False):
     """The keywords that every task takes."""
 
     batch: int  # inputs (or windows over long ones) at once
@@ -60,7 +60,7 @@ class How(TypedDict, total=False):
 
 
 @dataclasses.dataclass(frozen=True)
-class Reader:
+class TaskModel:
     """A model with its tokenizer, or what makes pictures ready for it, for as many tasks as it can do."""
 
     model: TransformerModule
@@ -74,7 +74,7 @@ class Reader:
             raise ValueError(f"batch is {self.batch}; it must be at least 1")
 
 
-Source = str | Path | TransformerModule | Reader
+Source = str | Path | TransformerModule | TaskModel
 Inputs = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 
 
@@ -85,26 +85,26 @@ def open_model(
     dtype: str | torch.dtype | None = None,
     offline: bool = False,
     **options: Any,
-) -> Reader:
+) -> TaskModel:
     """Of a folder, a hub id, or a model that came from one; `options` are a reader's batch and progress."""
-    if isinstance(model, Reader | TransformerModule):
+    if isinstance(model, TaskModel | TransformerModule):
         for name, value in (("device", device), ("dtype", dtype)):
             if value is not None:
                 raise ValueError(f"{name}={quote(value)}: the model is open already")
-    if isinstance(model, Reader):
+    if isinstance(model, TaskModel):
         return dataclasses.replace(model, **options)
     if isinstance(model, TransformerModule):
         if model.folder is None:
             raise ValueError("this model came from no folder, where its tokenizer would be; af.save and af.load it")
-        return _checked(Reader(model, **_beside(model.spec, model.folder), **options))
+        return _check_tokenizer(TaskModel(model, **_read_processors(model.spec, model.folder), **options))
     if not isinstance(model, str | Path):
         raise ValueError(f"a model is a folder, a hub id, or one that was loaded; got {type(model).__name__}")
     folder = hub.resolve(model, offline=offline)
-    beside = _beside(read_spec(folder), folder)
-    return _checked(Reader(load(folder, dtype=dtype or "auto", device=device or "cpu"), **beside, **options))
+    beside = _read_processors(read_spec(folder), folder)
+    return _check_tokenizer(TaskModel(load(folder, dtype=dtype or "auto", device=device or "cpu"), **beside, **options))
 
 
-def _beside(spec: Any, folder: Path) -> dict[str, Any]:
+def _read_processors(spec: Any, folder: Path) -> dict[str, Any]:
     """What reads for a model, from the files beside it."""
     read = [part.embedding for part in spec.readers]
     drawn_in = (folder / COMPANION).is_dir()
@@ -130,7 +130,7 @@ def _beside(spec: Any, folder: Path) -> dict[str, Any]:
     return {"tokenizer": tokenizer, "images": images}
 
 
-def _checked(reader: Reader) -> Reader:
+def _check_tokenizer(reader: TaskModel) -> TaskModel:
     if reader.tokenizer is not None:
         belong(reader.model, reader.tokenizer)
     return reader
@@ -176,7 +176,7 @@ class TaskRun:
     """A task that was asked for: who reads, and what."""
 
     task: str
-    reader: Reader
+    reader: TaskModel
     rows: list[Any]  # a Row for each input, or the error that says why there is none
     one: bool  # a single input, not a list of one
     lost: list[int] = dataclasses.field(default_factory=list)  # tokens, of each text that was cut
@@ -342,14 +342,14 @@ class TaskRun:
         """(which, batch on the model's device), the longest first: what does not fit is told at once."""
         yield from self.job.batches(Texts(), records)
 
-    def found(self, records: Sequence[Record], result: Callable[[Output, Record], Any]) -> list[Any]:
+    def map_outputs(self, records: Sequence[Record], result: Callable[[Output, Record], Any]) -> list[Any]:
         """result(what the model says, record) of every record: outputs without the batch, pads at their end."""
-        found: list[Any] = [None] * len(records)
+        results: list[Any] = [None] * len(records)
         for which, batch in self.batches(records):
             out = self.run(batch)
             for row, i in enumerate(which):
-                found[i] = result(Output({name: value[row] for name, value in out.items()}), records[i])
-        return found
+                results[i] = result(Output({name: value[row] for name, value in out.items()}), records[i])
+        return results
 
     def media_batches(
         self, media: Sequence[Tensor], name: str = "pixel_values", interpolate: bool = False
@@ -386,14 +386,14 @@ def file_of(row: Any) -> dict[str, str]:
     return {"file": row["file"]} if isinstance(row, dict) and "file" in row else {}
 
 
-def ask(task: str, model: Source, inputs: Inputs, how: How) -> TaskRun:
+def start_run(task: str, model: Source, inputs: Inputs, run_options: RunOptions) -> TaskRun:
     """Inputs are looked at before a model is read: a mistake in them is told at once."""
-    known = (*How.__annotations__, *TASKS[task].flags)
-    for name in how:
-        if name not in How.__annotations__:
+    known = (*RunOptions.__annotations__, *TASKS[task].flags)
+    for name in run_options:
+        if name not in RunOptions.__annotations__:
             raise ValueError(f"{task} takes no {quote(name)}; {nearest(name, known)}")
     rows, one = checked_rows(task, inputs)
-    reader = open_model(model, **how)
+    reader = open_model(model, **run_options)
     fields, reads = TASKS[task].fields, kinds_read(reader.model.spec)
     wanted = "pictures" if "image" in fields else "sound" if "audio" in fields else "text"
     if wanted not in reads:
@@ -441,11 +441,11 @@ def files_in(given: Any, field: str) -> list[Path] | None:
     return (picture_files if field == "image" else sound_files)(Path(given).expanduser())
 
 
-def labels_of(asked: TaskRun, number: int, given: Sequence[str] | None = None) -> list[str]:
+def labels_of(request: TaskRun, number: int, given: Sequence[str] | None = None) -> list[str]:
     """The names of a model's labels: those given, else its config's, else numbers; as many as it tells apart."""
     if isinstance(given, str):
         raise ValueError("labels is a list of names")
-    names = list(asked.model.spec.labels if given is None else given)
+    names = list(request.model.spec.labels if given is None else given)
     names = names or [f"LABEL_{i}" for i in range(number)]
     if len(names) != number:
         whose = "given" if given is not None else "in the config"

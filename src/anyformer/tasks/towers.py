@@ -17,31 +17,31 @@ from anyformer.tasks.options import Truncate
 from anyformer.tasks.task import Row, TaskRun
 
 
-def towers(asked: TaskRun) -> TwoTowerModule:
-    model = asked.model
+def towers(request: TaskRun) -> TwoTowerModule:
+    model = request.model
     if not isinstance(model, TwoTowerModule) or model.head is None:
-        raise ValueError(f"{asked.task} compares texts with pictures: it needs a model with two towers, such as CLIP")
+        raise ValueError(f"{request.task} compares texts with pictures: it needs a model with two towers, such as CLIP")
     return model
 
 
-def tower(asked: TaskRun, name: str) -> Any:
+def tower(request: TaskRun, name: str) -> Any:
     """What reads "text" or "image" and ends in a vector of its own; None where nothing does."""
-    model = getattr(asked.model, name) if isinstance(asked.model, TwoTowerModule) else asked.model
+    model = getattr(request.model, name) if isinstance(request.model, TwoTowerModule) else request.model
     head = model.head
     return model if isinstance(head, ProjectionModule) and head.name == f"{name}_embeds" else None
 
 
-def text_vectors(asked: TaskRun, *, raw: bool = False, truncate: Truncate = True) -> Any:
+def text_vectors(request: TaskRun, *, raw: bool = False, truncate: Truncate = True) -> Any:
     """(D,) in fp32 on the CPU, of length 1 unless `raw`, of every text that is asked about."""
-    model, end = tower(asked, "text"), asked.tokenizer.eos_token_id
+    model, end = tower(request, "text"), request.tokenizer.eos_token_id
 
     def prepare(row: Row) -> Record:
-        ids = ended(joined(asked.tokenizer, row["text"])["input_ids"], end, None)
-        length = asked.cut_length(truncate)
+        ids = ended(joined(request.tokenizer, row["text"])["input_ids"], end, None)
+        length = request.cut_length(truncate)
         if length is not None and len(ids) > length:
-            asked.lost.append(len(ids) - length)
+            request.lost.append(len(ids) - length)
             ids = ended(ids, end, length)
-        asked.fits(len(ids))
+        request.fits(len(ids))
         return {"input_ids": ids}
 
     @torch.inference_mode()
@@ -54,12 +54,12 @@ def text_vectors(asked: TaskRun, *, raw: bool = False, truncate: Truncate = True
                 found[i] = vector if raw else F.normalize(vector, dim=-1)
         return found
 
-    return asked.answer(prepare, finish)
+    return request.answer(prepare, finish)
 
 
-def image_vectors(asked: TaskRun, *, raw: bool = False, interpolate: bool = False) -> Any:
+def image_vectors(request: TaskRun, *, raw: bool = False, interpolate: bool = False) -> Any:
     """The same of the pictures that are asked about."""
-    model = tower(asked, "image")
+    model = tower(request, "image")
 
     @torch.inference_mode()
     def finish(run: TaskRun, pictures: list[Tensor]) -> list[Any]:
@@ -70,4 +70,4 @@ def image_vectors(asked: TaskRun, *, raw: bool = False, interpolate: bool = Fals
                 found[i] = vector if raw else F.normalize(vector, dim=-1)
         return found
 
-    return asked.answer(asked.pixels, finish, at_once=asked.reader.batch)
+    return request.answer(request.pixels, finish, at_once=request.reader.batch)

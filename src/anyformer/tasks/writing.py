@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from anyformer.evaluate.predict import written
+from anyformer.evaluate.predict import generate_texts
 from anyformer.generation import check_writer
 from anyformer.generation.defaults import settings_for
 from anyformer.generation.options import ONLY_BEAMS
@@ -13,16 +13,16 @@ from anyformer.objectives.objective import Record
 from anyformer.tasks.task import TaskRun, Texts
 
 
-def check_pair(asked: TaskRun) -> None:
+def check_pair(request: TaskRun) -> None:
     """ValueError where a model is no encoder-decoder with a head that writes."""
-    check_writer(asked.model)
-    if not asked.model.spec.pair:
-        raise ValueError(f"{asked.task} needs an encoder-decoder; this decoder can be asked with few-shot")
+    check_writer(request.model)
+    if not request.model.spec.pair:
+        raise ValueError(f"{request.task} needs an encoder-decoder; this decoder can be asked with few-shot")
 
 
-def stored(asked: TaskRun, name: str) -> dict[str, Any]:
+def task_params(request: TaskRun, name: str) -> dict[str, Any]:
     """What a model's config says about one of its tasks: the prefix of its texts, options of generation (T5's does)."""
-    tasks = asked.model.spec.source.get("task_specific_params") or {}
+    tasks = request.model.spec.source.get("task_specific_params") or {}
     return dict(tasks.get(name) or {})
 
 
@@ -34,10 +34,10 @@ def options_of(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     return {**{name: value for name, value in usual.items() if name not in left_out}, **given}
 
 
-def check_settings(asked: TaskRun, options: Mapping[str, Any]) -> None:
+def check_settings(request: TaskRun, options: Mapping[str, Any]) -> None:
     """ValueError where an option is wrong for any text: before the first is read."""
-    settings_for(asked.model, dict(options)).check(2**31)
+    settings_for(request.model, dict(options)).check(2**31)
 
 
-def write(asked: TaskRun, records: list[Record], options: Mapping[str, Any]) -> list[str]:
-    return written(Texts(), asked.job, records, **options)
+def write(request: TaskRun, records: list[Record], options: Mapping[str, Any]) -> list[str]:
+    return generate_texts(Texts(), request.job, records, **options)

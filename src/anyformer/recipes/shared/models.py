@@ -38,7 +38,7 @@ def class_for_labels(spec: Model, ending: str) -> str | None:
     return next((each for each in classes if each.endswith(ending)), None)
 
 
-def labelled(name: str, labels: tuple[str, ...], ending: str = CLASSIFIER) -> Model | Pretrained:
+def with_labels(name: str, labels: tuple[str, ...], ending: str = CLASSIFIER) -> Model | Pretrained:
     """The model of this name with its family's head for labels, that of the published class with this `ending`. A text
     model of no family gets a head of ours."""
     like = model_of(name)

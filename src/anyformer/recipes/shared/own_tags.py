@@ -10,8 +10,8 @@ from anyformer.data import Columns, JSONLines, Source
 from anyformer.data.source import detect_encoding, find, lines, plain_suffix
 from anyformer.objectives.tag import Tag, listed
 from anyformer.recipes.shared.encoder import small_bert, vocabulary
-from anyformer.recipes.shared.models import labelled, with_vocabulary
-from anyformer.recipes.shared.own_text import MOST_LABELS, Tell, held_out, name_of, shown_skipped
+from anyformer.recipes.shared.models import with_labels, with_vocabulary
+from anyformer.recipes.shared.own_text import MOST_LABELS, Notify, held_out, name_of, skipped_reasons
 from anyformer.specs.part import nearest
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Run
@@ -32,7 +32,7 @@ def from_tags(
     model: str | None = None,
     *,
     encoding: str | None = None,
-    tell: Tell = lambda line: None,
+    tell: Notify = lambda line: None,
 ) -> Run:
     """A tagger for sentences whose words are labelled. `words` and `tags` name the columns of JSON lines, or number
     those of other files from 1. One sentence in ten is held out. `tell` gets a line about how the file is read."""
@@ -52,8 +52,8 @@ def from_tags(
             count, num_words = count + 1, num_words + len(own)
             labels.update(named)
     if not count:
-        raise ValueError(f"{path}: no sentence can be used; {shown_skipped(skipped)}")
-    after = f" ({shown_skipped(skipped)})" if skipped else ""
+        raise ValueError(f"{path}: no sentence can be used; {skipped_reasons(skipped)}")
+    after = f" ({skipped_reasons(skipped)})" if skipped else ""
     if not 2 <= len(labels) <= MOST_LABELS:
         number = "a single tag" if len(labels) < 2 else f"more than {MOST_LABELS} tags"
         raise ValueError(f"{path}: {number}, such as {min(labels)!r}{after}; --label COLUMN says where the tags are")
@@ -61,7 +61,7 @@ def from_tags(
     more = f"; encoding {source.encoding} (--encoding sets another)" if source.encoding != "utf-8" else ""
     where = ", ".join(f"{name} in {column}" for name, column in columns_of(source).items())
     tell(f"{path}: {count:,} sentences, {num_words:,} words, {len(ordered)} tags; {where}{more}")
-    return tagging(source, name_of(path), ordered, count, model)
+    return tag_run(source, name_of(path), ordered, count, model)
 
 
 def sentences_in(path: str, words: str | None, tags: str | None, encoding: str | None) -> Columns | JSONLines:
@@ -119,7 +119,7 @@ def columns_of(source: Columns | JSONLines) -> dict[str, str]:
     return {name: f"column {own!r}" for name, own in source.columns.items()}
 
 
-def tagging(source: Source, name: str, labels: tuple[str, ...], count: int, model: str | None) -> Run:
+def tag_run(source: Source, name: str, labels: tuple[str, ...], count: int, model: str | None) -> Run:
     size, length = 2000, 256
     steps = min(max(10 * count // 16, 100), 5000)  # ten times through the sentences, within reason
     every = max(steps // 4, 1)
@@ -136,5 +136,5 @@ def tagging(source: Source, name: str, labels: tuple[str, ...], count: int, mode
     )  # fmt: skip
     if model is None:
         return run
-    given, made = with_vocabulary(model, labelled(model, labels, TAGGER), vocabulary(size))
+    given, made = with_vocabulary(model, with_labels(model, labels, TAGGER), vocabulary(size))
     return run.replace(model=given, vocabulary=made, optimizer=AdamW(lr=5e-5 if made is None else 5e-4))

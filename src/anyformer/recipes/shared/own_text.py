@@ -19,14 +19,14 @@ from anyformer.objectives.objective import Objective
 from anyformer.objectives.permuted import Permuted
 from anyformer.recipes import dialogue, quickstart
 from anyformer.recipes.shared.encoder import small_bert, vocabulary
-from anyformer.recipes.shared.models import CLASSIFIER, labelled, with_vocabulary
+from anyformer.recipes.shared.models import CLASSIFIER, with_labels, with_vocabulary
 from anyformer.specs.part import nearest, walk
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, description_of, model_of
 
 MOST_LABELS = 200
 TEXTS = ("text", "sentence", "content", "review", "document", "body")  # what a column of texts is usually called
-Tell = Callable[[str], object]
+Notify = Callable[[str], object]
 
 
 def from_text(path: str, model: str | None = None) -> Run:
@@ -35,7 +35,7 @@ def from_text(path: str, model: str | None = None) -> Run:
     files = source.files()
     data = Data(train=source.replace(stop=0.9), valid=source.replace(start=0.9))
     start = files[0].open(encoding="utf-8", errors="replace").read(400) if files[0].suffix != ".gz" else ""
-    return writing(data, name_of(path), sum(file.stat().st_size for file in files), model, " ".join(start.split()[:4]))
+    return text_run(data, name_of(path), sum(file.stat().st_size for file in files), model, " ".join(start.split()[:4]))
 
 
 def from_table(
@@ -47,7 +47,7 @@ def from_table(
     delimiter: str | None = None,
     encoding: str | None = None,
     jsonl: bool = False,
-    tell: Tell = lambda line: None,
+    tell: Notify = lambda line: None,
 ) -> Run:
     """A classifier for the rows of a CSV, TSV or JSON lines, or without a label a model that writes such texts. One row
     in ten is held out. `tell` gets a line about how the file is read."""
@@ -65,11 +65,11 @@ def from_table(
     if first is None:
         raise ValueError(f"{path}: no row that could be read ({problem})")
     if label is None and not columns and "messages" in first:
-        return conversing(source, path, model)
+        return chat_run(source, path, model)
     texts = text_columns(path, list(known), label, columns)
     named = {"text": texts[0], **({"pair": texts[1]} if len(texts) > 1 else {}), **({"label": label} if label else {})}
     source = source.replace(columns=named, required=("text", *(("label",) if label else ())))
-    count, size, values, skipped = 0, 0, Values(), Counter[str]()
+    count, size, values, skipped = 0, 0, LabelColumn(), Counter[str]()
     for row in source.rows(()):
         if row.example is None:
             skipped[row.problem] += 1
@@ -78,13 +78,13 @@ def from_table(
         if label is not None:
             values.add(row.example["label"])
     if not count:
-        raise ValueError(f"{path}: no row can be used; {shown_skipped(skipped)}")
+        raise ValueError(f"{path}: no row can be used; {skipped_reasons(skipped)}")
     labels = labels_of(path, label, values, skipped) if label is not None else ()
-    tell(f"{path}: {count:,} rows; {reading(source, named, labels)}")
+    tell(f"{path}: {count:,} rows; {describe_columns(source, named, labels)}")
     data = held_out(source, "label" if labels else None)
     if label is None:
-        return writing(data, name_of(path), size, model, "")
-    return classifying(data, name_of(path), labels, len(texts) > 1, count, model)
+        return text_run(data, name_of(path), size, model, "")
+    return classifier_run(data, name_of(path), labels, len(texts) > 1, count, model)
 
 
 def held_out(source: Source, stratify: str | None = None) -> Data:
@@ -111,7 +111,7 @@ def text_columns(path: str, known: list[str], label: str | None, columns: Sequen
     return found
 
 
-def reading(source: Source, named: Mapping[str, str], labels: Sequence[str]) -> str:
+def describe_columns(source: Source, named: Mapping[str, str], labels: Sequence[str]) -> str:
     """How a table is read: its columns, and what was found out about the file."""
     parts = [f"{name}: column {own!r}" for name, own in named.items()]
     if "label" in named:
@@ -123,7 +123,7 @@ def reading(source: Source, named: Mapping[str, str], labels: Sequence[str]) -> 
     return "; ".join(parts)
 
 
-class Values:
+class LabelColumn:
     """What stands in a column of labels."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class Values:
     def add(self, value: Any) -> None:
         name = str(value).strip()
         self.total += 1
-        if number(name):
+        if is_number(name):
             self.numbers += 1
             self.fractions |= not float(name).is_integer()
         if len(self.names) <= MOST_LABELS:
@@ -144,13 +144,13 @@ class Values:
         return len(self.names) > MOST_LABELS
 
 
-def labels_of(path: str, column: str, values: Values, skipped: Mapping[str, int]) -> tuple[str, ...]:
+def labels_of(path: str, column: str, values: LabelColumn, skipped: Mapping[str, int]) -> tuple[str, ...]:
     """The labels of a column in the order of their names; none where it has numbers that are not classes. Of those, one
     value in ten may be something else ("n/a"); such rows are skipped later on."""
     if (values.many or values.fractions) and values.numbers >= 0.9 * values.total:
         return ()
     found = sorted(values.names)
-    after = f" ({shown_skipped(skipped)})" if skipped else ""
+    after = f" ({skipped_reasons(skipped)})" if skipped else ""
     if values.many:
         raise ValueError(f"{path}: column {column!r} has more than {MOST_LABELS} values, too many for labels{after}")
     if len(found) < 2:
@@ -158,10 +158,10 @@ def labels_of(path: str, column: str, values: Values, skipped: Mapping[str, int]
             f"{path}: column {column!r} has a single value, {found[0]!r}, in all {values.total:,} rows{after};"
             " a classifier needs two or more"
         )
-    return tuple(sorted(found, key=float) if all(map(number, found)) else found)
+    return tuple(sorted(found, key=float) if all(map(is_number, found)) else found)
 
 
-def shown_skipped(skipped: Mapping[str, int]) -> str:
+def skipped_reasons(skipped: Mapping[str, int]) -> str:
     """The rows that were skipped, by reason, the commonest first."""
     reasons = sorted(skipped.items(), key=lambda item: -item[1])
     shown = ", ".join(f"{count:,} because {why}" for why, count in reasons[:3])
@@ -169,7 +169,7 @@ def shown_skipped(skipped: Mapping[str, int]) -> str:
     return f"{sum(skipped.values()):,} rows skipped: {shown}{more}" if skipped else "it has none"
 
 
-def number(text: str) -> bool:
+def is_number(text: str) -> bool:
     try:
         return math.isfinite(float(text))
     except ValueError:
@@ -179,13 +179,13 @@ def number(text: str) -> bool:
 # -- the runs ---------------------------------------------------------------------------------------------------------
 
 
-def writing(data: Data, name: str, size: int, model: str | None, sample: str) -> Run:
+def text_run(data: Data, name: str, size: int, model: str | None, sample: str) -> Run:
     """For so many bytes of text."""
     small = size < 2**20
     watch = Evaluate(every=50 if small else 100, patience=3)  # a small text is soon learnt by heart
     length, tokens = 128, 512 if small else 4096
     width, depth = (128, 4) if small else (256, 6)
-    run = quickstart.described(
+    run = quickstart.language_run(
         data.train, 10, vocabulary=tokens, width=width, depth=depth, heads=4, length=length, batch=16, lr=6e-3
     ).replace(name=name, data=data, steps=400 if small else 2000, evaluate=watch.replace(sample=sample or None))
     if model is None:
@@ -204,7 +204,7 @@ def writing(data: Data, name: str, size: int, model: str | None, sample: str) ->
     return run.replace(**changed, evaluate=watch.replace(sample=sample or None if limit.writes else None))
 
 
-def conversing(source: Source, path: str, model: str | None) -> Run:
+def chat_run(source: Source, path: str, model: str | None) -> Run:
     """For conversations in a column of messages."""
     given = None if model is None else model_of(model)
     if not isinstance(given, Pretrained):
@@ -218,7 +218,7 @@ def conversing(source: Source, path: str, model: str | None) -> Run:
     )
 
 
-def classifying(data: Data, name: str, labels: tuple[str, ...], pair: bool, rows: int, model: str | None) -> Run:
+def classifier_run(data: Data, name: str, labels: tuple[str, ...], pair: bool, rows: int, model: str | None) -> Run:
     size, length = 2000, 256
     scratch = small_bert(
         f"Bert{CLASSIFIER}",
@@ -245,7 +245,7 @@ def classifying(data: Data, name: str, labels: tuple[str, ...], pair: bool, rows
     )
     if model is None:
         return run
-    given, made = with_vocabulary(model, labelled(model, labels or ("value",)), vocabulary(size))
+    given, made = with_vocabulary(model, with_labels(model, labels or ("value",)), vocabulary(size))
     longest = position_limit(description_of(given))
     objective = Classify(labels=labels, pair=pair, length=longest if made is None else min(longest or length, length))
     lr = 5e-5 if made is None else 5e-4

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Unpack
 import torch
 from torch import Tensor
 
-from anyformer.evaluate.predict import ends
+from anyformer.evaluate.predict import span_scores
 from anyformer.objectives.answer import Answer, best_spans
-from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, ask
+from anyformer.tasks.task import Inputs, Row, RunOptions, Source, TaskRun, start_run
 
 LENGTH = 384  # tokens of a window, as models of this kind are trained
 
@@ -26,7 +26,7 @@ def answer(
         float | None,
         "give no answer if its score is above the best answer's by more than this (default: always answer)",
     ] = None,
-    **how: Unpack[How],
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     """[{"answer", "score", "start", "end", "no_answer"}, ...] of {"question", "context"}, likeliest first.
 
@@ -41,8 +41,8 @@ def answer(
     for name, value in (("top_k", top_k), ("max_answer_tokens", max_answer_tokens)):
         if value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
-    asked = ask("answer", model, inputs, how)
-    limit = asked.limit
+    request = start_run("answer", model, inputs, run_options)
+    limit = request.limit
     length = length or min(LENGTH, limit or LENGTH)
     if limit is not None and length > limit:
         raise ValueError(f"length is {length}, and this model takes at most {limit} tokens")
@@ -50,22 +50,22 @@ def answer(
     if not 0 <= stride < length - 1:
         raise ValueError(f"stride is {stride}, and a window has {length} tokens")
     objective = Answer(length=length, stride=stride, question_length=length - stride - 1)
-    objective.module(asked.model)  # a head that cannot be asked this is told here
+    objective.module(request.model)  # a head that cannot be asked this is told here
 
     def prepare(row: Row) -> list[Any]:
-        return objective.windows(row["question"], row["context"], asked.tokenizer)
+        return objective.windows(row["question"], row["context"], request.tokenizer)
 
     def finish(run: TaskRun, windows: list[list[Any]]) -> list[Any]:
         with torch.inference_mode():
             records = [objective.record(window, None) for own in windows for window in own]
-            scores = iter(ends(objective, run.job, records))
+            scores = iter(span_scores(objective, run.job, records))
         results = []
         for row, own in zip(run.rows, windows, strict=True):
             ranked, none = candidates(own, [next(scores) for _ in own], max_answer_tokens)
             results.append(result_of(row["context"], ranked, none, top_k, threshold))
         return results
 
-    return asked.answer(prepare, finish)
+    return request.answer(prepare, finish)
 
 
 def candidates(windows: list[Any], scores: list[Tensor], most: int) -> tuple[list[tuple[float, int, int]], float]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Unpack
 
 from anyformer.tasks.describe_media import ASKED, check_template, write_about
 from anyformer.tasks.options import Beams, MaxAnswerTokens
-from anyformer.tasks.task import How, Source, ask
+from anyformer.tasks.task import RunOptions, Source, start_run
 
 WANTED = ASKED.replace("{question}", "Describe the picture in one sentence.")
 
@@ -18,7 +18,7 @@ def caption(
     template: Annotated[str, "prompt, with {image} for the picture (default: LLaVA's)"] = WANTED,
     num_beams: Beams = None,
     max_new_tokens: MaxAnswerTokens = 64,
-    **how: Unpack[How],
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     """What is in a picture; `template` is what is read before it is said, with {image} for the picture. Of a folder,
     [{"file", "text"}, ...].
@@ -27,5 +27,5 @@ def caption(
     'A grey cat on a chair.'
     """
     check_template(template, "{image}")
-    asked = ask("caption", model, inputs, how)
-    return write_about(asked, "image", template, {"max_new_tokens": max_new_tokens, "num_beams": num_beams})
+    request = start_run("caption", model, inputs, run_options)
+    return write_about(request, "image", template, {"max_new_tokens": max_new_tokens, "num_beams": num_beams})

@@ -11,7 +11,7 @@ from anyformer.parts.head.classify import ClassifyModule
 from anyformer.parts.head.image import DistilledModule
 from anyformer.tasks.each.classify import scores_of
 from anyformer.tasks.options import Interpolate, Labels, TopLabels
-from anyformer.tasks.task import How, Source, TaskRun, ask, file_of, labels_of
+from anyformer.tasks.task import RunOptions, Source, TaskRun, file_of, labels_of, start_run
 
 
 def classify_image(
@@ -21,7 +21,7 @@ def classify_image(
     top_k: TopLabels = 1,
     labels: Labels = None,
     interpolate: Interpolate = False,
-    **how: Unpack[How],
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     """[{"label", "score"}, ...], likeliest first: `top_k` of them, and all with 0. Of a folder, those of each picture
     in it, with its "file".
@@ -31,10 +31,10 @@ def classify_image(
     """
     if top_k < 0:
         raise ValueError(f"top_k is {top_k}; it must be at least 0, which is all")
-    asked = ask("classify-image", model, inputs, how)
-    taught = isinstance(asked.model.head, DistilledModule)
-    head = asked.model.head if taught else head_of(asked.model, ClassifyModule, "classification")
-    names = labels_of(asked, asked.model.spec.head.num_labels, labels)
+    request = start_run("classify-image", model, inputs, run_options)
+    taught = isinstance(request.model.head, DistilledModule)
+    head = request.model.head if taught else head_of(request.model, ClassifyModule, "classification")
+    names = labels_of(request, request.model.spec.head.num_labels, labels)
     problem = getattr(head, "problem", None)
 
     def finish(run: TaskRun, pictures: list[Tensor]) -> list[Any]:
@@ -45,4 +45,4 @@ def classify_image(
                 found[i] = [{**file_of(run.rows[i]), **each} for each in best]
         return found
 
-    return asked.answer(asked.pixels, finish, at_once=asked.reader.batch)
+    return request.answer(request.pixels, finish, at_once=request.reader.batch)

@@ -17,12 +17,12 @@ from anyformer.objectives.objective import shown_head
 from anyformer.parts.diffusion import NoiseHead
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
-from anyformer.tasks.image_tokens import by_tokens, can_write, companion
-from anyformer.tasks.task import How, Inputs, Reader, Source, TaskRun, checked_rows, open_model
+from anyformer.tasks.image_tokens import can_write, companion, draw_by_tokens
+from anyformer.tasks.task import Inputs, RunOptions, Source, TaskModel, TaskRun, checked_rows, open_model
 
 
 @dataclasses.dataclass(frozen=True)
-class Wish:
+class DrawOptions:
     """What is asked of a painter; None is its own choice, and what does not concern it is refused."""
 
     texts: list[str]
@@ -33,7 +33,7 @@ class Wish:
     temperature: float | None = None
     top_k: int | None = None
 
-    def without(self, *names: str) -> None:
+    def refuse(self, *names: str) -> None:
         """ValueError where one of these was asked for."""
         for name in names:
             if getattr(self, name) is not None:
@@ -54,7 +54,7 @@ def draw(
     eta: Annotated[float | None, "share of new noise at each step: 0 is DDIM, 1 is DDPM (default: 0)"] = None,
     temperature: Annotated[float | None, "sampling temperature of a model that draws token by token"] = None,
     top_k: Annotated[int | None, "such a model samples from the N most likely tokens"] = None,
-    **how: Unpack[How],
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     """{"text", "count", "file"} of each text, whose pictures are a row of that file; with out=None {"text",
     "pictures"}, (count, H, W, C) bytes. The same seed gives the same pictures.
@@ -66,7 +66,7 @@ def draw(
         raise ValueError(f"count is {count}; it must be at least 1")
     if out is not None and not Path(out).expanduser().parent.is_dir():
         raise ValueError(f"{out}: no such folder")
-    reader = open_model(model, **how)
+    reader = open_model(model, **run_options)
     painter = next((paint for can, paint in PAINTERS if can(reader.model)), None)
     if painter is None:
         kinds = "a DiT, or a decoder with an autoencoder in its folder"
@@ -74,7 +74,7 @@ def draw(
     seeds = [seed + i for i in range(count)]
 
     def finish(run: TaskRun, texts: list[str]) -> list[Any]:
-        pictures = painter(run.reader, Wish(texts, seeds, steps, guidance, eta, temperature, top_k))
+        pictures = painter(run.reader, DrawOptions(texts, seeds, steps, guidance, eta, temperature, top_k))
         return [{"text": text, "pictures": own} for text, own in zip(texts, pictures, strict=True)]
 
     found = TaskRun("draw", reader, rows, one).answer(lambda row: row["text"], finish)
@@ -106,7 +106,7 @@ def label_number(labels: tuple[str, ...], number: int, text: str) -> int:
     return by_name[text.strip().casefold()]
 
 
-def squeezing(model: TransformerModule) -> AutoencoderModule | None:
+def latent_autoencoder(model: TransformerModule) -> AutoencoderModule | None:
     """The autoencoder whose latent space a model draws in; None where it draws pixels."""
     spec: Any = model.spec
     vae, draws = companion(model), (spec.embedding.channels, *spec.embedding.image_size)
@@ -116,19 +116,19 @@ def squeezing(model: TransformerModule) -> AutoencoderModule | None:
     return vae
 
 
-def out_of_noise(reader: Reader, wish: Wish) -> list[np.ndarray]:
+def draw_by_diffusion(reader: TaskModel, options: DrawOptions) -> list[np.ndarray]:
     """A picture of a label, by diffusion of pixels or of an autoencoder's numbers."""
-    wish.without("temperature", "top_k")
+    options.refuse("temperature", "top_k")
     spec: Any = reader.model.spec
     number = spec.embedding.condition.num_labels
     if number is None:
         raise ValueError("this model draws what a text's encoder read, and knows no labels; use denoise from Python")
     assert reader.images is not None
-    vae = squeezing(reader.model)
-    labels = torch.tensor([label_number(spec.labels, number, text) for text in wish.texts for _ in wish.seeds])
-    seeds = [seed for _ in wish.texts for seed in wish.seeds]
-    steps = min(50, spec.head.schedule.steps) if wish.steps is None else wish.steps
-    guidance = 4.0 if wish.guidance is None else wish.guidance
+    vae = latent_autoencoder(reader.model)
+    labels = torch.tensor([label_number(spec.labels, number, text) for text in options.texts for _ in options.seeds])
+    seeds = [seed for _ in options.texts for seed in options.seeds]
+    steps = min(50, spec.head.schedule.steps) if options.steps is None else options.steps
+    guidance = 4.0 if options.guidance is None else options.guidance
     found = []
     for start in range(0, len(seeds), reader.batch):
         part = labels[start : start + reader.batch]
@@ -139,17 +139,19 @@ def out_of_noise(reader: Reader, wish: Wish) -> list[np.ndarray]:
             seeds=seeds[start : start + reader.batch],
             steps=steps,
             guidance=guidance,
-            eta=wish.eta or 0.0,
+            eta=options.eta or 0.0,
             clip=widest(reader.images) if vae is None else None,
         )
         with torch.no_grad():
             found.append(drawn(made if vae is None else vae.picture(made), reader.images))
         reader.progress(min(start + reader.batch, len(seeds)), len(seeds))
-    return np.split(np.concatenate(found), len(wish.texts))
+    return np.split(np.concatenate(found), len(options.texts))
 
 
 # what a model must be, and what draws with it: (count, H, W, C) bytes of each text
-PAINTERS: tuple[tuple[Callable[[TransformerModule], bool], Callable[[Reader, Wish], list[np.ndarray]]], ...] = (
-    (can_denoise, out_of_noise),
-    (can_write, by_tokens),
+PAINTERS: tuple[
+    tuple[Callable[[TransformerModule], bool], Callable[[TaskModel, DrawOptions], list[np.ndarray]]], ...
+] = (
+    (can_denoise, draw_by_diffusion),
+    (can_write, draw_by_tokens),
 )

@@ -14,7 +14,7 @@ from anyformer.objectives.objective import Record
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.tasks.options import Examples
-from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, ask
+from anyformer.tasks.task import Inputs, Row, RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.writing import check_settings, write
 
 
@@ -43,7 +43,7 @@ def few_shot(
         Sequence[str] | None, "end the answer before this text; can be repeated (default: the end of the line)"
     ] = None,
     max_new_tokens: Annotated[int | None, "longest answer, in tokens (default: 32)"] = None,
-    **how: Unpack[How],
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     r"""{"answer"}, and "right" where the input tells its answer; a list of them also has an `accuracy`.
 
@@ -59,39 +59,39 @@ def few_shot(
     >>> found.accuracy  # doctest: +SKIP
     1.0
     """
-    shown = chosen(examples, shots)
+    shown = select_examples(examples, shots)
     template, instruction, separator = (text.replace("\\n", "\n") for text in (template, instruction, separator))
     before, _, after = template.partition("{answer}")
     if "{text}" not in before or after or "{answer}" not in template:
         raise ValueError(f"template {quote(template)}: it must have {{text}}, and {{answer}} at its end")
-    asked = ask("few-shot", model, inputs, how)
-    check_writer(asked.model)
+    request = start_run("few-shot", model, inputs, run_options)
+    check_writer(request.model)
     start = [instruction] if instruction else []
     start += [before.replace("{text}", example["text"]) + example["answer"] for example in shown]
 
     def prompt(row: Row) -> str:
         return separator.join([*start, before.replace("{text}", row["text"])])
 
-    chooses = choices is not None or any("choices" in row for row in asked.rows if isinstance(row, dict))
+    chooses = choices is not None or any("choices" in row for row in request.rows if isinstance(row, dict))
     for name, value in (("stop", stop), ("max_new_tokens", max_new_tokens)):
         if value is not None and chooses:
             raise ValueError(f"{name}={quote(value)}: nothing is written where there are choices")
     room, stops = 32 if max_new_tokens is None else max_new_tokens, ["\n"] if stop is None else list(stop)
     options = {"max_new_tokens": room, "stop_strings": stops or None}
     if not chooses:
-        check_settings(asked, options)
+        check_settings(request, options)
 
     def prepare(row: Row) -> Any:
         own = choices_of(row, choices)
         if not chooses:
-            return written_record(asked, prompt(row), room)
+            return written_record(request, prompt(row), room)
         if own is None:
             raise ValueError("it has no choices, and other inputs have")
-        return choice_pairs(asked, prompt(row), own)
+        return choice_pairs(request, prompt(row), own)
 
     def finish(run: TaskRun, prepared: list[Any]) -> list[dict[str, Any]]:
         if chooses:
-            results = picked(run, prepared, per_token)
+            results = choose(run, prepared, per_token)
         else:
             results = [{"answer": text} for text in write(run, prepared, options)]
         for row, result in zip(run.rows, results, strict=True):
@@ -99,25 +99,25 @@ def few_shot(
                 result["right"] = result["answer"].strip() == row["answer"].strip()
         return results
 
-    found = asked.answer(prepare, finish)
-    return found if asked.one else Answers(found)
+    found = request.answer(prepare, finish)
+    return found if request.one else Answers(found)
 
 
-def choice_pairs(asked: TaskRun, prompt: str, choices: list[str]) -> dict[str, Pair]:
+def choice_pairs(request: TaskRun, prompt: str, choices: list[str]) -> dict[str, Pair]:
     """The token ids of the prompt, and of each choice after it."""
-    two = asked.model.spec.pair
+    two = request.model.spec.pair
     pairs: dict[str, Pair] = {}
     for choice in choices:
-        first, rest = encode_pair(asked.tokenizer, prompt, choice, two)
-        fits(asked, max(len(first), len(rest)) if two else len(first) + len(rest) - 1)
+        first, rest = encode_pair(request.tokenizer, prompt, choice, two)
+        check_length(request, max(len(first), len(rest)) if two else len(first) + len(rest) - 1)
         pairs[choice] = (first, rest)
     return pairs
 
 
-def picked(asked: TaskRun, choices: list[dict[str, Pair]], per_token: bool) -> list[dict[str, Any]]:
+def choose(request: TaskRun, choices: list[dict[str, Pair]], per_token: bool) -> list[dict[str, Any]]:
     """The likeliest choice of each prompt."""
     pairs = [pair for own in choices for pair in own.values()]
-    found = likelihoods(asked.model, pairs, size=asked.reader.batch, progress=asked.reader.progress)
+    found = likelihoods(request.model, pairs, size=request.reader.batch, progress=request.reader.progress)
     scores = iter(
         one.log_probability / (len(rest) if per_token else 1) for one, (_, rest) in zip(found, pairs, strict=True)
     )
@@ -129,23 +129,23 @@ def picked(asked: TaskRun, choices: list[dict[str, Pair]], per_token: bool) -> l
     return results
 
 
-def written_record(asked: TaskRun, prompt: str, room: int) -> Record:
+def written_record(request: TaskRun, prompt: str, room: int) -> Record:
     """The token ids of a prompt; spaces at its end are the answer's to write."""
-    ids = asked.tokenizer.encode(prompt.rstrip(" ") or prompt)
-    fits(asked, len(ids) if asked.model.spec.pair else len(ids) + room)
+    ids = request.tokenizer.encode(prompt.rstrip(" ") or prompt)
+    check_length(request, len(ids) if request.model.spec.pair else len(ids) + room)
     return {"input_ids": array(ids)}
 
 
-def fits(asked: TaskRun, size: int) -> None:
-    if asked.limit is not None and size > asked.limit:
+def check_length(request: TaskRun, size: int) -> None:
+    if request.limit is not None and size > request.limit:
         size_of = f"the prompt and its answer have {size:,} tokens"
-        raise ValueError(f"{size_of}, and this model takes at most {asked.limit:,}; give fewer examples (shots)")
+        raise ValueError(f"{size_of}, and this model takes at most {request.limit:,}; give fewer examples (shots)")
 
 
 # -- what is asked ----------------------------------------------------------------------------------------------------
 
 
-def chosen(examples: Examples | None, shots: int | None) -> list[Row]:
+def select_examples(examples: Examples | None, shots: int | None) -> list[Row]:
     """The first so many examples."""
     if isinstance(examples, str | Path):
         examples = list(read(Path(examples).expanduser()))

@@ -12,7 +12,7 @@ from torch import Tensor
 from anyformer.objectives.objective import Record, language_head
 from anyformer.specs.messages import quote
 from anyformer.tasks.options import Truncate
-from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, ask
+from anyformer.tasks.task import Inputs, Row, RunOptions, Source, TaskRun, start_run
 
 
 def fill_mask(
@@ -22,7 +22,7 @@ def fill_mask(
     top_k: Annotated[int, "number of words, most likely first"] = 5,
     targets: Annotated[Sequence[str] | None, "choose only from this word; can be repeated"] = None,
     truncate: Truncate = None,
-    **how: Unpack[How],
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     """[{"score", "token", "token_str", "sequence"}, ...], likeliest first; where a text has several masks, such a list
     for each of them. `targets` are the only words that may stand there, each one token of the vocabulary.
@@ -32,20 +32,20 @@ def fill_mask(
     """
     if top_k < 1:
         raise ValueError(f"top_k is {top_k}; it must be at least 1")
-    asked = ask("fill-mask", model, inputs, how)
-    if language_head(asked.model).part.shift:
+    request = start_run("fill-mask", model, inputs, run_options)
+    if language_head(request.model).part.shift:
         raise ValueError("masked words need a model that sees both sides; this one predicts the next token")
-    if asked.model.asked:
+    if request.model.asked:
         raise ValueError("masked words: this model never saw a mask, and is asked for words by place (target_mapping)")
-    mask = asked.tokenizer.mask_token_id
+    mask = request.tokenizer.mask_token_id
     if mask is None:
         raise ValueError("the tokenizer has no mask token")
-    allowed = None if targets is None else words(asked, targets)
+    allowed = None if targets is None else words(request, targets)
 
     def prepare(row: Row) -> Record:
-        record = asked.record(row["text"], truncate=truncate)
+        record = request.record(row["text"], truncate=truncate)
         if mask not in record["input_ids"]:
-            raise ValueError(f"there is no {asked.tokenizer.special['mask_token']} in the text")
+            raise ValueError(f"there is no {request.tokenizer.special['mask_token']} in the text")
         return record
 
     def result(said: Any, record: Record) -> list[Any]:
@@ -63,19 +63,19 @@ def fill_mask(
         for score, token in zip(best.values.tolist(), known[best.indices].tolist()):
             filled = [*ids[:place].tolist(), token, *ids[place + 1 :].tolist()]
             # special tokens are shown where other masks are among them
-            text = asked.tokenizer.decode(filled, skip_special_tokens=alone)
-            word = asked.tokenizer.decode([token])
+            text = request.tokenizer.decode(filled, skip_special_tokens=alone)
+            word = request.tokenizer.decode([token])
             found.append({"score": score, "token": token, "token_str": word, "sequence": text})
         return found
 
-    return asked.answer(prepare, lambda run, records: run.found(records, result))
+    return request.answer(prepare, lambda run, records: run.map_outputs(records, result))
 
 
-def words(asked: TaskRun, targets: Sequence[str]) -> Tensor:
+def words(request: TaskRun, targets: Sequence[str]) -> Tensor:
     """(K,) ids of words that are one token each."""
     if isinstance(targets, str) or not targets:
         raise ValueError("targets is a list of at least one word")
-    vocabulary = asked.tokenizer.vocab
+    vocabulary = request.tokenizer.vocab
     for word in targets:
         if word not in vocabulary:
             raise ValueError(f"target {quote(word)} is not one token of the vocabulary")

@@ -33,14 +33,14 @@ def play(
         raise ValueError("play needs a model that says what to do: DecisionTransformerModel")
     if not returns or episodes < 1 or steps < 1 or not scale > 0:
         raise ValueError("play needs returns to ask for, at least one episode and one step, and a scale above 0")
-    worlds = [opened(environment, player) for _ in range(len(returns) * episodes)]
-    asked = np.repeat(np.asarray(returns, dtype=np.float64), episodes)
+    worlds = [open_environment(environment, player) for _ in range(len(returns) * episodes)]
+    request = np.repeat(np.asarray(returns, dtype=np.float64), episodes)
     won, lasted = np.zeros(len(worlds)), np.zeros(len(worlds), dtype=int)
     first = [np.ravel(world.reset(seed=seed + i % episodes)[0]) for i, world in enumerate(worlds)]
     seen = {
         "states": [np.stack(first)],
         "actions": [np.zeros((len(worlds), head.action.out_features))],
-        "returns_to_go": [asked[:, None] / scale],
+        "returns_to_go": [request[:, None] / scale],
     }
     going = np.ones(len(worlds), dtype=bool)
     most = player.spec.embedding.steps
@@ -57,10 +57,10 @@ def play(
             break
         seen["states"].append(states)
         seen["actions"].append(np.zeros_like(seen["actions"][-1]))
-        seen["returns_to_go"].append((asked - won)[:, None] / scale)
+        seen["returns_to_go"].append((request - won)[:, None] / scale)
     for world in worlds:
         world.close()
-    results = zip(asked.tolist(), won.tolist(), lasted.tolist(), strict=True)
+    results = zip(request.tolist(), won.tolist(), lasted.tolist(), strict=True)
     return [{"asked": wanted, "return": total, "steps": count} for wanted, total, count in results]
 
 
@@ -84,7 +84,7 @@ def choices(said: np.ndarray, world: Any) -> np.ndarray:
     return np.clip(said, world.action_space.low, world.action_space.high).astype(world.action_space.dtype)
 
 
-def opened(environment: str, player: TransformerModule) -> Any:
+def open_environment(environment: str, player: TransformerModule) -> Any:
     """The environment, if the model's states and actions are those of its spaces."""
     try:
         import gymnasium

@@ -14,7 +14,7 @@ from anyformer.objectives.tag import LABEL_ALL_TOKENS, split_words, token_words
 from anyformer.parts.head.tag import TagModule
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
-from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask, labels_of
+from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, labels_of, start_run
 
 OUTSIDE = "O"
 
@@ -53,7 +53,7 @@ def tag(
     stride: Annotated[
         int | None, "tokens that two windows over a long text share (default: a quarter of a window)"
     ] = None,
-    **how: Unpack[How],
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     """[{"entity_group", "score", "word", "start", "end"}, ...]: neighbours that belong together ("B-PER", "I-PER") are
     one span, what is outside ("O") is left out, and `word` is text[start:end].
@@ -73,30 +73,30 @@ def tag(
     """
     if aggregation is not None and aggregation not in AGGREGATIONS:
         raise ValueError(f"no aggregation {quote(aggregation)}; {nearest(aggregation, AGGREGATIONS)}")
-    asked = ask("tag", model, inputs, how)
-    names = labels_of(asked, head_of(asked.model, TagModule, "tagging").out.out_features)
-    label_all_tokens = asked.model.spec.source.get(LABEL_ALL_TOKENS)
+    request = start_run("tag", model, inputs, run_options)
+    names = labels_of(request, head_of(request.model, TagModule, "tagging").out.out_features)
+    label_all_tokens = request.model.spec.source.get(LABEL_ALL_TOKENS)
     aggregation = aggregation or ("simple" if label_all_tokens is None else "word")
 
     def read(row: dict[str, Any]) -> tuple[Any, list[Any]]:
         text: Any = row["text"] if aggregation != "word" else WordedText(row["text"], [*split_words(row["text"])])
-        return text, asked.windows(str(text), stride)
+        return text, request.windows(str(text), stride)
 
     def finish(run: TaskRun, texts: list[tuple[Any, list[Any]]]) -> list[Any]:
         records = [{"input_ids": array(run.tokenizer._ids(window))} for _, windows in texts for window in windows]
-        shares = iter(run.found(records, lambda said, _: said["logits"].float().softmax(-1).cpu().numpy()))
+        shares = iter(run.map_outputs(records, lambda said, _: said["logits"].float().softmax(-1).cpu().numpy()))
         results = []
         for text, windows in texts:
             scored = [(window, next(shares)) for window in windows]
             if aggregation == "word":
-                results.append(spans(text.scored(scored, bool(label_all_tokens)), aggregation, names, text.text))
+                results.append(spans(text.word_scores(scored, bool(label_all_tokens)), aggregation, names, text.text))
                 continue
             each = [spans(pieces(run, text, window, own), aggregation, names, text) for window, own in scored]
             found = [span for own in each for span in own]
             results.append(found if len(windows) == 1 else without_overlaps(found))
         return results
 
-    return asked.answer(read, finish)
+    return request.answer(read, finish)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,25 +113,25 @@ class WordedText:
     def words(self) -> list[str]:
         return [self.text[start:end] for start, end in self.places]
 
-    def scored(self, windows: list[tuple[Any, np.ndarray]], label_all_tokens: bool) -> list[LabelledText]:
+    def word_scores(self, windows: list[tuple[Any, np.ndarray]], label_all_tokens: bool) -> list[LabelledText]:
         """The words that have tokens, each with the mean over the tokens that carried its label in training: the first
         or all of them, in every window over the text that has them."""
         words = self.words
         starts = np.cumsum([0, *(len(word) + 1 for word in words)])  # of each word in the joined text
-        found: dict[int, list[np.ndarray]] = {}
+        shares_of: dict[int, list[np.ndarray]] = {}
         for number, (window, shares) in enumerate(windows):
             before = -1
             for word, (start, _), own in zip(token_words(words, window), window.offsets, shares):
                 inside = word == before or (before < 0 < number and start > starts[word])  # not a word's first token
                 if word >= 0 and (label_all_tokens or not inside):
-                    found.setdefault(word, []).append(own)
+                    shares_of.setdefault(word, []).append(own)
                 before = word if word >= 0 else before
-        return [LabelledText(np.mean(own, axis=0), *self.places[word]) for word, own in sorted(found.items())]
+        return [LabelledText(np.mean(own, axis=0), *self.places[word]) for word, own in sorted(shares_of.items())]
 
 
-def pieces(asked: TaskRun, text: str, window: Any, shares: np.ndarray) -> list[LabelledText]:
+def pieces(request: TaskRun, text: str, window: Any, shares: np.ndarray) -> list[LabelledText]:
     """The tokens of a window that stand for characters of the text, in order."""
-    tokenizer = asked.tokenizer
+    tokenizer = request.tokenizer
     prefix = getattr(tokenizer.core.model, "continuing_subword_prefix", None)
     found = []
     columns = zip(window.ids, window.tokens, window.offsets, window.special_tokens_mask, shares)
@@ -151,27 +151,27 @@ def spans(found: list[LabelledText], aggregation: str, names: Sequence[str], tex
     if join is not None:
         found = [
             LabelledText(join([piece.shares for piece in word]), word[0].start, word[-1].end)
-            for word in grouped(found, lambda before, piece: piece.inside)
+            for word in group_items(found, lambda before, piece: piece.inside)
         ]
     best = [(names[int(piece.shares.argmax())], float(piece.shares.max()), piece) for piece in found]
     if aggregation == "none":
         return [
-            {"entity": name, "score": score, "index": piece.index, **placed(text, piece.start, piece.end)}
+            {"entity": name, "score": score, "index": piece.index, **span_of(text, piece.start, piece.end)}
             for name, score, piece in best
             if name != OUTSIDE
         ]
     # a label for every word, parts of speech say, is about one word; entities may have several
     joins = aggregation != "word" or OUTSIDE in names
     groups = []
-    for group in grouped(best, lambda a, b: joins and kind(b[0]) == kind(a[0]) and not b[0].startswith("B-")):
+    for group in group_items(best, lambda a, b: joins and kind(b[0]) == kind(a[0]) and not b[0].startswith("B-")):
         name = group[0][0].split("-", 1)[-1]
         score = float(np.mean([score for _, score, _ in group]))
         if name != OUTSIDE:
-            groups.append({"entity_group": name, "score": score, **placed(text, group[0][2].start, group[-1][2].end)})
+            groups.append({"entity_group": name, "score": score, **span_of(text, group[0][2].start, group[-1][2].end)})
     return groups
 
 
-def grouped(items: Iterable[Any], joins: Callable[[Any, Any], bool]) -> list[list[Any]]:
+def group_items(items: Iterable[Any], joins: Callable[[Any, Any], bool]) -> list[list[Any]]:
     """Runs of items; joins(the one before, item) says whether an item goes on with a run."""
     groups: list[list[Any]] = []
     for item in items:
@@ -187,7 +187,7 @@ def kind(label: str) -> str:
     return label[2:] if label.startswith(("B-", "I-")) else label
 
 
-def placed(text: str, start: int, end: int) -> dict[str, Any]:
+def span_of(text: str, start: int, end: int) -> dict[str, Any]:
     return {"word": text[start:end], "start": start, "end": end}
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Unpack
 import torch
 
 from anyformer.specs.messages import quote
-from anyformer.tasks.task import How, Source, ask, file_of
+from anyformer.tasks.task import RunOptions, Source, file_of, start_run
 from anyformer.tasks.towers import image_vectors, text_vectors, towers
 
 
@@ -20,7 +20,7 @@ def zero_shot_image(
     labels: Annotated[Sequence[str] | None, "a name to choose from; repeat it for each"] = None,
     template: Annotated[str, "sentence around a name"] = "a photo of a {}.",
     top_k: Annotated[int, "number of names, most likely first; 0 for all"] = 0,
-    **how: Unpack[How],
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     """[{"label", "score"}, ...], likeliest first: `top_k` of them, and all with 0. Each label is put in the place of {}
     in `template`. Of a folder, those of each picture in it, with its "file".
@@ -34,15 +34,15 @@ def zero_shot_image(
         raise ValueError(f"template {quote(template)} has no {{}} where a name would stand")
     if top_k < 0:
         raise ValueError(f"top_k is {top_k}; it must be at least 0, which is all")
-    asked = ask("zero-shot-image", model, inputs, how)
-    scale = towers(asked).head.scale.detach().float().exp().cpu()
+    request = start_run("zero-shot-image", model, inputs, run_options)
+    scale = towers(request).head.scale.detach().float().exp().cpu()
     sentences = [{"text": template.replace("{}", label)} for label in labels]
-    texts = text_vectors(dataclasses.replace(asked, rows=sentences, one=False, lost=[]))
+    texts = text_vectors(dataclasses.replace(request, rows=sentences, one=False, lost=[]))
     for label, vector in zip(labels, texts, strict=True):
         if isinstance(vector, dict):
             raise ValueError(f"label {label!r}: {vector['error']}")
     both = torch.stack(texts)  # (labels, D)
-    vectors = image_vectors(asked)
+    vectors = image_vectors(request)
 
     def result(row: Any, vector: Any) -> Any:
         if isinstance(vector, dict):
@@ -51,4 +51,4 @@ def zero_shot_image(
         best = sorted(zip(labels, scores), key=lambda each: -each[1])[: top_k or None]
         return [{**file_of(row), "label": label, "score": score} for label, score in best]
 
-    return result(asked.rows[0], vectors) if asked.one else list(map(result, asked.rows, vectors))
+    return result(request.rows[0], vectors) if request.one else list(map(result, request.rows, vectors))
