@@ -51,6 +51,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, imports: bool = True, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        self.set_defaults(imports=[])
         if imports:
             what = "Python module with your own Parts; can be repeated"
             self.add_argument("--import", metavar="MODULE", dest="imports", action="append", default=[], help=what)
@@ -67,12 +68,12 @@ class Parser(argparse.ArgumentParser):
             flag = given.partition("=")[0]
             if flag.startswith("-") and not flag[1:2].isdecimal() and flag not in (*self._option_string_actions, "-"):
                 raise Mistake(f"`{self.prog}` has no flag {flag!r}; {nearest(flag, self.flags())}")
-        known, left = self.parse_known_intermixed_args(arguments)  # flags may stand between arguments
-        if left and "=" in left[0] and "--set" in self.flags():
-            self.error(f"did you mean '--set {left[0]}'?")
-        if left:
-            self.error(f"nothing takes the argument {left[0]!r}")
-        for module in getattr(known, "imports", ()):
+        known, unknown = self.parse_known_intermixed_args(arguments)  # flags may stand between arguments
+        if unknown and "=" in unknown[0] and "--set" in self.flags():
+            self.error(f"did you mean '--set {unknown[0]}'?")
+        if unknown:
+            self.error(f"nothing takes the argument {unknown[0]!r}")
+        for module in known.imports:
             import_parts(module)
         return known
 
@@ -115,7 +116,7 @@ def dispatch(arguments: Sequence[str]) -> None:
     if verb not in VERBS:
         raise Mistake(f"no verb {verb!r}; {nearest(verb, VERBS)}")
     module = importlib.import_module(f"anyformer.cli.{verb}")
-    if hasattr(module, "main"):  # its arguments depend on the first of them
+    if "main" in vars(module):  # its arguments depend on the first of them
         return module.main(rest)
     parser = Parser(prog=f"anyformer {verb}", description=module.__doc__)
     module.arguments(parser)

@@ -87,12 +87,12 @@ def tell(line: str) -> None:
 def read_messages(file: str) -> list[Message]:
     from anyformer.weights.io import read_json
 
-    found: Any = read_json(Path(file).expanduser()).get("messages")
-    if not isinstance(found, list) or not all(
-        isinstance(m, dict) and m.get("role") in NAMES and isinstance(m.get("content"), str) for m in found
+    messages: Any = read_json(Path(file).expanduser()).get("messages")
+    if not isinstance(messages, list) or not all(
+        isinstance(m, dict) and m.get("role") in NAMES and isinstance(m.get("content"), str) for m in messages
     ):
         raise ValueError(f"{file}: no conversation: {{'messages': [{{'role': 'user', 'content': ...}}, ...]}}")
-    return found
+    return messages
 
 
 class Chat:
@@ -211,8 +211,8 @@ class Chat:
         """The tokens of a conversation up to where the answer begins."""
         if not self.plain:
             return self.tokenizer.chat(messages)
-        said = "".join(f"{NAMES[message['role']]}: {message['content']}\n" for message in messages)
-        return self.tokenizer.encode(f"{said}{NAMES['assistant']}:")
+        text = "".join(f"{NAMES[message['role']]}: {message['content']}\n" for message in messages)
+        return self.tokenizer.encode(f"{text}{NAMES['assistant']}:")
 
 
 def without_oldest(messages: list[Message]) -> list[Message] | None:

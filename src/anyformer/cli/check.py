@@ -106,14 +106,14 @@ def import_file(path: Path) -> str:
 def chosen_kinds(module: str, options: argparse.Namespace) -> list[type[Part]]:
     from anyformer.specs.part import Part, abstract, nearest
 
-    found = {name: kind for name, kind in Part.kinds.items() if kind.__module__ == module and not abstract(kind)}
-    if not found:
+    kinds = {name: kind for name, kind in Part.kinds.items() if kind.__module__ == module and not abstract(kind)}
+    if not kinds:
         raise ValueError(f"{options.file} defines no Part")
     if options.part is None:
-        return [*found.values()]
-    if options.part not in found:
-        raise ValueError(f"{options.file} defines no Part {options.part!r}; {nearest(options.part, found)}")
-    return [found[options.part]]
+        return [*kinds.values()]
+    if options.part not in kinds:
+        raise ValueError(f"{options.file} defines no Part {options.part!r}; {nearest(options.part, kinds)}")
+    return [kinds[options.part]]
 
 
 def parts_of(chosen: list[type[Part]], fields: dict[str, Any], asked: bool) -> Iterator[tuple[Part | None, str]]:

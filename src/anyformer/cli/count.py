@@ -150,7 +150,7 @@ def at_length(counted: Any, length: int, options: argparse.Namespace, dtype: str
     }
 
 
-def by_pass(spec: Any, forward: int, positions: int, batch: int) -> dict[str, int]:
+def by_pass(spec: Model, forward: int, positions: int, batch: int) -> dict[str, int]:
     """FLOPs of one position, one input, a batch of them and its training, where one input takes `forward`."""
     position, whole = units(spec)
     return {
@@ -162,7 +162,7 @@ def by_pass(spec: Any, forward: int, positions: int, batch: int) -> dict[str, in
     }
 
 
-def units(spec: Any) -> tuple[str, str]:
+def units(spec: Model) -> tuple[str, str]:
     """What one position of an input is called, and the input."""
     reader = spec.readers[0]
     first = next(iter(dict(reader.items())["embedding"].row(1, reader.width)))

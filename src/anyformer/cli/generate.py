@@ -202,8 +202,8 @@ def write(model: TransformerModule, tokenizer: Tokenizer, ids: list[int], option
         if not options.json:
             show(piece)
     if options.json:
-        told = {"text": writing.text, "tokens": writing.tokens, "log_probs": [round(p, 6) for p in writing.log_probs]}
-        print(as_json({**told, "finish_reason": writing.finish_reason}), flush=True)
+        result = {"text": writing.text, "tokens": writing.tokens, "log_probs": [round(p, 6) for p in writing.log_probs]}
+        print(as_json({**result, "finish_reason": writing.finish_reason}), flush=True)
     else:
         print()
     return writing

@@ -11,10 +11,13 @@ import argparse
 import contextlib
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from anyformer.cli.settings import device_flag, setting
 from anyformer.cli.texts import as_json
+
+if TYPE_CHECKING:
+    from anyformer.train.run import Run
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,22 +48,22 @@ def run(options: argparse.Namespace) -> None:
     there, missing = find_tasks(options)
     described = {name: runs_of(name, options) for name in there}  # what is wrong with a file is told first
     out = Path(options.out or f"runs/glue-{Path(options.model).expanduser().resolve().name}")
-    found, rates = {}, {}
+    scores, rates = {}, {}
     for name, runs in described.items():
-        found[name], rates[name] = best_run(name, runs, out, options)
+        scores[name], rates[name] = best_run(name, runs, out, options)
     if options.json:
-        results = {name: {**metrics, "lr": rates[name]} for name, metrics in found.items()}
-        whole = {"glue": score(found)} if not missing else {}
-        print(as_json({"model": options.model, "tasks": results, "missing": missing, "mean": score(found), **whole}))
+        results = {name: {**metrics, "lr": rates[name]} for name, metrics in scores.items()}
+        whole = {"glue": score(scores)} if not missing else {}
+        print(as_json({"model": options.model, "tasks": results, "missing": missing, "mean": score(scores), **whole}))
         return
     from anyformer.cli.terminal import table
 
     rows = [
         (TASKS[name].folder, f"{rates[name]:g}", metric, f"{100 * value:.1f}")
-        for name, metrics in found.items()
+        for name, metrics in scores.items()
         for metric, value in metrics.items()
     ]
-    rows.append(("mean" if missing else "GLUE", "", "", f"{score(found):.1f}"))
+    rows.append(("mean" if missing else "GLUE", "", "", f"{score(scores):.1f}"))
     table(("task", "rate", "metric", "value"), rows, right=(1, 3), total=True)
     if missing:
         lacks = ", ".join(TASKS[name].folder for name in missing)
@@ -85,7 +88,7 @@ def find_tasks(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     return there, [name for name in TASKS if name not in there]
 
 
-def runs_of(name: str, options: argparse.Namespace) -> list[Any]:
+def runs_of(name: str, options: argparse.Namespace) -> list[Run]:
     """The runs of a task, one for each rate."""
     from anyformer.evaluate import check
     from anyformer.recipes.glue import LENGTH, RATE, TASKS, rows, run_of, table
@@ -95,17 +98,17 @@ def runs_of(name: str, options: argparse.Namespace) -> list[Any]:
     home = Path(options.data) / TASKS[name].folder
     model, limit = classifier(options.model)
     num_rows = rows(table(TASKS[name], home, "train"))
-    found = []
+    runs = []
     for lr in options.lr or (RATE,):
         run = run_of(name, home, model, num_rows, lr=lr, length=min(LENGTH, limit or LENGTH))
-        found.append(override(run, dict(setting(text) for text in options.set)))
-        check(found[-1].objective, found[-1].evaluate.metrics)
+        runs.append(override(run, dict(setting(text) for text in options.set)))
+        check(runs[-1].objective, runs[-1].evaluate.metrics)
     for file in TASKS[name].valid:
         table(TASKS[name], home, file).files()
-    return found
+    return runs
 
 
-def best_run(name: str, runs: list[Any], out: Path, options: argparse.Namespace) -> tuple[dict[str, float], float]:
+def best_run(name: str, runs: list[Run], out: Path, options: argparse.Namespace) -> tuple[dict[str, float], float]:
     """The metrics of a task, and the rate that gave them."""
     from anyformer.recipes.glue import score
 
@@ -118,7 +121,7 @@ def best_run(name: str, runs: list[Any], out: Path, options: argparse.Namespace)
     return tried[rate], rate
 
 
-def fine_tune(run: Any, folder: Path, options: argparse.Namespace) -> dict[str, float]:
+def fine_tune(run: Run, folder: Path, options: argparse.Namespace) -> dict[str, float]:
     """One run to its end, and its metrics on each development set."""
     from anyformer.cli.train import train
     from anyformer.evaluate import Evaluation
@@ -126,12 +129,12 @@ def fine_tune(run: Any, folder: Path, options: argparse.Namespace) -> dict[str, 
 
     begun = options.resume and (folder / "run.json").is_file()
     trainer = train(run, folder, begun, options.device)
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for split, kind in (("valid", "matched"), ("test", "mismatched")):
         source = getattr(run.data, split)
         if source is not None:
             evaluation = Evaluation(source, trainer.objective, trainer.tokenizer, run.evaluate.metrics)
             scores = evaluate(trainer.model.eval(), run, split, evaluation)
             named = f", {kind}" if run.data.test is not None else ""
-            found |= {f"{metric}{named}": scores[metric] for metric in run.evaluate.metrics}
-    return found
+            results |= {f"{metric}{named}": scores[metric] for metric in run.evaluate.metrics}
+    return results

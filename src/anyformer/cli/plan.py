@@ -11,11 +11,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyformer.cli.count import check_there, find_model, length_of
 from anyformer.cli.settings import setting
 from anyformer.cli.texts import as_json
+
+if TYPE_CHECKING:
+    from anyformer.planning.layout import Job, Need, Way
+    from anyformer.train.accelerators import Accelerator
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -154,19 +158,19 @@ def compute(options: argparse.Namespace, counted: Any, tokens: float, token: flo
     return {"compute": spent, "estimate": estimate(counted.active, tokens), "optimal": laws, **seen}
 
 
-def layouts(job: Any, devices: int, asked: Any) -> tuple[list[Any], dict[str, str]]:
+def layouts(job: Job, devices: int, asked: Way | None) -> tuple[list[Need], dict[str, str]]:
     """What the usual layouts and the one that was asked for need; and why others cannot divide."""
-    found, refused = {}, {}
+    fitting, refused = {}, {}
     for way in (*job.usual(devices), *([] if asked is None else [asked])):
         try:
             for each in (way, dataclasses.replace(way, recompute=True)):
-                found[each] = job.need(each)
+                fitting[each] = job.need(each)
         except ValueError as error:
             refused[str(way)] = str(error)
-    return list(found.values()), refused
+    return list(fitting.values()), refused
 
 
-def row(job: Any, need: Any, device: Any, utilisation: float) -> dict[str, Any]:
+def row(job: Job, need: Need, device: Accelerator, utilisation: float) -> dict[str, Any]:
     """One layout as it goes into JSON."""
     return {
         "layout": str(need.way),
@@ -178,15 +182,15 @@ def row(job: Any, need: Any, device: Any, utilisation: float) -> dict[str, Any]:
     }
 
 
-def cost_of(job: Any, need: Any, device: Any, options: argparse.Namespace, steps: int) -> dict[str, Any]:
-    found = row(job, need, device, options.utilisation)
-    hours = found["seconds"] * steps / 3600
+def cost_of(job: Job, need: Need, device: Accelerator, options: argparse.Namespace, steps: int) -> dict[str, Any]:
+    costs = row(job, need, device, options.utilisation)
+    hours = costs["seconds"] * steps / 3600
     paid = hours * need.way.devices
     cost = None if options.price is None else paid * options.price
-    return {**found, "devices": need.way.devices, "hours": hours, "device_hours": paid, "cost": cost}
+    return {**costs, "devices": need.way.devices, "hours": hours, "device_hours": paid, "cost": cost}
 
 
-def write(options: argparse.Namespace, job: Any, way: Any, steps: int, result: dict[str, Any]) -> None:
+def write(options: argparse.Namespace, job: Job, way: Way, steps: int, result: dict[str, Any]) -> None:
     from anyformer.planning import command, run_of
     from anyformer.recipes import recipe
     from anyformer.specs.codec import to_json

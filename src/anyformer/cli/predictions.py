@@ -96,13 +96,13 @@ def check_out(out: str, overwrite: bool, source: str | None) -> None:
 def write_results(out: str, about: TaskInfo, rows: Sequence[Mapping[str, Any]], results: Sequence[Any]) -> None:
     """The columns of each row, and after them those of its result; a new file takes the place of an old one whole."""
     path = Path(out).expanduser()
-    found = [columns_of(result, about.ranked) for result in results]
+    columns = [columns_of(result, about.ranked) for result in results]
     own = dict.fromkeys(name for row in rows for name in row)
-    names = dict.fromkeys(name for result in found for name in result if name != "error")
+    names = dict.fromkeys(name for result in columns for name in result if name != "error")
     titles = {name: title_of(name, own) for name in (*names, "error")}
     lines = [
         {**dict.fromkeys(own), **row, **{title: result.get(name) for name, title in titles.items()}}
-        for row, result in zip(rows, found, strict=True)
+        for row, result in zip(rows, columns, strict=True)
     ]
     handle, draft = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
     try:

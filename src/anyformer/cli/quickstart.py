@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyformer as af
 from anyformer import cli
@@ -20,6 +20,9 @@ from anyformer.cli.settings import device_flag, setting
 from anyformer.cli.train import train
 from anyformer.recipes import recipe
 from anyformer.specs.part import Part, walk
+
+if TYPE_CHECKING:
+    from anyformer.train.deadline import Deadline
 
 GATED = {"decoder.layers.feedforward.op": {"kind": "GatedMLP", "width": 512, "activation": "silu"}}  # [Shazeer 2020]
 PROMPT = "The following functions"
@@ -56,7 +59,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     print(f"\n{time.monotonic() - start:.0f} s in all; next: `anyformer train --list`, `anyformer zoo`, README.md")
 
 
-def size_and_deadline(device: str, start: float, seconds: float) -> tuple[Any, Any]:
+def size_and_deadline(device: str, start: float, seconds: float) -> tuple[Any, Deadline]:
     """The largest size of the recipe that learns enough in the time, and what sees to it that the time is kept."""
     from anyformer.recipes.quickstart import sizes
     from anyformer.train.deadline import Deadline
@@ -120,9 +123,9 @@ def show_parts(spec: Any) -> None:
     def size(address: str) -> int:
         return sum(n for part, n in totals.items() if f"{part}.".startswith(f"{address}."))
 
-    found = [(address, part) for address, part in walk(spec) if address and size(address)]
+    parts = [(address, part) for address, part in walk(spec) if address and size(address)]
     if not sys.stdout.isatty():
-        for address, part in found:
+        for address, part in parts:
             print(f"{address:42}{kind(part):16}{size(address):>10,}")
         return
     from rich.console import Console
@@ -130,7 +133,7 @@ def show_parts(spec: Any) -> None:
 
     tree = Tree(f"[bold]{type(spec).__name__}[/]")
     branches = {"": tree}
-    for address, part in found:
+    for address, part in parts:
         parent = address.rpartition(".")[0]
         while parent not in branches:
             parent = parent.rpartition(".")[0]
@@ -139,8 +142,9 @@ def show_parts(spec: Any) -> None:
 
 
 def kind(part: Part) -> str:
-    depth = getattr(part, "depth", None)
-    return f"{type(part).__name__} x {depth}" if depth else type(part).__name__
+    from anyformer.stacks.stack import Stack
+
+    return f"{type(part).__name__} x {part.depth}" if isinstance(part, Stack) else type(part).__name__
 
 
 def command() -> int:

@@ -106,6 +106,7 @@ def run(task: str, options: argparse.Namespace) -> None:
     with spinner(f"looking for {options.model}"):
         from anyformer import tasks
         from anyformer.kernels import hardware
+        from anyformer.tasks.each.few_shot import Answers
         from anyformer.tasks.task import checked_rows
         from anyformer.weights import hub
 
@@ -116,15 +117,15 @@ def run(task: str, options: argparse.Namespace) -> None:
     with spinner(f"reading {options.model}"):
         reader = tasks.open_model(folder, device=device, dtype=options.dtype)
     with progress(task) as advance:
-        found = function(reader, table.inputs, batch=options.batch, progress=advance, **own)
-    results = [plain(result) for result in ([found] if one else found)]
+        answers = function(reader, table.inputs, batch=options.batch, progress=advance, **own)
+    results = [plain(result) for result in ([answers] if one else answers)]
     if out is None:
         show(results, options.json)
     else:
         from_folders = len(rows) != len(table.rows) or any(isinstance(row, dict) and "file" in row for row in rows)
         write_results(out, about, [{}] * len(rows) if from_folders else table.rows, results)
         print(f"{out}: {len(results):,} rows")
-    if (accuracy := getattr(found, "accuracy", None)) is not None:  # where inputs tell what is right
+    if isinstance(answers, Answers) and (accuracy := answers.accuracy) is not None:  # inputs with their right answers
         print(as_json({"accuracy": accuracy}) if options.json else f"accuracy  {cell(accuracy)}")
     errors = [(number, error) for number, result in enumerate(results, 1) for error in errors_of(result)]
     if errors:
@@ -147,7 +148,7 @@ def read_inputs(task: str, options: argparse.Namespace) -> InputTable:
     tabled = options.csv is not None or options.jsonl is not None
     if options.column and not tabled:
         raise Mistake("--column goes with --csv and --jsonl")
-    if getattr(options, "overwrite", False) and options.out is None:
+    if "out" not in about.flags and options.overwrite and options.out is None:
         raise Mistake("--overwrite goes with --out")
     if "out" not in about.flags and options.out is not None:
         if options.json:
@@ -236,14 +237,16 @@ def show(results: list[Any], in_json: bool) -> None:
 
 
 def plain(result: Any) -> Any:
-    """What JSON can hold: tensors as lists."""
-    return result.tolist() if hasattr(result, "tolist") else result
+    """The result as JSON can hold it: tensors as lists."""
+    from torch import Tensor
+
+    return result.tolist() if isinstance(result, Tensor) else result
 
 
 def errors_of(result: Any) -> list[str]:
     """The errors in a result: its own, or those of the pictures among which a text was looked for."""
-    found = result if isinstance(result, list) else [result]
-    return [one["error"] for one in found if isinstance(one, dict) and isinstance(one.get("error"), str)]
+    results = result if isinstance(result, list) else [result]
+    return [one["error"] for one in results if isinstance(one, dict) and isinstance(one.get("error"), str)]
 
 
 def rows_of(result: Any) -> Iterable[Any]:

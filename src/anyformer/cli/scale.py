@@ -36,12 +36,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def numbers(flag: str, text: str) -> list[int]:
     try:
-        found = [int(float(value)) for value in text.split(",")]
+        values = [int(float(value)) for value in text.split(",")]
     except (ValueError, OverflowError):
         raise ValueError(f"--{flag} takes whole numbers with commas between, got {text!r}") from None
-    if min(found) < 1:
-        raise ValueError(f"--{flag}: there is nothing to learn with {min(found)}")
-    return found
+    if min(values) < 1:
+        raise ValueError(f"--{flag}: there is nothing to learn with {min(values)}")
+    return values
 
 
 def show_plan(trials: Any, minutes: float, jobs: int, kind: str) -> None:

@@ -16,9 +16,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyformer.cli.settings import device_flag, setting
+
+if TYPE_CHECKING:
+    from anyformer.objectives.objective import Objective
+    from anyformer.train.run import Run
+    from anyformer.train.trainer import Trainer
 
 LOGS = ("tensorboard", "wandb")
 OWN = ("text", "csv", "jsonl", "images", "tags")  # data of your own
@@ -107,17 +112,17 @@ def show_recipes() -> None:
     table(("recipe", "what it trains"), list(recipes().items()))
 
 
-def run_and_folder(options: argparse.Namespace) -> tuple[Any, str]:
+def run_and_folder(options: argparse.Namespace) -> tuple[Run, str]:
     """The run, and the folder that goes with it."""
     if options.recipe is None:
         from anyformer.specs.codec import override
 
-        found = own_run(options)
-        return override(found, dict(setting(text) for text in options.set)), f"runs/{found.name}"
+        run = own_run(options)
+        return override(run, dict(setting(text) for text in options.set)), f"runs/{run.name}"
     return find_run(options.recipe, options.data, options.set, options.resume)
 
 
-def own_run(options: argparse.Namespace) -> Any:
+def own_run(options: argparse.Namespace) -> Run:
     """The run on data of the user's own. How the data is read is said on stderr, by the first of several processes."""
     from anyformer.recipes.shared.own_text import from_table, from_text
 
@@ -151,7 +156,7 @@ def own_run(options: argparse.Namespace) -> Any:
     )
 
 
-def find_run(name: str, data: str, changes: Sequence[str], resume: bool = False) -> tuple[Any, str]:
+def find_run(name: str, data: str, changes: Sequence[str], resume: bool = False) -> tuple[Run, str]:
     """The run that a recipe, a run.json or a run's folder describes, and its folder."""
     from anyformer.recipes import recipe, recipes
     from anyformer.specs.codec import override
@@ -164,12 +169,12 @@ def find_run(name: str, data: str, changes: Sequence[str], resume: bool = False)
     if path.suffix == ".json" or path.is_dir():
         from anyformer.train.run import read_run
 
-        found = read_run(path / "run.json" if path.is_dir() else path)
-        out = str(path) if path.is_dir() else f"runs/{found.name}"
+        run = read_run(path / "run.json" if path.is_dir() else path)
+        out = str(path) if path.is_dir() else f"runs/{run.name}"
     else:
-        found = recipe(name, data)
-        out = f"runs/{found.name}"
-    return override(found, dict(setting(text) for text in changes)), out
+        run = recipe(name, data)
+        out = f"runs/{run.name}"
+    return override(run, dict(setting(text) for text in changes)), out
 
 
 def check_data(name: str, data: str) -> None:
@@ -185,13 +190,13 @@ def check_data(name: str, data: str) -> None:
 
 
 def train(
-    description: Any,
+    description: Run,
     folder: Path,
     resume: bool,
     device: str = "auto",
     logs: Sequence[str] = (),
     watch: list[Any] | None = None,
-) -> Any:
+) -> Trainer:
     """One training with everything that is seen of it: what the verb and the quickstart do. `watch` are callbacks that
     act on it in every process."""
     from anyformer.train import parallel
@@ -220,9 +225,11 @@ def train(
     return trainer
 
 
-def usage(objective: Any, folder: Path) -> str:
-    """The command that uses a model which learned this objective, or the one inside it; "" where there is none."""
+def usage(objective: Objective, folder: Path) -> str:
+    """The command that uses a model trained with this objective, or with the one inside it; "" if there is none."""
+    from anyformer.objectives.objective import Objective
     from anyformer.specs.part import walk
 
-    command = next(filter(None, (getattr(part, "command", "") for _, part in walk(objective))), "")
+    commands = (part.command for _, part in walk(objective) if isinstance(part, Objective))
+    command = next(filter(None, commands), "")
     return f"anyformer {command}".replace("RUN", str(folder)) if command else ""

@@ -19,8 +19,10 @@ from anyformer.evaluate import metrics
 from anyformer.evaluate.predict import Example, Predictions, Predictor, kind_of, predictions, task_of
 from anyformer.models import TransformerModule, position_limit
 from anyformer.objectives.causal import NextToken
+from anyformer.objectives.classify import Classify
 from anyformer.objectives.dialogue import Dialogue
 from anyformer.objectives.examples import texts_of
+from anyformer.objectives.images import ClassifyImage
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.objective import Objective, Record
 from anyformer.objectives.permuted import Permuted
@@ -82,21 +84,22 @@ class Evaluation:
     @property
     def plain(self) -> Objective:
         """The task with nothing added to its loss."""
-        return self.task.replace(smoothing=0.0) if getattr(self.task, "smoothing", 0.0) else self.task
+        smooth = isinstance(self.task, Rewrite | ClassifyImage) and self.task.smoothing
+        return self.task.replace(smoothing=0.0) if smooth else self.task
 
     @functools.cached_property
     def examples(self) -> tuple[list[Example], list[list[Record]]]:
         """Every example, and the records that the objective makes of it."""
         examples, records = [], []
         for row in self.source.rows(self.task.columns):
-            found = encode_row(row, self.task, self.tokenizer)
-            if found.problem and not found.unread and not self.skip:
-                raise ValueError(f"{found.place}: {found.problem}; data.unfit='skip' leaves such rows out")
-            if found.problem:
-                self.left_out.append(f"{found.place}: {found.problem}")
+            encoded = encode_row(row, self.task, self.tokenizer)
+            if encoded.problem and not encoded.unread and not self.skip:
+                raise ValueError(f"{encoded.place}: {encoded.problem}; data.unfit='skip' leaves such rows out")
+            if encoded.problem:
+                self.left_out.append(f"{encoded.place}: {encoded.problem}")
                 continue
             examples.append(row.example or {})
-            records.append(found.records)
+            records.append(encoded.records)
             if len(examples) == self.most:
                 break
         if not examples:
@@ -156,7 +159,7 @@ def check(objective: Objective, names: Sequence[str]) -> None:
 
 def usual(task: Objective, kind: str | None) -> tuple[str, ...]:
     names = metrics.USUAL.get(kind or "", ())
-    two = len(getattr(task, "labels", ())) == 2
+    two = isinstance(task, Classify | ClassifyImage) and len(task.labels) == 2
     return tuple("f1" if kind == "labels" and two and name == "macro_f1" else name for name in names)
 
 

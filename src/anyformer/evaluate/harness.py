@@ -20,7 +20,7 @@ from anyformer.evaluate.likelihood import likelihoods
 from anyformer.generation import check_writer, generate
 from anyformer.inputs import chat
 from anyformer.inputs.text import Tokenizer, belong
-from anyformer.models import position_limit
+from anyformer.models import Model, position_limit
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.weights import hub
@@ -144,10 +144,10 @@ class AnyformerLM(TemplateLM):
         if num_cut:
             log.warning("%d contexts lose their beginning: the model takes %d tokens", num_cut, self.max_length)
         with tqdm(total=len(pairs), disable=disable_tqdm or None, desc="loglikelihood") as bar:
-            found = likelihoods(
+            results = likelihoods(
                 self.model, pairs, size=self.batch_size, progress=lambda done, _: bar.update(done - bar.n)
             )
-        answers = [(one.log_probability, one.greedy) for one in found]
+        answers = [(one.log_probability, one.greedy) for one in results]
         for request, answer in zip(requests, answers, strict=True):
             if request[0] is not None:  # not a window over a text
                 self.cache_hook.add_partial("loglikelihood", request[0], answer)
@@ -216,13 +216,13 @@ class AnyformerLM(TemplateLM):
         return [postprocess_generated_text(text, handle_stop_sequences(list(stop), end), None) for text in texts]
 
 
-def longest(spec: Any) -> int | None:
+def longest(spec: Model) -> int | None:
     """The longest text that a model takes, or else that its config names (T5's was trained on)."""
     limit = position_limit(spec)
     fields = families.find(spec.family).known if limit is None and spec.family else {}
     named = ("n_positions", "max_position_embeddings", "n_ctx")
-    found = [spec.source.get(name, getattr(fields.get(name), "default", None)) for name in named]
-    return limit or next((size for size in found if isinstance(size, int)), None)
+    limits = [spec.source.get(name, getattr(fields.get(name), "default", None)) for name in named]
+    return limit or next((size for size in limits if isinstance(size, int)), None)
 
 
 def pad_left(rows: list[list[int]], device: Any) -> dict[str, Any]:

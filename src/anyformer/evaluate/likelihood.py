@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from anyformer.generation import check_writer
+from anyformer.inputs.text import Tokenizer
 from anyformer.kernels.loss import IGNORED
 from anyformer.models import TransformerModule
 from anyformer.objectives.examples import array
@@ -45,7 +46,7 @@ def likelihoods(
     for i, (context, rest) in enumerate(pairs):
         reads.setdefault((tuple(context), tuple(rest)) if two else (*context, *rest[:-1]), []).append(i)
     order = sorted(reads.values(), key=lambda own: -sum(map(len, pairs[own[0]])))
-    found: list[Any] = [None] * len(pairs)
+    results: list[Any] = [None] * len(pairs)
     done = 0
     for start in range(0, len(order), size):
         some = order[start : start + size]
@@ -57,13 +58,13 @@ def likelihoods(
             places += own
             states += [row[end - len(pairs[i][1]) : end] for i in own]
         for i, one in zip(places, score_tokens(model, states, [pairs[i][1] for i in places]), strict=True):
-            found[i] = one
+            results[i] = one
         done += len(places)
         progress(done, len(pairs))
-    return found
+    return results
 
 
-def encode_pair(tokenizer: Any, context: str, rest: str, two: bool) -> tuple[list[int], list[int]]:
+def encode_pair(tokenizer: Tokenizer, context: str, rest: str, two: bool) -> tuple[list[int], list[int]]:
     """Two texts as a pair of token ids. Spaces between them belong to the second, and to a decoder (not `two`) they are
     one text: what of its tokens comes after those of the first."""
     shorter = context.rstrip()
@@ -103,9 +104,9 @@ def score_tokens(
     tokens = torch.tensor([token for own in wanted for token in own], device=x.device)  # (N,)
     head = language_head(model)
     step = max(1, SCORES // head.part.vocab_size)
-    said = [of_tokens(head.scores(x[at : at + step]), tokens[at : at + step]) for at in range(0, len(x), step)]
+    scores = [of_tokens(head.scores(x[at : at + step]), tokens[at : at + step]) for at in range(0, len(x), step)]
     lengths = list(map(len, wanted))
-    each, likeliest = (torch.cat(parts).cpu().split(lengths) for parts in zip(*said, strict=True))
+    each, likeliest = (torch.cat(parts).cpu().split(lengths) for parts in zip(*scores, strict=True))
     return [Likelihood(float(one.sum()), bool(best.all())) for one, best in zip(each, likeliest, strict=True)]
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from anyformer.checkpoint import load, save
 from anyformer.counting import count
-from anyformer.models import DecoderModel, EncoderModel, Model
+from anyformer.models import DecoderModel, EncoderModel, Model, TransformerModule
 from anyformer.models.construct import build
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
@@ -213,7 +213,7 @@ class Subject:
         generator = torch.Generator().manual_seed(seed)
         return torch.randint(1, self.vocab_size, (batch, length), generator=generator)
 
-    def compare(self, difference: Callable[[Any], float], model: Any = None) -> str:
+    def compare(self, difference: Callable[[TransformerModule], float], model: TransformerModule | None = None) -> str:
         """Passes where two ways to compute the same differ by no more than the tolerance. What rounding did is
         forgiven: what differs in fp32 is compared in double precision too."""
         model = self.model if model is None else model
@@ -227,7 +227,7 @@ class Subject:
         return f"off by {gap:.1e}"
 
 
-def random_model(spec: Model, seed: int = 0) -> Any:
+def random_model(spec: Model, seed: int = 0) -> TransformerModule:
     """A model in eval mode with noise on every weight, so that none at 0 or 1 hides a mistake."""
     model, generator = build(spec, seed=seed), torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -238,7 +238,7 @@ def random_model(spec: Model, seed: int = 0) -> Any:
 
 
 @torch.no_grad()
-def outputs(model: Any, ids: Tensor, **inputs: Any) -> dict[str, Tensor]:
+def outputs(model: TransformerModule, ids: Tensor, **inputs: Any) -> dict[str, Tensor]:
     """Floating-point outputs by name. Random numbers are the same in every call."""
     if isinstance(model.spec, DecoderModel):
         inputs = {"use_cache": False, **inputs}
@@ -248,12 +248,12 @@ def outputs(model: Any, ids: Tensor, **inputs: Any) -> dict[str, Tensor]:
     return {name: value for name, value in out.items() if isinstance(value, Tensor) and value.is_floating_point()}
 
 
-def per_token(model: Any, ids: Tensor, **inputs: Any) -> Tensor:
+def per_token(model: TransformerModule, ids: Tensor, **inputs: Any) -> Tensor:
     """(B, T, ...) what the model says of every token."""
-    found = [value for value in outputs(model, ids, **inputs).values() if value.shape[:2] == ids.shape]
-    if not found:
+    states = [value for value in outputs(model, ids, **inputs).values() if value.shape[:2] == ids.shape]
+    if not states:
         raise DoesNotApply("the model says nothing of single tokens")
-    return found[0]
+    return states[0]
 
 
 def gap(a: Tensor, b: Tensor) -> float:
@@ -280,15 +280,15 @@ def check_causality(subject: Subject) -> str:
         raise DoesNotApply(f'{kind} does not say what a token sees: class {kind}(..., sees="past"), "itself" or "all"')
     if sees == "all" or not spec.writes:
         raise DoesNotApply("it says that a token may see all others" if sees == "all" else "the model does not write")
-    found = subject.compare(future_difference)
+    result = subject.compare(future_difference)
     if sees == "past" or subject.address.startswith(f"{MIXER}."):
-        return f"nothing of the future is seen: {found}"
+        return f"nothing of the future is seen: {result}"
     alone = spec if subject.address == MIXER else override(spec, {MIXER: MLP(width=24)})
-    found = subject.compare(functools.partial(future_difference, past_too=True), random_model(alone))
-    return f"no other token is seen: {found}"
+    result = subject.compare(functools.partial(future_difference, past_too=True), random_model(alone))
+    return f"no other token is seen: {result}"
 
 
-def future_difference(model: Any, past_too: bool = False) -> float:
+def future_difference(model: TransformerModule, past_too: bool = False) -> float:
     """How much other tokens after a place change what is said before it, in training and afterwards;
     with `past_too`, also how much those before it change what is said from there on."""
     ids, worst = Subject(model.spec, model.spec, "").ids(), 0.0
@@ -311,13 +311,13 @@ def future_difference(model: Any, past_too: bool = False) -> float:
 def check_padding(subject: Subject) -> str:
     """Pads on either side change nothing at the real tokens."""
 
-    def difference(model: Any) -> float:
+    def difference(model: TransformerModule) -> float:
         ids, worst = subject.ids(), 0.0
         plain, pads, real = per_token(model, ids), torch.full((2, PADS), 7), torch.ones_like(ids)
         for side in (1, -1):
             row, mask = (torch.cat(pair[::side], dim=1) for pair in ((pads, ids), (torch.zeros_like(pads), real)))
-            found = per_token(model, row, attention_mask=mask)
-            worst = max(worst, gap(found[:, PADS:] if side == 1 else found[:, :T], plain))
+            padded = per_token(model, row, attention_mask=mask)
+            worst = max(worst, gap(padded[:, PADS:] if side == 1 else padded[:, :T], plain))
         return worst
 
     return subject.compare(difference)
@@ -335,7 +335,7 @@ def check_packing(subject: Subject) -> str:
         raise
 
 
-def packing_difference(model: Any, cuts: tuple[int, ...] = (0, 5, 9, T)) -> float:
+def packing_difference(model: TransformerModule, cuts: tuple[int, ...] = (0, 5, 9, T)) -> float:
     ids = Subject(model.spec, model.spec, "").ids(1)
     spans = [*itertools.pairwise(cuts)]
     documents = torch.tensor([[i for i, (a, b) in enumerate(spans) for _ in range(a, b)]])
@@ -351,7 +351,7 @@ def check_cached_decoding(subject: Subject) -> str:
     if not model.remembers:
         raise DoesNotApply(f"{model.forgotten[0]} remembers nothing: texts are read again for each token")
 
-    def difference(model: Any) -> float:
+    def difference(model: TransformerModule) -> float:
         ids, worst = subject.ids(), 0.0
         full = per_token(model, ids)
         for state in (model.new_state(), model.new_state(2, capacity=T + 3)):
@@ -371,7 +371,7 @@ def check_cached_decoding(subject: Subject) -> str:
 def check_rows(subject: Subject) -> str:
     """A batch is what each of its rows is by itself."""
 
-    def difference(model: Any) -> float:
+    def difference(model: TransformerModule) -> float:
         ids = subject.ids(3)
         whole, each = outputs(model, ids), [outputs(model, ids[i : i + 1]) for i in range(3)]
         return max(gap(value, torch.cat([row[name] for row in each])) for name, value in whole.items() if value.dim())
@@ -422,8 +422,8 @@ def learn(model: Any, ids: Tensor) -> dict[str, Tensor]:
         out = model(input_ids=ids, **({"labels": ids} if isinstance(model.spec.head, LMHead) else {}))
         loss = out.loss
         if loss is None:
-            found = [v for v in out.values() if isinstance(v, Tensor) and v.requires_grad]
-            loss = sum((v - torch.randn(v.shape)).square().mean() for v in found)
+            terms = [v for v in out.values() if isinstance(v, Tensor) and v.requires_grad]
+            loss = sum((v - torch.randn(v.shape)).square().mean() for v in terms)
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         return {}
     loss.backward()
@@ -432,23 +432,23 @@ def learn(model: Any, ids: Tensor) -> dict[str, Tensor]:
 
 def check_half_precision(subject: Subject) -> str:
     """In bf16 and fp16 the model runs, keeps its type, and gives finite numbers near those of fp32."""
-    ids, told = subject.ids(), []
+    ids, reports = subject.ids(), []
     exact = outputs(subject.model, ids)
     for dtype in (torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
         try:
-            found = outputs(copy.deepcopy(subject.model).to(dtype), ids)
+            halves = outputs(copy.deepcopy(subject.model).to(dtype), ids)
         except RuntimeError as error:
             if "not implemented for" in str(error):  # a product that this machine has for other types only
-                told.append(f"{name} cannot run here")
+                reports.append(f"{name} cannot run here")
                 continue
             raise
-        for key, value in found.items():
+        for key, value in halves.items():
             if not bool(value.isfinite().all()):
                 raise Failed(f"{key} is not finite in {name}")
-        worst = max(gap(value.float(), exact[key]) for key, value in found.items())
-        told.append(f"{name} off by {worst:.1e}")
-    return ", ".join(told)
+        worst = max(gap(value.float(), exact[key]) for key, value in halves.items())
+        reports.append(f"{name} off by {worst:.1e}")
+    return ", ".join(reports)
 
 
 def check_saving(subject: Subject) -> str:

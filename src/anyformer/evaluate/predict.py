@@ -13,6 +13,7 @@ from torch import Tensor
 
 from anyformer.generation import generate
 from anyformer.generation.defaults import settings_for
+from anyformer.inputs.text import Tokenizer
 from anyformer.models import TransformerModule, position_limit
 from anyformer.objectives.answer import Answer, best_spans
 from anyformer.objectives.choose import Choose
@@ -39,7 +40,7 @@ class Predictor:
     """How the model is asked."""
 
     model: TransformerModule
-    tokenizer: Any
+    tokenizer: Tokenizer
     pad: int = 0
     size: int = 32  # records at once
     num_beams: int = 1
@@ -58,13 +59,13 @@ class Predictor:
 
     def logits(self, objective: Objective, records: Sequence[Record]) -> list[Tensor]:
         """Of each record, on the CPU."""
-        found: list[Any] = [None] * len(records)
+        logits: list[Any] = [None] * len(records)
         for which, batch in self.batches(objective, records):
             with self.autocast():
                 rows = logits_of(self.model, read(self.model, batch)).cpu()
             for i, row in zip(which, rows):
-                found[i] = row
-        return found
+                logits[i] = row
+        return logits
 
 
 def task_of(objective: Objective) -> Objective:
@@ -99,8 +100,8 @@ def predictions(
 
 def labels(objective: Any, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
     rows = [record for (record,) in records]
-    found = [int(scores.argmax()) for scores in job.logits(objective, rows)]
-    return Predictions(found, [int(record["label"]) for record in rows])
+    predicted = [int(scores.argmax()) for scores in job.logits(objective, rows)]
+    return Predictions(predicted, [int(record["label"]) for record in rows])
 
 
 def numbers(
@@ -108,14 +109,14 @@ def numbers(
 ) -> Predictions:
     rows = [record for (record,) in records]
     return Predictions(
-        [float(said) for said in job.logits(objective, rows)], [float(record["label"]) for record in rows]
+        [float(value) for value in job.logits(objective, rows)], [float(record["label"]) for record in rows]
     )
 
 
 def tags(objective: Tag, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
     """A tag for every word: its first token's. One without tokens (characters that the vocabulary drops) is outside."""
     outside = "O" if "O" in objective.labels else objective.labels[0]
-    found, wanted = [], []
+    predicted, wanted = [], []
     for example, scores in zip(examples, job.logits(objective, [record for (record,) in records])):
         words = [str(word) for word in listed(example, "words")]
         tagged = [outside] * len(words)
@@ -123,10 +124,10 @@ def tags(objective: Tag, job: Predictor, examples: Sequence[Example], records: S
         for place, best in reversed(list(zip(places, scores.argmax(-1).tolist()))):
             if place >= 0:
                 tagged[place] = objective.labels[best]
-        found.append(tagged)
+        predicted.append(tagged)
         right = [label_number(tag, objective.labels, "tags") for tag in listed(example, "tags")]
         wanted.append([objective.labels[i] for i in right])
-    return Predictions(found, wanted)
+    return Predictions(predicted, wanted)
 
 
 def answers(
@@ -137,7 +138,7 @@ def answers(
     scores = span_scores(objective, job, [record for windows in records for record in windows])
     wanted = [right_answers(example) for example in examples]
     unanswered = not all(wanted)
-    found, place = [], 0
+    predicted, place = [], 0
     for example, own in zip(examples, records):
         context = example["context"]
         spans, none = [], []
@@ -148,9 +149,9 @@ def answers(
             none.append(float(start[0] + end[0]))
             spans += [span for span in each if span[2] > span[1]][:1]
         score, first, last = max(spans, default=(float("-inf"), 0, 0))
-        found.append("" if unanswered and min(none) > score else context[first:last])
+        predicted.append("" if unanswered and min(none) > score else context[first:last])
         assert len(none) == len(own)
-    return Predictions(found, wanted)
+    return Predictions(predicted, wanted)
 
 
 def span_scores(objective: Answer, job: Predictor, records: Sequence[Record]) -> list[Tensor]:
@@ -161,8 +162,8 @@ def span_scores(objective: Answer, job: Predictor, records: Sequence[Record]) ->
         with job.autocast():
             seen = read(job.model, inputs)
             assert job.model.head is not None
-            said = job.model.head(seen.x, seen.ctx, seen.inputs)
-        both = torch.stack([said[f"{name}_logits"].float() for name in ("start", "end")], 1).cpu()
+            output = job.model.head(seen.x, seen.ctx, seen.inputs)
+        both = torch.stack([output[f"{name}_logits"].float() for name in ("start", "end")], 1).cpu()
         for i, row in zip(which, both):
             scores[i] = row[:, : len(records[i]["input_ids"])]
     return scores
@@ -184,17 +185,17 @@ def texts(
     to = objective.target_language
     language = {"forced_bos_token_id": job.tokenizer.language_id(to)} if to else {}
     room = {"max_new_tokens": objective.target_length} if objective.target_length else {}
-    found = generate_texts(
+    predicted = generate_texts(
         objective, job, [record for (record,) in records], num_beams=job.num_beams, **language, **room
     )
     right = [texts_of(example, "target") for example in examples]
-    return Predictions(found, [own if len(own) > 1 else own[0] for own in right])
+    return Predictions(predicted, [own if len(own) > 1 else own[0] for own in right])
 
 
 def transcripts(
     objective: CTC | Transcribe, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]
 ) -> Predictions:
-    found = [""] * len(records)
+    predicted = [""] * len(records)
     for which, batch in job.batches(objective, [record for (record,) in records]):
         heard = {name: value for name, value in taken(job.model, batch).items() if name != "labels"}
         room: dict[str, Any] = {"compile": False, "do_sample": False} if isinstance(objective, Transcribe) else {}
@@ -202,14 +203,14 @@ def transcripts(
             room["max_new_tokens"] = 2 * batch["labels"].shape[1]
         ids = generate(job.model, **heard, num_beams=job.num_beams, **room)
         for i, text in zip(which, job.tokenizer.batch_decode(ids.cpu(), skip_special_tokens=True)):
-            found[i] = text.strip()
-    return Predictions(found, [text_of(example, "text") for example in examples])
+            predicted[i] = text.strip()
+    return Predictions(predicted, [text_of(example, "text") for example in examples])
 
 
 def generate_texts(objective: Objective, job: Predictor, records: Sequence[Record], **options: Any) -> list[str]:
     """What the model writes about each record, by `options` of generate: greedily unless they ask for more, and up to a
     stop string. Where nothing says how long, it is at most twice as long as what was read, and a little."""
-    found = [""] * len(records)
+    texts = [""] * len(records)
     limit, usual = position_limit(job.model.spec), settings_for(job.model, options)
     for which, batch in job.batches(objective, records):
         T = batch["input_ids"].shape[1]
@@ -226,5 +227,5 @@ def generate_texts(objective: Objective, job: Predictor, records: Sequence[Recor
         for i, text in zip(which, job.tokenizer.batch_decode(new.cpu(), skip_special_tokens=True)):
             for stop in options.get("stop_strings") or ():
                 text = text.partition(stop)[0]
-            found[i] = text.strip()
-    return found
+            texts[i] = text.strip()
+    return texts

@@ -80,15 +80,15 @@ def write_about(
         return media, np.asarray(ids)
 
     def finish(run: TaskRun, prepared: list[tuple[Tensor, np.ndarray]]) -> list[Any]:
-        found = [""] * len(prepared)
+        texts = [""] * len(prepared)
         for which, batch in run.media_batches([media for media, _ in prepared], KINDS[name].given):
             read = padded_texts([{"input_ids": prepared[i][1]} for i in which], run.pad)
             given: dict[str, Any] = {**{name: value.to(run.model.device) for name, value in read.items()}, **batch}
             sequences = generate(run.model, **given, tokenizer=run.tokenizer, **options)
             for i, row in zip(which, sequences[:, read["input_ids"].shape[1] :], strict=True):
-                found[i] = "".join(stream_text(run, row.tolist(), ends, None)).strip()
+                texts[i] = "".join(stream_text(run, row.tolist(), ends, None)).strip()
         files = map(file_of, run.rows)
-        return [{**file, "text": text} if file else text for file, text in zip(files, found, strict=True)]
+        return [{**file, "text": text} if file else text for file, text in zip(files, texts, strict=True)]
 
     return request.answer(prepare, finish, at_once=request.reader.batch)
 

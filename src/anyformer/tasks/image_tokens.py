@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from anyformer.checkpoint import COMPANION, load
 from anyformer.generation import generate
 from anyformer.inputs.contact_sheet import drawn
 from anyformer.inputs.image import Images
+from anyformer.inputs.text import Tokenizer
 from anyformer.models import AutoencoderModule, TransformerModule, position_limit
 from anyformer.objectives.match import caption
 from anyformer.specs.messages import quote
@@ -25,10 +26,10 @@ def companion(model: TransformerModule) -> AutoencoderModule | None:
     """The autoencoder in a model's folder, where there is one."""
     if model.folder is None or not (model.folder / COMPANION).is_dir():
         return None
-    found = load(model.folder / COMPANION, dtype=torch.float32, device=model.device)
-    if not isinstance(found, AutoencoderModule):
-        raise ValueError(f"{model.folder / COMPANION}: no autoencoder, but {type(found.spec).__name__}")
-    return found
+    vae = load(model.folder / COMPANION, dtype=torch.float32, device=model.device)
+    if not isinstance(vae, AutoencoderModule):
+        raise ValueError(f"{model.folder / COMPANION}: no autoencoder, but {type(vae.spec).__name__}")
+    return vae
 
 
 def can_write(model: TransformerModule) -> bool:
@@ -40,7 +41,7 @@ def draw_by_tokens(reader: TaskModel, options: DrawOptions) -> list[np.ndarray]:
     """A picture of a caption: its codes, written after the caption, and drawn by the autoencoder of the folder."""
     options.refuse("steps", "guidance", "eta")
     model, folder = reader.model, reader.model.folder
-    assert folder is not None
+    assert folder is not None and reader.tokenizer is not None
     vae = companion(model)
     if vae is None or not vae.spec.latent.discrete:
         raise ValueError(f"{folder / COMPANION}: no autoencoder whose codes a decoder could write")
@@ -50,7 +51,7 @@ def draw_by_tokens(reader: TaskModel, options: DrawOptions) -> list[np.ndarray]:
         raise ValueError(f"{folder}: a vocabulary of {V} and {length + N} positions leave no room for a caption")
     prompts = [caption_ids(text, reader.tokenizer, length) for text in options.texts for _ in options.seeds]
     seeds = [seed for _ in options.texts for seed in options.seeds]
-    found = []
+    pictures = []
     for start in range(0, len(seeds), reader.batch):
         ids = torch.stack(prompts[start : start + reader.batch]).to(model.device)
         written = generate(
@@ -68,12 +69,12 @@ def draw_by_tokens(reader: TaskModel, options: DrawOptions) -> list[np.ndarray]:
         )
         codes = written[:, length:].unflatten(1, vae.spec.grid) - (V - K)
         with torch.no_grad():
-            found.append(drawn(vae.picture(codes), Images.load(folder)))
+            pictures.append(drawn(vae.picture(codes), Images.load(folder)))
         reader.progress(min(start + reader.batch, len(seeds)), len(seeds))
-    return np.split(np.concatenate(found), len(options.texts))
+    return np.split(np.concatenate(pictures), len(options.texts))
 
 
-def caption_ids(text: str, tokenizer: Any, length: int) -> torch.Tensor:
+def caption_ids(text: str, tokenizer: Tokenizer, length: int) -> torch.Tensor:
     """(length,) a caption, filled up as where it was learnt."""
     ids = caption(text, tokenizer)
     if len(ids) > length:

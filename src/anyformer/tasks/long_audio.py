@@ -25,6 +25,7 @@ from anyformer.generation.options import Settings
 from anyformer.generation.speech_prompt import language_id
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.inputs.recordings import ENDINGS, Recording, Source, streams
+from anyformer.inputs.text import Tokenizer
 from anyformer.models.base import TransformerModule
 
 COMPRESSED = 2.4  # a text that becomes so many times smaller says one thing again and again
@@ -44,10 +45,10 @@ class Segment:
 
 def files(folder: Path) -> list[Path]:
     """The recordings in a folder, by name."""
-    found = sorted(file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
-    if not found:
+    paths = sorted(file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
+    if not paths:
         raise ValueError(f"{folder}: no sound in this folder ({', '.join(ENDINGS)})")
-    return found
+    return paths
 
 
 # -- letters ----------------------------------------------------------------------------------------------------------
@@ -69,30 +70,32 @@ def best_path(model: TransformerModule, processor: AudioProcessor, source: Sourc
 
 
 @torch.inference_mode()
-def ctc_words(model: TransformerModule, tokenizer: Any, processor: AudioProcessor, source: Source) -> list[Segment]:
+def ctc_words(
+    model: TransformerModule, tokenizer: Tokenizer, processor: AudioProcessor, source: Source
+) -> list[Segment]:
     """The words that are heard in a recording, each from the first frame of its letters to the last."""
     heard = best_path(model, processor, source)
     frame = frame_spacing(model, processor)[0] / processor.sampling_rate  # seconds
-    found = group_words(heard, lambda ids: tokenizer.decode(ids, skip_special_tokens=True))
-    return [Segment(word[0].start * frame, word[-1].end * frame, [held.token for held in word]) for word in found]
+    groups = group_words(heard, lambda ids: tokenizer.decode(ids, skip_special_tokens=True))
+    return [Segment(word[0].start * frame, word[-1].end * frame, [held.token for held in word]) for word in groups]
 
 
 def group_words(heard: Sequence[Held], decode: Callable[[list[int]], str]) -> list[list[Held]]:
     """The tokens of each word. What parts words, or says nothing, belongs to none."""
-    found: list[list[Held]] = []
+    groups: list[list[Held]] = []
     since: list[int] = []  # tokens from the last word's first on, with those that say nothing
     word = ""
     for held in heard:
-        said = decode([*since, held.token]).split()
-        if len(said) > bool(word):
-            found.append([held])
-            since, word = [held.token], said[-1]
+        words = decode([*since, held.token]).split()
+        if len(words) > bool(word):
+            groups.append([held])
+            since, word = [held.token], words[-1]
             continue
         since.append(held.token)
-        if word and said != [word]:
-            found[-1].append(held)
-            word = said[0]
-    return found
+        if word and words != [word]:
+            groups[-1].append(held)
+            word = words[0]
+    return groups
 
 
 def frames(model: TransformerModule, processor: AudioProcessor, source: Source) -> Iterator[Tensor]:
@@ -163,7 +166,7 @@ def quietest(samples: np.ndarray, width: int) -> int:
 
 
 def sentences(
-    model: TransformerModule, tokenizer: Any, processor: AudioProcessor, source: Source, **options: Any
+    model: TransformerModule, tokenizer: Tokenizer, processor: AudioProcessor, source: Source, **options: Any
 ) -> Iterator[str]:
     """What is written of each piece of a recording."""
     position = model.spec.decoder_embedding.position
@@ -222,9 +225,9 @@ class AudioWindows:
                 self.loudest = torch.maximum(self.loudest, more.max())
         if (end := self.start + self.held.shape[1]) < wanted:
             self.total = end
-        found = self.held[:, start - self.start : start - self.start + self.size]
-        found = found if self.short else self.processor.shown(found, self.loudest)
-        return F.pad(found, (0, self.size - found.shape[1])), found.shape[1]
+        window = self.held[:, start - self.start : start - self.start + self.size]
+        window = window if self.short else self.processor.shown(window, self.loudest)
+        return F.pad(window, (0, self.size - window.shape[1])), window.shape[1]
 
 
 @dataclasses.dataclass
@@ -244,7 +247,9 @@ class Transcript:
 class Transcriber:
     """A model that writes what it hears."""
 
-    def __init__(self, model: TransformerModule, tokenizer: Any, processor: AudioProcessor, **options: Any) -> None:
+    def __init__(
+        self, model: TransformerModule, tokenizer: Tokenizer, processor: AudioProcessor, **options: Any
+    ) -> None:
         self.model, self.tokenizer, self.processor, self.options = model, tokenizer, processor, options
         embedding = model.spec.embedding
         if processor.kind != "mel" or processor.feature_size != embedding.channels:
@@ -300,8 +305,8 @@ class Transcriber:
         texts = self.texts(memory, chances, [each.language for each in transcripts])
         for each, (_, real), tokens in zip(transcripts, taken, texts, strict=True):
             begun = each.place * self.processor.hop_length / self.processor.sampling_rate
-            found, advance = split_sentences(tokens, self.first, real, self.model.spec.embedding.hop)
-            for start, end, part in found:
+            parts, advance = split_sentences(tokens, self.first, real, self.model.spec.embedding.hop)
+            for start, end, part in parts:
                 each.segments.append(Segment(begun + start * self.step, begun + end * self.step, part))
             each.place += advance
 
@@ -310,29 +315,31 @@ class Transcriber:
         and those of silence are empty."""
         options = dict(self.options)
         temperatures: Sequence[float] = options.pop("temperatures")
-        found: list[list[int]] = [[] for _ in languages]
-        left, said = list(range(len(languages))), [0.0] * len(languages)
+        tokens: list[list[int]] = [[] for _ in languages]
+        remaining, log_probs = list(range(len(languages))), [0.0] * len(languages)
         for temperature in temperatures:
             sampling = {"do_sample": True, "temperature": temperature, "num_beams": 1} if temperature else {}
-            told: dict[str, Any] = {"language": [languages[i] for i in left]} if self.settings.lang_to_id else {}
-            told = {**options, **sampling, **told, "return_dict": True, "output_scores": False, "seed": 0}
-            out = generate(self.model, encoder_outputs=memory[left], **told)
+            settings: dict[str, Any] = (
+                {"language": [languages[i] for i in remaining]} if self.settings.lang_to_id else {}
+            )
+            settings = {**options, **sampling, **settings, "return_dict": True, "output_scores": False, "seed": 0}
+            out = generate(self.model, encoder_outputs=memory[remaining], **settings)
             again = []
-            for row, i in enumerate(left):
-                found[i], said[i] = self.new_tokens(out, row)
-                if self.looks_wrong(found[i], said[i]):
+            for row, i in enumerate(remaining):
+                tokens[i], log_probs[i] = self.new_tokens(out, row)
+                if self.looks_wrong(tokens[i], log_probs[i]):
                     again.append(i)
-            left = again
-            if not left:
+            remaining = again
+            if not remaining:
                 break
         if self.settings.no_timestamps_token_id is not None:
             silence = chances[:, self.settings.no_timestamps_token_id - 1].tolist()
-            found = [[] if silence[i] > SILENT and said[i] < UNSURE else each for i, each in enumerate(found)]
-        return found
+            tokens = [[] if silence[i] > SILENT and log_probs[i] < UNSURE else each for i, each in enumerate(tokens)]
+        return tokens
 
     def new_tokens(self, out: Any, row: int) -> tuple[list[int], float]:
         """The new tokens of a text up to its end, and their mean log-probability, the end counted."""
-        beams = getattr(out, "sequences_scores", None)
+        beams = out.get("sequences_scores")
         new = out.sequences.shape[1] - self.prompt_length(out)
         tokens = out.sequences[row, -new:].tolist() if new else []
         end = next((i for i, token in enumerate(tokens) if token in self.settings.eos), len(tokens))
@@ -342,7 +349,7 @@ class Transcriber:
         return tokens[:end], float(counted.mean()) if len(counted) else 0.0
 
     def prompt_length(self, out: Any) -> int:
-        if (log_probs := getattr(out, "log_probs", None)) is not None:
+        if (log_probs := out.get("log_probs")) is not None:
             return out.sequences.shape[1] - log_probs.shape[1]
         return out.sequences.shape[1] - out.beam_indices.shape[1]
 
@@ -365,14 +372,14 @@ def split_sentences(
     if not tokens:
         return [], real
     if not ends:
-        said = [token - first for token in tokens if token > first]
-        return [(0, said[-1] if said else real // stride, tokens)], real
+        times = [token - first for token in tokens if token > first]
+        return [(0, times[-1] if times else real // stride, tokens)], real
     ends = [*ends, len(tokens)] if closed else [*ends[:-1], ends[-1] + 1]
-    found, begin = [], 0
+    parts, begin = [], 0
     for i, end in enumerate(ends):
         part = tokens[begin:end]
         last = part[-1] if i + 1 < len(ends) or closed else part[-2]
-        found.append((part[0] - first, last - first, part))
+        parts.append((part[0] - first, last - first, part))
         begin = end
     advance = real if closed else (tokens[begin - 2] - first) * stride
-    return found, advance if 0 < advance <= real else real
+    return parts, advance if 0 < advance <= real else real

@@ -64,7 +64,7 @@ class TaskModel:
     """A model with its tokenizer, or what makes pictures ready for it, for as many tasks as it can do."""
 
     model: TransformerModule
-    tokenizer: Any  # a Tokenizer, or None where no text is read or written
+    tokenizer: Tokenizer | None  # None if no text is read or written
     batch: int = 8
     progress: Progress = lambda done, total: None
     images: Images | None = None
@@ -193,10 +193,7 @@ class TaskRun:
 
     @property
     def limit(self) -> int | None:
-        """The most tokens that the model reads, where there is a limit; of a pair of stacks the encoder's."""
-        spec = self.model.spec
-        own = getattr(getattr(spec.embedding, "position", None), "length", None)
-        return own if own is not None else position_limit(spec)
+        return input_limit(self.model.spec)
 
     @property
     def pad(self) -> int:
@@ -263,15 +260,15 @@ class TaskRun:
                     results[i] = error
         run = dataclasses.replace(self, rows=[self.rows[i] for i in ready])
         try:
-            found = finish(run, list(ready.values())) if ready else []
+            answers = finish(run, list(ready.values())) if ready else []
         except FAILURES as error:
-            found = [error]
+            answers = [error]
             if len(ready) > 1:
                 del self.lost[cut_before:]  # texts are cut, and counted, again
                 half = len(ready) // 2
                 halves = (dataclasses.replace(run, rows=rows) for rows in (run.rows[:half], run.rows[half:]))
-                found = [result for part in halves for result in part._results(prepare, finish)]
-        for i, result in zip(ready, found, strict=True):
+                answers = [result for part in halves for result in part._results(prepare, finish)]
+        for i, result in zip(ready, answers, strict=True):
             results[i] = result
         return results
 
@@ -401,6 +398,12 @@ def start_run(task: str, model: Source, inputs: Inputs, run_options: RunOptions)
     return TaskRun(task, reader, rows, one)
 
 
+def input_limit(spec: Any) -> int | None:
+    """The longest text that a model reads, in tokens, if it has a limit; of an encoder-decoder the encoder's limit."""
+    own = getattr(getattr(spec.embedding, "position", None), "length", None)
+    return own if own is not None else position_limit(spec)
+
+
 def kinds_read(spec: Any) -> list[str]:
     """What a model reads: "text", "pictures", "sound", or the name of another input."""
     embeddings = [part.embedding for part in spec.readers]
@@ -423,14 +426,14 @@ def checked_rows(task: str, inputs: Any) -> tuple[list[Any], bool]:
     for given in several:
         try:
             row = row_of(task, given)
-            found = files_in(given, raw[0]) if raw else None
+            files = files_in(given, raw[0]) if raw else None
         except FAILURES as error:
             if one:
                 raise
             rows.append(error)
             continue
-        one = one and found is None
-        rows += [row] if found is None else [{**row, raw[0]: file, "file": str(file)} for file in found]
+        one = one and files is None
+        rows += [row] if files is None else [{**row, raw[0]: file, "file": str(file)} for file in files]
     return rows, one
 
 

@@ -46,13 +46,13 @@ def text_vectors(request: TaskRun, *, raw: bool = False, truncate: Truncate = Tr
 
     @torch.inference_mode()
     def finish(run: TaskRun, records: list[Record]) -> list[Any]:
-        found: list[Any] = [None] * len(records)
+        results: list[Any] = [None] * len(records)
         for which, batch in run.batches(records):
             inputs = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
             vectors = model(**inputs, return_dict=True)["text_embeds"].float().cpu()
             for i, vector in zip(which, vectors):
-                found[i] = vector if raw else F.normalize(vector, dim=-1)
-        return found
+                results[i] = vector if raw else F.normalize(vector, dim=-1)
+        return results
 
     return request.answer(prepare, finish)
 
@@ -63,11 +63,11 @@ def image_vectors(request: TaskRun, *, raw: bool = False, interpolate: bool = Fa
 
     @torch.inference_mode()
     def finish(run: TaskRun, pictures: list[Tensor]) -> list[Any]:
-        found: list[Any] = [None] * len(pictures)
+        results: list[Any] = [None] * len(pictures)
         for which, batch in run.media_batches(pictures, interpolate=interpolate):
             vectors = model(**batch, return_dict=True)["image_embeds"].float().cpu()
             for i, vector in zip(which, vectors):
-                found[i] = vector if raw else F.normalize(vector, dim=-1)
-        return found
+                results[i] = vector if raw else F.normalize(vector, dim=-1)
+        return results
 
     return request.answer(request.pixels, finish, at_once=request.reader.batch)

@@ -78,15 +78,15 @@ def json_sentences(path: str, words: str | None, tags: str | None, encoding: str
     if row is None or row.example is None:
         raise ValueError(f"{path}: no row that could be read")
     known = [str(name) for name in row.example]
-    found = {}
+    fields = {}
     for name, given, usual, flag in (("words", words, WORDS, "--column"), ("tags", tags, TAGS, "--label")):
         if given is not None and given not in known:
             raise ValueError(f"{path}: no column {given!r}; {nearest(given, known)}")
         column = given or next((each for each in usual if each in known), None)
         if column is None:
             raise ValueError(f"{path}: {flag} COLUMN says which column has the {name}: {', '.join(known)}")
-        found[name] = column
-    return source.replace(columns=found)
+        fields[name] = column
+    return source.replace(columns=fields)
 
 
 def column_sentences(path: str, file: Path, words: str | None, tags: str | None, encoding: str) -> Columns:
@@ -136,5 +136,7 @@ def tag_run(source: Source, name: str, labels: tuple[str, ...], count: int, mode
     )  # fmt: skip
     if model is None:
         return run
-    given, made = with_vocabulary(model, with_labels(model, labels, TAGGER), vocabulary(size))
-    return run.replace(model=given, vocabulary=made, optimizer=AdamW(lr=5e-5 if made is None else 5e-4))
+    given, new_vocabulary = with_vocabulary(model, with_labels(model, labels, TAGGER), vocabulary(size))
+    return run.replace(
+        model=given, vocabulary=new_vocabulary, optimizer=AdamW(lr=5e-5 if new_vocabulary is None else 5e-4)
+    )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from anyformer.data import CSV, TSV, Data, Held, Source, TextFiles, TrainedBPE, open_table
+from anyformer.data import CSV, TSV, Data, Held, JSONLines, Source, TextFiles, TrainedBPE, open_table
 from anyformer.generation.prompt import position_limit
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
@@ -21,6 +21,7 @@ from anyformer.recipes import dialogue, quickstart
 from anyformer.recipes.shared.encoder import small_bert, vocabulary
 from anyformer.recipes.shared.models import CLASSIFIER, with_labels, with_vocabulary
 from anyformer.specs.part import nearest, walk
+from anyformer.stacks.two_streams import TwoStreams
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, description_of, model_of
 
@@ -105,10 +106,10 @@ def text_columns(path: str, known: list[str], label: str | None, columns: Sequen
             raise ValueError(f"{path}: no column {name!r}; {nearest(name, known)}")
     others = [name for name in known if name != label]
     usual = [name for name in others if name.lower() in TEXTS]
-    found = list(columns) or usual[:1] or (others if len(others) == 1 else [])
-    if not 1 <= len(found) <= 2:
+    chosen = list(columns) or usual[:1] or (others if len(others) == 1 else [])
+    if not 1 <= len(chosen) <= 2:
         raise ValueError(f"{path}: --column says which column is the text (given again, its pair): {', '.join(others)}")
-    return found
+    return chosen
 
 
 def describe_columns(source: Source, named: Mapping[str, str], labels: Sequence[str]) -> str:
@@ -116,9 +117,9 @@ def describe_columns(source: Source, named: Mapping[str, str], labels: Sequence[
     parts = [f"{name}: column {own!r}" for name, own in named.items()]
     if "label" in named:
         parts[-1] += f", {len(labels)} labels" if labels else ", a number"
-    delimiter, encoding = getattr(source, "delimiter", ","), getattr(source, "encoding", "utf-8")
-    if isinstance(source, CSV) and not isinstance(source, TSV) and delimiter != ",":
-        parts.append(f"delimiter {delimiter!r} (--delimiter sets another)")
+    if isinstance(source, CSV) and not isinstance(source, TSV) and source.delimiter != ",":
+        parts.append(f"delimiter {source.delimiter!r} (--delimiter sets another)")
+    encoding = source.encoding if isinstance(source, CSV | JSONLines) else "utf-8"
     parts += [f"encoding {encoding} (--encoding sets another)"] if encoding != "utf-8" else []
     return "; ".join(parts)
 
@@ -149,16 +150,16 @@ def labels_of(path: str, column: str, values: LabelColumn, skipped: Mapping[str,
     value in ten may be something else ("n/a"); such rows are skipped later on."""
     if (values.many or values.fractions) and values.numbers >= 0.9 * values.total:
         return ()
-    found = sorted(values.names)
+    labels = sorted(values.names)
     after = f" ({skipped_reasons(skipped)})" if skipped else ""
     if values.many:
         raise ValueError(f"{path}: column {column!r} has more than {MOST_LABELS} values, too many for labels{after}")
-    if len(found) < 2:
+    if len(labels) < 2:
         raise ValueError(
-            f"{path}: column {column!r} has a single value, {found[0]!r}, in all {values.total:,} rows{after};"
+            f"{path}: column {column!r} has a single value, {labels[0]!r}, in all {values.total:,} rows{after};"
             " a classifier needs two or more"
         )
-    return tuple(sorted(found, key=float) if all(map(is_number, found)) else found)
+    return tuple(sorted(labels, key=float) if all(map(is_number, labels)) else labels)
 
 
 def skipped_reasons(skipped: Mapping[str, int]) -> str:
@@ -194,13 +195,15 @@ def text_run(data: Data, name: str, size: int, model: str | None, sample: str) -
     limit = description_of(given)
     if limit.pair:
         raise ValueError(f"--model {model} reads one text and writes another; --text is for models of one text")
-    any_order = any("an order" in getattr(part, "needs", ()) for _, part in walk(limit))
+    any_order = any(isinstance(part, TwoStreams) for _, part in walk(limit))
     objective: Objective = NextToken() if limit.writes else Permuted() if any_order else Masked()
     length = min(position_limit(limit) or 256, 256)
-    given, made = with_vocabulary(model, given, TrainedBPE(size=tokens) if limit.writes else vocabulary(tokens))
+    given, new_vocabulary = with_vocabulary(
+        model, given, TrainedBPE(size=tokens) if limit.writes else vocabulary(tokens)
+    )
     changed: dict[str, Any] = {"model": given, "objective": objective, "batch": Batch(examples=8, length=length)}
-    changed |= {"optimizer": AdamW(lr=5e-5 if made is None else 6e-4), "schedule": Linear(warmup=20)}
-    changed |= {"vocabulary": made}
+    changed |= {"optimizer": AdamW(lr=5e-5 if new_vocabulary is None else 6e-4), "schedule": Linear(warmup=20)}
+    changed |= {"vocabulary": new_vocabulary}
     return run.replace(**changed, evaluate=watch.replace(sample=sample or None if limit.writes else None))
 
 
@@ -245,8 +248,12 @@ def classifier_run(data: Data, name: str, labels: tuple[str, ...], pair: bool, r
     )
     if model is None:
         return run
-    given, made = with_vocabulary(model, with_labels(model, labels or ("value",)), vocabulary(size))
+    given, new_vocabulary = with_vocabulary(model, with_labels(model, labels or ("value",)), vocabulary(size))
     longest = position_limit(description_of(given))
-    objective = Classify(labels=labels, pair=pair, length=longest if made is None else min(longest or length, length))
-    lr = 5e-5 if made is None else 5e-4
-    return run.replace(model=given, vocabulary=made, optimizer=AdamW(lr=lr, weight_decay=0.01), objective=objective)
+    objective = Classify(
+        labels=labels, pair=pair, length=longest if new_vocabulary is None else min(longest or length, length)
+    )
+    lr = 5e-5 if new_vocabulary is None else 5e-4
+    return run.replace(
+        model=given, vocabulary=new_vocabulary, optimizer=AdamW(lr=lr, weight_decay=0.01), objective=objective
+    )

@@ -47,8 +47,8 @@ def classify(
             raise ValueError(f"pair is {type(second).__name__}, not text")
         return request.record(row["text"], second, truncate=truncate)
 
-    def result(said: Any, record: Record) -> list[dict[str, Any]]:
-        return scores_of(said.logits.float(), names, head.problem)[: top_k or None]
+    def result(output: Any, record: Record) -> list[dict[str, Any]]:
+        return scores_of(output.logits.float(), names, head.problem)[: top_k or None]
 
     return request.answer(prepare, lambda run, records: run.map_outputs(records, result))
 
@@ -59,5 +59,5 @@ def scores_of(logits: Tensor, names: Sequence[str], problem: str | None) -> list
         logits = logits.sigmoid()
     elif problem != "regression":
         logits = logits.softmax(-1)
-    found = [{"label": name, "score": score} for name, score in zip(names, logits.tolist(), strict=True)]
-    return sorted(found, key=lambda one: -one["score"])
+    scores = [{"label": name, "score": score} for name, score in zip(names, logits.tolist(), strict=True)]
+    return sorted(scores, key=lambda one: -one["score"])

@@ -32,17 +32,16 @@ def classify_image(
     if top_k < 0:
         raise ValueError(f"top_k is {top_k}; it must be at least 0, which is all")
     request = start_run("classify-image", model, inputs, run_options)
-    taught = isinstance(request.model.head, DistilledModule)
-    head = request.model.head if taught else head_of(request.model, ClassifyModule, "classification")
+    distilled = isinstance(request.model.head, DistilledModule)
+    problem = None if distilled else head_of(request.model, ClassifyModule, "classification").problem
     names = labels_of(request, request.model.spec.head.num_labels, labels)
-    problem = getattr(head, "problem", None)
 
     def finish(run: TaskRun, pictures: list[Tensor]) -> list[Any]:
-        found: list[Any] = [None] * len(pictures)
+        results: list[Any] = [None] * len(pictures)
         for which, batch in run.media_batches(pictures, interpolate=interpolate):
             for i, logits in zip(which, run.run(batch)["logits"]):
                 best = scores_of(logits.float(), names, problem)[: top_k or None]
-                found[i] = [{**file_of(run.rows[i]), **each} for each in best]
-        return found
+                results[i] = [{**file_of(run.rows[i]), **each} for each in best]
+        return results
 
     return request.answer(request.pixels, finish, at_once=request.reader.batch)

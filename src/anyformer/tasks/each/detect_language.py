@@ -37,15 +37,15 @@ def detect_language(
         return transcriber.open(row["audio"]).windows.take(0)[0]
 
     def finish(run: TaskRun, windows: list[torch.Tensor]) -> list[Any]:
-        found: list[Any] = []
+        results: list[Any] = []
         _, chances = transcriber.start(torch.stack(windows))
         for row, tokens in zip(run.rows, transcriber.languages(chances), strict=True):
             best = [
                 {**file_of(row), "language": code(token), "name": SPOKEN.get(code(token), code(token)), "score": score}
                 for token, score in tokens[:top_k]
             ]
-            found.append(best[0] if top_k == 1 else best)
-        run.reader.progress(len(found), len(windows))
-        return found
+            results.append(best[0] if top_k == 1 else best)
+        run.reader.progress(len(results), len(windows))
+        return results
 
     return request.answer(first_window, finish, at_once=request.reader.batch)

@@ -25,7 +25,7 @@ def detect_replaced(
 
     def finish(run: TaskRun, encodings: list[Any]) -> list[Any]:
         records = [{"input_ids": array(run.tokenizer._ids(encoding))} for encoding in encodings]
-        scores = run.map_outputs(records, lambda said, _: said["logits"].float().sigmoid().tolist())
+        scores = run.map_outputs(records, lambda output, _: output["logits"].float().sigmoid().tolist())
         results = []
         for row, encoding, own in zip(run.rows, encodings, scores, strict=True):
             columns = zip(own, encoding.offsets, encoding.special_tokens_mask)

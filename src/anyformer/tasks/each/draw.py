@@ -77,11 +77,11 @@ def draw(
         pictures = painter(run.reader, DrawOptions(texts, seeds, steps, guidance, eta, temperature, top_k))
         return [{"text": text, "pictures": own} for text, own in zip(texts, pictures, strict=True)]
 
-    found = TaskRun("draw", reader, rows, one).answer(lambda row: row["text"], finish)
-    results = [found] if one else found
+    answers = TaskRun("draw", reader, rows, one).answer(lambda row: row["text"], finish)
+    results = [answers] if one else answers
     drawn_rows = [result["pictures"] for result in results if "pictures" in result]
     if out is None or not drawn_rows:
-        return found
+        return answers
     blank = np.full_like(drawn_rows[0], 255)  # in the place of a text that has an error
     write_sheet(Path(out).expanduser(), [result.get("pictures", blank) for result in results])
     results = [{"text": r["text"], "count": count, "file": str(out)} if "pictures" in r else r for r in results]
@@ -111,8 +111,8 @@ def latent_autoencoder(model: TransformerModule) -> AutoencoderModule | None:
     spec: Any = model.spec
     vae, draws = companion(model), (spec.embedding.channels, *spec.embedding.image_size)
     if vae is not None and (vae.spec.latent.discrete or not vae.spec.draws(draws)):
-        made = vae.spec.numbers or "codes"
-        raise ValueError(f"{model.folder}: the model draws {draws}, and its autoencoder makes {made} of a picture")
+        latents = vae.spec.numbers or "codes"
+        raise ValueError(f"{model.folder}: the model draws {draws}, and its autoencoder makes {latents} of a picture")
     return vae
 
 
@@ -129,10 +129,10 @@ def draw_by_diffusion(reader: TaskModel, options: DrawOptions) -> list[np.ndarra
     seeds = [seed for _ in options.texts for seed in options.seeds]
     steps = min(50, spec.head.schedule.steps) if options.steps is None else options.steps
     guidance = 4.0 if options.guidance is None else options.guidance
-    found = []
+    pictures = []
     for start in range(0, len(seeds), reader.batch):
         part = labels[start : start + reader.batch]
-        made = denoise(
+        samples = denoise(
             reader.model,
             {"class_labels": part},
             {"class_labels": torch.full_like(part, number)},
@@ -143,9 +143,9 @@ def draw_by_diffusion(reader: TaskModel, options: DrawOptions) -> list[np.ndarra
             clip=widest(reader.images) if vae is None else None,
         )
         with torch.no_grad():
-            found.append(drawn(made if vae is None else vae.picture(made), reader.images))
+            pictures.append(drawn(samples if vae is None else vae.picture(samples), reader.images))
         reader.progress(min(start + reader.batch, len(seeds)), len(seeds))
-    return np.split(np.concatenate(found), len(options.texts))
+    return np.split(np.concatenate(pictures), len(options.texts))
 
 
 # what a model must be, and what draws with it: (count, H, W, C) bytes of each text

@@ -61,11 +61,11 @@ def embed(
     return stack_vectors(request, vectors, request.model.spec.width)
 
 
-def stack_vectors(request: TaskRun, found: Any, width: int) -> Any:
+def stack_vectors(request: TaskRun, vectors: Any, width: int) -> Any:
     """(N, D) of vectors; the list as it is where one of them is an error."""
-    if request.one or not all(isinstance(one, Tensor) for one in found):
-        return found
-    return torch.stack(found) if found else torch.empty(0, width)
+    if request.one or not all(isinstance(one, Tensor) for one in vectors):
+        return vectors
+    return torch.stack(vectors) if vectors else torch.empty(0, width)
 
 
 @torch.inference_mode()

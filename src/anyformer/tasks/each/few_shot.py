@@ -117,9 +117,9 @@ def choice_pairs(request: TaskRun, prompt: str, choices: list[str]) -> dict[str,
 def choose(request: TaskRun, choices: list[dict[str, Pair]], per_token: bool) -> list[dict[str, Any]]:
     """The likeliest choice of each prompt."""
     pairs = [pair for own in choices for pair in own.values()]
-    found = likelihoods(request.model, pairs, size=request.reader.batch, progress=request.reader.progress)
+    scored = likelihoods(request.model, pairs, size=request.reader.batch, progress=request.reader.progress)
     scores = iter(
-        one.log_probability / (len(rest) if per_token else 1) for one, (_, rest) in zip(found, pairs, strict=True)
+        one.log_probability / (len(rest) if per_token else 1) for one, (_, rest) in zip(scored, pairs, strict=True)
     )
     results: list[dict[str, Any]] = []
     for own in choices:
@@ -149,12 +149,12 @@ def select_examples(examples: Examples | None, shots: int | None) -> list[Row]:
     """The first so many examples."""
     if isinstance(examples, str | Path):
         examples = list(read(Path(examples).expanduser()))
-    found = [example_of(example, f"example {number}") for number, example in enumerate(examples or (), 1)]
+    rows = [example_of(example, f"example {number}") for number, example in enumerate(examples or (), 1)]
     if shots is None:
-        return found
-    if not 0 <= shots <= len(found):
-        raise ValueError(f"shots is {shots}, and there are {len(found)} examples")
-    return found[:shots]
+        return rows
+    if not 0 <= shots <= len(rows):
+        raise ValueError(f"shots is {shots}, and there are {len(rows)} examples")
+    return rows[:shots]
 
 
 def read(path: Path) -> Any:

@@ -48,8 +48,8 @@ def fill_mask(
             raise ValueError(f"there is no {request.tokenizer.special['mask_token']} in the text")
         return record
 
-    def result(said: Any, record: Record) -> list[Any]:
-        logits = said.logits if said.logits is not None else said.prediction_logits  # (T, V)
+    def result(output: Any, record: Record) -> list[Any]:
+        logits = output.logits if output.logits is not None else output.prediction_logits  # (T, V)
         ids = record["input_ids"]
         places = (ids == mask).nonzero()[0].tolist()
         each = [likeliest(logits[place].float().softmax(-1).cpu(), ids, place, len(places) == 1) for place in places]
@@ -59,14 +59,14 @@ def fill_mask(
         """Of the probabilities (V,) at one place."""
         known = torch.arange(len(shares)) if allowed is None else allowed
         best = shares[known].topk(min(top_k, len(known)))
-        found = []
+        rows = []
         for score, token in zip(best.values.tolist(), known[best.indices].tolist()):
             filled = [*ids[:place].tolist(), token, *ids[place + 1 :].tolist()]
             # special tokens are shown where other masks are among them
             text = request.tokenizer.decode(filled, skip_special_tokens=alone)
             word = request.tokenizer.decode([token])
-            found.append({"score": score, "token": token, "token_str": word, "sequence": text})
-        return found
+            rows.append({"score": score, "token": token, "token_str": word, "sequence": text})
+        return rows
 
     return request.answer(prepare, lambda run, records: run.map_outputs(records, result))
 

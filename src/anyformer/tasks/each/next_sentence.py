@@ -24,8 +24,8 @@ def next_sentence(
     request = start_run("next-sentence", model, inputs, run_options)
     head = request.model.spec.head
     if not isinstance(head, NextSentenceHead | PretrainingHead):
-        found = "no head" if head is None else f"a {type(head).__name__}"
-        raise ValueError(f"next-sentence needs a head as BertForNextSentencePrediction has; this model has {found}")
+        actual = "no head" if head is None else f"a {type(head).__name__}"
+        raise ValueError(f"next-sentence needs a head as BertForNextSentencePrediction has; this model has {actual}")
     output = head.output if isinstance(head, PretrainingHead) else "logits"
 
     def prepare(row: Row) -> Record:

@@ -45,9 +45,9 @@ def play(
     going = np.ones(len(worlds), dtype=bool)
     most = player.spec.embedding.steps
     for now in range(most):
-        said = answer(player, {name: values[-steps:] for name, values in seen.items()}, now)
-        taken = choices(said, worlds[0])
-        seen["actions"][-1] = taken if not discrete(worlds[0]) else np.eye(said.shape[-1])[taken]
+        predicted = answer(player, {name: values[-steps:] for name, values in seen.items()}, now)
+        taken = choices(predicted, worlds[0])
+        seen["actions"][-1] = taken if not discrete(worlds[0]) else np.eye(predicted.shape[-1])[taken]
         states = seen["states"][-1].copy()
         for i in np.flatnonzero(going):
             state, reward, ended, cut, _ = worlds[i].step(taken[i])
@@ -78,10 +78,10 @@ def discrete(world: Any) -> bool:
     return hasattr(world.action_space, "n")
 
 
-def choices(said: np.ndarray, world: Any) -> np.ndarray:
+def choices(predicted: np.ndarray, world: Any) -> np.ndarray:
     if discrete(world):
-        return said.argmax(-1)
-    return np.clip(said, world.action_space.low, world.action_space.high).astype(world.action_space.dtype)
+        return predicted.argmax(-1)
+    return np.clip(predicted, world.action_space.low, world.action_space.high).astype(world.action_space.dtype)
 
 
 def open_environment(environment: str, player: TransformerModule) -> Any:

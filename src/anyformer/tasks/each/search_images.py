@@ -40,9 +40,9 @@ def search_images(
         raise ValueError(f"top_k is {top_k}; it must be at least 1")
     if not folder or not Path(folder).expanduser().is_dir():
         raise ValueError(f"folder {quote(str(folder))}: no such folder of pictures")
-    found = files(Path(folder).expanduser())
+    paths = files(Path(folder).expanduser())
     request = start_run("search-images", model, inputs, run_options)
-    names = {str(file): f"{file.stat().st_size} {file.stat().st_mtime_ns}" for file in found}
+    names = {str(file): f"{file.stat().st_size} {file.stat().st_mtime_ns}" for file in paths}
     vectors, errors = picture_vectors(request, names, None if index is None else Path(index))
     readable, table = list(vectors), torch.stack([*vectors.values()]) if vectors else None  # (pictures, D)
 

@@ -84,7 +84,7 @@ def tag(
 
     def finish(run: TaskRun, texts: list[tuple[Any, list[Any]]]) -> list[Any]:
         records = [{"input_ids": array(run.tokenizer._ids(window))} for _, windows in texts for window in windows]
-        shares = iter(run.map_outputs(records, lambda said, _: said["logits"].float().softmax(-1).cpu().numpy()))
+        shares = iter(run.map_outputs(records, lambda output, _: output["logits"].float().softmax(-1).cpu().numpy()))
         results = []
         for text, windows in texts:
             scored = [(window, next(shares)) for window in windows]
@@ -92,8 +92,8 @@ def tag(
                 results.append(spans(text.word_scores(scored, bool(label_all_tokens)), aggregation, names, text.text))
                 continue
             each = [spans(pieces(run, text, window, own), aggregation, names, text) for window, own in scored]
-            found = [span for own in each for span in own]
-            results.append(found if len(windows) == 1 else without_overlaps(found))
+            merged = [span for own in each for span in own]
+            results.append(merged if len(windows) == 1 else without_overlaps(merged))
         return results
 
     return request.answer(read, finish)
@@ -133,7 +133,7 @@ def pieces(request: TaskRun, text: str, window: Any, shares: np.ndarray) -> list
     """The tokens of a window that stand for characters of the text, in order."""
     tokenizer = request.tokenizer
     prefix = getattr(tokenizer.core.model, "continuing_subword_prefix", None)
-    found = []
+    tokens = []
     columns = zip(window.ids, window.tokens, window.offsets, window.special_tokens_mask, shares)
     for index, (token, name, (start, end), special, own) in enumerate(columns):
         if special:
@@ -142,18 +142,18 @@ def pieces(request: TaskRun, text: str, window: Any, shares: np.ndarray) -> list
             inside = name.startswith(prefix)
         else:
             inside = start > 0 and " " not in text[start - 1 : start + 1]
-        found.append(LabelledText(own, start, end, inside and token != tokenizer.unk_token_id, index))
-    return found
+        tokens.append(LabelledText(own, start, end, inside and token != tokenizer.unk_token_id, index))
+    return tokens
 
 
-def spans(found: list[LabelledText], aggregation: str, names: Sequence[str], text: str) -> list[dict[str, Any]]:
+def spans(pieces: list[LabelledText], aggregation: str, names: Sequence[str], text: str) -> list[dict[str, Any]]:
     join = AGGREGATIONS[aggregation]
     if join is not None:
-        found = [
+        pieces = [
             LabelledText(join([piece.shares for piece in word]), word[0].start, word[-1].end)
-            for word in group_items(found, lambda before, piece: piece.inside)
+            for word in group_items(pieces, lambda before, piece: piece.inside)
         ]
-    best = [(names[int(piece.shares.argmax())], float(piece.shares.max()), piece) for piece in found]
+    best = [(names[int(piece.shares.argmax())], float(piece.shares.max()), piece) for piece in pieces]
     if aggregation == "none":
         return [
             {"entity": name, "score": score, "index": piece.index, **span_of(text, piece.start, piece.end)}
@@ -191,10 +191,10 @@ def span_of(text: str, start: int, end: int) -> dict[str, Any]:
     return {"word": text[start:end], "start": start, "end": end}
 
 
-def without_overlaps(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_overlaps(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of spans that begin within another the longer one is kept, of equals the likelier."""
     kept: list[dict[str, Any]] = []
-    for span in sorted(found, key=lambda span: span["start"]):
+    for span in sorted(spans, key=lambda span: span["start"]):
         if kept and span["start"] < kept[-1]["end"]:
             kept[-1] = max(kept[-1], span, key=lambda one: (one["end"] - one["start"], one["score"]))
         else:

@@ -44,16 +44,18 @@ def transcribe(
     'And so my fellow Americans, ask not what your country can do for you, ask what you can do for your country.'
     """
     request = start_run("transcribe", model, inputs, run_options)
-    told = {"language": language, "translate": translate, "temperatures": temperatures}
+    unsupported = {"language": language, "translate": translate, "temperatures": temperatures}
     if isinstance(request.model.spec.head, CTCHead):
-        refuse({**told, "max_new_tokens": max_new_tokens}, "hears letters, and only num_beams and timestamps apply")
+        refuse(
+            {**unsupported, "max_new_tokens": max_new_tokens}, "hears letters, and only num_beams and timestamps apply"
+        )
         if timestamps and (num_beams or 1) > 1:
             raise ValueError("timestamps: beams add up paths, and times are of one; leave num_beams out")
         return transcribe_each(request, ctc_text, beams=num_beams or 1, timestamps=timestamps)
     check_transcriber(request)
     if AudioProcessor.load(request.model.folder).kind != "mel":
         why = "writes a text and no more, and only num_beams and max_new_tokens apply"
-        refuse({**told, "timestamps": timestamps}, why)
+        refuse({**unsupported, "timestamps": timestamps}, why)
         return transcribe_each(request, generated_text, **drop_none(num_beams=num_beams, max_new_tokens=max_new_tokens))
     transcriber = transcriber_of(request, translate, timestamps, num_beams, max_new_tokens, temperatures)
     transcriber.language_token(language)  # a wrong one is told before anything is heard
@@ -75,8 +77,8 @@ def with_files(run: TaskRun, texts: list[Any]) -> list[Any]:
 
 
 def segment_rows(segments: Sequence[Segment], text: Callable[[list[int]], str]) -> list[dict[str, Any]]:
-    told = [(part.start, part.end, text(part.tokens).strip()) for part in segments]
-    return [{"start": round(a, 2), "end": round(b, 2), "text": text} for a, b, text in told]
+    parts = [(part.start, part.end, text(part.tokens).strip()) for part in segments]
+    return [{"start": round(a, 2), "end": round(b, 2), "text": text} for a, b, text in parts]
 
 
 def refuse(options: dict[str, Any], why: str) -> None:
@@ -90,14 +92,14 @@ def drop_none(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def transcribe_each(request: TaskRun, said: Callable[..., Any], **options: Any) -> Any:
+def transcribe_each(request: TaskRun, transcribe_one: Callable[..., Any], **options: Any) -> Any:
     """What is said in one recording after the other."""
     processor = AudioProcessor.load(request.model.folder)
 
     def finish(run: TaskRun, sources: list[Any]) -> list[Any]:
-        found = [said(run, processor, source, **options) for source in sources]
-        run.reader.progress(len(found), len(found))
-        return with_files(run, found)
+        texts = [transcribe_one(run, processor, source, **options) for source in sources]
+        run.reader.progress(len(texts), len(texts))
+        return with_files(run, texts)
 
     return request.answer(lambda row: row["audio"], finish, at_once=1)
 

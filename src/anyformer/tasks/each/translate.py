@@ -50,7 +50,7 @@ def translate(
         return way.record(first + row["text"], truncate=truncate), options_of(usual, given)
 
     def finish(run: TaskRun, prepared: list[tuple[Record, Mapping[str, Any]]]) -> list[Any]:
-        found: list[Any] = [None] * len(prepared)
+        texts: list[Any] = [None] * len(prepared)
         done: list[Any] = []
         for _, options in prepared:  # those that are written in the same way, together
             if options in done:
@@ -58,8 +58,8 @@ def translate(
             done.append(options)
             own = [i for i, (_, other) in enumerate(prepared) if other == options]
             for i, text in zip(own, write(run, [prepared[i][0] for i in own], options), strict=True):
-                found[i] = text
-        return found
+                texts[i] = text
+        return texts
 
     return request.answer(prepare, finish)
 
@@ -83,9 +83,9 @@ def direction(
     usual = task_params(request, f"translation_{source}_to_{target}")
     if (source is not None or target is not None) and not usual and prefix is None:
         pairs = ways(request)
-        said = f"from {source or '?'} to {target or '?'}"
+        way = f"from {source or '?'} to {target or '?'}"
         hint = f"; it knows {', '.join(pairs)}" if pairs else ": give no languages, or a prefix"
-        raise ValueError(f"{said}: nothing tells this model which languages{hint}")
+        raise ValueError(f"{way}: nothing tells this model which languages{hint}")
     own = usual.pop("prefix", "")
     return request, own if prefix is None else prefix, usual
 

@@ -85,7 +85,7 @@ def generate_texts(
     request: TaskRun, records: list[Record], options: dict[str, Any], stops: list[str] | None
 ) -> list[str]:
     """The texts of all records, a batch at a time: each is what it would be alone."""
-    found = [""] * len(records)
+    texts = [""] * len(records)
     ends = set(settings_for(request.model, options).eos)
     rooms = [tuple(length_for(request.model, len(record["input_ids"]), options).items()) for record in records]
     for room in dict.fromkeys(rooms):  # near the longest text a model takes, each has another
@@ -101,8 +101,8 @@ def generate_texts(
                 **{**options, **dict(room)},
             )
             for i, row in zip(which, sequences if request.model.spec.pair else sequences[:, ids.shape[1] :]):
-                found[own[i]] = "".join(stream_text(request, row.tolist(), ends, stops))
-    return found
+                texts[own[i]] = "".join(stream_text(request, row.tolist(), ends, stops))
+    return texts
 
 
 def stream_text(request: TaskRun, tokens: list[int], ends: set[int], stops: list[str] | None) -> Iterator[str]:
