@@ -136,7 +136,7 @@ def test_python_takes_auto_too(tmp_path: Path) -> None:
 def test_every_verb_has_the_same_flag(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*verb.split(), "--help"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "--device NAME auto (a GPU where there is one, else cpu), cpu, cuda, cuda:1, mps" in told
+    assert "--device NAME auto (a GPU if there is one, else cpu), cpu, cuda, cuda:1, mps" in told
 
 
 # -- the time that is left

@@ -95,7 +95,7 @@ def test_vectors_are_those_of_the_published_class(models: Any, photos: Path) -> 
     swin = models("SwinForImageClassification")
     expected = said(swin, files, "pooler_output", "SwinModel")
     assert float((af.tasks.embed_image(swin, photos, raw=True) - expected).abs().max()) < 1e-5
-    with pytest.raises(ValueError, match="no token before the patches; 'mean'"):
+    with pytest.raises(ValueError, match="no class token; use 'mean'"):
         af.tasks.embed_image(swin, photos, pool="cls")
 
 

@@ -84,7 +84,7 @@ def test_mistakes(folders: Folders, tmp_path: Path) -> None:
         af.tasks.embed(folder, "a", batch=0)
     with pytest.raises(ValueError, match="the model is open already"):
         af.tasks.embed(af.load(folder), "a", device="cpu")
-    with pytest.raises(ValueError, match="this model came from no folder"):
+    with pytest.raises(ValueError, match="this model was not loaded from a folder"):
         af.tasks.embed(af.build(af.load(folder).spec), "a")
     with pytest.raises(ValueError, match="got NoneType"):
         af.tasks.embed(None, "a")

@@ -72,14 +72,14 @@ class Parser(argparse.ArgumentParser):
         if unknown and "=" in unknown[0] and "--set" in self.flags():
             self.error(f"did you mean '--set {unknown[0]}'?")
         if unknown:
-            self.error(f"nothing takes the argument {unknown[0]!r}")
+            self.error(f"unexpected argument {unknown[0]!r}")
         for module in known.imports:
             import_parts(module)
         return known
 
 
 def import_parts(module: str) -> None:
-    """What --import names: only whoever types the command decides what runs."""
+    """Import the module of --import: only the user decides what code runs."""
     from anyformer.specs.codec import kinds
 
     kinds()  # ours first: of two with one name it is the other that is wrong
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_guarded(command: Callable[[], object]) -> int:
-    """Runs it; whatever goes wrong is one line and an exit code."""
+    """Run a command; an error is one line on stderr and an exit code."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *where: tell(f"warning: {message}")
@@ -169,7 +169,7 @@ def describe(error: BaseException) -> str:
 
 
 def say(message: str, code: int) -> int:
-    """One line on stderr, whatever the message has in it; where asked, the traceback before it."""
+    """Print one line on stderr, after the traceback if ANYFORMER_DEBUG is set."""
     if debug_enabled() and code != 130:
         import traceback
 

@@ -59,12 +59,12 @@ def run(options: argparse.Namespace) -> None:
 
 
 def lines() -> Iterator[str]:
-    """What is typed, with a prompt and a history on a terminal; what is piped in, without."""
+    """Read lines, with a prompt and a history on a terminal."""
     typed = sys.stdin is not None and sys.stdin.isatty()
     if typed:
         with contextlib.suppress(ImportError):  # not on every system
             import readline  # noqa: F401  (arrow keys and a history at the prompt)
-        tell("/help shows what there is beside talking")
+        tell("/help shows the commands")
     while sys.stdin is not None:
         try:
             line = input("> " if typed else "")
@@ -80,7 +80,7 @@ def lines() -> Iterator[str]:
 
 
 def tell(line: str) -> None:
-    """What is no part of an answer."""
+    """Print a line that is not part of an answer."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -91,7 +91,7 @@ def read_messages(file: str) -> list[Message]:
     if not isinstance(messages, list) or not all(
         isinstance(m, dict) and m.get("role") in NAMES and isinstance(m.get("content"), str) for m in messages
     ):
-        raise ValueError(f"{file}: no conversation: {{'messages': [{{'role': 'user', 'content': ...}}, ...]}}")
+        raise ValueError(f"{file}: not a conversation: {{'messages': [{{'role': 'user', 'content': ...}}, ...]}}")
     return messages
 
 
@@ -111,7 +111,7 @@ class Chat:
         self.commands: dict[str, tuple[Callable[[str], None], str]] = {
             "help": (self.help, "this list"),
             "system": (self.system, "TEXT: system message; without TEXT, nothing"),
-            "reset": (self.reset, "forgets the conversation, but for what /system said"),
+            "reset": (self.reset, "forgets the conversation, except the system message"),
             "undo": (self.undo, "takes back the last message and its answer"),
             "retry": (self.retry, "answers the last message again"),
             "history": (self.history, "shows the conversation"),
@@ -174,7 +174,7 @@ class Chat:
     # -- answers
 
     def answer(self) -> None:
-        """Streams the answer to the last message; Ctrl-C ends it, and what was said stays said."""
+        """Stream the answer to the last message; Ctrl-C ends it and keeps the text so far."""
         try:
             writing = self.start_writing()
         except ValueError as error:  # too long, or not what the template takes: the message is as if never sent

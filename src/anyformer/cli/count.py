@@ -32,7 +32,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--depth", type=int, default=3, metavar="N", help="steps of an address that make a row (default: 3)"
     )
-    parser.add_argument("--dtype", metavar="NAME", help=f"of the weights: {', '.join(BYTES)}; as stored, else float32")
+    parser.add_argument(
+        "--dtype", metavar="NAME", help=f"dtype of the weights: {', '.join(BYTES)} (default: as stored, else float32)"
+    )
     what = "tokens of a text, or samples or frames of sound: adds FLOPs and memory"
     parser.add_argument("--length", type=int, metavar="N", help=what)
     parser.add_argument(
@@ -201,7 +203,7 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
         print(f"note: {spec.note}")
     if not used:
         return
-    square = "attention to the past alone" if options.causal else "attention over the whole square"
+    square = "attention only to the past" if options.causal else "attention over the whole square"
     many = f" ({used['positions']:,} positions)" if unit == "position" else ""
     print(f"\nFLOPs of {options.batch:,} x {amount(spec, used['length'], options.source_length)}{many}, {square}")
     figures = [(name, f"{value:.4g}", f"{used['flops_needed'][name]:.4g}") for name, value in used["flops"].items()]

@@ -1,9 +1,9 @@
-"""Says how good a model is: the loss, and the metrics that are published for the task.
+"""Evaluate a model: its loss, and the published metrics of the task.
 
 MODEL is a model folder, a run's folder or a hub id; of a run the best checkpoint by validation is used, of RUN@last
-the newest. RECIPE says on which data and in which way: a recipe, a run.json or a run's folder; where MODEL is a run's
-folder it is that one unless said. MODEL may also be a file that --save wrote: its predictions are scored again, on a
-machine that has the libraries for it."""
+the newest. RECIPE gives the data and the objective: a recipe, a run.json or a run's folder (default: MODEL, if it is
+a run's folder). MODEL may also be a file that --save wrote: its predictions are scored again, for example on a machine
+that has the metric libraries."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
     device_flag(parser)
-    parser.add_argument("--json", action="store_true", help="one object")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -77,7 +77,7 @@ def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, float], dict[
     names = None if options.metrics is None else [name for name in options.metrics.split(",") if name]
     names = [] if names == ["none"] else names
     if options.recipe is None and not (home / "run.json").is_file():
-        raise ValueError("give a recipe: MODEL is not the folder of a run, which would say what it was trained on")
+        raise ValueError("give a recipe: MODEL is not the folder of a run, so its data is unknown")
     options.recipe = options.recipe or str(home)
     description, _ = find_run(options.recipe, options.data, options.set)
     with spinner(f"reading {options.model}"):

@@ -42,7 +42,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def writing_flags(parser: argparse.ArgumentParser) -> None:
     """How a text is written, for every verb that writes some."""
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help=f"the model's own, else {LENGTH}")
+    parser.add_argument(
+        "--max-new-tokens", type=int, metavar="N", help=f"longest text, in tokens (default: the model's, else {LENGTH})"
+    )
     parser.add_argument(
         "--do-sample", action="store_true", default=None, help="sample tokens instead of taking the most likely"
     )
@@ -69,7 +71,7 @@ def writing_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stop", metavar="TEXT", action="append", help="stop before this text; can be repeated")
     parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
     device_flag(parser)
-    parser.add_argument("--kernel", metavar="NAME", default="auto", help=f"of attention: {', '.join(KERNELS)}")
+    parser.add_argument("--kernel", metavar="NAME", default="auto", help=f"attention kernel: {', '.join(KERNELS)}")
     parser.add_argument(
         "--compile", action="store_true", default=None, help="compile the model first: faster for long or many texts"
     )
@@ -172,7 +174,7 @@ def check_reads_text(folder: Path) -> None:
     names = [name for part in described.readers for name in part.embedding.inputs]
     if "input_ids" not in names:
         name = described.architecture or "this model"
-        raise ValueError(f"{name} reads {names[0]}, and this verb text; `anyformer run --list` has tasks for others")
+        raise ValueError(f"{name} reads {names[0]}, not text; `anyformer run --list` shows tasks for other inputs")
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -194,7 +196,7 @@ def prompts(options: argparse.Namespace) -> list[str]:
 
 
 def write(model: TransformerModule, tokenizer: Tokenizer, ids: list[int], options: argparse.Namespace) -> Writing:
-    """One text, printed as it grows unless it is told as JSON."""
+    """Generate one text, streamed unless --json."""
     from anyformer.generation.writing import Writing
 
     writing = Writing(model, tokenizer, ids, settings(options), options.stop, options.compile)

@@ -1,9 +1,9 @@
-"""Tunes a model for each of GLUE's nine tasks and gives its score, on the development sets: the labels of the test sets
-are GLUE's own. MODEL is a folder or a hub id; --data holds GLUE's folders as it publishes them (CoLA/train.tsv, ...).
+"""Fine-tune a model for each of GLUE's nine tasks and report its score on the development sets; the labels of the test
+sets are not public. MODEL is a folder or a hub id; --data holds GLUE's folders as published (CoLA/train.tsv, ...).
 
-The settings are those published for BERT: 3 epochs in batches of 32, the rate warmed up over a tenth of them; with
---lr given several times, of 5e-5, 4e-5, 3e-5 and 2e-5, a task's best is taken. Each task is a run of its own in
-DIR/TASK; what was stopped goes on with --resume."""
+The settings are those published for BERT: 3 epochs in batches of 32, with warmup over the first tenth. If --lr is
+repeated (such as 5e-5, 4e-5, 3e-5 and 2e-5), the best rate is taken for each task. Each task is a run of its own in
+DIR/TASK; --resume continues those that were stopped."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="folder of the runs (default: runs/glue-MODEL)")
     parser.add_argument("--resume", action="store_true", help="resume the runs that are there")
     device_flag(parser)
-    parser.add_argument("--json", action="store_true", help="one object")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
 def run(options: argparse.Namespace) -> None:
     from anyformer.recipes.glue import TASKS, score
 
     there, missing = find_tasks(options)
-    described = {name: runs_of(name, options) for name in there}  # what is wrong with a file is told first
+    described = {name: runs_of(name, options) for name in there}  # report errors in the files first
     out = Path(options.out or f"runs/glue-{Path(options.model).expanduser().resolve().name}")
     scores, rates = {}, {}
     for name, runs in described.items():
@@ -115,7 +115,7 @@ def best_run(name: str, runs: list[Run], out: Path, options: argparse.Namespace)
     tried = {}
     for run in runs:
         folder = out / (name if len(runs) == 1 else f"{name}-{run.optimizer.lr:g}")
-        with contextlib.redirect_stdout(sys.stderr):  # results alone go to stdout
+        with contextlib.redirect_stdout(sys.stderr):  # only results go to stdout
             tried[run.optimizer.lr] = fine_tune(run, folder, options)
     rate = max(tried, key=lambda lr: score({name: tried[lr]}))
     return tried[rate], rate

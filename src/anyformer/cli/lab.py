@@ -45,23 +45,23 @@ def parser_of(action: str) -> Parser:
     if action in ("show", "run"):
         parser.add_argument("name", metavar="NAME", help="an experiment, see `anyformer lab list`")
     if action == "run":
-        parser.add_argument("--budget", type=float, metavar="MINUTES", help="how long it may take; 2, on a GPU 4")
-        parser.add_argument("--form", metavar="NAME", help="this form, whatever it takes")
-        parser.add_argument("--data", metavar="PATH", help="text files to learn from, where it learns from text")
+        parser.add_argument("--budget", type=float, metavar="MINUTES", help="time limit (default: 2, on a GPU 4)")
+        parser.add_argument("--form", metavar="NAME", help="run this form, without a time limit")
+        parser.add_argument("--data", metavar="PATH", help="text files to train on, for experiments with text")
     if action == "grid":
         parser.add_argument("recipe", metavar="NAME", help="a recipe, a run.json, a run's folder, or a name of the zoo")
-        what = "values to try, by address; said again, every combination is tried"
+        what = "address and values to try; can be repeated, then every combination is tried"
         parser.add_argument("--set", metavar="PATH=A,B,...", action="append", default=[], help=what)
-        parser.add_argument("--seeds", type=int, metavar="N", default=1, help="how many seeds, from 0 on; 1")
-        parser.add_argument("--steps", type=int, metavar="N", help="of each training; the recipe's unless said")
+        parser.add_argument("--seeds", type=int, metavar="N", default=1, help="number of seeds, from 0 (default: 1)")
+        parser.add_argument("--steps", type=int, metavar="N", help="steps of each training (default: the recipe's)")
         parser.add_argument("--data", metavar="DIR", default="data", help="folder of the data sets (default: data/)")
-        parser.add_argument("--show", action="store_true", help="say what would be trained, and train nothing")
+        parser.add_argument("--show", action="store_true", help="print the trainings and start none")
     if action in ("run", "grid"):
         parser.add_argument(
             "--jobs", type=int, metavar="N", help="trainings at once (default: one per core, 8 on a GPU)"
         )
         parser.add_argument("--on", metavar="WAY", default="here", help="here (processes of this machine) or ray")
-        parser.add_argument("--out", metavar="DIR", help="the folder; runs/lab/NAME unless said")
+        parser.add_argument("--out", metavar="DIR", help="folder of the results (default: runs/lab/NAME)")
         device_flag(parser)
     return parser
 
@@ -96,7 +96,7 @@ def show(options: argparse.Namespace) -> None:
 def run(options: argparse.Namespace) -> None:
     check(options)
     if options.budget is not None and options.form is not None:
-        raise ValueError("give --budget or --form, one of them")
+        raise ValueError("give --budget or --form, not both")
     from anyformer.kernels import hardware
     from anyformer.lab.experiment import chosen, perform
     from anyformer.lab.experiments import experiment

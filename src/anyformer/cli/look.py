@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--target", metavar="TEXT", help="text for the decoder of an encoder-decoder model")
     parser.add_argument("--serve", action="store_true", help="serve the page on this machine instead of writing a file")
-    parser.add_argument("--port", type=int, metavar="N", help=f"of --serve; {PORT}")
+    parser.add_argument("--port", type=int, metavar="N", help=f"port of --serve (default: {PORT})")
     parser.add_argument(
         "--picture", metavar="NAME", help="draw a figure of the lectures as PNG, SVG or PDF; see --list"
     )
@@ -101,7 +101,7 @@ def check(options: argparse.Namespace, pictures: Mapping[str, Any]) -> None:
     if options.serve and options.output is not None:
         raise Mistake("give -o for a file or --serve for a page of this machine, not both")
     if options.port is not None and not options.serve:
-        raise Mistake("--port is of --serve")
+        raise Mistake("--port goes with --serve")
     if options.port is not None and not 0 <= options.port < 2**16:
         raise ValueError(f"--port is {options.port}; ports go up to 65535")
     if options.output is not None and os.path.isdir(options.output):

@@ -40,9 +40,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--devices", type=int, default=8, metavar="N", help="number of accelerators (default: 8)")
     parser.add_argument("--flops", type=float, metavar="F", help="FLOPs per second of a device that has no name here")
-    parser.add_argument("--memory", type=float, metavar="BYTES", help="of a device")
-    parser.add_argument("--bandwidth", type=float, metavar="BYTES", help="a second, of a device's own memory")
-    parser.add_argument("--link", type=float, metavar="BYTES", help="a second, from a device to others")
+    parser.add_argument("--memory", type=float, metavar="BYTES", help="memory of a device")
+    parser.add_argument("--bandwidth", type=float, metavar="BYTES", help="memory bandwidth of a device, per second")
+    parser.add_argument("--link", type=float, metavar="BYTES", help="bandwidth between devices, per second")
     parser.add_argument(
         "--utilisation", type=float, default=0.4, metavar="U", help="share of the FLOPs that is used (default: 0.4)"
     )
@@ -130,9 +130,9 @@ def check(options: argparse.Namespace) -> None:
     ):
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"--{name} is {value:g}; there is nothing to plan unless it is some number above 0")
+            raise ValueError(f"--{name} is {value:g}; it must be above 0")
     if options.tokens is not None and options.compute is not None:
-        raise ValueError("give --tokens or --compute, one of them")
+        raise ValueError("give --tokens or --compute, not both")
     if not 0 < options.utilisation <= 1:
         raise ValueError(f"--utilisation is {options.utilisation:g}; it is above 0 and at most 1")
     if options.recipe is not None and options.out is None:

@@ -78,7 +78,7 @@ def media_paths(about: TaskInfo, values: Mapping[str, Any], folder: Path) -> dic
 
 
 def check_out(out: str, overwrite: bool, source: str | None) -> None:
-    """What can be said to be wrong with --out before any work."""
+    """Check --out before any work."""
     path = Path(out).expanduser()
     if path.suffix.lower() not in (*DELIMITERS, *LINES):
         raise ValueError(f"--out {out}: the name of a table ends in {', '.join((*DELIMITERS, *LINES))}")
@@ -131,7 +131,7 @@ def columns_of(result: Any, ranked: bool) -> dict[str, Any]:
 
 
 def title_of(name: str, taken: Mapping[str, Any]) -> str:
-    """Columns of the table stay as they are: what would have the name of one gets another."""
+    """Rename a result column that has the name of a column of the table."""
     while name in taken:
         name = f"predicted_{name}"
     return name

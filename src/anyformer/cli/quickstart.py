@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser = cli.Parser(prog="python -m anyformer.cli.quickstart", description=__doc__)
     parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[])
     parser.add_argument("--out", metavar="DIR", default="runs/quickstart")
-    parser.add_argument("--minutes", metavar="X", type=float, default=3.0, help="how long it may take in all; 3")
+    parser.add_argument("--minutes", metavar="X", type=float, default=3.0, help="time limit in minutes (default: 3)")
     device_flag(parser)
     options = parser.parse(arguments)
     if not options.minutes > 0:
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] = ()) -> None:
 
 
 def size_and_deadline(device: str, start: float, seconds: float) -> tuple[Any, Deadline]:
-    """The largest size of the recipe that learns enough in the time, and what sees to it that the time is kept."""
+    """The largest size of the recipe that learns enough in the time, and the callback that keeps the deadline."""
     from anyformer.recipes.quickstart import sizes
     from anyformer.train.deadline import Deadline
 
@@ -86,7 +86,7 @@ def size_and_deadline(device: str, start: float, seconds: float) -> tuple[Any, D
 
 
 def step_seconds(run: Any, device: str) -> float:
-    """How long a step of training takes, on tokens that mean nothing."""
+    """Seconds of a training step, on random tokens."""
     import torch
 
     from anyformer.kernels import hardware

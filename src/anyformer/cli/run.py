@@ -1,4 +1,4 @@
-"""Does a task with a model: `anyformer run TASK MODEL INPUT ...`.
+"""Run a task with a model: `anyformer run TASK MODEL INPUT ...`.
 
 Each INPUT is a text, or a file or folder of pictures or recordings. Without INPUT, every line of --file or of standard
 input is one: a text, or a JSON object with the task's fields. Tasks that read two texts take one of each, or one and a
@@ -60,8 +60,8 @@ def parser_of(task: str) -> Parser:
     )
     parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument("input", metavar="INPUT", nargs="*", default=[], help=fields)
-    parser.add_argument("--file", metavar="PATH", help="an input in each line: a text, or a JSON object")
-    parser.add_argument("--whole", action="store_true", help="the file, or the pipe, is one text")
+    parser.add_argument("--file", metavar="PATH", help="read an input from each line: a text, or a JSON object")
+    parser.add_argument("--whole", action="store_true", help="read the file, or the pipe, as one text")
     parser.add_argument("--csv", metavar="FILE", help="read inputs from a column of this table, CSV or TSV")
     parser.add_argument("--jsonl", metavar="FILE", help="read inputs from a field of these JSON lines")
     columns = f"of --csv and --jsonl: the column of {fields.lower().removesuffix(' ...')} (default: of that name)"
@@ -69,16 +69,16 @@ def parser_of(task: str) -> Parser:
         columns += f"; can be repeated, in the order {', '.join(about.all_fields)}"
     parser.add_argument("--column", metavar="NAME", action="append", default=[], help=columns)
     if "out" not in about.flags:
-        parser.add_argument("--out", metavar="FILE", help="write a table, .csv, .tsv or .jsonl: inputs and results")
+        parser.add_argument("--out", metavar="FILE", help="write inputs and results to a table: .csv, .tsv or .jsonl")
         parser.add_argument("--overwrite", action="store_true", help="replace the file of --out if it exists")
-    parser.add_argument("--json", action="store_true", help="results as JSON, one line for each input")
-    parser.add_argument("--batch", type=int, metavar="N", default=8, help="inputs at once; 8")
+    parser.add_argument("--json", action="store_true", help="print results as JSON, one line per input")
+    parser.add_argument("--batch", type=int, metavar="N", default=8, help="inputs per batch (default: 8)")
     parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
     device_flag(parser)
     parser.add_argument(
         "--offline", action="store_true", help="do not use the network; read only local folders and the cache"
     )
-    own = parser.add_argument_group(f"of {task}")
+    own = parser.add_argument_group(f"options of {task}")
     for name, flag in about.flags.items():
         names = [flag.short] * bool(flag.short) + [f"--{name.replace('_', '-')}"]
         if flag.kind is bool:
@@ -135,7 +135,7 @@ def run(task: str, options: argparse.Namespace) -> None:
         raise SystemExit(1)
 
 
-# -- what is read -----------------------------------------------------------------------------------------------------
+# -- inputs ------------------------------------------------------------------------------------------------------------
 
 
 def read_inputs(task: str, options: argparse.Namespace) -> InputTable:
@@ -209,7 +209,7 @@ def parse_json(line: str) -> Any:
         return None
 
 
-# -- what is printed --------------------------------------------------------------------------------------------------
+# -- output -----------------------------------------------------------------------------------------------------------
 
 
 def show(results: list[Any], in_json: bool) -> None:

@@ -40,7 +40,7 @@ def numbers(flag: str, text: str) -> list[int]:
     except (ValueError, OverflowError):
         raise ValueError(f"--{flag} takes whole numbers with commas between, got {text!r}") from None
     if min(values) < 1:
-        raise ValueError(f"--{flag}: there is nothing to learn with {min(values)}")
+        raise ValueError(f"--{flag}: values must be positive, got {min(values)}")
     return values
 
 

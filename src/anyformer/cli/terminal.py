@@ -1,4 +1,4 @@
-"""What the verbs print: tables, numbers, and a sign of life where something takes long."""
+"""Tables, numbers, spinners and progress bars for the verbs."""
 
 from __future__ import annotations
 

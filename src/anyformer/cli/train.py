@@ -1,4 +1,4 @@
-"""Trains a model: RECIPE is a name from --list, a run.json, or the folder of a run. Or data of your own: --text FOLDER
+"""Train a model. RECIPE is a name from --list, a run.json, or the folder of a run. Or data of your own: --text FOLDER
 trains a language model, --csv FILE --label COLUMN a text classifier, --images FOLDER an image classifier, --tags FILE a
 tagger of words; --model starts from another model.
 
@@ -51,9 +51,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="column of the texts (twice for pairs); with --tags of the words",
     )
-    parser.add_argument("--delimiter", metavar="CHAR", help="between the values of --csv; default: detected")
-    parser.add_argument("--encoding", metavar="NAME", help="of --csv, --jsonl, --tags; default: detected")
-    parser.add_argument("--model", metavar="NAME|FOLDER", help="with such data: a name of the zoo, or train it on")
+    parser.add_argument("--delimiter", metavar="CHAR", help="delimiter of --csv (default: detected)")
+    parser.add_argument("--encoding", metavar="NAME", help="encoding of --csv, --jsonl or --tags (default: detected)")
+    parser.add_argument(
+        "--model", metavar="NAME|FOLDER", help="model for your data: a name of the zoo, or a folder to train further"
+    )
     parser.add_argument("--list", action="store_true", help="list the recipes")
     parser.add_argument(
         "--set", metavar="PATH=VALUE", action="append", default=[], help="set a field of the run; can be repeated"
@@ -69,7 +71,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint in the folder")
     parser.add_argument("--data", metavar="DIR", default="data", help="folder of the data sets (default: data/)")
     device_flag(parser)
-    parser.add_argument("--log", metavar="NAME", action="append", default=[], help=f"also to {' or '.join(LOGS)}")
+    parser.add_argument(
+        "--log", metavar="NAME", action="append", default=[], help=f"also log to {' or '.join(LOGS)}; can be repeated"
+    )
     parser.add_argument("--show", action="store_true", help="print the description and train nothing")
 
 
@@ -164,7 +168,7 @@ def find_run(name: str, data: str, changes: Sequence[str], resume: bool = False)
     path = Path(os.path.expanduser(name))
     if not path.exists() and (resume or path.suffix == ".json" or len(path.parts) > 1):
         if len(path.parts) > 1 or name not in recipes():
-            what = "no run there could go on" if resume else "`anyformer train --list` shows the recipes"
+            what = "there is no run to resume" if resume else "`anyformer train --list` shows the recipes"
             raise FileNotFoundError(f"{name}: no such file or folder; {what}")
     if path.suffix == ".json" or path.is_dir():
         from anyformer.train.run import read_run
@@ -186,7 +190,7 @@ def check_data(name: str, data: str) -> None:
         if not (Path(data) / folder).exists():
             origin = origin_of(folder)
             how = f"`anyformer fetch {name}` gets it" if origin.public else f"it is {origin.about}"
-            raise FileNotFoundError(f"{data}/{folder} is not there: {how} (--data DIR says where it is)")
+            raise FileNotFoundError(f"{data}/{folder} is not there: {how} (--data DIR if it is elsewhere)")
 
 
 def train(
@@ -219,7 +223,7 @@ def train(
         print(line)
     print(f"written: {folder}, {', '.join(path.name for path in written)}")
     if (folder / "adapter").is_dir():
-        print(f"{folder / 'adapter'}: what was learnt alone, as PEFT has it; {folder} has it in its weights")
+        print(f"{folder / 'adapter'}: only the adapter, in PEFT's layout; {folder} has it merged into its weights")
     if command := usage(trainer.objective, folder):
         print(f"`{command}` uses it")
     return trainer

@@ -1,6 +1,6 @@
-"""How good a model is at what an objective asks: its loss, and the published metrics of the task, on a split of data.
+"""Evaluation of a model on a split of data: the loss of the objective, and the published metrics of the task.
 
-The trainer does it while it trains (`evaluate.metrics`), `anyformer eval` afterwards.
+The trainer runs it during training (`evaluate.metrics`), `anyformer eval` afterwards.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def _sklearn(name: str, **options: Any) -> Metric:
 
 def _binary_f1(predicted: Values, wanted: Values) -> float:
     if {*predicted, *wanted} - {0, 1}:
-        raise ValueError("f1 is about two labels, and here are more; macro_f1 is the mean over labels")
+        raise ValueError("f1 needs two labels, and there are more; use macro_f1, the mean over labels")
     return _sklearn("f1_score", zero_division=0)(predicted, wanted)
 
 
@@ -187,11 +187,11 @@ METRICS: dict[str, dict[str, Metric]] = {
     },
     "transcripts": {"wer": _errors("wer"), "cer": _errors("cer")},
 }
-# what the mean loss of a token says alone
+# metrics computed from the mean loss of a token
 LOSSES = ("perplexity", "bits_per_byte")
 # lower is better
 FALLING = ("loss", *LOSSES, "wer", "cer")
-# what is told unless asked for; the others need one more library, or two labels
+# the default metrics; the others need one more library, or two labels
 USUAL = {
     "labels": ("accuracy", "macro_f1", "matthews"),
     "numbers": ("pearson", "spearman"),
@@ -213,7 +213,7 @@ def check(names: Sequence[str], kind: str | None, losses: Sequence[str]) -> None
             METRICS[kind or ""][name](*_TRIED[kind or ""])
 
 
-# predictions of each kind that every metric can score: a library that is missing is told at once
+# predictions of each kind that every metric can score: a missing library fails at once
 _TRIED: dict[str, tuple[Values, Values]] = {
     "labels": ((0, 1), (0, 1)),
     "numbers": ((0.0, 1.0), (0.0, 1.0)),

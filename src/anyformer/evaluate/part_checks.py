@@ -159,7 +159,7 @@ def place(part: Part) -> tuple[Model, str]:
     """A small model with the Part in it, and the Part's address there."""
     if isinstance(part, Model):
         if part.pair or part.towers or not reads_text(part):
-            raise ValueError("af.check runs models with one stack that read texts (input_ids), and this one is another")
+            raise ValueError("af.check runs models with one stack that reads text (input_ids); this model is different")
         return part, ""
     refusals: list[str] = []
     for address in sorted(addresses_for(type(part)), key=lambda each: each == MIXER and part.sees == "itself"):
@@ -252,7 +252,7 @@ def per_token(model: TransformerModule, ids: Tensor, **inputs: Any) -> Tensor:
     """(B, T, ...) what the model says of every token."""
     states = [value for value in outputs(model, ids, **inputs).values() if value.shape[:2] == ids.shape]
     if not states:
-        raise DoesNotApply("the model says nothing of single tokens")
+        raise DoesNotApply("the model has no output per token")
     return states[0]
 
 
@@ -455,19 +455,19 @@ def check_saving(subject: Subject) -> str:
     """Saved and loaded, it is the same description, the same tensors and the same outputs."""
     spec, model = subject.spec, subject.model
     if decode(encode(spec)) != spec:
-        raise Failed("the description is another one after a round trip through JSON")
+        raise Failed("the description changes in a round trip through JSON")
     with tempfile.TemporaryDirectory() as folder:
         save(model, folder)
         loaded = load(folder)
         if loaded.spec.replace(source=spec.source) != spec:
-            raise Failed("the description that is loaded is another one")
+            raise Failed("the loaded description is different")
         for name, tensor in model.state_dict().items():
             if not torch.equal(loaded.state_dict()[name], tensor):
-                raise Failed(f"{name} is another tensor after loading")
+                raise Failed(f"{name} changes when saved and loaded")
         ours, theirs = outputs(model, subject.ids()), outputs(loaded, subject.ids())
     for name, value in ours.items():
         if not torch.equal(theirs[name], value):
-            raise Failed(f"{name} is off by {gap(theirs[name], value):.1e} after loading: something was not saved")
+            raise Failed(f"{name} is off by {gap(theirs[name], value):.1e} after loading: some state was not saved")
     return "the same description, tensors and outputs"
 
 

@@ -1,4 +1,4 @@
-"""What a model answers, beside what is right: one function for each kind of objective, by the published procedure."""
+"""Predictions and right answers: one function for each kind of objective, by the published procedure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Predictor:
     progress: Callable[[int, int], object] = lambda done, total: None
 
     def batches(self, objective: Objective, records: Sequence[Record]) -> Iterator[tuple[list[int], Batch]]:
-        """(which, batch), the longest first: what does not fit is told at once."""
+        """(which, batch), the longest first, so that a text that does not fit fails at once."""
         order = sorted(range(len(records)), key=lambda i: -objective.size(records[i]))
         for start in range(0, len(order), self.size):
             which = order[start : start + self.size]
@@ -69,7 +69,7 @@ class Predictor:
 
 
 def task_of(objective: Objective) -> Objective:
-    """The task itself, without what is learnt beside it."""
+    """The task itself, without auxiliary objectives around it."""
     return task_of(objective.of) if isinstance(objective, Around) else objective
 
 

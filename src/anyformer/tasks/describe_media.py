@@ -97,5 +97,5 @@ def ids_of(request: TaskRun, text: str, place: str, token: int, count: int) -> l
     """The tokens of a text with so many of one in the place of the picture or the sound."""
     mark = request.tokenizer.token(token)
     if mark is None:
-        raise ValueError(f"the tokenizer has no token {token}, in whose place the model reads {place.strip('{}')}")
+        raise ValueError(f"the tokenizer has no token {token}, which stands for the {place.strip('{}')}")
     return request.tokenizer.encode(text.replace(place, mark * count))

@@ -1,4 +1,4 @@
-"""Pictures written token by token (DALL-E), and the autoencoder in whose codes or numbers a model draws."""
+"""Pictures generated token by token (DALL-E), and the autoencoder whose latent space a model uses."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ class AudioWindows:
             samples = recording.read(processor.sampling_rate, num_frames * processor.hop_length + 1)
         self.short = len(samples) <= num_frames * processor.hop_length
         if not len(samples):
-            raise ValueError(f"{recording.name}: a recording of no samples")
+            raise ValueError(f"{recording.name}: the recording is empty")
         if self.short:
             length, rate = num_frames * processor.hop_length, processor.sampling_rate
             self.held, self.rest = processor(samples, rate, max_length=length)["input_features"][0], iter(())
@@ -271,7 +271,7 @@ class Transcriber:
             return None
         known = self.settings.lang_to_id or {}
         if not known:
-            raise ValueError("language: this model hears one language")
+            raise ValueError("language: this model transcribes one language")
         token = language_id(language, self.settings)
         return next(name for name, number in known.items() if number == token)
 
@@ -290,7 +290,7 @@ class Transcriber:
         """(B, V) -> for each row the tokens of languages and their probabilities among them, likeliest first."""
         known = self.settings.lang_to_id
         if not known:
-            raise ValueError("this model has no tokens for languages: it hears one")
+            raise ValueError("this model has no language tokens: it transcribes one language")
         share = chances[:, list(known.values())]
         share = share / share.sum(-1, keepdim=True)
         return [sorted(zip(known, row, strict=True), key=lambda pair: -pair[1]) for row in share.tolist()]

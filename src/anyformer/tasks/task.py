@@ -95,10 +95,10 @@ def open_model(
         return dataclasses.replace(model, **options)
     if isinstance(model, TransformerModule):
         if model.folder is None:
-            raise ValueError("this model came from no folder, where its tokenizer would be; af.save and af.load it")
+            raise ValueError("this model was not loaded from a folder, so it has no tokenizer; af.save and af.load it")
         return _check_tokenizer(TaskModel(model, **_read_processors(model.spec, model.folder), **options))
     if not isinstance(model, str | Path):
-        raise ValueError(f"a model is a folder, a hub id, or one that was loaded; got {type(model).__name__}")
+        raise ValueError(f"model must be a folder, a hub id or a loaded model; got {type(model).__name__}")
     folder = hub.resolve(model, offline=offline)
     beside = _read_processors(read_spec(folder), folder)
     return _check_tokenizer(TaskModel(load(folder, dtype=dtype or "auto", device=device or "cpu"), **beside, **options))
@@ -336,7 +336,7 @@ class TaskRun:
         return dataclasses.replace(self, reader=dataclasses.replace(self.reader, **options))
 
     def batches(self, records: Sequence[Record]) -> Iterator[tuple[list[int], Batch]]:
-        """(which, batch on the model's device), the longest first: what does not fit is told at once."""
+        """(which, batch on the model's device), the longest first, so that a text that does not fit fails at once."""
         yield from self.job.batches(Texts(), records)
 
     def map_outputs(self, records: Sequence[Record], result: Callable[[Output, Record], Any]) -> list[Any]:
@@ -384,7 +384,7 @@ def file_of(row: Any) -> dict[str, str]:
 
 
 def start_run(task: str, model: Source, inputs: Inputs, run_options: RunOptions) -> TaskRun:
-    """Inputs are looked at before a model is read: a mistake in them is told at once."""
+    """Check the inputs before the model is loaded, so that a mistake in them fails at once."""
     known = (*RunOptions.__annotations__, *TASKS[task].flags)
     for name in run_options:
         if name not in RunOptions.__annotations__:
@@ -452,5 +452,5 @@ def labels_of(request: TaskRun, number: int, given: Sequence[str] | None = None)
     names = names or [f"LABEL_{i}" for i in range(number)]
     if len(names) != number:
         whose = "given" if given is not None else "in the config"
-        raise ValueError(f"{len(names)} labels {whose}, and the model tells {number} apart")
+        raise ValueError(f"{len(names)} labels {whose}, and the model has {number}")
     return names

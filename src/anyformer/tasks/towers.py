@@ -1,4 +1,4 @@
-"""Vectors of texts and of pictures in one space: of a model with two towers, or of one of them alone (CLIP)."""
+"""Vectors of texts and of pictures in one space: of a two-tower model, or of one tower (CLIP)."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def check_pair(request: TaskRun) -> None:
     """ValueError where a model is no encoder-decoder with a head that writes."""
     check_writer(request.model)
     if not request.model.spec.pair:
-        raise ValueError(f"{request.task} needs an encoder-decoder; this decoder can be asked with few-shot")
+        raise ValueError(f"{request.task} needs an encoder-decoder; use few-shot with this decoder")
 
 
 def task_params(request: TaskRun, name: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def classifier(name: str, ending: str = CLASSIFIER) -> tuple[Pretrained, int | N
     own = class_for_labels(like, ending)
     if own is None:
         lack = f"{like.family} has no class {ending}" if like.family else "it belongs to no published family"
-        raise ValueError(f"--model {name}: {lack}; --model {name}/spec.json starts anew from its description")
+        raise ValueError(f"--model {name}: {lack}; --model {name}/spec.json trains its description from scratch")
     return given.replace(architecture=own), position_limit(like)
 
 
@@ -72,7 +72,9 @@ def with_vocabulary(
         size, least = min(sizes, default=0), 256 + len(vocabulary.special)
         if size < least:
             lack = f"it has no tokenizer, and its table of {size} is too small for a new one ({least})"
-            raise ValueError(f"--model {name}: {lack}; --model {name}/spec.json starts anew, with a table that fits")
+            raise ValueError(
+                f"--model {name}: {lack}; --model {name}/spec.json trains from scratch with a table that fits"
+            )
         warnings.warn(f"{name} has no tokenizer: one of {size:,} tokens is made from the training texts", stacklevel=2)
         return model, vocabulary.replace(size=size)
     changes = {f"{path}.vocab_size": vocabulary.size for path in tables}

@@ -108,7 +108,7 @@ def text_columns(path: str, known: list[str], label: str | None, columns: Sequen
     usual = [name for name in others if name.lower() in TEXTS]
     chosen = list(columns) or usual[:1] or (others if len(others) == 1 else [])
     if not 1 <= len(chosen) <= 2:
-        raise ValueError(f"{path}: --column says which column is the text (given again, its pair): {', '.join(others)}")
+        raise ValueError(f"{path}: choose the text column with --column (repeat it for a pair): {', '.join(others)}")
     return chosen
 
 

@@ -50,7 +50,7 @@ def answer(
     if not 0 <= stride < length - 1:
         raise ValueError(f"stride is {stride}, and a window has {length} tokens")
     objective = Answer(length=length, stride=stride, question_length=length - stride - 1)
-    objective.module(request.model)  # a head that cannot be asked this is told here
+    objective.module(request.model)  # fails here if the head does not fit
 
     def prepare(row: Row) -> list[Any]:
         return objective.windows(row["question"], row["context"], request.tokenizer)

@@ -20,7 +20,7 @@ def caption(
     max_new_tokens: MaxAnswerTokens = 64,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """What is in a picture; `template` is what is read before it is said, with {image} for the picture. Of a folder,
+    """Describe a picture; `template` is the prompt, with {image} for the picture. Of a folder,
     [{"file", "text"}, ...].
 
     >>> caption("a/llava/folder", "cat.png")  # doctest: +SKIP

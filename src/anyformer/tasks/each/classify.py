@@ -33,7 +33,7 @@ def classify(
     [{'label': 'positive', 'score': 0.98}]
     """
     if top_k < 0:
-        raise ValueError(f"top_k is {top_k}; it must be at least 0, which is all")
+        raise ValueError(f"top_k is {top_k}; it must be at least 0 (0 for all)")
     request = start_run("classify", model, inputs, run_options)
     head = head_of(request.model, ClassifyModule, "classification")
     names = labels_of(request, head.num_labels, labels)

@@ -30,7 +30,7 @@ def classify_image(
     [{'label': 'tabby', 'score': 0.93}]
     """
     if top_k < 0:
-        raise ValueError(f"top_k is {top_k}; it must be at least 0, which is all")
+        raise ValueError(f"top_k is {top_k}; it must be at least 0 (0 for all)")
     request = start_run("classify-image", model, inputs, run_options)
     distilled = isinstance(request.model.head, DistilledModule)
     problem = None if distilled else head_of(request.model, ClassifyModule, "classification").problem

@@ -37,7 +37,7 @@ class DrawOptions:
         """ValueError where one of these was asked for."""
         for name in names:
             if getattr(self, name) is not None:
-                raise ValueError(f"{name} is nothing that this kind of model draws by")
+                raise ValueError(f"{name} is not an option of this kind of model")
 
 
 def draw(
@@ -102,7 +102,7 @@ def label_number(labels: tuple[str, ...], number: int, text: str) -> int:
     pieces = {piece.strip().casefold(): i for i, name in enumerate(names) for piece in name.split(",")}
     by_name = {**pieces, **{name.casefold(): i for i, name in enumerate(names)}}
     if text.strip().casefold() not in by_name:
-        raise ValueError(f"the model knows no label {quote(text)}; {nearest(text.strip(), names)}")
+        raise ValueError(f"the model has no label {quote(text)}; {nearest(text.strip(), names)}")
     return by_name[text.strip().casefold()]
 
 
@@ -122,7 +122,7 @@ def draw_by_diffusion(reader: TaskModel, options: DrawOptions) -> list[np.ndarra
     spec: Any = reader.model.spec
     number = spec.embedding.condition.num_labels
     if number is None:
-        raise ValueError("this model draws what a text's encoder read, and knows no labels; use denoise from Python")
+        raise ValueError("this model draws from a text encoder's states and has no labels; use denoise in Python")
     assert reader.images is not None
     vae = latent_autoencoder(reader.model)
     labels = torch.tensor([label_number(spec.labels, number, text) for text in options.texts for _ in options.seeds])

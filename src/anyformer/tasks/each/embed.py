@@ -46,7 +46,7 @@ def embed(
     if pool is None and (own := tower(request, "text")) is not None:
         return stack_vectors(request, text_vectors(request, raw=raw, truncate=truncate), own.spec.head.width)
     if request.model.spec.towers:
-        raise ValueError("pool: two towers give a text one vector of their own; leave it out")
+        raise ValueError("pool: a two-tower model has its own text vector; leave pool out")
     pool = pool or default_pool(request)
 
     def finish(run: TaskRun, records: list[Record]) -> list[Any]:

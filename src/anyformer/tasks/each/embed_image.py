@@ -39,10 +39,10 @@ def embed_image(
     if pool is None and (own := tower(request, "image")) is not None:
         return stack_vectors(request, image_vectors(request, raw=raw, interpolate=interpolate), own.spec.head.width)
     if request.model.spec.towers:
-        raise ValueError("pool: two towers give a picture one vector of their own; leave it out")
+        raise ValueError("pool: a two-tower model has its own image vector; leave pool out")
     before = getattr(request.model.spec.embedding, "prefix", 0)
     if pool == "cls" and not before:
-        raise ValueError("pool is 'cls', and this model has no token before the patches; 'mean' is all of them")
+        raise ValueError("pool is 'cls', but this model has no class token; use 'mean'")
 
     def finish(run: TaskRun, pictures: list[Tensor]) -> list[Any]:
         vectors: list[Any] = [None] * len(pictures)

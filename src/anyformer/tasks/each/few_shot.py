@@ -1,4 +1,4 @@
-"""Answers after zero, one or a few examples [Brown et al. 2020]: nothing is learnt, the prompt shows what is wanted."""
+"""Answers after zero, one or a few examples [Brown et al. 2020]: no training, only the prompt."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def few_shot(
     chooses = choices is not None or any("choices" in row for row in request.rows if isinstance(row, dict))
     for name, value in (("stop", stop), ("max_new_tokens", max_new_tokens)):
         if value is not None and chooses:
-            raise ValueError(f"{name}={quote(value)}: nothing is written where there are choices")
+            raise ValueError(f"{name}={quote(value)}: it does not apply to choices")
     room, stops = 32 if max_new_tokens is None else max_new_tokens, ["\n"] if stop is None else list(stop)
     options = {"max_new_tokens": room, "stop_strings": stops or None}
     if not chooses:
@@ -86,7 +86,7 @@ def few_shot(
         if not chooses:
             return written_record(request, prompt(row), room)
         if own is None:
-            raise ValueError("it has no choices, and other inputs have")
+            raise ValueError("it has no choices, but other inputs have")
         return choice_pairs(request, prompt(row), own)
 
     def finish(run: TaskRun, prepared: list[Any]) -> list[dict[str, Any]]:
@@ -142,7 +142,7 @@ def check_length(request: TaskRun, size: int) -> None:
         raise ValueError(f"{size_of}, and this model takes at most {request.limit:,}; give fewer examples (shots)")
 
 
-# -- what is asked ----------------------------------------------------------------------------------------------------
+# -- examples ---------------------------------------------------------------------------------------------------------
 
 
 def select_examples(examples: Examples | None, shots: int | None) -> list[Row]:
@@ -187,7 +187,7 @@ def choices_of(row: Row, shared: Sequence[str] | None) -> list[str] | None:
     if isinstance(own, str) or not isinstance(own, Sequence):
         raise ValueError(f"choices are a list of texts, not {type(own).__name__}")
     if len(own) < 2:
-        raise ValueError(f"{len(own)} choices; there must be two at least")
+        raise ValueError(f"{len(own)} choices; there must be at least two")
     for number, choice in enumerate(own, 1):
         if not isinstance(choice, str):
             raise ValueError(f"choice {number} is {type(choice).__name__}, not text")
@@ -196,5 +196,5 @@ def choices_of(row: Row, shared: Sequence[str] | None) -> list[str] | None:
         if choice in own[: number - 1]:
             raise ValueError(f"choice {number} is {quote(choice)} again")
     if "answer" in row and row["answer"] not in own:
-        raise ValueError(f"the answer {quote(row['answer'])} is none of the choices; {nearest(row['answer'], own)}")
+        raise ValueError(f"the answer {quote(row['answer'])} is not among the choices; {nearest(row['answer'], own)}")
     return list(own)

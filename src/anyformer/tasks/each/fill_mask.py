@@ -34,9 +34,9 @@ def fill_mask(
         raise ValueError(f"top_k is {top_k}; it must be at least 1")
     request = start_run("fill-mask", model, inputs, run_options)
     if language_head(request.model).part.shift:
-        raise ValueError("masked words need a model that sees both sides; this one predicts the next token")
+        raise ValueError("fill-mask needs a bidirectional model; this one predicts the next token")
     if request.model.asked:
-        raise ValueError("masked words: this model never saw a mask, and is asked for words by place (target_mapping)")
+        raise ValueError("this model has no masks; it predicts words by position (target_mapping)")
     mask = request.tokenizer.mask_token_id
     if mask is None:
         raise ValueError("the tokenizer has no mask token")

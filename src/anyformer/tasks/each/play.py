@@ -30,7 +30,7 @@ def play(
     player = model if isinstance(model, TransformerModule) else load(model, device=device)
     head = player.head
     if not isinstance(head, TrajectoryModule):
-        raise ValueError("play needs a model that says what to do: DecisionTransformerModel")
+        raise ValueError("play needs a model that predicts actions: DecisionTransformerModel")
     if not returns or episodes < 1 or steps < 1 or not scale > 0:
         raise ValueError("play needs returns to ask for, at least one episode and one step, and a scale above 0")
     worlds = [open_environment(environment, player) for _ in range(len(returns) * episodes)]

@@ -84,9 +84,9 @@ def read_index(index: Path, mine: str) -> dict[str, tuple[str, Any]]:
             about, vectors = file.metadata() or {}, file.get_tensor("vectors")
             states = json.loads(about["files"])
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise ValueError(f"{index} is no index of pictures: {error}") from None
+        raise ValueError(f"{index} is not an index of pictures: {error}") from None
     if about.get("model") != mine:
-        raise ValueError(f"{index} was made with another model; another file, or none, makes it anew")
+        raise ValueError(f"{index} was made with another model; give another file")
     return {name: (state, vector) for (name, state), vector in zip(states.items(), vectors)}
 
 

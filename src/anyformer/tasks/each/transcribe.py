@@ -1,4 +1,4 @@
-"""What is said in a recording."""
+"""Transcribe recordings."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def transcribe(
             {**unsupported, "max_new_tokens": max_new_tokens}, "hears letters, and only num_beams and timestamps apply"
         )
         if timestamps and (num_beams or 1) > 1:
-            raise ValueError("timestamps: beams add up paths, and times are of one; leave num_beams out")
+            raise ValueError("timestamps: not available with num_beams, since beams merge paths")
         return transcribe_each(request, ctc_text, beams=num_beams or 1, timestamps=timestamps)
     check_transcriber(request)
     if AudioProcessor.load(request.model.folder).kind != "mel":
@@ -58,7 +58,7 @@ def transcribe(
         refuse({**unsupported, "timestamps": timestamps}, why)
         return transcribe_each(request, generated_text, **drop_none(num_beams=num_beams, max_new_tokens=max_new_tokens))
     transcriber = transcriber_of(request, translate, timestamps, num_beams, max_new_tokens, temperatures)
-    transcriber.language_token(language)  # a wrong one is told before anything is heard
+    transcriber.language_token(language)  # fails before any audio is read
 
     def finish(run: TaskRun, recordings: list[Transcript]) -> list[Any]:
         transcribe_all(run, transcriber, recordings)
@@ -134,13 +134,13 @@ def transcriber_of(
     )
     known = transcriber.settings
     if translate and "translate" not in (known.task_to_id or {}):
-        raise ValueError("translate: this model writes the language that it hears")
+        raise ValueError("translate: this model cannot translate")
     if known.task_to_id:
         transcriber.options["task"] = "translate" if translate else "transcribe"
     if known.no_timestamps_token_id is not None:
         transcriber.options["return_timestamps"] = True  # long recordings are cut by them
     elif timestamps:
-        raise ValueError("timestamps: this model has no tokens for times")
+        raise ValueError("timestamps: this model has no timestamp tokens")
     return transcriber
 
 
@@ -148,7 +148,7 @@ def check_transcriber(request: TaskRun) -> None:
     spec = request.model.spec
     if not spec.pair or "input_features" not in spec.embedding.inputs or not spec.writes:
         name = spec.architecture or "this model"
-        raise ValueError(f"{request.task} needs a model that hears and writes; {name} does not")
+        raise ValueError(f"{request.task} needs a speech-to-text model; {name} does not")
 
 
 def transcribe_all(request: TaskRun, transcriber: Transcriber, recordings: list[Transcript]) -> None:

@@ -67,7 +67,7 @@ def translate(
 def direction(
     request: TaskRun, source: str | None, target: str | None, prefix: str | None
 ) -> tuple[TaskRun, str, dict[str, Any]]:
-    """How a model is told the languages: (who reads, what stands before the text, options of generation)."""
+    """How the languages are given to a model: (request, prefix of the text, options of generation)."""
     tokenizer = request.tokenizer
     if tokenizer.languages:
         if target is None:

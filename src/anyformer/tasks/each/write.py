@@ -1,4 +1,4 @@
-"""Goes on from a text."""
+"""Continue a text."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def write(
 
         return request.answer(lambda row: record_of(request, row["text"], chat), finish)
     if not request.one:
-        raise ValueError("stream=True writes one text; give it alone, not in a list")
+        raise ValueError("stream=True writes one text; give it without a list")
     record = record_of(request, request.rows[0]["text"], chat)
     return iter(Writing(request.model, request.tokenizer, record["input_ids"].tolist(), options, stops))
 

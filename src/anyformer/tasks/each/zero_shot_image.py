@@ -29,11 +29,11 @@ def zero_shot_image(
     [{'label': 'cat', 'score': 0.98}, {'label': 'dog', 'score': 0.02}]
     """
     if labels is None or isinstance(labels, str) or len(labels) < 2 or len({*labels}) < len(labels):
-        raise ValueError("labels: two names or more to choose from, and none twice")
+        raise ValueError("labels: give two or more different names")
     if "{}" not in template:
-        raise ValueError(f"template {quote(template)} has no {{}} where a name would stand")
+        raise ValueError(f"template {quote(template)} has no {{}} for the name")
     if top_k < 0:
-        raise ValueError(f"top_k is {top_k}; it must be at least 0, which is all")
+        raise ValueError(f"top_k is {top_k}; it must be at least 0 (0 for all)")
     request = start_run("zero-shot-image", model, inputs, run_options)
     scale = towers(request).head.scale.detach().float().exp().cpu()
     sentences = [{"text": template.replace("{}", label)} for label in labels]
