@@ -1,7 +1,7 @@
 """Experiments: `anyformer lab list`, `lab show NAME`, `lab run NAME`, and `lab grid`, which trains any description or
 recipe for every combination of some values and several seeds.
 
-What is done is not done again: the same command goes on where it was stopped."""
+Finished trainings are kept: the same command continues where it was stopped."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> None:
     )
     print(f"{outcome.name}, {form} form on {outcome.device}: {outcome.done} of {outcome.trials} trials done")
     if outcome.holds is None:
-        print("the time is over: the same command goes on with the rest")
+        print("the time is over: the same command continues with the rest")
         return
     for name, value in outcome.figures.items():
         print(f"  {name}: {value:.4g}" if isinstance(value, float) else f"  {name}: {value}")

@@ -4,7 +4,7 @@ and fits L(N), L(D), L(C) and L(N, D) to the losses. The largest run, of twice t
 
 The plan and the expected time come first. The trainings start when you say yes on a terminal, or with --run.
 
-N counts parameters without tables and head, C is FLOPs by count. The same command goes on where it was stopped."""
+N counts parameters without tables and head, C is FLOPs by count. The same command continues where it was stopped."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> None:
     until = float("inf") if options.budget is None else time.monotonic() + 60 * options.budget
     rows = trials.perform(jobs, options.on, until, tell)
     if trials.left:
-        print(f"the time is over with {len(trials.left)} trainings left: the same command goes on with them")
+        print(f"the time is over with {len(trials.left)} trainings left: the same command continues with them")
         return
     found = scale.measured(rows)
     lines = []

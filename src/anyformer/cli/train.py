@@ -4,7 +4,7 @@ tagger of words; --model starts from another model.
 
 Every field of the description can be set: --set steps=2000 --set optimizer.lr=1e-3; --freeze embedding leaves a part of
 the model as it is. The folder keeps the description, the environment, metrics.jsonl and checkpoints; a run that was
-stopped or killed goes on with --resume. The folder opens as the best model by validation, DIR@last as the newest.
+stopped or killed continues with --resume. The folder opens as the best model by validation, DIR@last as the newest.
 
 On several devices: torchrun --nproc-per-node 8 -m anyformer train RECIPE, where each has a copy of the model and its
 share of every batch; --set mesh.shard=8 also deals out the parameters, --set mesh.tensor=2 each layer."""

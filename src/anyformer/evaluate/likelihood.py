@@ -22,7 +22,7 @@ Pair = tuple[Sequence[int], Sequence[int]]  # token ids: what is given, and what
 
 class Likelihood(NamedTuple):
     log_probability: float  # summed over the tokens
-    greedy: bool  # is each of them the likeliest one?
+    greedy: bool  # is each token the most likely one?
 
 
 def likelihoods(
@@ -111,6 +111,6 @@ def score_tokens(
 
 
 def of_tokens(scores: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """(N,) log-probabilities of tokens by scores (N, V), and whether they are the likeliest."""
+    """(N,) log-probabilities of tokens by scores (N, V), and whether each is the most likely token."""
     scores = scores.float()
     return scores.log_softmax(-1).gather(-1, tokens[:, None])[:, 0], scores.argmax(-1) == tokens

@@ -122,7 +122,7 @@ def _run(name: str, subject: Subject) -> Check:
         return Check(name, "does not apply", str(error))
     except Failed as error:
         return Check(name, "failed", str(error))
-    except Exception as error:  # whatever a Part of someone else's does
+    except Exception as error:  # a Part of the user may raise anything
         origin = error_origin(error)
         lines = str(error).splitlines() or [""]
         return Check(name, "failed", f"{type(error).__name__}: {lines[0]}" + (f", in {origin}" if origin else ""))

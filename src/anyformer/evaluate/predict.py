@@ -133,7 +133,7 @@ def tags(objective: Tag, job: Predictor, examples: Sequence[Example], records: S
 def answers(
     objective: Answer, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]
 ) -> Predictions:
-    """The likeliest span of all windows over the text. Where some questions have no answer (SQuAD 2.0), none is given
+    """The most likely span of all windows over the text. Where some questions have no answer (SQuAD 2.0), none is given
     if the first token of every window is likelier."""
     scores = span_scores(objective, job, [record for windows in records for record in windows])
     wanted = [right_answers(example) for example in examples]

@@ -1,4 +1,4 @@
-"""What can be known of a linear function from its values at some points: a model's guess beside those of statistics.
+"""Linear regression in context: the predictions of a model next to those of statistics.
 
 B sequences, N points, P numbers a point. Whatever predicts says of every point what it makes of the pairs before it.
 """

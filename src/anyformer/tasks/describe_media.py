@@ -1,4 +1,4 @@
-"""What tasks share that write about pictures or sounds: decoders with a tower that sees, or hears (LLaVA, Reka)."""
+"""Helpers of tasks that write about pictures or sounds: decoders with an image or audio tower (LLaVA, Reka)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from anyformer.specs.messages import quote
 from anyformer.tasks.each.write import stream_text
 from anyformer.tasks.task import Row, TaskRun, file_of
 
-ASKED = "USER: {image}\n{question} ASSISTANT:"  # as LLaVA 1.5 learnt it; {image} is where the picture stands
+ASKED = "USER: {image}\n{question} ASSISTANT:"  # the prompt of LLaVA 1.5; {image} stands for the picture
 
 
 class Kind(NamedTuple):
-    """What a tower reads."""
+    """The input of a tower."""
 
     one: str
     several: str
@@ -35,7 +35,7 @@ KINDS = {
 
 
 def tower_of(request: TaskRun, name: str) -> Tower:
-    """The tower that sees or hears; ValueError where there is none, or none that writes."""
+    """The image or audio tower; ValueError if there is none, or if the model does not generate text."""
     tower = model.spec.fed_by.get(name) if isinstance(model := request.model, TowerDecoderModule) else None
     if tower is None:
         kind = KINDS[name]
@@ -61,8 +61,8 @@ def question_of(given: Any, what: str) -> str:
 def write_about(
     request: TaskRun, name: str, template: str, options: dict[str, Any], question: str | None = None
 ) -> Any:
-    """What is written after the template with the picture or the sound of each row in it, and its question where the
-    template has a place for one; of a folder's with "file"."""
+    """The text generated after the template, with the picture or the sound of each row in it, and its question if the
+    template has {question}; with "file" for files of a folder."""
     tower = tower_of(request, name)
     count = tower.model.embedding.vectors(0) - tower.skip
     options = {name: value for name, value in options.items() if value is not None}

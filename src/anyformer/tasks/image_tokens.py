@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def companion(model: TransformerModule) -> AutoencoderModule | None:
-    """The autoencoder in a model's folder, where there is one."""
+    """The autoencoder in a model's folder, if there is one."""
     if model.folder is None or not (model.folder / COMPANION).is_dir():
         return None
     vae = load(model.folder / COMPANION, dtype=torch.float32, device=model.device)
@@ -75,7 +75,7 @@ def draw_by_tokens(reader: TaskModel, options: DrawOptions) -> list[np.ndarray]:
 
 
 def caption_ids(text: str, tokenizer: Tokenizer, length: int) -> torch.Tensor:
-    """(length,) a caption, filled up as where it was learnt."""
+    """(length,) a caption, padded as in training."""
     ids = caption(text, tokenizer)
     if len(ids) > length:
         size = f"{len(ids)} tokens with its end"

@@ -1,4 +1,4 @@
-"""Recordings of any length, a window at a time: what is said in each, and when.
+"""Transcribe recordings of any length, a window at a time, with timestamps.
 
 A window is as long as the model hears at once. Where it writes times, the next one begins where the last sentence that
 was heard whole has ended [Radford et al. 2022]; otherwise windows overlap, and each says what is in its middle.
@@ -56,14 +56,14 @@ def files(folder: Path) -> list[Path]:
 
 @torch.inference_mode()
 def ctc_tokens(model: TransformerModule, processor: AudioProcessor, source: Source, beams: int) -> list[int]:
-    """The tokens that are heard in a recording, its windows put together frame by frame."""
+    """The CTC tokens of a recording, from its windows joined frame by frame."""
     if beams > 1:
         return prefixes(frames(model, processor, source), model.spec.head.blank, beams)[0][0]
     return [held.token for held in best_path(model, processor, source)]
 
 
 def best_path(model: TransformerModule, processor: AudioProcessor, source: Source) -> list[Held]:
-    """The tokens of the likeliest path, window by window. No tensors are kept: small ones between the large ones of a
+    """The tokens of the most likely path, window by window. No tensors are kept: small ones between the large ones of a
     window would hold the memory of all windows."""
     windows = frames(model, processor, source)
     return merged((token for window in windows for token in window.argmax(-1).tolist()), model.spec.head.blank)
@@ -73,7 +73,7 @@ def best_path(model: TransformerModule, processor: AudioProcessor, source: Sourc
 def ctc_words(
     model: TransformerModule, tokenizer: Tokenizer, processor: AudioProcessor, source: Source
 ) -> list[Segment]:
-    """The words that are heard in a recording, each from the first frame of its letters to the last."""
+    """The words of a recording, each from the first frame of its letters to the last."""
     heard = best_path(model, processor, source)
     frame = frame_spacing(model, processor)[0] / processor.sampling_rate  # seconds
     groups = group_words(heard, lambda ids: tokenizer.decode(ids, skip_special_tokens=True))
@@ -81,7 +81,7 @@ def ctc_words(
 
 
 def group_words(heard: Sequence[Held], decode: Callable[[list[int]], str]) -> list[list[Held]]:
-    """The tokens of each word. What parts words, or says nothing, belongs to none."""
+    """The tokens of each word; separators and silent tokens belong to none."""
     groups: list[list[Held]] = []
     since: list[int] = []  # tokens from the last word's first on, with those that say nothing
     word = ""
@@ -168,7 +168,7 @@ def quietest(samples: np.ndarray, width: int) -> int:
 def sentences(
     model: TransformerModule, tokenizer: Tokenizer, processor: AudioProcessor, source: Source, **options: Any
 ) -> Iterator[str]:
-    """What is written of each piece of a recording."""
+    """The text of each piece of a recording."""
     position = model.spec.decoder_embedding.position
     options = {"max_new_tokens": getattr(position, "length", 0) or 448, **options}  # Whisper's, where nothing says it
     for samples in pieces(processor, source):
@@ -232,7 +232,7 @@ class AudioWindows:
 
 @dataclasses.dataclass
 class Transcript:
-    """A recording on its way through the model."""
+    """The state of a transcription: segments so far, and the next frame."""
 
     windows: AudioWindows
     language: str | None = None  # its token
@@ -245,7 +245,7 @@ class Transcript:
 
 
 class Transcriber:
-    """A model that writes what it hears."""
+    """A speech-to-text model with its tokenizer and audio processor."""
 
     def __init__(
         self, model: TransformerModule, tokenizer: Tokenizer, processor: AudioProcessor, **options: Any
@@ -277,7 +277,7 @@ class Transcriber:
 
     @torch.inference_mode()
     def start(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """What the encoder says of windows (B, M, F), and the probabilities (B, V) of the first token."""
+        """The encoder states of windows (B, M, F), and the probabilities (B, V) of the first token."""
         memory, _ = self.model.encode({"input_features": features.to(self.model.device, self.model.dtype)}, None)
         begin = self.settings.decoder_start_token_id
         begin = self.model.spec.start_token if begin is None else begin
@@ -287,7 +287,7 @@ class Transcriber:
         return memory, scores.float().softmax(-1)
 
     def languages(self, chances: Tensor) -> list[list[tuple[str, float]]]:
-        """(B, V) -> for each row the tokens of languages and their probabilities among them, likeliest first."""
+        """(B, V) -> for each row the tokens of languages and their probabilities among them, most likely first."""
         known = self.settings.lang_to_id
         if not known:
             raise ValueError("this model has no language tokens: it transcribes one language")
@@ -296,7 +296,7 @@ class Transcriber:
         return [sorted(zip(known, row, strict=True), key=lambda pair: -pair[1]) for row in share.tolist()]
 
     def transcribe_next(self, transcripts: Sequence[Transcript]) -> None:
-        """One more window of each of these recordings."""
+        """Transcribe one more window of each recording."""
         taken = [each.windows.take(each.place) for each in transcripts]
         memory, chances = self.start(torch.stack([window for window, _ in taken]))
         if self.settings.lang_to_id:

@@ -61,7 +61,7 @@ class RunOptions(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True)
 class TaskModel:
-    """A model with its tokenizer, or what makes pictures ready for it, for as many tasks as it can do."""
+    """A model with its tokenizer and image processor, ready for tasks."""
 
     model: TransformerModule
     tokenizer: Tokenizer | None  # None if no text is read or written
@@ -86,7 +86,7 @@ def open_model(
     offline: bool = False,
     **options: Any,
 ) -> TaskModel:
-    """Of a folder, a hub id, or a model that came from one; `options` are a reader's batch and progress."""
+    """Open a folder, a hub id, or a loaded model; `options` are `batch` and `progress`."""
     if isinstance(model, TaskModel | TransformerModule):
         for name, value in (("device", device), ("dtype", dtype)):
             if value is not None:
@@ -105,7 +105,7 @@ def open_model(
 
 
 def _read_processors(spec: Any, folder: Path) -> dict[str, Any]:
-    """What reads for a model, from the files beside it."""
+    """The tokenizer and the image processor of a model, from the files in its folder."""
     read = [part.embedding for part in spec.readers]
     drawn_in = (folder / COMPANION).is_dir()
     if drawn_in:  # that one reads pictures for what draws in its numbers or codes
@@ -140,8 +140,8 @@ def _check_tokenizer(reader: TaskModel) -> TaskModel:
 
 
 def row_of(task: str, given: Any) -> Row:
-    """One input by its fields: a text alone is the first, where no other is needed. An input that could not be read is
-    the error that says so."""
+    """One input by its fields: a text is the first field, if no other is required. An input that could not be read is
+    the error that explains it."""
     about = TASKS[task]
     if isinstance(given, FAILURES):
         raise given
@@ -173,7 +173,7 @@ class Texts(Objective):
 
 @dataclasses.dataclass(frozen=True)
 class TaskRun:
-    """A task that was asked for: who reads, and what."""
+    """A task with its model and its inputs."""
 
     task: str
     reader: TaskModel
@@ -197,7 +197,7 @@ class TaskRun:
 
     @property
     def pad(self) -> int:
-        """What the model takes for padding, else the tokenizer does."""
+        """The padding token of the model, else of the tokenizer."""
         spec = self.model.spec
         known = (
             getattr(getattr(spec.head, "pool", None), "padding_token", None),
@@ -208,7 +208,7 @@ class TaskRun:
 
     @property
     def job(self) -> Predictor:
-        """The same for what `anyformer.evaluate.predict` can do."""
+        """The same as a `Predictor` of `anyformer.evaluate.predict`."""
         return Predictor(self.model, self.tokenizer, self.pad, size=self.reader.batch, progress=self.reader.progress)
 
     # -- one result for each input
@@ -332,7 +332,7 @@ class TaskRun:
     # -- the model
 
     def replace(self, **options: Any) -> TaskRun:
-        """Read in another way."""
+        """The same with other options of the model, such as the batch size."""
         return dataclasses.replace(self, reader=dataclasses.replace(self.reader, **options))
 
     def batches(self, records: Sequence[Record]) -> Iterator[tuple[list[int], Batch]]:
@@ -340,7 +340,7 @@ class TaskRun:
         yield from self.job.batches(Texts(), records)
 
     def map_outputs(self, records: Sequence[Record], result: Callable[[Output, Record], Any]) -> list[Any]:
-        """result(what the model says, record) of every record: outputs without the batch, pads at their end."""
+        """result(output, record) of every record; outputs have no batch dimension, and padding at their end."""
         results: list[Any] = [None] * len(records)
         for which, batch in self.batches(records):
             out = self.run(batch)
@@ -364,15 +364,15 @@ class TaskRun:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> dict[str, Tensor]:
-        """What the model says about a batch."""
-        inputs = {**taken(self.model, batch), "return_dict": True}  # whatever the config says
+        """The outputs of the model for a batch."""
+        inputs = {**taken(self.model, batch), "return_dict": True}  # independent of the config
         if "use_cache" in self.model.inputs:
             inputs["use_cache"] = False
         return {name: value for name, value in self.model(**inputs).items() if isinstance(value, Tensor)}
 
 
 def message_of(error: BaseException) -> str:
-    """What went wrong, in one line."""
+    """The error message, in one line."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return " ".join(str(error).split()) or type(error).__name__
@@ -405,7 +405,7 @@ def input_limit(spec: Any) -> int | None:
 
 
 def kinds_read(spec: Any) -> list[str]:
-    """What a model reads: "text", "pictures", "sound", or the name of another input."""
+    """The kinds of input of a model: "text", "pictures", "sound", or the name of another input."""
     embeddings = [part.embedding for part in spec.readers]
     return [
         *dict.fromkeys(

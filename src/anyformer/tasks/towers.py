@@ -25,14 +25,14 @@ def towers(request: TaskRun) -> TwoTowerModule:
 
 
 def tower(request: TaskRun, name: str) -> Any:
-    """What reads "text" or "image" and ends in a vector of its own; None where nothing does."""
+    """The model that turns "text" or "image" into a vector; None if there is none."""
     model = getattr(request.model, name) if isinstance(request.model, TwoTowerModule) else request.model
     head = model.head
     return model if isinstance(head, ProjectionModule) and head.name == f"{name}_embeds" else None
 
 
 def text_vectors(request: TaskRun, *, raw: bool = False, truncate: Truncate = True) -> Any:
-    """(D,) in fp32 on the CPU, of length 1 unless `raw`, of every text that is asked about."""
+    """(D,) in fp32 on the CPU, of length 1 unless `raw`, of every text."""
     model, end = tower(request, "text"), request.tokenizer.eos_token_id
 
     def prepare(row: Row) -> Record:
@@ -58,7 +58,7 @@ def text_vectors(request: TaskRun, *, raw: bool = False, truncate: Truncate = Tr
 
 
 def image_vectors(request: TaskRun, *, raw: bool = False, interpolate: bool = False) -> Any:
-    """The same of the pictures that are asked about."""
+    """The same for pictures."""
     model = tower(request, "image")
 
     @torch.inference_mode()

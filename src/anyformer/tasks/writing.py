@@ -1,4 +1,4 @@
-"""What tasks share that read a text and write another."""
+"""Helpers of tasks that read a text and write another."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from anyformer.tasks.task import TaskRun, Texts
 
 
 def check_pair(request: TaskRun) -> None:
-    """ValueError where a model is no encoder-decoder with a head that writes."""
+    """ValueError if a model is not an encoder-decoder with a language-model head."""
     check_writer(request.model)
     if not request.model.spec.pair:
         raise ValueError(f"{request.task} needs an encoder-decoder; use few-shot with this decoder")
 
 
 def task_params(request: TaskRun, name: str) -> dict[str, Any]:
-    """What a model's config says about one of its tasks: the prefix of its texts, options of generation (T5's does)."""
+    """The entry of a task in a model's config (T5): the prefix of its texts, options of generation."""
     tasks = request.model.spec.source.get("task_specific_params") or {}
     return dict(tasks.get(name) or {})
 
 
 def options_of(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the caller said, over what the config says."""
+    """The caller's options over those of the config."""
     given = {name: value for name, value in given.items() if value is not None}
     left_out = {"max_length"} if "max_new_tokens" in given else set()
     left_out |= set(ONLY_BEAMS) if given.get("num_beams") == 1 else set()

@@ -183,7 +183,7 @@ def is_number(text: str) -> bool:
 def text_run(data: Data, name: str, size: int, model: str | None, sample: str) -> Run:
     """For so many bytes of text."""
     small = size < 2**20
-    watch = Evaluate(every=50 if small else 100, patience=3)  # a small text is soon learnt by heart
+    watch = Evaluate(every=50 if small else 100, patience=3)  # a small text is soon memorised
     length, tokens = 128, 512 if small else 4096
     width, depth = (128, 4) if small else (256, 6)
     run = quickstart.language_run(

@@ -1,4 +1,4 @@
-"""The words of a text that answer a question."""
+"""Find the words of a text that answer a question."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def answer(
     ] = None,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """[{"answer", "score", "start", "end", "no_answer"}, ...] of {"question", "context"}, likeliest first.
+    """[{"answer", "score", "start", "end", "no_answer"}, ...] of {"question", "context"}, most likely first.
 
-    A long context is read in windows of `length` tokens, the question among them, that have `stride` in common. `score`
-    is the probability among the twenty likeliest answers of all windows, and answer is context[start:end]. `no_answer`
-    is by how much "none" scores above this answer, in the window where it scores least. With a `threshold` the answer
-    "" comes first where "none" is above the best by more (SQuAD 2.0's rule).
+    A long context is read in windows of `length` tokens with the question; two windows share `stride` tokens. `score`
+    is the probability among the twenty most likely answers of all windows, and `answer` is context[start:end].
+    `no_answer` is the score of "none" minus that of this answer, in the window where "none" scores least. With a
+    `threshold`, "" comes first if "none" is above the best answer by more than the threshold (SQuAD 2.0's rule).
 
     >>> answer("a/model/folder", {"question": "Who barks?", "context": "A dog barks."})  # doctest: +SKIP
     [{'answer': 'A dog', 'score': 0.93, 'start': 0, 'end': 5, 'no_answer': -7.1}]

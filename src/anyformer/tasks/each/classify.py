@@ -23,11 +23,11 @@ def classify(
     truncate: Truncate = None,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """[{"label", "score"}, ...], likeliest first: `top_k` of them, and all with 0. A pair is {"text", "pair"};
+    """[{"label", "score"}, ...], most likely first: `top_k` of them, or all with 0. A pair is {"text", "pair"};
     `pair` is the second text of every input that has none of its own.
 
-    Scores are probabilities; of each label by itself where a text may have several, and as the model says them where
-    it was made for numbers. `labels` are other names than those of the model's config, in its order.
+    Scores are probabilities: of each label by itself for multi-label models; raw values for regression.
+    `labels` replace the names in the model's config, in its order.
 
     >>> classify("a/model/folder", "A fine film.")  # doctest: +SKIP
     [{'label': 'positive', 'score': 0.98}]
@@ -54,7 +54,7 @@ def classify(
 
 
 def scores_of(logits: Tensor, names: Sequence[str], problem: str | None) -> list[dict[str, Any]]:
-    """What logits (C,) say, likeliest first."""
+    """The scores of logits (C,), most likely first."""
     if problem == "multi_label_classification" or (len(names) == 1 and problem != "regression"):
         logits = logits.sigmoid()
     elif problem != "regression":

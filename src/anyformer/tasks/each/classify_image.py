@@ -23,7 +23,7 @@ def classify_image(
     interpolate: Interpolate = False,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """[{"label", "score"}, ...], likeliest first: `top_k` of them, and all with 0. Of a folder, those of each picture
+    """[{"label", "score"}, ...], most likely first: `top_k` of them, or all with 0. Of a folder, those of each picture
     in it, with its "file".
 
     >>> classify_image("a/model/folder", "cat.png")  # doctest: +SKIP

@@ -21,7 +21,7 @@ def detect_language(
     top_k: Annotated[int, "number of languages, most likely first"] = 1,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """{language, name, score}, the likeliest; the first `top_k` of them where that is more than 1. The first window of
+    """{language, name, score}, the most likely; with `top_k` above 1 a list. The first window of
     a recording decides.
 
     >>> detect_language("openai/whisper-tiny", "jfk.flac")  # doctest: +SKIP

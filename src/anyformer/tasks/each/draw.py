@@ -1,4 +1,4 @@
-"""Draws what a text asks for: a picture of a label, or of a text, by whatever the model is."""
+"""Draw a picture of a label or of a text, with a diffusion model or token by token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from anyformer.tasks.task import Inputs, RunOptions, Source, TaskModel, TaskRun,
 
 @dataclasses.dataclass(frozen=True)
 class DrawOptions:
-    """What is asked of a painter; None is its own choice, and what does not concern it is refused."""
+    """The options of a drawing; None is the model's default."""
 
     texts: list[str]
     seeds: list[int]  # one a picture of a text
@@ -34,7 +34,7 @@ class DrawOptions:
     top_k: int | None = None
 
     def refuse(self, *names: str) -> None:
-        """ValueError where one of these was asked for."""
+        """ValueError if one of these options is given."""
         for name in names:
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} is not an option of this kind of model")
@@ -148,7 +148,7 @@ def draw_by_diffusion(reader: TaskModel, options: DrawOptions) -> list[np.ndarra
     return np.split(np.concatenate(pictures), len(options.texts))
 
 
-# what a model must be, and what draws with it: (count, H, W, C) bytes of each text
+# a test of the model, and the function that draws with it: (count, H, W, C) bytes of each text
 PAINTERS: tuple[
     tuple[Callable[[TransformerModule], bool], Callable[[TaskModel, DrawOptions], list[np.ndarray]]], ...
 ] = (

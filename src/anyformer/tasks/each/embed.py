@@ -70,7 +70,7 @@ def stack_vectors(request: TaskRun, vectors: Any, width: int) -> Any:
 
 @torch.inference_mode()
 def last_hidden_states(request: TaskRun, batch: Batch) -> Tensor:
-    """(B, T, D) the last hidden states of what reads."""
+    """(B, T, D) the last hidden states of the decoder or encoder."""
     model = request.model
     inputs = taken(model, batch)
     x = model.encode(inputs, None)[0] if model.spec.pair else read(model, batch).x
@@ -90,7 +90,7 @@ def pool_states(x: Tensor, mask: Tensor | None, pool: str) -> Tensor:
 
 
 def default_pool(request: TaskRun) -> str:
-    """What the folder says in sentence-transformers' file, or what suits the model."""
+    """The pooling in sentence-transformers' file, or the usual one for the model."""
     folder = request.model.folder
     if folder is not None and (folder / "1_Pooling" / "config.json").is_file():
         config = read_json(folder / "1_Pooling" / "config.json")

@@ -49,7 +49,7 @@ def few_shot(
 
     The prompt is the instruction, the first `shots` examples (each {"text", "answer"}; a file of JSON lines, or a list)
     and the input, by the template, with \n for the end of a line. Where there are `choices`, an input's own or for all
-    of them, the answer is the likeliest, and "scores" has the log-probability of each, of its mean token with
+    of them, the answer is the most likely one, and "scores" has the log-probability of each, of its mean token with
     `per_token`. Else it is written, and ends before the first `stop`.
 
     >>> found = few_shot(
@@ -115,7 +115,7 @@ def choice_pairs(request: TaskRun, prompt: str, choices: list[str]) -> dict[str,
 
 
 def choose(request: TaskRun, choices: list[dict[str, Pair]], per_token: bool) -> list[dict[str, Any]]:
-    """The likeliest choice of each prompt."""
+    """The most likely choice of each prompt."""
     pairs = [pair for own in choices for pair in own.values()]
     scored = likelihoods(request.model, pairs, size=request.reader.batch, progress=request.reader.progress)
     scores = iter(
@@ -146,7 +146,7 @@ def check_length(request: TaskRun, size: int) -> None:
 
 
 def select_examples(examples: Examples | None, shots: int | None) -> list[Row]:
-    """The first so many examples."""
+    """The first `shots` examples."""
     if isinstance(examples, str | Path):
         examples = list(read(Path(examples).expanduser()))
     rows = [example_of(example, f"example {number}") for number, example in enumerate(examples or (), 1)]
@@ -178,7 +178,7 @@ def example_of(example: Any, name: str) -> Row:
 
 
 def choices_of(row: Row, shared: Sequence[str] | None) -> list[str] | None:
-    """What an input may be answered with; its answer is one of them."""
+    """The possible answers of an input."""
     if "answer" in row and (not isinstance(row["answer"], str) or not row["answer"].strip()):
         raise ValueError("answer is empty" if row["answer"] == "" else f"answer is {quote(row['answer'])}, not text")
     own = row.get("choices", shared)

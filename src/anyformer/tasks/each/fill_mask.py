@@ -1,4 +1,4 @@
-"""The likeliest words in the place of the mask token."""
+"""Fill the mask token with the most likely words."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def fill_mask(
     truncate: Truncate = None,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """[{"score", "token", "token_str", "sequence"}, ...], likeliest first; where a text has several masks, such a list
-    for each of them. `targets` are the only words that may stand there, each one token of the vocabulary.
+    """[{"score", "token", "token_str", "sequence"}, ...], most likely first; for a text with several masks a list for
+    each. `targets` are the only words to choose from; each is one token of the vocabulary.
 
     >>> fill_mask("a/model/folder", "Paris is the [MASK] of France.", top_k=1)  # doctest: +SKIP
     [{'score': 0.99, 'token': 3007, 'token_str': 'capital', 'sequence': 'paris is the capital of france.'}]
@@ -52,10 +52,10 @@ def fill_mask(
         logits = output.logits if output.logits is not None else output.prediction_logits  # (T, V)
         ids = record["input_ids"]
         places = (ids == mask).nonzero()[0].tolist()
-        each = [likeliest(logits[place].float().softmax(-1).cpu(), ids, place, len(places) == 1) for place in places]
+        each = [top_words(logits[place].float().softmax(-1).cpu(), ids, place, len(places) == 1) for place in places]
         return each[0] if len(each) == 1 else each
 
-    def likeliest(shares: Tensor, ids: np.ndarray, place: int, alone: bool) -> list[dict[str, Any]]:
+    def top_words(shares: Tensor, ids: np.ndarray, place: int, alone: bool) -> list[dict[str, Any]]:
         """Of the probabilities (V,) at one place."""
         known = torch.arange(len(shares)) if allowed is None else allowed
         best = shares[known].topk(min(top_k, len(known)))

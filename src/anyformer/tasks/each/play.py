@@ -26,7 +26,7 @@ def play(
     device: str | torch.device = "cpu",
 ) -> list[dict[str, Any]]:
     """For each return that is asked for, so many episodes: {"asked", "return", "steps"}. `scale` and `steps` (how many
-    of the last ones are seen) are those of the objective that the model learnt by."""
+    of the last ones are seen) are those of the training objective."""
     player = model if isinstance(model, TransformerModule) else load(model, device=device)
     head = player.head
     if not isinstance(head, TrajectoryModule):
@@ -85,7 +85,7 @@ def choices(predicted: np.ndarray, world: Any) -> np.ndarray:
 
 
 def open_environment(environment: str, player: TransformerModule) -> Any:
-    """The environment, if the model's states and actions are those of its spaces."""
+    """Open the environment; ValueError if its spaces do not fit the model."""
     try:
         import gymnasium
     except ImportError:

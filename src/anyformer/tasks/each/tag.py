@@ -26,7 +26,7 @@ class LabelledText:
     shares: np.ndarray
     start: int
     end: int
-    inside: bool = False  # goes on with the word before
+    inside: bool = False  # continues the word before
     index: int = 0  # of a token in its window
 
 
@@ -59,14 +59,14 @@ def tag(
     one span, what is outside ("O") is left out, and `word` is text[start:end].
 
     aggregation   "word": the text is divided into words and read as in training, and each word has one label; the
-                  default for models that were trained here, whose saved description tells how words were labelled
-                  "simple": each token has its likeliest label; the default for all other models
+                  default for models trained here, whose saved description has the objective
+                  "simple": each token has its most likely label; the default for all other models
                   "none": every token by itself, as {"entity", "index", ...}
-                  "first", "average", "max": all tokens of a word have the likeliest label of its first token, of their
-                  mean, or of the token that is surest
+                  "first", "average", "max": all tokens of a word have the most likely label of its first token,
+                  of their mean, or of the most confident token
 
-    A text that the model cannot take at once is read in windows with `stride` tokens in common (default: a quarter of
-    a window). Of spans that overlap the longest is kept; a word in two windows has the mean of its scores.
+    A text longer than the model's limit is read in windows that share `stride` tokens (default: a quarter of a
+    window). Of spans that overlap the longest is kept; a word in two windows has the mean of its scores.
 
     >>> tag("a/model/folder", "Ada Lovelace was born in London.")  # doctest: +SKIP
     [{'entity_group': 'PER', 'score': 0.99, 'word': 'Ada Lovelace', 'start': 0, 'end': 12}, ...]
@@ -172,7 +172,7 @@ def spans(pieces: list[LabelledText], aggregation: str, names: Sequence[str], te
 
 
 def group_items(items: Iterable[Any], joins: Callable[[Any, Any], bool]) -> list[list[Any]]:
-    """Runs of items; joins(the one before, item) says whether an item goes on with a run."""
+    """Runs of items; joins(the one before, item) says whether an item continues a run."""
     groups: list[list[Any]] = []
     for item in items:
         if groups and joins(groups[-1][-1], item):

@@ -88,12 +88,12 @@ def refuse(options: dict[str, Any], why: str) -> None:
 
 
 def drop_none(**options: Any) -> dict[str, Any]:
-    """Those that the caller gave."""
+    """The options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def transcribe_each(request: TaskRun, transcribe_one: Callable[..., Any], **options: Any) -> Any:
-    """What is said in one recording after the other."""
+    """Transcribe one recording after the other."""
     processor = AudioProcessor.load(request.model.folder)
 
     def finish(run: TaskRun, sources: list[Any]) -> list[Any]:

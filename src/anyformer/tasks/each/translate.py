@@ -1,4 +1,4 @@
-"""A text in another language."""
+"""Translate a text."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def generate_texts(
 
 
 def stream_text(request: TaskRun, tokens: list[int], ends: set[int], stops: list[str] | None) -> Iterator[str]:
-    """The text of what was written, up to its end."""
+    """The generated text, up to its end."""
     decoder = request.tokenizer.stream(stops)
     for token in tokens:
         if token in ends or decoder.stopped is not None:

@@ -22,8 +22,8 @@ def zero_shot_image(
     top_k: Annotated[int, "number of names, most likely first; 0 for all"] = 0,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """[{"label", "score"}, ...], likeliest first: `top_k` of them, and all with 0. Each label is put in the place of {}
-    in `template`. Of a folder, those of each picture in it, with its "file".
+    """[{"label", "score"}, ...], most likely first: `top_k` of them, or all with 0. `template` has {} for the label.
+    For a folder, the result of each picture has its "file".
 
     >>> zero_shot_image("a/clip/folder", "cat.png", labels=["cat", "dog"])  # doctest: +SKIP
     [{'label': 'cat', 'score': 0.98}, {'label': 'dog', 'score': 0.02}]
