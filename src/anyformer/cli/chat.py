@@ -1,7 +1,7 @@
-"""Talks with a model: a line is a message, and the answer is streamed. Where the folder has no chat template the
-conversation is laid out as plain text ("User: ...", "Assistant: ...").
+"""Chat with a model: a line is a message, and the answer is streamed. If the folder has no chat template, the
+conversation is plain text ("User: ...", "Assistant: ...").
 
-Ctrl-C stops an answer, /quit or the end of input the program. /help shows the other commands."""
+Ctrl-C stops an answer; /quit or the end of input ends the program. /help shows the other commands."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Checks the Parts that a Python file defines, as our own suite checks ours.
+"""Check the Parts that a Python file defines, as our own suite checks ours.
 
-Each Part is put into a small model of texts, in the slot that it fits. The checks: a token sees no more than the Part
-says, padding changes nothing, packed documents stay apart, cached decoding equals one pass, a batch equals its rows,
-every parameter learns, half precision stays finite, saving and loading give the same model, and it can be counted. The
-exit code is 1 where a check fails. `af.check(part)` does the same in Python."""
+Each Part is put into a small text model, in the slot that it fits. The checks: a token sees no more than the Part
+declares, padding changes nothing, packed documents stay separate, cached decoding equals one pass, a batch equals its
+rows, every parameter learns, half precision stays finite, saving and loading give the same model, and the Part can be
+counted. The exit code is 1 if a check fails. `af.check(part)` does the same in Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prints what makes a shell complete verbs, flags and names: eval "$(anyformer completion bash)" in ~/.bashrc, the same
+"""Print a completion script for verbs, flags and names: eval "$(anyformer completion bash)" in ~/.bashrc, the same
 with zsh in ~/.zshrc; anyformer completion fish > ~/.config/fish/completions/anyformer.fish"""
 
 from __future__ import annotations

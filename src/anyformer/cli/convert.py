@@ -1,9 +1,9 @@
-"""Writes a model to another folder: ours (spec.json), or Hugging Face's layout (config.json), in any dtype. An adapter
-(PEFT's layout) goes into the weights of its base model, unless --format peft writes it alone. With --unpickle from an
-old pytorch_model.bin, which a process of its own reads with little memory, time and no rights.
+"""Write a model to another folder, in our layout (spec.json) or Hugging Face's (config.json), in any dtype. An adapter
+(PEFT's layout) is merged into its base model; --format peft writes only the adapter. --unpickle reads an old
+pytorch_model.bin in a restricted process.
 
-DST must be new or empty, and is written whole or not at all. With --overwrite it may hold a model, which is replaced;
-files that belong to no model stay."""
+DST must be new or empty. If anything fails, nothing is written. With --overwrite DST may hold a model, which is
+replaced; other files stay."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Counts from a description alone: parameters and the memory of the weights, by part. Nothing is allocated.
+"""Count parameters and the memory of the weights from a description, by part. Nothing is allocated.
 
-With --length, also FLOPs a token and a text, training and its memory, the state of decoding, and the formulas of the
-lectures beside the exact figures; a model of images has all but the formulas without it. A multiply-add is two FLOPs;
-both products of attention are counted, over the whole square unless --causal leaves out what a mask of the past throws
-away. The column "the masks need" leaves out every pair of tokens that a mask hides, also outside a sliding window.
+With --length, also show FLOPs per token and text, training and its memory, the decoding state, and the formulas of the
+lectures next to the exact figures; a model of images shows all but the formulas without it. A multiply-add is two
+FLOPs; both products of attention are counted, over the whole square, or with --causal only under a causal mask. The
+column "the masks need" leaves out every pair of tokens that a mask hides, also outside a sliding window.
 
 `anyformer count --by size` shows where the FLOPs of GPT-3's eight sizes go."""
 

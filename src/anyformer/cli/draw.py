@@ -1,5 +1,5 @@
-"""Draws the architecture of a description, in the manner of "Attention is all you need": what stands where, how often,
-with how many parameters, and what is tied. Of two names, both side by side with what differs marked.
+"""Draw the architecture of a description, in the style of "Attention is all you need": its parts, their number
+and parameters, and tied weights. Two names are drawn side by side with their differences marked.
 
 Nothing is allocated. A .svg and a .html need nothing else; a .png needs cairosvg (pip install 'anyformer[draw]')."""
 

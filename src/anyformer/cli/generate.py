@@ -1,6 +1,6 @@
-"""Writes on from a prompt, or from the text that an encoder reads, and streams what it writes.
+"""Continue a prompt, or write from the text that an encoder reads, and stream the text.
 
-The prompt is PROMPT, --file, or what is piped in (a newline at its end is not part of it)."""
+The prompt is PROMPT, --file, or standard input (without the newline at its end)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Experiments: `anyformer lab list`, `lab show NAME`, `lab run NAME`, and `lab grid`, which trains any description or
-recipe for every combination of some values and several seeds.
+"""Run experiments: `anyformer lab list`, `lab show NAME`, `lab run NAME`. `lab grid` trains any description or recipe
+for every combination of some values and several seeds.
 
 Finished trainings are kept: the same command continues where it was stopped."""
 

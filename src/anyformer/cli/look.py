@@ -1,9 +1,8 @@
-"""Looks inside a model while it reads: `anyformer look MODEL INPUT`.
+"""Look inside a model while it reads: `anyformer look MODEL INPUT`.
 
-INPUT is a text, or the file of a picture or a recording where the model reads those. The page shows what is predicted
-at every place, attention, the residual stream, and what becomes of a prediction when something inside is changed. It is
-one file that needs nothing else (-o), or with --serve a page of this machine, where values are computed when asked for.
-"""
+INPUT is a text, or the file of a picture or a recording for models that read those. The page shows the predictions at
+every position, attention, the residual stream, and the effect of changes inside the model on a prediction. It is one
+self-contained file (-o), or with --serve a page on this machine that computes values on demand."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Lists every kind of Part that a description is made of; with NAME, its fields, the slots it fits, its paper.
+"""List every kind of Part that a description is made of; with NAME, its fields, the slots it fits, its paper.
 
-NAME may be any name that people use: rotary, swiglu, mamba, gqa. --slot lists what fits at an address, such as
+NAME may be any name that people use: rotary, swiglu, mamba, gqa. --slot lists the kinds that fit at an address, such as
 decoder.layers.attention.op, or in a field of a kind, such as Attention.position."""
 
 from __future__ import annotations

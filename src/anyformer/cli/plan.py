@@ -1,8 +1,8 @@
-"""Plans a training before it is paid for: NAME is a description, --tokens or --compute how much of it.
+"""Plan a training before you pay for it. NAME is a description; --tokens or --compute gives the amount of training.
 
-Says how the compute compares with what Chinchilla's and Kaplan's laws would buy for it, what each device would hold and
-send for several layouts, which is the simplest that fits, how long it takes and what it costs; with --out, writes the
-run.json and shows the command that starts it.
+Compare the compute with Chinchilla's and Kaplan's laws, show the memory and traffic of each device for several layouts,
+choose the simplest layout that fits, and give its time and cost. With --out, also write the run.json and show the
+command that starts it.
 
 Memory is that of `anyformer train`: fp32 weights, gradients and two moments, products in bf16, no dropout."""
 

@@ -1,10 +1,8 @@
-"""`make quickstart`: a small GPT, from its description to text that it writes, in about three minutes on any machine.
+"""`make quickstart`: a small GPT, from its description to generated text, in about three minutes on any machine.
 
-What happens is `anyformer train quickstart` and `anyformer generate`: the parts of the description are shown, the model
-is trained on what every machine with Python has, and a part is swapped in the end. How large it is follows from how
-long its first steps take here, how many steps there are from how long each takes; with --set steps=N nothing is
-measured, and the recipe is as it stands.
-"""
+It runs `anyformer train quickstart` and `anyformer generate`: it shows the parts of the description, trains the model
+on the documentation and library of Python, and swaps a part at the end. The size of the model and the number of steps
+follow from the measured time of a step; with --set steps=N nothing is measured, and the recipe is used as it is."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Measures scaling laws: trains decoders of several widths, in the proportions of NAME, on several numbers of tokens,
-and fits L(N), L(D), L(C) and L(N, D) to the losses. The largest run, of twice the largest width and tokens unless
---largest says otherwise, is left out of the fits and predicted.
+"""Measure scaling laws: train decoders of several widths, in the proportions of NAME, on several numbers of tokens,
+and fit L(N), L(D), L(C) and L(N, D) to the losses. The largest run (--largest; default: twice the largest width and
+tokens) is left out of the fits and predicted.
 
 The plan and the expected time come first. The trainings start when you say yes on a terminal, or with --run.
 

@@ -1,13 +1,13 @@
-"""Train a model. RECIPE is a name from --list, a run.json, or the folder of a run. Or data of your own: --text FOLDER
+"""Train a model. RECIPE is a name from --list, a run.json, or the folder of a run. Or use your own data: --text FOLDER
 trains a language model, --csv FILE --label COLUMN a text classifier, --images FOLDER an image classifier, --tags FILE a
 tagger of words; --model starts from another model.
 
-Every field of the description can be set: --set steps=2000 --set optimizer.lr=1e-3; --freeze embedding leaves a part of
-the model as it is. The folder keeps the description, the environment, metrics.jsonl and checkpoints; a run that was
+Every field of the description can be set: --set steps=2000 --set optimizer.lr=1e-3; --freeze embedding does not train a
+part of the model. The folder keeps the description, the environment, metrics.jsonl and checkpoints; a run that was
 stopped or killed continues with --resume. The folder opens as the best model by validation, DIR@last as the newest.
 
-On several devices: torchrun --nproc-per-node 8 -m anyformer train RECIPE, where each has a copy of the model and its
-share of every batch; --set mesh.shard=8 also deals out the parameters, --set mesh.tensor=2 each layer."""
+On several devices: torchrun --nproc-per-node 8 -m anyformer train RECIPE. Each device has a copy of the model and its
+share of every batch; --set mesh.shard=8 also shards the parameters, --set mesh.tensor=2 splits each layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists every named description: its family, parameters (as built, and as its paper prints them) and what it is for."""
+"""List every named description: its family, parameters (as built, and as printed in its paper) and purpose."""
 
 from __future__ import annotations
 
