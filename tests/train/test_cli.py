@@ -49,7 +49,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     (("runs/none", "--resume"), "runs/none: no such file or folder; there is no run to resume"),
     (("none", "--resume"), "none: no such file or folder; there is no run to resume"),
     (("none.json",), "none.json: no such file or folder; `anyformer train --list`"),
-    (("run.json", "--out", "none", "--resume"), "none does not exist, so there is no run to resume"),
+    (("run.json", "--out", "none", "--resume"), "none does not exist, so no run there could go on"),
     (("shakespear", "--show"), "did you mean 'shakespeare'?"),
     (("run.json", "--out", "texts"), "texts holds other files (text.txt): give a new folder; --out DIR names one"),
 ], ids=str)  # fmt: skip

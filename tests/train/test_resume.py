@@ -229,7 +229,7 @@ def test_a_run_that_is_done_or_failed_lets_go(begun: tuple[Path, Path], nursery:
 
 def test_resume_where_no_run_is_says_so(tmp_path: Path) -> None:
     texts = runs.write_texts(tmp_path / "texts")
-    with pytest.raises(ValueError, match="run does not exist, so there is no run to resume; without --resume one is"):
+    with pytest.raises(ValueError, match="run does not exist, so no run there could go on; without --resume one is"):
         setup(runs.run_of(texts), tmp_path / "run", resume=True)
     assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
