@@ -34,7 +34,7 @@ from anyformer.objectives.diffuse import Diffuse
 from anyformer.recipes import recipe
 from anyformer.recipes.fashion_mnist import LABELS
 from anyformer.specs.codec import override
-from anyformer.tasks.task import Reader
+from anyformer.tasks.task import TaskModel
 from anyformer.train.deadline import Deadline
 from anyformer.train.progress import Metrics, read_metrics
 from anyformer.train.trainer import Callback, Done, Trainer
@@ -101,7 +101,7 @@ def again(vae: Any, images: Any, pictures: Tensor) -> Tensor:
 
 def drawn(model: Any, images: Any, count: int, **how: Any) -> Tensor:
     """(labels, count, 28, 28) bytes."""
-    found = af.tasks.draw(Reader(model, None, batch=500, images=images), [*LABELS], out=None, count=count, **how)
+    found = af.tasks.draw(TaskModel(model, None, batch=500, images=images), [*LABELS], out=None, count=count, **how)
     return torch.from_numpy(np.stack([each["pictures"][..., 0] for each in found]))
 
 

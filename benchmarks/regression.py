@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import anyformer as af
-from anyformer.cli.train import named, train
+from anyformer.cli.train import find_run, train
 from anyformer.evaluate.regression import curves
 from anyformer.objectives.regress import Regress
 from anyformer.train.deadline import Deadline
@@ -69,7 +69,7 @@ def home(folder: Path, noise: float) -> Path:
 
 def fit(options: argparse.Namespace) -> None:
     end = None if options.minutes is None else time.monotonic() + 60 * options.minutes
-    run, _ = named("regression", "", [f"objective.noise={options.noise[0]}", *options.set])
+    run, _ = find_run("regression", "", [f"objective.noise={options.noise[0]}", *options.set])
     trainer = train(run, options.folder, resume=(options.folder / "run.json").exists(), device=options.device,
                     watch=[] if end is None else [Deadline(end, 10.0, most=run.steps, slow=2)])  # fmt: skip
     done = f"{trainer.step} steps, {trainer.examples} sequences, {trainer.seconds:.0f} s"

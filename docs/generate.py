@@ -104,16 +104,16 @@ def examples() -> Iterator[tuple[str, str]]:
 
 def families() -> Iterator[tuple[str, str]]:
     from anyformer import families
-    from anyformer.cli.listing import listed
-    from anyformer.cli.terminal import rounded
+    from anyformer.cli.listing import read_rows
+    from anyformer.cli.terminal import short_number
 
     sizes: dict[str, list[dict[str, Any]]] = {}
-    for row in listed():
+    for row in read_rows():
         sizes.setdefault(row["family"], []).append(row)
     rows = []
     for name, family in families.catalogue().items():
         own = sizes.get(name, [])
-        named = ", ".join(f"{row['name']} ({rounded(row['parameters'])})" for row in own)
+        named = ", ".join(f"{row['name']} ({short_number(row['parameters'])})" for row in own)
         rows.append((f"[{name}](families/{name}.md)", family.about, named))
         picture = drawing(own[0]["name"] if own else family.read({}))
         if picture:

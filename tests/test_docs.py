@@ -19,7 +19,7 @@ import pytest
 import anyformer as af
 import vocabularies
 from anyformer import cli, families
-from anyformer.cli.listing import listed
+from anyformer.cli.listing import read_rows
 from anyformer.specs.part import Part, fitting
 from anyformer.specs.slots import about
 from pages import SMALLER, Reader, Wrong, command
@@ -260,7 +260,7 @@ def site() -> Any:
 
 
 def test_what_the_catalogues_say(site: Any) -> None:
-    page = site.family_page(families.find("gpt2"), [row for row in listed() if row["family"] == "gpt2"], False)
+    page = site.family_page(families.find("gpt2"), [row for row in read_rows() if row["family"] == "gpt2"], False)
     for said in (
         "pre-norm decoder, learned positions", "| `gpt2` | 124,439,808 | 124,000,000 |", "- `GPT2LMHeadModel`",
         "op: Attention(num_heads=12", "| `n_embd` | `768` | `width` |", "| `n_ctx` | `1024` | an old name of",

@@ -250,7 +250,7 @@ CODE: list[tuple[str, str]] = [
     ("af.processor(5)", "got int"),
     ("af.tasks.write(model('writer'), 'Once')", "tokenizer"),
     ("af.tasks.write('nowhere/at/all', 'Once')", "no such folder"),
-    ("af.tasks.write(5, 'Once')", "a model is a folder, a hub id, or one that was loaded; got int"),
+    ("af.tasks.write(5, 'Once')", "model must be a folder, a hub id or a loaded model; got int"),
     ("af.parts.MLP(widht=3)", "widht"),
     ("af.parts.MLP(width=3, activation='rleu')", "did you mean 'relu'"),
 ]  # fmt: skip

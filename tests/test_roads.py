@@ -15,7 +15,7 @@ from cases.llava import CONFIG
 
 import anyformer as af
 from anyformer import families
-from anyformer.recipes._own import from_text
+from anyformer.recipes.shared.own_text import from_text
 from anyformer.specs.part import Part
 from anyformer.train import start
 from conftest import REPO

@@ -41,7 +41,7 @@ def test_a_picture_in_each_form(run, tmp_path: Path) -> None:
 def test_a_default_name_replaces_no_file_of_others(run, tmp_path: Path) -> None:
     (tmp_path / "gpt2.svg").write_text("<svg>drawn by hand</svg>")
     code, _, err = run("gpt2")
-    assert code == 2 and "gpt2.svg is there already and anyformer did not write it; -o FILE" in err
+    assert code == 2 and "gpt2.svg exists and was not written by anyformer; choose another file with -o FILE" in err
     assert (tmp_path / "gpt2.svg").read_text() == "<svg>drawn by hand</svg>"
     assert run("gpt2", "-o", "gpt2.svg")[0] == 0 and run("gpt2")[0] == 0  # asked for, and then our own
 

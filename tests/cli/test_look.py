@@ -130,7 +130,7 @@ def test_a_default_name_replaces_no_file_of_others(run: Run, made: Any, tmp_path
     (tmp_path / "masks.png").write_bytes(b"a picture of mine")
     for command in ((made("gpt2"), "The fox"), ("--picture", "masks")):
         code, _, err = run(*command)
-        assert code == 2 and "is there already and anyformer did not write it" in err
+        assert code == 2 and "exists and was not written by anyformer" in err
     assert (tmp_path / "look.html").read_text() == "a page of mine"
     for file in ("look.html", "masks.png"):
         (tmp_path / file).unlink()
@@ -255,7 +255,7 @@ def test_mistakes(run: Run, made: Any, tmp_path: Path) -> None:
         ((made("gpt2"), "dog " * 40), "this model takes at most 32"),
         ((made("gpt2"), ""), "the text is empty"),
         ((made("gpt2"), "x", "--target", "y"), "this one has one stack"),
-        ((made("gpt2"), "x", "--port", "80"), "--port is of --serve"),
+        ((made("gpt2"), "x", "--port", "80"), "--port goes with --serve"),
         ((made("gpt2"), "x", "--serve", "-o", "x.html"), "not both"),
         ((made("gpt2"), "x", "--serve", "--port", "70000"), "ports go up to 65535"),
         ((made("gpt2"), "x", "-o", tmp_path), "is a folder"),

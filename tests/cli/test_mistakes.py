@@ -55,10 +55,10 @@ COMMANDS: list[tuple[str, ...]] = [
     ("zoo --familly gpt2", "no flag '--familly'", "did you mean '--family'?"),
     ("zoo --family lama", "did you mean 'llama'?"),
     ("count", "NAME"),
-    ("count gpt2 bert", "nothing takes the argument 'bert'"),
+    ("count gpt2 bert", "unexpected argument 'bert'"),
     ("count gpt2 --length many", "--length", "many"),
     ("completion tcsh", "no shell 'tcsh'"),
-    ("schema run.json", "nothing takes the argument 'run.json'"),
+    ("schema run.json", "unexpected argument 'run.json'"),
     ("zoo --import no_such_module", "--import no_such_module cannot be imported"),
     # names
     ("count gtp2", "no description named 'gtp2'", "did you mean 'gpt2'?"),
@@ -105,7 +105,7 @@ COMMANDS: list[tuple[str, ...]] = [
     # tasks
     ("run", "give a task: fill-mask, "),
     ("run clasify bert x", "did you mean 'classify'?"),
-    ("run fill-mask gpt2 x", "a model that sees both sides"),
+    ("run fill-mask gpt2 x", "fill-mask needs a bidirectional model"),
     ("run classify bert --file nowhere.txt", "nowhere.txt"),
     ("run answer bert q c", "needs a model with a SpanHead; this one has ClassifyHead (BertForSequenceClassification)"),
     # training
@@ -118,7 +118,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("train run.json --set steps=0", "steps is 0; it must be at least 1"),
     ("train run.json --set optimizer.lr=fast", "optimizer.lr: expected float, got 'fast'"),
     ("train run.json --set precision=bf17", "precision: 'bf17' is not valid; did you mean 'bf16'?"),
-    ("train nowhere --resume", "nowhere: no such file or folder; no run there could go on"),
+    ("train nowhere --resume", "nowhere: no such file or folder; there is no run to resume"),
     ("train run.json --out empty --resume", "empty holds no run that could go on; without --resume one is started"),
     ("train --text texts --csv films.csv", "give one of --text, --csv"),
     ("train --text empty", "empty"),

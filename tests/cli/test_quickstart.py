@@ -40,7 +40,7 @@ def test_quickstart_in_a_small_form(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not re.search(r"(src|href)=[\"']?(http|//)", page)
     written = out.partition("$ anyformer generate")[2].splitlines()[1]
     assert written and af.load(folder).spec.decoder.depth == 2
-    assert quickstart.unused(folder) == folder.with_name("quickstart-2")  # a second time it has its own
+    assert quickstart.unused_folder(folder) == folder.with_name("quickstart-2")  # a second time it has its own
 
 
 def test_quickstart_draws_a_tree_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:

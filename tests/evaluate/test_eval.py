@@ -22,7 +22,7 @@ from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.tag import Tag
 from anyformer.objectives.translate import Translate
-from anyformer.recipes._encoder import SPECIAL
+from anyformer.recipes.shared.encoder import SPECIAL
 from anyformer.train.evaluate_split import same_labels
 from anyformer.train.optim import AdamW
 from anyformer.train.run import Batch, Evaluate, Keep, Run

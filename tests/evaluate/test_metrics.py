@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from anyformer.evaluate import metrics
-from anyformer.evaluate.metrics import METRICS, normalised, shared_words
+from anyformer.evaluate.metrics import METRICS, normalize_answer, shared_words
 
 sklearn_metrics = pytest.importorskip("sklearn.metrics")
 sacrebleu = pytest.importorskip("sacrebleu")
@@ -53,8 +53,8 @@ def test_entities_are_whole_or_wrong() -> None:
 
 
 def test_answers_by_hand() -> None:
-    assert normalised("The  Denver-Broncos, an A.F.C. team") == "denverbroncos afc team"
-    assert normalised("theatre another a") == "theatre another"  # articles are whole words
+    assert normalize_answer("The  Denver-Broncos, an A.F.C. team") == "denverbroncos afc team"
+    assert normalize_answer("theatre another a") == "theatre another"  # articles are whole words
     answers = METRICS["answers"]
     # words {denver, broncos} in {denver, broncos, team}: precision 1, recall 2/3
     assert shared_words("the Denver Broncos", "Denver Broncos team") == pytest.approx(0.8)

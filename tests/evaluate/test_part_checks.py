@@ -132,7 +132,7 @@ BROKEN = [
     (Leaks, "causality", "off by"), (SeesMore, "causality", "off by"), (Padded, "padding", "off by"),
     (Packed, "packing", "off by"), (Forgets, "cached decoding", "off by"), (Batched, "rows", "off by"),
     (Idles, "gradients", "no gradient: decoder.layers.0.feedforward.op.unused_scale"),
-    (Overflows, "half precision", "float16"), (Unsaved, "saving", "something was not saved"),
+    (Overflows, "half precision", "float16"), (Unsaved, "saving", "some state was not saved"),
 ]  # fmt: skip
 ALSO = {  # a fault that other checks see too
     Leaks: {"padding", "packing"}, SeesMore: {"padding", "packing", "cached decoding"}, Batched: {"padding"},
@@ -171,7 +171,7 @@ def test_what_fits_nowhere_is_one_line() -> None:
         af.check(af.parts.PatchEmbedding(image_size=(8, 8), patch_size=(4, 4)))
     with pytest.raises(ValueError, match="takes a Part, or a model's description, got int"):
         af.check(3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="models with one stack that read texts"):
+    with pytest.raises(ValueError, match="models with one stack that reads text"):
         af.check(af.spec("vit-b16"))
 
 

@@ -20,7 +20,7 @@ from catalogue import (
 
 import anyformer as af
 from anyformer import families
-from anyformer.cli.listing import listed
+from anyformer.cli.listing import read_rows
 from anyformer.models.construct import skeleton
 from anyformer.parts.init import computed_tensors
 from anyformer.runtime.state import State, declarations
@@ -43,7 +43,7 @@ def trained_by_transformers(model: torch.nn.Module) -> int:
 
 
 FIRST = {next(iter(family.sizes)) for _, family in families.names()}  # of each family; the others in `make test-all`
-LISTED = {row["name"]: row["parameters"] for row in listed()}
+LISTED = {row["name"]: row["parameters"] for row in read_rows()}
 over_names = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in FIRST else pytest.mark.slow) for name, _ in families.names()]
 )

@@ -268,4 +268,4 @@ def test_on_the_command_line_it_writes_and_fills_no_masks(tmp_path: Path, capsys
     assert main(["generate", str(tmp_path), "ab", "--max-new-tokens", "4"]) == 0
     assert capsys.readouterr().out.strip()
     assert main(["run", "fill-mask", str(tmp_path), "a <mask> b"]) == 2
-    assert "never saw a mask" in capsys.readouterr().err
+    assert "this model has no masks" in capsys.readouterr().err

@@ -136,7 +136,7 @@ def test_python_takes_auto_too(tmp_path: Path) -> None:
 def test_every_verb_has_the_same_flag(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*verb.split(), "--help"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "--device NAME auto (a GPU where there is one, else cpu), cpu, cuda, cuda:1, mps" in told
+    assert "--device NAME auto (a GPU if there is one, else cpu), cpu, cuda, cuda:1, mps" in told
 
 
 # -- the time that is left
@@ -198,7 +198,7 @@ def test_the_quickstart_chooses_the_largest_size_that_fits(
         return speed * run.model.width * run.model.decoder.depth * run.batch.length / (64 * 1 * 64)
 
     monkeypatch.setattr(quickstart, "step_seconds", pace)
-    run, end = quickstart.fitting("cpu", quickstart.time.monotonic(), 180.0)
+    run, end = quickstart.size_and_deadline("cpu", quickstart.time.monotonic(), 180.0)
     (line,) = capsys.readouterr().out.strip().splitlines()
     assert f"tokens/s in the {name} size: about {run.steps:,} steps until 3 minutes are over" in line
     chosen = next(size for size in sizes() if size.name == name)
@@ -219,5 +219,5 @@ def test_the_table_of_names_is_that_of_the_catalogue() -> None:
     catalogue = [(name, family.name, size.published, family.about, size.note)
                  for family in families.catalogue().values() for name, size in family.sizes.items()]  # fmt: skip
     fields = ("name", "family", "published", "about", "note")
-    table = [tuple(row[field] for field in fields) for row in listing.listed()]
+    table = [tuple(row[field] for field in fields) for row in listing.read_rows()]
     assert table == catalogue, "python -m anyformer.cli.listing writes it anew"

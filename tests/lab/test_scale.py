@@ -81,7 +81,7 @@ def test_scaled(name: str) -> None:
 
 
 @pytest.mark.parametrize("arguments, line", [
-    (("--widths", "0"), "--widths: there is nothing to learn with 0"),
+    (("--widths", "0"), "--widths: values must be positive, got 0"),
     (("--tokens", "many"), "--tokens takes whole numbers with commas between, got 'many'"),
     (("--largest", "5"), "--largest takes a width and a number of tokens"),
     (("--budget", "0"), "--budget is 0 minutes"),

@@ -200,8 +200,8 @@ def test_mistakes(source: Arrays, vae: Path, folder: Path, tmp_path: Path) -> No
         (lambda: diffuse(vae, mean=(0.5,) * 3, std=(0.5,) * 3).module(af.build(dit())), "pictures of 3 channels"),
         (lambda: af.tasks.draw(broken, "top", out=None), "and its autoencoder makes codes of a picture"),
         (lambda: af.tasks.draw(other, "top", out=None), "draws (3, 2, 2), and its autoencoder makes (2, 2, 2)"),
-        (lambda: af.tasks.draw(folder, "topp", out=None), "the model knows no label 'topp'; did you mean 'top'"),
-        (lambda: af.tasks.draw(folder, "top", out=None, temperature=1.0), "temperature is nothing that this kind"),
+        (lambda: af.tasks.draw(folder, "topp", out=None), "the model has no label 'topp'; did you mean 'top'"),
+        (lambda: af.tasks.draw(folder, "top", out=None, temperature=1.0), "temperature is not an option of this kind"),
         (lambda: diffuse(vae, labels=LABELS[::-1]).module(af.load(folder)), "top, left, and the model knows left, top"),
         (lambda: GaussianLatent(scale=0.0), "GaussianLatent.scale is 0.0"),
     ):  # fmt: skip

@@ -207,7 +207,7 @@ def test_pictures_are_as_long_as_they_are(run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [(["gpt2", "--on", "H1000"], "did you mean 'H100'?"), (["gpt2", "--tokens", "0"], "--tokens is 0"),
-     (["gpt2", "--compute", "-1"], "--compute is -1"), (["gpt2", "--compute", "1", "--tokens", "1"], "one of them"),
+     (["gpt2", "--compute", "-1"], "--compute is -1"), (["gpt2", "--compute", "1", "--tokens", "1"], "not both"),
      (["gpt2", "--layout", "shard=3"], "is for a multiple of 3 devices, and there are 8"),
      (["gpt2", "--layout", "tensor=8"], "12 heads cannot be split over mesh.tensor=8"),
      (["gpt2", "--layout", "pipeline=8"], "12 layers cannot be split into pipeline=8"),

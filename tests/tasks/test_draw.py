@@ -72,14 +72,14 @@ def test_labels_without_names_are_asked_for_by_number(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["ankle boots"], "the model knows no label 'ankle boots'; did you mean 'ankle boot'?"),
-        (["violin"], "the model knows no label 'violin'; valid: T-shirt, ankle boot, bag"),
+        (["ankle boots"], "the model has no label 'ankle boots'; did you mean 'ankle boot'?"),
+        (["violin"], "the model has no label 'violin'; valid: T-shirt, ankle boot, bag"),
         (["bag", "--steps", "0"], "steps is 0; this model's noise has 1000"),
         (["bag", "--steps", "5000"], "steps is 5000"),
         (["bag", "--count", "0"], "count is 0"),
         (["bag", "--guidance", "-1"], "guidance -1.0"),
         (["bag", "--eta", "2"], "eta is 2.0"),
-        (["bag", "--temperature", "1"], "temperature is nothing that this kind of model draws by"),
+        (["bag", "--temperature", "1"], "temperature is not an option of this kind of model"),
         (["bag", "-o", "no/such/folder/x.png"], "no/such/folder/x.png: no such folder"),
         (["bag", "-o", "x.nothing"], "x.nothing: cannot be written"),
         (["bag", "hat", "--file", "some.txt"], "give INPUT or --file, not both"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.tasks.each.embed import pool_of
+from anyformer.tasks.each.embed import pool_states
 
 Folders = Callable[..., Path]
 TEXTS = ["The quick brown fox jumps over the lazy dog.", "a", "It's a naïve café, isn't it?", "42 dogs"]
@@ -57,7 +57,7 @@ def test_the_side_of_the_pads_changes_nothing(folders: Folders, architecture: st
         with torch.inference_mode():
             x = reader.model(**batch, **({"use_cache": False} if "use_cache" in reader.model.inputs else {}))[0]
         assert not bool(batch["attention_mask"].all())
-        vectors[side] = [pool_of(x, batch["attention_mask"], pool) for pool in ("cls", "mean", "last")]
+        vectors[side] = [pool_states(x, batch["attention_mask"], pool) for pool in ("cls", "mean", "last")]
     for left, right in zip(*vectors.values()):
         assert torch.allclose(left, right, atol=1e-5)
     other = shutil.copytree(folder, tmp_path / "other")

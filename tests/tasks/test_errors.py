@@ -13,7 +13,7 @@ import torch
 
 import anyformer as af
 from anyformer import cli
-from anyformer.tasks.task import TaskRun, ask
+from anyformer.tasks.task import TaskRun, start_run
 
 Folders = Callable[..., Path]
 Image = pytest.importorskip("PIL.Image")
@@ -87,7 +87,7 @@ def test_a_batch_that_fails_in_the_model_is_tried_without_the_input_that_spoils_
 
 def test_halves_are_tried_until_the_input_is_found(folders: Folders) -> None:
     """Good inputs are answered at most a few times over, and prepared inputs are never used twice."""
-    run, calls = ask("embed", folders("BertModel"), [f"{i}" for i in range(64)], {}), []
+    run, calls = start_run("embed", folders("BertModel"), [f"{i}" for i in range(64)], {}), []
 
     def finish(part: TaskRun, prepared: list[Any]) -> list[Any]:
         assert not any(one["used"] for one in prepared)

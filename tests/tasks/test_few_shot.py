@@ -118,14 +118,14 @@ def test_the_command(folders: Folders, tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("rows", "options", "said"),
     [
-        ("a", {"choices": ["a"]}, "^1 choices; there must be two"),
+        ("a", {"choices": ["a"]}, "^1 choices; there must be at least two"),
         ("a", {"choices": ["a", " "]}, "^choice 2 is empty$"),
         ("a", {"choices": ["a", "a"]}, "^choice 2 is 'a' again$"),
         ("a", {"choices": "ab"}, "^choices are a list of texts, not str$"),
         ({"text": "a", "choices": ["a", 1]}, {}, "^choice 2 is int, not text$"),
-        ({"text": "a", "answer": "god"}, {"choices": CHOICES}, "^the answer 'god' is none of the choices; .*'good'"),
+        ({"text": "a", "answer": "god"}, {"choices": CHOICES}, "^the answer 'god' is not among the choices; .*'good'"),
         ({"text": "a", "answer": 1}, {"choices": CHOICES}, "^answer is 1, not text$"),
-        ("a", {"choices": CHOICES, "stop": ["x"]}, "^stop=.*nothing is written where there are choices"),
+        ("a", {"choices": CHOICES, "stop": ["x"]}, "^stop=.*it does not apply to choices"),
         ("a", {"template": "{text}"}, "^template '{text}': it must have"),
         ("a", {"template": "{answer} {text}"}, "it must have {text}, and {answer} at its end$"),
         ("a", {"shots": 3, "examples": EXAMPLES}, "^shots is 3, and there are 2 examples$"),

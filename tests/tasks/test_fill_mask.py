@@ -71,7 +71,7 @@ def test_mistakes(folders: Folders) -> None:
     assert len(af.tasks.fill_mask(folder, "[MASK]" + " dog" * 59, truncate=True)) == 5
     with pytest.raises(ValueError, match="no \\[MASK\\] in the text"):  # it was cut away
         af.tasks.fill_mask(folder, "dog " * 59 + "[MASK]", truncate=True)
-    with pytest.raises(ValueError, match="sees both sides"):
+    with pytest.raises(ValueError, match="fill-mask needs a bidirectional model"):
         af.tasks.fill_mask(folders("GPT2LMHeadModel"), "A [MASK]")
     with pytest.raises(ValueError, match="this objective predicts tokens"):
         af.tasks.fill_mask(folders("BertForSequenceClassification"), "A [MASK]")

@@ -95,7 +95,7 @@ def test_vectors_are_those_of_the_published_class(models: Any, photos: Path) -> 
     swin = models("SwinForImageClassification")
     expected = said(swin, files, "pooler_output", "SwinModel")
     assert float((af.tasks.embed_image(swin, photos, raw=True) - expected).abs().max()) < 1e-5
-    with pytest.raises(ValueError, match="no token before the patches; 'mean'"):
+    with pytest.raises(ValueError, match="no class token; use 'mean'"):
         af.tasks.embed_image(swin, photos, pool="cls")
 
 
@@ -126,7 +126,7 @@ def test_mistakes_are_one_line(models: Any, photos: Path, tmp_path: Path, capsys
     for arguments, match in (
         (["classify-image", folder, bad / "empty.png"], "empty.png: the file is empty"),
         (["classify-image", folder, tmp_path / "none.png"], "no such file"),
-        (["classify-image", folder, photos, "--labels", "a"], "1 labels given, and the model tells 3 apart"),
+        (["classify-image", folder, photos, "--labels", "a"], "1 labels given, and the model has 3"),
         (["embed-image", folder, photos, "--pool", "las"], "no pool 'las'"),
         (["classify", folder, "A text."], "classify needs a model that reads text; this one reads pictures"),
     ):

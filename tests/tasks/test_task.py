@@ -13,7 +13,7 @@ import torch
 
 import anyformer as af
 from anyformer.tasks import TASKS
-from anyformer.tasks.task import How
+from anyformer.tasks.task import RunOptions
 from vocabularies import gpt2
 
 Folders = Callable[..., Path]
@@ -27,7 +27,7 @@ def test_the_table_tells_what_the_functions_take(task: str) -> None:
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }  # fmt: skip
     assert list(own) == list(about.flags)
-    assert not set(about.flags) & set(How.__annotations__)
+    assert not set(about.flags) & set(RunOptions.__annotations__)
     for name, flag in about.flags.items():
         default = own[name].default
         assert default is inspect.Parameter.empty or default is None or isinstance(default, flag.kind), name
@@ -84,7 +84,7 @@ def test_mistakes(folders: Folders, tmp_path: Path) -> None:
         af.tasks.embed(folder, "a", batch=0)
     with pytest.raises(ValueError, match="the model is open already"):
         af.tasks.embed(af.load(folder), "a", device="cpu")
-    with pytest.raises(ValueError, match="this model came from no folder"):
+    with pytest.raises(ValueError, match="this model was not loaded from a folder"):
         af.tasks.embed(af.build(af.load(folder).spec), "a")
     with pytest.raises(ValueError, match="got NoneType"):
         af.tasks.embed(None, "a")

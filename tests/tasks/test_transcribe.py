@@ -21,9 +21,9 @@ from anyformer import cli
 from anyformer.generation import ctc
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.tasks import long_audio
-from anyformer.tasks.each.transcribe import listener_of
+from anyformer.tasks.each.transcribe import transcriber_of
 from anyformer.tasks.look_inputs import scene
-from anyformer.tasks.task import ask
+from anyformer.tasks.task import start_run
 from vocabularies import gpt2
 
 transformers, soundfile = pytest.importorskip("transformers"), pytest.importorskip("soundfile")
@@ -137,9 +137,11 @@ def test_each_word_holds_its_frames() -> None:
     def joined(ids: list[int]) -> str:
         return "".join(pieces[i] for i in ids if i < 5).replace("▁", " ").strip()
 
-    spans = [[(each[0].start, each[-1].end) for each in long_audio.worded(heard, decode)] for decode in (spelt, joined)]
+    spans = [
+        [(each[0].start, each[-1].end) for each in long_audio.group_words(heard, decode)] for decode in (spelt, joined)
+    ]
     assert spans == [[(2, 6), (10, 14)], [(2, 4), (5, 6), (10, 11), (13, 14)]]
-    assert long_audio.worded(heard[:1], spelt) == []
+    assert long_audio.group_words(heard[:1], spelt) == []
 
 
 def test_letters_by_beams(spelling: Path) -> None:
@@ -200,9 +202,9 @@ def whisper(folder: Path, seconds: int) -> Path:
     return folder
 
 
-def listener(folder: Path, **options: Any) -> long_audio.Listener:
-    asked = ask("transcribe", folder, "x", {})
-    return listener_of(asked, False, True, options.get("num_beams"), 30, options.get("temperatures", (0.0,)))
+def transcriber(folder: Path, **options: Any) -> long_audio.Transcriber:
+    asked = start_run("transcribe", folder, "x", {})
+    return transcriber_of(asked, False, True, options.get("num_beams"), 30, options.get("temperatures", (0.0,)))
 
 
 @pytest.mark.parametrize("seconds", [0.8, 1.0, 3.71])
@@ -217,10 +219,10 @@ def test_windows_follow_times_as_published(writer: Path, seconds: float, languag
         features, return_timestamps=True, return_segments=True, task="transcribe", temperature=0.0, max_new_tokens=30,
         **told,
     )["segments"][0]  # fmt: skip
-    mine = listener(writer)
+    mine = transcriber(writer)
     heard = mine.open((samples, RATE), language)
-    while heard.going:
-        mine.go_on([heard])
+    while heard.has_more:
+        mine.transcribe_next([heard])
     assert [each.tokens for each in heard.segments] == [each["tokens"].tolist() for each in expected]
     for found, wanted in zip(heard.segments, expected, strict=True):
         assert found.start == pytest.approx(float(wanted["start"]), abs=1e-6)
@@ -303,11 +305,11 @@ def test_the_language_as_published(writer: Path) -> None:
 )  # fmt: skip
 def test_sentences_of_a_window(tokens: list[int], wanted: Any, advance: int) -> None:
     """Where a time is the window's own first, or beyond its end, the next window follows: none is heard twice."""
-    assert long_audio.cut(tokens, 100, 50, 2) == (wanted, advance)
+    assert long_audio.split_sentences(tokens, 100, 50, 2) == (wanted, advance)
 
 
 def test_the_shortest_sentence_moves_the_window() -> None:
-    assert long_audio.cut([100, 1, 101, 101, 2], 100, 50, 1) == ([(0, 1, [100, 1, 101, 101])], 1)
+    assert long_audio.split_sentences([100, 1, 101, 101, 2], 100, 50, 1) == ([(0, 1, [100, 1, 101, 101])], 1)
 
 
 def test_silence_is_what_is_likely_silent_and_unsure(writer: Path, monkeypatch) -> None:
@@ -316,11 +318,11 @@ def test_silence_is_what_is_likely_silent_and_unsure(writer: Path, monkeypatch) 
     monkeypatch.setattr(long_audio, "generate", lambda *given, **options: None)
     # how likely silence is, and the mean log-probability of the text
     rows = [(0.75, -1.5), (0.75, -1.0), (0.5, -1.5), (0.25, -1.5), (0.25, -0.5), (0.75, -0.5)]
-    monkeypatch.setattr(long_audio.Listener, "written", lambda self, out, row: ([5, 6], rows[row][1]))
-    monkeypatch.setattr(long_audio.Listener, "looks_wrong", lambda *given: False)
+    monkeypatch.setattr(long_audio.Transcriber, "new_tokens", lambda self, out, row: ([5, 6], rows[row][1]))
+    monkeypatch.setattr(long_audio.Transcriber, "looks_wrong", lambda *given: False)
     chances = torch.zeros(6, 460)
     chances[:, SILENT - 1] = torch.tensor([silence for silence, _ in rows])
-    found = listener(writer).texts(torch.zeros(6, 1, 1), chances, ["<|en|>"] * 6)
+    found = transcriber(writer).texts(torch.zeros(6, 1, 1), chances, ["<|en|>"] * 6)
     assert found == [[], *[[5, 6]] * 5]
 
 
@@ -378,8 +380,10 @@ def test_a_stream_of_chunks_is_the_recording(spelling: Path, writer: Path, rate:
         whole = af.tasks.transcribe(folder, {"audio": (samples, rate)}, **options)
         for size in (317, 5000, 10**6):
             assert af.tasks.transcribe(folder, {"audio": (chunks(size), rate)}, **options) == whole
-    exact = long_audio.Windows(AudioProcessor.load(writer), (iter([tone(2)]), RATE), 100)
-    assert long_audio.Windows(AudioProcessor.load(writer), (tone(2), RATE), 100).total == 200, "a file tells at once"
+    exact = long_audio.AudioWindows(AudioProcessor.load(writer), (iter([tone(2)]), RATE), 100)
+    assert long_audio.AudioWindows(AudioProcessor.load(writer), (tone(2), RATE), 100).total == 200, (
+        "a file tells at once"
+    )
     taken = [exact.take(start)[1] for start in (0, 100)]
     assert taken == [100, 100] and exact.total == 200, "a stream that ends with a window ends"
 
@@ -443,9 +447,9 @@ def test_memory_does_not_grow_with_a_recording(kind: str, minutes: int, tmp_path
     def hear(file: Path) -> None:
         match kind:
             case "letters" | "beams":
-                long_audio.letters(model, bank, file, 1 if kind == "letters" else 2)
+                long_audio.ctc_tokens(model, bank, file, 1 if kind == "letters" else 2)
             case "windows":
-                windows, place = long_audio.Windows(mel, file, mel.chunk_frames), 0
+                windows, place = long_audio.AudioWindows(mel, file, mel.chunk_frames), 0
                 while place < windows.total:
                     place += windows.take(place)[1]
             case "pieces":
@@ -533,18 +537,18 @@ def test_what_cannot_be_asked(writer: Path, spelling: Path, tmp_path) -> None:
     audio = {"audio": (tone(0.5), RATE)}
     for folder, given, options, message in (
         (writer, audio, {"language": "klingon"}, "no token for it"),
-        (spelling, audio, {"timestamps": True, "num_beams": 3}, "times are of one; leave num_beams out"),
+        (spelling, audio, {"timestamps": True, "num_beams": 3}, "timestamps: not available with num_beams"),
         (spelling, audio, {"translate": True}, "translate: this model hears letters"),
         (writer, str(tmp_path), {}, "no sound in this folder"), (writer, str(tmp_path / "a.wav"), {}, "no such file"),
         (spelling, {"audio": (tone(0.001), RATE)}, {}, "less than a frame"),
-        (writer, {"audio": (np.zeros(0, np.float32), RATE)}, {}, "no samples"),
+        (writer, {"audio": (np.zeros(0, np.float32), RATE)}, {}, "the recording is empty"),
         (writer, {"audio": (tone(0.5) * np.nan, RATE)}, {}, "sample 0 is not a finite"),
         (writer, {"audio": tone(0.5)}, {}, "samples need their rate"),
         (writer, {"text": "x"}, {}, "audio"),
     ):  # fmt: skip
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             af.tasks.transcribe(folder, given, **options)
-    with pytest.raises(ValueError, match="needs a model that hears and writes"):
+    with pytest.raises(ValueError, match="needs a speech-to-text model"):
         af.tasks.detect_language(spelling, audio)
     with pytest.raises(ValueError, match="top_k"):
         af.tasks.detect_language(writer, audio, top_k=0)

@@ -46,8 +46,8 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("arguments, line", [
-    (("runs/none", "--resume"), "runs/none: no such file or folder; no run there could go on"),
-    (("none", "--resume"), "none: no such file or folder; no run there could go on"),
+    (("runs/none", "--resume"), "runs/none: no such file or folder; there is no run to resume"),
+    (("none", "--resume"), "none: no such file or folder; there is no run to resume"),
     (("none.json",), "none.json: no such file or folder; `anyformer train --list`"),
     (("run.json", "--out", "none", "--resume"), "none does not exist, so no run there could go on"),
     (("shakespear", "--show"), "did you mean 'shakespeare'?"),

@@ -13,7 +13,7 @@ import pytest
 from anyformer import cli
 from anyformer.data.source import Source
 from anyformer.recipes import recipe, recipes
-from anyformer.recipes._sources import ORIGINS, fetch, folders_of
+from anyformer.recipes.shared.sources import ORIGINS, fetch, folders_of
 from anyformer.specs.part import walk
 
 ANSWERS = {"text": ["a tree"], "answer_start": [7]}

@@ -15,8 +15,8 @@ import anyformer as af
 from anyformer import cli
 from anyformer.inputs.text import Tokenizer
 from anyformer.objectives.examples import label_of
-from anyformer.recipes._encoder import vocabulary
-from anyformer.recipes._glue import TASKS, run_of, score, table
+from anyformer.recipes.glue import TASKS, run_of, score, table
+from anyformer.recipes.shared.encoder import vocabulary
 from anyformer.train.run import Pretrained
 
 transformers = pytest.importorskip("transformers")

@@ -14,7 +14,7 @@ from anyformer import families
 from anyformer.data import CSV, Bytes, Data, JSONLines
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.tag import Tag
-from anyformer.recipes._encoder import SPECIAL
+from anyformer.recipes.shared.encoder import SPECIAL
 from anyformer.tasks.each.classify import classify
 from anyformer.train.optim import AdamW
 from anyformer.train.run import Batch, Pretrained, Run

@@ -16,7 +16,7 @@ from anyformer.objectives.answer import Answer
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.tag import Tag
 from anyformer.objectives.translate import Translate
-from anyformer.recipes._encoder import SPECIAL
+from anyformer.recipes.shared.encoder import SPECIAL
 from anyformer.specs.codec import to_json
 from anyformer.train.run import Batch, Run
 from anyformer.weights import manifest

@@ -16,8 +16,8 @@ from anyformer.data import Bytes, Data, First, Mixture, Share, TextFiles
 from anyformer.objectives.masked import Masked
 from anyformer.planning.compute import epochs
 from anyformer.recipes import recipe, recipes
-from anyformer.recipes._encoder import vocabulary
 from anyformer.recipes.gpt3 import SIZES, SOURCES, TOKENS
+from anyformer.recipes.shared.encoder import vocabulary
 from anyformer.specs.codec import override, to_json
 from anyformer.train.progress import Metrics, Screen, read_metrics
 from anyformer.train.run import Batch, Begin

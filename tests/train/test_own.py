@@ -18,9 +18,9 @@ from anyformer import cli, families
 from anyformer.objectives.examples import label_number
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.permuted import Permuted
-from anyformer.recipes._own import from_table, from_text
-from anyformer.recipes._own_images import from_images
-from anyformer.recipes._own_tags import from_tags
+from anyformer.recipes.shared.own_images import from_images
+from anyformer.recipes.shared.own_tags import from_tags
+from anyformer.recipes.shared.own_text import from_table, from_text
 from anyformer.specs.codec import encode, to_json
 from anyformer.train.run import Pretrained, read_run
 

@@ -166,7 +166,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     torch.manual_seed(0)
     transformers.BertForMaskedLM(config).save_pretrained(folder)
-    from anyformer.recipes._encoder import vocabulary
+    from anyformer.recipes.shared.encoder import vocabulary
 
     vocabulary().replace(size=300).make(["some words"], folder)
     return folder

@@ -51,6 +51,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, imports: bool = True, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        self.set_defaults(imports=[])
         if imports:
             what = "Python module with your own Parts; can be repeated"
             self.add_argument("--import", metavar="MODULE", dest="imports", action="append", default=[], help=what)
@@ -67,18 +68,18 @@ class Parser(argparse.ArgumentParser):
             flag = given.partition("=")[0]
             if flag.startswith("-") and not flag[1:2].isdecimal() and flag not in (*self._option_string_actions, "-"):
                 raise Mistake(f"`{self.prog}` has no flag {flag!r}; {nearest(flag, self.flags())}")
-        known, left = self.parse_known_intermixed_args(arguments)  # flags may stand between arguments
-        if left and "=" in left[0] and "--set" in self.flags():
-            self.error(f"did you mean '--set {left[0]}'?")
-        if left:
-            self.error(f"nothing takes the argument {left[0]!r}")
-        for module in getattr(known, "imports", ()):
+        known, unknown = self.parse_known_intermixed_args(arguments)  # flags may stand between arguments
+        if unknown and "=" in unknown[0] and "--set" in self.flags():
+            self.error(f"did you mean '--set {unknown[0]}'?")
+        if unknown:
+            self.error(f"unexpected argument {unknown[0]!r}")
+        for module in known.imports:
             import_parts(module)
         return known
 
 
 def import_parts(module: str) -> None:
-    """What --import names: only whoever types the command decides what runs."""
+    """Import the module of --import: only the user decides what code runs."""
     from anyformer.specs.codec import kinds
 
     kinds()  # ours first: of two with one name it is the other that is wrong
@@ -93,7 +94,7 @@ def import_parts(module: str) -> None:
         raise Mistake(f"--import {module} cannot be imported ({why})") from error
 
 
-def top() -> Parser:
+def top_parser() -> Parser:
     verbs = "\n".join(f"  {verb:10} {about}" for verb, about in VERBS.items())
     parser = Parser(
         imports=False,
@@ -108,14 +109,14 @@ def top() -> Parser:
 
 def dispatch(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
-        top().parse(arguments)  # --help and --version end here
-        top().print_help()
+        top_parser().parse(arguments)  # --help and --version end here
+        top_parser().print_help()
         return
     verb, *rest = arguments
     if verb not in VERBS:
         raise Mistake(f"no verb {verb!r}; {nearest(verb, VERBS)}")
     module = importlib.import_module(f"anyformer.cli.{verb}")
-    if hasattr(module, "main"):  # its arguments depend on the first of them
+    if "main" in vars(module):  # its arguments depend on the first of them
         return module.main(rest)
     parser = Parser(prog=f"anyformer {verb}", description=module.__doc__)
     module.arguments(parser)
@@ -124,11 +125,11 @@ def dispatch(arguments: Sequence[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
-    return guarded(lambda: dispatch(sys.argv[1:] if arguments is None else list(arguments)))
+    return run_guarded(lambda: dispatch(sys.argv[1:] if arguments is None else list(arguments)))
 
 
-def guarded(command: Callable[[], object]) -> int:
-    """Runs it; whatever goes wrong is one line and an exit code."""
+def run_guarded(command: Callable[[], object]) -> int:
+    """Run a command; an error is one line on stderr and an exit code."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *where: tell(f"warning: {message}")
@@ -149,13 +150,13 @@ def guarded(command: Callable[[], object]) -> int:
             return say(describe(error), 2)
         from anyformer.specs.part_errors import error_origin
 
-        hint = "" if debugging() else "; ANYFORMER_DEBUG=1 shows where"
+        hint = "" if debug_enabled() else "; ANYFORMER_DEBUG=1 shows where"
         if (origin := error_origin(error)) is not None:
             return say(f"{origin}: {type(error).__name__}: {error}{hint}", 2)
         return say(f"this is a bug in anyformer, please report it{hint}: {type(error).__name__}: {error}", 1)
 
 
-def debugging() -> bool:
+def debug_enabled() -> bool:
     return os.environ.get("ANYFORMER_DEBUG", "") not in ("", "0")
 
 
@@ -168,8 +169,8 @@ def describe(error: BaseException) -> str:
 
 
 def say(message: str, code: int) -> int:
-    """One line on stderr, whatever the message has in it; where asked, the traceback before it."""
-    if debugging() and code != 130:
+    """Print one line on stderr, after the traceback if ANYFORMER_DEBUG is set."""
+    if debug_enabled() and code != 130:
         import traceback
 
         traceback.print_exc()

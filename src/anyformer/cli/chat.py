@@ -1,7 +1,7 @@
-"""Talks with a model: a line is a message, and the answer is streamed. Where the folder has no chat template the
-conversation is laid out as plain text ("User: ...", "Assistant: ...").
+"""Chat with a model: a line is a message, and the answer is streamed. If the folder has no chat template, the
+conversation is plain text ("User: ...", "Assistant: ...").
 
-Ctrl-C stops an answer, /quit or the end of input the program. /help shows the other commands."""
+Ctrl-C stops an answer; /quit or the end of input ends the program. /help shows the other commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyformer.cli.generate import check, opened, settings, show, visible, writing_flags
+from anyformer.cli.generate import check, settings, show, tokenizer_and_loader, visible, writing_flags
 from anyformer.cli.settings import MODEL
 from anyformer.specs.part import nearest
 
@@ -41,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     check(options)
     messages = read_messages(options.load) if options.load else []
-    tokenizer, load = opened(options)
+    tokenizer, load = tokenizer_and_loader(options)
     from anyformer.generation.setup import check_writer
     from anyformer.inputs.chat import templates
 
@@ -59,12 +59,12 @@ def run(options: argparse.Namespace) -> None:
 
 
 def lines() -> Iterator[str]:
-    """What is typed, with a prompt and a history on a terminal; what is piped in, without."""
+    """Read lines, with a prompt and a history on a terminal."""
     typed = sys.stdin is not None and sys.stdin.isatty()
     if typed:
         with contextlib.suppress(ImportError):  # not on every system
             import readline  # noqa: F401  (arrow keys and a history at the prompt)
-        tell("/help shows what there is beside talking")
+        tell("/help shows the commands")
     while sys.stdin is not None:
         try:
             line = input("> " if typed else "")
@@ -80,19 +80,19 @@ def lines() -> Iterator[str]:
 
 
 def tell(line: str) -> None:
-    """What is no part of an answer."""
+    """Print a line that is not part of an answer."""
     print(line, file=sys.stderr, flush=True)
 
 
 def read_messages(file: str) -> list[Message]:
     from anyformer.weights.io import read_json
 
-    found: Any = read_json(Path(file).expanduser()).get("messages")
-    if not isinstance(found, list) or not all(
-        isinstance(m, dict) and m.get("role") in NAMES and isinstance(m.get("content"), str) for m in found
+    messages: Any = read_json(Path(file).expanduser()).get("messages")
+    if not isinstance(messages, list) or not all(
+        isinstance(m, dict) and m.get("role") in NAMES and isinstance(m.get("content"), str) for m in messages
     ):
-        raise ValueError(f"{file}: no conversation: {{'messages': [{{'role': 'user', 'content': ...}}, ...]}}")
-    return found
+        raise ValueError(f"{file}: not a conversation: {{'messages': [{{'role': 'user', 'content': ...}}, ...]}}")
+    return messages
 
 
 class Chat:
@@ -111,7 +111,7 @@ class Chat:
         self.commands: dict[str, tuple[Callable[[str], None], str]] = {
             "help": (self.help, "this list"),
             "system": (self.system, "TEXT: system message; without TEXT, nothing"),
-            "reset": (self.reset, "forgets the conversation, but for what /system said"),
+            "reset": (self.reset, "forgets the conversation, except the system message"),
             "undo": (self.undo, "takes back the last message and its answer"),
             "retry": (self.retry, "answers the last message again"),
             "history": (self.history, "shows the conversation"),
@@ -174,9 +174,9 @@ class Chat:
     # -- answers
 
     def answer(self) -> None:
-        """Streams the answer to the last message; Ctrl-C ends it, and what was said stays said."""
+        """Stream the answer to the last message; Ctrl-C ends it and keeps the text so far."""
         try:
-            writing = self.begun()
+            writing = self.start_writing()
         except ValueError as error:  # too long, or not what the template takes: the message is as if never sent
             self.messages.pop()
             tell(str(error))
@@ -189,7 +189,7 @@ class Chat:
         print(flush=True)
         self.messages.append({"role": "assistant", "content": writing.text.strip()})
 
-    def begun(self) -> Writing:
+    def start_writing(self) -> Writing:
         from anyformer.generation.prompt import position_limit
         from anyformer.generation.writing import Writing
 
@@ -211,8 +211,8 @@ class Chat:
         """The tokens of a conversation up to where the answer begins."""
         if not self.plain:
             return self.tokenizer.chat(messages)
-        said = "".join(f"{NAMES[message['role']]}: {message['content']}\n" for message in messages)
-        return self.tokenizer.encode(f"{said}{NAMES['assistant']}:")
+        text = "".join(f"{NAMES[message['role']]}: {message['content']}\n" for message in messages)
+        return self.tokenizer.encode(f"{text}{NAMES['assistant']}:")
 
 
 def without_oldest(messages: list[Message]) -> list[Message] | None:

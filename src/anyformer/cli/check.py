@@ -1,9 +1,9 @@
-"""Checks the Parts that a Python file defines, as our own suite checks ours.
+"""Check the Parts that a Python file defines, as our own suite checks ours.
 
-Each Part is put into a small model of texts, in the slot that it fits. The checks: a token sees no more than the Part
-says, padding changes nothing, packed documents stay apart, cached decoding equals one pass, a batch equals its rows,
-every parameter learns, half precision stays finite, saving and loading give the same model, and it can be counted. The
-exit code is 1 where a check fails. `af.check(part)` does the same in Python."""
+Each Part is put into a small text model, in the slot that it fits. The checks: a token sees no more than the Part
+declares, padding changes nothing, packed documents stay separate, cached decoding equals one pass, a batch equals its
+rows, every parameter learns, half precision stays finite, saving and loading give the same model, and the Part can be
+counted. The exit code is 1 if a check fails. `af.check(part)` does the same in Python."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def run(options: argparse.Namespace) -> None:
     if not path.is_file():
         raise FileNotFoundError(f"{options.file}: no such file")
 
-    from anyformer.cli.terminal import table, working
+    from anyformer.cli.terminal import spinner, table
     from anyformer.specs.codec import kinds
 
     kinds()  # ours first: of two with one name it is the other that is wrong
     fields = dict(map(setting, options.set))
     chosen = chosen_kinds(import_file(path), options)
     reports, skipped = [], []
-    with working(f"checking {path.name}"):
+    with spinner(f"checking {path.name}"):
         from anyformer.evaluate.part_checks import check
 
         for part, missing in parts_of(chosen, fields, options.part is not None):
@@ -106,14 +106,14 @@ def import_file(path: Path) -> str:
 def chosen_kinds(module: str, options: argparse.Namespace) -> list[type[Part]]:
     from anyformer.specs.part import Part, abstract, nearest
 
-    found = {name: kind for name, kind in Part.kinds.items() if kind.__module__ == module and not abstract(kind)}
-    if not found:
+    kinds = {name: kind for name, kind in Part.kinds.items() if kind.__module__ == module and not abstract(kind)}
+    if not kinds:
         raise ValueError(f"{options.file} defines no Part")
     if options.part is None:
-        return [*found.values()]
-    if options.part not in found:
-        raise ValueError(f"{options.file} defines no Part {options.part!r}; {nearest(options.part, found)}")
-    return [found[options.part]]
+        return [*kinds.values()]
+    if options.part not in kinds:
+        raise ValueError(f"{options.file} defines no Part {options.part!r}; {nearest(options.part, kinds)}")
+    return [kinds[options.part]]
 
 
 def parts_of(chosen: list[type[Part]], fields: dict[str, Any], asked: bool) -> Iterator[tuple[Part | None, str]]:

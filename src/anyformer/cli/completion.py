@@ -1,4 +1,4 @@
-"""Prints what makes a shell complete verbs, flags and names: eval "$(anyformer completion bash)" in ~/.bashrc, the same
+"""Print a completion script for verbs, flags and names: eval "$(anyformer completion bash)" in ~/.bashrc, the same
 with zsh in ~/.zshrc; anyformer completion fish > ~/.config/fish/completions/anyformer.fish"""
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def names_of(verb: str) -> list[str]:
 
         return [*recipes()]
     if verb in ("count", "draw"):
-        from anyformer.cli.listing import listed
+        from anyformer.cli.listing import read_rows
 
-        return [row["name"] for row in listed()]
+        return [row["name"] for row in read_rows()]
     return [*SHELLS] if verb == "completion" else []

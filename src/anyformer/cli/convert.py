@@ -1,9 +1,9 @@
-"""Writes a model to another folder: ours (spec.json), or Hugging Face's layout (config.json), in any dtype. An adapter
-(PEFT's layout) goes into the weights of its base model, unless --format peft writes it alone. With --unpickle from an
-old pytorch_model.bin, which a process of its own reads with little memory, time and no rights.
+"""Write a model to another folder, in our layout (spec.json) or Hugging Face's (config.json), in any dtype. An adapter
+(PEFT's layout) is merged into its base model; --format peft writes only the adapter. --unpickle reads an old
+pytorch_model.bin in a restricted process.
 
-DST must be new or empty, and is written whole or not at all. With --overwrite it may hold a model, which is replaced;
-files that belong to no model stay."""
+DST must be new or empty. If anything fails, nothing is written. With --overwrite DST may hold a model, which is
+replaced; other files stay."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def run(options: argparse.Namespace) -> None:
     if filled and not options.overwrite:
         raise ValueError(f"{options.target} is not empty; give a new folder, or --overwrite to replace the model in it")
 
-    from anyformer.cli.terminal import working
+    from anyformer.cli.terminal import spinner
 
     local = os.path.isdir(os.path.expanduser(options.source))  # a download shows its own progress
-    with working(f"reading {options.source}") if local else contextlib.nullcontext():
+    with spinner(f"reading {options.source}") if local else contextlib.nullcontext():
         from anyformer.checkpoint import load, save
         from anyformer.weights import hub
         from anyformer.weights.unpickle import unpickled
@@ -68,7 +68,10 @@ def run(options: argparse.Namespace) -> None:
         with unpickled(source, home) if options.unpickle else contextlib.nullcontext() as weights:
             asked = {"dtype": options.dtype, "architecture": options.architecture, "base": options.base}
             model = load(source, weights=weights, **asked)
-    with working(f"writing {options.target}"), contextlib.nullcontext(target) if filled else whole(target) as folder:
+    with (
+        spinner(f"writing {options.target}"),
+        contextlib.nullcontext(target) if filled else atomic_folder(target) as folder,
+    ):
         save(model, folder, format=options.format, overwrite=options.overwrite)
     size = sum(parameter.numel() for parameter in model.parameters())
     dtype = str(model.dtype).removeprefix("torch.")
@@ -76,7 +79,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 @contextlib.contextmanager
-def whole(target: Path) -> Iterator[Path]:
+def atomic_folder(target: Path) -> Iterator[Path]:
     """A folder to write that becomes `target`; if anything fails, nothing of it is left."""
     if target.is_dir():  # empty, and maybe not ours to replace (a mount)
         folder = target

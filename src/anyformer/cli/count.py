@@ -1,9 +1,9 @@
-"""Counts from a description alone: parameters and the memory of the weights, by part. Nothing is allocated.
+"""Count parameters and the memory of the weights from a description, by part. Nothing is allocated.
 
-With --length, also FLOPs a token and a text, training and its memory, the state of decoding, and the formulas of the
-lectures beside the exact figures; a model of images has all but the formulas without it. A multiply-add is two FLOPs;
-both products of attention are counted, over the whole square unless --causal leaves out what a mask of the past throws
-away. The column "the masks need" leaves out every pair of tokens that a mask hides, also outside a sliding window.
+With --length, also show FLOPs per token and text, training and its memory, the decoding state, and the formulas of the
+lectures next to the exact figures; a model of images shows all but the formulas without it. A multiply-add is two
+FLOPs; both products of attention are counted, over the whole square, or with --causal only under a causal mask. The
+column "the masks need" leaves out every pair of tokens that a mask hides, also outside a sliding window.
 
 `anyformer count --by size` shows where the FLOPs of GPT-3's eight sizes go."""
 
@@ -32,7 +32,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--depth", type=int, default=3, metavar="N", help="steps of an address that make a row (default: 3)"
     )
-    parser.add_argument("--dtype", metavar="NAME", help=f"of the weights: {', '.join(BYTES)}; as stored, else float32")
+    parser.add_argument(
+        "--dtype", metavar="NAME", help=f"dtype of the weights: {', '.join(BYTES)} (default: as stored, else float32)"
+    )
     what = "tokens of a text, or samples or frames of sound: adds FLOPs and memory"
     parser.add_argument("--length", type=int, metavar="N", help=what)
     parser.add_argument(
@@ -71,13 +73,13 @@ def run(options: argparse.Namespace) -> None:
     changes = dict(map(setting, options.set))
     check_there(options.name)
 
-    from anyformer.cli.terminal import working
+    from anyformer.cli.terminal import spinner
 
-    with working(f"counting {options.name}"):
+    with spinner(f"counting {options.name}"):
         from anyformer.counting import count
         from anyformer.specs.codec import override
 
-        spec = override(described(options.name), changes)
+        spec = override(find_model(options.name), changes)
         length = length_of(spec, options.length)
         if length is None:
             needs_length(options)
@@ -150,7 +152,7 @@ def at_length(counted: Any, length: int, options: argparse.Namespace, dtype: str
     }
 
 
-def by_pass(spec: Any, forward: int, positions: int, batch: int) -> dict[str, int]:
+def by_pass(spec: Model, forward: int, positions: int, batch: int) -> dict[str, int]:
     """FLOPs of one position, one input, a batch of them and its training, where one input takes `forward`."""
     position, whole = units(spec)
     return {
@@ -162,7 +164,7 @@ def by_pass(spec: Any, forward: int, positions: int, batch: int) -> dict[str, in
     }
 
 
-def units(spec: Any) -> tuple[str, str]:
+def units(spec: Model) -> tuple[str, str]:
     """What one position of an input is called, and the input."""
     reader = spec.readers[0]
     first = next(iter(dict(reader.items())["embedding"].row(1, reader.width)))
@@ -173,7 +175,7 @@ def units(spec: Any) -> tuple[str, str]:
 
 
 def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: argparse.Namespace, dtype: str) -> None:
-    from anyformer.cli.terminal import bytes_of, rounded, table
+    from anyformer.cli.terminal import bytes_of, short_number, table
 
     spec, total, each = counted.spec, counted.parameters, BYTES[dtype]
     flops, (unit, whole) = used.get("flops_parts", {}), units(spec)
@@ -185,9 +187,11 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
         size = parts.get(part, 0)
         row = [part, f"{size:,}", f"{size / max(total, 1):.1%}", bytes_of(size * each)]
         done = flops.get(part, 0)
-        rows.append([*row, rounded(done // used["positions"]), f"{done / used['flops'][whole]:.1%}"] if used else row)
+        rows.append(
+            [*row, short_number(done // used["positions"]), f"{done / used['flops'][whole]:.1%}"] if used else row
+        )
     last = ["total", f"{total:,}", "", bytes_of(total * each)]
-    rows.append([*last, rounded(used["flops"][unit]), ""] if used else last)
+    rows.append([*last, short_number(used["flops"][unit]), ""] if used else last)
     table(header, rows, right=right, total=True)
     if counted.active < total:
         print(f"{counted.active:,} of them are active a token: the rest are experts it does not go to")
@@ -199,7 +203,7 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
         print(f"note: {spec.note}")
     if not used:
         return
-    square = "attention to the past alone" if options.causal else "attention over the whole square"
+    square = "attention only to the past" if options.causal else "attention over the whole square"
     many = f" ({used['positions']:,} positions)" if unit == "position" else ""
     print(f"\nFLOPs of {options.batch:,} x {amount(spec, used['length'], options.source_length)}{many}, {square}")
     figures = [(name, f"{value:.4g}", f"{used['flops_needed'][name]:.4g}") for name, value in used["flops"].items()]
@@ -221,8 +225,8 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
         (
             row["about"],
             row["formula"],
-            rounded(row["lecture"]),
-            rounded(row["exact"]),
+            short_number(row["lecture"]),
+            short_number(row["exact"]),
             "" if row["ratio"] is None else f"{row['ratio']:.3f}",
         )
         for row in used["lecture"]
@@ -244,11 +248,11 @@ def amount(spec: Any, length: int, source_length: int | None = None) -> str:
 
 def by_size(options: argparse.Namespace) -> None:
     """Where the FLOPs of a family's sizes go."""
-    from anyformer.cli.terminal import rounded, table, working
+    from anyformer.cli.terminal import short_number, spinner, table
     from anyformer.specs.part import nearest
 
     prefix = options.name or "gpt3"
-    with working("counting"):
+    with spinner("counting"):
         from anyformer import families
         from anyformer.checkpoint import spec as find
         from anyformer.counting import count
@@ -292,7 +296,7 @@ def by_size(options: argparse.Namespace) -> None:
     rows = [
         (
             each["name"],
-            rounded(each["parameters"]),
+            short_number(each["parameters"]),
             *(f"{each['shares'][kind]:.1%}" for kind in kinds),
             f"{each['outside']:.1%}",
             *([] if alike else [each["reads"]]),
@@ -368,7 +372,7 @@ def check_there(name: str) -> None:
         raise FileNotFoundError(no_such_folder(name).replace("no such folder", "no such file or folder", 1))
 
 
-def described(name: str) -> Model:
+def find_model(name: str) -> Model:
     """The model of this name, or that a file or a folder describes; of a run the one that it trains, also before it has
     begun."""
     if not Path(name).expanduser().exists():

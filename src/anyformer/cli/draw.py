@@ -1,5 +1,5 @@
-"""Draws the architecture of a description, in the manner of "Attention is all you need": what stands where, how often,
-with how many parameters, and what is tied. Of two names, both side by side with what differs marked.
+"""Draw the architecture of a description, in the style of "Attention is all you need": its parts, their number
+and parameters, and tied weights. Two names are drawn side by side with their differences marked.
 
 Nothing is allocated. A .svg and a .html need nothing else; a .png needs cairosvg (pip install 'anyformer[draw]')."""
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from anyformer.cli.count import check_there, described
+from anyformer.cli.count import check_there, find_model
 from anyformer.cli.settings import default_file, setting
 
 THEMES = ("auto", "light", "dark")
@@ -41,14 +41,14 @@ def run(options: argparse.Namespace) -> None:
     for name in options.names:
         check_there(name)
 
-    from anyformer.cli.terminal import working
+    from anyformer.cli.terminal import spinner
 
-    with working(f"drawing {' and '.join(options.names)}"):
+    with spinner(f"drawing {' and '.join(options.names)}"):
         from anyformer.drawing import check_ending, converter, draw
         from anyformer.specs.codec import override
 
         if check_ending(out) == ".png":
             converter()
-        specs = [override(described(name), changes) for name in options.names]
+        specs = [override(find_model(name), changes) for name in options.names]
         draw(*specs, theme=options.theme, titles=titles).save(out)
     print(out)

@@ -1,9 +1,9 @@
-"""Says how good a model is: the loss, and the metrics that are published for the task.
+"""Evaluate a model: its loss, and the published metrics of the task.
 
 MODEL is a model folder, a run's folder or a hub id; of a run the best checkpoint by validation is used, of RUN@last
-the newest. RECIPE says on which data and in which way: a recipe, a run.json or a run's folder; where MODEL is a run's
-folder it is that one unless said. MODEL may also be a file that --save wrote: its predictions are scored again, on a
-machine that has the libraries for it."""
+the newest. RECIPE gives the data and the objective: a recipe, a run.json or a run's folder (default: MODEL, if it is
+a run's folder). MODEL may also be a file that --save wrote: its predictions are scored again, for example on a machine
+that has the metric libraries."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
     device_flag(parser)
-    parser.add_argument("--json", action="store_true", help="one object")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
-    scores, facts = evaluated(options)
+    scores, facts = evaluate_model(options)
     if options.json:
         print(as_json({**facts, **scores}))
         return
@@ -67,20 +67,20 @@ def run(options: argparse.Namespace) -> None:
     table(("metric", "value"), [(name, f"{value:.4f}") for name, value in scores.items()], right=(1,))
 
 
-def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, Any]]:
+def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, Any]]:
     """Scores, and what they are of."""
-    from anyformer.cli.terminal import progress, working
-    from anyformer.cli.train import named
+    from anyformer.cli.terminal import progress, spinner
+    from anyformer.cli.train import find_run
     from anyformer.weights import hub
 
     home = Path(hub.run_of(options.model)[0]).expanduser()
     names = None if options.metrics is None else [name for name in options.metrics.split(",") if name]
     names = [] if names == ["none"] else names
     if options.recipe is None and not (home / "run.json").is_file():
-        raise ValueError("give a recipe: MODEL is not the folder of a run, which would say what it was trained on")
+        raise ValueError("give a recipe: MODEL is not the folder of a run, so its data is unknown")
     options.recipe = options.recipe or str(home)
-    description, _ = named(options.recipe, options.data, options.set)
-    with working(f"reading {options.model}"):
+    description, _ = find_run(options.recipe, options.data, options.set)
+    with spinner(f"reading {options.model}"):
         from anyformer.checkpoint import load
         from anyformer.data import First
         from anyformer.data.prepare import report_skipped
@@ -95,7 +95,9 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
             usual = Evaluation(source, description.objective, None).names
             names = [*dict.fromkeys((*usual, *description.evaluate.metrics))]
         if home.is_file():
-            return again(home, Evaluation(source, description.objective, None, names), description.name, split)
+            return score_predictions(
+                home, Evaluation(source, description.objective, None, names), description.name, split
+            )
         folder = hub.resolve(options.model)
         tokenizer = tokenizer_in(folder, description)
         skip = description.data.unfit == "skip"
@@ -115,9 +117,9 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
     return scores, {"model": str(folder), "recipe": description.name, "split": split, "examples": count, **beams}
 
 
-def again(path: Path, evaluation: Any, name: str, split: str) -> tuple[dict[str, float], dict[str, Any]]:
+def score_predictions(path: Path, evaluation: Any, name: str, split: str) -> tuple[dict[str, float], dict[str, Any]]:
     from anyformer.train.evaluate_split import read_predictions
 
     answered = read_predictions(path)
     facts = {"model": str(path), "recipe": name, "split": split, "examples": len(answered.wanted)}
-    return evaluation.scored(answered), facts
+    return evaluation.score(answered), facts

@@ -1,5 +1,5 @@
-"""Fetches the public data of a recipe into data/ (or --data DIR), through `datasets` and the Hugging Face hub; without
-RECIPE, lists what each recipe reads and where it comes from. What is there already is left as it is."""
+"""Fetch the public data of a recipe into data/ (or --data DIR), through `datasets` and the Hugging Face hub. Without
+RECIPE, list the data of each recipe and its origin. Existing files are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     from anyformer.recipes import recipes
-    from anyformer.recipes._sources import fetch, folders_of, origin_of
+    from anyformer.recipes.shared.sources import fetch, folders_of, origin_of
 
     home = Path(options.data).expanduser()
     if options.recipe is None:

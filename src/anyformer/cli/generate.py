@@ -1,6 +1,6 @@
-"""Writes on from a prompt, or from the text that an encoder reads, and streams what it writes.
+"""Continue a prompt, or write from the text that an encoder reads, and stream the text.
 
-The prompt is PROMPT, --file, or what is piped in (a newline at its end is not part of it)."""
+The prompt is PROMPT, --file, or standard input (without the newline at its end)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def writing_flags(parser: argparse.ArgumentParser) -> None:
     """How a text is written, for every verb that writes some."""
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help=f"the model's own, else {LENGTH}")
+    parser.add_argument(
+        "--max-new-tokens", type=int, metavar="N", help=f"longest text, in tokens (default: the model's, else {LENGTH})"
+    )
     parser.add_argument(
         "--do-sample", action="store_true", default=None, help="sample tokens instead of taking the most likely"
     )
@@ -69,7 +71,7 @@ def writing_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stop", metavar="TEXT", action="append", help="stop before this text; can be repeated")
     parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
     device_flag(parser)
-    parser.add_argument("--kernel", metavar="NAME", default="auto", help=f"of attention: {', '.join(KERNELS)}")
+    parser.add_argument("--kernel", metavar="NAME", default="auto", help=f"attention kernel: {', '.join(KERNELS)}")
     parser.add_argument(
         "--compile", action="store_true", default=None, help="compile the model first: faster for long or many texts"
     )
@@ -81,7 +83,7 @@ def writing_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     check(options)
     texts = prompts(options)
-    tokenizer, load = opened(options)
+    tokenizer, load = tokenizer_and_loader(options)
     ids = [encode(tokenizer, text, options) for text in texts]
     model = load()
     written, errors, start = 0, 0, time.perf_counter()
@@ -131,12 +133,12 @@ def check(options: argparse.Namespace) -> None:
         raise FileNotFoundError(f"{options.model}: no such folder")
 
 
-def opened(options: argparse.Namespace) -> tuple[Tokenizer, Callable[[], TransformerModule]]:
+def tokenizer_and_loader(options: argparse.Namespace) -> tuple[Tokenizer, Callable[[], TransformerModule]]:
     """The tokenizer of the model that the options name, and what loads the model."""
-    from anyformer.cli.terminal import working
+    from anyformer.cli.terminal import spinner
 
     local = os.path.isdir(os.path.expanduser(options.model))  # a download shows its own progress
-    with working(f"reading {options.model}" if local else f"looking for {options.model}"):
+    with spinner(f"reading {options.model}" if local else f"looking for {options.model}"):
         from anyformer.generation.options import Settings
         from anyformer.inputs.text import Tokenizer
         from anyformer.kernels import hardware
@@ -151,7 +153,7 @@ def opened(options: argparse.Namespace) -> tuple[Tokenizer, Callable[[], Transfo
     def load() -> TransformerModule:
         from anyformer import checkpoint
 
-        with working(f"reading {options.model}"):
+        with spinner(f"reading {options.model}"):
             model = checkpoint.load(folder, dtype=options.dtype, device=device)
         model.kernel = options.kernel
         if options.compile:
@@ -172,7 +174,7 @@ def check_reads_text(folder: Path) -> None:
     names = [name for part in described.readers for name in part.embedding.inputs]
     if "input_ids" not in names:
         name = described.architecture or "this model"
-        raise ValueError(f"{name} reads {names[0]}, and this verb text; `anyformer run --list` has tasks for others")
+        raise ValueError(f"{name} reads {names[0]}, not text; `anyformer run --list` shows tasks for other inputs")
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -194,7 +196,7 @@ def prompts(options: argparse.Namespace) -> list[str]:
 
 
 def write(model: TransformerModule, tokenizer: Tokenizer, ids: list[int], options: argparse.Namespace) -> Writing:
-    """One text, printed as it grows unless it is told as JSON."""
+    """Generate one text, streamed unless --json."""
     from anyformer.generation.writing import Writing
 
     writing = Writing(model, tokenizer, ids, settings(options), options.stop, options.compile)
@@ -202,8 +204,8 @@ def write(model: TransformerModule, tokenizer: Tokenizer, ids: list[int], option
         if not options.json:
             show(piece)
     if options.json:
-        told = {"text": writing.text, "tokens": writing.tokens, "log_probs": [round(p, 6) for p in writing.log_probs]}
-        print(as_json({**told, "finish_reason": writing.finish_reason}), flush=True)
+        result = {"text": writing.text, "tokens": writing.tokens, "log_probs": [round(p, 6) for p in writing.log_probs]}
+        print(as_json({**result, "finish_reason": writing.finish_reason}), flush=True)
     else:
         print()
     return writing

@@ -1,9 +1,9 @@
-"""Tunes a model for each of GLUE's nine tasks and gives its score, on the development sets: the labels of the test sets
-are GLUE's own. MODEL is a folder or a hub id; --data holds GLUE's folders as it publishes them (CoLA/train.tsv, ...).
+"""Fine-tune a model for each of GLUE's nine tasks and report its score on the development sets; the labels of the test
+sets are not public. MODEL is a folder or a hub id; --data holds GLUE's folders as published (CoLA/train.tsv, ...).
 
-The settings are those published for BERT: 3 epochs in batches of 32, the rate warmed up over a tenth of them; with
---lr given several times, of 5e-5, 4e-5, 3e-5 and 2e-5, a task's best is taken. Each task is a run of its own in
-DIR/TASK; what was stopped goes on with --resume."""
+The settings are those published for BERT: 3 epochs in batches of 32, with warmup over the first tenth. If --lr is
+repeated (such as 5e-5, 4e-5, 3e-5 and 2e-5), the best rate is taken for each task. Each task is a run of its own in
+DIR/TASK; --resume continues those that were stopped."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import argparse
 import contextlib
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from anyformer.cli.settings import device_flag, setting
 from anyformer.cli.texts import as_json
+
+if TYPE_CHECKING:
+    from anyformer.train.run import Run
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,40 +39,40 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="folder of the runs (default: runs/glue-MODEL)")
     parser.add_argument("--resume", action="store_true", help="resume the runs that are there")
     device_flag(parser)
-    parser.add_argument("--json", action="store_true", help="one object")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
 def run(options: argparse.Namespace) -> None:
-    from anyformer.recipes._glue import TASKS, score
+    from anyformer.recipes.glue import TASKS, score
 
-    there, missing = tasks(options)
-    described = {name: described_as(name, options) for name in there}  # what is wrong with a file is told first
+    there, missing = find_tasks(options)
+    described = {name: runs_of(name, options) for name in there}  # report errors in the files first
     out = Path(options.out or f"runs/glue-{Path(options.model).expanduser().resolve().name}")
-    found, rates = {}, {}
+    scores, rates = {}, {}
     for name, runs in described.items():
-        found[name], rates[name] = best(name, runs, out, options)
+        scores[name], rates[name] = best_run(name, runs, out, options)
     if options.json:
-        results = {name: {**metrics, "lr": rates[name]} for name, metrics in found.items()}
-        whole = {"glue": score(found)} if not missing else {}
-        print(as_json({"model": options.model, "tasks": results, "missing": missing, "mean": score(found), **whole}))
+        results = {name: {**metrics, "lr": rates[name]} for name, metrics in scores.items()}
+        whole = {"glue": score(scores)} if not missing else {}
+        print(as_json({"model": options.model, "tasks": results, "missing": missing, "mean": score(scores), **whole}))
         return
     from anyformer.cli.terminal import table
 
     rows = [
         (TASKS[name].folder, f"{rates[name]:g}", metric, f"{100 * value:.1f}")
-        for name, metrics in found.items()
+        for name, metrics in scores.items()
         for metric, value in metrics.items()
     ]
-    rows.append(("mean" if missing else "GLUE", "", "", f"{score(found):.1f}"))
+    rows.append(("mean" if missing else "GLUE", "", "", f"{score(scores):.1f}"))
     table(("task", "rate", "metric", "value"), rows, right=(1, 3), total=True)
     if missing:
         lacks = ", ".join(TASKS[name].folder for name in missing)
         print(f"GLUE's score is the mean of nine tasks, and {lacks} {'is' if len(missing) == 1 else 'are'} not here")
 
 
-def tasks(options: argparse.Namespace) -> tuple[list[str], list[str]]:
+def find_tasks(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     """The tasks whose folders are there, and those that are missing for a score."""
-    from anyformer.recipes._glue import TASKS
+    from anyformer.recipes.glue import TASKS
     from anyformer.specs.part import nearest
 
     for name in options.task:
@@ -85,40 +88,40 @@ def tasks(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     return there, [name for name in TASKS if name not in there]
 
 
-def described_as(name: str, options: argparse.Namespace) -> list[Any]:
+def runs_of(name: str, options: argparse.Namespace) -> list[Run]:
     """The runs of a task, one for each rate."""
     from anyformer.evaluate import check
-    from anyformer.recipes._glue import LENGTH, RATE, TASKS, rows, run_of, table
-    from anyformer.recipes._models import classifier
+    from anyformer.recipes.glue import LENGTH, RATE, TASKS, rows, run_of, table
+    from anyformer.recipes.shared.models import classifier
     from anyformer.specs.codec import override
 
     home = Path(options.data) / TASKS[name].folder
     model, limit = classifier(options.model)
     num_rows = rows(table(TASKS[name], home, "train"))
-    found = []
+    runs = []
     for lr in options.lr or (RATE,):
         run = run_of(name, home, model, num_rows, lr=lr, length=min(LENGTH, limit or LENGTH))
-        found.append(override(run, dict(setting(text) for text in options.set)))
-        check(found[-1].objective, found[-1].evaluate.metrics)
+        runs.append(override(run, dict(setting(text) for text in options.set)))
+        check(runs[-1].objective, runs[-1].evaluate.metrics)
     for file in TASKS[name].valid:
         table(TASKS[name], home, file).files()
-    return found
+    return runs
 
 
-def best(name: str, runs: list[Any], out: Path, options: argparse.Namespace) -> tuple[dict[str, float], float]:
+def best_run(name: str, runs: list[Run], out: Path, options: argparse.Namespace) -> tuple[dict[str, float], float]:
     """The metrics of a task, and the rate that gave them."""
-    from anyformer.recipes._glue import score
+    from anyformer.recipes.glue import score
 
     tried = {}
     for run in runs:
         folder = out / (name if len(runs) == 1 else f"{name}-{run.optimizer.lr:g}")
-        with contextlib.redirect_stdout(sys.stderr):  # results alone go to stdout
-            tried[run.optimizer.lr] = tuned(run, folder, options)
+        with contextlib.redirect_stdout(sys.stderr):  # only results go to stdout
+            tried[run.optimizer.lr] = fine_tune(run, folder, options)
     rate = max(tried, key=lambda lr: score({name: tried[lr]}))
     return tried[rate], rate
 
 
-def tuned(run: Any, folder: Path, options: argparse.Namespace) -> dict[str, float]:
+def fine_tune(run: Run, folder: Path, options: argparse.Namespace) -> dict[str, float]:
     """One run to its end, and its metrics on each development set."""
     from anyformer.cli.train import train
     from anyformer.evaluate import Evaluation
@@ -126,12 +129,12 @@ def tuned(run: Any, folder: Path, options: argparse.Namespace) -> dict[str, floa
 
     begun = options.resume and (folder / "run.json").is_file()
     trainer = train(run, folder, begun, options.device)
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for split, kind in (("valid", "matched"), ("test", "mismatched")):
         source = getattr(run.data, split)
         if source is not None:
             evaluation = Evaluation(source, trainer.objective, trainer.tokenizer, run.evaluate.metrics)
             scores = evaluate(trainer.model.eval(), run, split, evaluation)
             named = f", {kind}" if run.data.test is not None else ""
-            found |= {f"{metric}{named}": scores[metric] for metric in run.evaluate.metrics}
-    return found
+            results |= {f"{metric}{named}": scores[metric] for metric in run.evaluate.metrics}
+    return results

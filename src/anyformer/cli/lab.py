@@ -1,7 +1,7 @@
-"""Experiments: `anyformer lab list`, `lab show NAME`, `lab run NAME`, and `lab grid`, which trains any description or
-recipe for every combination of some values and several seeds.
+"""Run experiments: `anyformer lab list`, `lab show NAME`, `lab run NAME`. `lab grid` trains any description or recipe
+for every combination of some values and several seeds.
 
-What is done is not done again: the same command goes on where it was stopped."""
+Finished trainings are kept: the same command continues where it was stopped."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(given: Sequence[str]) -> None:
     if action not in ACTIONS:
         raise Mistake(f"no action {action!r}; {nearest(action, ACTIONS)}")
     parser = parser_of(action)
-    {"list": listing, "show": show, "run": run, "grid": grid}[action](parser.parse(rest))
+    {"list": list_experiments, "show": show, "run": run, "grid": grid}[action](parser.parse(rest))
 
 
 def parser_of(action: str) -> Parser:
@@ -45,23 +45,23 @@ def parser_of(action: str) -> Parser:
     if action in ("show", "run"):
         parser.add_argument("name", metavar="NAME", help="an experiment, see `anyformer lab list`")
     if action == "run":
-        parser.add_argument("--budget", type=float, metavar="MINUTES", help="how long it may take; 2, on a GPU 4")
-        parser.add_argument("--form", metavar="NAME", help="this form, whatever it takes")
-        parser.add_argument("--data", metavar="PATH", help="text files to learn from, where it learns from text")
+        parser.add_argument("--budget", type=float, metavar="MINUTES", help="time limit (default: 2, on a GPU 4)")
+        parser.add_argument("--form", metavar="NAME", help="run this form, without a time limit")
+        parser.add_argument("--data", metavar="PATH", help="text files to train on, for experiments with text")
     if action == "grid":
         parser.add_argument("recipe", metavar="NAME", help="a recipe, a run.json, a run's folder, or a name of the zoo")
-        what = "values to try, by address; said again, every combination is tried"
+        what = "address and values to try; can be repeated, then every combination is tried"
         parser.add_argument("--set", metavar="PATH=A,B,...", action="append", default=[], help=what)
-        parser.add_argument("--seeds", type=int, metavar="N", default=1, help="how many seeds, from 0 on; 1")
-        parser.add_argument("--steps", type=int, metavar="N", help="of each training; the recipe's unless said")
+        parser.add_argument("--seeds", type=int, metavar="N", default=1, help="number of seeds, from 0 (default: 1)")
+        parser.add_argument("--steps", type=int, metavar="N", help="steps of each training (default: the recipe's)")
         parser.add_argument("--data", metavar="DIR", default="data", help="folder of the data sets (default: data/)")
-        parser.add_argument("--show", action="store_true", help="say what would be trained, and train nothing")
+        parser.add_argument("--show", action="store_true", help="print the trainings and start none")
     if action in ("run", "grid"):
         parser.add_argument(
             "--jobs", type=int, metavar="N", help="trainings at once (default: one per core, 8 on a GPU)"
         )
         parser.add_argument("--on", metavar="WAY", default="here", help="here (processes of this machine) or ray")
-        parser.add_argument("--out", metavar="DIR", help="the folder; runs/lab/NAME unless said")
+        parser.add_argument("--out", metavar="DIR", help="folder of the results (default: runs/lab/NAME)")
         device_flag(parser)
     return parser
 
@@ -73,7 +73,7 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError(f"--jobs is {options.jobs}; it must be at least 1")
 
 
-def listing(options: argparse.Namespace) -> None:
+def list_experiments(options: argparse.Namespace) -> None:
     from anyformer.cli.terminal import table
     from anyformer.lab.experiments import experiments
 
@@ -96,7 +96,7 @@ def show(options: argparse.Namespace) -> None:
 def run(options: argparse.Namespace) -> None:
     check(options)
     if options.budget is not None and options.form is not None:
-        raise ValueError("give --budget or --form, one of them")
+        raise ValueError("give --budget or --form, not both")
     from anyformer.kernels import hardware
     from anyformer.lab.experiment import chosen, perform
     from anyformer.lab.experiments import experiment
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> None:
     )
     print(f"{outcome.name}, {form} form on {outcome.device}: {outcome.done} of {outcome.trials} trials done")
     if outcome.holds is None:
-        print("the time is over: the same command goes on with the rest")
+        print("the time is over: the same command continues with the rest")
         return
     for name, value in outcome.figures.items():
         print(f"  {name}: {value:.4g}" if isinstance(value, float) else f"  {name}: {value}")

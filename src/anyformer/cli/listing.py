@@ -12,12 +12,12 @@ from typing import Any
 TABLE = Path(__file__).with_name("zoo.json")
 
 
-def listed() -> list[dict[str, Any]]:
+def read_rows() -> list[dict[str, Any]]:
     """The rows of the table, as they were when it was written."""
     return json.loads(TABLE.read_text())
 
 
-def counted() -> list[dict[str, Any]]:
+def count_rows() -> list[dict[str, Any]]:
     """The same rows, from the descriptions themselves."""
     from anyformer import families
     from anyformer.counting import count
@@ -37,7 +37,7 @@ def counted() -> list[dict[str, Any]]:
 
 
 def write() -> None:
-    TABLE.write_text("[\n" + ",\n".join(json.dumps(row) for row in counted()) + "\n]\n")
+    TABLE.write_text("[\n" + ",\n".join(json.dumps(row) for row in count_rows()) + "\n]\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""Looks inside a model while it reads: `anyformer look MODEL INPUT`.
+"""Look inside a model while it reads: `anyformer look MODEL INPUT`.
 
-INPUT is a text, or the file of a picture or a recording where the model reads those. The page shows what is predicted
-at every place, attention, the residual stream, and what becomes of a prediction when something inside is changed. It is
-one file that needs nothing else (-o), or with --serve a page of this machine, where values are computed when asked for.
-"""
+INPUT is a text, or the file of a picture or a recording for models that read those. The page shows the predictions at
+every position, attention, the residual stream, and the effect of changes inside the model on a prediction. It is one
+self-contained file (-o), or with --serve a page on this machine that computes values on demand."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--target", metavar="TEXT", help="text for the decoder of an encoder-decoder model")
     parser.add_argument("--serve", action="store_true", help="serve the page on this machine instead of writing a file")
-    parser.add_argument("--port", type=int, metavar="N", help=f"of --serve; {PORT}")
+    parser.add_argument("--port", type=int, metavar="N", help=f"port of --serve (default: {PORT})")
     parser.add_argument(
         "--picture", metavar="NAME", help="draw a figure of the lectures as PNG, SVG or PDF; see --list"
     )
@@ -56,9 +55,9 @@ def run(options: argparse.Namespace) -> None:
         draw(PICTURES[options.picture].draw(), options)
         return
 
-    from anyformer.cli.terminal import working
+    from anyformer.cli.terminal import spinner
 
-    with working(f"reading {options.model}"):
+    with spinner(f"reading {options.model}"):
         from anyformer.kernels import hardware
         from anyformer.tasks.look_inputs import blueprint, scene
 
@@ -101,7 +100,7 @@ def check(options: argparse.Namespace, pictures: Mapping[str, Any]) -> None:
     if options.serve and options.output is not None:
         raise Mistake("give -o for a file or --serve for a page of this machine, not both")
     if options.port is not None and not options.serve:
-        raise Mistake("--port is of --serve")
+        raise Mistake("--port goes with --serve")
     if options.port is not None and not 0 <= options.port < 2**16:
         raise ValueError(f"--port is {options.port}; ports go up to 65535")
     if options.output is not None and os.path.isdir(options.output):
@@ -119,11 +118,11 @@ def draw(figure: Any, options: argparse.Namespace) -> None:
 
 
 def save(shown: Any, output: str | None) -> None:
-    from anyformer.cli.terminal import working
+    from anyformer.cli.terminal import spinner
     from anyformer.look.page import assembled, whole
     from anyformer.look.views import Inside
 
-    with working("looking"):
+    with spinner("looking"):
         page = assembled(whole(Inside(shown)))
     file = output or default_file("look.html", MARK)
     with open(file, "w", encoding="utf-8") as out:

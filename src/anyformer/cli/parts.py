@@ -1,6 +1,6 @@
-"""Lists every kind of Part that a description is made of; with NAME, its fields, the slots it fits, its paper.
+"""List every kind of Part that a description is made of; with NAME, its fields, the slots it fits, its paper.
 
-NAME may be any name that people use: rotary, swiglu, mamba, gqa. --slot lists what fits at an address, such as
+NAME may be any name that people use: rotary, swiglu, mamba, gqa. --slot lists the kinds that fit at an address, such as
 decoder.layers.attention.op, or in a field of a kind, such as Attention.position."""
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ def run(options: argparse.Namespace) -> None:
     if not slot_types(slot):
         raise ValueError(f"{options.slot} holds no Part, but {type_name(slot)}")
     one = [kind for kind in kinds if not abstract(kind)]
-    found = [about(kind) for kind in one or fitting(kinds[0] if kinds else slot).values()]
-    found.sort(key=lambda each: (each.group, each.name))  # not as they happened to be imported
+    infos = [about(kind) for kind in one or fitting(kinds[0] if kinds else slot).values()]
+    infos.sort(key=lambda each: (each.group, each.name))  # not as they happened to be imported
     if options.json:
-        print(as_json([dataclasses.asdict(each) for each in found], indent=1))
+        print(as_json([dataclasses.asdict(each) for each in infos], indent=1))
     elif one:
-        for each in found:
+        for each in infos:
             show(each)
     else:
-        show_all(found)
+        show_all(infos)
 
 
-def show_all(found: list[About]) -> None:
+def show_all(infos: list[About]) -> None:
     """A line each, under what they are a kind of; those that stand alone come last, under the file they are in."""
     from anyformer.cli.terminal import table
 
-    alone = [each for each in found if each.group == each.name]
-    names = dict.fromkeys(each.group for each in found if each not in alone)
-    groups = {name: [each for each in found if each.group == name] for name in names}
+    alone = [each for each in infos if each.group == each.name]
+    names = dict.fromkeys(each.group for each in infos if each not in alone)
+    groups = {name: [each for each in infos if each.group == name] for name in names}
     if alone:
         groups["others"] = alone
     rows = []

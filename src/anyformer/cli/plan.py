@@ -1,8 +1,8 @@
-"""Plans a training before it is paid for: NAME is a description, --tokens or --compute how much of it.
+"""Plan a training before you pay for it. NAME is a description; --tokens or --compute gives the amount of training.
 
-Says how the compute compares with what Chinchilla's and Kaplan's laws would buy for it, what each device would hold and
-send for several layouts, which is the simplest that fits, how long it takes and what it costs; with --out, writes the
-run.json and shows the command that starts it.
+Compare the compute with Chinchilla's and Kaplan's laws, show the memory and traffic of each device for several layouts,
+choose the simplest layout that fits, and give its time and cost. With --out, also write the run.json and show the
+command that starts it.
 
 Memory is that of `anyformer train`: fp32 weights, gradients and two moments, products in bf16, no dropout."""
 
@@ -11,11 +11,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from anyformer.cli.count import check_there, described, length_of
+from anyformer.cli.count import check_there, find_model, length_of
 from anyformer.cli.settings import setting
 from anyformer.cli.texts import as_json
+
+if TYPE_CHECKING:
+    from anyformer.planning.layout import Job, Need, Way
+    from anyformer.train.accelerators import Accelerator
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +40,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--devices", type=int, default=8, metavar="N", help="number of accelerators (default: 8)")
     parser.add_argument("--flops", type=float, metavar="F", help="FLOPs per second of a device that has no name here")
-    parser.add_argument("--memory", type=float, metavar="BYTES", help="of a device")
-    parser.add_argument("--bandwidth", type=float, metavar="BYTES", help="a second, of a device's own memory")
-    parser.add_argument("--link", type=float, metavar="BYTES", help="a second, from a device to others")
+    parser.add_argument("--memory", type=float, metavar="BYTES", help="memory of a device")
+    parser.add_argument("--bandwidth", type=float, metavar="BYTES", help="memory bandwidth of a device, per second")
+    parser.add_argument("--link", type=float, metavar="BYTES", help="bandwidth between devices, per second")
     parser.add_argument(
         "--utilisation", type=float, default=0.4, metavar="U", help="share of the FLOPs that is used (default: 0.4)"
     )
@@ -58,15 +62,15 @@ def run(options: argparse.Namespace) -> None:
     device = device_of(options)
     check_there(options.name)
 
-    from anyformer.cli.terminal import working
+    from anyformer.cli.terminal import spinner
 
-    with working(f"planning {options.name}"):
+    with spinner(f"planning {options.name}"):
         from anyformer.counting import count
         from anyformer.models import position_limit
         from anyformer.planning.layout import Job, way_of
         from anyformer.specs.codec import override
 
-        spec = override(described(options.name), dict(map(setting, options.set)))
+        spec = override(find_model(options.name), dict(map(setting, options.set)))
         counted = count(spec)
         length = length_of(spec, options.length, min(position_limit(spec) or 2048, 2048))
         assert length is not None
@@ -96,7 +100,7 @@ def run(options: argparse.Namespace) -> None:
         "utilisation": options.utilisation,
         "layouts": [row(job, each, device, options.utilisation) for each in needs],
         "refused": refused,
-        "chosen": None if chosen is None else spent(job, chosen, device, options, steps),
+        "chosen": None if chosen is None else cost_of(job, chosen, device, options, steps),
     }
     if options.out is not None:
         if chosen is None:
@@ -126,9 +130,9 @@ def check(options: argparse.Namespace) -> None:
     ):
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"--{name} is {value:g}; there is nothing to plan unless it is some number above 0")
+            raise ValueError(f"--{name} is {value:g}; it must be above 0")
     if options.tokens is not None and options.compute is not None:
-        raise ValueError("give --tokens or --compute, one of them")
+        raise ValueError("give --tokens or --compute, not both")
     if not 0 < options.utilisation <= 1:
         raise ValueError(f"--utilisation is {options.utilisation:g}; it is above 0 and at most 1")
     if options.recipe is not None and options.out is None:
@@ -154,19 +158,19 @@ def compute(options: argparse.Namespace, counted: Any, tokens: float, token: flo
     return {"compute": spent, "estimate": estimate(counted.active, tokens), "optimal": laws, **seen}
 
 
-def layouts(job: Any, devices: int, asked: Any) -> tuple[list[Any], dict[str, str]]:
+def layouts(job: Job, devices: int, asked: Way | None) -> tuple[list[Need], dict[str, str]]:
     """What the usual layouts and the one that was asked for need; and why others cannot divide."""
-    found, refused = {}, {}
+    fitting, refused = {}, {}
     for way in (*job.usual(devices), *([] if asked is None else [asked])):
         try:
             for each in (way, dataclasses.replace(way, recompute=True)):
-                found[each] = job.need(each)
+                fitting[each] = job.need(each)
         except ValueError as error:
             refused[str(way)] = str(error)
-    return list(found.values()), refused
+    return list(fitting.values()), refused
 
 
-def row(job: Any, need: Any, device: Any, utilisation: float) -> dict[str, Any]:
+def row(job: Job, need: Need, device: Accelerator, utilisation: float) -> dict[str, Any]:
     """One layout as it goes into JSON."""
     return {
         "layout": str(need.way),
@@ -178,15 +182,15 @@ def row(job: Any, need: Any, device: Any, utilisation: float) -> dict[str, Any]:
     }
 
 
-def spent(job: Any, need: Any, device: Any, options: argparse.Namespace, steps: int) -> dict[str, Any]:
-    found = row(job, need, device, options.utilisation)
-    hours = found["seconds"] * steps / 3600
+def cost_of(job: Job, need: Need, device: Accelerator, options: argparse.Namespace, steps: int) -> dict[str, Any]:
+    costs = row(job, need, device, options.utilisation)
+    hours = costs["seconds"] * steps / 3600
     paid = hours * need.way.devices
     cost = None if options.price is None else paid * options.price
-    return {**found, "devices": need.way.devices, "hours": hours, "device_hours": paid, "cost": cost}
+    return {**costs, "devices": need.way.devices, "hours": hours, "device_hours": paid, "cost": cost}
 
 
-def write(options: argparse.Namespace, job: Any, way: Any, steps: int, result: dict[str, Any]) -> None:
+def write(options: argparse.Namespace, job: Job, way: Way, steps: int, result: dict[str, Any]) -> None:
     from anyformer.planning import command, run_of
     from anyformer.recipes import recipe
     from anyformer.specs.codec import to_json
@@ -203,7 +207,7 @@ def write(options: argparse.Namespace, job: Any, way: Any, steps: int, result: d
 
 
 def show(result: dict[str, Any], options: argparse.Namespace, kind: str) -> None:
-    from anyformer.cli.terminal import bytes_of, rounded, table
+    from anyformer.cli.terminal import bytes_of, short_number, table
 
     size, tokens, spent = result["parameters"], result["tokens"], result["compute"]
     print(
@@ -213,7 +217,7 @@ def show(result: dict[str, Any], options: argparse.Namespace, kind: str) -> None
     if "epochs" in result:
         print(f"each of {options.corpus:.3g} tokens is seen {result['epochs']:.3g} times")
     print(f"{spent:.3g} FLOPs, attention counted (6 N D: {result['estimate']:.3g}); they would also train")
-    laws = [(law["law"], rounded(law["parameters"]), rounded(law["tokens"])) for law in result["optimal"]]
+    laws = [(law["law"], short_number(law["parameters"]), short_number(law["tokens"])) for law in result["optimal"]]
     table(("by", "parameters", "tokens"), laws, right=(1, 2))
     device = result["device"]
     print(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from anyformer.cli import Mistake
 from anyformer.cli.texts import as_json
 from anyformer.specs.part import nearest
-from anyformer.tasks import TASKS, About
+from anyformer.tasks import TASKS, TaskInfo
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 LINES = (".jsonl", ".ndjson")
@@ -54,7 +54,7 @@ def read_table(task: str, path: str, jsonl: bool, columns: Sequence[str]) -> Inp
     return InputTable(rows, inputs)
 
 
-def check_columns(path: str, about: About, fields: Mapping[str, str], known: list[str], given: bool) -> None:
+def check_columns(path: str, about: TaskInfo, fields: Mapping[str, str], known: list[str], given: bool) -> None:
     """ValueError where the table has not the columns that the task reads."""
     for field, name in fields.items():
         if name not in known and given:
@@ -64,7 +64,7 @@ def check_columns(path: str, about: About, fields: Mapping[str, str], known: lis
             raise ValueError(f"{path}: no column {field!r}; give --column for {order}: {', '.join(known)}")
 
 
-def media_paths(about: About, values: Mapping[str, Any], folder: Path) -> dict[str, str]:
+def media_paths(about: TaskInfo, values: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """The files of pictures and recordings that are not found from here, but from the table's own folder."""
     given = {name: value for name, value in values.items() if name in about.raw and isinstance(value, str) and value}
     return {
@@ -78,7 +78,7 @@ def media_paths(about: About, values: Mapping[str, Any], folder: Path) -> dict[s
 
 
 def check_out(out: str, overwrite: bool, source: str | None) -> None:
-    """What can be said to be wrong with --out before any work."""
+    """Check --out before any work."""
     path = Path(out).expanduser()
     if path.suffix.lower() not in (*DELIMITERS, *LINES):
         raise ValueError(f"--out {out}: the name of a table ends in {', '.join((*DELIMITERS, *LINES))}")
@@ -93,16 +93,16 @@ def check_out(out: str, overwrite: bool, source: str | None) -> None:
         raise ValueError(f"--out {out} exists already; give another name, or --overwrite")
 
 
-def write_results(out: str, about: About, rows: Sequence[Mapping[str, Any]], results: Sequence[Any]) -> None:
+def write_results(out: str, about: TaskInfo, rows: Sequence[Mapping[str, Any]], results: Sequence[Any]) -> None:
     """The columns of each row, and after them those of its result; a new file takes the place of an old one whole."""
     path = Path(out).expanduser()
-    found = [columns_of(result, about.ranked) for result in results]
+    columns = [columns_of(result, about.ranked) for result in results]
     own = dict.fromkeys(name for row in rows for name in row)
-    names = dict.fromkeys(name for result in found for name in result if name != "error")
+    names = dict.fromkeys(name for result in columns for name in result if name != "error")
     titles = {name: title_of(name, own) for name in (*names, "error")}
     lines = [
         {**dict.fromkeys(own), **row, **{title: result.get(name) for name, title in titles.items()}}
-        for row, result in zip(rows, found, strict=True)
+        for row, result in zip(rows, columns, strict=True)
     ]
     handle, draft = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
     try:
@@ -131,7 +131,7 @@ def columns_of(result: Any, ranked: bool) -> dict[str, Any]:
 
 
 def title_of(name: str, taken: Mapping[str, Any]) -> str:
-    """Columns of the table stay as they are: what would have the name of one gets another."""
+    """Rename a result column that has the name of a column of the table."""
     while name in taken:
         name = f"predicted_{name}"
     return name

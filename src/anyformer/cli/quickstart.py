@@ -1,10 +1,8 @@
-"""`make quickstart`: a small GPT, from its description to text that it writes, in about three minutes on any machine.
+"""`make quickstart`: a small GPT, from its description to generated text, in about three minutes on any machine.
 
-What happens is `anyformer train quickstart` and `anyformer generate`: the parts of the description are shown, the model
-is trained on what every machine with Python has, and a part is swapped in the end. How large it is follows from how
-long its first steps take here, how many steps there are from how long each takes; with --set steps=N nothing is
-measured, and the recipe is as it stands.
-"""
+It runs `anyformer train quickstart` and `anyformer generate`: it shows the parts of the description, trains the model
+on the documentation and library of Python, and swaps a part at the end. The size of the model and the number of steps
+follow from the measured time of a step; with --set steps=N nothing is measured, and the recipe is used as it is."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyformer as af
 from anyformer import cli
@@ -20,6 +18,9 @@ from anyformer.cli.settings import device_flag, setting
 from anyformer.cli.train import train
 from anyformer.recipes import recipe
 from anyformer.specs.part import Part, walk
+
+if TYPE_CHECKING:
+    from anyformer.train.deadline import Deadline
 
 GATED = {"decoder.layers.feedforward.op": {"kind": "GatedMLP", "width": 512, "activation": "silu"}}  # [Shazeer 2020]
 PROMPT = "The following functions"
@@ -31,17 +32,17 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser = cli.Parser(prog="python -m anyformer.cli.quickstart", description=__doc__)
     parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[])
     parser.add_argument("--out", metavar="DIR", default="runs/quickstart")
-    parser.add_argument("--minutes", metavar="X", type=float, default=3.0, help="how long it may take in all; 3")
+    parser.add_argument("--minutes", metavar="X", type=float, default=3.0, help="time limit in minutes (default: 3)")
     device_flag(parser)
     options = parser.parse(arguments)
     if not options.minutes > 0:
         raise ValueError(f"--minutes is {options.minutes}; it must be above 0")
     start = time.monotonic()
     changes = dict(setting(text) for text in options.set)
-    folder = unused(Path(options.out))
+    folder = unused_folder(Path(options.out))
     run, watch = recipe("quickstart"), []
     if "steps" not in changes:
-        run, deadline = fitting(options.device, start, 60 * options.minutes)
+        run, deadline = size_and_deadline(options.device, start, 60 * options.minutes)
         watch.append(deadline)
     run = af.override(run, changes)
     show_parts(run.model)
@@ -56,8 +57,8 @@ def main(arguments: Sequence[str] = ()) -> None:
     print(f"\n{time.monotonic() - start:.0f} s in all; next: `anyformer train --list`, `anyformer zoo`, README.md")
 
 
-def fitting(device: str, start: float, seconds: float) -> tuple[Any, Any]:
-    """The largest size of the recipe that learns enough in the time, and what sees to it that the time is kept."""
+def size_and_deadline(device: str, start: float, seconds: float) -> tuple[Any, Deadline]:
+    """The largest size of the recipe that learns enough in the time, and the callback that keeps the deadline."""
     from anyformer.recipes.quickstart import sizes
     from anyformer.train.deadline import Deadline
 
@@ -83,7 +84,7 @@ def fitting(device: str, start: float, seconds: float) -> tuple[Any, Any]:
 
 
 def step_seconds(run: Any, device: str) -> float:
-    """How long a step of training takes, on tokens that mean nothing."""
+    """Seconds of a training step, on random tokens."""
     import torch
 
     from anyformer.kernels import hardware
@@ -105,7 +106,7 @@ def step_seconds(run: Any, device: str) -> float:
     return best
 
 
-def unused(folder: Path) -> Path:
+def unused_folder(folder: Path) -> Path:
     """The folder, or the first of its name with a number that holds no run."""
     names = (folder, *(folder.with_name(f"{folder.name}-{i}") for i in range(2, 10_000)))
     return next(name for name in names if not (name / "run.json").exists())
@@ -120,9 +121,9 @@ def show_parts(spec: Any) -> None:
     def size(address: str) -> int:
         return sum(n for part, n in totals.items() if f"{part}.".startswith(f"{address}."))
 
-    found = [(address, part) for address, part in walk(spec) if address and size(address)]
+    parts = [(address, part) for address, part in walk(spec) if address and size(address)]
     if not sys.stdout.isatty():
-        for address, part in found:
+        for address, part in parts:
             print(f"{address:42}{kind(part):16}{size(address):>10,}")
         return
     from rich.console import Console
@@ -130,7 +131,7 @@ def show_parts(spec: Any) -> None:
 
     tree = Tree(f"[bold]{type(spec).__name__}[/]")
     branches = {"": tree}
-    for address, part in found:
+    for address, part in parts:
         parent = address.rpartition(".")[0]
         while parent not in branches:
             parent = parent.rpartition(".")[0]
@@ -139,13 +140,14 @@ def show_parts(spec: Any) -> None:
 
 
 def kind(part: Part) -> str:
-    depth = getattr(part, "depth", None)
-    return f"{type(part).__name__} x {depth}" if depth else type(part).__name__
+    from anyformer.stacks.stack import Stack
+
+    return f"{type(part).__name__} x {part.depth}" if isinstance(part, Stack) else type(part).__name__
 
 
 def command() -> int:
     """As `anyformer` does it: a mistake is one line and exit code 2."""
-    return cli.guarded(lambda: main(sys.argv[1:]))
+    return cli.run_guarded(lambda: main(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Does a task with a model: `anyformer run TASK MODEL INPUT ...`.
+"""Run a task with a model: `anyformer run TASK MODEL INPUT ...`.
 
 Each INPUT is a text, or a file or folder of pictures or recordings. Without INPUT, every line of --file or of standard
 input is one: a text, or a JSON object with the task's fields. Tasks that read two texts take one of each, or one and a
@@ -20,12 +20,12 @@ from anyformer.cli.predictions import InputTable, check_out, read_table, write_r
 from anyformer.cli.settings import MODEL, device_flag
 from anyformer.cli.texts import as_json, text_of
 from anyformer.specs.part import nearest
-from anyformer.tasks import TASKS, About
+from anyformer.tasks import TASKS, TaskInfo
 
 
 def main(given: Sequence[str]) -> None:
     if not given or given[0].startswith("-"):
-        listing(given)
+        list_tasks(given)
         return
     task, *rest = given
     if task not in TASKS:
@@ -33,7 +33,7 @@ def main(given: Sequence[str]) -> None:
     run(task, parser_of(task).parse(rest))
 
 
-def listing(given: Sequence[str]) -> None:
+def list_tasks(given: Sequence[str]) -> None:
     """`--list`, `--help`, or a command that names no task."""
     width = max(map(len, TASKS))
     tasks = "\n".join(f"  {task:{width}}  {about.line}" for task, about in TASKS.items())
@@ -60,8 +60,8 @@ def parser_of(task: str) -> Parser:
     )
     parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument("input", metavar="INPUT", nargs="*", default=[], help=fields)
-    parser.add_argument("--file", metavar="PATH", help="an input in each line: a text, or a JSON object")
-    parser.add_argument("--whole", action="store_true", help="the file, or the pipe, is one text")
+    parser.add_argument("--file", metavar="PATH", help="read an input from each line: a text, or a JSON object")
+    parser.add_argument("--whole", action="store_true", help="read the file, or the pipe, as one text")
     parser.add_argument("--csv", metavar="FILE", help="read inputs from a column of this table, CSV or TSV")
     parser.add_argument("--jsonl", metavar="FILE", help="read inputs from a field of these JSON lines")
     columns = f"of --csv and --jsonl: the column of {fields.lower().removesuffix(' ...')} (default: of that name)"
@@ -69,23 +69,25 @@ def parser_of(task: str) -> Parser:
         columns += f"; can be repeated, in the order {', '.join(about.all_fields)}"
     parser.add_argument("--column", metavar="NAME", action="append", default=[], help=columns)
     if "out" not in about.flags:
-        parser.add_argument("--out", metavar="FILE", help="write a table, .csv, .tsv or .jsonl: inputs and results")
+        parser.add_argument("--out", metavar="FILE", help="write inputs and results to a table: .csv, .tsv or .jsonl")
         parser.add_argument("--overwrite", action="store_true", help="replace the file of --out if it exists")
-    parser.add_argument("--json", action="store_true", help="results as JSON, one line for each input")
-    parser.add_argument("--batch", type=int, metavar="N", default=8, help="inputs at once; 8")
+    parser.add_argument("--json", action="store_true", help="print results as JSON, one line per input")
+    parser.add_argument("--batch", type=int, metavar="N", default=8, help="inputs per batch (default: 8)")
     parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
     device_flag(parser)
     parser.add_argument(
         "--offline", action="store_true", help="do not use the network; read only local folders and the cache"
     )
-    own = parser.add_argument_group(f"of {task}")
+    own = parser.add_argument_group(f"options of {task}")
     for name, flag in about.flags.items():
-        how: dict[str, Any] = {"metavar": {int: "N", float: "X"}.get(flag.kind, name.upper()), "type": flag.kind}
-        how = {"action": "store_true", "default": None} if flag.kind is bool else how
-        how = {"action": argparse.BooleanOptionalAction, "default": None} if flag.negated else how
-        how |= {"action": "append"} if flag.several else {}
-        short = (f"-{flag.short}",) if flag.short else ()
-        own.add_argument(*short, f"--{name.replace('_', '-')}", help=flag.about, **how)
+        names = [flag.short] * bool(flag.short) + [f"--{name.replace('_', '-')}"]
+        if flag.kind is bool:
+            action = argparse.BooleanOptionalAction if flag.negated else "store_true"
+            own.add_argument(*names, help=flag.help, action=action, default=None)
+        else:
+            metavar = {int: "N", float: "X"}.get(flag.kind, name.upper())
+            action = "append" if flag.several else "store"
+            own.add_argument(*names, help=flag.help, action=action, type=flag.kind, metavar=metavar)
     return parser
 
 
@@ -99,30 +101,31 @@ def run(task: str, options: argparse.Namespace) -> None:
     own = {name: value for name in about.flags if (value := getattr(options, name)) is not None}
     out = None if "out" in about.flags else options.out
 
-    from anyformer.cli.terminal import progress, working
+    from anyformer.cli.terminal import progress, spinner
 
-    with working(f"looking for {options.model}"):
+    with spinner(f"looking for {options.model}"):
         from anyformer import tasks
         from anyformer.kernels import hardware
+        from anyformer.tasks.each.few_shot import Answers
         from anyformer.tasks.task import checked_rows
         from anyformer.weights import hub
 
         rows, one = checked_rows(task, table.inputs)  # before seconds of loading
         device = hardware.device(options.device)
-        function = getattr(tasks, task.replace("-", "_"))
+        function = getattr(tasks, about.function)
     folder = hub.resolve(options.model, offline=options.offline)  # a download shows its own progress
-    with working(f"reading {options.model}"):
+    with spinner(f"reading {options.model}"):
         reader = tasks.open_model(folder, device=device, dtype=options.dtype)
     with progress(task) as advance:
-        found = function(reader, table.inputs, batch=options.batch, progress=advance, **own)
-    results = [plain(result) for result in ([found] if one else found)]
+        answers = function(reader, table.inputs, batch=options.batch, progress=advance, **own)
+    results = [plain(result) for result in ([answers] if one else answers)]
     if out is None:
         show(results, options.json)
     else:
         from_folders = len(rows) != len(table.rows) or any(isinstance(row, dict) and "file" in row for row in rows)
         write_results(out, about, [{}] * len(rows) if from_folders else table.rows, results)
         print(f"{out}: {len(results):,} rows")
-    if (accuracy := getattr(found, "accuracy", None)) is not None:  # where inputs tell what is right
+    if isinstance(answers, Answers) and (accuracy := answers.accuracy) is not None:  # inputs with their right answers
         print(as_json({"accuracy": accuracy}) if options.json else f"accuracy  {cell(accuracy)}")
     errors = [(number, error) for number, result in enumerate(results, 1) for error in errors_of(result)]
     if errors:
@@ -132,7 +135,7 @@ def run(task: str, options: argparse.Namespace) -> None:
         raise SystemExit(1)
 
 
-# -- what is read -----------------------------------------------------------------------------------------------------
+# -- inputs ------------------------------------------------------------------------------------------------------------
 
 
 def read_inputs(task: str, options: argparse.Namespace) -> InputTable:
@@ -145,7 +148,7 @@ def read_inputs(task: str, options: argparse.Namespace) -> InputTable:
     tabled = options.csv is not None or options.jsonl is not None
     if options.column and not tabled:
         raise Mistake("--column goes with --csv and --jsonl")
-    if getattr(options, "overwrite", False) and options.out is None:
+    if "out" not in about.flags and options.overwrite and options.out is None:
         raise Mistake("--overwrite goes with --out")
     if "out" not in about.flags and options.out is not None:
         if options.json:
@@ -182,31 +185,31 @@ def read(task: str, options: argparse.Namespace) -> Any:
     return split(text, name, about)
 
 
-def split(text: str, name: str, about: About) -> list[Any]:
+def split(text: str, name: str, about: TaskInfo) -> list[Any]:
     """An input for each line: JSON objects where the first line that is not empty is one, else texts. A line that is
     not what it should be is the error that says so."""
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     first = next(number for number, line in enumerate(lines) if line.strip())
-    if not isinstance(parsed(lines[first]), dict):
+    if not isinstance(parse_json(lines[first]), dict):
         if len(about.fields) > 1 or name.endswith((".jsonl", ".ndjson")):
             raise ValueError(f"{name}:{first + 1}: not a JSON object with {' and '.join(about.fields)}")
         return lines
     rows: list[Any] = []
     for number, line in enumerate(lines, 1):
-        row = parsed(line)
+        row = parse_json(line)
         problem = "not a JSON object, as the first line is" if line.strip() else "the line is empty"
         rows.append(row if isinstance(row, dict) else ValueError(f"{name}:{number}: {problem}"))
     return rows
 
 
-def parsed(line: str) -> Any:
+def parse_json(line: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
         return None
 
 
-# -- what is printed --------------------------------------------------------------------------------------------------
+# -- output -----------------------------------------------------------------------------------------------------------
 
 
 def show(results: list[Any], in_json: bool) -> None:
@@ -234,14 +237,16 @@ def show(results: list[Any], in_json: bool) -> None:
 
 
 def plain(result: Any) -> Any:
-    """What JSON can hold: tensors as lists."""
-    return result.tolist() if hasattr(result, "tolist") else result
+    """The result as JSON can hold it: tensors as lists."""
+    from torch import Tensor
+
+    return result.tolist() if isinstance(result, Tensor) else result
 
 
 def errors_of(result: Any) -> list[str]:
     """The errors in a result: its own, or those of the pictures among which a text was looked for."""
-    found = result if isinstance(result, list) else [result]
-    return [one["error"] for one in found if isinstance(one, dict) and isinstance(one.get("error"), str)]
+    results = result if isinstance(result, list) else [result]
+    return [one["error"] for one in results if isinstance(one, dict) and isinstance(one.get("error"), str)]
 
 
 def rows_of(result: Any) -> Iterable[Any]:

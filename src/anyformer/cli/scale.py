@@ -1,10 +1,10 @@
-"""Measures scaling laws: trains decoders of several widths, in the proportions of NAME, on several numbers of tokens,
-and fits L(N), L(D), L(C) and L(N, D) to the losses. The largest run, of twice the largest width and tokens unless
---largest says otherwise, is left out of the fits and predicted.
+"""Measure scaling laws: train decoders of several widths, in the proportions of NAME, on several numbers of tokens,
+and fit L(N), L(D), L(C) and L(N, D) to the losses. The largest run (--largest; default: twice the largest width and
+tokens) is left out of the fits and predicted.
 
 The plan and the expected time come first. The trainings start when you say yes on a terminal, or with --run.
 
-N counts parameters without tables and head, C is FLOPs by count. The same command goes on where it was stopped."""
+N counts parameters without tables and head, C is FLOPs by count. The same command continues where it was stopped."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def numbers(flag: str, text: str) -> list[int]:
     try:
-        found = [int(float(value)) for value in text.split(",")]
+        values = [int(float(value)) for value in text.split(",")]
     except (ValueError, OverflowError):
         raise ValueError(f"--{flag} takes whole numbers with commas between, got {text!r}") from None
-    if min(found) < 1:
-        raise ValueError(f"--{flag}: there is nothing to learn with {min(found)}")
-    return found
+    if min(values) < 1:
+        raise ValueError(f"--{flag}: values must be positive, got {min(values)}")
+    return values
 
 
 def show_plan(trials: Any, minutes: float, jobs: int, kind: str) -> None:
     """What will be trained, and about how long that takes."""
-    from anyformer.cli.terminal import rounded, table
+    from anyformer.cli.terminal import short_number, table
 
     rows = [
         (
             str(values["width"]),
-            rounded(values["parameters"]),
-            rounded(values["tokens"]),
+            short_number(values["parameters"]),
+            short_number(values["tokens"]),
             f"{values['steps']:,}",
-            rounded(values["flops"]),
+            short_number(values["flops"]),
             "to do" if trial in trials.left else "done",
         )
         for trial in trials.trials
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> None:
     until = float("inf") if options.budget is None else time.monotonic() + 60 * options.budget
     rows = trials.perform(jobs, options.on, until, tell)
     if trials.left:
-        print(f"the time is over with {len(trials.left)} trainings left: the same command goes on with them")
+        print(f"the time is over with {len(trials.left)} trainings left: the same command continues with them")
         return
     found = scale.measured(rows)
     lines = []

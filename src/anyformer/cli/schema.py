@@ -1,7 +1,7 @@
-"""Prints the JSON schema of a run.json: every kind, field, type and default, with what it is.
+"""Print the JSON schema of a run.json: every kind, field, type and default, with a description.
 
-anyformer schema --out run.schema.json, and {"$schema": "./run.schema.json", ...} at the top of a run.json makes an
-editor complete it and mark what is wrong."""
+anyformer schema --out run.schema.json, and {"$schema": "./run.schema.json", ...} at the top of a run.json, let an
+editor complete it and mark errors."""
 
 from __future__ import annotations
 

@@ -24,16 +24,15 @@ def setting(text: str) -> tuple[str, Any]:
 
 
 def default_file(name: str, mark: bytes) -> str:
-    """A name for what a verb writes where the user gives none. ValueError where a file of that name is there and does
-    not begin with what our own files have in their first 2,000 bytes."""
+    """The default name of an output file. ValueError if the file exists without our mark in its first 2,000 bytes."""
     path = Path(name)
     if path.is_file():
         with path.open("rb") as file:
             if mark not in file.read(2000):
-                raise ValueError(f"{name} is there already and anyformer did not write it; -o FILE says where to write")
+                raise ValueError(f"{name} exists and was not written by anyformer; choose another file with -o FILE")
     return name
 
 
 def device_flag(parser: argparse.ArgumentParser) -> None:
-    about = "auto (a GPU where there is one, else cpu), cpu, cuda, cuda:1, mps"
+    about = "auto (a GPU if there is one, else cpu), cpu, cuda, cuda:1, mps"
     parser.add_argument("--device", metavar="NAME", default="auto", help=about)

@@ -1,4 +1,4 @@
-"""What the verbs print: tables, numbers, and a sign of life where something takes long."""
+"""Tables, numbers, spinners and progress bars for the verbs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
         print("  ".join(cells).rstrip())
 
 
-def rounded(number: float) -> str:
+def short_number(number: float) -> str:
     """124439808 -> '124M'"""
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if number >= size * 0.9995:
@@ -47,7 +47,7 @@ def bytes_of(number: float) -> str:
 
 
 @contextlib.contextmanager
-def working(message: str) -> Iterator[None]:
+def spinner(message: str) -> Iterator[None]:
     """A moving line on stderr while something runs; nothing without a terminal."""
     if not sys.stderr.isatty():
         yield

@@ -1,13 +1,13 @@
-"""Trains a model: RECIPE is a name from --list, a run.json, or the folder of a run. Or data of your own: --text FOLDER
+"""Train a model. RECIPE is a name from --list, a run.json, or the folder of a run. Or use your own data: --text FOLDER
 trains a language model, --csv FILE --label COLUMN a text classifier, --images FOLDER an image classifier, --tags FILE a
 tagger of words; --model starts from another model.
 
-Every field of the description can be set: --set steps=2000 --set optimizer.lr=1e-3; --freeze embedding leaves a part of
-the model as it is. The folder keeps the description, the environment, metrics.jsonl and checkpoints; a run that was
-stopped or killed goes on with --resume. The folder opens as the best model by validation, DIR@last as the newest.
+Every field of the description can be set: --set steps=2000 --set optimizer.lr=1e-3; --freeze embedding does not train a
+part of the model. The folder keeps the description, the environment, metrics.jsonl and checkpoints; a run that was
+stopped or killed continues with --resume. The folder opens as the best model by validation, DIR@last as the newest.
 
-On several devices: torchrun --nproc-per-node 8 -m anyformer train RECIPE, where each has a copy of the model and its
-share of every batch; --set mesh.shard=8 also deals out the parameters, --set mesh.tensor=2 each layer."""
+On several devices: torchrun --nproc-per-node 8 -m anyformer train RECIPE. Each device has a copy of the model and its
+share of every batch; --set mesh.shard=8 also shards the parameters, --set mesh.tensor=2 splits each layer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyformer.cli.settings import device_flag, setting
+
+if TYPE_CHECKING:
+    from anyformer.objectives.objective import Objective
+    from anyformer.train.run import Run
+    from anyformer.train.trainer import Trainer
 
 LOGS = ("tensorboard", "wandb")
 OWN = ("text", "csv", "jsonl", "images", "tags")  # data of your own
@@ -46,9 +51,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="column of the texts (twice for pairs); with --tags of the words",
     )
-    parser.add_argument("--delimiter", metavar="CHAR", help="between the values of --csv; default: detected")
-    parser.add_argument("--encoding", metavar="NAME", help="of --csv, --jsonl, --tags; default: detected")
-    parser.add_argument("--model", metavar="NAME|FOLDER", help="with such data: a name of the zoo, or train it on")
+    parser.add_argument("--delimiter", metavar="CHAR", help="delimiter of --csv (default: detected)")
+    parser.add_argument("--encoding", metavar="NAME", help="encoding of --csv, --jsonl or --tags (default: detected)")
+    parser.add_argument(
+        "--model", metavar="NAME|FOLDER", help="model for your data: a name of the zoo, or a folder to train further"
+    )
     parser.add_argument("--list", action="store_true", help="list the recipes")
     parser.add_argument(
         "--set", metavar="PATH=VALUE", action="append", default=[], help="set a field of the run; can be repeated"
@@ -64,7 +71,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint in the folder")
     parser.add_argument("--data", metavar="DIR", default="data", help="folder of the data sets (default: data/)")
     device_flag(parser)
-    parser.add_argument("--log", metavar="NAME", action="append", default=[], help=f"also to {' or '.join(LOGS)}")
+    parser.add_argument(
+        "--log", metavar="NAME", action="append", default=[], help=f"also log to {' or '.join(LOGS)}; can be repeated"
+    )
     parser.add_argument("--show", action="store_true", help="print the description and train nothing")
 
 
@@ -88,7 +97,7 @@ def run(options: argparse.Namespace) -> None:
     for name in options.log:
         if name not in LOGS:
             raise ValueError(f"--log {name}; {nearest(name, LOGS)}")
-    description, out = described(options)
+    description, out = run_and_folder(options)
     description = description.replace(freeze=(*description.freeze, *options.freeze))
     if options.show:
         from anyformer.specs.codec import to_json
@@ -96,7 +105,7 @@ def run(options: argparse.Namespace) -> None:
         print(to_json(description))
         return
     if options.recipe is not None and not any(change.startswith(("data.", "model")) for change in options.set):
-        look_for(options.recipe, options.data)
+        check_data(options.recipe, options.data)
     train(description, Path(options.out or out), options.resume, options.device, options.log)
 
 
@@ -107,30 +116,30 @@ def show_recipes() -> None:
     table(("recipe", "what it trains"), list(recipes().items()))
 
 
-def described(options: argparse.Namespace) -> tuple[Any, str]:
+def run_and_folder(options: argparse.Namespace) -> tuple[Run, str]:
     """The run, and the folder that goes with it."""
     if options.recipe is None:
         from anyformer.specs.codec import override
 
-        found = own_run(options)
-        return override(found, dict(setting(text) for text in options.set)), f"runs/{found.name}"
-    return named(options.recipe, options.data, options.set, options.resume)
+        run = own_run(options)
+        return override(run, dict(setting(text) for text in options.set)), f"runs/{run.name}"
+    return find_run(options.recipe, options.data, options.set, options.resume)
 
 
-def own_run(options: argparse.Namespace) -> Any:
+def own_run(options: argparse.Namespace) -> Run:
     """The run on data of the user's own. How the data is read is said on stderr, by the first of several processes."""
-    from anyformer.recipes._own import from_table, from_text
+    from anyformer.recipes.shared.own_text import from_table, from_text
 
     def tell(line: str) -> None:
         if os.environ.get("RANK", "0") == "0":
             print(line, file=sys.stderr)
 
     if options.images is not None:
-        from anyformer.recipes._own_images import from_images
+        from anyformer.recipes.shared.own_images import from_images
 
         return from_images(options.images, options.model, tell=tell)
     if options.tags is not None:
-        from anyformer.recipes._own_tags import from_tags
+        from anyformer.recipes.shared.own_tags import from_tags
 
         if len(options.column) > 1:
             raise ValueError("--tags reads one --column of words")
@@ -151,7 +160,7 @@ def own_run(options: argparse.Namespace) -> Any:
     )
 
 
-def named(name: str, data: str, changes: Sequence[str], resume: bool = False) -> tuple[Any, str]:
+def find_run(name: str, data: str, changes: Sequence[str], resume: bool = False) -> tuple[Run, str]:
     """The run that a recipe, a run.json or a run's folder describes, and its folder."""
     from anyformer.recipes import recipe, recipes
     from anyformer.specs.codec import override
@@ -159,39 +168,39 @@ def named(name: str, data: str, changes: Sequence[str], resume: bool = False) ->
     path = Path(os.path.expanduser(name))
     if not path.exists() and (resume or path.suffix == ".json" or len(path.parts) > 1):
         if len(path.parts) > 1 or name not in recipes():
-            what = "no run there could go on" if resume else "`anyformer train --list` shows the recipes"
+            what = "there is no run to resume" if resume else "`anyformer train --list` shows the recipes"
             raise FileNotFoundError(f"{name}: no such file or folder; {what}")
     if path.suffix == ".json" or path.is_dir():
         from anyformer.train.run import read_run
 
-        found = read_run(path / "run.json" if path.is_dir() else path)
-        out = str(path) if path.is_dir() else f"runs/{found.name}"
+        run = read_run(path / "run.json" if path.is_dir() else path)
+        out = str(path) if path.is_dir() else f"runs/{run.name}"
     else:
-        found = recipe(name, data)
-        out = f"runs/{found.name}"
-    return override(found, dict(setting(text) for text in changes)), out
+        run = recipe(name, data)
+        out = f"runs/{run.name}"
+    return override(run, dict(setting(text) for text in changes)), out
 
 
-def look_for(name: str, data: str) -> None:
+def check_data(name: str, data: str) -> None:
     """FileNotFoundError where a recipe's data is not there, with what gets it."""
     from anyformer.recipes import recipes
-    from anyformer.recipes._sources import folders_of, origin_of
+    from anyformer.recipes.shared.sources import folders_of, origin_of
 
     for folder in folders_of(name) if name in recipes() else ():
         if not (Path(data) / folder).exists():
             origin = origin_of(folder)
             how = f"`anyformer fetch {name}` gets it" if origin.public else f"it is {origin.about}"
-            raise FileNotFoundError(f"{data}/{folder} is not there: {how} (--data DIR says where it is)")
+            raise FileNotFoundError(f"{data}/{folder} is not there: {how} (--data DIR if it is elsewhere)")
 
 
 def train(
-    description: Any,
+    description: Run,
     folder: Path,
     resume: bool,
     device: str = "auto",
     logs: Sequence[str] = (),
     watch: list[Any] | None = None,
-) -> Any:
+) -> Trainer:
     """One training with everything that is seen of it: what the verb and the quickstart do. `watch` are callbacks that
     act on it in every process."""
     from anyformer.train import parallel
@@ -214,15 +223,17 @@ def train(
         print(line)
     print(f"written: {folder}, {', '.join(path.name for path in written)}")
     if (folder / "adapter").is_dir():
-        print(f"{folder / 'adapter'}: what was learnt alone, as PEFT has it; {folder} has it in its weights")
+        print(f"{folder / 'adapter'}: only the adapter, in PEFT's layout; {folder} has it merged into its weights")
     if command := usage(trainer.objective, folder):
         print(f"`{command}` uses it")
     return trainer
 
 
-def usage(objective: Any, folder: Path) -> str:
-    """The command that uses a model which learned this objective, or the one inside it; "" where there is none."""
+def usage(objective: Objective, folder: Path) -> str:
+    """The command that uses a model trained with this objective, or with the one inside it; "" if there is none."""
+    from anyformer.objectives.objective import Objective
     from anyformer.specs.part import walk
 
-    command = next(filter(None, (getattr(part, "command", "") for _, part in walk(objective))), "")
+    commands = (part.command for _, part in walk(objective) if isinstance(part, Objective))
+    command = next(filter(None, commands), "")
     return f"anyformer {command}".replace("RUN", str(folder)) if command else ""

@@ -1,4 +1,4 @@
-"""Lists every named description: its family, parameters (as built, and as its paper prints them) and what it is for."""
+"""List every named description: its family, parameters (as built, and as printed in its paper) and purpose."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from anyformer.cli.listing import listed
-    from anyformer.cli.terminal import rounded, table
+    from anyformer.cli.listing import read_rows
+    from anyformer.cli.terminal import short_number, table
 
-    rows: list[dict[str, Any]] = listed()
+    rows: list[dict[str, Any]] = read_rows()
     if options.family is not None:
         known = {row["family"] for row in rows}
         rows = [row for row in rows if row["family"] == options.family]
@@ -28,6 +28,6 @@ def run(options: argparse.Namespace) -> None:
         print(json.dumps(rows, indent=1))
         return
     for row in rows:  # a figure that no paper prints stays empty
-        row |= {key: rounded(row[key]) if row[key] else "" for key in ("parameters", "published")}
+        row |= {key: short_number(row[key]) if row[key] else "" for key in ("parameters", "published")}
     shown = [[str(row[key]) for key in ("name", "family", "parameters", "published", "about")] for row in rows]
     table(("name", "family", "parameters", "published", "for"), shown, right=(2, 3))

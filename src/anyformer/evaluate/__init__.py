@@ -1,6 +1,6 @@
-"""How good a model is at what an objective asks: its loss, and the published metrics of the task, on a split of data.
+"""Evaluation of a model on a split of data: the loss of the objective, and the published metrics of the task.
 
-The trainer does it while it trains (`evaluate.metrics`), `anyformer eval` afterwards.
+The trainer runs it during training (`evaluate.metrics`), `anyformer eval` afterwards.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from torch import Tensor
 from anyformer.data import DataSplit, Source, StepBatches
 from anyformer.data.encode import encode_row
 from anyformer.evaluate import metrics
-from anyformer.evaluate.predict import Answered, Example, Predictor, kind_of, predictions, task_of
+from anyformer.evaluate.predict import Example, Predictions, Predictor, kind_of, predictions, task_of
 from anyformer.models import TransformerModule, position_limit
 from anyformer.objectives.causal import NextToken
+from anyformer.objectives.classify import Classify
 from anyformer.objectives.dialogue import Dialogue
 from anyformer.objectives.examples import texts_of
+from anyformer.objectives.images import ClassifyImage
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.objective import Objective, Record
 from anyformer.objectives.permuted import Permuted
@@ -77,26 +79,27 @@ class Evaluation:
         self.names = tuple(names) if names is not None else (*usual(self.task, self.kind), *loss_metrics(self.task))
         check(self.task, self.names)
         self.left_out: list[str] = []
-        self.answered: Answered | None = None  # what the last call found
+        self.answered: Predictions | None = None  # what the last call found
 
     @property
     def plain(self) -> Objective:
         """The task with nothing added to its loss."""
-        return self.task.replace(smoothing=0.0) if getattr(self.task, "smoothing", 0.0) else self.task
+        smooth = isinstance(self.task, Rewrite | ClassifyImage) and self.task.smoothing
+        return self.task.replace(smoothing=0.0) if smooth else self.task
 
     @functools.cached_property
     def examples(self) -> tuple[list[Example], list[list[Record]]]:
         """Every example, and the records that the objective makes of it."""
         examples, records = [], []
         for row in self.source.rows(self.task.columns):
-            found = encode_row(row, self.task, self.tokenizer)
-            if found.problem and not found.unread and not self.skip:
-                raise ValueError(f"{found.place}: {found.problem}; data.unfit='skip' leaves such rows out")
-            if found.problem:
-                self.left_out.append(f"{found.place}: {found.problem}")
+            encoded = encode_row(row, self.task, self.tokenizer)
+            if encoded.problem and not encoded.unread and not self.skip:
+                raise ValueError(f"{encoded.place}: {encoded.problem}; data.unfit='skip' leaves such rows out")
+            if encoded.problem:
+                self.left_out.append(f"{encoded.place}: {encoded.problem}")
                 continue
             examples.append(row.example or {})
-            records.append(found.records)
+            records.append(encoded.records)
             if len(examples) == self.most:
                 break
         if not examples:
@@ -120,7 +123,7 @@ class Evaluation:
         """`mean_loss` is that of an objective on this split."""
         scores = {}
         if any(name not in metrics.LOSSES for name in self.names):
-            scores = self.scored(self.ask(job))
+            scores = self.score(self.ask(job))
         if any(name in metrics.LOSSES for name in self.names):
             loss = mean_loss(self.plain)
             scores["perplexity"] = math.exp(min(loss, 700.0))
@@ -128,14 +131,14 @@ class Evaluation:
                 scores["bits_per_byte"] = loss * self.tokens_per_byte / math.log(2)
         return {name: scores[name] for name in self.names}
 
-    def ask(self, job: Predictor) -> Answered:
+    def ask(self, job: Predictor) -> Predictions:
         """What the model predicts for every example."""
         examples, records = self.examples
         check_lengths(job.model, self.task, records)
         self.answered = predictions(self.task, job, examples, records)
         return self.answered
 
-    def scored(self, answered: Answered) -> dict[str, float]:
+    def score(self, answered: Predictions) -> dict[str, float]:
         """The metrics of predictions."""
         known = metrics.METRICS.get(self.kind or "", {})
         return {name: known[name](*answered) for name in self.names if name in known}
@@ -156,7 +159,7 @@ def check(objective: Objective, names: Sequence[str]) -> None:
 
 def usual(task: Objective, kind: str | None) -> tuple[str, ...]:
     names = metrics.USUAL.get(kind or "", ())
-    two = len(getattr(task, "labels", ())) == 2
+    two = isinstance(task, Classify | ClassifyImage) and len(task.labels) == 2
     return tuple("f1" if kind == "labels" and two and name == "macro_f1" else name for name in names)
 
 

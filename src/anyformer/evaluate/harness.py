@@ -20,7 +20,7 @@ from anyformer.evaluate.likelihood import likelihoods
 from anyformer.generation import check_writer, generate
 from anyformer.inputs import chat
 from anyformer.inputs.text import Tokenizer, check_vocabulary_size
-from anyformer.models import position_limit
+from anyformer.models import Model, position_limit
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.weights import hub
@@ -144,10 +144,10 @@ class AnyformerLM(TemplateLM):
         if num_cut:
             log.warning("%d contexts lose their beginning: the model takes %d tokens", num_cut, self.max_length)
         with tqdm(total=len(pairs), disable=disable_tqdm or None, desc="loglikelihood") as bar:
-            found = likelihoods(
+            results = likelihoods(
                 self.model, pairs, size=self.batch_size, progress=lambda done, _: bar.update(done - bar.n)
             )
-        answers = [(one.log_probability, one.greedy) for one in found]
+        answers = [(one.log_probability, one.greedy) for one in results]
         for request, answer in zip(requests, answers, strict=True):
             if request[0] is not None:  # not a window over a text
                 self.cache_hook.add_partial("loglikelihood", request[0], answer)
@@ -206,7 +206,7 @@ class AnyformerLM(TemplateLM):
         rows = [self.tok_encode(context) or empty for context in contexts]
         if any(len(row) > room for row in rows):
             log.warning("a prompt loses its beginning: %d tokens have room", room)
-        batch = left_padded([row[-room:] for row in rows], self._device)
+        batch = pad_left([row[-room:] for row in rows], self._device)
         ids = generate(
             self.model, **batch, max_new_tokens=num_new, stop_strings=stop or None, tokenizer=self.tokenizer, **options
         )
@@ -216,16 +216,16 @@ class AnyformerLM(TemplateLM):
         return [postprocess_generated_text(text, handle_stop_sequences(list(stop), end), None) for text in texts]
 
 
-def longest(spec: Any) -> int | None:
+def longest(spec: Model) -> int | None:
     """The longest text that a model takes, or else that its config names (T5's was trained on)."""
     limit = position_limit(spec)
     fields = families.find(spec.family).known if limit is None and spec.family else {}
     named = ("n_positions", "max_position_embeddings", "n_ctx")
-    found = [spec.source.get(name, getattr(fields.get(name), "default", None)) for name in named]
-    return limit or next((size for size in found if isinstance(size, int)), None)
+    limits = [spec.source.get(name, getattr(fields.get(name), "default", None)) for name in named]
+    return limit or next((size for size in limits if isinstance(size, int)), None)
 
 
-def left_padded(rows: list[list[int]], device: Any) -> dict[str, Any]:
+def pad_left(rows: list[list[int]], device: Any) -> dict[str, Any]:
     """ "input_ids" and "attention_mask", the last tokens beneath each other."""
     T = max(map(len, rows))
     ids = torch.tensor([[0] * (T - len(row)) + row for row in rows], device=device)

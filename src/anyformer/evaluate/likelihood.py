@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from anyformer.generation import check_writer
+from anyformer.inputs.text import Tokenizer
 from anyformer.kernels.loss import IGNORED
 from anyformer.models import Call, TransformerModule
 from anyformer.objectives.examples import array
@@ -21,7 +22,7 @@ Pair = tuple[Sequence[int], Sequence[int]]  # token ids: what is given, and what
 
 class Likelihood(NamedTuple):
     log_probability: float  # summed over the tokens
-    greedy: bool  # is each of them the likeliest one?
+    greedy: bool  # is each token the most likely one?
 
 
 def likelihoods(
@@ -45,25 +46,25 @@ def likelihoods(
     for i, (context, rest) in enumerate(pairs):
         reads.setdefault((tuple(context), tuple(rest)) if two else (*context, *rest[:-1]), []).append(i)
     order = sorted(reads.values(), key=lambda own: -sum(map(len, pairs[own[0]])))
-    found: list[Any] = [None] * len(pairs)
+    results: list[Any] = [None] * len(pairs)
     done = 0
     for start in range(0, len(order), size):
         some = order[start : start + size]
-        x = hidden(model, pair_batch(model, [pairs[own[0]] for own in some], two))  # (B, T, D)
+        x = last_hidden_states(model, pair_batch(model, [pairs[own[0]] for own in some], two))  # (B, T, D)
         states, places = [], []
         for row, own in zip(x, some):
             context, rest = pairs[own[0]]
             end = len(rest) if two else len(context) + len(rest) - 1
             places += own
             states += [row[end - len(pairs[i][1]) : end] for i in own]
-        for i, one in zip(places, scored(model, states, [pairs[i][1] for i in places]), strict=True):
-            found[i] = one
+        for i, one in zip(places, score_tokens(model, states, [pairs[i][1] for i in places]), strict=True):
+            results[i] = one
         done += len(places)
         progress(done, len(pairs))
-    return found
+    return results
 
 
-def encode_pair(tokenizer: Any, context: str, rest: str, two: bool) -> tuple[list[int], list[int]]:
+def encode_pair(tokenizer: Tokenizer, context: str, rest: str, two: bool) -> tuple[list[int], list[int]]:
     """Two texts as a pair of token ids. Spaces between them belong to the second, and to a decoder (not `two`) they are
     one text: what of its tokens comes after those of the first."""
     shorter = context.rstrip()
@@ -87,7 +88,7 @@ def pair_batch(model: TransformerModule, pairs: Sequence[Pair], two: bool) -> Ba
 
 
 @torch.inference_mode()
-def hidden(model: TransformerModule, batch: Batch) -> Tensor:
+def last_hidden_states(model: TransformerModule, batch: Batch) -> Tensor:
     """(B, T, D) what the head reads."""
     call = Call(model_inputs(model, batch), kernel=model.kernel)
     x = model.hidden_states(call).x
@@ -96,19 +97,21 @@ def hidden(model: TransformerModule, batch: Batch) -> Tensor:
 
 
 @torch.inference_mode()
-def scored(model: TransformerModule, states: Sequence[Tensor], wanted: Sequence[Sequence[int]]) -> list[Likelihood]:
+def score_tokens(
+    model: TransformerModule, states: Sequence[Tensor], wanted: Sequence[Sequence[int]]
+) -> list[Likelihood]:
     """Of tokens, by the states (n, D) before each of them."""
     x = torch.cat(list(states))  # (N, D)
     tokens = torch.tensor([token for own in wanted for token in own], device=x.device)  # (N,)
     head = language_head(model)
     step = max(1, SCORES // head.part.vocab_size)
-    said = [of_tokens(head.scores(x[at : at + step]), tokens[at : at + step]) for at in range(0, len(x), step)]
+    scores = [of_tokens(head.scores(x[at : at + step]), tokens[at : at + step]) for at in range(0, len(x), step)]
     lengths = list(map(len, wanted))
-    each, likeliest = (torch.cat(parts).cpu().split(lengths) for parts in zip(*said, strict=True))
+    each, likeliest = (torch.cat(parts).cpu().split(lengths) for parts in zip(*scores, strict=True))
     return [Likelihood(float(one.sum()), bool(best.all())) for one, best in zip(each, likeliest, strict=True)]
 
 
 def of_tokens(scores: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """(N,) log-probabilities of tokens by scores (N, V), and whether they are the likeliest."""
+    """(N,) log-probabilities of tokens by scores (N, V), and whether each is the most likely token."""
     scores = scores.float()
     return scores.log_softmax(-1).gather(-1, tokens[:, None])[:, 0], scores.argmax(-1) == tokens

@@ -41,7 +41,7 @@ def _sklearn(name: str, **options: Any) -> Metric:
 
 def _binary_f1(predicted: Values, wanted: Values) -> float:
     if {*predicted, *wanted} - {0, 1}:
-        raise ValueError("f1 is about two labels, and here are more; macro_f1 is the mean over labels")
+        raise ValueError("f1 needs two labels, and there are more; use macro_f1, the mean over labels")
     return _sklearn("f1_score", zero_division=0)(predicted, wanted)
 
 
@@ -81,18 +81,18 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _MARKS = str.maketrans("", "", string.punctuation)
 
 
-def normalised(answer: str) -> str:
+def normalize_answer(answer: str) -> str:
     """Lower case, without punctuation, without articles, single spaces: in this order."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_MARKS)).split())
 
 
 def same_answer(predicted: str, wanted: str) -> float:
-    return float(normalised(predicted) == normalised(wanted))
+    return float(normalize_answer(predicted) == normalize_answer(wanted))
 
 
 def shared_words(predicted: str, wanted: str) -> float:
     """The harmonic mean of how many words of each stand in the other; of no answer, whether both are none."""
-    mine, theirs = normalised(predicted).split(), normalised(wanted).split()
+    mine, theirs = normalize_answer(predicted).split(), normalize_answer(wanted).split()
     if not mine or not theirs:
         return float(mine == theirs)
     common = sum((Counter(mine) & Counter(theirs)).values())
@@ -142,11 +142,11 @@ def _moses(predicted: Values, wanted: Values) -> float:
     is not known here, so the rules are those for English on both sides."""
     moses = _library("sacremoses", "bleu_tokenized").MosesTokenizer(lang="en")
 
-    def divided(texts: Values) -> list[str]:
+    def tokenize(texts: Values) -> list[str]:
         return [moses.tokenize(text, return_str=True, escape=False) for text in texts]
 
     bleu = _sacrebleu("BLEU", tokenize="none", lowercase=True, force=True)
-    return bleu(divided(predicted), [divided(right) for right in _right(wanted)])
+    return bleu(tokenize(predicted), [tokenize(right) for right in _right(wanted)])
 
 
 # -- what was heard ---------------------------------------------------------------------------------------------------
@@ -187,11 +187,11 @@ METRICS: dict[str, dict[str, Metric]] = {
     },
     "transcripts": {"wer": _errors("wer"), "cer": _errors("cer")},
 }
-# what the mean loss of a token says alone
+# metrics computed from the mean loss of a token
 LOSSES = ("perplexity", "bits_per_byte")
 # lower is better
 FALLING = ("loss", *LOSSES, "wer", "cer")
-# what is told unless asked for; the others need one more library, or two labels
+# the default metrics; the others need one more library, or two labels
 USUAL = {
     "labels": ("accuracy", "macro_f1", "matthews"),
     "numbers": ("pearson", "spearman"),
@@ -213,7 +213,7 @@ def check(names: Sequence[str], kind: str | None, losses: Sequence[str]) -> None
             METRICS[kind or ""][name](*_TRIED[kind or ""])
 
 
-# predictions of each kind that every metric can score: a library that is missing is told at once
+# predictions of each kind that every metric can score: a missing library fails at once
 _TRIED: dict[str, tuple[Values, Values]] = {
     "labels": ((0, 1), (0, 1)),
     "numbers": ((0.0, 1.0), (0.0, 1.0)),

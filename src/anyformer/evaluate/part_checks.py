@@ -24,7 +24,7 @@ from torch import Tensor
 
 from anyformer.checkpoint import load, save
 from anyformer.counting import count
-from anyformer.models import DecoderModel, EncoderModel, Model
+from anyformer.models import DecoderModel, EncoderModel, Model, TransformerModule
 from anyformer.models.construct import build
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
@@ -60,7 +60,7 @@ class Check:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class CheckReport:
     """All checks of a Part, in the model it was put into."""
 
     part: Part
@@ -102,7 +102,7 @@ class Failed(Exception):
     """Raised by a check, with what is wrong."""
 
 
-def check(part: Part | type[Part]) -> Report:
+def check(part: Part | type[Part]) -> CheckReport:
     """Puts a Part into a small model of texts, in the slot that it fits, and runs the checks of our own suite on it:
     what a token sees, padding, packed documents, cached decoding, rows of a batch, gradients, half precision, saving,
     counting. A Part that fits no slot of such a model is checked inside a description of yours: `check(model)`."""
@@ -112,7 +112,7 @@ def check(part: Part | type[Part]) -> Report:
         raise ValueError(f"af.check takes a Part, or a model's description, got {type(part).__name__}")
     spec, address = place(part)
     subject = Subject(part, spec, address)
-    return Report(part, address, spec, tuple(_run(name, subject) for name in CHECKS))
+    return CheckReport(part, address, spec, tuple(_run(name, subject) for name in CHECKS))
 
 
 def _run(name: str, subject: Subject) -> Check:
@@ -122,7 +122,7 @@ def _run(name: str, subject: Subject) -> Check:
         return Check(name, "does not apply", str(error))
     except Failed as error:
         return Check(name, "failed", str(error))
-    except Exception as error:  # whatever a Part of someone else's does
+    except Exception as error:  # a Part of the user may raise anything
         origin = error_origin(error)
         lines = str(error).splitlines() or [""]
         return Check(name, "failed", f"{type(error).__name__}: {lines[0]}" + (f", in {origin}" if origin else ""))
@@ -159,7 +159,7 @@ def place(part: Part) -> tuple[Model, str]:
     """A small model with the Part in it, and the Part's address there."""
     if isinstance(part, Model):
         if part.pair or part.towers or not reads_text(part):
-            raise ValueError("af.check runs models with one stack that read texts (input_ids), and this one is another")
+            raise ValueError("af.check runs models with one stack that reads text (input_ids); this model is different")
         return part, ""
     refusals: list[str] = []
     for address in sorted(addresses_for(type(part)), key=lambda each: each == MIXER and part.sees == "itself"):
@@ -213,7 +213,7 @@ class Subject:
         generator = torch.Generator().manual_seed(seed)
         return torch.randint(1, self.vocab_size, (batch, length), generator=generator)
 
-    def compare(self, difference: Callable[[Any], float], model: Any = None) -> str:
+    def compare(self, difference: Callable[[TransformerModule], float], model: TransformerModule | None = None) -> str:
         """Passes where two ways to compute the same differ by no more than the tolerance. What rounding did is
         forgiven: what differs in fp32 is compared in double precision too."""
         model = self.model if model is None else model
@@ -227,7 +227,7 @@ class Subject:
         return f"off by {gap:.1e}"
 
 
-def random_model(spec: Model, seed: int = 0) -> Any:
+def random_model(spec: Model, seed: int = 0) -> TransformerModule:
     """A model in eval mode with noise on every weight, so that none at 0 or 1 hides a mistake."""
     model, generator = build(spec, seed=seed), torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -238,7 +238,7 @@ def random_model(spec: Model, seed: int = 0) -> Any:
 
 
 @torch.no_grad()
-def outputs(model: Any, ids: Tensor, **inputs: Any) -> dict[str, Tensor]:
+def outputs(model: TransformerModule, ids: Tensor, **inputs: Any) -> dict[str, Tensor]:
     """Floating-point outputs by name. Random numbers are the same in every call."""
     if isinstance(model.spec, DecoderModel):
         inputs = {"use_cache": False, **inputs}
@@ -248,12 +248,12 @@ def outputs(model: Any, ids: Tensor, **inputs: Any) -> dict[str, Tensor]:
     return {name: value for name, value in out.items() if isinstance(value, Tensor) and value.is_floating_point()}
 
 
-def per_token(model: Any, ids: Tensor, **inputs: Any) -> Tensor:
+def per_token(model: TransformerModule, ids: Tensor, **inputs: Any) -> Tensor:
     """(B, T, ...) what the model says of every token."""
-    found = [value for value in outputs(model, ids, **inputs).values() if value.shape[:2] == ids.shape]
-    if not found:
-        raise DoesNotApply("the model says nothing of single tokens")
-    return found[0]
+    states = [value for value in outputs(model, ids, **inputs).values() if value.shape[:2] == ids.shape]
+    if not states:
+        raise DoesNotApply("the model has no output per token")
+    return states[0]
 
 
 def gap(a: Tensor, b: Tensor) -> float:
@@ -270,7 +270,7 @@ def gap(a: Tensor, b: Tensor) -> float:
 # -- the checks --------------------------------------------------------------------------------------------------------
 
 
-def causality(subject: Subject) -> str:
+def check_causality(subject: Subject) -> str:
     """What a token sees is what its kind says."""
     sees, spec = subject.part.sees, subject.spec
     if isinstance(subject.part, Model):
@@ -280,15 +280,15 @@ def causality(subject: Subject) -> str:
         raise DoesNotApply(f'{kind} does not say what a token sees: class {kind}(..., sees="past"), "itself" or "all"')
     if sees == "all" or not spec.writes:
         raise DoesNotApply("it says that a token may see all others" if sees == "all" else "the model does not write")
-    found = subject.compare(future_difference)
+    result = subject.compare(future_difference)
     if sees == "past" or subject.address.startswith(f"{MIXER}."):
-        return f"nothing of the future is seen: {found}"
+        return f"nothing of the future is seen: {result}"
     alone = spec if subject.address == MIXER else override(spec, {MIXER: MLP(width=24)})
-    found = subject.compare(functools.partial(future_difference, past_too=True), random_model(alone))
-    return f"no other token is seen: {found}"
+    result = subject.compare(functools.partial(future_difference, past_too=True), random_model(alone))
+    return f"no other token is seen: {result}"
 
 
-def future_difference(model: Any, past_too: bool = False) -> float:
+def future_difference(model: TransformerModule, past_too: bool = False) -> float:
     """How much other tokens after a place change what is said before it, in training and afterwards;
     with `past_too`, also how much those before it change what is said from there on."""
     ids, worst = Subject(model.spec, model.spec, "").ids(), 0.0
@@ -308,22 +308,22 @@ def future_difference(model: Any, past_too: bool = False) -> float:
     return worst
 
 
-def padding(subject: Subject) -> str:
+def check_padding(subject: Subject) -> str:
     """Pads on either side change nothing at the real tokens."""
 
-    def difference(model: Any) -> float:
+    def difference(model: TransformerModule) -> float:
         ids, worst = subject.ids(), 0.0
         plain, pads, real = per_token(model, ids), torch.full((2, PADS), 7), torch.ones_like(ids)
         for side in (1, -1):
             row, mask = (torch.cat(pair[::side], dim=1) for pair in ((pads, ids), (torch.zeros_like(pads), real)))
-            found = per_token(model, row, attention_mask=mask)
-            worst = max(worst, gap(found[:, PADS:] if side == 1 else found[:, :T], plain))
+            padded = per_token(model, row, attention_mask=mask)
+            worst = max(worst, gap(padded[:, PADS:] if side == 1 else padded[:, :T], plain))
         return worst
 
     return subject.compare(difference)
 
 
-def packing(subject: Subject) -> str:
+def check_packing(subject: Subject) -> str:
     """Documents packed into a row are what each is by itself, or the row is refused."""
     if "document_ids" not in subject.model.inputs:
         raise DoesNotApply("the model takes no packed documents")
@@ -335,7 +335,7 @@ def packing(subject: Subject) -> str:
         raise
 
 
-def packing_difference(model: Any, cuts: tuple[int, ...] = (0, 5, 9, T)) -> float:
+def packing_difference(model: TransformerModule, cuts: tuple[int, ...] = (0, 5, 9, T)) -> float:
     ids = Subject(model.spec, model.spec, "").ids(1)
     spans = [*itertools.pairwise(cuts)]
     documents = torch.tensor([[i for i, (a, b) in enumerate(spans) for _ in range(a, b)]])
@@ -343,7 +343,7 @@ def packing_difference(model: Any, cuts: tuple[int, ...] = (0, 5, 9, T)) -> floa
     return gap(together, torch.cat([per_token(model, ids[:, a:b]) for a, b in spans], dim=1))
 
 
-def cached_decoding(subject: Subject) -> str:
+def check_cached_decoding(subject: Subject) -> str:
     """Token by token with a state is what one pass gives: with a growing and a static one, and after padded prompts."""
     model = subject.model
     if not subject.spec.left_to_right or not subject.spec.writes:
@@ -351,7 +351,7 @@ def cached_decoding(subject: Subject) -> str:
     if not model.remembers:
         raise DoesNotApply(f"{model.stateless[0]} remembers nothing: texts are read again for each token")
 
-    def difference(model: Any) -> float:
+    def difference(model: TransformerModule) -> float:
         ids, worst = subject.ids(), 0.0
         full = per_token(model, ids)
         for state in (model.new_state(), model.new_state(2, capacity=T + 3)):
@@ -368,10 +368,10 @@ def cached_decoding(subject: Subject) -> str:
     return subject.compare(difference)
 
 
-def rows(subject: Subject) -> str:
+def check_rows(subject: Subject) -> str:
     """A batch is what each of its rows is by itself."""
 
-    def difference(model: Any) -> float:
+    def difference(model: TransformerModule) -> float:
         ids = subject.ids(3)
         whole, each = outputs(model, ids), [outputs(model, ids[i : i + 1]) for i in range(3)]
         return max(gap(value, torch.cat([row[name] for row in each])) for name, value in whole.items() if value.dim())
@@ -379,7 +379,7 @@ def rows(subject: Subject) -> str:
     return subject.compare(difference)
 
 
-def gradients(subject: Subject) -> str:
+def check_gradients(subject: Subject) -> str:
     """Every parameter of the Part learns, alike for one seed, and alike where layers are recomputed."""
     models = [build(subject.spec, seed=3).train() for _ in range(2)]
     first, second = (learn(model, subject.ids()) for model in models)
@@ -422,56 +422,56 @@ def learn(model: Any, ids: Tensor) -> dict[str, Tensor]:
         out = model(input_ids=ids, **({"labels": ids} if isinstance(model.spec.head, LMHead) else {}))
         loss = out.loss
         if loss is None:
-            found = [v for v in out.values() if isinstance(v, Tensor) and v.requires_grad]
-            loss = sum((v - torch.randn(v.shape)).square().mean() for v in found)
+            terms = [v for v in out.values() if isinstance(v, Tensor) and v.requires_grad]
+            loss = sum((v - torch.randn(v.shape)).square().mean() for v in terms)
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         return {}
     loss.backward()
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def half_precision(subject: Subject) -> str:
+def check_half_precision(subject: Subject) -> str:
     """In bf16 and fp16 the model runs, keeps its type, and gives finite numbers near those of fp32."""
-    ids, told = subject.ids(), []
+    ids, reports = subject.ids(), []
     exact = outputs(subject.model, ids)
     for dtype in (torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
         try:
-            found = outputs(copy.deepcopy(subject.model).to(dtype), ids)
+            halves = outputs(copy.deepcopy(subject.model).to(dtype), ids)
         except RuntimeError as error:
             if "not implemented for" in str(error):  # a product that this machine has for other types only
-                told.append(f"{name} cannot run here")
+                reports.append(f"{name} cannot run here")
                 continue
             raise
-        for key, value in found.items():
+        for key, value in halves.items():
             if not bool(value.isfinite().all()):
                 raise Failed(f"{key} is not finite in {name}")
-        worst = max(gap(value.float(), exact[key]) for key, value in found.items())
-        told.append(f"{name} off by {worst:.1e}")
-    return ", ".join(told)
+        worst = max(gap(value.float(), exact[key]) for key, value in halves.items())
+        reports.append(f"{name} off by {worst:.1e}")
+    return ", ".join(reports)
 
 
-def saving(subject: Subject) -> str:
+def check_saving(subject: Subject) -> str:
     """Saved and loaded, it is the same description, the same tensors and the same outputs."""
     spec, model = subject.spec, subject.model
     if decode(encode(spec)) != spec:
-        raise Failed("the description is another one after a round trip through JSON")
+        raise Failed("the description changes in a round trip through JSON")
     with tempfile.TemporaryDirectory() as folder:
         save(model, folder)
         loaded = load(folder)
         if loaded.spec.replace(source=spec.source) != spec:
-            raise Failed("the description that is loaded is another one")
+            raise Failed("the loaded description is different")
         for name, tensor in model.state_dict().items():
             if not torch.equal(loaded.state_dict()[name], tensor):
-                raise Failed(f"{name} is another tensor after loading")
+                raise Failed(f"{name} changes when saved and loaded")
         ours, theirs = outputs(model, subject.ids()), outputs(loaded, subject.ids())
     for name, value in ours.items():
         if not torch.equal(theirs[name], value):
-            raise Failed(f"{name} is off by {gap(theirs[name], value):.1e} after loading: something was not saved")
+            raise Failed(f"{name} is off by {gap(theirs[name], value):.1e} after loading: some state was not saved")
     return "the same description, tensors and outputs"
 
 
-def counting(subject: Subject) -> str:
+def check_counting(subject: Subject) -> str:
     """It is counted without being allocated: parameters as built, and FLOPs."""
     fixed = computed_tensors(subject.model)
     built = sum(p.numel() for name, p in subject.model.named_parameters() if name not in fixed)
@@ -482,13 +482,13 @@ def counting(subject: Subject) -> str:
 
 
 CHECKS: dict[str, Callable[[Subject], str]] = {
-    "causality": causality,
-    "padding": padding,
-    "packing": packing,
-    "cached decoding": cached_decoding,
-    "rows": rows,
-    "gradients": gradients,
-    "half precision": half_precision,
-    "saving": saving,
-    "counting": counting,
+    "causality": check_causality,
+    "padding": check_padding,
+    "packing": check_packing,
+    "cached decoding": check_cached_decoding,
+    "rows": check_rows,
+    "gradients": check_gradients,
+    "half precision": check_half_precision,
+    "saving": check_saving,
+    "counting": check_counting,
 }

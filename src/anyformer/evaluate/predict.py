@@ -1,4 +1,4 @@
-"""What a model answers, beside what is right: one function for each kind of objective, by the published procedure."""
+"""Predictions and right answers: one function for each kind of objective, by the published procedure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from anyformer.generation import generate
 from anyformer.generation.defaults import settings_for
+from anyformer.inputs.text import Tokenizer
 from anyformer.models import TransformerModule, position_limit
 from anyformer.objectives.answer import Answer, best_spans
 from anyformer.objectives.choose import Choose
@@ -29,7 +30,7 @@ from anyformer.objectives.wrapper import ObjectiveWrapper
 Example = Mapping[str, Any]
 
 
-class Answered(NamedTuple):
+class Predictions(NamedTuple):
     predicted: list[Any]
     wanted: list[Any]
 
@@ -39,7 +40,7 @@ class Predictor:
     """How the model is asked."""
 
     model: TransformerModule
-    tokenizer: Any
+    tokenizer: Tokenizer
     pad: int = 0
     size: int = 32  # records at once
     num_beams: int = 1
@@ -47,7 +48,7 @@ class Predictor:
     progress: Callable[[int, int], object] = lambda done, total: None
 
     def batches(self, objective: Objective, records: Sequence[Record]) -> Iterator[tuple[list[int], Batch]]:
-        """(which, batch), the longest first: what does not fit is told at once."""
+        """(which, batch), the longest first, so that a text that does not fit fails at once."""
         order = sorted(range(len(records)), key=lambda i: -objective.size(records[i]))
         for start in range(0, len(order), self.size):
             which = order[start : start + self.size]
@@ -58,17 +59,17 @@ class Predictor:
 
     def logits(self, objective: Objective, records: Sequence[Record]) -> list[Tensor]:
         """Of each record, on the CPU."""
-        found: list[Any] = [None] * len(records)
+        logits: list[Any] = [None] * len(records)
         for which, batch in self.batches(objective, records):
             with self.autocast():
                 rows = logits_of(self.model, forward_to_head(self.model, batch)).cpu()
             for i, row in zip(which, rows):
-                found[i] = row
-        return found
+                logits[i] = row
+        return logits
 
 
 def task_of(objective: Objective) -> Objective:
-    """The task itself, without what is learnt beside it."""
+    """The task itself, without auxiliary objectives around it."""
     return task_of(objective.of) if isinstance(objective, ObjectiveWrapper) else objective
 
 
@@ -91,27 +92,31 @@ def kind_of(objective: Objective) -> str | None:
 
 def predictions(
     objective: Objective, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]
-) -> Answered:
+) -> Predictions:
     """`records` are the objective's of each example."""
     ask: dict[str | None, Any] = {f.__name__: f for f in (labels, numbers, tags, answers, texts, transcripts)}
     return ask[kind_of(objective)](objective, job, examples, records)
 
 
-def labels(objective: Any, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
+def labels(objective: Any, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
     rows = [record for (record,) in records]
-    found = [int(scores.argmax()) for scores in job.logits(objective, rows)]
-    return Answered(found, [int(record["label"]) for record in rows])
+    predicted = [int(scores.argmax()) for scores in job.logits(objective, rows)]
+    return Predictions(predicted, [int(record["label"]) for record in rows])
 
 
-def numbers(objective: Any, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
+def numbers(
+    objective: Any, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]
+) -> Predictions:
     rows = [record for (record,) in records]
-    return Answered([float(said) for said in job.logits(objective, rows)], [float(record["label"]) for record in rows])
+    return Predictions(
+        [float(value) for value in job.logits(objective, rows)], [float(record["label"]) for record in rows]
+    )
 
 
-def tags(objective: Tag, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
+def tags(objective: Tag, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
     """A tag for every word: its first token's. One without tokens (characters that the vocabulary drops) is outside."""
     outside = "O" if "O" in objective.labels else objective.labels[0]
-    found, wanted = [], []
+    predicted, wanted = [], []
     for example, scores in zip(examples, job.logits(objective, [record for (record,) in records])):
         words = [str(word) for word in word_list(example, "words")]
         tagged = [outside] * len(words)
@@ -119,21 +124,21 @@ def tags(objective: Tag, job: Predictor, examples: Sequence[Example], records: S
         for place, best in reversed(list(zip(places, scores.argmax(-1).tolist()))):
             if place >= 0:
                 tagged[place] = objective.labels[best]
-        found.append(tagged)
+        predicted.append(tagged)
         right = [label_number(tag, objective.labels, "tags") for tag in word_list(example, "tags")]
         wanted.append([objective.labels[i] for i in right])
-    return Answered(found, wanted)
+    return Predictions(predicted, wanted)
 
 
 def answers(
     objective: Answer, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]
-) -> Answered:
-    """The likeliest span of all windows over the text. Where some questions have no answer (SQuAD 2.0), none is given
+) -> Predictions:
+    """The most likely span of all windows over the text. Where some questions have no answer (SQuAD 2.0), none is given
     if the first token of every window is likelier."""
-    scores = ends(objective, job, [record for windows in records for record in windows])
+    scores = span_scores(objective, job, [record for windows in records for record in windows])
     wanted = [right_answers(example) for example in examples]
     unanswered = not all(wanted)
-    found, place = [], 0
+    predicted, place = [], 0
     for example, own in zip(examples, records):
         context = example["context"]
         spans, none = [], []
@@ -144,12 +149,12 @@ def answers(
             none.append(float(start[0] + end[0]))
             spans += [span for span in each if span[2] > span[1]][:1]
         score, first, last = max(spans, default=(float("-inf"), 0, 0))
-        found.append("" if unanswered and min(none) > score else context[first:last])
+        predicted.append("" if unanswered and min(none) > score else context[first:last])
         assert len(none) == len(own)
-    return Answered(found, wanted)
+    return Predictions(predicted, wanted)
 
 
-def ends(objective: Answer, job: Predictor, records: Sequence[Record]) -> list[Tensor]:
+def span_scores(objective: Answer, job: Predictor, records: Sequence[Record]) -> list[Tensor]:
     """Of each window the scores (2, T) of its tokens to be the first and the last of the answer."""
     scores: list[Any] = [None] * len(records)
     for which, batch in job.batches(objective, records):
@@ -157,8 +162,8 @@ def ends(objective: Answer, job: Predictor, records: Sequence[Record]) -> list[T
         with job.autocast():
             states = forward_to_head(job.model, inputs)
             assert job.model.head is not None
-            said = job.model.head(states.x, states.ctx, states.inputs)
-        both = torch.stack([said[f"{name}_logits"].float() for name in ("start", "end")], 1).cpu()
+            output = job.model.head(states.x, states.ctx, states.inputs)
+        both = torch.stack([output[f"{name}_logits"].float() for name in ("start", "end")], 1).cpu()
         for i, row in zip(which, both):
             scores[i] = row[:, : len(records[i]["input_ids"])]
     return scores
@@ -176,19 +181,21 @@ def right_answers(example: Example) -> list[str]:
 
 def texts(
     objective: Translate, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]
-) -> Answered:
+) -> Predictions:
     to = objective.target_language
     language = {"forced_bos_token_id": job.tokenizer.language_id(to)} if to else {}
     room = {"max_new_tokens": objective.target_length} if objective.target_length else {}
-    found = written(objective, job, [record for (record,) in records], num_beams=job.num_beams, **language, **room)
+    predicted = generate_texts(
+        objective, job, [record for (record,) in records], num_beams=job.num_beams, **language, **room
+    )
     right = [texts_of(example, "target") for example in examples]
-    return Answered(found, [own if len(own) > 1 else own[0] for own in right])
+    return Predictions(predicted, [own if len(own) > 1 else own[0] for own in right])
 
 
 def transcripts(
     objective: CTC | Transcribe, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]
-) -> Answered:
-    found = [""] * len(records)
+) -> Predictions:
+    predicted = [""] * len(records)
     for which, batch in job.batches(objective, [record for (record,) in records]):
         heard = {name: value for name, value in model_inputs(job.model, batch).items() if name != "labels"}
         room: dict[str, Any] = {"compile": False, "do_sample": False} if isinstance(objective, Transcribe) else {}
@@ -196,14 +203,14 @@ def transcripts(
             room["max_new_tokens"] = 2 * batch["labels"].shape[1]
         ids = generate(job.model, **heard, num_beams=job.num_beams, **room)
         for i, text in zip(which, job.tokenizer.batch_decode(ids.cpu(), skip_special_tokens=True)):
-            found[i] = text.strip()
-    return Answered(found, [text_of(example, "text") for example in examples])
+            predicted[i] = text.strip()
+    return Predictions(predicted, [text_of(example, "text") for example in examples])
 
 
-def written(objective: Objective, job: Predictor, records: Sequence[Record], **options: Any) -> list[str]:
+def generate_texts(objective: Objective, job: Predictor, records: Sequence[Record], **options: Any) -> list[str]:
     """What the model writes about each record, by `options` of generate: greedily unless they ask for more, and up to a
     stop string. Where nothing says how long, it is at most twice as long as what was read, and a little."""
-    found = [""] * len(records)
+    texts = [""] * len(records)
     limit, usual = position_limit(job.model.spec), settings_for(job.model, options)
     for which, batch in job.batches(objective, records):
         T = batch["input_ids"].shape[1]
@@ -220,5 +227,5 @@ def written(objective: Objective, job: Predictor, records: Sequence[Record], **o
         for i, text in zip(which, job.tokenizer.batch_decode(new.cpu(), skip_special_tokens=True)):
             for stop in options.get("stop_strings") or ():
                 text = text.partition(stop)[0]
-            found[i] = text.strip()
-    return found
+            texts[i] = text.strip()
+    return texts

@@ -1,4 +1,4 @@
-"""What can be known of a linear function from its values at some points: a model's guess beside those of statistics.
+"""Linear regression in context: the predictions of a model next to those of statistics.
 
 B sequences, N points, P numbers a point. Whatever predicts says of every point what it makes of the pairs before it.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from anyformer.models import TransformerModule
 from anyformer.objectives.regress import Regress
 
-Predictor = Callable[[Tensor, Tensor], Tensor]  # points (B, N, P), values (B, N) -> (B, N)
+Estimator = Callable[[Tensor, Tensor], Tensor]  # points (B, N, P), values (B, N) -> (B, N)
 
 
 def moments(points: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,7 +59,7 @@ def curves(
     `count` sequences. Their seeds are small, and those of a training any of 63 bits: it has not seen them."""
     device = torch.device("cpu") if model is None else model.device
     weight = objective.width * objective.noise**2
-    predictors: dict[str, Predictor] = {
+    predictors: dict[str, Estimator] = {
         "bayes": lambda points, values: ridge(points, values, weight),
         "least squares": least_squares,
         "neighbours": neighbours,

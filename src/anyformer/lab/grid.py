@@ -20,7 +20,7 @@ from anyformer.lab.trials import Place, Row, Trial, Trials, Values, write
 from anyformer.look import figures
 from anyformer.models import Model
 from anyformer.recipes import recipe
-from anyformer.recipes._own import writing
+from anyformer.recipes.shared.own_text import text_run
 from anyformer.specs.codec import override, to_json
 from anyformer.train.progress import read_metrics
 from anyformer.train.run import Run, read_run
@@ -39,7 +39,7 @@ def described(name: str, data: str = "data") -> Run:
     if name in dict(names()):
         texts = PythonDocs()
         held = Data(train=Held(source=texts, one_in=100), valid=Held(source=texts, one_in=100, out=True))
-        return writing(held, name, 2**23, name, "")
+        return text_run(held, name, 2**23, name, "")
     return recipe(name, data)
 
 

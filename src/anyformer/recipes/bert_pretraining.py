@@ -23,7 +23,7 @@ def run(data: str = "data", name: str = "bert-base-pretraining") -> Run:
     def documents(folder: str) -> TextFiles:
         return TextFiles(path=f"{data}/{folder}", unit="paragraph")
 
-    def held(out: bool) -> Mixture:
+    def mixture(out: bool) -> Mixture:
         names = ("books", "wikipedia")
         return Mixture(
             shares=tuple(Share(name=each, source=Held(source=documents(each), one_in=1000, out=out)) for each in names)
@@ -33,7 +33,7 @@ def run(data: str = "data", name: str = "bert-base-pretraining") -> Run:
         name=name,
         model=spec(name.removesuffix("-pretraining")),
         vocabulary=Stored(path="google-bert/bert-base-uncased"),
-        data=Data(train=held(False), valid=held(True)),
+        data=Data(train=mixture(False), valid=mixture(True)),
         objective=MaskedAndNext(length=LENGTH),
         optimizer=AdamW(lr=1e-4, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01),
         schedule=Linear(warmup=10_000),

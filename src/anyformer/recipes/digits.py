@@ -11,7 +11,7 @@ from anyformer.objectives.recordings import Sounds
 from anyformer.objectives.transcribe import Transcribe
 from anyformer.parts.embedding.spec_augment import SpecAugment
 from anyformer.parts.init import Kaiming
-from anyformer.recipes._digits import RATE, SIZE, held, learnt, official, words
+from anyformer.recipes.shared.spoken_digits import RATE, SIZE, test_strings, training_strings, validation_strings, words
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
@@ -64,7 +64,7 @@ def run(data: str = "data", name: str = "digits") -> Run:
         name=name,
         model=model.replace(embedding=model.embedding.replace(augment=AUGMENT), init=INIT),
         vocabulary=Words(special=SPECIAL) if writes else words(),
-        data=Data(train=learnt(data), valid=held(data), test=official(data)),
+        data=Data(train=training_strings(data), valid=validation_strings(data), test=test_strings(data)),
         objective=kind(rate=RATE, form="bank", channels=CHANNELS, window=200, hop=80, speed=0.15, noise=0.1),
         optimizer=AdamW(lr=1e-3, betas=(0.9, 0.98), weight_decay=0.01),
         schedule=Cosine(warmup=300, floor=0.01),

@@ -8,7 +8,7 @@ from anyformer import families
 from anyformer.data import Data
 from anyformer.objectives.contrast import Contrast
 from anyformer.objectives.ctc import CTC
-from anyformer.recipes._digits import RATE, SIZE, held, learnt, official, words
+from anyformer.recipes.shared.spoken_digits import RATE, SIZE, test_strings, training_strings, validation_strings, words
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 
@@ -40,7 +40,7 @@ def run(data: str = "data", name: str = "digits-wav2vec") -> Run:
         return Run(
             name=name,
             model=spec,
-            data=Data(train=learnt(data), valid=held(data)),
+            data=Data(train=training_strings(data), valid=validation_strings(data)),
             objective=Contrast(rate=RATE, hop=stem.hop, reach=stem.reach, negatives=50, span=8, cooling=0.9995),
             optimizer=AdamW(lr=5e-4, betas=(0.9, 0.98), weight_decay=0.01),
             schedule=Cosine(warmup=500, floor=0.05),
@@ -56,7 +56,9 @@ def run(data: str = "data", name: str = "digits-wav2vec") -> Run:
         if scratch
         else Pretrained(path="runs/digits-wav2vec", architecture="Wav2Vec2ForCTC"),
         vocabulary=words(),
-        data=Data(train=learnt(data, count=2000, one_in=10), valid=held(data), test=official(data)),
+        data=Data(
+            train=training_strings(data, count=2000, one_in=10), valid=validation_strings(data), test=test_strings(data)
+        ),
         objective=CTC(rate=RATE, speed=0.15, noise=0.1),
         optimizer=AdamW(lr=5e-4, betas=(0.9, 0.98), weight_decay=0.01),
         schedule=Cosine(warmup=200, floor=0.01),

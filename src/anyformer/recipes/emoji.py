@@ -34,8 +34,8 @@ IMAGE = {
 def pairs(data: str) -> Source:
     folder = f"{data}/image_text_emoji"
     images = Arrays(path=f"{folder}/emoji32.npz", fields={"image": "images"})
-    told = Worded(source=JSONLines(path=f"{folder}/captions.jsonl.gz"), forms=FORMS)
-    return Beside(sources=(images, told))
+    texts = Worded(source=JSONLines(path=f"{folder}/captions.jsonl.gz"), forms=FORMS)
+    return Beside(sources=(images, texts))
 
 
 def run(data: str = "data") -> Run:

@@ -25,7 +25,7 @@ CONFIG = {
 }
 
 
-def captioned(data: str, part: str) -> Source:
+def captions(data: str, part: str) -> Source:
     return Captions(source=pictures(data, part), names=LABELS, forms=FORMS)
 
 
@@ -33,7 +33,7 @@ def run(data: str = "data") -> Run:
     return Run(
         name="fashion-dalle",
         model=families.find("gpt2").read(CONFIG),
-        data=Data(train=captioned(data, "train"), valid=captioned(data, "t10k")),
+        data=Data(train=captions(data, "train"), valid=captions(data, "t10k")),
         objective=NextImageToken(vae="./runs/fashion-vae", image_size=(28, 28), mean=MEAN, std=STD, length=LENGTH),
         vocabulary=TrainedBPE(size=WORDS),
         optimizer=AdamW(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1),

@@ -13,7 +13,7 @@ from anyformer.train.run import Batch, Evaluate, Keep, Run
 
 
 def run(data: str = "data") -> Run:
-    return described(PythonDocs(), 100, vocabulary=1024, width=192, depth=6, heads=4, length=128, batch=8, lr=6e-3)
+    return language_run(PythonDocs(), 100, vocabulary=1024, width=192, depth=6, heads=4, length=128, batch=8, lr=6e-3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +27,12 @@ def sizes() -> tuple[TourSize, ...]:
     """The recipe for slower machines too, the smallest first: less text, fewer words, a smaller model."""
     documentation = PythonDocs(library=False)
     some = First(source=PythonDocs(), count=250)
-    small = described(documentation, 20, vocabulary=280, width=64, depth=1, heads=2, length=64, batch=16, lr=3e-2)
-    middle = described(some, 25, vocabulary=512, width=96, depth=3, heads=3, length=128, batch=8, lr=1e-2)
+    small = language_run(documentation, 20, vocabulary=280, width=64, depth=1, heads=2, length=64, batch=16, lr=3e-2)
+    middle = language_run(some, 25, vocabulary=512, width=96, depth=3, heads=3, length=128, batch=8, lr=1e-2)
     return TourSize("small", small, 0), TourSize("middle", middle, 500), TourSize("full", run(), 600)
 
 
-def described(
+def language_run(
     texts: Source,
     one_in: int,
     *,

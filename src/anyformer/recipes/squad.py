@@ -1,11 +1,17 @@
-"""Answers that are spans of a paragraph (a part of SQuAD 1.1): a published MiniLM, trained further."""
+"""Answers that are spans of a paragraph (a part of SQuAD 1.1)."""
 
 from __future__ import annotations
 
 from anyformer.data import Data, JSONLines, SQuAD
 from anyformer.objectives.answer import Answer
+from anyformer.recipes.shared.encoder import from_scratch
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
+
+RECIPES = {
+    "squad": "Answers that are spans of a paragraph (a part of SQuAD 1.1): a published MiniLM, trained further.",
+    "squad-scratch": "Answers that are spans of a paragraph (a part of SQuAD 1.1): a small encoder from scratch.",
+}
 
 
 def questions(data: str) -> Data:
@@ -17,8 +23,8 @@ def questions(data: str) -> Data:
     )
 
 
-def run(data: str = "data") -> Run:
-    return Run(
+def run(data: str = "data", name: str = "squad") -> Run:
+    tuned = Run(
         name="squad",
         model=Pretrained(path=f"{data}/all-MiniLM-L6-v2", architecture="BertForQuestionAnswering"),
         data=questions(data),
@@ -30,3 +36,4 @@ def run(data: str = "data") -> Run:
         evaluate=Evaluate(every=250, metrics=("exact_match", "f1"), best="f1"),
         keep=Keep(every=250),
     )
+    return tuned if name == "squad" else from_scratch(tuned)

@@ -8,7 +8,7 @@ from anyformer.recipes import recipe
 from anyformer.train.optim import Adafactor, Constant
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 
-# what is read and written, and the words for labels, as T5 has them; the data is that of the recipe of this name
+# prompts, targets and label words as in T5; the data is that of the recipe of this name
 TASKS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "multi30k-en-de": ("translate English to German: {source}", "{target}", ()),
     "scitldr": ("summarize: {source}", "{target}", ()),

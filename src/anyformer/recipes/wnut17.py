@@ -1,11 +1,17 @@
-"""New and rare names in short messages (WNUT-17): a published MiniLM that learns to tag words."""
+"""New and rare names in short messages (WNUT-17)."""
 
 from __future__ import annotations
 
 from anyformer.data import Columns, Data
 from anyformer.objectives.tag import Tag
+from anyformer.recipes.shared.encoder import from_scratch
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
+
+RECIPES = {
+    "wnut17": "New and rare names in short messages (WNUT-17): a published MiniLM that learns to tag words.",
+    "wnut17-scratch": "New and rare names in short messages (WNUT-17): a small encoder from scratch.",
+}
 
 KINDS = ("corporation", "creative-work", "group", "location", "person", "product")
 LABELS = ("O", *(f"{side}-{kind}" for kind in KINDS for side in "BI"))
@@ -20,8 +26,8 @@ def sentences(data: str) -> Data:
     )
 
 
-def run(data: str = "data") -> Run:
-    return Run(
+def run(data: str = "data", name: str = "wnut17") -> Run:
+    tuned = Run(
         name="wnut17",
         model=Pretrained(path=f"{data}/all-MiniLM-L6-v2", architecture="BertForTokenClassification", labels=LABELS),
         data=sentences(data),
@@ -33,3 +39,4 @@ def run(data: str = "data") -> Run:
         evaluate=Evaluate(every=100, metrics=("f1",), best="f1"),
         keep=Keep(every=100),
     )
+    return tuned if name == "wnut17" else from_scratch(tuned, steps=1500)

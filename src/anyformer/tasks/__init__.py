@@ -1,12 +1,12 @@
-"""What a person does with a model: one function a task, each in the file of its name in `each/`.
+"""Tasks for trained models: one function a task, each in the file of its name in `each/`.
 
 >>> import anyformer as af
 >>> af.tasks.fill_mask("a/model/folder", "Paris is the [MASK] of France.")  # doctest: +SKIP
 >>> reader = af.tasks.open_model("a/model/folder", device="cuda", batch=32)  # opened once  # doctest: +SKIP
 >>> af.tasks.classify(reader, ["A fine film.", {"text": "It rains.", "pair": "The street is wet."}])  # doctest: +SKIP
 
-One input gives one result, a list of them a list. `anyformer run TASK MODEL INPUT` does the same on a command line, and
-reads its help from `table.py`, without torch.
+One input gives one result; a list of inputs gives a list. `anyformer run TASK MODEL INPUT` does the same on a command
+line; its help comes from `table.py` and `options.py`, without torch.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from anyformer.tasks.table import TASKS, About, Flag
+from anyformer.tasks.table import TASKS, TaskInfo
 
 if TYPE_CHECKING:
     from anyformer.tasks.task import open_model
 
-__all__ = ["TASKS", "About", "Flag", "open_model"]
+__all__ = ["TASKS", "TaskInfo", "open_model"]
 
-_PUBLIC = {task.replace("-", "_"): f"{__name__}.each.{task.replace('-', '_')}" for task in TASKS}
-_PUBLIC |= {"open_model": f"{__name__}.task", "play": f"{__name__}.each.play"}  # no text that a command could give
+_PUBLIC = {task.function: f"{__name__}.each.{task.function}" for task in TASKS.values()}
+_PUBLIC |= {
+    "open_model": f"{__name__}.task",
+    "play": f"{__name__}.each.play",
+}  # play is not a command
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What tasks share that write about pictures or sounds: decoders with a tower that sees, or hears (LLaVA, Reka)."""
+"""Helpers of tasks that write about pictures or sounds: decoders with an image or audio tower (LLaVA, Reka)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.models import Tower, TowerDecoderModule
 from anyformer.objectives.objective import pad_texts
 from anyformer.specs.messages import quote
-from anyformer.tasks.each.write import said
+from anyformer.tasks.each.write import stream_text
 from anyformer.tasks.task import Row, TaskRun, file_of
 
-ASKED = "USER: {image}\n{question} ASSISTANT:"  # as LLaVA 1.5 learnt it; {image} is where the picture stands
+ASKED = "USER: {image}\n{question} ASSISTANT:"  # the prompt of LLaVA 1.5; {image} stands for the picture
 
 
 class Kind(NamedTuple):
-    """What a tower reads."""
+    """The input of a tower."""
 
     one: str
     several: str
@@ -34,13 +34,13 @@ KINDS = {
 }
 
 
-def tower_of(asked: TaskRun, name: str) -> Tower:
-    """The tower that sees or hears; ValueError where there is none, or none that writes."""
-    tower = model.spec.input_towers.get(name) if isinstance(model := asked.model, TowerDecoderModule) else None
+def tower_of(request: TaskRun, name: str) -> Tower:
+    """The image or audio tower; ValueError if there is none, or if the model does not generate text."""
+    tower = model.spec.input_towers.get(name) if isinstance(model := request.model, TowerDecoderModule) else None
     if tower is None:
         kind = KINDS[name]
         needs = f"it needs a decoder with a tower for them, such as {kind.example}"
-        raise ValueError(f"{asked.task} writes about {kind.several}: {needs}")
+        raise ValueError(f"{request.task} writes about {kind.several}: {needs}")
     check_writer(model)
     return tower
 
@@ -58,42 +58,44 @@ def question_of(given: Any, what: str) -> str:
     return given
 
 
-def write_about(asked: TaskRun, name: str, template: str, options: dict[str, Any], question: str | None = None) -> Any:
-    """What is written after the template with the picture or the sound of each row in it, and its question where the
-    template has a place for one; of a folder's with "file"."""
-    tower = tower_of(asked, name)
+def write_about(
+    request: TaskRun, name: str, template: str, options: dict[str, Any], question: str | None = None
+) -> Any:
+    """The text generated after the template, with the picture or the sound of each row in it, and its question if the
+    template has {question}; with "file" for files of a folder."""
+    tower = tower_of(request, name)
     count = tower.model.embedding.vectors(0) - tower.skip
     options = {name: value for name, value in options.items() if value is not None}
-    ends = set(settings_for(asked.model, options).eos)
-    hear = AudioProcessor.load(asked.model.folder) if name == "audio" else None
+    ends = set(settings_for(request.model, options).eos)
+    hear = AudioProcessor.load(request.model.folder) if name == "audio" else None
 
     def prepare(row: Row) -> tuple[Tensor, np.ndarray]:
         text = template
         if "{question}" in template:
             what = KINDS[name].one
             text = template.replace("{question}", question_of(row.get("question", question), what))
-        media = asked.pixels(row) if hear is None else hear(row["audio"])["input_features"][0]
-        ids = ids_of(asked, text, f"{{{name}}}", tower.token, count)
-        asked.fits(len(ids))
+        media = request.pixels(row) if hear is None else hear(row["audio"])["input_features"][0]
+        ids = ids_of(request, text, f"{{{name}}}", tower.token, count)
+        request.fits(len(ids))
         return media, np.asarray(ids)
 
     def finish(run: TaskRun, prepared: list[tuple[Tensor, np.ndarray]]) -> list[Any]:
-        found = [""] * len(prepared)
+        texts = [""] * len(prepared)
         for which, batch in run.media_batches([media for media, _ in prepared], KINDS[name].given):
             read = pad_texts([{"input_ids": prepared[i][1]} for i in which], run.pad)
             given: dict[str, Any] = {**{name: value.to(run.model.device) for name, value in read.items()}, **batch}
             sequences = generate(run.model, **given, tokenizer=run.tokenizer, **options)
             for i, row in zip(which, sequences[:, read["input_ids"].shape[1] :], strict=True):
-                found[i] = "".join(said(run, row.tolist(), ends, None)).strip()
+                texts[i] = "".join(stream_text(run, row.tolist(), ends, None)).strip()
         files = map(file_of, run.rows)
-        return [{**file, "text": text} if file else text for file, text in zip(files, found, strict=True)]
+        return [{**file, "text": text} if file else text for file, text in zip(files, texts, strict=True)]
 
-    return asked.answer(prepare, finish, at_once=asked.reader.batch)
+    return request.answer(prepare, finish, at_once=request.reader.batch)
 
 
-def ids_of(asked: TaskRun, text: str, place: str, token: int, count: int) -> list[int]:
+def ids_of(request: TaskRun, text: str, place: str, token: int, count: int) -> list[int]:
     """The tokens of a text with so many of one in the place of the picture or the sound."""
-    mark = asked.tokenizer.token(token)
+    mark = request.tokenizer.token(token)
     if mark is None:
-        raise ValueError(f"the tokenizer has no token {token}, in whose place the model reads {place.strip('{}')}")
-    return asked.tokenizer.encode(text.replace(place, mark * count))
+        raise ValueError(f"the tokenizer has no token {token}, which stands for the {place.strip('{}')}")
+    return request.tokenizer.encode(text.replace(place, mark * count))

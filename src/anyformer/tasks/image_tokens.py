@@ -1,9 +1,9 @@
-"""Pictures written token by token (DALL-E), and the autoencoder in whose codes or numbers a model draws."""
+"""Pictures generated token by token (DALL-E), and the autoencoder whose latent space a model uses."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,23 +12,24 @@ from anyformer.checkpoint import COMPANION, load
 from anyformer.generation import generate
 from anyformer.inputs.contact_sheet import to_bytes
 from anyformer.inputs.image import Images
+from anyformer.inputs.text import Tokenizer
 from anyformer.models import AutoencoderModule, TransformerModule, position_limit
 from anyformer.objectives.match import caption
 from anyformer.specs.messages import quote
-from anyformer.tasks.task import Reader
+from anyformer.tasks.task import TaskModel
 
 if TYPE_CHECKING:
-    from anyformer.tasks.each.draw import Wish
+    from anyformer.tasks.each.draw import DrawOptions
 
 
 def companion(model: TransformerModule) -> AutoencoderModule | None:
-    """The autoencoder in a model's folder, where there is one."""
+    """The autoencoder in a model's folder, if there is one."""
     if model.folder is None or not (model.folder / COMPANION).is_dir():
         return None
-    found = load(model.folder / COMPANION, dtype=torch.float32, device=model.device)
-    if not isinstance(found, AutoencoderModule):
-        raise ValueError(f"{model.folder / COMPANION}: no autoencoder, but {type(found.spec).__name__}")
-    return found
+    vae = load(model.folder / COMPANION, dtype=torch.float32, device=model.device)
+    if not isinstance(vae, AutoencoderModule):
+        raise ValueError(f"{model.folder / COMPANION}: no autoencoder, but {type(vae.spec).__name__}")
+    return vae
 
 
 def can_write(model: TransformerModule) -> bool:
@@ -36,11 +37,11 @@ def can_write(model: TransformerModule) -> bool:
     return model.spec.writes and model.folder is not None and (model.folder / COMPANION).is_dir()
 
 
-def by_tokens(reader: Reader, wish: Wish) -> list[np.ndarray]:
+def draw_by_tokens(reader: TaskModel, options: DrawOptions) -> list[np.ndarray]:
     """A picture of a caption: its codes, written after the caption, and drawn by the autoencoder of the folder."""
-    wish.without("steps", "guidance", "eta")
+    options.refuse("steps", "guidance", "eta")
     model, folder = reader.model, reader.model.folder
-    assert folder is not None
+    assert folder is not None and reader.tokenizer is not None
     vae = companion(model)
     if vae is None or not vae.spec.latent.discrete:
         raise ValueError(f"{folder / COMPANION}: no autoencoder whose codes a decoder could write")
@@ -48,9 +49,9 @@ def by_tokens(reader: Reader, wish: Wish) -> list[np.ndarray]:
     length = (position_limit(model.spec) or 0) - N  # of a caption
     if length < 1 or K >= V:
         raise ValueError(f"{folder}: a vocabulary of {V} and {length + N} positions leave no room for a caption")
-    prompts = [prompt(text, reader.tokenizer, length) for text in wish.texts for _ in wish.seeds]
-    seeds = [seed for _ in wish.texts for seed in wish.seeds]
-    found = []
+    prompts = [caption_ids(text, reader.tokenizer, length) for text in options.texts for _ in options.seeds]
+    seeds = [seed for _ in options.texts for seed in options.seeds]
+    pictures = []
     for start in range(0, len(seeds), reader.batch):
         ids = torch.stack(prompts[start : start + reader.batch]).to(model.device)
         written = generate(
@@ -60,21 +61,21 @@ def by_tokens(reader: Reader, wish: Wish) -> list[np.ndarray]:
             max_new_tokens=N,
             do_sample=True,
             top_p=1.0,
-            temperature=1.0 if wish.temperature is None else wish.temperature,
-            top_k=wish.top_k or 0,
+            temperature=1.0 if options.temperature is None else options.temperature,
+            top_k=options.top_k or 0,
             seed=seeds[start : start + reader.batch],
             eos_token_id=[],
             suppress_tokens=list(range(V - K)),
         )
         codes = written[:, length:].unflatten(1, vae.spec.grid) - (V - K)
         with torch.no_grad():
-            found.append(to_bytes(vae.picture(codes), Images.load(folder)))
+            pictures.append(to_bytes(vae.picture(codes), Images.load(folder)))
         reader.progress(min(start + reader.batch, len(seeds)), len(seeds))
-    return np.split(np.concatenate(found), len(wish.texts))
+    return np.split(np.concatenate(pictures), len(options.texts))
 
 
-def prompt(text: str, tokenizer: Any, length: int) -> torch.Tensor:
-    """(length,) a caption, filled up as where it was learnt."""
+def caption_ids(text: str, tokenizer: Tokenizer, length: int) -> torch.Tensor:
+    """(length,) a caption, padded as in training."""
     ids = caption(text, tokenizer)
     if len(ids) > length:
         size = f"{len(ids)} tokens with its end"

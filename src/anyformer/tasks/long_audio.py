@@ -1,4 +1,4 @@
-"""Recordings of any length, a window at a time: what is said in each, and when.
+"""Transcribe recordings of any length, a window at a time, with timestamps.
 
 A window is as long as the model hears at once. Where it writes times, the next one begins where the last sentence that
 was heard whole has ended [Radford et al. 2022]; otherwise windows overlap, and each says what is in its middle.
@@ -25,6 +25,7 @@ from anyformer.generation.options import Settings
 from anyformer.generation.speech_prompt import language_id
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.inputs.recordings import ENDINGS, AudioRecording, Source, streams
+from anyformer.inputs.text import Tokenizer
 from anyformer.models.base import TransformerModule
 from anyformer.models.call import Call
 
@@ -45,60 +46,62 @@ class Segment:
 
 def files(folder: Path) -> list[Path]:
     """The recordings in a folder, by name."""
-    found = sorted(file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
-    if not found:
+    paths = sorted(file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
+    if not paths:
         raise ValueError(f"{folder}: no sound in this folder ({', '.join(ENDINGS)})")
-    return found
+    return paths
 
 
 # -- letters ----------------------------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()
-def letters(model: TransformerModule, processor: AudioProcessor, source: Source, beams: int) -> list[int]:
-    """The tokens that are heard in a recording, its windows put together frame by frame."""
+def ctc_tokens(model: TransformerModule, processor: AudioProcessor, source: Source, beams: int) -> list[int]:
+    """The CTC tokens of a recording, from its windows joined frame by frame."""
     if beams > 1:
         return prefixes(frames(model, processor, source), model.spec.head.blank, beams)[0][0]
-    return [held.token for held in likeliest(model, processor, source)]
+    return [held.token for held in best_path(model, processor, source)]
 
 
-def likeliest(model: TransformerModule, processor: AudioProcessor, source: Source) -> list[TokenSpan]:
-    """The tokens of the likeliest path, window by window. No tensors are kept: small ones between the large ones of a
+def best_path(model: TransformerModule, processor: AudioProcessor, source: Source) -> list[TokenSpan]:
+    """The tokens of the most likely path, window by window. No tensors are kept: small ones between the large ones of a
     window would hold the memory of all windows."""
     windows = frames(model, processor, source)
     return merge_frames((token for window in windows for token in window.argmax(-1).tolist()), model.spec.head.blank)
 
 
 @torch.inference_mode()
-def words(model: TransformerModule, tokenizer: Any, processor: AudioProcessor, source: Source) -> list[Segment]:
-    """The words that are heard in a recording, each from the first frame of its letters to the last."""
-    heard = likeliest(model, processor, source)
-    frame = spacing(model, processor)[0] / processor.sampling_rate  # seconds
-    found = worded(heard, lambda ids: tokenizer.decode(ids, skip_special_tokens=True))
-    return [Segment(word[0].start * frame, word[-1].end * frame, [held.token for held in word]) for word in found]
+def ctc_words(
+    model: TransformerModule, tokenizer: Tokenizer, processor: AudioProcessor, source: Source
+) -> list[Segment]:
+    """The words of a recording, each from the first frame of its letters to the last."""
+    heard = best_path(model, processor, source)
+    frame = frame_spacing(model, processor)[0] / processor.sampling_rate  # seconds
+    groups = group_words(heard, lambda ids: tokenizer.decode(ids, skip_special_tokens=True))
+    return [Segment(word[0].start * frame, word[-1].end * frame, [held.token for held in word]) for word in groups]
 
 
-def worded(heard: Sequence[TokenSpan], decode: Callable[[list[int]], str]) -> list[list[TokenSpan]]:
-    """The tokens of each word. What parts words, or says nothing, belongs to none."""
-    found: list[list[TokenSpan]] = []
+def group_words(heard: Sequence[TokenSpan], decode: Callable[[list[int]], str]) -> list[list[TokenSpan]]:
+    """The tokens of each word; separators and silent tokens belong to none."""
+    groups: list[list[TokenSpan]] = []
     since: list[int] = []  # tokens from the last word's first on, with those that say nothing
     word = ""
     for held in heard:
-        said = decode([*since, held.token]).split()
-        if len(said) > bool(word):
-            found.append([held])
-            since, word = [held.token], said[-1]
+        words = decode([*since, held.token]).split()
+        if len(words) > bool(word):
+            groups.append([held])
+            since, word = [held.token], words[-1]
             continue
         since.append(held.token)
-        if word and said != [word]:
-            found[-1].append(held)
-            word = said[0]
-    return found
+        if word and words != [word]:
+            groups[-1].append(held)
+            word = words[0]
+    return groups
 
 
 def frames(model: TransformerModule, processor: AudioProcessor, source: Source) -> Iterator[Tensor]:
     """(T, V) log-probabilities of the frames of each window that are its own."""
-    (hop, reach), rate = spacing(model, processor), processor.sampling_rate
+    (hop, reach), rate = frame_spacing(model, processor), processor.sampling_rate
     margin = -(-OVERLAP * rate // hop)  # frames
     size, step = WINDOW * rate // hop * hop, (WINDOW * rate // hop - 2 * margin) * hop
     held, first = np.zeros(0, np.float32), True
@@ -106,15 +109,15 @@ def frames(model: TransformerModule, processor: AudioProcessor, source: Source) 
         for block in recording.blocks(rate):
             held = np.concatenate((held, block))
             while len(held) > size + hop * margin:  # something is left for another window
-                heard = spoken(model, processor, held[:size])
+                heard = window_log_probs(model, processor, held[:size])
                 yield heard[0 if first else margin : margin + step // hop]
                 held, first = held[step:], False
     if len(held) < reach:
         raise ValueError(f"{recording.name}: {len(held)} samples are less than a frame of {reach}")
-    yield spoken(model, processor, held)[0 if first else margin :]
+    yield window_log_probs(model, processor, held)[0 if first else margin :]
 
 
-def spacing(model: TransformerModule, processor: AudioProcessor) -> tuple[int, int]:
+def frame_spacing(model: TransformerModule, processor: AudioProcessor) -> tuple[int, int]:
     """Samples from one frame that the model scores to the next, and those that a recording has at least."""
     embedding, adapter = model.spec.embedding, getattr(model.spec.encoder.neck, "adapter", None)
     if processor.kind == "bank":
@@ -123,7 +126,7 @@ def spacing(model: TransformerModule, processor: AudioProcessor) -> tuple[int, i
     return embedding.stem.hop * fewer, embedding.stem.reach
 
 
-def spoken(model: TransformerModule, processor: AudioProcessor, samples: np.ndarray) -> Tensor:
+def window_log_probs(model: TransformerModule, processor: AudioProcessor, samples: np.ndarray) -> Tensor:
     inputs = processor(samples, processor.sampling_rate)
     if processor.kind == "bank":  # its last frame is half a window of nothing
         count = int(inputs["attention_mask"].sum())
@@ -164,9 +167,9 @@ def quietest(samples: np.ndarray, width: int) -> int:
 
 
 def sentences(
-    model: TransformerModule, tokenizer: Any, processor: AudioProcessor, source: Source, **options: Any
+    model: TransformerModule, tokenizer: Tokenizer, processor: AudioProcessor, source: Source, **options: Any
 ) -> Iterator[str]:
-    """What is written of each piece of a recording."""
+    """The text of each piece of a recording."""
     position = model.spec.decoder_embedding.position
     options = {"max_new_tokens": getattr(position, "length", 0) or 448, **options}  # Whisper's, where nothing says it
     for samples in pieces(processor, source):
@@ -184,7 +187,7 @@ def sentences(
 # -- sentences and times ----------------------------------------------------------------------------------------------
 
 
-class Windows:
+class AudioWindows:
     """The spectrogram of a recording, of which a window at a time is held; a long one is read twice, the first time to
     find how loud it gets. Of a stream that is how loud it was so far, and how long it is shows at its end."""
 
@@ -200,7 +203,7 @@ class Windows:
             samples = recording.read(processor.sampling_rate, num_frames * processor.hop_length + 1)
         self.short = len(samples) <= num_frames * processor.hop_length
         if not len(samples):
-            raise ValueError(f"{recording.name}: a recording of no samples")
+            raise ValueError(f"{recording.name}: the recording is empty")
         if self.short:
             length, rate = num_frames * processor.hop_length, processor.sampling_rate
             self.held, self.rest = processor(samples, rate, max_length=length)["input_features"][0], iter(())
@@ -223,29 +226,31 @@ class Windows:
                 self.loudest = torch.maximum(self.loudest, more.max())
         if (end := self.start + self.held.shape[1]) < wanted:
             self.total = end
-        found = self.held[:, start - self.start : start - self.start + self.size]
-        found = found if self.short else self.processor.normalize(found, self.loudest)
-        return F.pad(found, (0, self.size - found.shape[1])), found.shape[1]
+        window = self.held[:, start - self.start : start - self.start + self.size]
+        window = window if self.short else self.processor.normalize(window, self.loudest)
+        return F.pad(window, (0, self.size - window.shape[1])), window.shape[1]
 
 
 @dataclasses.dataclass
-class Listened:
-    """A recording on its way through the model."""
+class Transcript:
+    """The state of a transcription: segments so far, and the next frame."""
 
-    windows: Windows
+    windows: AudioWindows
     language: str | None = None  # its token
     place: int = 0  # frames
     segments: list[Segment] = dataclasses.field(default_factory=list)
 
     @property
-    def going(self) -> bool:
+    def has_more(self) -> bool:
         return self.place < self.windows.total
 
 
-class Listener:
-    """A model that writes what it hears."""
+class Transcriber:
+    """A speech-to-text model with its tokenizer and audio processor."""
 
-    def __init__(self, model: TransformerModule, tokenizer: Any, processor: AudioProcessor, **options: Any) -> None:
+    def __init__(
+        self, model: TransformerModule, tokenizer: Tokenizer, processor: AudioProcessor, **options: Any
+    ) -> None:
         self.model, self.tokenizer, self.processor, self.options = model, tokenizer, processor, options
         embedding = model.spec.embedding
         if processor.kind != "mel" or processor.feature_size != embedding.channels:
@@ -258,8 +263,8 @@ class Listener:
         self.first = model.spec.head.vocab_size if silent is None else silent + 1
         self.step = processor.hop_length * embedding.hop / processor.sampling_rate  # seconds from a time to the next
 
-    def open(self, source: Source, language: str | None = None) -> Listened:
-        return Listened(Windows(self.processor, source, self.size), self.language_token(language))
+    def open(self, source: Source, language: str | None = None) -> Transcript:
+        return Transcript(AudioWindows(self.processor, source, self.size), self.language_token(language))
 
     def language_token(self, language: str | None) -> str | None:
         """The token of a language, by its code or its name."""
@@ -267,13 +272,13 @@ class Listener:
             return None
         known = self.settings.lang_to_id or {}
         if not known:
-            raise ValueError("language: this model hears one language")
+            raise ValueError("language: this model transcribes one language")
         token = language_id(language, self.settings)
         return next(name for name, number in known.items() if number == token)
 
     @torch.inference_mode()
     def start(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """What the encoder says of windows (B, M, F), and the probabilities (B, V) of the first token."""
+        """The encoder states of windows (B, M, F), and the probabilities (B, V) of the first token."""
         features = features.to(self.model.device, self.model.dtype)
         memory, _ = self.model.encode(Call({"input_features": features}, kernel=self.model.kernel))
         begin = self.settings.decoder_start_token_id
@@ -284,26 +289,26 @@ class Listener:
         return memory, scores.float().softmax(-1)
 
     def languages(self, chances: Tensor) -> list[list[tuple[str, float]]]:
-        """(B, V) -> for each row the tokens of languages and their probabilities among them, likeliest first."""
+        """(B, V) -> for each row the tokens of languages and their probabilities among them, most likely first."""
         known = self.settings.lang_to_id
         if not known:
-            raise ValueError("this model has no tokens for languages: it hears one")
+            raise ValueError("this model has no language tokens: it transcribes one language")
         share = chances[:, list(known.values())]
         share = share / share.sum(-1, keepdim=True)
         return [sorted(zip(known, row, strict=True), key=lambda pair: -pair[1]) for row in share.tolist()]
 
-    def go_on(self, listened: Sequence[Listened]) -> None:
-        """One more window of each of these recordings."""
-        taken = [each.windows.take(each.place) for each in listened]
+    def transcribe_next(self, transcripts: Sequence[Transcript]) -> None:
+        """Transcribe one more window of each recording."""
+        taken = [each.windows.take(each.place) for each in transcripts]
         memory, chances = self.start(torch.stack([window for window, _ in taken]))
         if self.settings.lang_to_id:
-            for each, languages in zip(listened, self.languages(chances), strict=True):
+            for each, languages in zip(transcripts, self.languages(chances), strict=True):
                 each.language = each.language or languages[0][0]
-        texts = self.texts(memory, chances, [each.language for each in listened])
-        for each, (_, real), tokens in zip(listened, taken, texts, strict=True):
+        texts = self.texts(memory, chances, [each.language for each in transcripts])
+        for each, (_, real), tokens in zip(transcripts, taken, texts, strict=True):
             begun = each.place * self.processor.hop_length / self.processor.sampling_rate
-            found, advance = cut(tokens, self.first, real, self.model.spec.embedding.hop)
-            for start, end, part in found:
+            parts, advance = split_sentences(tokens, self.first, real, self.model.spec.embedding.hop)
+            for start, end, part in parts:
                 each.segments.append(Segment(begun + start * self.step, begun + end * self.step, part))
             each.place += advance
 
@@ -312,29 +317,31 @@ class Listener:
         and those of silence are empty."""
         options = dict(self.options)
         temperatures: Sequence[float] = options.pop("temperatures")
-        found: list[list[int]] = [[] for _ in languages]
-        left, said = list(range(len(languages))), [0.0] * len(languages)
+        tokens: list[list[int]] = [[] for _ in languages]
+        remaining, log_probs = list(range(len(languages))), [0.0] * len(languages)
         for temperature in temperatures:
             sampling = {"do_sample": True, "temperature": temperature, "num_beams": 1} if temperature else {}
-            told: dict[str, Any] = {"language": [languages[i] for i in left]} if self.settings.lang_to_id else {}
-            told = {**options, **sampling, **told, "return_dict": True, "output_scores": False, "seed": 0}
-            out = generate(self.model, encoder_outputs=memory[left], **told)
+            settings: dict[str, Any] = (
+                {"language": [languages[i] for i in remaining]} if self.settings.lang_to_id else {}
+            )
+            settings = {**options, **sampling, **settings, "return_dict": True, "output_scores": False, "seed": 0}
+            out = generate(self.model, encoder_outputs=memory[remaining], **settings)
             again = []
-            for row, i in enumerate(left):
-                found[i], said[i] = self.written(out, row)
-                if self.looks_wrong(found[i], said[i]):
+            for row, i in enumerate(remaining):
+                tokens[i], log_probs[i] = self.new_tokens(out, row)
+                if self.looks_wrong(tokens[i], log_probs[i]):
                     again.append(i)
-            left = again
-            if not left:
+            remaining = again
+            if not remaining:
                 break
         if self.settings.no_timestamps_token_id is not None:
             silence = chances[:, self.settings.no_timestamps_token_id - 1].tolist()
-            found = [[] if silence[i] > SILENT and said[i] < UNSURE else each for i, each in enumerate(found)]
-        return found
+            tokens = [[] if silence[i] > SILENT and log_probs[i] < UNSURE else each for i, each in enumerate(tokens)]
+        return tokens
 
-    def written(self, out: Any, row: int) -> tuple[list[int], float]:
+    def new_tokens(self, out: Any, row: int) -> tuple[list[int], float]:
         """The new tokens of a text up to its end, and their mean log-probability, the end counted."""
-        beams = getattr(out, "sequences_scores", None)
+        beams = out.get("sequences_scores")
         new = out.sequences.shape[1] - self.prompt_length(out)
         tokens = out.sequences[row, -new:].tolist() if new else []
         end = next((i for i, token in enumerate(tokens) if token in self.settings.eos), len(tokens))
@@ -344,7 +351,7 @@ class Listener:
         return tokens[:end], float(counted.mean()) if len(counted) else 0.0
 
     def prompt_length(self, out: Any) -> int:
-        if (log_probs := getattr(out, "log_probs", None)) is not None:
+        if (log_probs := out.get("log_probs")) is not None:
             return out.sequences.shape[1] - log_probs.shape[1]
         return out.sequences.shape[1] - out.beam_indices.shape[1]
 
@@ -356,7 +363,9 @@ class Listener:
         return self.tokenizer.decode([t for t in tokens if t < self.first], skip_special_tokens=True)
 
 
-def cut(tokens: list[int], first: int, real: int, stride: int) -> tuple[list[tuple[int, int, list[int]]], int]:
+def split_sentences(
+    tokens: list[int], first: int, real: int, stride: int
+) -> tuple[list[tuple[int, int, list[int]]], int]:
     """The sentences of a window of `real` frames, with the numbers of the times at which each begins and ends, and how
     many frames later the next window begins: where the last whole sentence ended, `stride` frames a time."""
     time = [token >= first for token in tokens]
@@ -365,14 +374,14 @@ def cut(tokens: list[int], first: int, real: int, stride: int) -> tuple[list[tup
     if not tokens:
         return [], real
     if not ends:
-        said = [token - first for token in tokens if token > first]
-        return [(0, said[-1] if said else real // stride, tokens)], real
+        times = [token - first for token in tokens if token > first]
+        return [(0, times[-1] if times else real // stride, tokens)], real
     ends = [*ends, len(tokens)] if closed else [*ends[:-1], ends[-1] + 1]
-    found, begin = [], 0
+    parts, begin = [], 0
     for i, end in enumerate(ends):
         part = tokens[begin:end]
         last = part[-1] if i + 1 < len(ends) or closed else part[-2]
-        found.append((part[0] - first, last - first, part))
+        parts.append((part[0] - first, last - first, part))
         begin = end
     advance = real if closed else (tokens[begin - 2] - first) * stride
-    return found, advance if 0 < advance <= real else real
+    return parts, advance if 0 < advance <= real else real

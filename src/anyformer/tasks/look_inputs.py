@@ -21,11 +21,12 @@ from anyformer.inputs.text import Tokenizer, check_vocabulary_size
 from anyformer.kernels.hardware import need
 from anyformer.look.sound import Sound
 from anyformer.look.views import Scene
-from anyformer.models import TransformerModule, position_limit
+from anyformer.models import TransformerModule
 from anyformer.models.construct import skeleton
 from anyformer.parts.grid.layout import Grid
 from anyformer.specs.messages import quote
 from anyformer.tasks.each.transcribe import transcribe
+from anyformer.tasks.task import input_limit
 from anyformer.weights import hub
 
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3", ".m4a", ".opus")
@@ -66,7 +67,7 @@ def scene(
     wanted = "input_ids"
     if model.spec.pair:
         wanted = "decoder_input_ids"
-        inputs[wanted] = written(model, read, inputs, target)
+        inputs[wanted] = target_ids(model, read, inputs, target)
     elif target is not None:
         raise ValueError("--target is for models with an encoder and a decoder; this one has one stack")
     beside = None
@@ -146,33 +147,34 @@ def inputs_of(model: TransformerModule, read: Processor, name: str, given: str) 
     is_file = len(given) < 4096 and "\n" not in given and path.suffix.lower() in (*ENDINGS, *SOUNDS) and path.is_file()
     if name == "input_ids":
         if is_file:
-            found = "a picture" if path.suffix.lower() in ENDINGS else "a recording"
-            raise ValueError(f"{given} is {found}, and this model reads text")
+            kind = "a picture" if path.suffix.lower() in ENDINGS else "a recording"
+            raise ValueError(f"{given} is {kind}, and this model reads text")
         return text_inputs(model, read, given)
     if not is_file:
         endings = ", ".join(kinds[name][1][:4])
         raise ValueError(f"this model reads {wanted}: give a file ({endings}, ...), not {quote(given)}")
     if path.suffix.lower() not in kinds[name][1]:
         raise ValueError(f"{given} is not {wanted}, which this model reads")
-    made = read(images=[path]) if name == "pixel_values" else read(audio=[path])
-    return placed(model, {key: value for key, value in made.items() if key in model.inputs})
+    inputs = read(images=[path]) if name == "pixel_values" else read(audio=[path])
+    return move_inputs(model, {key: value for key, value in inputs.items() if key in model.inputs})
 
 
 def text_inputs(model: TransformerModule, read: Processor, text: str) -> dict[str, Any]:
     check_vocabulary_size(model, read.tokenizer)
     if not text:
         raise ValueError("the text is empty")
-    made = read(text)
-    own = getattr(getattr(model.spec.embedding, "position", None), "length", None)
-    limit = own if own is not None else position_limit(model.spec)
-    if not made["input_ids"].shape[1]:
+    inputs = read(text)
+    limit = input_limit(model.spec)
+    if not inputs["input_ids"].shape[1]:
         raise ValueError("the text has no tokens")
-    if limit is not None and made["input_ids"].shape[1] > limit:
-        raise ValueError(f"the text has {made['input_ids'].shape[1]:,} tokens, and this model takes at most {limit:,}")
-    return placed(model, {key: value for key, value in made.items() if key in model.inputs})
+    if limit is not None and inputs["input_ids"].shape[1] > limit:
+        raise ValueError(
+            f"the text has {inputs['input_ids'].shape[1]:,} tokens, and this model takes at most {limit:,}"
+        )
+    return move_inputs(model, {key: value for key, value in inputs.items() if key in model.inputs})
 
 
-def placed(model: TransformerModule, inputs: dict[str, Any]) -> dict[str, Any]:
+def move_inputs(model: TransformerModule, inputs: dict[str, Any]) -> dict[str, Any]:
     """On the model's device, and masks left out that hide nothing."""
     moved = {}
     for name, value in inputs.items():
@@ -181,7 +183,7 @@ def placed(model: TransformerModule, inputs: dict[str, Any]) -> dict[str, Any]:
     return moved
 
 
-def written(model: TransformerModule, read: Processor, inputs: dict[str, Any], target: str | None) -> Tensor:
+def target_ids(model: TransformerModule, read: Processor, inputs: dict[str, Any], target: str | None) -> Tensor:
     """(1, T): the start token and what follows it."""
     if target is None:
         return generate(model, **inputs, max_new_tokens=WRITTEN)[:, :-1]
@@ -246,9 +248,9 @@ def power_of(hear: AudioProcessor, heard: Tensor) -> Tensor:
 def sound_of(model: TransformerModule, read: Processor, path: Path) -> Sound:
     """Of a recording without what fills it up, and the words that `transcribe` finds."""
     hear: AudioProcessor = read.reader("audio")
-    made = hear([path], padding="longest", truncation=False, return_attention_mask=True)
-    real = int(made.pop("attention_mask").sum())
-    (heard,) = made.values()
+    inputs = hear([path], padding="longest", truncation=False, return_attention_mask=True)
+    real = int(inputs.pop("attention_mask").sum())
+    (heard,) = inputs.values()
     heard = heard[0, :, :real] if hear.kind == "mel" else heard[0, :real]
     hop = hear.sampling_rate // 100 if hear.kind == "values" else hear.hop_length
     power = power_of(hear, heard)

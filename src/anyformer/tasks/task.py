@@ -1,16 +1,16 @@
-"""What every task shares: a model opened once with its tokenizer, inputs as people give them, batches.
+"""The base of every task: a model opened once with its tokenizer, the inputs by their fields, batches.
 
-A task is a function of a model, inputs, keywords of its own, and `How` it is run:
+A task is a function of a model, inputs, options of its own (`options.py`) and the `RunOptions` of every task:
 
-    def shout(model: Source, inputs: Inputs, *, loud: int = 1, truncate: Truncate = None, **how: Unpack[How]) -> Any:
-        asked = ask("shout", model, inputs, how)
+    def loudness(model: Source, inputs: Inputs, *, truncate: Truncate = None, **run_options: Unpack[RunOptions]) -> Any:
+        request = start_run("loudness", model, inputs, run_options)
 
         def finish(run: TaskRun, records: list[Record]) -> list[Any]:
-            return run.found(records, lambda said, record: float(said.logits.max()) * loud)
+            return run.map_outputs(records, lambda output, record: float(output.logits.max()))
 
-        return asked.answer(lambda row: asked.record(row["text"], truncate=truncate), finish)
+        return request.answer(lambda row: request.record(row["text"], truncate=truncate), finish)
 
-Every input has one result, in order: {"error": message} where it cannot be answered.
+Every input has one result, in order: {"error": message} if it fails.
 """
 
 from __future__ import annotations
@@ -37,21 +37,19 @@ from anyformer.objectives.objective import Batch, Objective, Record, model_input
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.tasks.long_audio import files as sound_files
+from anyformer.tasks.options import Truncate
 from anyformer.tasks.table import TASKS
 from anyformer.weights import hub
 
 Row = dict[str, Any]  # one input: its fields by name
 Progress = Callable[[int, int], object]  # called with how many are done, of how many
-# None: cut texts to the length that the tokenizer's folder stores (model_max_length: training cuts there too), if any;
-# True: also to what the model takes; False: never
-Truncate = bool | None
 
 READS = {"input_ids": "text", "input_values": "sound", "input_features": "sound"}
 FAILURES = (ValueError, FloatingPointError, OSError)  # what is wrong with one input, not with the program
 AT_ONCE = 64  # batches of inputs that are prepared, and sorted by length, together
 
 
-class How(TypedDict, total=False):
+class RunOptions(TypedDict, total=False):
     """The keywords that every task takes."""
 
     batch: int  # inputs (or windows over long ones) at once
@@ -62,11 +60,11 @@ class How(TypedDict, total=False):
 
 
 @dataclasses.dataclass(frozen=True)
-class Reader:
-    """A model with its tokenizer, or what makes pictures ready for it, for as many tasks as it can do."""
+class TaskModel:
+    """A model with its tokenizer and image processor, ready for tasks."""
 
     model: TransformerModule
-    tokenizer: Any  # a Tokenizer, or None where no text is read or written
+    tokenizer: Tokenizer | None  # None if no text is read or written
     batch: int = 8
     progress: Progress = lambda done, total: None
     images: Images | None = None
@@ -76,7 +74,7 @@ class Reader:
             raise ValueError(f"batch is {self.batch}; it must be at least 1")
 
 
-Source = str | Path | TransformerModule | Reader
+Source = str | Path | TransformerModule | TaskModel
 Inputs = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 
 
@@ -87,27 +85,27 @@ def open_model(
     dtype: str | torch.dtype | None = None,
     offline: bool = False,
     **options: Any,
-) -> Reader:
-    """Of a folder, a hub id, or a model that came from one; `options` are a reader's batch and progress."""
-    if isinstance(model, Reader | TransformerModule):
+) -> TaskModel:
+    """Open a folder, a hub id, or a loaded model; `options` are `batch` and `progress`."""
+    if isinstance(model, TaskModel | TransformerModule):
         for name, value in (("device", device), ("dtype", dtype)):
             if value is not None:
                 raise ValueError(f"{name}={quote(value)}: the model is open already")
-    if isinstance(model, Reader):
+    if isinstance(model, TaskModel):
         return dataclasses.replace(model, **options)
     if isinstance(model, TransformerModule):
         if model.folder is None:
-            raise ValueError("this model came from no folder, where its tokenizer would be; af.save and af.load it")
-        return _checked(Reader(model, **_beside(model.spec, model.folder), **options))
+            raise ValueError("this model was not loaded from a folder, so it has no tokenizer; af.save and af.load it")
+        return _check_tokenizer(TaskModel(model, **_read_processors(model.spec, model.folder), **options))
     if not isinstance(model, str | Path):
-        raise ValueError(f"a model is a folder, a hub id, or one that was loaded; got {type(model).__name__}")
+        raise ValueError(f"model must be a folder, a hub id or a loaded model; got {type(model).__name__}")
     folder = hub.resolve(model, offline=offline)
-    beside = _beside(read_spec(folder), folder)
-    return _checked(Reader(load(folder, dtype=dtype or "auto", device=device or "cpu"), **beside, **options))
+    beside = _read_processors(read_spec(folder), folder)
+    return _check_tokenizer(TaskModel(load(folder, dtype=dtype or "auto", device=device or "cpu"), **beside, **options))
 
 
-def _beside(spec: Any, folder: Path) -> dict[str, Any]:
-    """What reads for a model, from the files beside it."""
+def _read_processors(spec: Any, folder: Path) -> dict[str, Any]:
+    """The tokenizer and the image processor of a model, from the files in its folder."""
     read = [part.embedding for part in spec.readers]
     drawn_in = (folder / COMPANION).is_dir()
     if drawn_in:  # that one reads pictures for what draws in its numbers or codes
@@ -132,7 +130,7 @@ def _beside(spec: Any, folder: Path) -> dict[str, Any]:
     return {"tokenizer": tokenizer, "images": images}
 
 
-def _checked(reader: Reader) -> Reader:
+def _check_tokenizer(reader: TaskModel) -> TaskModel:
     if reader.tokenizer is not None:
         check_vocabulary_size(reader.model, reader.tokenizer)
     return reader
@@ -142,8 +140,8 @@ def _checked(reader: Reader) -> Reader:
 
 
 def row_of(task: str, given: Any) -> Row:
-    """One input by its fields: a text alone is the first, where no other is needed. An input that could not be read is
-    the error that says so."""
+    """One input by its fields: a text is the first field, if no other is required. An input that could not be read is
+    the error that explains it."""
     about = TASKS[task]
     if isinstance(given, FAILURES):
         raise given
@@ -175,10 +173,10 @@ class Texts(Objective):
 
 @dataclasses.dataclass(frozen=True)
 class TaskRun:
-    """A task that was asked for: who reads, and what."""
+    """A task with its model and its inputs."""
 
     task: str
-    reader: Reader
+    reader: TaskModel
     rows: list[Any]  # a Row for each input, or the error that says why there is none
     one: bool  # a single input, not a list of one
     lost: list[int] = dataclasses.field(default_factory=list)  # tokens, of each text that was cut
@@ -195,14 +193,11 @@ class TaskRun:
 
     @property
     def limit(self) -> int | None:
-        """The most tokens that the model reads, where there is a limit; of a pair of stacks the encoder's."""
-        spec = self.model.spec
-        own = getattr(getattr(spec.embedding, "position", None), "length", None)
-        return own if own is not None else position_limit(spec)
+        return input_limit(self.model.spec)
 
     @property
     def pad(self) -> int:
-        """What the model takes for padding, else the tokenizer does."""
+        """The padding token of the model, else of the tokenizer."""
         spec = self.model.spec
         known = (
             getattr(getattr(spec.head, "pool", None), "padding_token", None),
@@ -213,7 +208,7 @@ class TaskRun:
 
     @property
     def job(self) -> Predictor:
-        """The same for what `anyformer.evaluate.predict` can do."""
+        """The same as a `Predictor` of `anyformer.evaluate.predict`."""
         return Predictor(self.model, self.tokenizer, self.pad, size=self.reader.batch, progress=self.reader.progress)
 
     # -- one result for each input
@@ -265,15 +260,15 @@ class TaskRun:
                     results[i] = error
         run = dataclasses.replace(self, rows=[self.rows[i] for i in ready])
         try:
-            found = finish(run, list(ready.values())) if ready else []
+            answers = finish(run, list(ready.values())) if ready else []
         except FAILURES as error:
-            found = [error]
+            answers = [error]
             if len(ready) > 1:
                 del self.lost[cut_before:]  # texts are cut, and counted, again
                 half = len(ready) // 2
                 halves = (dataclasses.replace(run, rows=rows) for rows in (run.rows[:half], run.rows[half:]))
-                found = [result for part in halves for result in part._results(prepare, finish)]
-        for i, result in zip(ready, found, strict=True):
+                answers = [result for part in halves for result in part._results(prepare, finish)]
+        for i, result in zip(ready, answers, strict=True):
             results[i] = result
         return results
 
@@ -337,21 +332,21 @@ class TaskRun:
     # -- the model
 
     def replace(self, **options: Any) -> TaskRun:
-        """Read in another way."""
+        """The same with other options of the model, such as the batch size."""
         return dataclasses.replace(self, reader=dataclasses.replace(self.reader, **options))
 
     def batches(self, records: Sequence[Record]) -> Iterator[tuple[list[int], Batch]]:
-        """(which, batch on the model's device), the longest first: what does not fit is told at once."""
+        """(which, batch on the model's device), the longest first, so that a text that does not fit fails at once."""
         yield from self.job.batches(Texts(), records)
 
-    def found(self, records: Sequence[Record], result: Callable[[Output, Record], Any]) -> list[Any]:
-        """result(what the model says, record) of every record: outputs without the batch, pads at their end."""
-        found: list[Any] = [None] * len(records)
+    def map_outputs(self, records: Sequence[Record], result: Callable[[Output, Record], Any]) -> list[Any]:
+        """result(output, record) of every record; outputs have no batch dimension, and padding at their end."""
+        results: list[Any] = [None] * len(records)
         for which, batch in self.batches(records):
             out = self.run(batch)
             for row, i in enumerate(which):
-                found[i] = result(Output({name: value[row] for name, value in out.items()}), records[i])
-        return found
+                results[i] = result(Output({name: value[row] for name, value in out.items()}), records[i])
+        return results
 
     def media_batches(
         self, media: Sequence[Tensor], name: str = "pixel_values", interpolate: bool = False
@@ -369,15 +364,15 @@ class TaskRun:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> dict[str, Tensor]:
-        """What the model says about a batch."""
-        inputs = {**model_inputs(self.model, batch), "return_dict": True}  # whatever the config says
+        """The outputs of the model for a batch."""
+        inputs = {**model_inputs(self.model, batch), "return_dict": True}  # independent of the config
         if "use_cache" in self.model.inputs:
             inputs["use_cache"] = False
         return {name: value for name, value in self.model(**inputs).items() if isinstance(value, Tensor)}
 
 
 def message_of(error: BaseException) -> str:
-    """What went wrong, in one line."""
+    """The error message, in one line."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return " ".join(str(error).split()) or type(error).__name__
@@ -388,14 +383,14 @@ def file_of(row: Any) -> dict[str, str]:
     return {"file": row["file"]} if isinstance(row, dict) and "file" in row else {}
 
 
-def ask(task: str, model: Source, inputs: Inputs, how: How) -> TaskRun:
-    """Inputs are looked at before a model is read: a mistake in them is told at once."""
-    known = (*How.__annotations__, *TASKS[task].flags)
-    for name in how:
-        if name not in How.__annotations__:
+def start_run(task: str, model: Source, inputs: Inputs, run_options: RunOptions) -> TaskRun:
+    """Check the inputs before the model is loaded, so that a mistake in them fails at once."""
+    known = (*RunOptions.__annotations__, *TASKS[task].flags)
+    for name in run_options:
+        if name not in RunOptions.__annotations__:
             raise ValueError(f"{task} takes no {quote(name)}; {nearest(name, known)}")
     rows, one = checked_rows(task, inputs)
-    reader = open_model(model, **how)
+    reader = open_model(model, **run_options)
     fields, reads = TASKS[task].fields, kinds_read(reader.model.spec)
     wanted = "pictures" if "image" in fields else "sound" if "audio" in fields else "text"
     if wanted not in reads:
@@ -403,8 +398,14 @@ def ask(task: str, model: Source, inputs: Inputs, how: How) -> TaskRun:
     return TaskRun(task, reader, rows, one)
 
 
+def input_limit(spec: Any) -> int | None:
+    """The longest text that a model reads, in tokens, if it has a limit; of an encoder-decoder the encoder's limit."""
+    own = getattr(getattr(spec.embedding, "position", None), "length", None)
+    return own if own is not None else position_limit(spec)
+
+
 def kinds_read(spec: Any) -> list[str]:
-    """What a model reads: "text", "pictures", "sound", or the name of another input."""
+    """The kinds of input of a model: "text", "pictures", "sound", or the name of another input."""
     embeddings = [part.embedding for part in spec.readers]
     return [
         *dict.fromkeys(
@@ -425,14 +426,14 @@ def checked_rows(task: str, inputs: Any) -> tuple[list[Any], bool]:
     for given in several:
         try:
             row = row_of(task, given)
-            found = files_in(given, raw[0]) if raw else None
+            files = files_in(given, raw[0]) if raw else None
         except FAILURES as error:
             if one:
                 raise
             rows.append(error)
             continue
-        one = one and found is None
-        rows += [row] if found is None else [{**row, raw[0]: file, "file": str(file)} for file in found]
+        one = one and files is None
+        rows += [row] if files is None else [{**row, raw[0]: file, "file": str(file)} for file in files]
     return rows, one
 
 
@@ -443,13 +444,13 @@ def files_in(given: Any, field: str) -> list[Path] | None:
     return (picture_files if field == "image" else sound_files)(Path(given).expanduser())
 
 
-def labels_of(asked: TaskRun, number: int, given: Sequence[str] | None = None) -> list[str]:
+def labels_of(request: TaskRun, number: int, given: Sequence[str] | None = None) -> list[str]:
     """The names of a model's labels: those given, else its config's, else numbers; as many as it tells apart."""
     if isinstance(given, str):
         raise ValueError("labels is a list of names")
-    names = list(asked.model.spec.labels if given is None else given)
+    names = list(request.model.spec.labels if given is None else given)
     names = names or [f"LABEL_{i}" for i in range(number)]
     if len(names) != number:
         whose = "given" if given is not None else "in the config"
-        raise ValueError(f"{len(names)} labels {whose}, and the model tells {number} apart")
+        raise ValueError(f"{len(names)} labels {whose}, and the model has {number}")
     return names

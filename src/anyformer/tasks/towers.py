@@ -1,4 +1,4 @@
-"""Vectors of texts and of pictures in one space: of a model with two towers, or of one of them alone (CLIP)."""
+"""Vectors of texts and of pictures in one space: of a two-tower model, or of one tower (CLIP)."""
 
 from __future__ import annotations
 
@@ -13,60 +13,61 @@ from anyformer.objectives.examples import encode_pair
 from anyformer.objectives.match import truncate_with_end
 from anyformer.objectives.objective import Record
 from anyformer.parts.head.similarity import ProjectionModule
-from anyformer.tasks.task import Row, TaskRun, Truncate
+from anyformer.tasks.options import Truncate
+from anyformer.tasks.task import Row, TaskRun
 
 
-def towers(asked: TaskRun) -> TwoTowerModule:
-    model = asked.model
+def towers(request: TaskRun) -> TwoTowerModule:
+    model = request.model
     if not isinstance(model, TwoTowerModule) or model.head is None:
-        raise ValueError(f"{asked.task} compares texts with pictures: it needs a model with two towers, such as CLIP")
+        raise ValueError(f"{request.task} compares texts with pictures: it needs a model with two towers, such as CLIP")
     return model
 
 
-def tower(asked: TaskRun, name: str) -> Any:
-    """What reads "text" or "image" and ends in a vector of its own; None where nothing does."""
-    model = getattr(asked.model, name) if isinstance(asked.model, TwoTowerModule) else asked.model
+def tower(request: TaskRun, name: str) -> Any:
+    """The model that turns "text" or "image" into a vector; None if there is none."""
+    model = getattr(request.model, name) if isinstance(request.model, TwoTowerModule) else request.model
     head = model.head
     return model if isinstance(head, ProjectionModule) and head.name == f"{name}_embeds" else None
 
 
-def text_vectors(asked: TaskRun, *, raw: bool = False, truncate: Truncate = True) -> Any:
-    """(D,) in fp32 on the CPU, of length 1 unless `raw`, of every text that is asked about."""
-    model, end = tower(asked, "text"), asked.tokenizer.eos_token_id
+def text_vectors(request: TaskRun, *, raw: bool = False, truncate: Truncate = True) -> Any:
+    """(D,) in fp32 on the CPU, of length 1 unless `raw`, of every text."""
+    model, end = tower(request, "text"), request.tokenizer.eos_token_id
 
     def prepare(row: Row) -> Record:
-        ids = truncate_with_end(encode_pair(asked.tokenizer, row["text"])["input_ids"], end, None)
-        length = asked.cut_length(truncate)
+        ids = truncate_with_end(encode_pair(request.tokenizer, row["text"])["input_ids"], end, None)
+        length = request.cut_length(truncate)
         if length is not None and len(ids) > length:
-            asked.lost.append(len(ids) - length)
+            request.lost.append(len(ids) - length)
             ids = truncate_with_end(ids, end, length)
-        asked.fits(len(ids))
+        request.fits(len(ids))
         return {"input_ids": ids}
 
     @torch.inference_mode()
     def finish(run: TaskRun, records: list[Record]) -> list[Any]:
-        found: list[Any] = [None] * len(records)
+        results: list[Any] = [None] * len(records)
         for which, batch in run.batches(records):
             inputs = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
             vectors = model(**inputs, return_dict=True)["text_embeds"].float().cpu()
             for i, vector in zip(which, vectors):
-                found[i] = vector if raw else F.normalize(vector, dim=-1)
-        return found
+                results[i] = vector if raw else F.normalize(vector, dim=-1)
+        return results
 
-    return asked.answer(prepare, finish)
+    return request.answer(prepare, finish)
 
 
-def image_vectors(asked: TaskRun, *, raw: bool = False, interpolate: bool = False) -> Any:
-    """The same of the pictures that are asked about."""
-    model = tower(asked, "image")
+def image_vectors(request: TaskRun, *, raw: bool = False, interpolate: bool = False) -> Any:
+    """The same for pictures."""
+    model = tower(request, "image")
 
     @torch.inference_mode()
     def finish(run: TaskRun, pictures: list[Tensor]) -> list[Any]:
-        found: list[Any] = [None] * len(pictures)
+        results: list[Any] = [None] * len(pictures)
         for which, batch in run.media_batches(pictures, interpolate=interpolate):
             vectors = model(**batch, return_dict=True)["image_embeds"].float().cpu()
             for i, vector in zip(which, vectors):
-                found[i] = vector if raw else F.normalize(vector, dim=-1)
-        return found
+                results[i] = vector if raw else F.normalize(vector, dim=-1)
+        return results
 
-    return asked.answer(asked.pixels, finish, at_once=asked.reader.batch)
+    return request.answer(request.pixels, finish, at_once=request.reader.batch)

@@ -1,11 +1,11 @@
-"""What tasks share that read a text and write another."""
+"""Helpers of tasks that read a text and write another."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from anyformer.evaluate.predict import written
+from anyformer.evaluate.predict import generate_texts
 from anyformer.generation import check_writer
 from anyformer.generation.defaults import settings_for
 from anyformer.generation.options import ONLY_BEAMS
@@ -13,31 +13,31 @@ from anyformer.objectives.objective import Record
 from anyformer.tasks.task import TaskRun, Texts
 
 
-def check_pair(asked: TaskRun) -> None:
-    """ValueError where a model is no encoder-decoder with a head that writes."""
-    check_writer(asked.model)
-    if not asked.model.spec.pair:
-        raise ValueError(f"{asked.task} needs an encoder-decoder; this decoder can be asked with few-shot")
+def check_pair(request: TaskRun) -> None:
+    """ValueError if a model is not an encoder-decoder with a language-model head."""
+    check_writer(request.model)
+    if not request.model.spec.pair:
+        raise ValueError(f"{request.task} needs an encoder-decoder; use few-shot with this decoder")
 
 
-def stored(asked: TaskRun, name: str) -> dict[str, Any]:
-    """What a model's config says about one of its tasks: the prefix of its texts, options of generation (T5's does)."""
-    tasks = asked.model.spec.source.get("task_specific_params") or {}
+def task_params(request: TaskRun, name: str) -> dict[str, Any]:
+    """The entry of a task in a model's config (T5): the prefix of its texts, options of generation."""
+    tasks = request.model.spec.source.get("task_specific_params") or {}
     return dict(tasks.get(name) or {})
 
 
 def options_of(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the caller said, over what the config says."""
+    """The caller's options over those of the config."""
     given = {name: value for name, value in given.items() if value is not None}
     left_out = {"max_length"} if "max_new_tokens" in given else set()
     left_out |= set(ONLY_BEAMS) if given.get("num_beams") == 1 else set()
     return {**{name: value for name, value in usual.items() if name not in left_out}, **given}
 
 
-def check_settings(asked: TaskRun, options: Mapping[str, Any]) -> None:
+def check_settings(request: TaskRun, options: Mapping[str, Any]) -> None:
     """ValueError where an option is wrong for any text: before the first is read."""
-    settings_for(asked.model, dict(options)).check(2**31)
+    settings_for(request.model, dict(options)).check(2**31)
 
 
-def write(asked: TaskRun, records: list[Record], options: Mapping[str, Any]) -> list[str]:
-    return written(Texts(), asked.job, records, **options)
+def write(request: TaskRun, records: list[Record], options: Mapping[str, Any]) -> list[str]:
+    return generate_texts(Texts(), request.job, records, **options)

@@ -14,7 +14,7 @@ from anyformer.data import Data, Loader, Plan, Source
 from anyformer.data.prepare import prepare_split
 from anyformer.data.source import lines
 from anyformer.evaluate import Evaluation, mean_losses
-from anyformer.evaluate.predict import Answered, Predictor
+from anyformer.evaluate.predict import Predictions, Predictor
 from anyformer.inputs.text import Tokenizer, check_vocabulary_size
 from anyformer.models import TransformerModule, position_limit
 from anyformer.objectives.objective import Objective
@@ -98,9 +98,9 @@ def evaluate(
         return scores | evaluation(job, lambda plain: loss if plain == task else sum(means(plain).values()))
 
 
-def read_predictions(path: Path) -> Answered:
+def read_predictions(path: Path) -> Predictions:
     """What `write_predictions` wrote."""
-    found = Answered([], [])
+    found = Predictions([], [])
     for number, line, _ in lines(path):
         try:
             one = json.loads(line or "")

@@ -16,7 +16,7 @@ from anyformer.lab.trials import Place
 from anyformer.models import Model
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.objective import Objective
-from anyformer.recipes._encoder import SPECIAL
+from anyformer.recipes.shared.encoder import SPECIAL
 from anyformer.specs.codec import override
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run

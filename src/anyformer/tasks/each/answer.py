@@ -1,15 +1,15 @@
-"""The words of a text that answer a question."""
+"""Find the words of a text that answer a question."""
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import torch
 from torch import Tensor
 
-from anyformer.evaluate.predict import ends
+from anyformer.evaluate.predict import span_scores
 from anyformer.objectives.answer import Answer, best_spans
-from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, ask
+from anyformer.tasks.task import Inputs, Row, RunOptions, Source, TaskRun, start_run
 
 LENGTH = 384  # tokens of a window, as models of this kind are trained
 
@@ -18,19 +18,22 @@ def answer(
     model: Source,
     inputs: Inputs,
     *,
-    top_k: int = 1,
-    length: int | None = None,
-    stride: int | None = None,
-    max_answer_tokens: int = 30,
-    threshold: float | None = None,
-    **how: Unpack[How],
+    top_k: Annotated[int, "number of answers, most likely first"] = 1,
+    length: Annotated[int | None, "tokens of a window over a long text (default: 384, or the model's limit)"] = None,
+    stride: Annotated[int | None, "tokens that two windows share (default: a third of a window)"] = None,
+    max_answer_tokens: Annotated[int, "longest answer, in tokens"] = 30,
+    threshold: Annotated[
+        float | None,
+        "give no answer if its score is above the best answer's by more than this (default: always answer)",
+    ] = None,
+    **run_options: Unpack[RunOptions],
 ) -> Any:
-    """[{"answer", "score", "start", "end", "no_answer"}, ...] of {"question", "context"}, likeliest first.
+    """[{"answer", "score", "start", "end", "no_answer"}, ...] of {"question", "context"}, most likely first.
 
-    A long context is read in windows of `length` tokens, the question among them, that have `stride` in common. `score`
-    is the probability among the twenty likeliest answers of all windows, and answer is context[start:end]. `no_answer`
-    is by how much "none" scores above this answer, in the window where it scores least. With a `threshold` the answer
-    "" comes first where "none" is above the best by more (SQuAD 2.0's rule).
+    A long context is read in windows of `length` tokens with the question; two windows share `stride` tokens. `score`
+    is the probability among the twenty most likely answers of all windows, and `answer` is context[start:end].
+    `no_answer` is the score of "none" minus that of this answer, in the window where "none" scores least. With a
+    `threshold`, "" comes first if "none" is above the best answer by more than the threshold (SQuAD 2.0's rule).
 
     >>> answer("a/model/folder", {"question": "Who barks?", "context": "A dog barks."})  # doctest: +SKIP
     [{'answer': 'A dog', 'score': 0.93, 'start': 0, 'end': 5, 'no_answer': -7.1}]
@@ -38,8 +41,8 @@ def answer(
     for name, value in (("top_k", top_k), ("max_answer_tokens", max_answer_tokens)):
         if value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
-    asked = ask("answer", model, inputs, how)
-    limit = asked.limit
+    request = start_run("answer", model, inputs, run_options)
+    limit = request.limit
     length = length or min(LENGTH, limit or LENGTH)
     if limit is not None and length > limit:
         raise ValueError(f"length is {length}, and this model takes at most {limit} tokens")
@@ -47,22 +50,22 @@ def answer(
     if not 0 <= stride < length - 1:
         raise ValueError(f"stride is {stride}, and a window has {length} tokens")
     objective = Answer(length=length, stride=stride, question_length=length - stride - 1)
-    objective.module(asked.model)  # a head that cannot be asked this is told here
+    objective.module(request.model)  # fails here if the head does not fit
 
     def prepare(row: Row) -> list[Any]:
-        return objective.windows(row["question"], row["context"], asked.tokenizer)
+        return objective.windows(row["question"], row["context"], request.tokenizer)
 
     def finish(run: TaskRun, windows: list[list[Any]]) -> list[Any]:
         with torch.inference_mode():
             records = [objective.record(window, None) for own in windows for window in own]
-            scores = iter(ends(objective, run.job, records))
+            scores = iter(span_scores(objective, run.job, records))
         results = []
         for row, own in zip(run.rows, windows, strict=True):
             ranked, none = candidates(own, [next(scores) for _ in own], max_answer_tokens)
             results.append(result_of(row["context"], ranked, none, top_k, threshold))
         return results
 
-    return asked.answer(prepare, finish)
+    return request.answer(prepare, finish)
 
 
 def candidates(windows: list[Any], scores: list[Tensor], most: int) -> tuple[list[tuple[float, int, int]], float]:

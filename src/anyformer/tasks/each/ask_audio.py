@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from anyformer.tasks.describe_media import ASKED, check_template, write_about
-from anyformer.tasks.task import How, Inputs, Source, ask
+from anyformer.tasks.options import Beams, MaxAnswerTokens
+from anyformer.tasks.task import Inputs, RunOptions, Source, start_run
 
 HEARD = ASKED.replace("{image}", "{audio}")
 
@@ -14,11 +15,11 @@ def ask_audio(
     model: Source,
     inputs: Inputs,
     *,
-    question: str | None = None,
-    template: str = HEARD,
-    num_beams: int | None = None,
-    max_new_tokens: int = 64,
-    **how: Unpack[How],
+    question: Annotated[str | None, "question about every recording that has none of its own"] = None,
+    template: Annotated[str, "prompt, with {audio} and {question} (default: LLaVA's)"] = HEARD,
+    num_beams: Beams = None,
+    max_new_tokens: MaxAnswerTokens = 64,
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     """The answer; `question` is asked about every recording that brings none of its own. In `template` {audio} and
     {question} stand for them. A recording is a file, or {"audio": (samples, rate)}; of a folder [{"file", "text"}].
@@ -27,6 +28,6 @@ def ask_audio(
     'A door that closes.'
     """
     check_template(template, "{audio}", "{question}")
-    asked = ask("ask-audio", model, inputs, how)
+    request = start_run("ask-audio", model, inputs, run_options)
     options = {"max_new_tokens": max_new_tokens, "num_beams": num_beams}
-    return write_about(asked, "audio", template, options, question)
+    return write_about(request, "audio", template, options, question)

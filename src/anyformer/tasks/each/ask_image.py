@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from anyformer.tasks.describe_media import ASKED, check_template, write_about
-from anyformer.tasks.task import How, Source, ask
+from anyformer.tasks.options import Beams, MaxAnswerTokens
+from anyformer.tasks.task import RunOptions, Source, start_run
 
 
 def ask_image(
     model: Source,
     inputs: Any,
     *,
-    question: str | None = None,
-    template: str = ASKED,
-    num_beams: int | None = None,
-    max_new_tokens: int = 64,
-    **how: Unpack[How],
+    question: Annotated[str | None, "question about every picture that has none of its own"] = None,
+    template: Annotated[str, "prompt, with {image} and {question} (default: LLaVA's)"] = ASKED,
+    num_beams: Beams = None,
+    max_new_tokens: MaxAnswerTokens = 64,
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     """The answer; `question` is asked about every picture that brings none of its own. In `template` {image} and
     {question} stand for them. Of a folder, [{"file", "text"}, ...].
@@ -25,6 +26,6 @@ def ask_image(
     'Grey.'
     """
     check_template(template, "{image}", "{question}")
-    asked = ask("ask-image", model, inputs, how)
+    request = start_run("ask-image", model, inputs, run_options)
     options = {"max_new_tokens": max_new_tokens, "num_beams": num_beams}
-    return write_about(asked, "image", template, options, question)
+    return write_about(request, "image", template, options, question)

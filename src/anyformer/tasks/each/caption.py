@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from anyformer.tasks.describe_media import ASKED, check_template, write_about
-from anyformer.tasks.task import How, Source, ask
+from anyformer.tasks.options import Beams, MaxAnswerTokens
+from anyformer.tasks.task import RunOptions, Source, start_run
 
 WANTED = ASKED.replace("{question}", "Describe the picture in one sentence.")
 
@@ -14,17 +15,17 @@ def caption(
     model: Source,
     inputs: Any,
     *,
-    template: str = WANTED,
-    num_beams: int | None = None,
-    max_new_tokens: int = 64,
-    **how: Unpack[How],
+    template: Annotated[str, "prompt, with {image} for the picture (default: LLaVA's)"] = WANTED,
+    num_beams: Beams = None,
+    max_new_tokens: MaxAnswerTokens = 64,
+    **run_options: Unpack[RunOptions],
 ) -> Any:
-    """What is in a picture; `template` is what is read before it is said, with {image} for the picture. Of a folder,
+    """Describe a picture; `template` is the prompt, with {image} for the picture. Of a folder,
     [{"file", "text"}, ...].
 
     >>> caption("a/llava/folder", "cat.png")  # doctest: +SKIP
     'A grey cat on a chair.'
     """
     check_template(template, "{image}")
-    asked = ask("caption", model, inputs, how)
-    return write_about(asked, "image", template, {"max_new_tokens": max_new_tokens, "num_beams": num_beams})
+    request = start_run("caption", model, inputs, run_options)
+    return write_about(request, "image", template, {"max_new_tokens": max_new_tokens, "num_beams": num_beams})

@@ -3,60 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from torch import Tensor
 
 from anyformer.objectives.objective import Record, head_of
 from anyformer.parts.head.classify import ClassifyModule
-from anyformer.tasks.task import How, Inputs, Row, Source, Truncate, ask, labels_of
+from anyformer.tasks.options import Labels, TopLabels, Truncate
+from anyformer.tasks.task import Inputs, Row, RunOptions, Source, labels_of, start_run
 
 
 def classify(
     model: Source,
     inputs: Inputs,
     *,
-    pair: str | None = None,
-    top_k: int = 1,
-    labels: Sequence[str] | None = None,
+    pair: Annotated[str | None, "second text of every input"] = None,
+    top_k: TopLabels = 1,
+    labels: Labels = None,
     truncate: Truncate = None,
-    **how: Unpack[How],
+    **run_options: Unpack[RunOptions],
 ) -> Any:
-    """[{"label", "score"}, ...], likeliest first: `top_k` of them, and all with 0. A pair is {"text", "pair"};
+    """[{"label", "score"}, ...], most likely first: `top_k` of them, or all with 0. A pair is {"text", "pair"};
     `pair` is the second text of every input that has none of its own.
 
-    Scores are probabilities; of each label by itself where a text may have several, and as the model says them where
-    it was made for numbers. `labels` are other names than those of the model's config, in its order.
+    Scores are probabilities: of each label by itself for multi-label models; raw values for regression.
+    `labels` replace the names in the model's config, in its order.
 
     >>> classify("a/model/folder", "A fine film.")  # doctest: +SKIP
     [{'label': 'positive', 'score': 0.98}]
     """
     if top_k < 0:
-        raise ValueError(f"top_k is {top_k}; it must be at least 0, which is all")
-    asked = ask("classify", model, inputs, how)
-    head = head_of(asked.model, ClassifyModule, "classification")
-    names = labels_of(asked, head.num_labels, labels)
+        raise ValueError(f"top_k is {top_k}; it must be at least 0 (0 for all)")
+    request = start_run("classify", model, inputs, run_options)
+    head = head_of(request.model, ClassifyModule, "classification")
+    names = labels_of(request, head.num_labels, labels)
     pool = head.pool.part
     if pool.take == "last" and pool.padding_token is None:  # no batch tells where a text ends
-        asked = asked.replace(batch=1)
+        request = request.replace(batch=1)
 
     def prepare(row: Row) -> Record:
         second = row.get("pair", pair)
         if second is not None and not isinstance(second, str):
             raise ValueError(f"pair is {type(second).__name__}, not text")
-        return asked.record(row["text"], second, truncate=truncate)
+        return request.record(row["text"], second, truncate=truncate)
 
-    def result(said: Any, record: Record) -> list[dict[str, Any]]:
-        return scores_of(said.logits.float(), names, head.problem)[: top_k or None]
+    def result(output: Any, record: Record) -> list[dict[str, Any]]:
+        return scores_of(output.logits.float(), names, head.problem)[: top_k or None]
 
-    return asked.answer(prepare, lambda run, records: run.found(records, result))
+    return request.answer(prepare, lambda run, records: run.map_outputs(records, result))
 
 
 def scores_of(logits: Tensor, names: Sequence[str], problem: str | None) -> list[dict[str, Any]]:
-    """What logits (C,) say, likeliest first."""
+    """The scores of logits (C,), most likely first."""
     if problem == "multi_label_classification" or (len(names) == 1 and problem != "regression"):
         logits = logits.sigmoid()
     elif problem != "regression":
         logits = logits.softmax(-1)
-    found = [{"label": name, "score": score} for name, score in zip(names, logits.tolist(), strict=True)]
-    return sorted(found, key=lambda one: -one["score"])
+    scores = [{"label": name, "score": score} for name, score in zip(names, logits.tolist(), strict=True)]
+    return sorted(scores, key=lambda one: -one["score"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Unpack
 
 from torch import Tensor
@@ -11,38 +10,38 @@ from anyformer.objectives.objective import head_of
 from anyformer.parts.head.classify import ClassifyModule
 from anyformer.parts.head.image import DistilledModule
 from anyformer.tasks.each.classify import scores_of
-from anyformer.tasks.task import How, Source, TaskRun, ask, file_of, labels_of
+from anyformer.tasks.options import Interpolate, Labels, TopLabels
+from anyformer.tasks.task import RunOptions, Source, TaskRun, file_of, labels_of, start_run
 
 
 def classify_image(
     model: Source,
     inputs: Any,
     *,
-    top_k: int = 1,
-    labels: Sequence[str] | None = None,
-    interpolate: bool = False,
-    **how: Unpack[How],
+    top_k: TopLabels = 1,
+    labels: Labels = None,
+    interpolate: Interpolate = False,
+    **run_options: Unpack[RunOptions],
 ) -> Any:
-    """[{"label", "score"}, ...], likeliest first: `top_k` of them, and all with 0. Of a folder, those of each picture
+    """[{"label", "score"}, ...], most likely first: `top_k` of them, or all with 0. Of a folder, those of each picture
     in it, with its "file".
 
     >>> classify_image("a/model/folder", "cat.png")  # doctest: +SKIP
     [{'label': 'tabby', 'score': 0.93}]
     """
     if top_k < 0:
-        raise ValueError(f"top_k is {top_k}; it must be at least 0, which is all")
-    asked = ask("classify-image", model, inputs, how)
-    taught = isinstance(asked.model.head, DistilledModule)
-    head = asked.model.head if taught else head_of(asked.model, ClassifyModule, "classification")
-    names = labels_of(asked, asked.model.spec.head.num_labels, labels)
-    problem = getattr(head, "problem", None)
+        raise ValueError(f"top_k is {top_k}; it must be at least 0 (0 for all)")
+    request = start_run("classify-image", model, inputs, run_options)
+    distilled = isinstance(request.model.head, DistilledModule)
+    problem = None if distilled else head_of(request.model, ClassifyModule, "classification").problem
+    names = labels_of(request, request.model.spec.head.num_labels, labels)
 
     def finish(run: TaskRun, pictures: list[Tensor]) -> list[Any]:
-        found: list[Any] = [None] * len(pictures)
+        results: list[Any] = [None] * len(pictures)
         for which, batch in run.media_batches(pictures, interpolate=interpolate):
             for i, logits in zip(which, run.run(batch)["logits"]):
                 best = scores_of(logits.float(), names, problem)[: top_k or None]
-                found[i] = [{**file_of(run.rows[i]), **each} for each in best]
-        return found
+                results[i] = [{**file_of(run.rows[i]), **each} for each in best]
+        return results
 
-    return asked.answer(asked.pixels, finish, at_once=asked.reader.batch)
+    return request.answer(request.pixels, finish, at_once=request.reader.batch)

@@ -7,22 +7,25 @@ from typing import Any, Unpack
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import head_of
 from anyformer.parts.head.replaced_tokens import DetectModule
-from anyformer.tasks.task import How, Inputs, Source, TaskRun, Truncate, ask
+from anyformer.tasks.options import Truncate
+from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run
 
 
-def detect_replaced(model: Source, inputs: Inputs, *, truncate: Truncate = None, **how: Unpack[How]) -> Any:
+def detect_replaced(
+    model: Source, inputs: Inputs, *, truncate: Truncate = None, **run_options: Unpack[RunOptions]
+) -> Any:
     """[{"word", "replaced", "score", "start", "end"}, ...] for every token of the text, in order: `score` is the
     probability that it was replaced, and `word` is text[start:end].
 
     >>> detect_replaced("a/model/folder", "The chef ate the meal.")  # doctest: +SKIP
     [{'word': 'The', 'replaced': False, 'score': 0.02, 'start': 0, 'end': 3}, ...]
     """
-    asked = ask("detect-replaced", model, inputs, how)
-    head_of(asked.model, DetectModule, "finding replaced words")
+    request = start_run("detect-replaced", model, inputs, run_options)
+    head_of(request.model, DetectModule, "finding replaced words")
 
     def finish(run: TaskRun, encodings: list[Any]) -> list[Any]:
         records = [{"input_ids": array(run.tokenizer._ids(encoding))} for encoding in encodings]
-        scores = run.found(records, lambda said, _: said["logits"].float().sigmoid().tolist())
+        scores = run.map_outputs(records, lambda output, _: output["logits"].float().sigmoid().tolist())
         results = []
         for row, encoding, own in zip(run.rows, encodings, scores, strict=True):
             columns = zip(own, encoding.offsets, encoding.special_tokens_mask)
@@ -41,4 +44,4 @@ def detect_replaced(model: Source, inputs: Inputs, *, truncate: Truncate = None,
             )
         return results
 
-    return asked.answer(lambda row: asked.encode(row["text"], truncate=truncate), finish)
+    return request.answer(lambda row: request.encode(row["text"], truncate=truncate), finish)

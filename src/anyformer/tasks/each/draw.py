@@ -1,11 +1,11 @@
-"""Draws what a text asks for: a picture of a label, or of a text, by whatever the model is."""
+"""Draw a picture of a label or of a text, with a diffusion model or token by token."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 import torch
@@ -17,13 +17,13 @@ from anyformer.objectives.objective import describe_head
 from anyformer.parts.diffusion import NoiseHead
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
-from anyformer.tasks.image_tokens import by_tokens, can_write, companion
-from anyformer.tasks.task import How, Inputs, Reader, Source, TaskRun, checked_rows, open_model
+from anyformer.tasks.image_tokens import can_write, companion, draw_by_tokens
+from anyformer.tasks.task import Inputs, RunOptions, Source, TaskModel, TaskRun, checked_rows, open_model
 
 
 @dataclasses.dataclass(frozen=True)
-class Wish:
-    """What is asked of a painter; None is its own choice, and what does not concern it is refused."""
+class DrawOptions:
+    """The options of a drawing; None is the model's default."""
 
     texts: list[str]
     seeds: list[int]  # one a picture of a text
@@ -33,26 +33,28 @@ class Wish:
     temperature: float | None = None
     top_k: int | None = None
 
-    def without(self, *names: str) -> None:
-        """ValueError where one of these was asked for."""
+    def refuse(self, *names: str) -> None:
+        """ValueError if one of these options is given."""
         for name in names:
             if getattr(self, name) is not None:
-                raise ValueError(f"{name} is nothing that this kind of model draws by")
+                raise ValueError(f"{name} is not an option of this kind of model")
 
 
 def draw(
     model: Source,
     inputs: Inputs,
     *,
-    out: str | Path | None = "drawn.png",
-    count: int = 1,
-    seed: int = 0,
-    steps: int | None = None,
-    guidance: float | None = None,
-    eta: float | None = None,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    **how: Unpack[How],
+    out: Annotated[str | Path | None, "file to write, with a row of pictures for each text", "-o"] = "drawn.png",
+    count: Annotated[int, "number of pictures of each text"] = 1,
+    seed: Annotated[int, "the same seed gives the same pictures"] = 0,
+    steps: Annotated[int | None, "denoising steps of a diffusion model (default: 50)"] = None,
+    guidance: Annotated[
+        float | None, "classifier-free guidance; above 1 follows the label more closely (default: 4)"
+    ] = None,
+    eta: Annotated[float | None, "share of new noise at each step: 0 is DDIM, 1 is DDPM (default: 0)"] = None,
+    temperature: Annotated[float | None, "sampling temperature of a model that draws token by token"] = None,
+    top_k: Annotated[int | None, "such a model samples from the N most likely tokens"] = None,
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     """{"text", "count", "file"} of each text, whose pictures are a row of that file; with out=None {"text",
     "pictures"}, (count, H, W, C) bytes. The same seed gives the same pictures.
@@ -64,7 +66,7 @@ def draw(
         raise ValueError(f"count is {count}; it must be at least 1")
     if out is not None and not Path(out).expanduser().parent.is_dir():
         raise ValueError(f"{out}: no such folder")
-    reader = open_model(model, **how)
+    reader = open_model(model, **run_options)
     painter = next((paint for can, paint in PAINTERS if can(reader.model)), None)
     if painter is None:
         kinds = "a DiT, or a decoder with an autoencoder in its folder"
@@ -72,14 +74,14 @@ def draw(
     seeds = [seed + i for i in range(count)]
 
     def finish(run: TaskRun, texts: list[str]) -> list[Any]:
-        pictures = painter(run.reader, Wish(texts, seeds, steps, guidance, eta, temperature, top_k))
+        pictures = painter(run.reader, DrawOptions(texts, seeds, steps, guidance, eta, temperature, top_k))
         return [{"text": text, "pictures": own} for text, own in zip(texts, pictures, strict=True)]
 
-    found = TaskRun("draw", reader, rows, one).answer(lambda row: row["text"], finish)
-    results = [found] if one else found
+    answers = TaskRun("draw", reader, rows, one).answer(lambda row: row["text"], finish)
+    results = [answers] if one else answers
     drawn_rows = [result["pictures"] for result in results if "pictures" in result]
     if out is None or not drawn_rows:
-        return found
+        return answers
     blank = np.full_like(drawn_rows[0], 255)  # in the place of a text that has an error
     write_sheet(Path(out).expanduser(), [result.get("pictures", blank) for result in results])
     results = [{"text": r["text"], "count": count, "file": str(out)} if "pictures" in r else r for r in results]
@@ -100,54 +102,56 @@ def label_number(labels: tuple[str, ...], number: int, text: str) -> int:
     pieces = {piece.strip().casefold(): i for i, name in enumerate(names) for piece in name.split(",")}
     by_name = {**pieces, **{name.casefold(): i for i, name in enumerate(names)}}
     if text.strip().casefold() not in by_name:
-        raise ValueError(f"the model knows no label {quote(text)}; {nearest(text.strip(), names)}")
+        raise ValueError(f"the model has no label {quote(text)}; {nearest(text.strip(), names)}")
     return by_name[text.strip().casefold()]
 
 
-def squeezing(model: TransformerModule) -> AutoencoderModule | None:
+def latent_autoencoder(model: TransformerModule) -> AutoencoderModule | None:
     """The autoencoder whose latent space a model draws in; None where it draws pixels."""
     spec: Any = model.spec
     vae, draws = companion(model), (spec.embedding.channels, *spec.embedding.image_size)
     if vae is not None and (vae.spec.latent.discrete or not vae.spec.draws(draws)):
-        made = vae.spec.numbers or "codes"
-        raise ValueError(f"{model.folder}: the model draws {draws}, and its autoencoder makes {made} of a picture")
+        latents = vae.spec.numbers or "codes"
+        raise ValueError(f"{model.folder}: the model draws {draws}, and its autoencoder makes {latents} of a picture")
     return vae
 
 
-def out_of_noise(reader: Reader, wish: Wish) -> list[np.ndarray]:
+def draw_by_diffusion(reader: TaskModel, options: DrawOptions) -> list[np.ndarray]:
     """A picture of a label, by diffusion of pixels or of an autoencoder's numbers."""
-    wish.without("temperature", "top_k")
+    options.refuse("temperature", "top_k")
     spec: Any = reader.model.spec
     number = spec.embedding.condition.num_labels
     if number is None:
-        raise ValueError("this model draws what a text's encoder read, and knows no labels; use denoise from Python")
+        raise ValueError("this model draws from a text encoder's states and has no labels; use denoise in Python")
     assert reader.images is not None
-    vae = squeezing(reader.model)
-    labels = torch.tensor([label_number(spec.labels, number, text) for text in wish.texts for _ in wish.seeds])
-    seeds = [seed for _ in wish.texts for seed in wish.seeds]
-    steps = min(50, spec.head.schedule.steps) if wish.steps is None else wish.steps
-    guidance = 4.0 if wish.guidance is None else wish.guidance
-    found = []
+    vae = latent_autoencoder(reader.model)
+    labels = torch.tensor([label_number(spec.labels, number, text) for text in options.texts for _ in options.seeds])
+    seeds = [seed for _ in options.texts for seed in options.seeds]
+    steps = min(50, spec.head.schedule.steps) if options.steps is None else options.steps
+    guidance = 4.0 if options.guidance is None else options.guidance
+    pictures = []
     for start in range(0, len(seeds), reader.batch):
         part = labels[start : start + reader.batch]
-        made = denoise(
+        samples = denoise(
             reader.model,
             {"class_labels": part},
             {"class_labels": torch.full_like(part, number)},
             seeds=seeds[start : start + reader.batch],
             steps=steps,
             guidance=guidance,
-            eta=wish.eta or 0.0,
+            eta=options.eta or 0.0,
             clip=largest_value(reader.images) if vae is None else None,
         )
         with torch.no_grad():
-            found.append(to_bytes(made if vae is None else vae.picture(made), reader.images))
+            pictures.append(to_bytes(samples if vae is None else vae.picture(samples), reader.images))
         reader.progress(min(start + reader.batch, len(seeds)), len(seeds))
-    return np.split(np.concatenate(found), len(wish.texts))
+    return np.split(np.concatenate(pictures), len(options.texts))
 
 
-# what a model must be, and what draws with it: (count, H, W, C) bytes of each text
-PAINTERS: tuple[tuple[Callable[[TransformerModule], bool], Callable[[Reader, Wish], list[np.ndarray]]], ...] = (
-    (can_denoise, out_of_noise),
-    (can_write, by_tokens),
+# a test of the model, and the function that draws with it: (count, H, W, C) bytes of each text
+PAINTERS: tuple[
+    tuple[Callable[[TransformerModule], bool], Callable[[TaskModel, DrawOptions], list[np.ndarray]]], ...
+] = (
+    (can_denoise, draw_by_diffusion),
+    (can_write, draw_by_tokens),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,8 @@ from anyformer.models import Call
 from anyformer.objectives.objective import Batch, Record, model_inputs
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
-from anyformer.tasks.task import How, Inputs, Source, TaskRun, Truncate, ask
+from anyformer.tasks.options import Raw, Truncate
+from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.towers import text_vectors, tower
 from anyformer.weights.io import read_json
 
@@ -23,10 +24,10 @@ def embed(
     model: Source,
     inputs: Inputs,
     *,
-    pool: str | None = None,
-    raw: bool = False,
+    pool: Annotated[str | None, "cls, mean or last (default: the folder's; else mean, or last for a decoder)"] = None,
+    raw: Raw = False,
     truncate: Truncate = None,
-    **how: Unpack[How],
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     """(D,) of a text, (N, D) of a list, in fp32 on the CPU, of length 1 unless `raw`. Where an input of a list has an
     error, the list of what each input has.
@@ -42,43 +43,43 @@ def embed(
     """
     if pool is not None and pool not in POOLS:
         raise ValueError(f"no pool {quote(pool)}; {nearest(pool, POOLS)}")
-    asked = ask("embed", model, inputs, how)
-    if pool is None and (own := tower(asked, "text")) is not None:
-        return stacked(asked, text_vectors(asked, raw=raw, truncate=truncate), own.spec.head.width)
-    if asked.model.spec.towers:
-        raise ValueError("pool: two towers give a text one vector of their own; leave it out")
-    pool = pool or usual(asked)
+    request = start_run("embed", model, inputs, run_options)
+    if pool is None and (own := tower(request, "text")) is not None:
+        return stack_vectors(request, text_vectors(request, raw=raw, truncate=truncate), own.spec.head.width)
+    if request.model.spec.towers:
+        raise ValueError("pool: a two-tower model has its own text vector; leave pool out")
+    pool = pool or default_pool(request)
 
     def finish(run: TaskRun, records: list[Record]) -> list[Any]:
         vectors: list[Any] = [None] * len(records)
         for which, batch in run.batches(records):
-            pooled = pool_of(hidden(run, batch), batch.get("attention_mask"), pool).cpu()
+            pooled = pool_states(last_hidden_states(run, batch), batch.get("attention_mask"), pool).cpu()
             for i, vector in zip(which, pooled):
                 vectors[i] = vector if raw else F.normalize(vector, dim=-1)
         return vectors
 
-    vectors = asked.answer(lambda row: asked.record(row["text"], truncate=truncate), finish)
-    return stacked(asked, vectors, asked.model.spec.width)
+    vectors = request.answer(lambda row: request.record(row["text"], truncate=truncate), finish)
+    return stack_vectors(request, vectors, request.model.spec.width)
 
 
-def stacked(asked: TaskRun, found: Any, width: int) -> Any:
+def stack_vectors(request: TaskRun, vectors: Any, width: int) -> Any:
     """(N, D) of vectors; the list as it is where one of them is an error."""
-    if asked.one or not all(isinstance(one, Tensor) for one in found):
-        return found
-    return torch.stack(found) if found else torch.empty(0, width)
+    if request.one or not all(isinstance(one, Tensor) for one in vectors):
+        return vectors
+    return torch.stack(vectors) if vectors else torch.empty(0, width)
 
 
 @torch.inference_mode()
-def hidden(asked: TaskRun, batch: Batch) -> Tensor:
-    """(B, T, D) the last hidden states of what reads."""
-    model = asked.model
+def last_hidden_states(request: TaskRun, batch: Batch) -> Tensor:
+    """(B, T, D) the last hidden states of the decoder or encoder."""
+    model = request.model
     call = Call(model_inputs(model, batch), kernel=model.kernel)
     x = model.encode(call)[0] if model.spec.pair else model.hidden_states(call).x
     model.check_finite({"last_hidden_state": x}, call, resumed=False)
     return x.float()
 
 
-def pool_of(x: Tensor, mask: Tensor | None, pool: str) -> Tensor:
+def pool_states(x: Tensor, mask: Tensor | None, pool: str) -> Tensor:
     """(B, T, D) -> (B, D); `mask` (B, T) is 0 at pads, which may stand on either side."""
     if mask is None:
         mask = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
@@ -89,9 +90,9 @@ def pool_of(x: Tensor, mask: Tensor | None, pool: str) -> Tensor:
     return x[rows, mask.argmax(-1) if pool == "cls" else (places * mask).argmax(-1)]
 
 
-def usual(asked: TaskRun) -> str:
-    """What the folder says in sentence-transformers' file, or what suits the model."""
-    folder = asked.model.folder
+def default_pool(request: TaskRun) -> str:
+    """The pooling in sentence-transformers' file, or the usual one for the model."""
+    folder = request.model.folder
     if folder is not None and (folder / "1_Pooling" / "config.json").is_file():
         config = read_json(folder / "1_Pooling" / "config.json")
         names = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens", "last": "pooling_mode_lasttoken"}
@@ -100,5 +101,5 @@ def usual(asked: TaskRun) -> str:
         if len(chosen) != 1 or len(others) != 1:
             raise ValueError(f"{folder / '1_Pooling'}: {', '.join(others) or 'nothing'} is asked for; give pool")
         return chosen[0]
-    spec = asked.model.spec
+    spec = request.model.spec
     return "mean" if spec.pair or not spec.left_to_right else "last"

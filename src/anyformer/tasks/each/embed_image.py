@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
-from anyformer.tasks.each.embed import hidden, stacked
-from anyformer.tasks.task import How, Source, TaskRun, ask
+from anyformer.tasks.each.embed import last_hidden_states, stack_vectors
+from anyformer.tasks.options import Interpolate, Raw
+from anyformer.tasks.task import RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.towers import image_vectors, tower
 
 POOLS = ("cls", "mean")
@@ -20,10 +21,10 @@ def embed_image(
     model: Source,
     inputs: Any,
     *,
-    pool: str | None = None,
-    raw: bool = False,
-    interpolate: bool = False,
-    **how: Unpack[How],
+    pool: Annotated[str | None, "cls or mean (default: cls if the model has such a token, else mean)"] = None,
+    raw: Raw = False,
+    interpolate: Interpolate = False,
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     """(D,) of a picture, (N, D) of a list or a folder in the order of its files, in fp32 on the CPU, of length 1 unless
     `raw`. `pool` says which of the last hidden states speak for it: "cls", the first of those before the patches, where
@@ -34,23 +35,23 @@ def embed_image(
     """
     if pool is not None and pool not in POOLS:
         raise ValueError(f"no pool {quote(pool)}; {nearest(pool, POOLS)}")
-    asked = ask("embed-image", model, inputs, how)
-    if pool is None and (own := tower(asked, "image")) is not None:
-        return stacked(asked, image_vectors(asked, raw=raw, interpolate=interpolate), own.spec.head.width)
-    if asked.model.spec.towers:
-        raise ValueError("pool: two towers give a picture one vector of their own; leave it out")
-    before = getattr(asked.model.spec.embedding, "prefix", 0)
+    request = start_run("embed-image", model, inputs, run_options)
+    if pool is None and (own := tower(request, "image")) is not None:
+        return stack_vectors(request, image_vectors(request, raw=raw, interpolate=interpolate), own.spec.head.width)
+    if request.model.spec.towers:
+        raise ValueError("pool: a two-tower model has its own image vector; leave pool out")
+    before = getattr(request.model.spec.embedding, "prefix", 0)
     if pool == "cls" and not before:
-        raise ValueError("pool is 'cls', and this model has no token before the patches; 'mean' is all of them")
+        raise ValueError("pool is 'cls', but this model has no class token; use 'mean'")
 
     def finish(run: TaskRun, pictures: list[Tensor]) -> list[Any]:
         vectors: list[Any] = [None] * len(pictures)
         for which, batch in run.media_batches(pictures, interpolate=interpolate):
-            x = hidden(run, batch).cpu()  # (B, T, D)
+            x = last_hidden_states(run, batch).cpu()  # (B, T, D)
             pooled = x[:, before:].mean(1) if pool == "mean" or not before else x[:, 0]
             for i, vector in zip(which, pooled):
                 vectors[i] = vector if raw else F.normalize(vector, dim=-1)
         return vectors
 
-    vectors = asked.answer(asked.pixels, finish, at_once=asked.reader.batch)
-    return stacked(asked, vectors, asked.model.spec.width)
+    vectors = request.answer(request.pixels, finish, at_once=request.reader.batch)
+    return stack_vectors(request, vectors, request.model.spec.width)

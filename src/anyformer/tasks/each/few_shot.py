@@ -1,11 +1,11 @@
-"""Answers after zero, one or a few examples [Brown et al. 2020]: nothing is learnt, the prompt shows what is wanted."""
+"""Answers after zero, one or a few examples [Brown et al. 2020]: no training, only the prompt."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from anyformer.evaluate.likelihood import Pair, encode_pair, likelihoods
 from anyformer.generation import check_writer
@@ -13,10 +13,9 @@ from anyformer.objectives.examples import array
 from anyformer.objectives.objective import Record
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
-from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, ask
+from anyformer.tasks.options import Examples
+from anyformer.tasks.task import Inputs, Row, RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.writing import check_settings, write
-
-Examples = str | Path | Sequence[Mapping[str, Any]]
 
 
 class Answers(list[Any]):
@@ -33,22 +32,24 @@ def few_shot(
     model: Source,
     inputs: Inputs,
     *,
-    examples: Examples | None = None,
-    shots: int | None = None,
-    template: str = "{text}\n{answer}",
-    instruction: str = "",
-    separator: str = "\n\n",
-    choices: Sequence[str] | None = None,
-    per_token: bool = False,
-    stop: Sequence[str] | None = None,
-    max_new_tokens: int | None = None,
-    **how: Unpack[How],
+    examples: Annotated[Examples | None, "JSON lines, each with a text and its answer"] = None,
+    shots: Annotated[int | None, "number of examples (default: all)"] = None,
+    template: Annotated[str, "how a text and its answer are written"] = "{text}\n{answer}",
+    instruction: Annotated[str, "text before the examples"] = "",
+    separator: Annotated[str, "text between examples"] = "\n\n",
+    choices: Annotated[Sequence[str] | None, "a possible answer; can be repeated"] = None,
+    per_token: Annotated[bool, "choose by the mean log-probability of a token, not by the sum"] = False,
+    stop: Annotated[
+        Sequence[str] | None, "end the answer before this text; can be repeated (default: the end of the line)"
+    ] = None,
+    max_new_tokens: Annotated[int | None, "longest answer, in tokens (default: 32)"] = None,
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     r"""{"answer"}, and "right" where the input tells its answer; a list of them also has an `accuracy`.
 
     The prompt is the instruction, the first `shots` examples (each {"text", "answer"}; a file of JSON lines, or a list)
     and the input, by the template, with \n for the end of a line. Where there are `choices`, an input's own or for all
-    of them, the answer is the likeliest, and "scores" has the log-probability of each, of its mean token with
+    of them, the answer is the most likely one, and "scores" has the log-probability of each, of its mean token with
     `per_token`. Else it is written, and ends before the first `stop`.
 
     >>> found = few_shot(
@@ -58,39 +59,39 @@ def few_shot(
     >>> found.accuracy  # doctest: +SKIP
     1.0
     """
-    shown = chosen(examples, shots)
+    shown = select_examples(examples, shots)
     template, instruction, separator = (text.replace("\\n", "\n") for text in (template, instruction, separator))
     before, _, after = template.partition("{answer}")
     if "{text}" not in before or after or "{answer}" not in template:
         raise ValueError(f"template {quote(template)}: it must have {{text}}, and {{answer}} at its end")
-    asked = ask("few-shot", model, inputs, how)
-    check_writer(asked.model)
+    request = start_run("few-shot", model, inputs, run_options)
+    check_writer(request.model)
     start = [instruction] if instruction else []
     start += [before.replace("{text}", example["text"]) + example["answer"] for example in shown]
 
     def prompt(row: Row) -> str:
         return separator.join([*start, before.replace("{text}", row["text"])])
 
-    chooses = choices is not None or any("choices" in row for row in asked.rows if isinstance(row, dict))
+    chooses = choices is not None or any("choices" in row for row in request.rows if isinstance(row, dict))
     for name, value in (("stop", stop), ("max_new_tokens", max_new_tokens)):
         if value is not None and chooses:
-            raise ValueError(f"{name}={quote(value)}: nothing is written where there are choices")
+            raise ValueError(f"{name}={quote(value)}: it does not apply to choices")
     room, stops = 32 if max_new_tokens is None else max_new_tokens, ["\n"] if stop is None else list(stop)
     options = {"max_new_tokens": room, "stop_strings": stops or None}
     if not chooses:
-        check_settings(asked, options)
+        check_settings(request, options)
 
     def prepare(row: Row) -> Any:
         own = choices_of(row, choices)
         if not chooses:
-            return written_record(asked, prompt(row), room)
+            return written_record(request, prompt(row), room)
         if own is None:
-            raise ValueError("it has no choices, and other inputs have")
-        return choice_pairs(asked, prompt(row), own)
+            raise ValueError("it has no choices, but other inputs have")
+        return choice_pairs(request, prompt(row), own)
 
     def finish(run: TaskRun, prepared: list[Any]) -> list[dict[str, Any]]:
         if chooses:
-            results = picked(run, prepared, per_token)
+            results = choose(run, prepared, per_token)
         else:
             results = [{"answer": text} for text in write(run, prepared, options)]
         for row, result in zip(run.rows, results, strict=True):
@@ -98,27 +99,27 @@ def few_shot(
                 result["right"] = result["answer"].strip() == row["answer"].strip()
         return results
 
-    found = asked.answer(prepare, finish)
-    return found if asked.one else Answers(found)
+    found = request.answer(prepare, finish)
+    return found if request.one else Answers(found)
 
 
-def choice_pairs(asked: TaskRun, prompt: str, choices: list[str]) -> dict[str, Pair]:
+def choice_pairs(request: TaskRun, prompt: str, choices: list[str]) -> dict[str, Pair]:
     """The token ids of the prompt, and of each choice after it."""
-    two = asked.model.spec.pair
+    two = request.model.spec.pair
     pairs: dict[str, Pair] = {}
     for choice in choices:
-        first, rest = encode_pair(asked.tokenizer, prompt, choice, two)
-        fits(asked, max(len(first), len(rest)) if two else len(first) + len(rest) - 1)
+        first, rest = encode_pair(request.tokenizer, prompt, choice, two)
+        check_length(request, max(len(first), len(rest)) if two else len(first) + len(rest) - 1)
         pairs[choice] = (first, rest)
     return pairs
 
 
-def picked(asked: TaskRun, choices: list[dict[str, Pair]], per_token: bool) -> list[dict[str, Any]]:
-    """The likeliest choice of each prompt."""
+def choose(request: TaskRun, choices: list[dict[str, Pair]], per_token: bool) -> list[dict[str, Any]]:
+    """The most likely choice of each prompt."""
     pairs = [pair for own in choices for pair in own.values()]
-    found = likelihoods(asked.model, pairs, size=asked.reader.batch, progress=asked.reader.progress)
+    scored = likelihoods(request.model, pairs, size=request.reader.batch, progress=request.reader.progress)
     scores = iter(
-        one.log_probability / (len(rest) if per_token else 1) for one, (_, rest) in zip(found, pairs, strict=True)
+        one.log_probability / (len(rest) if per_token else 1) for one, (_, rest) in zip(scored, pairs, strict=True)
     )
     results: list[dict[str, Any]] = []
     for own in choices:
@@ -128,32 +129,32 @@ def picked(asked: TaskRun, choices: list[dict[str, Pair]], per_token: bool) -> l
     return results
 
 
-def written_record(asked: TaskRun, prompt: str, room: int) -> Record:
+def written_record(request: TaskRun, prompt: str, room: int) -> Record:
     """The token ids of a prompt; spaces at its end are the answer's to write."""
-    ids = asked.tokenizer.encode(prompt.rstrip(" ") or prompt)
-    fits(asked, len(ids) if asked.model.spec.pair else len(ids) + room)
+    ids = request.tokenizer.encode(prompt.rstrip(" ") or prompt)
+    check_length(request, len(ids) if request.model.spec.pair else len(ids) + room)
     return {"input_ids": array(ids)}
 
 
-def fits(asked: TaskRun, size: int) -> None:
-    if asked.limit is not None and size > asked.limit:
+def check_length(request: TaskRun, size: int) -> None:
+    if request.limit is not None and size > request.limit:
         size_of = f"the prompt and its answer have {size:,} tokens"
-        raise ValueError(f"{size_of}, and this model takes at most {asked.limit:,}; give fewer examples (shots)")
+        raise ValueError(f"{size_of}, and this model takes at most {request.limit:,}; give fewer examples (shots)")
 
 
-# -- what is asked ----------------------------------------------------------------------------------------------------
+# -- examples ---------------------------------------------------------------------------------------------------------
 
 
-def chosen(examples: Examples | None, shots: int | None) -> list[Row]:
-    """The first so many examples."""
+def select_examples(examples: Examples | None, shots: int | None) -> list[Row]:
+    """The first `shots` examples."""
     if isinstance(examples, str | Path):
         examples = list(read(Path(examples).expanduser()))
-    found = [example_of(example, f"example {number}") for number, example in enumerate(examples or (), 1)]
+    rows = [example_of(example, f"example {number}") for number, example in enumerate(examples or (), 1)]
     if shots is None:
-        return found
-    if not 0 <= shots <= len(found):
-        raise ValueError(f"shots is {shots}, and there are {len(found)} examples")
-    return found[:shots]
+        return rows
+    if not 0 <= shots <= len(rows):
+        raise ValueError(f"shots is {shots}, and there are {len(rows)} examples")
+    return rows[:shots]
 
 
 def read(path: Path) -> Any:
@@ -177,7 +178,7 @@ def example_of(example: Any, name: str) -> Row:
 
 
 def choices_of(row: Row, shared: Sequence[str] | None) -> list[str] | None:
-    """What an input may be answered with; its answer is one of them."""
+    """The possible answers of an input."""
     if "answer" in row and (not isinstance(row["answer"], str) or not row["answer"].strip()):
         raise ValueError("answer is empty" if row["answer"] == "" else f"answer is {quote(row['answer'])}, not text")
     own = row.get("choices", shared)
@@ -186,7 +187,7 @@ def choices_of(row: Row, shared: Sequence[str] | None) -> list[str] | None:
     if isinstance(own, str) or not isinstance(own, Sequence):
         raise ValueError(f"choices are a list of texts, not {type(own).__name__}")
     if len(own) < 2:
-        raise ValueError(f"{len(own)} choices; there must be two at least")
+        raise ValueError(f"{len(own)} choices; there must be at least two")
     for number, choice in enumerate(own, 1):
         if not isinstance(choice, str):
             raise ValueError(f"choice {number} is {type(choice).__name__}, not text")
@@ -195,5 +196,5 @@ def choices_of(row: Row, shared: Sequence[str] | None) -> list[str] | None:
         if choice in own[: number - 1]:
             raise ValueError(f"choice {number} is {quote(choice)} again")
     if "answer" in row and row["answer"] not in own:
-        raise ValueError(f"the answer {quote(row['answer'])} is none of the choices; {nearest(row['answer'], own)}")
+        raise ValueError(f"the answer {quote(row['answer'])} is not among the choices; {nearest(row['answer'], own)}")
     return list(own)

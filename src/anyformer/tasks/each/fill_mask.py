@@ -1,9 +1,9 @@
-"""The likeliest words in the place of the mask token."""
+"""Fill the mask token with the most likely words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 import torch
@@ -11,70 +11,71 @@ from torch import Tensor
 
 from anyformer.objectives.objective import Record, language_head
 from anyformer.specs.messages import quote
-from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, Truncate, ask
+from anyformer.tasks.options import Truncate
+from anyformer.tasks.task import Inputs, Row, RunOptions, Source, TaskRun, start_run
 
 
 def fill_mask(
     model: Source,
     inputs: Inputs,
     *,
-    top_k: int = 5,
-    targets: Sequence[str] | None = None,
+    top_k: Annotated[int, "number of words, most likely first"] = 5,
+    targets: Annotated[Sequence[str] | None, "choose only from this word; can be repeated"] = None,
     truncate: Truncate = None,
-    **how: Unpack[How],
+    **run_options: Unpack[RunOptions],
 ) -> Any:
-    """[{"score", "token", "token_str", "sequence"}, ...], likeliest first; where a text has several masks, such a list
-    for each of them. `targets` are the only words that may stand there, each one token of the vocabulary.
+    """[{"score", "token", "token_str", "sequence"}, ...], most likely first; for a text with several masks a list for
+    each. `targets` are the only words to choose from; each is one token of the vocabulary.
 
     >>> fill_mask("a/model/folder", "Paris is the [MASK] of France.", top_k=1)  # doctest: +SKIP
     [{'score': 0.99, 'token': 3007, 'token_str': 'capital', 'sequence': 'paris is the capital of france.'}]
     """
     if top_k < 1:
         raise ValueError(f"top_k is {top_k}; it must be at least 1")
-    asked = ask("fill-mask", model, inputs, how)
-    if language_head(asked.model).part.shift:
-        raise ValueError("masked words need a model that sees both sides; this one predicts the next token")
-    if asked.model.predicts_by_position:
-        raise ValueError("masked words: this model never saw a mask, and is asked for words by place (target_mapping)")
-    mask = asked.tokenizer.mask_token_id
+    request = start_run("fill-mask", model, inputs, run_options)
+    if language_head(request.model).part.shift:
+        raise ValueError("fill-mask needs a bidirectional model; this one predicts the next token")
+    if request.model.predicts_by_position:
+        raise ValueError("this model has no masks; it predicts words by position (target_mapping)")
+    mask = request.tokenizer.mask_token_id
     if mask is None:
         raise ValueError("the tokenizer has no mask token")
-    allowed = None if targets is None else words(asked, targets)
+    allowed = None if targets is None else words(request, targets)
 
     def prepare(row: Row) -> Record:
-        record = asked.record(row["text"], truncate=truncate)
+        record = request.record(row["text"], truncate=truncate)
         if mask not in record["input_ids"]:
-            raise ValueError(f"there is no {asked.tokenizer.special['mask_token']} in the text")
+            raise ValueError(f"there is no {request.tokenizer.special['mask_token']} in the text")
         return record
 
-    def result(said: Any, record: Record) -> list[Any]:
-        logits = said.logits if said.logits is not None else said.prediction_logits  # (T, V)
+    def result(output: Any, record: Record) -> list[Any]:
+        logits = output.logits if output.logits is not None else output.prediction_logits  # (T, V)
         ids = record["input_ids"]
         places = (ids == mask).nonzero()[0].tolist()
-        each = [likeliest(logits[place].float().softmax(-1).cpu(), ids, place, len(places) == 1) for place in places]
+        each = [top_words(logits[place].float().softmax(-1).cpu(), ids, place, len(places) == 1) for place in places]
         return each[0] if len(each) == 1 else each
 
-    def likeliest(shares: Tensor, ids: np.ndarray, place: int, alone: bool) -> list[dict[str, Any]]:
+    def top_words(shares: Tensor, ids: np.ndarray, place: int, alone: bool) -> list[dict[str, Any]]:
         """Of the probabilities (V,) at one place."""
         known = torch.arange(len(shares)) if allowed is None else allowed
         best = shares[known].topk(min(top_k, len(known)))
-        found = []
+        rows = []
         for score, token in zip(best.values.tolist(), known[best.indices].tolist()):
             filled = [*ids[:place].tolist(), token, *ids[place + 1 :].tolist()]
             # special tokens are shown where other masks are among them
-            text = asked.tokenizer.decode(filled, skip_special_tokens=alone)
-            word = asked.tokenizer.decode([token])
-            found.append({"score": score, "token": token, "token_str": word, "sequence": text})
-        return found
+            text = request.tokenizer.decode(filled, skip_special_tokens=alone)
+            word = request.tokenizer.decode([token])
+            rows.append({"score": score, "token": token, "token_str": word, "sequence": text})
+        return rows
 
-    return asked.answer(prepare, lambda run, records: run.found(records, result))
+    return request.answer(prepare, lambda run, records: run.map_outputs(records, result))
 
 
-def words(asked: TaskRun, targets: Sequence[str]) -> Tensor:
+def words(request: TaskRun, targets: Sequence[str]) -> Tensor:
     """(K,) ids of words that are one token each."""
     if isinstance(targets, str) or not targets:
         raise ValueError("targets is a list of at least one word")
-    vocabulary = asked.tokenizer.vocab
+    vocabulary = request.tokenizer.vocab
     for word in targets:
         if word not in vocabulary:
             raise ValueError(f"target {quote(word)} is not one token of the vocabulary")

@@ -7,10 +7,13 @@ from typing import Any, Unpack
 from anyformer.objectives.objective import Record
 from anyformer.objectives.sentences import FOLLOWS
 from anyformer.parts.head.pretraining import NextSentenceHead, PretrainingHead
-from anyformer.tasks.task import How, Inputs, Row, Source, Truncate, ask
+from anyformer.tasks.options import Truncate
+from anyformer.tasks.task import Inputs, Row, RunOptions, Source, start_run
 
 
-def next_sentence(model: Source, inputs: Inputs, *, truncate: Truncate = None, **how: Unpack[How]) -> Any:
+def next_sentence(
+    model: Source, inputs: Inputs, *, truncate: Truncate = None, **run_options: Unpack[RunOptions]
+) -> Any:
     """{"follows", "score"} of {"text", "pair"}: whether it is likelier than not, and the probability. A model that
     learnt the order of two sentences (ALBERT) says by it whether they stand in the right order.
 
@@ -18,18 +21,18 @@ def next_sentence(model: Source, inputs: Inputs, *, truncate: Truncate = None, *
     >>> next_sentence("a/model/folder", pair)  # doctest: +SKIP
     {'follows': True, 'score': 0.99}
     """
-    asked = ask("next-sentence", model, inputs, how)
-    head = asked.model.spec.head
+    request = start_run("next-sentence", model, inputs, run_options)
+    head = request.model.spec.head
     if not isinstance(head, NextSentenceHead | PretrainingHead):
-        found = "no head" if head is None else f"a {type(head).__name__}"
-        raise ValueError(f"next-sentence needs a head as BertForNextSentencePrediction has; this model has {found}")
+        actual = "no head" if head is None else f"a {type(head).__name__}"
+        raise ValueError(f"next-sentence needs a head as BertForNextSentencePrediction has; this model has {actual}")
     output = head.output if isinstance(head, PretrainingHead) else "logits"
 
     def prepare(row: Row) -> Record:
-        return asked.record(row["text"], row["pair"], truncate=truncate)
+        return request.record(row["text"], row["pair"], truncate=truncate)
 
     def result(said: Any, record: Record) -> dict[str, Any]:
         score = float(said[output].float().softmax(-1)[FOLLOWS])
         return {"follows": score > 0.5, "score": score}
 
-    return asked.answer(prepare, lambda run, records: run.found(records, result))
+    return request.answer(prepare, lambda run, records: run.map_outputs(records, result))

@@ -26,28 +26,28 @@ def play(
     device: str | torch.device = "cpu",
 ) -> list[dict[str, Any]]:
     """For each return that is asked for, so many episodes: {"asked", "return", "steps"}. `scale` and `steps` (how many
-    of the last ones are seen) are those of the objective that the model learnt by."""
+    of the last ones are seen) are those of the training objective."""
     player = model if isinstance(model, TransformerModule) else load(model, device=device)
     head = player.head
     if not isinstance(head, TrajectoryModule):
-        raise ValueError("play needs a model that says what to do: DecisionTransformerModel")
+        raise ValueError("play needs a model that predicts actions: DecisionTransformerModel")
     if not returns or episodes < 1 or steps < 1 or not scale > 0:
         raise ValueError("play needs returns to ask for, at least one episode and one step, and a scale above 0")
-    worlds = [opened(environment, player) for _ in range(len(returns) * episodes)]
-    asked = np.repeat(np.asarray(returns, dtype=np.float64), episodes)
+    worlds = [open_environment(environment, player) for _ in range(len(returns) * episodes)]
+    request = np.repeat(np.asarray(returns, dtype=np.float64), episodes)
     won, lasted = np.zeros(len(worlds)), np.zeros(len(worlds), dtype=int)
     first = [np.ravel(world.reset(seed=seed + i % episodes)[0]) for i, world in enumerate(worlds)]
     seen = {
         "states": [np.stack(first)],
         "actions": [np.zeros((len(worlds), head.action.out_features))],
-        "returns_to_go": [asked[:, None] / scale],
+        "returns_to_go": [request[:, None] / scale],
     }
     going = np.ones(len(worlds), dtype=bool)
     most = player.spec.embedding.steps
     for now in range(most):
-        said = answer(player, {name: values[-steps:] for name, values in seen.items()}, now)
-        taken = choices(said, worlds[0])
-        seen["actions"][-1] = taken if not discrete(worlds[0]) else np.eye(said.shape[-1])[taken]
+        predicted = answer(player, {name: values[-steps:] for name, values in seen.items()}, now)
+        taken = choices(predicted, worlds[0])
+        seen["actions"][-1] = taken if not discrete(worlds[0]) else np.eye(predicted.shape[-1])[taken]
         states = seen["states"][-1].copy()
         for i in np.flatnonzero(going):
             state, reward, ended, cut, _ = worlds[i].step(taken[i])
@@ -57,10 +57,10 @@ def play(
             break
         seen["states"].append(states)
         seen["actions"].append(np.zeros_like(seen["actions"][-1]))
-        seen["returns_to_go"].append((asked - won)[:, None] / scale)
+        seen["returns_to_go"].append((request - won)[:, None] / scale)
     for world in worlds:
         world.close()
-    results = zip(asked.tolist(), won.tolist(), lasted.tolist(), strict=True)
+    results = zip(request.tolist(), won.tolist(), lasted.tolist(), strict=True)
     return [{"asked": wanted, "return": total, "steps": count} for wanted, total, count in results]
 
 
@@ -78,14 +78,14 @@ def discrete(world: Any) -> bool:
     return hasattr(world.action_space, "n")
 
 
-def choices(said: np.ndarray, world: Any) -> np.ndarray:
+def choices(predicted: np.ndarray, world: Any) -> np.ndarray:
     if discrete(world):
-        return said.argmax(-1)
-    return np.clip(said, world.action_space.low, world.action_space.high).astype(world.action_space.dtype)
+        return predicted.argmax(-1)
+    return np.clip(predicted, world.action_space.low, world.action_space.high).astype(world.action_space.dtype)
 
 
-def opened(environment: str, player: TransformerModule) -> Any:
-    """The environment, if the model's states and actions are those of its spaces."""
+def open_environment(environment: str, player: TransformerModule) -> Any:
+    """Open the environment; ValueError if its spaces do not fit the model."""
     try:
         import gymnasium
     except ImportError:

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from anyformer.inputs.image import files
 from anyformer.specs.messages import quote
-from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask
+from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.towers import image_vectors, text_vectors, towers
 
 
@@ -23,10 +23,10 @@ def search_images(
     model: Source,
     inputs: Inputs,
     *,
-    folder: str | Path = "",
-    index: str | Path | None = None,
-    top_k: int = 5,
-    **how: Unpack[How],
+    folder: Annotated[str | Path, "folder of pictures"] = "",
+    index: Annotated[str | Path | None, "file that stores their vectors; created if missing"] = None,
+    top_k: Annotated[int, "number of pictures, best first"] = 5,
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     """[{"file", "score"}, ...] of a text, best first; the score is a cosine. `index` keeps the vectors of the folder's
     pictures: those that are new or were changed are read, the others are not.
@@ -40,10 +40,10 @@ def search_images(
         raise ValueError(f"top_k is {top_k}; it must be at least 1")
     if not folder or not Path(folder).expanduser().is_dir():
         raise ValueError(f"folder {quote(str(folder))}: no such folder of pictures")
-    found = files(Path(folder).expanduser())
-    asked = ask("search-images", model, inputs, how)
-    names = {str(file): f"{file.stat().st_size} {file.stat().st_mtime_ns}" for file in found}
-    vectors, errors = picture_vectors(asked, names, None if index is None else Path(index))
+    paths = files(Path(folder).expanduser())
+    request = start_run("search-images", model, inputs, run_options)
+    names = {str(file): f"{file.stat().st_size} {file.stat().st_mtime_ns}" for file in paths}
+    vectors, errors = picture_vectors(request, names, None if index is None else Path(index))
     readable, table = list(vectors), torch.stack([*vectors.values()]) if vectors else None  # (pictures, D)
 
     def result(text: Any) -> Any:
@@ -53,21 +53,21 @@ def search_images(
         places = zip(best.indices.tolist(), best.values.tolist())
         return [*({"file": readable[i], "score": score} for i, score in places), *errors]
 
-    texts = text_vectors(asked)
-    return result(texts) if asked.one else list(map(result, texts))
+    texts = text_vectors(request)
+    return result(texts) if request.one else list(map(result, texts))
 
 
 def picture_vectors(
-    asked: TaskRun, names: dict[str, str], index: Path | None
+    request: TaskRun, names: dict[str, str], index: Path | None
 ) -> tuple[dict[str, Tensor], list[dict[str, str]]]:
     """The vector (D,) of each picture, from the index where it has the picture as it is, and {"file", "error"} of each
     that cannot be read."""
-    mine, kept = identity(asked), {}
+    mine, kept = identity(request), {}
     if index is not None and index.exists():
-        kept = stored(index, mine)
+        kept = read_index(index, mine)
     known = {name: vector for name, (state, vector) in kept.items() if names.get(name) == state}
     new: Any = [{"image": name, "file": name} for name in names if name not in known]
-    read = image_vectors(dataclasses.replace(asked, rows=new, one=False, lost=[])) if new else []
+    read = image_vectors(dataclasses.replace(request, rows=new, one=False, lost=[])) if new else []
     errors = [vector for vector in read if isinstance(vector, dict)]
     known |= {row["file"]: vector for row, vector in zip(new, read, strict=True) if not isinstance(vector, dict)}
     vectors = {name: known[name] for name in names if name in known}
@@ -77,22 +77,22 @@ def picture_vectors(
     return vectors, errors
 
 
-def stored(index: Path, mine: str) -> dict[str, tuple[str, Any]]:
+def read_index(index: Path, mine: str) -> dict[str, tuple[str, Any]]:
     """file -> (its state when it was read, its vector)"""
     try:
         with safe_open(index, "pt") as file:
             about, vectors = file.metadata() or {}, file.get_tensor("vectors")
             states = json.loads(about["files"])
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise ValueError(f"{index} is no index of pictures: {error}") from None
+        raise ValueError(f"{index} is not an index of pictures: {error}") from None
     if about.get("model") != mine:
-        raise ValueError(f"{index} was made with another model; another file, or none, makes it anew")
+        raise ValueError(f"{index} was made with another model; give another file")
     return {name: (state, vector) for (name, state), vector in zip(states.items(), vectors)}
 
 
-def identity(asked: TaskRun) -> str:
+def identity(request: TaskRun) -> str:
     """A fingerprint of what makes vectors of pictures."""
     digest = hashlib.sha256()
-    for name, tensor in towers(asked).image.state_dict().items():
+    for name, tensor in towers(request).image.state_dict().items():
         digest.update(f"{name} {tuple(tensor.shape)} {float(tensor.double().sum())!r}".encode())
     return digest.hexdigest()

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from anyformer.objectives.objective import Record
-from anyformer.tasks.task import How, Inputs, Row, Source, Truncate, ask
-from anyformer.tasks.writing import check_pair, check_settings, options_of, stored, write
+from anyformer.tasks.options import Beams, LengthPenalty, MaxNewTokens, Truncate
+from anyformer.tasks.task import Inputs, Row, RunOptions, Source, start_run
+from anyformer.tasks.writing import check_pair, check_settings, options_of, task_params, write
 
 
 def summarize(
     model: Source,
     inputs: Inputs,
     *,
-    prefix: str | None = None,
-    num_beams: int | None = None,
-    length_penalty: float | None = None,
-    no_repeat_ngram_size: int | None = None,
-    min_new_tokens: int | None = None,
-    max_new_tokens: int | None = None,
+    prefix: Annotated[str | None, "text before every input (default: the config's)"] = None,
+    num_beams: Beams = None,
+    length_penalty: LengthPenalty = None,
+    no_repeat_ngram_size: Annotated[
+        int | None, "never write the same N tokens twice (default: the folder's, else 0)"
+    ] = None,
+    min_new_tokens: Annotated[int | None, "shortest summary, in tokens"] = None,
+    max_new_tokens: MaxNewTokens = None,
     truncate: Truncate = None,
-    **how: Unpack[How],
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     """The summary, a text. Options that are not given are the folder's own, and so is the `prefix` of the text
     ("summarize: ", T5). A text that is longer than the model takes is an error, or is cut with `truncate`.
@@ -28,9 +31,9 @@ def summarize(
     >>> summarize("a/model/folder", "A long report ...", num_beams=4, max_new_tokens=60)  # doctest: +SKIP
     'It was a good year.'
     """
-    asked = ask("summarize", model, inputs, how)
-    check_pair(asked)
-    usual = stored(asked, "summarization")
+    request = start_run("summarize", model, inputs, run_options)
+    check_pair(request)
+    usual = task_params(request, "summarization")
     own = usual.pop("prefix", "")
     first = own if prefix is None else prefix
     options = options_of(
@@ -43,9 +46,9 @@ def summarize(
             "max_new_tokens": max_new_tokens,
         },
     )
-    check_settings(asked, options)
+    check_settings(request, options)
 
     def prepare(row: Row) -> Record:
-        return asked.record(first + row["text"], truncate=truncate)
+        return request.record(first + row["text"], truncate=truncate)
 
-    return asked.answer(prepare, lambda run, records: write(run, records, options))
+    return request.answer(prepare, lambda run, records: write(run, records, options))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from anyformer.objectives.tag import LABEL_ALL_TOKENS, split_words, token_words
 from anyformer.parts.head.tag import TagModule
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
-from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask, labels_of
+from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, labels_of, start_run
 
 OUTSIDE = "O"
 
@@ -26,7 +26,7 @@ class LabelledText:
     shares: np.ndarray
     start: int
     end: int
-    inside: bool = False  # goes on with the word before
+    inside: bool = False  # continues the word before
     index: int = 0  # of a token in its window
 
 
@@ -42,50 +42,61 @@ AGGREGATIONS: dict[str, Callable[[list[np.ndarray]], np.ndarray] | None] = {
 
 
 def tag(
-    model: Source, inputs: Inputs, *, aggregation: str | None = None, stride: int | None = None, **how: Unpack[How]
+    model: Source,
+    inputs: Inputs,
+    *,
+    aggregation: Annotated[
+        str | None,
+        "how tokens become words: word, none, simple, first, average or max"
+        " (default: word for models trained here, else simple)",
+    ] = None,
+    stride: Annotated[
+        int | None, "tokens that two windows over a long text share (default: a quarter of a window)"
+    ] = None,
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     """[{"entity_group", "score", "word", "start", "end"}, ...]: neighbours that belong together ("B-PER", "I-PER") are
     one span, what is outside ("O") is left out, and `word` is text[start:end].
 
     aggregation   "word": the text is divided into words and read as in training, and each word has one label; the
-                  default for models that were trained here, whose saved description tells how words were labelled
-                  "simple": each token has its likeliest label; the default for all other models
+                  default for models trained here, whose saved description has the objective
+                  "simple": each token has its most likely label; the default for all other models
                   "none": every token by itself, as {"entity", "index", ...}
-                  "first", "average", "max": all tokens of a word have the likeliest label of its first token, of their
-                  mean, or of the token that is surest
+                  "first", "average", "max": all tokens of a word have the most likely label of its first token,
+                  of their mean, or of the most confident token
 
-    A text that the model cannot take at once is read in windows with `stride` tokens in common (default: a quarter of
-    a window). Of spans that overlap the longest is kept; a word in two windows has the mean of its scores.
+    A text longer than the model's limit is read in windows that share `stride` tokens (default: a quarter of a
+    window). Of spans that overlap the longest is kept; a word in two windows has the mean of its scores.
 
     >>> tag("a/model/folder", "Ada Lovelace was born in London.")  # doctest: +SKIP
     [{'entity_group': 'PER', 'score': 0.99, 'word': 'Ada Lovelace', 'start': 0, 'end': 12}, ...]
     """
     if aggregation is not None and aggregation not in AGGREGATIONS:
         raise ValueError(f"no aggregation {quote(aggregation)}; {nearest(aggregation, AGGREGATIONS)}")
-    asked = ask("tag", model, inputs, how)
-    names = labels_of(asked, head_of(asked.model, TagModule, "tagging").out.out_features)
-    label_all_tokens = asked.model.spec.source.get(LABEL_ALL_TOKENS)
+    request = start_run("tag", model, inputs, run_options)
+    names = labels_of(request, head_of(request.model, TagModule, "tagging").out.out_features)
+    label_all_tokens = request.model.spec.source.get(LABEL_ALL_TOKENS)
     aggregation = aggregation or ("simple" if label_all_tokens is None else "word")
 
     def read(row: dict[str, Any]) -> tuple[Any, list[Any]]:
         text: Any = row["text"] if aggregation != "word" else WordedText(row["text"], [*split_words(row["text"])])
-        return text, asked.windows(str(text), stride)
+        return text, request.windows(str(text), stride)
 
     def finish(run: TaskRun, texts: list[tuple[Any, list[Any]]]) -> list[Any]:
         records = [{"input_ids": array(run.tokenizer._ids(window))} for _, windows in texts for window in windows]
-        shares = iter(run.found(records, lambda said, _: said["logits"].float().softmax(-1).cpu().numpy()))
+        shares = iter(run.map_outputs(records, lambda output, _: output["logits"].float().softmax(-1).cpu().numpy()))
         results = []
         for text, windows in texts:
             scored = [(window, next(shares)) for window in windows]
             if aggregation == "word":
-                results.append(spans(text.scored(scored, bool(label_all_tokens)), aggregation, names, text.text))
+                results.append(spans(text.word_scores(scored, bool(label_all_tokens)), aggregation, names, text.text))
                 continue
             each = [spans(pieces(run, text, window, own), aggregation, names, text) for window, own in scored]
-            found = [span for own in each for span in own]
-            results.append(found if len(windows) == 1 else without_overlaps(found))
+            merged = [span for own in each for span in own]
+            results.append(merged if len(windows) == 1 else without_overlaps(merged))
         return results
 
-    return asked.answer(read, finish)
+    return request.answer(read, finish)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,27 +113,27 @@ class WordedText:
     def words(self) -> list[str]:
         return [self.text[start:end] for start, end in self.places]
 
-    def scored(self, windows: list[tuple[Any, np.ndarray]], label_all_tokens: bool) -> list[LabelledText]:
+    def word_scores(self, windows: list[tuple[Any, np.ndarray]], label_all_tokens: bool) -> list[LabelledText]:
         """The words that have tokens, each with the mean over the tokens that carried its label in training: the first
         or all of them, in every window over the text that has them."""
         words = self.words
         starts = np.cumsum([0, *(len(word) + 1 for word in words)])  # of each word in the joined text
-        found: dict[int, list[np.ndarray]] = {}
+        shares_of: dict[int, list[np.ndarray]] = {}
         for number, (window, shares) in enumerate(windows):
             before = -1
             for word, (start, _), own in zip(token_words(words, window), window.offsets, shares):
                 inside = word == before or (before < 0 < number and start > starts[word])  # not a word's first token
                 if word >= 0 and (label_all_tokens or not inside):
-                    found.setdefault(word, []).append(own)
+                    shares_of.setdefault(word, []).append(own)
                 before = word if word >= 0 else before
-        return [LabelledText(np.mean(own, axis=0), *self.places[word]) for word, own in sorted(found.items())]
+        return [LabelledText(np.mean(own, axis=0), *self.places[word]) for word, own in sorted(shares_of.items())]
 
 
-def pieces(asked: TaskRun, text: str, window: Any, shares: np.ndarray) -> list[LabelledText]:
+def pieces(request: TaskRun, text: str, window: Any, shares: np.ndarray) -> list[LabelledText]:
     """The tokens of a window that stand for characters of the text, in order."""
-    tokenizer = asked.tokenizer
+    tokenizer = request.tokenizer
     prefix = getattr(tokenizer.core.model, "continuing_subword_prefix", None)
-    found = []
+    tokens = []
     columns = zip(window.ids, window.tokens, window.offsets, window.special_tokens_mask, shares)
     for index, (token, name, (start, end), special, own) in enumerate(columns):
         if special:
@@ -131,37 +142,37 @@ def pieces(asked: TaskRun, text: str, window: Any, shares: np.ndarray) -> list[L
             inside = name.startswith(prefix)
         else:
             inside = start > 0 and " " not in text[start - 1 : start + 1]
-        found.append(LabelledText(own, start, end, inside and token != tokenizer.unk_token_id, index))
-    return found
+        tokens.append(LabelledText(own, start, end, inside and token != tokenizer.unk_token_id, index))
+    return tokens
 
 
-def spans(found: list[LabelledText], aggregation: str, names: Sequence[str], text: str) -> list[dict[str, Any]]:
+def spans(pieces: list[LabelledText], aggregation: str, names: Sequence[str], text: str) -> list[dict[str, Any]]:
     join = AGGREGATIONS[aggregation]
     if join is not None:
-        found = [
+        pieces = [
             LabelledText(join([piece.shares for piece in word]), word[0].start, word[-1].end)
-            for word in grouped(found, lambda before, piece: piece.inside)
+            for word in group_items(pieces, lambda before, piece: piece.inside)
         ]
-    best = [(names[int(piece.shares.argmax())], float(piece.shares.max()), piece) for piece in found]
+    best = [(names[int(piece.shares.argmax())], float(piece.shares.max()), piece) for piece in pieces]
     if aggregation == "none":
         return [
-            {"entity": name, "score": score, "index": piece.index, **placed(text, piece.start, piece.end)}
+            {"entity": name, "score": score, "index": piece.index, **span_of(text, piece.start, piece.end)}
             for name, score, piece in best
             if name != OUTSIDE
         ]
     # a label for every word, parts of speech say, is about one word; entities may have several
     joins = aggregation != "word" or OUTSIDE in names
     groups = []
-    for group in grouped(best, lambda a, b: joins and kind(b[0]) == kind(a[0]) and not b[0].startswith("B-")):
+    for group in group_items(best, lambda a, b: joins and kind(b[0]) == kind(a[0]) and not b[0].startswith("B-")):
         name = group[0][0].split("-", 1)[-1]
         score = float(np.mean([score for _, score, _ in group]))
         if name != OUTSIDE:
-            groups.append({"entity_group": name, "score": score, **placed(text, group[0][2].start, group[-1][2].end)})
+            groups.append({"entity_group": name, "score": score, **span_of(text, group[0][2].start, group[-1][2].end)})
     return groups
 
 
-def grouped(items: Iterable[Any], joins: Callable[[Any, Any], bool]) -> list[list[Any]]:
-    """Runs of items; joins(the one before, item) says whether an item goes on with a run."""
+def group_items(items: Iterable[Any], joins: Callable[[Any, Any], bool]) -> list[list[Any]]:
+    """Runs of items; joins(the one before, item) says whether an item continues a run."""
     groups: list[list[Any]] = []
     for item in items:
         if groups and joins(groups[-1][-1], item):
@@ -176,14 +187,14 @@ def kind(label: str) -> str:
     return label[2:] if label.startswith(("B-", "I-")) else label
 
 
-def placed(text: str, start: int, end: int) -> dict[str, Any]:
+def span_of(text: str, start: int, end: int) -> dict[str, Any]:
     return {"word": text[start:end], "start": start, "end": end}
 
 
-def without_overlaps(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_overlaps(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of spans that begin within another the longer one is kept, of equals the likelier."""
     kept: list[dict[str, Any]] = []
-    for span in sorted(found, key=lambda span: span["start"]):
+    for span in sorted(spans, key=lambda span: span["start"]):
         if kept and span["start"] < kept[-1]["end"]:
             kept[-1] = max(kept[-1], span, key=lambda one: (one["end"] - one["start"], one["score"]))
         else:

@@ -1,14 +1,15 @@
-"""What is said in a recording."""
+"""Transcribe recordings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.parts.head.ctc import CTCHead
-from anyformer.tasks.long_audio import Listened, Listener, Segment, letters, sentences, words
-from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask, file_of
+from anyformer.tasks.long_audio import Segment, Transcriber, Transcript, ctc_tokens, ctc_words, sentences
+from anyformer.tasks.options import Beams
+from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, file_of, start_run
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 OPEN = 8  # batches of recordings that are open together: where one ends, the next takes its place
@@ -18,13 +19,18 @@ def transcribe(
     model: Source,
     inputs: Inputs,
     *,
-    language: str | None = None,
-    translate: bool = False,
-    timestamps: bool = False,
-    num_beams: int | None = None,
-    max_new_tokens: int | None = None,
-    temperatures: Sequence[float] | None = None,
-    **how: Unpack[How],
+    language: Annotated[str | None, "language of the recording, as a code or a name (default: detect it)"] = None,
+    translate: Annotated[bool, "translate into English, if the model can"] = False,
+    timestamps: Annotated[bool, "also give the times of each sentence"] = False,
+    num_beams: Beams = None,
+    max_new_tokens: Annotated[
+        int | None, "longest text of half a minute, in tokens (default: the model's limit)"
+    ] = None,
+    temperatures: Annotated[
+        Sequence[float] | None,
+        "sampling temperature to try next if a text looks wrong; can be repeated (default: 0, 0.2, ... 1)",
+    ] = None,
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     """The text; of a folder {file, text} of each recording in it. With `timestamps` a list of {start, end, text} in
     place of the text, in seconds: of sentences, or of words where a model hears letters.
@@ -37,40 +43,42 @@ def transcribe(
     >>> transcribe("openai/whisper-tiny", "jfk.flac")  # doctest: +SKIP
     'And so my fellow Americans, ask not what your country can do for you, ask what you can do for your country.'
     """
-    asked = ask("transcribe", model, inputs, how)
-    told = {"language": language, "translate": translate, "temperatures": temperatures}
-    if isinstance(asked.model.spec.head, CTCHead):
-        refuse({**told, "max_new_tokens": max_new_tokens}, "hears letters, and only num_beams and timestamps apply")
+    request = start_run("transcribe", model, inputs, run_options)
+    unsupported = {"language": language, "translate": translate, "temperatures": temperatures}
+    if isinstance(request.model.spec.head, CTCHead):
+        refuse(
+            {**unsupported, "max_new_tokens": max_new_tokens}, "hears letters, and only num_beams and timestamps apply"
+        )
         if timestamps and (num_beams or 1) > 1:
-            raise ValueError("timestamps: beams add up paths, and times are of one; leave num_beams out")
-        return one_by_one(asked, spelled, beams=num_beams or 1, timestamps=timestamps)
-    check_listener(asked)
-    if AudioProcessor.load(asked.model.folder).kind != "mel":
+            raise ValueError("timestamps: not available with num_beams, since beams merge paths")
+        return transcribe_each(request, ctc_text, beams=num_beams or 1, timestamps=timestamps)
+    check_transcriber(request)
+    if AudioProcessor.load(request.model.folder).kind != "mel":
         why = "writes a text and no more, and only num_beams and max_new_tokens apply"
-        refuse({**told, "timestamps": timestamps}, why)
-        return one_by_one(asked, written, **given(num_beams=num_beams, max_new_tokens=max_new_tokens))
-    listener = listener_of(asked, translate, timestamps, num_beams, max_new_tokens, temperatures)
-    listener.language_token(language)  # a wrong one is told before anything is heard
+        refuse({**unsupported, "timestamps": timestamps}, why)
+        return transcribe_each(request, generated_text, **drop_none(num_beams=num_beams, max_new_tokens=max_new_tokens))
+    transcriber = transcriber_of(request, translate, timestamps, num_beams, max_new_tokens, temperatures)
+    transcriber.language_token(language)  # fails before any audio is read
 
-    def finish(run: TaskRun, recordings: list[Listened]) -> list[Any]:
-        listen(run, listener, recordings)
+    def finish(run: TaskRun, recordings: list[Transcript]) -> list[Any]:
+        transcribe_all(run, transcriber, recordings)
         if timestamps:
-            return named(run, [timed(each.segments, listener.text) for each in recordings])
+            return with_files(run, [segment_rows(each.segments, transcriber.text) for each in recordings])
         tokens = [[token for part in each.segments for token in part.tokens] for each in recordings]
-        return named(run, [listener.text(each).strip() for each in tokens])
+        return with_files(run, [transcriber.text(each).strip() for each in tokens])
 
-    return asked.answer(lambda row: listener.open(row["audio"], language), finish, OPEN * asked.reader.batch)
+    return request.answer(lambda row: transcriber.open(row["audio"], language), finish, OPEN * request.reader.batch)
 
 
-def named(run: TaskRun, texts: list[Any]) -> list[Any]:
+def with_files(run: TaskRun, texts: list[Any]) -> list[Any]:
     """Texts; {file, text} of those in a folder."""
     files = map(file_of, run.rows)
     return [{**file, "text": text} if file else text for file, text in zip(files, texts, strict=True)]
 
 
-def timed(segments: Sequence[Segment], text: Callable[[list[int]], str]) -> list[dict[str, Any]]:
-    told = [(part.start, part.end, text(part.tokens).strip()) for part in segments]
-    return [{"start": round(a, 2), "end": round(b, 2), "text": text} for a, b, text in told]
+def segment_rows(segments: Sequence[Segment], text: Callable[[list[int]], str]) -> list[dict[str, Any]]:
+    parts = [(part.start, part.end, text(part.tokens).strip()) for part in segments]
+    return [{"start": round(a, 2), "end": round(b, 2), "text": text} for a, b, text in parts]
 
 
 def refuse(options: dict[str, Any], why: str) -> None:
@@ -79,78 +87,78 @@ def refuse(options: dict[str, Any], why: str) -> None:
             raise ValueError(f"{name}: this model {why}")
 
 
-def given(**options: Any) -> dict[str, Any]:
-    """Those that the caller gave."""
+def drop_none(**options: Any) -> dict[str, Any]:
+    """The options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
-def one_by_one(asked: TaskRun, said: Callable[..., Any], **options: Any) -> Any:
-    """What is said in one recording after the other."""
-    processor = AudioProcessor.load(asked.model.folder)
+def transcribe_each(request: TaskRun, transcribe_one: Callable[..., Any], **options: Any) -> Any:
+    """Transcribe one recording after the other."""
+    processor = AudioProcessor.load(request.model.folder)
 
     def finish(run: TaskRun, sources: list[Any]) -> list[Any]:
-        found = [said(run, processor, source, **options) for source in sources]
-        run.reader.progress(len(found), len(found))
-        return named(run, found)
+        texts = [transcribe_one(run, processor, source, **options) for source in sources]
+        run.reader.progress(len(texts), len(texts))
+        return with_files(run, texts)
 
-    return asked.answer(lambda row: row["audio"], finish, at_once=1)
+    return request.answer(lambda row: row["audio"], finish, at_once=1)
 
 
-def spelled(asked: TaskRun, processor: AudioProcessor, source: Any, beams: int, timestamps: bool) -> Any:
+def ctc_text(request: TaskRun, processor: AudioProcessor, source: Any, beams: int, timestamps: bool) -> Any:
     def text(ids: list[int]) -> str:
-        return asked.tokenizer.decode(ids, skip_special_tokens=True)
+        return request.tokenizer.decode(ids, skip_special_tokens=True)
 
     if timestamps:
-        return timed(words(asked.model, asked.tokenizer, processor, source), text)
-    return text(letters(asked.model, processor, source, beams))
+        return segment_rows(ctc_words(request.model, request.tokenizer, processor, source), text)
+    return text(ctc_tokens(request.model, processor, source, beams))
 
 
-def written(asked: TaskRun, processor: AudioProcessor, source: Any, **options: Any) -> str:
-    return " ".join(sentences(asked.model, asked.tokenizer, processor, source, **options))
+def generated_text(request: TaskRun, processor: AudioProcessor, source: Any, **options: Any) -> str:
+    return " ".join(sentences(request.model, request.tokenizer, processor, source, **options))
 
 
-def listener_of(
-    asked: TaskRun,
+def transcriber_of(
+    request: TaskRun,
     translate: bool,
     timestamps: bool,
     num_beams: int | None,
     max_new_tokens: int | None,
     temperatures: Sequence[float] | None,
-) -> Listener:
-    listener = Listener(
-        asked.model,
-        asked.tokenizer,
-        AudioProcessor.load(asked.model.folder),
-        **given(num_beams=num_beams, max_new_tokens=max_new_tokens),
+) -> Transcriber:
+    transcriber = Transcriber(
+        request.model,
+        request.tokenizer,
+        AudioProcessor.load(request.model.folder),
+        **drop_none(num_beams=num_beams, max_new_tokens=max_new_tokens),
         temperatures=TEMPERATURES if temperatures is None else tuple(temperatures),
     )
-    known = listener.settings
+    known = transcriber.settings
     if translate and "translate" not in (known.task_to_id or {}):
-        raise ValueError("translate: this model writes the language that it hears")
+        raise ValueError("translate: this model cannot translate")
     if known.task_to_id:
-        listener.options["task"] = "translate" if translate else "transcribe"
+        transcriber.options["task"] = "translate" if translate else "transcribe"
     if known.no_timestamps_token_id is not None:
-        listener.options["return_timestamps"] = True  # long recordings are cut by them
+        transcriber.options["return_timestamps"] = True  # long recordings are cut by them
     elif timestamps:
-        raise ValueError("timestamps: this model has no tokens for times")
-    return listener
+        raise ValueError("timestamps: this model has no timestamp tokens")
+    return transcriber
 
 
-def check_listener(asked: TaskRun) -> None:
-    spec = asked.model.spec
+def check_transcriber(request: TaskRun) -> None:
+    spec = request.model.spec
     if not spec.pair or "input_features" not in spec.embedding.inputs or not spec.writes:
         name = spec.architecture or "this model"
-        raise ValueError(f"{asked.task} needs a model that hears and writes; {name} does not")
+        raise ValueError(f"{request.task} needs a speech-to-text model; {name} does not")
 
 
-def listen(asked: TaskRun, listener: Listener, recordings: list[Listened]) -> None:
+def transcribe_all(request: TaskRun, transcriber: Transcriber, recordings: list[Transcript]) -> None:
     """Every recording to its end, as many at once as the reader has in a batch."""
     waiting, done = list(recordings), 0
-    going: list[Listened] = []
-    while waiting or going:
-        while waiting and len(going) < asked.reader.batch:
-            going.append(waiting.pop(0))
-        listener.go_on(going)
-        done += sum(not each.going for each in going)
-        going = [each for each in going if each.going]
-        asked.reader.progress(done, len(recordings))
+    active: list[Transcript] = []
+    while waiting or active:
+        while waiting and len(active) < request.reader.batch:
+            active.append(waiting.pop(0))
+        transcriber.transcribe_next(active)
+        done += sum(not each.has_more for each in active)
+        active = [each for each in active if each.has_more]
+        request.reader.progress(done, len(recordings))

@@ -1,29 +1,32 @@
-"""A text in another language."""
+"""Translate a text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from anyformer.objectives.objective import Record
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
-from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, Truncate, ask
-from anyformer.tasks.writing import check_pair, options_of, stored, write
+from anyformer.tasks.options import Beams, LengthPenalty, MaxNewTokens, Truncate
+from anyformer.tasks.task import Inputs, Row, RunOptions, Source, TaskRun, start_run
+from anyformer.tasks.writing import check_pair, options_of, task_params, write
 
 
 def translate(
     model: Source,
     inputs: Inputs,
     *,
-    source: str | None = None,
-    target: str | None = None,
-    prefix: str | None = None,
-    num_beams: int | None = None,
-    length_penalty: float | None = None,
-    max_new_tokens: int | None = None,
+    source: Annotated[
+        str | None, "code of the language of the text, for models with several (default: the folder's)"
+    ] = None,
+    target: Annotated[str | None, "code of the language to write, for models with several"] = None,
+    prefix: Annotated[str | None, "text before every input (default: the config's for these languages)"] = None,
+    num_beams: Beams = None,
+    length_penalty: LengthPenalty = None,
+    max_new_tokens: MaxNewTokens = None,
     truncate: Truncate = None,
-    **how: Unpack[How],
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     """The translation, a text.
 
@@ -34,8 +37,8 @@ def translate(
     >>> translate("facebook/m2m100_418M", "Life is good.", source="en", target="fr")  # doctest: +SKIP
     'La vie est bonne.'
     """
-    asked = ask("translate", model, inputs, how)
-    check_pair(asked)
+    request = start_run("translate", model, inputs, run_options)
+    check_pair(request)
     given = {"num_beams": num_beams, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens}
 
     def prepare(row: Row) -> tuple[Record, Mapping[str, Any]]:
@@ -43,11 +46,11 @@ def translate(
         for name, code in codes.items():
             if code is not None and not isinstance(code, str):
                 raise ValueError(f"{name} is {type(code).__name__}, not the code of a language")
-        way, first, usual = direction(asked, **codes, prefix=prefix)
+        way, first, usual = direction(request, **codes, prefix=prefix)
         return way.record(first + row["text"], truncate=truncate), options_of(usual, given)
 
     def finish(run: TaskRun, prepared: list[tuple[Record, Mapping[str, Any]]]) -> list[Any]:
-        found: list[Any] = [None] * len(prepared)
+        texts: list[Any] = [None] * len(prepared)
         done: list[Any] = []
         for _, options in prepared:  # those that are written in the same way, together
             if options in done:
@@ -55,39 +58,39 @@ def translate(
             done.append(options)
             own = [i for i, (_, other) in enumerate(prepared) if other == options]
             for i, text in zip(own, write(run, [prepared[i][0] for i in own], options), strict=True):
-                found[i] = text
-        return found
+                texts[i] = text
+        return texts
 
-    return asked.answer(prepare, finish)
+    return request.answer(prepare, finish)
 
 
 def direction(
-    asked: TaskRun, source: str | None, target: str | None, prefix: str | None
+    request: TaskRun, source: str | None, target: str | None, prefix: str | None
 ) -> tuple[TaskRun, str, dict[str, Any]]:
-    """How a model is told the languages: (who reads, what stands before the text, options of generation)."""
-    tokenizer = asked.tokenizer
+    """How the languages are given to a model: (request, prefix of the text, options of generation)."""
+    tokenizer = request.tokenizer
     if tokenizer.languages:
         if target is None:
             raise ValueError(f"target: this model writes {len(tokenizer.languages)} languages; which one?")
-        reader = asked if source is None else asked.replace(tokenizer=tokenizer.in_language(source))
+        reader = request if source is None else request.replace(tokenizer=tokenizer.in_language(source))
         return reader, prefix or "", {"forced_bos_token_id": tokenizer.language_id(target)}
     marks = {word[2:-2]: word for word in tokenizer.vocab if word.startswith(">>") and word.endswith("<<")}
     if marks and prefix is None:  # Marian
         if target not in marks:
             asking = f"no language {quote(target)}" if target else "target: which language?"
             raise ValueError(f"{asking}; {nearest(target or '', marks)}")
-        return asked, f"{marks[target]} ", {}
-    usual = stored(asked, f"translation_{source}_to_{target}")
+        return request, f"{marks[target]} ", {}
+    usual = task_params(request, f"translation_{source}_to_{target}")
     if (source is not None or target is not None) and not usual and prefix is None:
-        pairs = ways(asked)
-        said = f"from {source or '?'} to {target or '?'}"
+        pairs = ways(request)
+        way = f"from {source or '?'} to {target or '?'}"
         hint = f"; it knows {', '.join(pairs)}" if pairs else ": give no languages, or a prefix"
-        raise ValueError(f"{said}: nothing tells this model which languages{hint}")
+        raise ValueError(f"{way}: nothing tells this model which languages{hint}")
     own = usual.pop("prefix", "")
-    return asked, own if prefix is None else prefix, usual
+    return request, own if prefix is None else prefix, usual
 
 
-def ways(asked: TaskRun) -> list[str]:
+def ways(request: TaskRun) -> list[str]:
     """The pairs of languages in a config."""
-    names = asked.model.spec.source.get("task_specific_params") or {}
+    names = request.model.spec.source.get("task_specific_params") or {}
     return [name.removeprefix("translation_").replace("_", " ") for name in names if name.startswith("translation_")]

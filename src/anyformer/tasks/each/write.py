@@ -1,9 +1,9 @@
-"""Goes on from a text."""
+"""Continue a text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Unpack
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
@@ -11,7 +11,8 @@ from anyformer.generation import check_writer, generate
 from anyformer.generation.defaults import settings_for
 from anyformer.generation.writing import Writing, check_ids, length_for
 from anyformer.objectives.objective import Record
-from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask
+from anyformer.tasks.options import Beams
+from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.writing import check_settings
 
 
@@ -20,17 +21,21 @@ def write(
     inputs: Inputs,
     stream: bool = False,
     *,
-    max_new_tokens: int | None = None,
-    num_beams: int | None = None,
-    do_sample: bool = False,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    seed: int | None = None,
-    stop: list[str] | None = None,
-    chat: bool = False,
-    **how: Unpack[How],
+    max_new_tokens: Annotated[int | None, "longest text, in tokens (default: the folder's, else 128)"] = None,
+    num_beams: Beams = None,
+    do_sample: Annotated[bool, "sample tokens instead of taking the most likely"] = False,
+    temperature: Annotated[float | None, "sampling temperature: lower is more predictable, higher more varied"] = None,
+    top_k: Annotated[int | None, "sample from the N most likely tokens"] = None,
+    top_p: Annotated[
+        float | None, "sample from the smallest set of tokens whose probabilities sum to X (nucleus sampling)"
+    ] = None,
+    min_p: Annotated[
+        float | None, "sample from tokens with at least X times the probability of the most likely one"
+    ] = None,
+    seed: Annotated[int | None, "seed of sampling: the same seed gives the same text"] = None,
+    stop: Annotated[Sequence[str] | None, "stop before this text; can be repeated"] = None,
+    chat: Annotated[bool, "the text is a user's message: apply the chat template"] = False,
+    **run_options: Unpack[RunOptions],
 ) -> Any:
     """What the model writes after a text (of an encoder-decoder: about it), without the text itself; with `stream` an
     iterator of its pieces, of one text. Options that are not given are the folder's own. With `chat` the text is a
@@ -41,8 +46,8 @@ def write(
     >>> for piece in write("a/model/folder", "Once upon a time", stream=True):  # doctest: +SKIP
     ...     print(piece, end="", flush=True)
     """
-    asked = ask("write", model, inputs, how)
-    check_writer(asked.model, asked=True)
+    request = start_run("write", model, inputs, run_options)
+    check_writer(request.model, asked=True)
     given = {
         "max_new_tokens": max_new_tokens,
         "num_beams": num_beams,
@@ -54,53 +59,55 @@ def write(
         "min_p": min_p,
     }
     options = {name: value for name, value in given.items() if value is not None}
-    stops = [stop] if isinstance(stop, str) else stop
+    stops = None if stop is None else [stop] if isinstance(stop, str) else list(stop)
     if not stream:
-        check_settings(asked, options)
+        check_settings(request, options)
 
         def finish(run: TaskRun, records: list[Record]) -> list[str]:
-            return written(run, records, options, stops)
+            return generate_texts(run, records, options, stops)
 
-        return asked.answer(lambda row: record_of(asked, row["text"], chat), finish)
-    if not asked.one:
-        raise ValueError("stream=True writes one text; give it alone, not in a list")
-    record = record_of(asked, asked.rows[0]["text"], chat)
-    return iter(Writing(asked.model, asked.tokenizer, record["input_ids"].tolist(), options, stops))
+        return request.answer(lambda row: record_of(request, row["text"], chat), finish)
+    if not request.one:
+        raise ValueError("stream=True writes one text; give it without a list")
+    record = record_of(request, request.rows[0]["text"], chat)
+    return iter(Writing(request.model, request.tokenizer, record["input_ids"].tolist(), options, stops))
 
 
-def record_of(asked: TaskRun, text: str, chat: bool) -> Record:
-    tokenizer = asked.tokenizer
+def record_of(request: TaskRun, text: str, chat: bool) -> Record:
+    tokenizer = request.tokenizer
     ids = tokenizer.chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
-    check_ids(asked.model, ids)
-    asked.fits(len(ids))
+    check_ids(request.model, ids)
+    request.fits(len(ids))
     return {"input_ids": np.asarray(ids)}
 
 
-def written(asked: TaskRun, records: list[Record], options: dict[str, Any], stops: list[str] | None) -> list[str]:
+def generate_texts(
+    request: TaskRun, records: list[Record], options: dict[str, Any], stops: list[str] | None
+) -> list[str]:
     """The texts of all records, a batch at a time: each is what it would be alone."""
-    found = [""] * len(records)
-    ends = set(settings_for(asked.model, options).eos)
-    rooms = [tuple(length_for(asked.model, len(record["input_ids"]), options).items()) for record in records]
+    texts = [""] * len(records)
+    ends = set(settings_for(request.model, options).eos)
+    rooms = [tuple(length_for(request.model, len(record["input_ids"]), options).items()) for record in records]
     for room in dict.fromkeys(rooms):  # near the longest text a model takes, each has another
         own = [i for i, other in enumerate(rooms) if other == room]
-        for which, batch in asked.batches([records[i] for i in own]):
+        for which, batch in request.batches([records[i] for i in own]):
             ids = batch["input_ids"]
             sequences = generate(
-                asked.model,
+                request.model,
                 ids,
                 attention_mask=batch.get("attention_mask"),
-                tokenizer=asked.tokenizer,
+                tokenizer=request.tokenizer,
                 stop_strings=stops,
                 **{**options, **dict(room)},
             )
-            for i, row in zip(which, sequences if asked.model.spec.pair else sequences[:, ids.shape[1] :]):
-                found[own[i]] = "".join(said(asked, row.tolist(), ends, stops))
-    return found
+            for i, row in zip(which, sequences if request.model.spec.pair else sequences[:, ids.shape[1] :]):
+                texts[own[i]] = "".join(stream_text(request, row.tolist(), ends, stops))
+    return texts
 
 
-def said(asked: TaskRun, tokens: list[int], ends: set[int], stops: list[str] | None) -> Iterator[str]:
-    """The text of what was written, up to its end."""
-    decoder = asked.tokenizer.stream(stops)
+def stream_text(request: TaskRun, tokens: list[int], ends: set[int], stops: list[str] | None) -> Iterator[str]:
+    """The generated text, up to its end."""
+    decoder = request.tokenizer.stream(stops)
     for token in tokens:
         if token in ends or decoder.stopped is not None:
             break

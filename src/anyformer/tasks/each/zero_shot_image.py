@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import torch
 
 from anyformer.specs.messages import quote
-from anyformer.tasks.task import How, Source, ask, file_of
+from anyformer.tasks.task import RunOptions, Source, file_of, start_run
 from anyformer.tasks.towers import image_vectors, text_vectors, towers
 
 
@@ -17,32 +17,32 @@ def zero_shot_image(
     model: Source,
     inputs: Any,
     *,
-    labels: Sequence[str] | None = None,
-    template: str = "a photo of a {}.",
-    top_k: int = 0,
-    **how: Unpack[How],
+    labels: Annotated[Sequence[str] | None, "a name to choose from; repeat it for each"] = None,
+    template: Annotated[str, "sentence around a name"] = "a photo of a {}.",
+    top_k: Annotated[int, "number of names, most likely first; 0 for all"] = 0,
+    **run_options: Unpack[RunOptions],
 ) -> Any:
-    """[{"label", "score"}, ...], likeliest first: `top_k` of them, and all with 0. Each label is put in the place of {}
-    in `template`. Of a folder, those of each picture in it, with its "file".
+    """[{"label", "score"}, ...], most likely first: `top_k` of them, or all with 0. `template` has {} for the label.
+    For a folder, the result of each picture has its "file".
 
     >>> zero_shot_image("a/clip/folder", "cat.png", labels=["cat", "dog"])  # doctest: +SKIP
     [{'label': 'cat', 'score': 0.98}, {'label': 'dog', 'score': 0.02}]
     """
     if labels is None or isinstance(labels, str) or len(labels) < 2 or len({*labels}) < len(labels):
-        raise ValueError("labels: two names or more to choose from, and none twice")
+        raise ValueError("labels: give two or more different names")
     if "{}" not in template:
-        raise ValueError(f"template {quote(template)} has no {{}} where a name would stand")
+        raise ValueError(f"template {quote(template)} has no {{}} for the name")
     if top_k < 0:
-        raise ValueError(f"top_k is {top_k}; it must be at least 0, which is all")
-    asked = ask("zero-shot-image", model, inputs, how)
-    scale = towers(asked).head.scale.detach().float().exp().cpu()
+        raise ValueError(f"top_k is {top_k}; it must be at least 0 (0 for all)")
+    request = start_run("zero-shot-image", model, inputs, run_options)
+    scale = towers(request).head.scale.detach().float().exp().cpu()
     sentences = [{"text": template.replace("{}", label)} for label in labels]
-    texts = text_vectors(dataclasses.replace(asked, rows=sentences, one=False, lost=[]))
+    texts = text_vectors(dataclasses.replace(request, rows=sentences, one=False, lost=[]))
     for label, vector in zip(labels, texts, strict=True):
         if isinstance(vector, dict):
             raise ValueError(f"label {label!r}: {vector['error']}")
     both = torch.stack(texts)  # (labels, D)
-    vectors = image_vectors(asked)
+    vectors = image_vectors(request)
 
     def result(row: Any, vector: Any) -> Any:
         if isinstance(vector, dict):
@@ -51,4 +51,4 @@ def zero_shot_image(
         best = sorted(zip(labels, scores), key=lambda each: -each[1])[: top_k or None]
         return [{**file_of(row), "label": label, "score": score} for label, score in best]
 
-    return result(asked.rows[0], vectors) if asked.one else list(map(result, asked.rows, vectors))
+    return result(request.rows[0], vectors) if request.one else list(map(result, request.rows, vectors))

@@ -13,8 +13,8 @@ from anyformer.inputs.image import Images
 from anyformer.kernels.hardware import need
 from anyformer.models import Model
 from anyformer.objectives.images import ClassifyImage
-from anyformer.recipes._models import labelled
-from anyformer.recipes._own import Tell, held_out, name_of
+from anyformer.recipes.shared.models import with_labels
+from anyformer.recipes.shared.own_text import Notify, held_out, name_of
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, description_of
 from anyformer.weights import hub
@@ -24,7 +24,7 @@ PATCHES, LARGEST = 8, 128  # patches along each side of a picture, and its pixel
 CLASSIFIER = "ForImageClassification"
 
 
-def from_images(path: str, model: str | None = None, *, tell: Tell = lambda line: None) -> Run:
+def from_images(path: str, model: str | None = None, *, tell: Notify = lambda line: None) -> Run:
     """A ViT for the classes of a folder, or with `model` a published one that is trained further. Where the folder has
     the folders "train" and "valid" (or "val", "test") they are the splits, else one picture in ten is held out. `tell`
     gets a line about what was found."""
@@ -127,7 +127,7 @@ def from_scratch(labels: tuple[str, ...], found: Found) -> Reading:
 
 def further(labels: tuple[str, ...], model: str) -> Reading:
     """A model that was trained before, or a description, which reads pictures of its own size and colours."""
-    given = labelled(model, labels, CLASSIFIER)
+    given = with_labels(model, labels, CLASSIFIER)
     trained = isinstance(given, Pretrained)
     folder = hub.resolve(model) if trained else None
     embedding: Any = getattr(description_of(given), "embedding", None)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from anyformer.data import CSV, TSV, Data, Held, Source, TextFiles, TrainedBPE, open_table
+from anyformer.data import CSV, TSV, Data, Held, JSONLines, Source, TextFiles, TrainedBPE, open_table
 from anyformer.generation.prompt import position_limit
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
@@ -18,15 +18,16 @@ from anyformer.objectives.masked import Masked
 from anyformer.objectives.objective import Objective
 from anyformer.objectives.permuted import Permuted
 from anyformer.recipes import dialogue, quickstart
-from anyformer.recipes._encoder import small_bert, vocabulary
-from anyformer.recipes._models import CLASSIFIER, labelled, with_vocabulary
+from anyformer.recipes.shared.encoder import small_bert, vocabulary
+from anyformer.recipes.shared.models import CLASSIFIER, with_labels, with_vocabulary
 from anyformer.specs.part import nearest, walk
+from anyformer.stacks.two_streams import TwoStreams
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, description_of, model_of
 
 MOST_LABELS = 200
 TEXTS = ("text", "sentence", "content", "review", "document", "body")  # what a column of texts is usually called
-Tell = Callable[[str], object]
+Notify = Callable[[str], object]
 
 
 def from_text(path: str, model: str | None = None) -> Run:
@@ -35,7 +36,7 @@ def from_text(path: str, model: str | None = None) -> Run:
     files = source.files()
     data = Data(train=source.replace(stop=0.9), valid=source.replace(start=0.9))
     start = files[0].open(encoding="utf-8", errors="replace").read(400) if files[0].suffix != ".gz" else ""
-    return writing(data, name_of(path), sum(file.stat().st_size for file in files), model, " ".join(start.split()[:4]))
+    return text_run(data, name_of(path), sum(file.stat().st_size for file in files), model, " ".join(start.split()[:4]))
 
 
 def from_table(
@@ -47,7 +48,7 @@ def from_table(
     delimiter: str | None = None,
     encoding: str | None = None,
     jsonl: bool = False,
-    tell: Tell = lambda line: None,
+    tell: Notify = lambda line: None,
 ) -> Run:
     """A classifier for the rows of a CSV, TSV or JSON lines, or without a label a model that writes such texts. One row
     in ten is held out. `tell` gets a line about how the file is read."""
@@ -65,11 +66,11 @@ def from_table(
     if first is None:
         raise ValueError(f"{path}: no row that could be read ({problem})")
     if label is None and not columns and "messages" in first:
-        return conversing(source, path, model)
+        return chat_run(source, path, model)
     texts = text_columns(path, list(known), label, columns)
     named = {"text": texts[0], **({"pair": texts[1]} if len(texts) > 1 else {}), **({"label": label} if label else {})}
     source = source.replace(columns=named, required=("text", *(("label",) if label else ())))
-    count, size, values, skipped = 0, 0, Values(), Counter[str]()
+    count, size, values, skipped = 0, 0, LabelColumn(), Counter[str]()
     for row in source.rows(()):
         if row.example is None:
             skipped[row.problem] += 1
@@ -78,13 +79,13 @@ def from_table(
         if label is not None:
             values.add(row.example["label"])
     if not count:
-        raise ValueError(f"{path}: no row can be used; {shown_skipped(skipped)}")
+        raise ValueError(f"{path}: no row can be used; {skipped_reasons(skipped)}")
     labels = labels_of(path, label, values, skipped) if label is not None else ()
-    tell(f"{path}: {count:,} rows; {reading(source, named, labels)}")
+    tell(f"{path}: {count:,} rows; {describe_columns(source, named, labels)}")
     data = held_out(source, "label" if labels else None)
     if label is None:
-        return writing(data, name_of(path), size, model, "")
-    return classifying(data, name_of(path), labels, len(texts) > 1, count, model)
+        return text_run(data, name_of(path), size, model, "")
+    return classifier_run(data, name_of(path), labels, len(texts) > 1, count, model)
 
 
 def held_out(source: Source, stratify: str | None = None) -> Data:
@@ -105,25 +106,25 @@ def text_columns(path: str, known: list[str], label: str | None, columns: Sequen
             raise ValueError(f"{path}: no column {name!r}; {nearest(name, known)}")
     others = [name for name in known if name != label]
     usual = [name for name in others if name.lower() in TEXTS]
-    found = list(columns) or usual[:1] or (others if len(others) == 1 else [])
-    if not 1 <= len(found) <= 2:
-        raise ValueError(f"{path}: --column says which column is the text (given again, its pair): {', '.join(others)}")
-    return found
+    chosen = list(columns) or usual[:1] or (others if len(others) == 1 else [])
+    if not 1 <= len(chosen) <= 2:
+        raise ValueError(f"{path}: choose the text column with --column (repeat it for a pair): {', '.join(others)}")
+    return chosen
 
 
-def reading(source: Source, named: Mapping[str, str], labels: Sequence[str]) -> str:
+def describe_columns(source: Source, named: Mapping[str, str], labels: Sequence[str]) -> str:
     """How a table is read: its columns, and what was found out about the file."""
     parts = [f"{name}: column {own!r}" for name, own in named.items()]
     if "label" in named:
         parts[-1] += f", {len(labels)} labels" if labels else ", a number"
-    delimiter, encoding = getattr(source, "delimiter", ","), getattr(source, "encoding", "utf-8")
-    if isinstance(source, CSV) and not isinstance(source, TSV) and delimiter != ",":
-        parts.append(f"delimiter {delimiter!r} (--delimiter sets another)")
+    if isinstance(source, CSV) and not isinstance(source, TSV) and source.delimiter != ",":
+        parts.append(f"delimiter {source.delimiter!r} (--delimiter sets another)")
+    encoding = source.encoding if isinstance(source, CSV | JSONLines) else "utf-8"
     parts += [f"encoding {encoding} (--encoding sets another)"] if encoding != "utf-8" else []
     return "; ".join(parts)
 
 
-class Values:
+class LabelColumn:
     """What stands in a column of labels."""
 
     def __init__(self) -> None:
@@ -133,7 +134,7 @@ class Values:
     def add(self, value: Any) -> None:
         name = str(value).strip()
         self.total += 1
-        if number(name):
+        if is_number(name):
             self.numbers += 1
             self.fractions |= not float(name).is_integer()
         if len(self.names) <= MOST_LABELS:
@@ -144,24 +145,24 @@ class Values:
         return len(self.names) > MOST_LABELS
 
 
-def labels_of(path: str, column: str, values: Values, skipped: Mapping[str, int]) -> tuple[str, ...]:
+def labels_of(path: str, column: str, values: LabelColumn, skipped: Mapping[str, int]) -> tuple[str, ...]:
     """The labels of a column in the order of their names; none where it has numbers that are not classes. Of those, one
     value in ten may be something else ("n/a"); such rows are skipped later on."""
     if (values.many or values.fractions) and values.numbers >= 0.9 * values.total:
         return ()
-    found = sorted(values.names)
-    after = f" ({shown_skipped(skipped)})" if skipped else ""
+    labels = sorted(values.names)
+    after = f" ({skipped_reasons(skipped)})" if skipped else ""
     if values.many:
         raise ValueError(f"{path}: column {column!r} has more than {MOST_LABELS} values, too many for labels{after}")
-    if len(found) < 2:
+    if len(labels) < 2:
         raise ValueError(
-            f"{path}: column {column!r} has a single value, {found[0]!r}, in all {values.total:,} rows{after};"
+            f"{path}: column {column!r} has a single value, {labels[0]!r}, in all {values.total:,} rows{after};"
             " a classifier needs two or more"
         )
-    return tuple(sorted(found, key=float) if all(map(number, found)) else found)
+    return tuple(sorted(labels, key=float) if all(map(is_number, labels)) else labels)
 
 
-def shown_skipped(skipped: Mapping[str, int]) -> str:
+def skipped_reasons(skipped: Mapping[str, int]) -> str:
     """The rows that were skipped, by reason, the commonest first."""
     reasons = sorted(skipped.items(), key=lambda item: -item[1])
     shown = ", ".join(f"{count:,} because {why}" for why, count in reasons[:3])
@@ -169,7 +170,7 @@ def shown_skipped(skipped: Mapping[str, int]) -> str:
     return f"{sum(skipped.values()):,} rows skipped: {shown}{more}" if skipped else "it has none"
 
 
-def number(text: str) -> bool:
+def is_number(text: str) -> bool:
     try:
         return math.isfinite(float(text))
     except ValueError:
@@ -179,13 +180,13 @@ def number(text: str) -> bool:
 # -- the runs ---------------------------------------------------------------------------------------------------------
 
 
-def writing(data: Data, name: str, size: int, model: str | None, sample: str) -> Run:
+def text_run(data: Data, name: str, size: int, model: str | None, sample: str) -> Run:
     """For so many bytes of text."""
     small = size < 2**20
-    watch = Evaluate(every=50 if small else 100, patience=3)  # a small text is soon learnt by heart
+    watch = Evaluate(every=50 if small else 100, patience=3)  # a small text is soon memorised
     length, tokens = 128, 512 if small else 4096
     width, depth = (128, 4) if small else (256, 6)
-    run = quickstart.described(
+    run = quickstart.language_run(
         data.train, 10, vocabulary=tokens, width=width, depth=depth, heads=4, length=length, batch=16, lr=6e-3
     ).replace(name=name, data=data, steps=400 if small else 2000, evaluate=watch.replace(sample=sample or None))
     if model is None:
@@ -194,17 +195,19 @@ def writing(data: Data, name: str, size: int, model: str | None, sample: str) ->
     limit = description_of(given)
     if limit.pair:
         raise ValueError(f"--model {model} reads one text and writes another; --text is for models of one text")
-    any_order = any("an order" in part.requires for _, part in walk(limit))
+    any_order = any(isinstance(part, TwoStreams) for _, part in walk(limit))
     objective: Objective = NextToken() if limit.writes else Permuted() if any_order else Masked()
     length = min(position_limit(limit) or 256, 256)
-    given, made = with_vocabulary(model, given, TrainedBPE(size=tokens) if limit.writes else vocabulary(tokens))
+    given, new_vocabulary = with_vocabulary(
+        model, given, TrainedBPE(size=tokens) if limit.writes else vocabulary(tokens)
+    )
     changed: dict[str, Any] = {"model": given, "objective": objective, "batch": Batch(examples=8, length=length)}
-    changed |= {"optimizer": AdamW(lr=5e-5 if made is None else 6e-4), "schedule": Linear(warmup=20)}
-    changed |= {"vocabulary": made}
+    changed |= {"optimizer": AdamW(lr=5e-5 if new_vocabulary is None else 6e-4), "schedule": Linear(warmup=20)}
+    changed |= {"vocabulary": new_vocabulary}
     return run.replace(**changed, evaluate=watch.replace(sample=sample or None if limit.writes else None))
 
 
-def conversing(source: Source, path: str, model: str | None) -> Run:
+def chat_run(source: Source, path: str, model: str | None) -> Run:
     """For conversations in a column of messages."""
     given = None if model is None else model_of(model)
     if not isinstance(given, Pretrained):
@@ -218,7 +221,7 @@ def conversing(source: Source, path: str, model: str | None) -> Run:
     )
 
 
-def classifying(data: Data, name: str, labels: tuple[str, ...], pair: bool, rows: int, model: str | None) -> Run:
+def classifier_run(data: Data, name: str, labels: tuple[str, ...], pair: bool, rows: int, model: str | None) -> Run:
     size, length = 2000, 256
     scratch = small_bert(
         f"Bert{CLASSIFIER}",
@@ -245,8 +248,12 @@ def classifying(data: Data, name: str, labels: tuple[str, ...], pair: bool, rows
     )
     if model is None:
         return run
-    given, made = with_vocabulary(model, labelled(model, labels or ("value",)), vocabulary(size))
+    given, new_vocabulary = with_vocabulary(model, with_labels(model, labels or ("value",)), vocabulary(size))
     longest = position_limit(description_of(given))
-    objective = Classify(labels=labels, pair=pair, length=longest if made is None else min(longest or length, length))
-    lr = 5e-5 if made is None else 5e-4
-    return run.replace(model=given, vocabulary=made, optimizer=AdamW(lr=lr, weight_decay=0.01), objective=objective)
+    objective = Classify(
+        labels=labels, pair=pair, length=longest if new_vocabulary is None else min(longest or length, length)
+    )
+    lr = 5e-5 if new_vocabulary is None else 5e-4
+    return run.replace(
+        model=given, vocabulary=new_vocabulary, optimizer=AdamW(lr=lr, weight_decay=0.01), objective=objective
+    )

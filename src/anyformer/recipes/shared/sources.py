@@ -80,13 +80,13 @@ def questions(rows: Rows) -> bytes:
 
 def paragraphs(rows: Rows) -> bytes:
     """As SQuAD's own files are."""
-    found = []
+    contexts = []
     for row in rows:
         pairs = zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True)
         answers = [{"text": text, "answer_start": start} for text, start in pairs]
         question = {"id": row["id"], "question": row["question"], "answers": answers}
-        found.append({"context": row["context"], "qas": [question]})
-    return json.dumps({"data": [{"paragraphs": found}]}, ensure_ascii=False).encode()
+        contexts.append({"context": row["context"], "qas": [question]})
+    return json.dumps({"data": [{"paragraphs": contexts}]}, ensure_ascii=False).encode()
 
 
 def idx(column: str) -> Callable[[Rows], bytes]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from anyformer.data import Columns, JSONLines, Source
 from anyformer.data.source import detect_encoding, find, lines, plain_suffix
 from anyformer.objectives.tag import Tag, word_list
-from anyformer.recipes._encoder import small_bert, vocabulary
-from anyformer.recipes._models import labelled, with_vocabulary
-from anyformer.recipes._own import MOST_LABELS, Tell, held_out, name_of, shown_skipped
+from anyformer.recipes.shared.encoder import small_bert, vocabulary
+from anyformer.recipes.shared.models import with_labels, with_vocabulary
+from anyformer.recipes.shared.own_text import MOST_LABELS, Notify, held_out, name_of, skipped_reasons
 from anyformer.specs.part import nearest
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Run
@@ -32,7 +32,7 @@ def from_tags(
     model: str | None = None,
     *,
     encoding: str | None = None,
-    tell: Tell = lambda line: None,
+    tell: Notify = lambda line: None,
 ) -> Run:
     """A tagger for sentences whose words are labelled. `words` and `tags` name the columns of JSON lines, or number
     those of other files from 1. One sentence in ten is held out. `tell` gets a line about how the file is read."""
@@ -55,8 +55,8 @@ def from_tags(
             count, num_words = count + 1, num_words + len(own)
             labels.update(named)
     if not count:
-        raise ValueError(f"{path}: no sentence can be used; {shown_skipped(skipped)}")
-    after = f" ({shown_skipped(skipped)})" if skipped else ""
+        raise ValueError(f"{path}: no sentence can be used; {skipped_reasons(skipped)}")
+    after = f" ({skipped_reasons(skipped)})" if skipped else ""
     if not 2 <= len(labels) <= MOST_LABELS:
         number = "a single tag" if len(labels) < 2 else f"more than {MOST_LABELS} tags"
         raise ValueError(f"{path}: {number}, such as {min(labels)!r}{after}; --label COLUMN says where the tags are")
@@ -64,7 +64,7 @@ def from_tags(
     more = f"; encoding {source.encoding} (--encoding sets another)" if source.encoding != "utf-8" else ""
     where = ", ".join(f"{name} in {column}" for name, column in columns_of(source).items())
     tell(f"{path}: {count:,} sentences, {num_words:,} words, {len(ordered)} tags; {where}{more}")
-    return tagging(source, name_of(path), ordered, count, model)
+    return tag_run(source, name_of(path), ordered, count, model)
 
 
 def sentences_in(path: str, words: str | None, tags: str | None, encoding: str | None) -> Columns | JSONLines:
@@ -81,15 +81,15 @@ def json_sentences(path: str, words: str | None, tags: str | None, encoding: str
     if row is None or row.example is None:
         raise ValueError(f"{path}: no row that could be read")
     known = [str(name) for name in row.example]
-    found = {}
+    fields = {}
     for name, given, usual, flag in (("words", words, WORDS, "--column"), ("tags", tags, TAGS, "--label")):
         if given is not None and given not in known:
             raise ValueError(f"{path}: no column {given!r}; {nearest(given, known)}")
         column = given or next((each for each in usual if each in known), None)
         if column is None:
             raise ValueError(f"{path}: {flag} COLUMN says which column has the {name}: {', '.join(known)}")
-        found[name] = column
-    return source.replace(columns=found)
+        fields[name] = column
+    return source.replace(columns=fields)
 
 
 def column_sentences(path: str, file: Path, words: str | None, tags: str | None, encoding: str) -> Columns:
@@ -122,7 +122,7 @@ def columns_of(source: Columns | JSONLines) -> dict[str, str]:
     return {name: f"column {own!r}" for name, own in source.columns.items()}
 
 
-def tagging(source: Source, name: str, labels: tuple[str, ...], count: int, model: str | None) -> Run:
+def tag_run(source: Source, name: str, labels: tuple[str, ...], count: int, model: str | None) -> Run:
     size, length = 2000, 256
     steps = min(max(10 * count // 16, 100), 5000)  # ten times through the sentences, within reason
     every = max(steps // 4, 1)
@@ -139,5 +139,7 @@ def tagging(source: Source, name: str, labels: tuple[str, ...], count: int, mode
     )  # fmt: skip
     if model is None:
         return run
-    given, made = with_vocabulary(model, labelled(model, labels, TAGGER), vocabulary(size))
-    return run.replace(model=given, vocabulary=made, optimizer=AdamW(lr=5e-5 if made is None else 5e-4))
+    given, new_vocabulary = with_vocabulary(model, with_labels(model, labels, TAGGER), vocabulary(size))
+    return run.replace(
+        model=given, vocabulary=new_vocabulary, optimizer=AdamW(lr=5e-5 if new_vocabulary is None else 5e-4)
+    )

@@ -9,6 +9,7 @@ from anyformer import families
 from anyformer.data import TrainedBPE, Vocabulary
 from anyformer.inputs.text import Tokenizer
 from anyformer.models import Model, position_limit
+from anyformer.parts.embedding.text import Tokens
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.pool import Pool
 from anyformer.specs.codec import override
@@ -28,7 +29,7 @@ def classifier(name: str, ending: str = CLASSIFIER) -> tuple[Pretrained, int | N
     own = class_for_labels(like, ending)
     if own is None:
         lack = f"{like.family} has no class {ending}" if like.family else "it belongs to no published family"
-        raise ValueError(f"--model {name}: {lack}; --model {name}/spec.json starts anew from its description")
+        raise ValueError(f"--model {name}: {lack}; --model {name}/spec.json trains its description from scratch")
     return given.replace(architecture=own), position_limit(like)
 
 
@@ -38,7 +39,7 @@ def class_for_labels(spec: Model, ending: str) -> str | None:
     return next((each for each in classes if each.endswith(ending)), None)
 
 
-def labelled(name: str, labels: tuple[str, ...], ending: str = CLASSIFIER) -> Model | Pretrained:
+def with_labels(name: str, labels: tuple[str, ...], ending: str = CLASSIFIER) -> Model | Pretrained:
     """The model of this name with its family's head for labels, that of the published class with this `ending`. A text
     model of no family gets a head of ours."""
     like = model_of(name)
@@ -58,7 +59,7 @@ def labelled(name: str, labels: tuple[str, ...], ending: str = CLASSIFIER) -> Mo
 
 
 def with_vocabulary(
-    name: str, model: Model | Pretrained, made: TrainedBPE
+    name: str, model: Model | Pretrained, vocabulary: TrainedBPE
 ) -> tuple[Model | Pretrained, Vocabulary | None]:
     """The model, and the vocabulary to make for it: None where it has a tokenizer. The tables of a description get the
     size of the vocabulary; where there are weights, the vocabulary gets the size of their tables. One line says so."""
@@ -68,21 +69,25 @@ def with_vocabulary(
         with contextlib.suppress(FileNotFoundError):
             Tokenizer.load(hub.resolve(model.path))
             return model, None
-        size, least = min(sizes, default=0), 256 + len(made.special)
+        size, least = min(sizes, default=0), 256 + len(vocabulary.special)
         if size < least:
             lack = f"it has no tokenizer, and its table of {size} is too small for a new one ({least})"
-            raise ValueError(f"--model {name}: {lack}; --model {name}/spec.json starts anew, with a table that fits")
+            raise ValueError(
+                f"--model {name}: {lack}; --model {name}/spec.json trains from scratch with a table that fits"
+            )
         warnings.warn(f"{name} has no tokenizer: one of {size:,} tokens is made from the training texts", stacklevel=2)
-        return model, made.replace(size=size)
-    changes = {f"{path}.vocab_size": made.size for path in tables}
-    padding = list(made.special).index("pad_token")  # special tokens have the first ids
+        return model, vocabulary.replace(size=size)
+    changes = {f"{path}.vocab_size": vocabulary.size for path in tables}
+    padding = list(vocabulary.special).index("pad_token")  # special tokens have the first ids
     for path, part in walk(model):
-        if getattr(part, "padding_index", None) is not None:
+        if isinstance(part, Tokens) and part.padding_index is not None:
             changes[f"{path}.padding_index"] = padding
         if isinstance(part, Pool) and part.take == "last":  # the last token of a row that is not a pad
             changes[f"{path}.padding_token"] = padding
-    if sizes != {made.size}:
+    if sizes != {vocabulary.size}:
         before = " and ".join(f"{size:,}" for size in sorted(sizes))
-        line = f"a vocabulary of {made.size:,} tokens is made from the training texts (the description has {before})"
+        line = (
+            f"a vocabulary of {vocabulary.size:,} tokens is made from the training texts (the description has {before})"
+        )
         warnings.warn(f"{name}: {line}", stacklevel=2)
-    return override(model, changes), made
+    return override(model, changes), vocabulary

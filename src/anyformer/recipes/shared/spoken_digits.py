@@ -24,17 +24,17 @@ def strings(source: Source, count: int, seed: int = 0) -> JoinedRecordings:
     return JoinedRecordings(source=source, count=count, least=3, most=8, alike="speaker", seed=seed)
 
 
-def learnt(data: str, count: int = 8000, one_in: int | None = None) -> Source:
+def training_strings(data: str, count: int = 8000, one_in: int | None = None) -> Source:
     """Strings to learn from, of all their recordings or of one in so many."""
     known = recordings(data, least=HELD)
     return strings(known if one_in is None else Held(source=known, one_in=one_in, out=True, stratify="label"), count)
 
 
-def held(data: str) -> Source:
+def validation_strings(data: str) -> Source:
     """Strings to watch a training by, of recordings that it does not see."""
     return strings(recordings(data, least=5, most=HELD - 1), 200, seed=1)
 
 
-def official(data: str) -> Source:
+def test_strings(data: str) -> Source:
     """Strings of the official test recordings."""
     return strings(recordings(data, most=4), 1000, seed=2)
