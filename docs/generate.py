@@ -1,6 +1,6 @@
-"""The pages of the site that nobody writes: README and examples from the repository, the catalogues from the code.
+"""Generate pages of the site: README and examples from the repository, the catalogues from the code.
 
-A hook of mkdocs (mkdocs.yml). `pages` needs no mkdocs, and the tests look at it alone.
+A hook of mkdocs (mkdocs.yml). `pages` does not need mkdocs; the tests call it directly.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ MOVED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGEL
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)")
 
 
-# -- what mkdocs calls ------------------------------------------------------------------------------------------------
+# -- hooks of mkdocs --------------------------------------------------------------------------------------------------
 
 
 def on_config(config: Any) -> Any:
-    """Every page that there is has a line in the menu, whether mkdocs.yml gives it a place or not."""
+    """Add pages that mkdocs.yml does not list to the menu."""
     for title, paths in unlisted(config.nav).items():
         menu(config.nav, title).extend(paths)
     return config
 
 
 def unlisted(nav: Any) -> dict[str, list[str]]:
-    """Title of a menu -> the pages of docs/ that it has yet to name."""
+    """Title of a menu -> the pages of docs/ that it does not list."""
     docs = ROOT / "docs"
     found = [file.relative_to(docs).as_posix() for file in sorted(docs.rglob("*.md"))]
     missing = [path for path in found if f"'{path}'" not in repr(nav)]
@@ -42,7 +42,7 @@ def unlisted(nav: Any) -> dict[str, list[str]]:
 
 
 def menu(nav: Any, title: str) -> Any:
-    """The menu of this title, wherever it stands."""
+    """The menu with this title, at any depth."""
     for name, below in ((name, below) for each in nav if isinstance(each, dict) for name, below in each.items()):
         if name == title:
             return below
@@ -60,7 +60,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Links in the repository are links between files; here they are links between pages."""
+    """Turn links between files of the repository into links between pages."""
     back = {there: here for here, there in MOVED.items()}
     path = page.file.src_uri
     if path.startswith("catalogue/"):
@@ -70,7 +70,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def relinked(markdown: str, source: str, path: str) -> str:
-    """The links of a file of the repository, as they are on the page of the site that it becomes."""
+    """Rewrite the links of a file of the repository for its page on the site."""
 
     def moved(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[0]))
@@ -80,7 +80,7 @@ def relinked(markdown: str, source: str, path: str) -> str:
 
 
 def site_path(file: str) -> str:
-    """Where a file of the repository stands on the site."""
+    """Path on the site of a file of the repository."""
     if file.startswith("examples/") and file.endswith(".py"):
         return file.removesuffix(".py") + ".md"
     return MOVED.get(file) or file.removeprefix("docs/")
@@ -122,8 +122,8 @@ def families() -> Iterator[tuple[str, str]]:
     yield (
         "catalogue/families.md",
         (
-            "# Families\n\nMade from the code: every file in `src/anyformer/families`. The page of a family has its "
-            f"sizes, classes and config fields.\n\n{table(('family', 'for', 'named descriptions (parameters)'), rows)}"
+            "# Families\n\nGenerated from `src/anyformer/families`. Each family has a page with its sizes, classes and "
+            f"config fields.\n\n{table(('family', 'for', 'named descriptions (parameters)'), rows)}"
         ),
     )
 
@@ -142,23 +142,23 @@ def family_page(family: Any, sizes: list[dict[str, Any]], drawn: bool) -> str:
         shown = [(f"`{row['name']}`", f"{row['parameters']:,}", number(row["published"]), row["note"]) for row in sizes]
         lines.append(f"## Sizes\n\n{table(('name', 'parameters', 'as published', ''), shown)}")
     classes = "\n".join(f"- `{each}`" for each in family.architectures)
-    lines.append(f"## Classes\n\n{classes or 'None is published: it is saved in our own layout.'}")
+    lines.append(f"## Classes\n\n{classes or 'No published class; models are saved in our own layout.'}")
     lines.append(f"## Description\n\n```text\n{spec}\n```")
     fields = []
     for name, field in family.known.items():
         if name in family.fields:  # the others are every family's
             if isinstance(field, Field):
                 addresses = getattr(field, "addresses", ()) or ((field.path,) if isinstance(field.path, str) else ())
-                place = ", ".join(f"`{address}`" for address in addresses) or "worked out from the description"
+                place = ", ".join(f"`{address}`" for address in addresses) or "computed from the description"
             else:
-                place = f"no other value: {field.why}" if isinstance(field, Fixed) else field.why
+                place = f"fixed: {field.why}" if isinstance(field, Fixed) else field.why
             fields.append((f"`{name}`", f"`{field.default!r}`", place))
-    lines.append(f"## Config\n\n{table(('field', 'default', 'where it stands, or why it changes nothing'), fields)}")
+    lines.append(f"## Config\n\n{table(('field', 'default', 'address, or why it has none'), fields)}")
     return "\n\n".join(lines) + "\n"
 
 
 def drawing(what: Any) -> str:
-    """The picture of a description, where anyformer can draw."""
+    """SVG of a description; empty without `anyformer.drawing`."""
     if importlib.util.find_spec("anyformer.drawing") is None:
         return ""
     return importlib.import_module("anyformer.drawing").draw(what).svg
@@ -174,7 +174,7 @@ def parts() -> Iterator[tuple[str, str]]:
         if not abstract(kind) and kind.__module__.startswith("anyformer."):
             each = about(kind)
             groups.setdefault(each.group if each.group != each.name else "Others", []).append(each)
-    lines = ["# Parts", "Made from the code: what `anyformer parts` lists, on pages."]
+    lines = ["# Parts", "Generated from the code. `anyformer parts` prints the same."]
     for group in sorted(groups, key=lambda name: (name == "Others", name)):
         rows = [(f"[{each.name}](parts/{group}.md#{each.name.lower()})", each.about, ", ".join(each.called))
                 for each in groups[group]]  # fmt: skip
@@ -190,7 +190,7 @@ def part_section(each: Any) -> str:
     lines = [f"## {each.name}", plain(each.text), told]
     if each.fields:
         names = ("name", "type", "default")
-        rows = [(*(f"`{field[name]}`" if field[name] else "needed" for name in names), field["about"])
+        rows = [(*(f"`{field[name]}`" if field[name] else "required" for name in names), field["about"])
                 for field in each.fields]  # fmt: skip
         lines.append(table(("field", "type", "default", ""), rows))
     return "\n\n".join(line for line in lines if line)
@@ -199,7 +199,7 @@ def part_section(each: Any) -> str:
 def commands() -> str:
     from anyformer.cli import VERBS, main
 
-    lines = ["# Commands", "Made from the code: what `anyformer VERB --help` says."]
+    lines = ["# Commands", "Generated from the code: the output of `anyformer VERB --help`."]
     for verb, line in VERBS.items():
         out = io.StringIO()
         with mock.patch.dict(os.environ, {"COLUMNS": "112"}), contextlib.redirect_stdout(out):
@@ -221,7 +221,7 @@ def cell(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Words of the code in a page: no letter of them is markup, outside of `code` and links."""
+    """Escape markdown in text from the code, except in `code` and links."""
     kept = re.split(r"(`[^`]*`|!?\[[^\]]*\]\([^)]*\))", text)
     return "".join(piece if i % 2 else re.sub(r"([\\*_<>\[\]#~])", r"\\\1", piece) for i, piece in enumerate(kept))
 

@@ -29,13 +29,17 @@ OUT = "encoder.layers.*.op.o.weight"
 NORM = LayerNorm(eps=1e-5)
 
 
-def init(width: int, depth: int, factor: float = 1.0, other: float = 0.02) -> dict[str, Initializer]:
+def init(
+    width: int, depth: int, factor: float = 1.0, other: float = 0.02, **more: Initializer
+) -> dict[str, Initializer]:
     """Narrower where many layers add up, as published."""
     deep = Normal(std=width**-0.5 * max(2 * depth, 1) ** -0.5 * factor)
     return {
         **{f"encoder.layers.*.op.{name}.weight": deep for name in ("q", "k", "v", "down")},
+        OUT: Normal(std=width**-0.5 * factor),
         "encoder.layers.*.op.up.weight": Normal(std=(2 * width) ** -0.5 * factor),
-        **dict.fromkeys((OUT, "head.*"), Normal(std=width**-0.5 * factor)),
+        "head.*": Normal(std=width**-0.5 * factor),
+        **more,
         "*": Normal(std=other * factor),
     }
 

@@ -39,15 +39,15 @@ TEMPLATE = EncoderModel(
         ),
         shows="stream",
     ),
-    init={"embedding.prefix": Normal(std=768**-0.5), **init(768, 12)},
+    init=init(768, 12, **{"embedding.prefix": Normal(std=768**-0.5)}),
 )
 POOL = Pool(take="first", norm=NORM)
 
 
 def image_init(c: Config) -> dict[str, Initializer]:
     first = Normal(std=c.hidden_size**-0.5 * c.initializer_factor)
-    common = init(c.hidden_size, c.num_hidden_layers, c.initializer_factor, c.initializer_range)
-    return {"embedding.prefix": first, **common}
+    sizes = c.hidden_size, c.num_hidden_layers, c.initializer_factor, c.initializer_range
+    return init(*sizes, **{"embedding.prefix": first})
 
 
 def initializer_range(spec: Model) -> float:

@@ -356,14 +356,16 @@ class Row:
         return override(spec, changes) if changes else spec
 
 
-CUT = "7.1M and 9.4M of a layer each and 4.2M of tokens are 20.7M: printed without what follows the point"
+CUT = "7.1M and 9.4M of a layer each and 4.2M of tokens are 20.7M; the paper prints it without the decimals"
 LIGHT = "gate, value and output are 3 D^2 a layer, as first published; one matrix more, 24 x 0.59M, makes 223M"
-DYNAMIC = "3 D^2 and 12 x 31 taps predicted from D; the total leaves 3.8M for each of 24 layers, not told for what"
-DENSE = "D^2 and 12 x 64 x 512 in the place of queries and keys, as first published; one 64 x 512 for all heads and a\
- matrix of keys that nothing reads, as in the authors' code, make 223.7M"
-PLACES = "two times 12 x 512 x 16 in the place of queries and keys; the total leaves 0.3M more for each of 24 layers"
-TABLE = "12 x 512 x 512 in the place of queries and keys, in 24 layers; how many layers have one is not told"
-BESIDE = "12 x 512 x 512 beside queries and keys, in 24 layers; in 22 of them it is 292.2M; how many is not told"
+DYNAMIC = "3 D^2 and 12 x 31 taps predicted from D; the total leaves 3.8M for each of 24 layers; the paper does not say\
+ for what"
+DENSE = "D^2 and 12 x 64 x 512 instead of queries and keys, as first published; one 64 x 512 for all heads and an\
+ unused matrix of keys, as in the authors' code, make 223.7M"
+PLACES = "two times 12 x 512 x 16 instead of queries and keys; the total leaves 0.3M more for each of 24 layers"
+TABLE = "12 x 512 x 512 instead of queries and keys, in 24 layers; the paper does not say how many layers have one"
+BESIDE = "12 x 512 x 512 in addition to queries and keys, in 24 layers; with 22 layers it is 292.2M; the paper does not\
+ say how many"
 
 ROWS = (
     Row("Vanilla Transformer", lambda size: {}, 223, 11.1, 2.182, 1.838),
