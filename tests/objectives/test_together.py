@@ -202,7 +202,7 @@ def test_replaced_token_terms_by_hand() -> None:
 
 def test_a_discriminator_alone_has_no_loss() -> None:
     """Its generator is not in its folder, and a new one would say something else."""
-    with pytest.raises(ValueError, match=r"^ReplacedTokens: its loss needs what was trained beside the model"):
+    with pytest.raises(ValueError, match=r"^ReplacedTokens: its loss needs weights that are not in the model's folder"):
         beside(discriminator(), replaced())
     model = built("bert", "BertForMaskedLM")
     assert beside(model, Masked(known=KNOWN)) is model

@@ -92,7 +92,7 @@ def work(values: Values, place: Place) -> list[Row]:
     )
     trainer = place.train(run)
     ids = torch.tensor([trainer.tokenizer.encode(line) for line in asked], device=trainer.device)
-    with trainer.evaluating():
+    with trainer.eval_mode():
         logits = trainer.model(input_ids=ids).logits[:, -digits - 2 : -1].float()
     answer = ids[:, -digits - 1 :]
     right = logits.argmax(-1) == answer

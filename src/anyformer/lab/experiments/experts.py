@@ -123,7 +123,7 @@ def work(values: Values, place: Place) -> list[Row]:
         if "valid/loss" in line
     ]
     if values["experts"] > 1:
-        with trainer.evaluating():
+        with trainer.eval_mode():
             for layer, routed in enumerate(routing(trace(trainer.model, input_ids=held_out(trainer, 16, LENGTH)))):
                 shares = routed.experts.flatten().bincount(minlength=values["experts"]).float()
                 rows.append({"layer": layer, "busiest": float(shares.max() / shares.sum())})

@@ -67,7 +67,7 @@ def work(values: Values, place: Place) -> list[Row]:
     trainer = place.train(run)
     asked = made(512, values["letters"], 1)
     ids = torch.tensor([trainer.tokenizer.encode(text) for text in asked], device=trainer.device)
-    with trainer.evaluating():
+    with trainer.eval_mode():
         logits = trainer.model(input_ids=ids).logits[:, :-1].float()
     right = (logits.argmax(-1) == ids[:, 1:])[:, 0::3].float().mean(0)  # the second letter of every pair
     loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")[:, 0::3].mean(0)

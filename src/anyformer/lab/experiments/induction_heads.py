@@ -31,7 +31,7 @@ from anyformer.parts.position.bias import RelativeVectors
 from anyformer.runtime.mask import Causal, Window
 from anyformer.specs.codec import override
 from anyformer.stacks.block import Block
-from anyformer.train.trainer import Callback, Done, Trainer
+from anyformer.train.trainer import Callback, StepResult, Trainer
 
 CLAIM = (
     "with every seed the in-context score of two layers has a steep jump, that of one layer has none (a third of it at "
@@ -141,10 +141,10 @@ class Watch(Callback):
     def __init__(self, steps: set[int]) -> None:
         self.steps, self.rows = steps, list[Row]()
 
-    def stepped(self, trainer: Trainer, done: Done) -> None:
+    def on_step(self, trainer: Trainer, done: StepResult) -> None:
         if done.step in self.steps:
             ids = twice(trainer)
-            with trainer.evaluating():
+            with trainer.eval_mode():
                 run = trace(trainer.model, input_ids=ids)
                 best = head_scores(run).best("induction")[0][2]
             self.rows.append({"step": done.step, "score": score(run.output.logits, ids), "head": best})
@@ -154,7 +154,7 @@ def ablations(trainer: Trainer) -> list[Row]:
     """The score without the induction heads, and without the other heads of the same layer. (Those of the first layer
     are all needed: induction heads look for what they say.)"""
     ids, model = twice(trainer), trainer.model
-    with trainer.evaluating():
+    with trainer.eval_mode():
         run = trace(model, input_ids=ids)
         ranked = head_scores(run).best("induction", 2 * HEADS)
         last = {head for head in ranked if head[0] == ranked[0][0]}

@@ -60,7 +60,7 @@ def work(values: Values, place: Place) -> list[Row]:
     )
     trainer = place.train(run)
     ids = held_out(trainer, 4, length)
-    with trainer.evaluating():
+    with trainer.eval_mode():
         learnt = maps(trainer.model, ids)
         kinds = dict(zip(KINDS, (learnt, [*map(shuffled, learnt)], maps(build(described, seed=0).to(ids.device), ids))))
         return [

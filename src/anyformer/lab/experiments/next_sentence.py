@@ -110,7 +110,7 @@ def asked(trainer: Trainer) -> float:
     """The loss of hidden words in pairs that were held out, which follow each other: the same for all."""
     objective = MaskedAndNext(length=LENGTH, short=0.0, next_rate=1.0, mask=1.0, random=0.0).ready(trainer.tokenizer)
     plan = Plan(trainer.splits.valid, seed=1, examples=64, length=LENGTH, once=True)
-    with trainer.evaluating(), Loader(plan, objective, pad=trainer.tokenizer.filler) as batches:
+    with trainer.eval_mode(), Loader(plan, objective, pad=trainer.tokenizer.filler) as batches:
         return mean_losses(
             lambda batch, _: objective.losses(trainer.model, batch), objective, batches, trainer.device, 16
         )["masked"]

@@ -110,7 +110,7 @@ def work(values: Values, place: Place) -> list[Row]:
     )
     trainer = place.train(run)
     ids = held_out(trainer, ROWS, TIMES[-1] * length)
-    with trainer.evaluating():
+    with trainer.eval_mode():
         for times in TIMES:
             try:
                 # the same tokens are asked about, with more and more before them
