@@ -23,7 +23,7 @@ from anyformer.objectives.classify import Classify
 from anyformer.objectives.tag import Tag
 from anyformer.objectives.translate import Translate
 from anyformer.recipes._encoder import SPECIAL
-from anyformer.train.evaluate_split import same_labels
+from anyformer.train.evaluate_split import check_label_order
 from anyformer.train.optim import AdamW
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 from anyformer.train.start import setup
@@ -190,9 +190,9 @@ def test_more_than_ten_labels_in_text_order() -> None:
     stored = {str(i): names[i] for i in sorted(range(12), key=str)}
     spec = encoder("BertForSequenceClassification", names)
     model = SimpleNamespace(spec=spec.replace(source={**spec.source, "id2label": stored}))
-    same_labels(model, names)
+    check_label_order(model, names)
     with pytest.raises(ValueError, match="in another order"):
-        same_labels(model, tuple(stored.values()))
+        check_label_order(model, tuple(stored.values()))
 
 
 def test_the_likeliest_span_of_all_windows(tmp_path: Path) -> None:
