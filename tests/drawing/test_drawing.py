@@ -224,7 +224,7 @@ def test_kinds_of_layers_and_their_order() -> None:
     shown = [said(each) for each in text_lines(figure.marks)]
     assert {"dense", "sparse", "layers 0–2", "layers 3–60", "× 61"} <= {*shown}
     cards = texts("deepseek-v3")
-    assert cards["decoder.layers.3.feedforward.op"].differs and not cards["decoder.layers.3.attention.op"].marked
+    assert cards["decoder.layers.3.feedforward.op"].differs and not cards["decoder.layers.3.attention.op"].differing
 
 
 def test_experts() -> None:
@@ -275,7 +275,7 @@ def test_kinds_are_compared_by_the_place_of_their_steps() -> None:
     norm = dict(spec.decoder.layers.items())["attention"].pre_norm
     kinds = {"a": spec.decoder.layers, "b": mamba.edit(("mixer", "pre_norm"), lambda _: norm)}
     cards = texts(spec.replace(decoder=spec.decoder.replace(layers=kinds, pattern=("a", "b"))))
-    assert not cards["decoder.layers.1.mixer.pre_norm"].marked and cards["decoder.layers.1.mixer.op"].differs
+    assert not cards["decoder.layers.1.mixer.pre_norm"].differing and cards["decoder.layers.1.mixer.op"].differs
 
 
 def test_no_family_has_code_here() -> None:
