@@ -91,10 +91,10 @@ def work(values: Values, place: Place) -> list[Row]:
         seed=values["seed"],
     )
     trainer = place.train(run)
-    return [{"loss": asked(trainer, length)}]
+    return [{"loss": masked_loss(trainer, length)}]
 
 
-def asked(trainer: Trainer, length: int) -> float:
+def masked_loss(trainer: Trainer, length: int) -> float:
     """The loss of hidden tokens in what was held out, the same ones for all."""
     objective = Masked(rate=ASKED, mask=1.0, random=0.0).ready(trainer.tokenizer)
     packs = trainer.objective.packs
