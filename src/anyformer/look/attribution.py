@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from anyformer.look.roles import Step, between, body, last_stretch, steps
+from anyformer.look.roles import StackStep, body, last_stretch, steps, stream_end
 from anyformer.look.trace import Trace, main_tensor
 from anyformer.parts.head.language import LMHeadModule
 from anyformer.stacks.sublayer import SublayerModule
@@ -24,7 +24,7 @@ CHUNK = 32  # places at once: N x P x D numbers are held
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class Summand:
     """One summand: the stream's input, a sublayer, a head of one, or all biases on the way together."""
 
     name: str
@@ -36,7 +36,7 @@ class Line:
 class Contributions:
     """`values[n, p]` is what line n adds to the score of `tokens[p]` at `positions[p]`; a column adds up to a score."""
 
-    names: tuple[Line, ...]
+    names: tuple[Summand, ...]
     values: Tensor  # (N, P)
     tokens: Tensor  # (P,)
     positions: Tensor  # (P,)
@@ -67,8 +67,8 @@ def contributions(
 ) -> Contributions:
     """The shares in the score of `token` (the likeliest unless said) at `position`, or of several at several."""
     model, stack = run.model, body(run.model).last
-    logits, positions, tokens = asked(run, token, position, row)
-    if (other := between(body(run.model))) is not None:
+    logits, positions, tokens = resolve_targets(run, token, position, row)
+    if (other := stream_end(body(run.model))) is not None:
         raise ValueError(f"{other} stands between the stream and the head, and no sum goes through it")
     first, layers = last_stretch(stack)
     ways = list(steps(stack, layers))
@@ -77,7 +77,7 @@ def contributions(
         first, *{step.branch for step in ways}, *mixed, *({step.layer for step in ways} if run.change else ())
     )
     parts = [
-        Shares(run, row, chunk).through(ways, target)
+        StreamShares(run, row, chunk).through(ways, target)
         for chunk, target in zip(positions.split(CHUNK), tokens.split(CHUNK))
     ]
     names, values = parts[0][0], torch.cat([value for _, value in parts], 1)
@@ -86,11 +86,11 @@ def contributions(
     return Contributions(names, values.float(), tokens, positions, scores)
 
 
-def asked(
+def resolve_targets(
     run: Trace, token: int | Sequence[int] | None, position: int | Sequence[int], row: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The scores (T, V) of a row, and which tokens (P,) at which places (P,) are meant."""
-    logits = scored(run)[row]
+    logits = token_scores(run)[row]
     wanted = [position] if isinstance(position, int) else list(position)
     for place in wanted:
         if not -len(logits) <= place < len(logits):
@@ -105,7 +105,7 @@ def asked(
     return logits, positions, tokens
 
 
-def scored(run: Trace) -> Tensor:
+def token_scores(run: Trace) -> Tensor:
     """(B, T, V): the scores of a head that gives some at every place."""
     said = main_tensor(dict(run.output))[0]
     if said is None or said.dim() != 3 or rows_of(run.model.head) is None:
@@ -120,26 +120,26 @@ def rows_of(head: Any) -> nn.Linear | None:
     return out if isinstance(out, nn.Linear) and not hasattr(getattr(head, "lm", head), "pool") else None
 
 
-class Shares:
+class StreamShares:
     """The stream at some places of one row, as a sum that is taken along."""
 
     def __init__(self, run: Trace, row: int, positions: Tensor) -> None:
         self.run, self.row, self.positions = run, row, positions
         self.stack = body(run.model).last
         first, _ = last_stretch(self.stack)
-        start = self.at(first)
-        self.names = [Line("biases", "biases"), Line("input", first)]
+        start = self.stream_at(first)
+        self.names = [Summand("biases", "biases"), Summand("input", first)]
         self.sum = torch.stack((torch.zeros_like(start), start))  # (N, P, D)
 
-    def at(self, address: str, time: int = 0) -> Tensor:
+    def stream_at(self, address: str, time: int = 0) -> Tensor:
         return self.run.kept[address][time][self.row, self.positions].double()
 
-    def through(self, ways: Sequence[Step], tokens: Tensor) -> tuple[tuple[Line, ...], Tensor]:
+    def through(self, ways: Sequence[StackStep], tokens: Tensor) -> tuple[tuple[Summand, ...], Tensor]:
         for step, after in zip(ways, [*ways[1:], None]):
             if step.branch in self.run.kept:  # not passed over
                 self.step(step)
             if self.run.change and (after is None or (after.layer, after.time) != (step.layer, step.time)):
-                self.changed(step)
+                self.add_change(step)
         whole, head = body(self.run.model), self.run.model.head
         self.norm(self.stack.norm)
         if self.stack.project is not None:
@@ -162,7 +162,7 @@ class Shares:
 
     # -- what happens to a sum ---------------------------------------------------------------------------------------
 
-    def step(self, step: Step) -> None:
+    def step(self, step: StackStep) -> None:
         sublayer, residual = step.sublayer, step.sublayer.residual
         if sublayer.normed_skip:
             self.norm(sublayer.pre_norm)
@@ -180,22 +180,22 @@ class Shares:
         self.names += names
         self.norm(sublayer.out_norm)
 
-    def changed(self, step: Step) -> None:
+    def add_change(self, step: StackStep) -> None:
         """Where someone changed the stream after a layer, the change is a summand."""
-        change = self.at(step.layer, step.time) - self.sum.sum(0)
+        change = self.stream_at(step.layer, step.time) - self.sum.sum(0)
         if float(change.abs().max()) > 1e-4 * float(self.sum.abs().max()):
-            self.names.append(Line(f"{step.layer} changed", step.layer))
+            self.names.append(Summand(f"{step.layer} changed", step.layer))
             self.sum = torch.cat((self.sum, change[None]))
 
-    def branch(self, step: Step) -> tuple[list[Line], Tensor]:
+    def branch(self, step: StackStep) -> tuple[list[Summand], Tensor]:
         """What a step adds (N, P, D), head by head where its op has some: first what no head added."""
-        whole, sublayer = self.at(step.branch, step.time), step.sublayer
+        whole, sublayer = self.stream_at(step.branch, step.time), step.sublayer
         if (parts := self.heads(sublayer, step.time)) is not None:
             parts = through_norm(parts, sublayer.post_norm)
             if torch.allclose(parts.sum(0), whole, rtol=1e-3, atol=1e-4 * float(whole.abs().max())):
-                lines = [Line(f"{sublayer.address} head {i}", sublayer.address, i) for i in range(len(parts) - 1)]
+                lines = [Summand(f"{sublayer.address} head {i}", sublayer.address, i) for i in range(len(parts) - 1)]
                 return lines, parts
-        return [Line(sublayer.address, sublayer.address)], torch.stack((torch.zeros_like(whole), whole))
+        return [Summand(sublayer.address, sublayer.address)], torch.stack((torch.zeros_like(whole), whole))
 
     def heads(self, sublayer: SublayerModule, time: int) -> Tensor | None:
         op: Any = sublayer.op

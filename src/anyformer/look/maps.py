@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from anyformer.look.roles import attending, calls, routers, short
+from anyformer.look.roles import attention_mixers, calls, routers, short
 from anyformer.look.trace import Trace
 from anyformer.parts.feedforward.moe import Routing
 from anyformer.specs.messages import quote
@@ -56,7 +56,7 @@ class Attentions(Mapping[str, AttentionMap]):
 
 def attention(run: Trace) -> Attentions:
     """The attention weights of every mixer that has some."""
-    kinds = attending(run.model)
+    kinds = attention_mixers(run.model)
     if not kinds:
         mixers = sorted({a.split(".")[-2] for a in run.model.shows if a.endswith(".mixed")} - {"op"})
         raise ValueError(

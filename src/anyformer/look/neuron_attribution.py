@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from anyformer.look.attribution import CHUNK, Line, Shares, asked, through_norm
-from anyformer.look.roles import Step, between, body, calls, steps
+from anyformer.look.attribution import CHUNK, StreamShares, Summand, resolve_targets, through_norm
+from anyformer.look.roles import StackStep, body, calls, steps, stream_end
 from anyformer.look.trace import Trace
 from anyformer.stacks.sublayer import SublayerModule
 
@@ -60,11 +60,11 @@ def neurons(
 ) -> Neurons:
     """The shares of units in the score of `token` (the likeliest unless said) at `position`, or of several at
     several."""
-    _, positions, tokens = asked(run, token, position, row)
+    _, positions, tokens = resolve_targets(run, token, position, row)
     stack = body(run.model).last
     ways = list(steps(stack))
-    layers = {step.sublayer: down for step in ways if (down := last_of(step.sublayer)) is not None}
-    if not layers or between(body(run.model)) is not None:
+    layers = {step.sublayer: down for step in ways if (down := down_projection(step.sublayer)) is not None}
+    if not layers or stream_end(body(run.model)) is not None:
         raise ValueError("this model has no feed-forward layers whose units add to the scores one by one")
     made = [f"{sublayer.address}.op" for sublayer in layers]
     with torch.no_grad():
@@ -78,45 +78,45 @@ def neurons(
     shares: dict[str, list[Tensor]] = {}
     active: dict[str, list[Tensor]] = {}
     for places, wanted in zip(positions.split(CHUNK), tokens.split(CHUNK)):
-        for step, slope in Slopes(run, row, places, layers).of(ways, wanted):
-            down, name = layers[step.sublayer], named(step)
+        for step, gradient in ScoreGradients(run, row, places, layers).gradients_of(ways, wanted):
+            down, name = layers[step.sublayer], step_name(step)
             inner = read[down][step.time].args[0][row, places].double()  # (P, F)
             weight = (down.effective() if hasattr(down, "effective") else down.weight).detach().double()
-            shares.setdefault(name, []).append((slope @ weight * inner).float())
+            shares.setdefault(name, []).append((gradient @ weight * inner).float())
             active.setdefault(name, []).append(inner.float())
     whole, acts = ({name: torch.cat(parts) for name, parts in each.items()} for each in (shares, active))
     return Neurons(whole, acts, tokens, positions)
 
 
-def named(step: Step) -> str:
+def step_name(step: StackStep) -> str:
     return step.sublayer.address + (f", run {step.time + 1}" if step.time else "")
 
 
-def last_of(sublayer: SublayerModule) -> Any:
+def down_projection(sublayer: SublayerModule) -> Any:
     """The product that ends a feed-forward layer, where its units are columns of one."""
     down = getattr(sublayer.op, "down", None)
     spread = getattr(getattr(sublayer.op, "part", None), "num_heads", None)
     return down if isinstance(down, nn.Linear) and spread is None else None
 
 
-class Slopes(Shares):
+class ScoreGradients(StreamShares):
     """The same sum with what feed-forward layers give as variables: how much a score grows along each of them."""
 
     def __init__(self, run: Trace, row: int, positions: Tensor, layers: dict[SublayerModule, Any]) -> None:
         super().__init__(run, row, positions)
-        self.layers, self.free = layers, list[tuple[Step, Tensor]]()
+        self.layers, self.free = layers, list[tuple[StackStep, Tensor]]()
 
     @torch.enable_grad()
-    def of(self, ways: Sequence[Step], tokens: Tensor) -> list[tuple[Step, Tensor]]:
+    def gradients_of(self, ways: Sequence[StackStep], tokens: Tensor) -> list[tuple[StackStep, Tensor]]:
         """Every step that has units, and the slope (P, D) of its tokens' scores."""
         _, values = self.through(ways, tokens)
-        slopes = torch.autograd.grad(values.sum(), [each for _, each in self.free])
-        return [(step, slope) for (step, _), slope in zip(self.free, slopes)]
+        gradients = torch.autograd.grad(values.sum(), [each for _, each in self.free])
+        return [(step, gradient) for (step, _), gradient in zip(self.free, gradients)]
 
-    def branch(self, step: Step) -> tuple[list[Line], Tensor]:
+    def branch(self, step: StackStep) -> tuple[list[Summand], Tensor]:
         lines, parts = super().branch(step)
         if step.sublayer in self.layers:
-            given = self.at(f"{step.sublayer.address}.op", step.time).detach().requires_grad_()
+            given = self.stream_at(f"{step.sublayer.address}.op", step.time).detach().requires_grad_()
             alone = through_norm(torch.stack((torch.zeros_like(given), given)), step.sublayer.post_norm)
             if torch.allclose(alone.sum(0), parts.sum(0), rtol=1e-3, atol=1e-4 * float(parts.abs().max())):
                 self.free.append((step, given))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from anyformer.look.roles import attending, body, short, steps
+from anyformer.look.roles import attention_mixers, body, short, steps
 from anyformer.look.trace import Change, ChangeByPass, Trace, addresses, main_tensor, matches, trace
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
@@ -34,28 +34,30 @@ def patch(
     """The run once more, with the values of the `other` run in the place of its own at these addresses, or without one
     with its own times `scale`. `positions` and `heads` say of which tokens and heads; all unless said. A sublayer
     stands for what it adds, and its heads for what they give to it."""
-    asked = [address for name in ((at,) if isinstance(at, str) else at) for address in resolved(run, name, heads)]
+    asked = [
+        address for name in ((at,) if isinstance(at, str) else at) for address in resolve_addresses(run, name, heads)
+    ]
     theirs = None if other is None else other.keeping(*asked)
     changes: dict[str, Change] = {}
     for address in asked:
         number = None if heads is None else heads_at(run, address.removesuffix(".mixed"))
-        changes[address] = pasted(
+        changes[address] = paste_change(
             address, None if theirs is None else theirs.kept.get(address), positions, heads, number, scale
         )
     with torch.no_grad():
         return trace(run.model, keep=tuple(run.kept), change={**run.change, **changes}, **run.inputs)
 
 
-def resolved(run: Trace, name: str, heads: Sequence[int] | None) -> list[str]:
+def resolve_addresses(run: Trace, name: str, heads: Sequence[int] | None) -> list[str]:
     """The addresses where a value can be put that stand behind a name."""
     known = addresses(run.model)
     found = [address for address in known if matches(name, address)]
     if heads is not None:
-        found = [f"{a}.mixed" for a in attending(run.model) if matches(name, a) or matches(name, short(a))]
+        found = [f"{a}.mixed" for a in attention_mixers(run.model) if matches(name, a) or matches(name, short(a))]
     elif adding := [f"{address}.branch" for address in found if f"{address}.branch" in run.model.shows]:
         found = adding
     if not found:
-        names = [short(a) for a in attending(run.model)] if heads is not None else known
+        names = [short(a) for a in attention_mixers(run.model)] if heads is not None else known
         raise ValueError(f"nothing in this model is called {quote(name)}; {nearest(name, names)}")
     return found
 
@@ -67,7 +69,7 @@ def heads_at(run: Trace, mixer: str) -> int:
     return number
 
 
-def pasted(
+def paste_change(
     address: str,
     theirs: list[Tensor] | None,
     positions: Sequence[int] | None,
@@ -161,7 +163,7 @@ def patch_table(
     flat = [(i, j, cell) for i, line in enumerate(cells) for j, cell in enumerate(line) if cell is not None]
     for start in range(0, len(flat), ROWS):
         some = flat[start : start + ROWS]
-        out = _tried(run, theirs, [cell for _, _, cell in some], scale, position)
+        out = _try_changes(run, theirs, [cell for _, _, cell in some], scale, position)
         for (i, j, _), scores in zip(some, out):
             values[i, j] = scores.log_softmax(-1)[token] - before
     return PatchTable(tuple(names), tuple(columns), values, token, position, before)
@@ -184,10 +186,10 @@ def grid(run: Trace, by: str, positions: Sequence[int] | None) -> tuple[list[str
         return names, places, [[_Cell(name, [place], None) for place in places] for name in names]
     if by == "sublayer":
         names = list(dict.fromkeys(step.sublayer.address for step in steps(stack)))
-        return names, [0], [[_Cell(resolved(run, name, None)[0], None, None)] for name in names]
+        return names, [0], [[_Cell(resolve_addresses(run, name, None)[0], None, None)] for name in names]
     if by != "head":
         raise ValueError(f"by={quote(by)}; {nearest(by, ('position', 'head', 'sublayer'))}")
-    mixers = [address for address in attending(run.model) if f"{address}.mixed" in run.model.shows]
+    mixers = [address for address in attention_mixers(run.model) if f"{address}.mixed" in run.model.shows]
     if not mixers:
         raise ValueError("this model has no heads to change")
     numbers = [heads_at(run, address) for address in mixers]
@@ -200,7 +202,7 @@ def grid(run: Trace, by: str, positions: Sequence[int] | None) -> tuple[list[str
     return [short(address) for address in mixers], list(range(max(numbers))), lines
 
 
-def _tried(run: Trace, theirs: Trace | None, cells: Sequence[_Cell], scale: float, position: int) -> list[Tensor]:
+def _try_changes(run: Trace, theirs: Trace | None, cells: Sequence[_Cell], scale: float, position: int) -> list[Tensor]:
     """The scores after each of these changes, all in one batch."""
     number = len(cells)
     inputs = {name: repeated_rows(value, number) for name, value in run.inputs.items()}

@@ -133,7 +133,7 @@ class Tracer:
 
     def __call__(self, address: str, value: Tensor) -> Tensor:
         for function in self.changes.get(address, ()):
-            value = changed(function, value, address, self.passes[address])
+            value = apply_change(function, value, address, self.passes[address])
         self.passes[address] += 1
         if address in self.keeping:
             self.kept.setdefault(address, []).append(value)
@@ -150,7 +150,7 @@ class Tracer:
         return listen
 
 
-def changed(change: Change, value: Tensor, address: str, index: int) -> Tensor:
+def apply_change(change: Change, value: Tensor, address: str, index: int) -> Tensor:
     new = change.function(value, address, index) if isinstance(change, ChangeByPass) else change(value, address)
     if not isinstance(new, Tensor) or new.shape != value.shape:
         found = f"a tensor of shape {tuple(new.shape)}" if isinstance(new, Tensor) else repr(new)
