@@ -116,7 +116,7 @@ def test_predictions_are_saved_and_scored_elsewhere(films: Path, capsys: pytest.
     assert evaluated(capsys, saved, str(films / "run"))["accuracy"] == 0.8
     Path(saved).write_text("{}\n")
     assert cli.main(["eval", saved, str(films / "run")]) == 2
-    assert "said.jsonl:1: not a prediction as --save writes them" in capsys.readouterr().err
+    assert "said.jsonl:1: not a prediction as written by --save" in capsys.readouterr().err
 
 
 def test_a_table_on_stdout(films: Path, capsys: pytest.CaptureFixture[str]) -> None:

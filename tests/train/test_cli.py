@@ -134,7 +134,7 @@ def test_mistakes_in_the_data(place: Path, capsys: pytest.CaptureFixture[str]) -
     assert "the train data has no example" in wrong
     assert "nowhere.txt: no such file" in said(capsys, "run.json", "--out", "b", "--set", "data.train.path=nowhere.txt")
     wrong = said(capsys, "run.json", "--out", "c", "--set", "batch.length=64")
-    assert "batch.length is 64, and this model takes at most 32 tokens" in wrong
+    assert "batch.length: 64 is more than the 32 tokens that this model takes" in wrong
     small = ("--set", "model.embedding.tokens.vocab_size=100", "--set", "model.head.vocab_size=100")
     wrong = said(capsys, "run.json", "--out", "d", *small)
     assert "the vocabulary has 258 tokens, the model 100: they do not belong together" in wrong
@@ -172,7 +172,7 @@ def test_t3_a_full_disk_is_one_line_and_nothing_is_lost(place: Path) -> None:
     done = trained(place / "here", full, "--resume")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "here/checkpoints/step-00000003/model.safetensors: File too large" in done.stderr
-    assert "--resume goes on from step 2" in done.stderr
+    assert "--resume continues from step 2" in done.stderr
     assert list(manifest.steps(place / "here")) == [2]
     assert cli.main(["train", "run.json", "--out", "here", "--resume"]) == 0
     assert list(manifest.steps(place / "here"))[-1] == 4

@@ -75,7 +75,7 @@ def test_names_decide_not_their_order(tmp_path: Path) -> None:
         trainer = setup(run, tmp_path / f"more {bool(part.labels)}")
         assert trainer.model.spec.labels == labels and answers(trainer.model.eval()) == ["yes", "no"]
     run = run_of(tmp_path, model=saved, vocabulary=None, objective=Classify(labels=("nein", "ja")))
-    with pytest.raises(ValueError, match="objective.labels are nein, ja, and the model tells no, yes apart"):
+    with pytest.raises(ValueError, match="objective.labels: nein, ja; the model has other labels: no, yes"):
         setup(run, tmp_path / "other")
 
 

@@ -154,7 +154,7 @@ def test_t4_other_data_under_the_same_name_is_refused(begun: tuple[Path, Path]) 
     texts, folder = begun
     before = texts.read_text()
     runs.write_texts(texts.parent, seed=1)
-    with pytest.raises(ValueError, match="step-00000004 was trained with another data: a run goes on with what"):
+    with pytest.raises(ValueError, match="step-00000004 was trained with another data: resume it with the same one"):
         setup(runs.run_of(texts, steps=6), folder, resume=True).fit()
     texts.write_text(before)
     assert setup(runs.run_of(texts, steps=6), folder, resume=True).fit().step == 6

@@ -25,7 +25,7 @@ import anyformer as af
 from anyformer import cli, families
 from anyformer.weights import unpickle
 from anyformer.weights.io import Checkpoint
-from anyformer.weights.unpickle import unpickled
+from anyformer.weights.unpickle import unpickle_folder
 
 CONFIG = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 20, "n_positions": 8}
 NAME = "pytorch_model.bin"
@@ -71,7 +71,7 @@ def test_shards_with_an_index(tmp_path: Path) -> None:
     held = weights()
     sharded(tmp_path, held)
     before = sorted(tmp_path.iterdir())
-    with unpickled(tmp_path, tmp_path) as folder, Checkpoint(folder) as found:
+    with unpickle_folder(tmp_path, tmp_path) as folder, Checkpoint(folder) as found:
         assert len(list(folder.glob("*.safetensors"))) == 2 and sorted(found.names) == sorted(held)
         for name, tensor in held.items():
             assert torch.equal(found.read(name), tensor) and found.dtype(name) == tensor.dtype, name

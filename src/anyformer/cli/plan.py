@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> None:
     with working(f"planning {options.name}"):
         from anyformer.counting import count
         from anyformer.models import position_limit
-        from anyformer.planning.layout import Job, way_of
+        from anyformer.planning.layout import TrainingJob, parse_layout
         from anyformer.specs.codec import override
 
         spec = override(described(options.name), dict(map(setting, options.set)))
@@ -71,11 +71,12 @@ def run(options: argparse.Namespace) -> None:
         length = length_of(spec, options.length, min(position_limit(spec) or 2048, 2048))
         assert length is not None
         groups = options.devices * options.micro
-        job = Job(counted, length, options.batch or max(round(2**19 / length / groups), 1) * groups, options.micro)
+        batch = options.batch or max(round(2**19 / length / groups), 1) * groups
+        job = TrainingJob(counted, length, batch, options.micro)
         token = counted.training_flops(length, causal=True) / length
         tokens = options.tokens or (options.compute / token if options.compute else 20.0 * counted.parameters)
         steps = max(round(tokens / (job.batch * length)), 1)
-        asked = way_of(options.layout, options.devices) if options.layout is not None else None
+        asked = parse_layout(options.layout, options.devices) if options.layout is not None else None
         if asked is not None:
             job.check(asked)
         needs, refused = layouts(job, options.devices, asked)
@@ -101,7 +102,7 @@ def run(options: argparse.Namespace) -> None:
     if options.out is not None:
         if chosen is None:
             raise ValueError(f"nothing is written to {options.out}: this fits no layout of up to 65,536 devices")
-        write(options, job, chosen.way, steps, result)
+        write(options, job, chosen.layout, steps, result)
     if options.json:
         print(as_json(result, indent=1))
         return
@@ -169,11 +170,11 @@ def layouts(job: Any, devices: int, asked: Any) -> tuple[list[Any], dict[str, st
 def row(job: Any, need: Any, device: Any, utilisation: float) -> dict[str, Any]:
     """One layout as it goes into JSON."""
     return {
-        "layout": str(need.way),
+        "layout": str(need.layout),
         **dataclasses.asdict(need),
         "total": need.total,
         "fits": need.fits(device),
-        "seconds": job.seconds(need.way, device, utilisation),
+        "seconds": job.seconds(need.layout, device, utilisation),
         "sending": 2 * need.sent / device.link if device.link else None,  # a link is both directions
     }
 
@@ -181,9 +182,9 @@ def row(job: Any, need: Any, device: Any, utilisation: float) -> dict[str, Any]:
 def spent(job: Any, need: Any, device: Any, options: argparse.Namespace, steps: int) -> dict[str, Any]:
     found = row(job, need, device, options.utilisation)
     hours = found["seconds"] * steps / 3600
-    paid = hours * need.way.devices
+    paid = hours * need.layout.devices
     cost = None if options.price is None else paid * options.price
-    return {**found, "devices": need.way.devices, "hours": hours, "device_hours": paid, "cost": cost}
+    return {**found, "devices": need.layout.devices, "hours": hours, "device_hours": paid, "cost": cost}
 
 
 def write(options: argparse.Namespace, job: Any, way: Any, steps: int, result: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from anyformer.models import TransformerModule
 from anyformer.train import parallel
 from anyformer.train.accelerators import published_flops
 from anyformer.train.trainer import DTYPES, EVERY, Callback, StepResult, Trainer
-from anyformer.weights.io import naming
+from anyformer.weights.io import name_in_errors
 
 
 class Metrics(Callback):
@@ -32,7 +32,7 @@ class Metrics(Callback):
         self.file = path.open("a", buffering=1)  # line by line, so that a kill loses none
 
     def write(self, values: dict[str, Any]) -> None:
-        with naming(Path(self.file.name)):
+        with name_in_errors(Path(self.file.name)):
             self.file.write(json.dumps(values) + "\n")
 
     def on_step(self, trainer: Trainer, result: StepResult) -> None:

@@ -109,8 +109,8 @@ class Trainer:
         for pattern in run.recompute:
             recompute(module, pattern)
         if self.layout.sharded and run.precision == "fp16":
-            raise ValueError("fp16 looks for overflows in whole gradients: with mesh.shard or mesh.tensor take bf16")
-        if not self.layout.sharded:  # there each layer's weights lie in pieces of their own
+            raise ValueError("fp16 needs full gradients to find overflows: with mesh.shard or mesh.tensor use bf16")
+        if not self.layout.sharded:  # sharded layers keep their own weights
             fuse(module, training=True)
         if run.precision == "bf16-stream":
             narrow_stream(module)

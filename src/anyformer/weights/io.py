@@ -60,7 +60,7 @@ def write_json(path: Path, obj: object) -> None:
     raw = (json.dumps(obj, indent=2) + "\n").encode()  # may fail, so before the disk is touched
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with naming(path), temporary.open("wb") as file:
+        with name_in_errors(path), temporary.open("wb") as file:
             file.write(raw)
             _to_disk(file)
         os.replace(temporary, path)
@@ -69,7 +69,7 @@ def write_json(path: Path, obj: object) -> None:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def name_in_errors(path: Path) -> Iterator[None]:
     """An error of the disk names the file: a write that fails, unlike an open, does not say which it was."""
     try:
         yield
@@ -319,7 +319,7 @@ def write_checkpoint(
         contents: list[list[str]] = []
         total = 0
         for shard in _group(tensors, shard_bytes):
-            with naming(single):
+            with name_in_errors(single):
                 total += write_file(workplace / str(len(contents)), shard, metadata)
             contents.append(list(shard))
         if len(contents) == 1:

@@ -46,7 +46,7 @@ FORBIDDEN = re.compile(
 
 
 @contextlib.contextmanager
-def unpickled(folder: Path, workplace: Path | None = None) -> Iterator[Path]:
+def unpickle_folder(folder: Path, workplace: Path | None = None) -> Iterator[Path]:
     """A temporary folder in `workplace` with the pickled weights of `folder` as safetensors."""
     files, promised = pickles(folder)
     with tempfile.TemporaryDirectory(prefix=".unpickling-", dir=workplace) as place:
