@@ -94,7 +94,7 @@ def test_what_a_device_holds() -> None:
     stages = job.need(DeviceLayout(pipeline=4))
     assert stages.gradients == 4 * (job.outside + job.inside / 4) and job.depth == 4
     again = job.need(DeviceLayout(recompute=True))
-    assert again.activations == counted.work(64, half=torch.bfloat16).recomputed()
+    assert again.activations == counted.work(64, half=torch.bfloat16).recompute_bytes()
     assert job.flops(DeviceLayout(recompute=True)) * 3 == job.flops(DeviceLayout()) * 4
 
 
