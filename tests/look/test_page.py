@@ -194,7 +194,7 @@ def test_questions_are_asked_as_they_were_sent() -> None:
 
 def test_what_the_server_refuses(server: Server) -> None:
     for name, question, line in (
-        ("change", {"at": "decoder.layers.9", "action": "zero"}, "nothing in this model is called 'decoder.layers.9'"),
+        ("change", {"at": "decoder.layers.9", "action": "zero"}, "no address matches 'decoder.layers.9'"),
         ("change", {"at": "decoder.layers.0", "action": "zero", "positions": ["x"]}, "whole numbers"),
         ("write", {"position": 99, "number": 1}, "at most 32"),
         ("contributions", {"positions": [77]}, "no position 77"),

@@ -293,7 +293,7 @@ class Inside:
     def table(self, by: str, place: int = -1) -> Data:
         pasted = by == "position"
         if self.said is None:
-            raise ValueError("this model scores nothing, so no change can be measured")
+            raise ValueError("this model has no scores, so no change can be measured")
         if pasted and self.other is None:
             raise ValueError("places are pasted from another text: start with --other TEXT")
         found = patch_table(self.run, self.other if pasted else None, by=by, position=place)  # type: ignore[arg-type]

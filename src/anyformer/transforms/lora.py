@@ -75,6 +75,11 @@ class AdaptedLinear(nn.Linear):
         return (self.weight.float() + self.change()).to(self.weight.dtype)
 
 
+def effective_weight(linear: nn.Linear) -> Tensor:
+    """(out, in): the weight of a linear layer with its adapter, if it has one."""
+    return linear.effective() if isinstance(linear, AdaptedLinear) else linear.weight
+
+
 class Adapter(NamedTuple):
     """One layer's: a (rank, in), b (out, rank), and what their product is multiplied by."""
 
