@@ -136,7 +136,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("Host") in self.server.hosts:
             return True
         self.close_connection = True
-        self.send(403, b"this page is for this machine alone", "text/plain; charset=utf-8")
+        self.send(403, b"this page is only for this machine", "text/plain; charset=utf-8")
         return False
 
     def send(self, code: int, body: bytes, kind: str) -> None:

@@ -230,7 +230,7 @@ class Inside:
 
     def lens(self, positions: Sequence[int]) -> Data:
         if self.said is None:
-            raise ValueError("this model scores nothing: there is nothing that a layer could be read as")
+            raise ValueError("this model has no scores, so its layers cannot be read")
         found = logit_lens(self.run)
         if found.states[0].shape[1] > max(positions, default=0):
             narrow = tuple(state[:, list(positions)] for state in found.states)

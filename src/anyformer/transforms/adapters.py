@@ -301,7 +301,7 @@ def import_adapter(
     """The adapters of published layers as those of ours, by address."""
     for address in map(address_of, step.targets):
         if type(model.get_submodule(address)) is not nn.Linear or model.spec.shares(address):
-            what = "shares its weights with another layer" if model.spec.shares(address) else "is no linear layer here"
+            what = "shares its weights with another layer" if model.spec.shares(address) else "is not a linear layer"
             raise ValueError(f"{step.sources[0]}: {address} {what}, so no adapter can stand there")
     rows, width = rows_of(model, step), model.get_parameter(step.targets[0]).shape[1]
     flip = is_transposed(step, rows)

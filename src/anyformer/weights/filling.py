@@ -155,8 +155,8 @@ def fill(
     held = sum({id(tensor): tensor.numel() for tensor in filled.values()}.values())
     if sum(targets[name].numel() for name in lacking) > ABSENT + held:
         most = max(lacking, key=lambda name: targets[name].numel())
-        found = f"{held:,} numbers, and {most} of {tuple(targets[most].shape)} is not among them"
-        raise ValueError(f"{stored.folder}: the checkpoint has {found}: too many to start anew")
+        lack = f"{held:,} numbers, without {most} of shape {tuple(targets[most].shape)}"
+        raise ValueError(f"{stored.folder}: the checkpoint has {lack}: too many to initialise")
     filled |= {name: make().to(dtypes[name]) for name, make in tables.items()}
     device = "meta" if isinstance(stored, ShapeCheckpoint) else "cpu"
     for name in (*missing, *mismatched):

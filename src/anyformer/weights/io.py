@@ -285,7 +285,7 @@ def read_weight_map(index: Path, ending: str) -> dict[str, str]:
     for name, file in weight_map.items():
         # Without separator, drive or NUL, and with this ending, a name cannot leave the folder.
         if not isinstance(file, str) or not re.fullmatch(rf"[^/\\:\0]{{1,240}}\.{ending}", file):
-            raise ValueError(f"{index}: {quote(file)} of {quote(name)} is no plain .{ending} name")
+            raise ValueError(f"{index}: {quote(file)} of {quote(name)} is not a plain .{ending} name")
     for file in set(weight_map.values()):
         if not (index.parent / file).is_file():
             raise FileNotFoundError(f"{index.parent / file}: named by the index, but missing")
