@@ -107,7 +107,7 @@ def test_shots_are_counted_from_none() -> None:
 
     trainer = SimpleNamespace(
         tokenizer=SimpleNamespace(encode=lambda text: [*text.encode()]), device="cpu", model=model,
-        evaluating=contextlib.nullcontext,
+        eval_mode=contextlib.nullcontext,
     )  # fmt: skip
     place: Any = SimpleNamespace(texts=lambda *given: PythonDocs(), train=lambda run: trainer, device="cpu")
     rows = few_shot.work(few_shot.trials(**few_shot.FORMS["tiny"].values)[0].values, place)
@@ -137,7 +137,7 @@ def test_sentences_are_told_apart_in_pairs(tmp_path: Path, monkeypatch: pytest.M
             runs.append(run)
             return SimpleNamespace(scores={"accuracy": 0.75})
 
-    monkeypatch.setattr(next_sentence, "asked", lambda trainer: 1.5)
+    monkeypatch.setattr(next_sentence, "masked_loss", lambda trainer: 1.5)
     trial = next_sentence.trials(**next_sentence.FORMS["tiny"].values)[0]
     rows = next_sentence.work(trial.values, Untrained(tmp_path / "trial", tmp_path / "shared", "cpu"))
     assert rows == [{"masked": 1.5, "accuracy": 0.75}]

@@ -69,7 +69,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
 
 
 def test_mistakes_of_trials(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="two trials are called n1"):
+    with pytest.raises(ValueError, match="two trials have the name n1"):
         Trials(numbered(1, 2, 1), squares, tmp_path, "cpu")
     Trials(numbered(1), squares, tmp_path, "cpu").perform()
     with pytest.raises(ValueError, match="other values"):

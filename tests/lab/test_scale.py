@@ -115,7 +115,7 @@ def test_a_plan_comes_before_any_training(
 ) -> None:
     """Ten trainings and their expected time are shown; without --run or a yes nothing is started."""
     started: list[int] = []
-    monkeypatch.setattr(Trials, "perform", lambda trials, *options: started.append(len(trials.left)) or [])
+    monkeypatch.setattr(Trials, "perform", lambda trials, *options: started.append(len(trials.remaining)) or [])
     command = ["scale", "--device", "cpu", "--jobs", "2", "--out", str(tmp_path / "here")]
     assert cli.main(command) == 2
     out, err = capsys.readouterr()

@@ -103,13 +103,13 @@ def test_the_simplest_layout_that_fits() -> None:
     need = job.need(DeviceLayout(replicate=4)).total
     device = dataclasses.replace(accelerator("h100"), memory=need / 0.9 + 1)
     found = job.smallest(4, device)
-    assert found is not None and found.layout == DeviceLayout(replicate=4)
+    assert found is not None and found.way == DeviceLayout(replicate=4)
     tight = dataclasses.replace(device, memory=job.need(DeviceLayout(shard=4)).total / 0.9 + 1)
     found = job.smallest(4, tight)
-    assert found is not None and found.layout.shard > 1 and found.layout.devices == 4 and found.fits(tight)
+    assert found is not None and found.way.shard > 1 and found.way.devices == 4 and found.fits(tight)
     more = dataclasses.replace(device, memory=job.need(DeviceLayout(shard=8, tensor=2, recompute=True)).total / 0.9 + 1)
     found = job.smallest(1, more)
-    assert found is not None and found.layout.devices > 1 and found.fits(more)
+    assert found is not None and found.way.devices > 1 and found.fits(more)
     assert not any(job.need(way).fits(more) for way in job.layouts(1))
     assert job.smallest(1, dataclasses.replace(device, memory=1000)) is None
 
@@ -131,7 +131,7 @@ def test_what_cannot_divide() -> None:
         with pytest.raises(ValueError, match=why):
             job.need(way)
     assert parse_layout("shard=2, tensor=2,recompute", 8) == DeviceLayout(2, 2, 2, 1, True)
-    wrong = (("shard=3", "multiple of 3 devices, and there are 8"), ("shards=2", "made of"), ("shard=0", "made of"))
+    wrong = (("shard=3", "multiple of 3 devices; there are 8"), ("shards=2", "the fields are"), ("shard=0", "the fields are"))
     for text, why in wrong:
         with pytest.raises(ValueError, match=why):
             parse_layout(text, 8)
@@ -218,7 +218,7 @@ def test_pictures_are_as_long_as_they_are(run) -> None:
      (["gpt2", "--layout", "pipeline=8"], "12 layers cannot be split into pipeline=8"),
      (["gpt2", "--utilisation", "40"], "at most 1"), (["gtp2"], "did you mean 'gpt2'?"),
      (["gpt2", "--devices", "0"], "--devices is 0"), (["gpt2", "--length", "4096"], "takes at most 1,024"),
-     (["bert-base", "--out", "run.json"], "--recipe"), (["gpt2", "--layout", ""], "made of replicate="),
+     (["bert-base", "--out", "run.json"], "--recipe"), (["gpt2", "--layout", ""], "the fields are replicate="),
      (["gpt2", "--layout", "shard=2,shard=4"], "shard is given twice"), (["gpt2", "--tokens", "inf"], "is inf"),
      (["gpt2", "--recipe", "gpt2-124m"], "--recipe is for the run.json that --out FILE writes"),
      (["gpt2", "--recipe", "bert-base-pretraining", "--out", "run.json"], "a model with a PretrainingHead"),

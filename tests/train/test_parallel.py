@@ -261,7 +261,7 @@ def test_troubles_are_those_of_all(by_two: dict[str, Any]) -> None:
     where = "the first values that are not finite appear in decoder.layers.1.feedforward.op.up.weight"
     assert one["nan"] == f"step 4: the loss is not finite; {where}; the checkpoint of step 2 is good"
     assert "use bf16" in one["fp16"] and "use AdamW or Muon" in one["adafactor"]
-    assert one["drop"].startswith("decoder.layer_drop is 0.1: each process would leave out other layers")
+    assert one["drop"].startswith("decoder.layer_drop is 0.1: each process would drop other layers")
     line = "decoder.layers.0.attention.op.q: only a plain nn.Linear can be split (no adapter)"
     assert one["lora"] == f"{line}: mesh.tensor=1"
     assert "already has a run: --resume continues it" in one["claimed"]
@@ -270,6 +270,6 @@ def test_troubles_are_those_of_all(by_two: dict[str, Any]) -> None:
 def test_a_mesh_for_other_processes(place: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"needs 4 processes; torchrun started one process"):
         Layout(Mesh(shard=2, tensor=2), torch.device("cpu"))
-    with pytest.raises(ValueError, match="is for 2 processes"):
+    with pytest.raises(ValueError, match="needs 2 processes"):
         setup(processes.run_of("bert", place, Mesh(replicate=2)), tmp_path / "run")
     assert not (tmp_path / "run").exists()

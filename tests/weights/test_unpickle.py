@@ -92,7 +92,7 @@ def test_which_pickle_is_meant(tmp_path: Path) -> None:
     assert unpickle.pickles(tmp_path) == ([tmp_path / "a.pt"], {})
     index = tmp_path / "pytorch_model.bin.index.json"
     index.write_text('{"weight_map": {"a": "../a.bin"}}')
-    with pytest.raises(ValueError, match="no plain .bin name"):
+    with pytest.raises(ValueError, match="is not a plain .bin name"):
         unpickle.pickles(tmp_path)
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ValueError, match="nothing needs to be unpickled"):

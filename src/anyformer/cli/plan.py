@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> None:
     if options.out is not None:
         if chosen is None:
             raise ValueError(f"nothing is written to {options.out}: this fits no layout of up to 65,536 devices")
-        write(options, job, chosen.layout, steps, result)
+        write(options, job, chosen.way, steps, result)
     if options.json:
         print(as_json(result, indent=1))
         return
@@ -170,11 +170,11 @@ def layouts(job: Any, devices: int, asked: Any) -> tuple[list[Any], dict[str, st
 def row(job: Any, need: Any, device: Any, utilisation: float) -> dict[str, Any]:
     """One layout as it goes into JSON."""
     return {
-        "layout": str(need.layout),
+        "layout": str(need.way),
         **dataclasses.asdict(need),
         "total": need.total,
         "fits": need.fits(device),
-        "seconds": job.seconds(need.layout, device, utilisation),
+        "seconds": job.seconds(need.way, device, utilisation),
         "sending": 2 * need.sent / device.link if device.link else None,  # a link is both directions
     }
 
@@ -182,9 +182,9 @@ def row(job: Any, need: Any, device: Any, utilisation: float) -> dict[str, Any]:
 def spent(job: Any, need: Any, device: Any, options: argparse.Namespace, steps: int) -> dict[str, Any]:
     found = row(job, need, device, options.utilisation)
     hours = found["seconds"] * steps / 3600
-    paid = hours * need.layout.devices
+    paid = hours * need.way.devices
     cost = None if options.price is None else paid * options.price
-    return {**found, "devices": need.layout.devices, "hours": hours, "device_hours": paid, "cost": cost}
+    return {**found, "devices": need.way.devices, "hours": hours, "device_hours": paid, "cost": cost}
 
 
 def write(options: argparse.Namespace, job: Any, way: Any, steps: int, result: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ class DeviceLayout:
 class Need:
     """Bytes on one device, and bytes it sends per step."""
 
-    layout: DeviceLayout
+    way: DeviceLayout  # named so in the JSON of `anyformer plan`
     weights: float  # with their copies in half precision
     gradients: float
     optimizer: float
