@@ -131,8 +131,8 @@ def test_what_cannot_divide() -> None:
         with pytest.raises(ValueError, match=why):
             job.need(way)
     assert parse_layout("shard=2, tensor=2,recompute", 8) == DeviceLayout(2, 2, 2, 1, True)
-    wrong = (("shard=3", "multiple of 3 devices; there are 8"), ("shards=2", "the fields are"), ("shard=0", "the fields are"))
-    for text, why in wrong:
+    wrong = {"shard=3": "multiple of 3 devices; there are 8", "shards=2": "the fields are", "shard=0": "the fields are"}
+    for text, why in wrong.items():
         with pytest.raises(ValueError, match=why):
             parse_layout(text, 8)
 
