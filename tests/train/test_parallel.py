@@ -263,7 +263,7 @@ def test_troubles_are_those_of_all(by_two: dict[str, Any]) -> None:
     assert "use bf16" in one["fp16"] and "use AdamW or Muon" in one["adafactor"]
     assert one["drop"].startswith("decoder.layer_drop is 0.1: each process would drop other layers")
     line = "decoder.layers.0.attention.op.q: only a plain nn.Linear can be split (no adapter)"
-    assert one["lora"] == f"{line}: mesh.tensor=1"
+    assert one["lora"] == f"{line}; set mesh.tensor=1"
     assert "already has a run: --resume continues it" in one["claimed"]
 
 
