@@ -36,7 +36,7 @@ from anyformer.data import Data, PythonDocs
 from anyformer.data.loader import StepBatches
 from anyformer.specs.codec import decode, encode, override
 from anyformer.train.run import Batch, Run
-from anyformer.train.trainer import Callback, Done, Trainer
+from anyformer.train.trainer import Callback, StepResult, Trainer
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "gpu.json"
 TRAINED = ("gpt2", "bert-base", "t5-base", "vit-b16", "llama3.2-1b", "mixtral-8x7b")
@@ -72,7 +72,7 @@ class StepTimes(Callback):
         self.first = time.perf_counter()
         self.exit, self.lock = contextlib.ExitStack(), lock
 
-    def stepped(self, trainer: Trainer, done: Done) -> None:
+    def on_step(self, trainer: Trainer, done: StepResult) -> None:
         if not self.losses:
             self.first = time.perf_counter() - self.first
         self.losses.append(done.loss)

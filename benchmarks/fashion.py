@@ -28,7 +28,7 @@ from anyformer.recipes import recipe
 from anyformer.specs.codec import override
 from anyformer.train.deadline import Deadline
 from anyformer.train.start import setup
-from anyformer.train.trainer import Callback, Done, Trainer
+from anyformer.train.trainer import Callback, StepResult, Trainer
 
 RECIPES = {"vit": "fashion-mnist", "swin": "fashion-mnist-swin", "resnet": "fashion-mnist-resnet"}
 ALL = 60_000
@@ -42,22 +42,22 @@ class Curve(Callback):
         self.row, self.write, self.spans, self.loss = row, write, [0.0], float("nan")
         self.begin = time.perf_counter()
 
-    def started(self, trainer: Trainer) -> None:
+    def on_start(self, trainer: Trainer) -> None:
         records = list(trainer.splits.valid)
         self.test = [trainer.objective.collate(records[i : i + 1000], 0) for i in range(0, len(records), 1000)]
 
     def accuracy(self, trainer: Trainer) -> float:
         """Of the weights that count, on all test pictures."""
-        with trainer.evaluating(), trainer.autocast():
-            moved = map(trainer.moved, self.test)
+        with trainer.eval_mode(), trainer.autocast():
+            moved = map(trainer.to_device, self.test)
             right = [(trainer.model(b["pixel_values"]).logits.argmax(-1) == b["labels"]).float().mean() for b in moved]
         return float(torch.stack(right).mean())
 
-    def stepped(self, trainer: Trainer, done: Done) -> None:
+    def on_step(self, trainer: Trainer, done: StepResult) -> None:
         self.loss = done.loss
         self.spans.append(done.seconds)
 
-    def evaluated(self, trainer: Trainer, scores: dict[str, float]) -> None:
+    def on_evaluate(self, trainer: Trainer, scores: dict[str, float]) -> None:
         seconds = time.perf_counter() - self.begin
         middle = sorted(self.spans)[len(self.spans) // 2]
         scores = {**scores, "accuracy": round(self.accuracy(trainer), 4)}

@@ -31,7 +31,7 @@ from anyformer.train.deadline import Deadline
 from anyformer.train.progress import Metrics
 from anyformer.train.run import Run
 from anyformer.train.start import setup
-from anyformer.train.trainer import Callback, Done, Trainer
+from anyformer.train.trainer import Callback, StepResult, Trainer
 
 SMALL = {"steps": 8, "batch.examples": 16, "evaluate.every": 8, "evaluate.batches": 1, "keep.every": 8,
          "schedule.warmup": 2, "precision": "fp32"}  # fmt: skip
@@ -39,11 +39,11 @@ ARTICLES = [f"a picture of {'an' if name[0] in 'aeiou' else 'a'} {name}" for nam
 
 
 class Told(Callback):
-    def stepped(self, trainer: Trainer, done: Done) -> None:
+    def on_step(self, trainer: Trainer, done: StepResult) -> None:
         if done.step % 250 == 0 or done.step == trainer.steps:
             print(f"{trainer.run.name}: step {done.step}, {trainer.seconds:.0f} s, loss {done.loss:.4f}", flush=True)
 
-    def evaluated(self, trainer: Trainer, scores: dict[str, float]) -> None:
+    def on_evaluate(self, trainer: Trainer, scores: dict[str, float]) -> None:
         print(f"{trainer.run.name}: {', '.join(f'{name} {value:.4f}' for name, value in scores.items())}", flush=True)
 
 

@@ -37,11 +37,11 @@ from anyformer.specs.codec import override
 from anyformer.tasks.task import TaskModel
 from anyformer.train.deadline import Deadline
 from anyformer.train.progress import Metrics, read_metrics
-from anyformer.train.trainer import Callback, Done, Trainer
+from anyformer.train.trainer import Callback, StepResult, Trainer
 
 
 class Told(Callback):
-    def stepped(self, trainer: Trainer, done: Done) -> None:
+    def on_step(self, trainer: Trainer, done: StepResult) -> None:
         if done.step % 200 == 0 or done.step < 4:
             steps, name = f"{done.step} of about {trainer.steps}", trainer.run.name
             print(f"{name}: step {steps}, loss {done.loss:.4f}, {done.seconds:.3f} s", flush=True)
@@ -80,7 +80,7 @@ def train(run: Any, folder: Path, data: tuple[Tensor, Tensor], seconds: float, d
     model = af.build(run.model, seed=run.seed)
     trainer = Trainer(run, folder, model=model, objective=run.objective, feed=feed, device=device, callbacks=watch)
     trainer.fit()
-    with contextlib.nullcontext() if trainer.average is None else trainer.average.swapped():
+    with contextlib.nullcontext() if trainer.average is None else trainer.average.swap_in():
         af.save(trainer.model, folder / "model")
     run.objective.write_settings(folder / "model")
     return trainer

@@ -62,14 +62,14 @@ def learn(run: Any, folder: Path, seconds: float | None, curve: Path, device: st
     torch.set_float32_matmul_precision("high")
 
     class Watch(Callback):
-        def stepped(self, trainer: Any, done: Any) -> None:
+        def on_step(self, trainer: Any, done: Any) -> None:
             if done.step % 50 == 0 or done.step == 1:
                 note(curve, step=done.step, of=trainer.steps, seconds=round(trainer.seconds, 2), **done.terms)
             if done.step % 250 == 0 or done.step == 1:
                 pace = f"{done.seconds:.3f} s a step"
                 print(f"{run.name} {done.step}/{trainer.steps}: {done.loss:.3f}, {pace}", flush=True)
 
-        def evaluated(self, trainer: Any, scores: dict[str, float]) -> None:
+        def on_evaluate(self, trainer: Any, scores: dict[str, float]) -> None:
             said = {f"valid_{name}": value for name, value in scores.items()}
             if "text" in run.objective.columns:
                 said["valid_wer"] = errors(*ask(run.data.valid, trainer.model, trainer.tokenizer).answered)

@@ -23,7 +23,7 @@ from anyformer.cli.settings import setting
 from anyformer.data import Data, PythonDocs
 from anyformer.specs.codec import override
 from anyformer.train.start import setup
-from anyformer.train.trainer import Callback, Done, Trainer
+from anyformer.train.trainer import Callback, StepResult, Trainer
 
 PEAK = 989e12  # bf16, of an H100 or H200
 
@@ -34,7 +34,7 @@ class Clock(Callback):
         self.losses: list[float] = []
         self.tokens = 0
 
-    def stepped(self, trainer: Trainer, done: Done) -> None:
+    def on_step(self, trainer: Trainer, done: StepResult) -> None:
         self.times.append(time.perf_counter())
         self.losses.append(done.loss)
         self.tokens = done.tokens

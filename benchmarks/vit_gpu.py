@@ -31,7 +31,7 @@ import torch.nn.functional as F
 import anyformer as af
 from anyformer.objectives.images import ClassifyImage
 from anyformer.train.optim import AdamW
-from anyformer.train.trainer import LossStep
+from anyformer.train.step import LossStep
 from anyformer.transforms.fuse import fuse
 from anyformer.transforms.stream import narrow_stream
 

@@ -22,7 +22,7 @@ import anyformer as af
 from anyformer import families
 from anyformer.data import Data, JSONLines, Words
 from anyformer.look import lectures
-from anyformer.look.page import assembled, whole
+from anyformer.look.page import all_views, render_page
 from anyformer.look.views import Inside, Scene
 from anyformer.objectives.ctc import CTC
 from anyformer.tasks.look_inputs import blueprint, scene
@@ -116,7 +116,7 @@ def photographed(scene: Scene) -> None:
     from playwright.sync_api import sync_playwright
 
     file = Path(tempfile.mkdtemp()) / "look.html"
-    file.write_text(assembled(whole(Inside(scene))), encoding="utf-8")
+    file.write_text(render_page(all_views(Inside(scene))), encoding="utf-8")
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for view, scheme, height in (("attention", "light", 760), ("stream", "dark", 860), ("change", "light", 930)):

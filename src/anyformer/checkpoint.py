@@ -25,9 +25,9 @@ from anyformer.specs.messages import quote, shorten
 from anyformer.specs.part import nearest, thaw, walk
 from anyformer.specs.services import service
 from anyformer.weights import hub
-from anyformer.weights.filling import Outline, Report, fill
+from anyformer.weights.filling import Report, ShapeCheckpoint, fill
 from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
-from anyformer.weights.pieces import STEMS, Pieces, has_weights, opened
+from anyformer.weights.pieces import STEMS, Pieces, has_weights, open_weights
 from anyformer.weights.rules import plan, same_names
 
 ADAPTER = "adapter_config.json"  # PEFT's name
@@ -58,17 +58,17 @@ def read_spec(folder: Path, architecture: str | None = None, weights: Path | Non
     if len(left) == 1 or (config.get("model_type") and not has_weights(weights)):
         family, found = left[0]
     else:
-        with opened(weights) as checkpoint, error_context(path):
+        with open_weights(weights) as checkpoint, error_context(path):
 
             def load(family: Family, spec: Model) -> Report:
-                return fill(skeleton(spec), Outline(checkpoint), family.match, torch.float32)
+                return fill(skeleton(spec), ShapeCheckpoint(checkpoint), family.match, torch.float32)
 
             family, found = class_detection.choose(left, config, checkpoint.names, load)
     with error_context(path):
         spec = family.read(config, found)
     if not family.absent or not has_weights(weights):
         return spec
-    with opened(weights) as checkpoint:
+    with open_weights(weights) as checkpoint:
         told = family.fields_from_weights(checkpoint.names, spec.architecture)
     other = class_detection.described(family, found, {**config, **told}) or spec
     return spec if other.replace(source={}) == spec.replace(source={}) else other
@@ -170,7 +170,7 @@ def load_as(
 ) -> tuple[TransformerModule, Report]:
     """A model of this description with the weights of a folder, which may have been saved as another of its family:
     what is not stored starts as described, and is named in `model.fresh`. Every load ends here."""
-    with opened(weights or weights_folder(folder)) as checkpoint:
+    with open_weights(weights or weights_folder(folder)) as checkpoint:
         check_affordable(spec, checkpoint)
         match = same_names if (folder / "spec.json").is_file() else families.find(spec.family).match
         model = skeleton(spec)

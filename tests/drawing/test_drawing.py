@@ -17,11 +17,11 @@ from catalogue import every_case, spec_of
 import anyformer as af
 from anyformer import families
 from anyformer.drawing import draw, outline
-from anyformer.drawing.compose import of_outline
-from anyformer.drawing.figure import Box, Figure, Line, Plus, Words, lines_of
-from anyformer.drawing.outline import Card, Column, Outline, cards_in
+from anyformer.drawing.compose import draw_outline
+from anyformer.drawing.figure import Box, Figure, Plus, Polyline, TextLine, text_lines
+from anyformer.drawing.outline import Card, ModelOutline, StreamColumn, cards_in
 from anyformer.drawing.svg import MARGIN
-from anyformer.drawing.text import broken, width, wrapped
+from anyformer.drawing.text import break_phrase, width, wrap
 from anyformer.kernels.recording import graph_capture
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.norm import LayerNorm
@@ -44,15 +44,15 @@ def inside(a: Bounds, b: Bounds, by: float = 0.5) -> bool:
     return a[0] >= b[0] - by and a[1] >= b[1] - by and a[2] <= b[2] + by and a[3] <= b[3] + by
 
 
-def said(words: Words) -> str:
+def said(words: TextLine) -> str:
     return "".join(span for span, _ in words.spans)
 
 
 def faults(figure: Figure) -> Iterator[str]:
     """What cannot be read: text that leaves its box or the picture, or lies on other text, on a box or on a line."""
     boxes = [(mark.bounds, mark) for mark in figure.marks if isinstance(mark, Box)]
-    words = [(each.bounds, each) for each in lines_of(figure.marks)]
-    free = [(mark.bounds, mark) for mark in figure.marks if isinstance(mark, Words)]
+    words = [(each.bounds, each) for each in text_lines(figure.marks)]
+    free = [(mark.bounds, mark) for mark in figure.marks if isinstance(mark, TextLine)]
     whole = (-MARGIN, -MARGIN, figure.width + MARGIN, figure.height + MARGIN)
     for at, box in boxes:
         yield from (f"{said(each)!r} leaves its box" for each in box.words if not inside(each.bounds, at))
@@ -69,7 +69,7 @@ def faults(figure: Figure) -> Iterator[str]:
     for (a, each), (b, _) in itertools.product(free, leaves):
         if meet(a, b) and not inside(a, b):
             yield f"{said(each)!r} on a box"
-    for line in (mark for mark in figure.marks if isinstance(mark, Line)):
+    for line in (mark for mark in figure.marks if isinstance(mark, Polyline)):
         for (ax, ay), (bx, by) in itertools.pairwise(line.points):
             if ax == bx or ay == by:  # the straight ones
                 bounds = (min(ax, bx) - 1, min(ay, by) - 1, max(ax, bx) + 1, max(ay, by) + 1)
@@ -79,7 +79,7 @@ def faults(figure: Figure) -> Iterator[str]:
 def letters(figure: Figure) -> float:
     """The smallest text in pixels, where the picture fills a slide of 1920 x 1080."""
     scale = min(1920 / (figure.width + 2 * MARGIN), 1080 / (figure.height + 2 * MARGIN))
-    return min(each.size for each in lines_of(figure.marks)) * scale
+    return min(each.size for each in text_lines(figure.marks)) * scale
 
 
 # -- every description ------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_norms_stand_where_they_are_applied(fields: dict[str, Any], order: list[
     figure = draw(gpt2(decoder__layers__feedforward=Sublayer(op=MLP(width=48), **fields))).figure
     assert heights(figure, "feedforward") == order and not [*faults(figure)]
     # the stream that goes past starts below the first thing that it goes past
-    skips = [mark.points for mark in figure.marks if isinstance(mark, Line) and mark.kind == "skip"]
+    skips = [mark.points for mark in figure.marks if isinstance(mark, Polyline) and mark.kind == "skip"]
     boxes = {mark.tip: mark for mark in figure.marks if isinstance(mark, Box)}
     first = "op" if fields.get("normed_skip") or "pre_norm" not in fields else "pre_norm"
     passed = boxes[f"decoder.layers.0.feedforward.{first}"]
@@ -179,7 +179,7 @@ def test_norms_stand_where_they_are_applied(fields: dict[str, Any], order: list[
 
 def test_a_residual_that_is_no_plain_sum_is_told() -> None:
     spec = gpt2(decoder__layers__feedforward__residual=Scaled(branch=0.5))
-    assert "Scaled (half-step)" in [said(each) for each in lines_of(draw(spec).figure.marks)]
+    assert "Scaled (half-step)" in [said(each) for each in text_lines(draw(spec).figure.marks)]
 
 
 def test_steps_side_by_side() -> None:
@@ -201,19 +201,19 @@ def test_parameters_and_shapes() -> None:
     assert cards["decoder.layers.0.feedforward.op"].note == "4.7M" == f"{(2 * 768 * 3072 + 768 + 3072) / 1e6:.1f}M"
     assert cards["embedding.position"].note == f"{1024 * 768 / 1e3:.1f}K" and cards["embedding"].note == "38.6M"
     assert cards["head"].phrases == ("vocab size 50,257", "tied to embedding.tokens") and cards["head"].note == ""
-    shown = [said(each) for each in lines_of(draw("gpt2").figure.marks)]
+    shown = [said(each) for each in text_lines(draw("gpt2").figure.marks)]
     assert "× 12" in shown and shown.count("T × 768") == 2 and "T × 50,257" in shown
     assert "GPT2LMHeadModel · 12 layers · width 768 · 124.4M parameters" in shown
 
 
 def test_lengths_that_the_input_decides() -> None:
-    swin = [said(each) for each in lines_of(draw("swin-tiny").figure.marks)]
+    swin = [said(each) for each in text_lines(draw("swin-tiny").figure.marks)]
     assert [each for each in swin if each in ("3136 × 96", "784 × 192", "196 × 384", "49 × 768")][:1] == ["3136 × 96"]
     assert {"784 × 192", "196 × 384", "49 × 768", "3 × 224 × 224"} <= {*swin}
-    assert "197 × 768" in [said(each) for each in lines_of(draw("vit-b16").figure.marks)]
-    assert "1500 × 384" in [said(each) for each in lines_of(draw("whisper-tiny").figure.marks)]
-    assert "T/320 × 768" in [said(each) for each in lines_of(draw("wav2vec2-base").figure.marks)]
-    assert "3 T × 128" in [said(each) for each in lines_of(draw("decision-transformer-gym").figure.marks)]
+    assert "197 × 768" in [said(each) for each in text_lines(draw("vit-b16").figure.marks)]
+    assert "1500 × 384" in [said(each) for each in text_lines(draw("whisper-tiny").figure.marks)]
+    assert "T/320 × 768" in [said(each) for each in text_lines(draw("wav2vec2-base").figure.marks)]
+    assert "3 T × 128" in [said(each) for each in text_lines(draw("decision-transformer-gym").figure.marks)]
 
 
 def test_kinds_of_layers_and_their_order() -> None:
@@ -221,10 +221,10 @@ def test_kinds_of_layers_and_their_order() -> None:
     cells = sorted((-mark.y, mark.kind) for mark in figure.marks if isinstance(mark, Box) and mark.height < 14.5
                    and mark.kind.startswith("kind"))  # fmt: skip
     assert [kind for _, kind in cells] == ["kind0"] * 3 + ["kind1"] * 58
-    shown = [said(each) for each in lines_of(figure.marks)]
+    shown = [said(each) for each in text_lines(figure.marks)]
     assert {"dense", "sparse", "layers 0–2", "layers 3–60", "× 61"} <= {*shown}
     cards = texts("deepseek-v3")
-    assert cards["decoder.layers.3.feedforward.op"].unlike and not cards["decoder.layers.3.attention.op"].marked
+    assert cards["decoder.layers.3.feedforward.op"].differs and not cards["decoder.layers.3.attention.op"].differing
 
 
 def test_experts() -> None:
@@ -241,19 +241,19 @@ def test_the_decoder_looks_at_the_encoder() -> None:
     for name in ("t5-small", "switch-base-8"):
         figure = draw(name).figure
         crosses = [mark for mark in figure.marks if isinstance(mark, Box) and mark.kind.split()[0] == "cross"]
-        ends = [mark.points[-1] for mark in figure.marks if isinstance(mark, Line) and mark.kind == "memory"]
+        ends = [mark.points[-1] for mark in figure.marks if isinstance(mark, Polyline) and mark.kind == "memory"]
         assert len(crosses) == len(ends) == (2 if name.startswith("switch") else 1)
         for cross, (x, y) in zip(sorted(crosses, key=lambda box: box.x), sorted(ends), strict=True):
             assert math.isclose(x, cross.x) and cross.y < y < cross.y + cross.height
 
 
 def test_tied_weights() -> None:
-    ties = [mark for mark in draw("gpt2").figure.marks if isinstance(mark, Line) and mark.kind == "tie"]
+    ties = [mark for mark in draw("gpt2").figure.marks if isinstance(mark, Polyline) and mark.kind == "tie"]
     assert len(ties) == 1 and not [m for m in draw("llama3-8b").figure.marks if getattr(m, "kind", "") == "tie"]
 
 
 def test_a_shared_layer_and_a_shared_bias() -> None:
-    shown = [said(each) for each in lines_of(draw("albert-base").figure.marks)]
+    shown = [said(each) for each in text_lines(draw("albert-base").figure.marks)]
     assert shown[shown.index("× 12") + 1 :][:3] == ["encoder layers", "share 7.1M", "of 1 layer"]
     cards = texts("t5-small")
     assert cards["encoder.position"].phrases[0] == "shared by all layers"
@@ -275,7 +275,7 @@ def test_kinds_are_compared_by_the_place_of_their_steps() -> None:
     norm = dict(spec.decoder.layers.items())["attention"].pre_norm
     kinds = {"a": spec.decoder.layers, "b": mamba.edit(("mixer", "pre_norm"), lambda _: norm)}
     cards = texts(spec.replace(decoder=spec.decoder.replace(layers=kinds, pattern=("a", "b"))))
-    assert not cards["decoder.layers.1.mixer.pre_norm"].marked and cards["decoder.layers.1.mixer.op"].unlike
+    assert not cards["decoder.layers.1.mixer.pre_norm"].differing and cards["decoder.layers.1.mixer.op"].differs
 
 
 def test_no_family_has_code_here() -> None:
@@ -290,9 +290,9 @@ def test_no_family_has_code_here() -> None:
 def test_towers() -> None:
     """Several embeddings that meet under one head: two columns, one card above both."""
     card = Card("a", "embedding", "Text Embedding")
-    columns = (Column((card, "T × 8")), Column((card, "N × 8")))
-    towers = Outline("two", "towers", columns, (Card("h", "head", "Contrast"),))
-    figure = of_outline(towers)
+    columns = (StreamColumn((card, "T × 8")), StreamColumn((card, "N × 8")))
+    towers = ModelOutline("two", "towers", columns, (Card("h", "head", "Contrast"),))
+    figure = draw_outline(towers)
     boxes = sorted((mark for mark in figure.marks if isinstance(mark, Box)), key=lambda box: box.y)
     assert boxes[0].tip == "h" and boxes[1].x != boxes[2].x and not [*faults(figure)]
 
@@ -302,7 +302,8 @@ def test_towers() -> None:
 
 def test_two_side_by_side() -> None:
     drawing = draw("gpt2", "llama3-8b")
-    marked = {said(each) for each in lines_of(drawing.figure.marks) if any(kind == "differs" for _, kind in each.spans)}
+    lines = text_lines(drawing.figure.marks)
+    marked = {said(each) for each in lines if any(kind == "differs" for _, kind in each.spans)}
     assert {"LayerNorm", "RMSNorm", "MLP (FFN)", "Gated MLP (SwiGLU)", "Attention (GQA)", "vocab size 50,257"} <= marked
     assert "LM Head" not in marked and not [*faults(drawing.figure)] and drawing.title == "gpt2 and llama3-8b"
     unlike = [mark.tip for mark in drawing.figure.marks if isinstance(mark, Box) and "changed" in mark.kind]
@@ -311,7 +312,7 @@ def test_two_side_by_side() -> None:
 
 def test_what_is_the_same_is_not_marked() -> None:
     drawing = draw("bert-base", "bert-base")
-    words = lines_of(drawing.figure.marks)
+    words = text_lines(drawing.figure.marks)
     assert [said(w) for w in words if any(kind == "differs" for _, kind in w.spans)] == [said(words[-1])]  # the legend
     assert not [mark for mark in drawing.figure.marks if isinstance(mark, Box) and "changed" in mark.kind]
 
@@ -325,7 +326,7 @@ def test_widths_are_no_less_than_those_of_a_wide_font() -> None:
 
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     shown = {said(each) for name in ("gpt2", "deepseek-v3", "swin-tiny", "t5-small") for each in
-             lines_of(draw(name).figure.marks)}  # fmt: skip
+             text_lines(draw(name).figure.marks)}  # fmt: skip
     for file, bold in (("DejaVuSans.ttf", False), ("DejaVuSans-Bold.ttf", True)):
         font = FT2Font(str(folder / file))
         font.set_size(100, 72)
@@ -338,12 +339,12 @@ def test_widths_are_no_less_than_those_of_a_wide_font() -> None:
 
 
 def test_lines_are_broken_where_they_must_be() -> None:
-    assert broken("as it is", 1000, 15) == ["as it is"]
-    assert all(width(piece, 15) <= 60 for piece in broken("words and averyveryverylongone", 60, 15))
-    assert "".join(broken("averyveryverylongone", 60, 15)) == "averyveryverylongone"
-    lines = wrapped(["12 heads × 64", "Causal mask", "no bias"], 190, 15)
+    assert break_phrase("as it is", 1000, 15) == ["as it is"]
+    assert all(width(piece, 15) <= 60 for piece in break_phrase("words and averyveryverylongone", 60, 15))
+    assert "".join(break_phrase("averyveryverylongone", 60, 15)) == "averyveryverylongone"
+    lines = wrap(["12 heads × 64", "Causal mask", "no bias"], 190, 15)
     assert lines == [["12 heads × 64"], ["Causal mask", "no bias"]]
-    assert broken("", 10, 15) == [""] and broken("x", 0, 15) == ["x"]
+    assert break_phrase("", 10, 15) == [""] and break_phrase("x", 0, 15) == ["x"]
 
 
 def test_text_of_other_people_is_shown_and_not_run() -> None:
@@ -387,8 +388,8 @@ def test_a_notebook_shows_the_text_of_what_cannot_be_built() -> None:
     ("models", "options", "line"),
     [
         (("gtp2",), {}, "did you mean 'gpt2'?"),
-        ((3,), {}, "a description or a model is drawn"),
-        ((), {}, "one description is drawn, or two"),
+        ((3,), {}, "cannot draw a int; give a description, a model"),
+        ((), {}, "draw takes one or two models, not 0"),
         (("gpt2", "gpt2", "gpt2"), {}, "not 3"),
         (("gpt2",), {"theme": "drak"}, "did you mean 'dark'?"),
     ],

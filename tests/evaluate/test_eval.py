@@ -23,7 +23,7 @@ from anyformer.objectives.classify import Classify
 from anyformer.objectives.tag import Tag
 from anyformer.objectives.translate import Translate
 from anyformer.recipes.shared.encoder import SPECIAL
-from anyformer.train.evaluate_split import same_labels
+from anyformer.train.evaluate_split import check_label_order
 from anyformer.train.optim import AdamW
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 from anyformer.train.start import setup
@@ -116,7 +116,7 @@ def test_predictions_are_saved_and_scored_elsewhere(films: Path, capsys: pytest.
     assert evaluated(capsys, saved, str(films / "run"))["accuracy"] == 0.8
     Path(saved).write_text("{}\n")
     assert cli.main(["eval", saved, str(films / "run")]) == 2
-    assert "said.jsonl:1: not a prediction as --save writes them" in capsys.readouterr().err
+    assert "said.jsonl:1: not a prediction as written by --save" in capsys.readouterr().err
 
 
 def test_a_table_on_stdout(films: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,9 +190,9 @@ def test_more_than_ten_labels_in_text_order() -> None:
     stored = {str(i): names[i] for i in sorted(range(12), key=str)}
     spec = encoder("BertForSequenceClassification", names)
     model = SimpleNamespace(spec=spec.replace(source={**spec.source, "id2label": stored}))
-    same_labels(model, names)
+    check_label_order(model, names)
     with pytest.raises(ValueError, match="in another order"):
-        same_labels(model, tuple(stored.values()))
+        check_label_order(model, tuple(stored.values()))
 
 
 def test_the_likeliest_span_of_all_windows(tmp_path: Path) -> None:

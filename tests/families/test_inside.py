@@ -10,7 +10,7 @@ from catalogue import Case, close, make_inputs, over_catalogue, shared, structur
 from torch import Tensor
 
 import anyformer as af
-from anyformer.look.roles import attending, between, body, last_stretch
+from anyformer.look.roles import attention_mixers, body, last_stretch, stream_end
 from anyformer.look.trace import main_tensor
 from anyformer.models import AutoencoderModule
 from anyformer.parts.head.ctc import CTCHead
@@ -38,7 +38,7 @@ def said(trace: Any) -> Tensor:
 
 @over_catalogue("I1", everyday=structure)
 def test_attention_of_every_mixer_or_why_there_is_none(case: Case) -> None:
-    mixers = attending(shared(case))
+    mixers = attention_mixers(shared(case))
     if not mixers:
         with pytest.raises(ValueError, match="has no attention weights"):
             af.look.attention(run(case))
@@ -77,7 +77,7 @@ def one_line_without_a_stream(traced: Any) -> None:
 def test_contributions_add_up_to_the_score(case: Case) -> None:
     traced, spec = run(case), shared(case).spec
     streams = not spec.towers and not isinstance(shared(case), AutoencoderModule)
-    beside = "stands between the stream and the head" if streams and between(body(shared(case))) else None
+    beside = "stands between the stream and the head" if streams and stream_end(body(shared(case))) else None
     if (reason := beside if isinstance(spec.head, SCORES_TOKENS) else "this model has") is not None:
         with pytest.raises(ValueError, match=reason):
             af.look.contributions(traced)
@@ -88,5 +88,5 @@ def test_contributions_add_up_to_the_score(case: Case) -> None:
     close(found.scores, expected)
     close(found.values.sum(0), expected, 1e-4)
     close(torch.stack([*found.by_sublayer().values()]).sum(0), expected, 1e-4)
-    if attending(shared(case)) and not isinstance(body(shared(case)), (StagesModule, FunnelModule)):
+    if attention_mixers(shared(case)) and not isinstance(body(shared(case)), (StagesModule, FunnelModule)):
         assert any(line.head is not None for line in found.names), "no head has a line"

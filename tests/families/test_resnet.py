@@ -62,7 +62,7 @@ def test_an_average_has_the_statistics_that_go_with_it() -> None:
     model(picture(32, 32) + 3)
     average.update(10**6)
     now = {name: value.clone() for name, value in statistics(model).items() if "running" in name}
-    with average.swapped():
+    with average.swap_in():
         for name, value in now.items():
             close(model.state_dict()[name], (first[name] + value) / 2, 1e-6)
     assert all(torch.equal(model.state_dict()[name], value) for name, value in now.items())

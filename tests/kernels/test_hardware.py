@@ -17,7 +17,7 @@ from anyformer.kernels import hardware
 from anyformer.recipes.quickstart import sizes
 from anyformer.train import deadline
 from anyformer.train.optim import Cosine
-from anyformer.train.trainer import Done
+from anyformer.train.trainer import StepResult
 from anyformer.transforms.pack import pack
 from anyformer.transforms.quantize import quantize
 from tiny import inputs_of, model_of
@@ -150,16 +150,16 @@ def simulated(
     monkeypatch.setattr(deadline.time, "monotonic", lambda: clock[0])
     end = deadline.Deadline(1000.0 + limit, tail=5.0, **options)
     trainer: Any = SimpleNamespace(step=0, steps=10**6)
-    end.started(trainer)
+    end.on_start(trainer)
     factors = []
     while trainer.step < trainer.steps:
         factors.append(Cosine(warmup=5, floor=0.05).factor(trainer.step, trainer.steps))
         clock[0] += seconds(trainer.step)
         trainer.step += 1
-        end.stepped(trainer, Done(trainer.step, 1.0, {}, 1.0, 1.0, 1, 1, seconds(trainer.step - 1)))
+        end.on_step(trainer, StepResult(trainer.step, 1.0, {}, 1.0, 1.0, 1, 1, seconds(trainer.step - 1)))
         if trainer.step % 50 == 0:
             clock[0] += evaluating
-            end.evaluated(trainer, {})
+            end.on_evaluate(trainer, {})
     return clock[0] - 1000.0, factors
 
 
@@ -183,10 +183,10 @@ def test_a_deadline_asks_for_no_more_steps_and_forgets_those_that_compile(monkey
 def test_a_step_from_before_the_clock_began_moves_no_end() -> None:
     """On a GPU the numbers of a step come once the next is on its way: a Deadline that begins there hears its own."""
     end, trainer = deadline.Deadline(deadline.time.monotonic() + 60.0), SimpleNamespace(step=21, steps=500)
-    end.started(trainer)  # type: ignore[arg-type]
-    end.stepped(trainer, Done(21, 1.0, {}, 1.0, 1.0, 1, 1, 0.1))  # type: ignore[arg-type]
+    end.on_start(trainer)  # type: ignore[arg-type]
+    end.on_step(trainer, StepResult(21, 1.0, {}, 1.0, 1.0, 1, 1, 0.1))  # type: ignore[arg-type]
     assert trainer.steps == 500
-    end.stepped(trainer, Done(22, 1.0, {}, 1.0, 1.0, 1, 1, 0.1))  # type: ignore[arg-type]
+    end.on_step(trainer, StepResult(22, 1.0, {}, 1.0, 1.0, 1, 1, 0.1))  # type: ignore[arg-type]
     assert trainer.steps != 500
 
 

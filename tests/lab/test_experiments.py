@@ -65,7 +65,7 @@ def test_texts_of_trials_share_a_folder_that_is_made(tmp_path: Path) -> None:
 
 def test_a_row_of_few_shot_holds_four_texts() -> None:
     """As many tokens as letters and spaces, and one for the end."""
-    assert {4 * (len(text) + 1) for text in few_shot.made(9, 4, 0)} == {few_shot.LENGTH}
+    assert {4 * (len(text) + 1) for text in few_shot.pair_texts(9, 4, 0)} == {few_shot.LENGTH}
 
 
 # what the scores of one attention over equal tokens tell: places apart, by distance, the same in a longer text, within
@@ -78,18 +78,18 @@ PROPERTIES = {
 
 @pytest.mark.parametrize("scheme", PROPERTIES)
 def test_properties_of_positions(scheme: str) -> None:
-    found = positions.properties(positions.placed(scheme, 32, 1, 16), 16)
+    found = positions.properties(positions.model_spec(scheme, 32, 1, 16), 16)
     assert tuple(found[name] for name in positions.PROPERTIES) == PROPERTIES[scheme]
 
 
 def test_far_places_share_a_bucket() -> None:
-    found = positions.properties(positions.placed("bucketed", 32, 1, 32), 32)
+    found = positions.properties(positions.model_spec("bucketed", 32, 1, 32), 32)
     assert found["relative"] and not found["unique"]
 
 
 def test_the_first_layer_sees_a_token_and_the_one_before() -> None:
     address = "decoder.layers.{}.attention.op.weights"
-    model = build(induction_heads.described(2, 16, near=True), seed=0)
+    model = build(induction_heads.model_spec(2, 16, near=True), seed=0)
     with torch.no_grad():
         run = trace(model, keep=[address.format("*")], input_ids=torch.arange(9)[None])
     for layer, most in ((0, 2), (1, 9)):
@@ -107,7 +107,7 @@ def test_shots_are_counted_from_none() -> None:
 
     trainer = SimpleNamespace(
         tokenizer=SimpleNamespace(encode=lambda text: [*text.encode()]), device="cpu", model=model,
-        evaluating=contextlib.nullcontext,
+        eval_mode=contextlib.nullcontext,
     )  # fmt: skip
     place: Any = SimpleNamespace(texts=lambda *given: PythonDocs(), train=lambda run: trainer, device="cpu")
     rows = few_shot.work(few_shot.trials(**few_shot.FORMS["tiny"].values)[0].values, place)
@@ -126,7 +126,7 @@ def test_places_are_told_apart_where_one_head_does(monkeypatch: pytest.MonkeyPat
         return model
 
     monkeypatch.setattr(positions, "build", with_a_flat_head)
-    assert positions.properties(positions.placed("bucketed", 32, 1, 8), 8)["unique"]
+    assert positions.properties(positions.model_spec("bucketed", 32, 1, 8), 8)["unique"]
 
 
 def test_sentences_are_told_apart_in_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_sentences_are_told_apart_in_pairs(tmp_path: Path, monkeypatch: pytest.M
             runs.append(run)
             return SimpleNamespace(scores={"accuracy": 0.75})
 
-    monkeypatch.setattr(next_sentence, "asked", lambda trainer: 1.5)
+    monkeypatch.setattr(next_sentence, "masked_loss", lambda trainer: 1.5)
     trial = next_sentence.trials(**next_sentence.FORMS["tiny"].values)[0]
     rows = next_sentence.work(trial.values, Untrained(tmp_path / "trial", tmp_path / "shared", "cpu"))
     assert rows == [{"masked": 1.5, "accuracy": 0.75}]

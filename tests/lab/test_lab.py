@@ -19,10 +19,10 @@ import torch
 
 import anyformer as af
 from anyformer import cli
-from anyformer.lab.experiment import chosen, perform
+from anyformer.lab.experiment import choose_form, perform
 from anyformer.lab.experiments import experiment, experiments
 from anyformer.lab.experiments._runs import training
-from anyformer.lab.grid import BASE, Grid, changed, labelled, work
+from anyformer.lab.grid import BASE, GridSearch, apply_changes, value_labels, work
 from anyformer.lab.trials import Place, Row, Trial, Trials, Values
 from anyformer.specs.codec import to_json
 from anyformer.train.run import read_run
@@ -59,7 +59,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     """A time that is over begins nothing; rows come in the order of the trials, with what is no number as null."""
     trials = Trials(numbered(2, 1, 3), squares, tmp_path, "cpu")
     for jobs in (1, 2):
-        assert trials.perform(jobs, until=time.monotonic()) == [] and len(trials.left) == 3
+        assert trials.perform(jobs, until=time.monotonic()) == [] and len(trials.remaining) == 3
     Trials(numbered(1), squares, tmp_path, "cpu").perform()
     rows = trials.perform()
     assert (tmp_path / "asked").read_text().split() == ["1", "2", "3"]
@@ -69,7 +69,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
 
 
 def test_mistakes_of_trials(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="two trials are called n1"):
+    with pytest.raises(ValueError, match="two trials have the name n1"):
         Trials(numbered(1, 2, 1), squares, tmp_path, "cpu")
     Trials(numbered(1), squares, tmp_path, "cpu").perform()
     with pytest.raises(ValueError, match="other values"):
@@ -93,7 +93,7 @@ def test_an_error_of_one_trial_leaves_the_others(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="^n0: 'nought'$"):
         trials.perform(tell=told.append)
     assert [line.split(",")[0] for line in told] == ["n0: KeyError: 'nought'", "n1: done", "n2: done"]
-    assert [trial.name for trial in trials.left] == ["n0"]
+    assert [trial.name for trial in trials.remaining] == ["n0"]
     (tmp_path / "mended").touch()
     assert len(trials.perform()) == 6 and not (tmp_path / "trials/n0/error.txt").exists()
 
@@ -149,10 +149,10 @@ def test_grid(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_runs_that_are_compared_go_to_their_last_step(place: Path) -> None:
     """Whatever validation says, unless a grid is about that."""
     base = read_run(place / "run.json")
-    assert base.evaluate.patience is not None and Grid(base, {}).base.evaluate.patience is None
+    assert base.evaluate.patience is not None and GridSearch(base, {}).base.evaluate.patience is None
     run = training("x", base.model, base.data, "cpu", steps=9, batch=2, length=8, lr=1e-3, every=1)
     assert run.evaluate.patience is None and not run.keep.best
-    assert changed(Grid(base, {}).base, {"evaluate.patience": 2}).evaluate.patience == 2
+    assert apply_changes(GridSearch(base, {}).base, {"evaluate.patience": 2}).evaluate.patience == 2
 
 
 @pytest.mark.parametrize(("steps", "wanted"), [(25, [24, 25]), (7, [7]), (20, [19, 20])])
@@ -173,9 +173,9 @@ def test_values_of_a_grid_are_told_apart(place: Path) -> None:
     """Parts of one kind with other fields, and texts that begin alike."""
     wide = [{"kind": "MLP", "width": width} for width in (8, 16)]
     settings = {"model.decoder.layers.feedforward.op": [*wide, {"kind": "GatedMLP", "width": 8}]}
-    names = [trial.name for trial in Grid(read_run(place / "run.json"), settings).trials]
+    names = [trial.name for trial in GridSearch(read_run(place / "run.json"), settings).trials]
     assert names == ["op=_kind_MLP_width_8_,seed=0", "op=_kind_MLP_width_16_,seed=0", "op=GatedMLP,seed=0"]
-    assert list(labelled("x", ["a" * 70 + "b", "a" * 70 + "c"]).values()) == ["a" * 60 + "-1", "a" * 60 + "-2"]
+    assert list(value_labels("x", ["a" * 70 + "b", "a" * 70 + "c"]).values()) == ["a" * 60 + "-1", "a" * 60 + "-2"]
 
 
 def written(folder: str) -> dict[str, bytes]:
@@ -202,23 +202,23 @@ def test_many_workers_write_the_files_of_one(place: Path) -> None:
 @pytest.mark.parametrize("arguments, line", [
     (("grid", *GRID, "--set", "decoder.dept=1"), "did you mean 'depth'?"),
     (("grid", *GRID, "--set", "model.width=0"), "width is 0"),
-    (("grid", *GRID, "--seeds", "0"), "--seeds is 0; there is nothing to see without any"),
+    (("grid", *GRID, "--seeds", "0"), "--seeds: 0; it must be at least 1"),
     (("grid", *GRID, "--set", "optimizer.lr=1"), "one address is given twice"),
-    (("grid", "run.json", "--set", "steps=2,2"), "--set steps: 2 is there twice"),
-    (("grid", "run.json", "--set", "seed=1,2"), "--seeds N trains every combination with the seeds from 0 on"),
+    (("grid", "run.json", "--set", "steps=2,2"), "--set steps: 2 is given twice"),
+    (("grid", "run.json", "--set", "seed=1,2"), "which trains every combination with the seeds 0 to N - 1"),
     (("grid", "run.json", "--seeds", "1000000000"), "1,000,000,000 trainings; a grid has at most 100,000"),
     (("grid", "run.json", "--set", 'objective={"kind": "Masked"}'), "a model that sees both sides"),
     (("run", "masking-rate", "--form", "tiny", "--data", "nothing.txt"), "nothing.txt: no such file or folder"),
-    (("run", "masking-rate", "--form", "tiny", "--data", "empty.txt"), "--data empty.txt: there is no text in it"),
+    (("run", "masking-rate", "--form", "tiny", "--data", "empty.txt"), "--data empty.txt: it has no text"),
     (("grid", "run.json", "--set", "steps"), "--set takes PATH=VALUE,VALUE,..., got 'steps'"),
     (("grid", "shakespear"), "did you mean 'shakespeare'?"),
     (("grid", *GRID, "--on", "rays"), "did you mean 'ray'?"),
     (("grid", *GRID, "--jobs", "0"), "--jobs is 0"),
     (("run", "induction-head"), "did you mean 'induction-heads'?"),
-    (("run", "induction-heads", "--budget", "0"), "--budget is 0 minutes; there is nothing to see without any"),
+    (("run", "induction-heads", "--budget", "0"), "--budget: 0 minutes; it must be above 0 and finite"),
     (("run", "induction-heads", "--budget", "0.01"), "the smallest form of induction-heads takes about 0.1 minutes"),
     (("run", "induction-heads", "--form", "big"), "induction-heads has no form 'big'"),
-    (("run", "induction-heads", "--form", "tiny", "--data", "x"), "induction-heads learns from no text but its own"),
+    (("run", "induction-heads", "--form", "tiny", "--data", "x"), "generates its own data; leave --data out"),
     (("rn",), "no action 'rn'"), ((), "give an action"),
 ], ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")  # fmt: skip
 def test_mistakes(arguments: tuple[str, ...], line: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,8 +249,8 @@ def test_forms(name: str) -> None:
         costs = [form.minutes(kind) for form in forms.values()]
         assert costs == sorted(costs)
         for form, cost in zip(forms, costs):
-            assert forms[chosen(name, kind, cost)].minutes(kind) == forms[form].minutes(kind)
-    assert forms[chosen(name, "cpu")].cpu <= 2 and forms[chosen(name, "cuda")].cuda <= 4
+            assert forms[choose_form(name, kind, cost)].minutes(kind) == forms[form].minutes(kind)
+    assert forms[choose_form(name, "cpu")].cpu <= 2 and forms[choose_form(name, "cuda")].cuda <= 4
     check_trials(name, "tiny")
 
 
@@ -395,7 +395,7 @@ def test_a_training_that_diverges_is_told(
     command = ["lab", "run", "few-shot", "--form", "tiny", "--jobs", "1", "--device", "cpu", "--out", str(tmp_path)]
     assert cli.main(command) == 0
     shown = capsys.readouterr().out
-    assert "diverged, so that nothing is judged: width-8: the loss is nan at step 7" in shown
+    assert "diverged, claim not checked: width-8: the loss is nan at step 7" in shown
     assert json.loads((tmp_path / "claim.json").read_text())["holds"] is False
 
 

@@ -9,7 +9,7 @@ import torch
 
 import anyformer as af
 from anyformer.lab.experiments import modifications as experiment
-from anyformer.lab.narang_table import ROWS, Row, Size, activation, counted, row_named
+from anyformer.lab.narang_table import ROWS, PaperRow, TableSize, activation, count_row, row_named
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.residual import Scaled
 from anyformer.specs.part import Site
@@ -20,7 +20,7 @@ from architectures.lines import broken, check, inputs_of, random_model
 from small import close, context, filled
 
 # two layers a stack, and of everything little
-SMALL = Size(
+SMALL = TableSize(
     width=36, inner=96, heads=6, head_width=6, depth=2, vocabulary=100, length=64, narrow=8, cutoffs=(20, 50),
     softmaxes=3, experts=2, keys=6, found=3, taps=5,
 )  # fmt: skip
@@ -35,7 +35,7 @@ OWN = [  # the rows with Parts, or with an order of layers, that the others do n
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_parameters_are_the_papers(row: Row) -> None:
+def test_parameters_are_the_papers(row: PaperRow) -> None:
     """Within 2 %, or a note says what the difference is made of."""
     off = abs(af.count(row.describe()).parameters / 1e6 / row.parameters - 1)
     assert off <= 0.02 or row.note, f"{off:.1%} off without a note"
@@ -49,14 +49,14 @@ def test_parameters_are_the_papers(row: Row) -> None:
 def test_operations_are_the_papers(name: str) -> None:
     """Where lookups are products, as on a TPU: within 1 %."""
     row = row_named(name)
-    assert counted(row)[1] / 1e12 == pytest.approx(row.operations, rel=0.01)
+    assert count_row(row)[1] / 1e12 == pytest.approx(row.operations, rel=0.01)
 
 
 @pytest.mark.parametrize("row", [
     pytest.param(row, id=row.name, marks=pytest.mark.slow if row.name in ACTIVATIONS - {"GeLU", "SwiGLU"} else ())
     for row in ROWS if row.name not in OWN
 ])  # fmt: skip
-def test_every_row_learns(row: Row, tmp_path: Path) -> None:
+def test_every_row_learns(row: PaperRow, tmp_path: Path) -> None:
     """Its loss falls (T5) and every parameter gets a gradient (N8); of the others among all lines, below."""
     spec = row.describe(SMALL)
     check("N8", spec, tmp_path)
@@ -67,7 +67,7 @@ def test_every_row_learns(row: Row, tmp_path: Path) -> None:
     pytest.param(row, id=row.name, marks=() if row.name in OWN else pytest.mark.slow)
     for row in ROWS if row.name not in ACTIVATIONS
 ])  # fmt: skip
-def test_rows_keep_the_lines(row: Row, tmp_path: Path) -> None:
+def test_rows_keep_the_lines(row: PaperRow, tmp_path: Path) -> None:
     """All lines that random architectures keep, where a row is not an activation alone."""
     assert broken(row.describe(SMALL), tmp_path) is None
 

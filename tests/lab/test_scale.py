@@ -12,7 +12,18 @@ import pytest
 
 import anyformer as af
 from anyformer import cli
-from anyformer.lab.scale import Law, Point, both, fits, frontier, intervals, measured, power, scaled, trials
+from anyformer.lab.scale import (
+    Law,
+    Point,
+    fit_exponents,
+    fit_law,
+    fit_power,
+    fit_results,
+    frontier,
+    intervals,
+    scale_model,
+    trials,
+)
 from anyformer.lab.trials import Trials
 
 CHINCHILLA = Law(1.69, 406.4, 0.34, 410.7, 0.28)
@@ -27,11 +38,11 @@ def made(law: Law, noise: float = 0.0) -> list[Point]:
 
 
 def test_the_law_is_found_again() -> None:
-    found = both(made(CHINCHILLA))
+    found = fit_law(made(CHINCHILLA))
     for name, value in dataclasses.asdict(CHINCHILLA).items():
         assert getattr(found, name) == pytest.approx(value, rel=0.03), name
-    assert power([1, 10, 100], [3, 1.5, 0.75]).a == pytest.approx(np.log10(2))
-    none = both(made(dataclasses.replace(CHINCHILLA, E=0.0)))
+    assert fit_power([1, 10, 100], [3, 1.5, 0.75]).a == pytest.approx(np.log10(2))
+    none = fit_law(made(dataclasses.replace(CHINCHILLA, E=0.0)))
     assert none.E < 0.05 and none.a == pytest.approx(0.34, rel=0.03)
 
 
@@ -54,8 +65,8 @@ def test_frontier_and_fits() -> None:
     assert all(a.C < b.C and a.L > b.L for a, b in pairwise(edge)) and len(edge) < len(found)
     for point in found:
         assert point in edge or any(other.C <= point.C and other.L <= point.L for other in edge)
-    by_C = fits(found)["L(C)"]
-    assert 0.01 < by_C < 0.34 and by_C == power([p.C for p in edge], [p.L for p in edge]).a
+    by_C = fit_exponents(found)["L(C)"]
+    assert 0.01 < by_C < 0.34 and by_C == fit_power([p.C for p in edge], [p.L for p in edge]).a
 
 
 def test_the_largest_is_predicted() -> None:
@@ -63,15 +74,15 @@ def test_the_largest_is_predicted() -> None:
         {"trial": str(i), "parameters": p.N, "tokens": p.D, "flops": p.C, "loss": loss}
         for i, p in enumerate(made(CHINCHILLA)) for loss in (9.0, p.L)
     ]  # fmt: skip
-    found = measured(rows)
+    found = fit_results(rows)
     assert found.largest.N == 1e7 and found.largest.D == 1e8 and abs(found.error) < 1e-3
     with pytest.raises(ValueError, match="two sizes and two numbers of tokens"):
-        measured(rows[:8])
+        fit_results(rows[:8])
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama3.2-1b"])
 def test_scaled(name: str) -> None:
-    spec = scaled(af.spec(name), 64)
+    spec = scale_model(af.spec(name), 64)
     ratio = af.spec(name).decoder.layers.steps["feedforward"].op.width / af.spec(name).width
     assert spec.width == 64 and spec.decoder.layers.steps["feedforward"].op.width == round(64 * ratio)
     assert spec.decoder.layers.steps["attention"].op.num_heads == 2 and spec.decoder.depth == 2
@@ -84,11 +95,11 @@ def test_scaled(name: str) -> None:
     (("--widths", "0"), "--widths: values must be positive, got 0"),
     (("--tokens", "many"), "--tokens takes whole numbers with commas between, got 'many'"),
     (("--largest", "5"), "--largest takes a width and a number of tokens"),
-    (("--budget", "0"), "--budget is 0 minutes"),
-    (("bert-base",), "a family of sizes is made from a decoder"),
-    (("t5-small",), "a family of sizes is made from a decoder alone"),
+    (("--budget", "0"), "--budget: 0 minutes"),
+    (("bert-base",), "only a decoder-only model can be scaled"),
+    (("t5-small",), "only a decoder-only model can be scaled"),
     (("--widths", ""), "--widths takes whole numbers with commas between, got ''"),
-    (("--widths", "16", "--tokens", "4e4"), "a law needs runs of two sizes and two numbers of tokens"),
+    (("--widths", "16", "--tokens", "4e4"), "a fit needs at least two sizes and two numbers of tokens"),
     (("--widths", "16,32", "--tokens", "1000,2000"), "have 2,048 tokens, 1 steps of 16 texts of 128"),
     (("--data", "nothing.txt"), "nothing.txt: no such file or folder"),
     (("--on", "rays"), "did you mean 'ray'?"),
@@ -104,7 +115,7 @@ def test_a_plan_comes_before_any_training(
 ) -> None:
     """Ten trainings and their expected time are shown; without --run or a yes nothing is started."""
     started: list[int] = []
-    monkeypatch.setattr(Trials, "perform", lambda trials, *options: started.append(len(trials.left)) or [])
+    monkeypatch.setattr(Trials, "perform", lambda trials, *options: started.append(len(trials.remaining)) or [])
     command = ["scale", "--device", "cpu", "--jobs", "2", "--out", str(tmp_path / "here")]
     assert cli.main(command) == 2
     out, err = capsys.readouterr()

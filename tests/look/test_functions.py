@@ -174,13 +174,13 @@ def test_mistakes_are_one_sentence() -> None:
     with torch.no_grad():
         long = af.trace(model_of("gpt2"), input_ids=torch.ones(1, 12, dtype=torch.long))
     for call, line in (
-        (lambda: af.look.patch(run, at="decoder.layers.7"), "nothing in this model is called 'decoder.layers.7'; "),
+        (lambda: af.look.patch(run, at="decoder.layers.7"), "no address matches 'decoder.layers.7'; "),
         (lambda: af.look.patch(run, at="decoder.layers.0.feedforward", heads=[0]), "decoder.layers.0.attention"),
         (lambda: af.look.patch(run, at=LAYER.format(0), heads=[3]), "no head 3; there are 3"),
         (lambda: af.look.patch(run, at="decoder.layers.0", positions=[9]), "no position 9 at decoder.layers.0"),
-        (lambda: af.look.patch(run, long, at="decoder.layers.0"), "texts of other lengths, give positions"),
+        (lambda: af.look.patch(run, long, at="decoder.layers.0"), "the texts have different lengths; give positions"),
         (lambda: af.look.patch_table(run, by="heads"), "by='heads'; .*head"),
-        (lambda: af.look.patch_table(run_of("gpt2", slice(0, 2))), "a table of changes is of one text"),
+        (lambda: af.look.patch_table(run_of("gpt2", slice(0, 2))), "a patch table needs a run of one text"),
         (lambda: af.look.contributions(run, position=9), "no position 9; the model scores 9"),
         (lambda: af.look.contributions(run, token=50), "from 0 to 49"),
         (lambda: af.look.routing(run), "no experts"),

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.look.page import assembled, whole
+from anyformer.look.page import all_views, render_page
 from anyformer.look.serve import ANSWERS, Server
 from anyformer.look.views import Inside, Scene
 from tiny import inputs_of, model_of
@@ -61,7 +61,7 @@ def data_of(page: str) -> Any:
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "t5"])
 def test_a_page_of_each_kind(family: str) -> None:
-    page = assembled(whole(Inside(scene(family))))
+    page = render_page(all_views(Inside(scene(family))))
     data = data_of(page)
     assert page.count("<script") == 2 and page.count("</script>") == 2
     assert "http" not in re.sub(r"http-equiv|http://www.w3.org/2000/svg", "", page.split('id="data"')[0])
@@ -76,7 +76,7 @@ def test_a_page_of_each_kind(family: str) -> None:
 
 def test_what_the_page_says_is_what_the_model_does() -> None:
     inside = Inside(scene())
-    run, data = inside.run, whole(inside)
+    run, data = inside.run, all_views(inside)
     best = run.output.logits[0, -1].softmax(-1).max()
     assert data["predictions"][-1][0][1] == pytest.approx(float(best), abs=1e-5)
     weights = af.look.attention(run).maps[1].weights[0, 2]
@@ -94,14 +94,14 @@ def test_a_layer_that_runs_again_has_a_map_each_time(monkeypatch: pytest.MonkeyP
     spec = af.override(model_of("llama").spec, {"decoder.order": (0, 1, 1)})
     shown = Scene(af.build(spec, seed=0).eval(), {"input_ids": torch.tensor([[5, 6, 7, 8, 9]])}, words=word)
     inside = Inside(shown)
-    data = whole(inside)
+    data = all_views(inside)
     layer = "decoder.layers.1.attention"
     assert [each["address"] for each in data["maps"]] == ["decoder.layers.0.attention", layer, f"{layer}, run 2"]
     both = inside.run.keeping(f"{layer}.op.weights").kept[f"{layer}.op.weights"]
     assert not torch.allclose(*both)
     monkeypatch.setattr("anyformer.look.views.HOLD", 0)
     again = Inside(shown)
-    assert not again.held and whole(again)["held"] == data["held"]
+    assert not again.held and all_views(again)["held"] == data["held"]
     for time, weights in enumerate(both, 1):
         for found in (inside.weights(time), again.weights(time)):
             assert float(((found / 255) ** 2 - weights[0]).abs().max()) < 1 / 255
@@ -118,7 +118,7 @@ def test_long_texts_keep_the_strongest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anyformer.look.page.TRIED", 1)
     monkeypatch.setattr("anyformer.look.page.SHARES", 4)
     inside = Inside(scene())
-    data = whole(inside)
+    data = all_views(inside)
     assert isinstance(data["held"][0][0], list) and data["contributions"]["positions"] == [5, 6, 7, 8]
     weights = af.look.attention(inside.run).maps[1].weights[0, 0]
     places, values = (base64.b64decode(each) for each in data["held"][1][0])
@@ -134,7 +134,7 @@ def test_a_model_without_attention_has_the_rest() -> None:
     spec = af.override(af.spec("mamba-130m"), {"width": 16, "decoder.depth": 2, "head.vocab_size": 50,
                                                "embedding.tokens.vocab_size": 50})  # fmt: skip
     inside = Inside(Scene(af.build(spec, seed=0).eval(), {"input_ids": torch.arange(6)[None]}))
-    data = whole(inside)
+    data = all_views(inside)
     assert data["maps"] == [] and "why" not in data["lens"] and len(set(data["state"])) == 1
     assert "no attention" in data["heads"]["why"] and "no heads" in data["tables"][0]["why"]
 
@@ -194,7 +194,7 @@ def test_questions_are_asked_as_they_were_sent() -> None:
 
 def test_what_the_server_refuses(server: Server) -> None:
     for name, question, line in (
-        ("change", {"at": "decoder.layers.9", "action": "zero"}, "nothing in this model is called 'decoder.layers.9'"),
+        ("change", {"at": "decoder.layers.9", "action": "zero"}, "no address matches 'decoder.layers.9'"),
         ("change", {"at": "decoder.layers.0", "action": "zero", "positions": ["x"]}, "whole numbers"),
         ("write", {"position": 99, "number": 1}, "at most 32"),
         ("contributions", {"positions": [77]}, "no position 77"),
@@ -224,13 +224,13 @@ def test_a_port_in_use(server: Server) -> None:
 
 def saved(folder: Path, data: Any) -> Path:
     file = folder / "page.html"
-    file.write_text(assembled(data), encoding="utf-8")
+    file.write_text(render_page(data), encoding="utf-8")
     return file
 
 
 def test_the_file_in_a_browser(tmp_path: Path) -> None:
     """No error, no request, hostile text shown and not run, and every view by keyboard alone."""
-    file = saved(tmp_path, whole(Inside(scene())))
+    file = saved(tmp_path, all_views(Inside(scene())))
     with browser().opened(file) as (page, wrong):
         assert page.title() == "<b>tiny</b>: inside"
         assert EVIL[0] in page.inner_text("#tokens") and EVIL[1] in page.inner_text("#tokens")
@@ -253,7 +253,7 @@ def test_the_file_in_a_browser(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_views_are_linked(tmp_path: Path) -> None:
-    with browser().opened(saved(tmp_path, whole(Inside(scene())))) as (page, wrong):
+    with browser().opened(saved(tmp_path, all_views(Inside(scene())))) as (page, wrong):
         page.click('#tabs [data-view="stream"]')
         page.locator(".bar button").first.click()
         assert "head" in page.inner_text("#view .columns")
@@ -271,7 +271,7 @@ def test_views_are_linked(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["t5", "bert"])
 def test_other_kinds_in_a_browser(tmp_path: Path, family: str) -> None:
-    with browser().opened(saved(tmp_path, whole(Inside(scene(family))))) as (page, wrong):
+    with browser().opened(saved(tmp_path, all_views(Inside(scene(family))))) as (page, wrong):
         assert page.locator("#source").is_visible() == (family == "t5")
         for view in page.locator("#tabs button").all():
             view.click()
@@ -282,7 +282,7 @@ def test_other_kinds_in_a_browser(tmp_path: Path, family: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_dark_and_light(tmp_path: Path, scheme: str) -> None:
-    with browser().opened(saved(tmp_path, whole(Inside(scene()))), scheme=scheme) as (page, wrong):
+    with browser().opened(saved(tmp_path, all_views(Inside(scene()))), scheme=scheme) as (page, wrong):
         shade = "parseInt(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])"
         assert (page.evaluate(shade) > 128) == (scheme == "light")
         page.click("#theme")

@@ -24,7 +24,7 @@ from anyformer.objectives.replaced import ReplacedTokens
 from anyformer.objectives.tag import Tag
 from anyformer.objectives.translate import Translate
 from anyformer.objectives.vocabulary import VocabularyInfo
-from anyformer.train.evaluate_split import beside
+from anyformer.train.evaluate_split import loss_module
 from small import close
 from tiny import CONFIGS, model_of
 
@@ -202,10 +202,10 @@ def test_replaced_token_terms_by_hand() -> None:
 
 def test_a_discriminator_alone_has_no_loss() -> None:
     """Its generator is not in its folder, and a new one would say something else."""
-    with pytest.raises(ValueError, match=r"^ReplacedTokens: its loss needs what was trained beside the model"):
-        beside(discriminator(), replaced())
+    with pytest.raises(ValueError, match=r"^ReplacedTokens: its loss needs weights that are not in the model's folder"):
+        loss_module(discriminator(), replaced())
     model = built("bert", "BertForMaskedLM")
-    assert beside(model, Masked(known=KNOWN)) is model
+    assert loss_module(model, Masked(known=KNOWN)) is model
 
 
 def test_a_right_guess_is_no_replacement() -> None:

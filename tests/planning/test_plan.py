@@ -15,9 +15,9 @@ import anyformer as af
 from anyformer.cli import main
 from anyformer.planning import command
 from anyformer.planning.compute import PETAFLOP_DAY, chinchilla, epochs, estimate, hardware, kaplan
-from anyformer.planning.layout import Job, Way, way_of
+from anyformer.planning.layout import DeviceLayout, TrainingJob, parse_layout
 from anyformer.specs.codec import to_json
-from anyformer.train.accelerators import ACCELERATORS, accelerator, published
+from anyformer.train.accelerators import ACCELERATORS, accelerator, published_flops
 from anyformer.train.run import read_run
 
 HOUR, DAY = 3600, 86400
@@ -79,61 +79,62 @@ def test_epochs_of_bert() -> None:
 def test_what_a_device_holds() -> None:
     """16 bytes a parameter and a copy in half precision, in as many pieces as there are; activations of one text."""
     counted = af.count(small())
-    job, P = Job(counted, 64, 16), counted.parameters
-    alone = job.need(Way())
+    job, P = TrainingJob(counted, 64, 16), counted.parameters
+    alone = job.need(DeviceLayout())
     assert (alone.weights, alone.gradients, alone.optimizer, alone.buffers, alone.sent) == (6 * P, 4 * P, 8 * P, 0, 0)
     assert alone.activations == counted.work(64, half=torch.bfloat16).kept
-    copies = job.need(Way(replicate=4))
+    copies = job.need(DeviceLayout(replicate=4))
     assert copies.sent == 2 * 3 / 4 * 4 * P and copies.buffers == 4 * P
-    pieces = job.need(Way(shard=4))
+    pieces = job.need(DeviceLayout(shard=4))
     assert (pieces.gradients, pieces.optimizer, pieces.weights) == (P, 2 * P, P + 2 * P)
     assert pieces.sent == 4 * (3 / 4) * 3 * 4 * P  # four micro-batches: gathered twice, added up once
-    half = job.need(Way(tensor=2))
+    half = job.need(DeviceLayout(tensor=2))
     linear = sum(size for address, size in counted.parts.items() if ".op." in address)
     assert half.gradients == 4 * (P - linear / 2) and half.activations < alone.activations
-    stages = job.need(Way(pipeline=4))
+    stages = job.need(DeviceLayout(pipeline=4))
     assert stages.gradients == 4 * (job.outside + job.inside / 4) and job.depth == 4
-    again = job.need(Way(recompute=True))
-    assert again.activations == counted.work(64, half=torch.bfloat16).recomputed()
-    assert job.flops(Way(recompute=True)) * 3 == job.flops(Way()) * 4
+    again = job.need(DeviceLayout(recompute=True))
+    assert again.activations == counted.work(64, half=torch.bfloat16).recompute_bytes()
+    assert job.flops(DeviceLayout(recompute=True)) * 3 == job.flops(DeviceLayout()) * 4
 
 
 def test_the_simplest_layout_that_fits() -> None:
-    job = Job(af.count(small()), 64, 64)
-    need = job.need(Way(replicate=4)).total
+    job = TrainingJob(af.count(small()), 64, 64)
+    need = job.need(DeviceLayout(replicate=4)).total
     device = dataclasses.replace(accelerator("h100"), memory=need / 0.9 + 1)
     found = job.smallest(4, device)
-    assert found is not None and found.way == Way(replicate=4)
-    tight = dataclasses.replace(device, memory=job.need(Way(shard=4)).total / 0.9 + 1)
+    assert found is not None and found.way == DeviceLayout(replicate=4)
+    tight = dataclasses.replace(device, memory=job.need(DeviceLayout(shard=4)).total / 0.9 + 1)
     found = job.smallest(4, tight)
     assert found is not None and found.way.shard > 1 and found.way.devices == 4 and found.fits(tight)
-    more = dataclasses.replace(device, memory=job.need(Way(shard=8, tensor=2, recompute=True)).total / 0.9 + 1)
+    more = dataclasses.replace(device, memory=job.need(DeviceLayout(shard=8, tensor=2, recompute=True)).total / 0.9 + 1)
     found = job.smallest(1, more)
     assert found is not None and found.way.devices > 1 and found.fits(more)
-    assert not any(job.need(way).fits(more) for way in job.ways(1))
+    assert not any(job.need(way).fits(more) for way in job.layouts(1))
     assert job.smallest(1, dataclasses.replace(device, memory=1000)) is None
 
 
 def test_time_is_flops_over_what_is_used() -> None:
-    job, device = Job(af.count(small()), 64, 16), accelerator("A100-80")
-    assert job.seconds(Way(shard=4), device, 0.5) == job.flops(Way()) / (4 * 312e12 * 0.5)
-    waiting = job.seconds(Way(pipeline=4), device, 0.5) / job.seconds(Way(shard=4), device, 0.5)
+    job, device = TrainingJob(af.count(small()), 64, 16), accelerator("A100-80")
+    assert job.seconds(DeviceLayout(shard=4), device, 0.5) == job.flops(DeviceLayout()) / (4 * 312e12 * 0.5)
+    waiting = job.seconds(DeviceLayout(pipeline=4), device, 0.5) / job.seconds(DeviceLayout(shard=4), device, 0.5)
     assert waiting == pytest.approx((16 + 3) / 16)  # [Huang et al. 2019]
 
 
 def test_what_cannot_divide() -> None:
-    job = Job(af.count(small()), 64, 16)
+    job = TrainingJob(af.count(small()), 64, 16)
     for way, why in (
-        (Way(tensor=5), "12 heads cannot be split over mesh.tensor=5"), (Way(pipeline=3), "4 layers cannot be split"),
-        (Way(replicate=3), "a batch of 16 texts is no multiple of 1 at once on 3 groups"),
+        (DeviceLayout(tensor=5), "12 heads cannot be split over mesh.tensor=5"),
+        (DeviceLayout(pipeline=3), "4 layers cannot be split"),
+        (DeviceLayout(replicate=3), "a batch of 16 texts is not a multiple of 1 at once on 3 groups"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=why):
             job.need(way)
-    assert way_of("shard=2, tensor=2,recompute", 8) == Way(2, 2, 2, 1, True)
-    wrong = (("shard=3", "multiple of 3 devices, and there are 8"), ("shards=2", "made of"), ("shard=0", "made of"))
-    for text, why in wrong:
+    assert parse_layout("shard=2, tensor=2,recompute", 8) == DeviceLayout(2, 2, 2, 1, True)
+    wrong = {"shard=3": "multiple of 3 devices; there are 8", "shards=2": "the fields are", "shard=0": "the fields are"}
+    for text, why in wrong.items():
         with pytest.raises(ValueError, match=why):
-            way_of(text, 8)
+            parse_layout(text, 8)
 
 
 def test_what_reads_no_text_is_planned_in_examples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,10 +143,11 @@ def test_what_reads_no_text_is_planned_in_examples(capsys: pytest.CaptureFixture
 
 
 def test_accelerators() -> None:
-    assert published("NVIDIA A100-SXM4-80GB") == 312e12 and published("NVIDIA L40S") == 362e12
-    assert published("Tesla T4") == 65e12 and published("NVIDIA H200") == 989e12 and published("GeForce 256") is None
-    assert published("NVIDIA L4") == 121e12 and published("NVIDIA L40") is None and published("NVIDIA A10G") is None
-    assert published("NVIDIA GeForce RTX 4090") == 165e12 and published("AMD Instinct MI300X OAM") == 1307e12
+    assert published_flops("NVIDIA A100-SXM4-80GB") == 312e12 and published_flops("NVIDIA L40S") == 362e12
+    assert published_flops("Tesla T4") == 65e12 and published_flops("NVIDIA H200") == 989e12
+    assert published_flops("NVIDIA L4") == 121e12 and published_flops("NVIDIA GeForce RTX 4090") == 165e12
+    assert published_flops("AMD Instinct MI300X OAM") == 1307e12
+    assert all(published_flops(name) is None for name in ("GeForce 256", "NVIDIA L40", "NVIDIA A10G"))
     assert {"A100-40", "A100-80", "H100", "H200", "B200", "L4", "T4", "TPU-v4", "TPU-v5p"} <= ACCELERATORS.keys()
     for each in ACCELERATORS.values():
         assert 5e13 < each.flops < 5e15 and 1e10 < each.memory < 1e12
@@ -187,11 +189,14 @@ def test_a_model_that_needs_more_devices(run) -> None:
 
 
 def test_many_machines() -> None:
-    assert command(Way(), Path("run.json")) == "python -m anyformer train run.json"
-    assert "--nnodes 4 --nproc-per-node 8 " in command(Way(replicate=4, tensor=8), Path("run.json"))
-    assert "--nnodes 4 --nproc-per-node 5 " in command(Way(tensor=20), Path("run.json"))  # which no machine holds
-    assert command(Way(), Path("my runs/run.json")) == "python -m anyformer train 'my runs/run.json'"
-    for way in (Way(replicate=9), Way(shard=11), Way(replicate=6, tensor=3), Way(replicate=20), Way(shard=3, tensor=4)):
+    assert command(DeviceLayout(), Path("run.json")) == "python -m anyformer train run.json"
+    assert "--nnodes 4 --nproc-per-node 8 " in command(DeviceLayout(replicate=4, tensor=8), Path("run.json"))
+    # more than a machine has
+    assert "--nnodes 4 --nproc-per-node 5 " in command(DeviceLayout(tensor=20), Path("run.json"))
+    assert command(DeviceLayout(), Path("my runs/run.json")) == "python -m anyformer train 'my runs/run.json'"
+    many = [{"replicate": 9}, {"shard": 11}, {"replicate": 6, "tensor": 3}, {"replicate": 20}]
+    many.append({"shard": 3, "tensor": 4})
+    for way in (DeviceLayout(**sizes) for sizes in many):
         nodes, each = map(int, re.findall(r"--n\S+ (\d+)", command(way, Path("run.json"))))
         assert nodes * each == way.devices and each <= 8 and each % way.tensor == 0
 
@@ -208,17 +213,17 @@ def test_pictures_are_as_long_as_they_are(run) -> None:
     ("arguments", "line"),
     [(["gpt2", "--on", "H1000"], "did you mean 'H100'?"), (["gpt2", "--tokens", "0"], "--tokens is 0"),
      (["gpt2", "--compute", "-1"], "--compute is -1"), (["gpt2", "--compute", "1", "--tokens", "1"], "not both"),
-     (["gpt2", "--layout", "shard=3"], "is for a multiple of 3 devices, and there are 8"),
+     (["gpt2", "--layout", "shard=3"], "needs a multiple of 3 devices; there are 8"),
      (["gpt2", "--layout", "tensor=8"], "12 heads cannot be split over mesh.tensor=8"),
      (["gpt2", "--layout", "pipeline=8"], "12 layers cannot be split into pipeline=8"),
      (["gpt2", "--utilisation", "40"], "at most 1"), (["gtp2"], "did you mean 'gpt2'?"),
      (["gpt2", "--devices", "0"], "--devices is 0"), (["gpt2", "--length", "4096"], "takes at most 1,024"),
-     (["bert-base", "--out", "run.json"], "--recipe"), (["gpt2", "--layout", ""], "made of replicate="),
-     (["gpt2", "--layout", "shard=2,shard=4"], "shard is there twice"), (["gpt2", "--tokens", "inf"], "is inf"),
+     (["bert-base", "--out", "run.json"], "--recipe"), (["gpt2", "--layout", ""], "the fields are replicate="),
+     (["gpt2", "--layout", "shard=2,shard=4"], "shard is given twice"), (["gpt2", "--tokens", "inf"], "is inf"),
      (["gpt2", "--recipe", "gpt2-124m"], "--recipe is for the run.json that --out FILE writes"),
      (["gpt2", "--recipe", "bert-base-pretraining", "--out", "run.json"], "a model with a PretrainingHead"),
      (["bert-base", "--recipe", "gpt2-124m", "--out", "run.json"], "reads from left to right"),
-     (["gpt2", "--batch", "7"], "no layout of 8 devices divides this: a batch of 7 texts is no multiple of 1 at once"),
+     (["gpt2", "--batch", "7"], "a batch of 7 texts is not a multiple of 1 at once"),
      (["vit-b16", "--length", "8"], "--length: this model reads pixel_values of 3 x 224 x 224, no others"),
      (["gpt2", "--layout", "pipeline=4,replicate=2", "--out", "run.json"], "no pipelines")],
 )  # fmt: skip

@@ -30,7 +30,7 @@ from anyformer.train import parallel
 from anyformer.train.optim import Adafactor, AdamW, Cosine
 from anyformer.train.parallel import Mesh
 from anyformer.train.progress import Metrics
-from anyformer.train.resume import gathered
+from anyformer.train.resume import gather_model
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 from anyformer.train.start import setup
 from anyformer.train.trainer import Callback, Trainer
@@ -70,7 +70,7 @@ class Losses(Callback):
         self.values: list[float] = []
         self.rows: list[Any] = []
 
-    def started(self, trainer: Trainer) -> None:
+    def on_start(self, trainer: Trainer) -> None:
         inner = trainer.launch
 
         def launch(ready: Any) -> Any:
@@ -84,11 +84,11 @@ class Losses(Callback):
 
         trainer.launch = launch  # type: ignore[method-assign]
 
-    def stepped(self, trainer: Trainer, done: Any) -> None:
+    def on_step(self, trainer: Trainer, done: Any) -> None:
         self.values.append(done.loss)
         self.values.append(done.norm)
 
-    def evaluated(self, trainer: Trainer, scores: dict[str, float]) -> None:
+    def on_evaluate(self, trainer: Trainer, scores: dict[str, float]) -> None:
         self.values.append(scores["loss"])
 
 
@@ -121,7 +121,7 @@ def trained(run: Run, folder: Path) -> dict[str, Any]:
     if parallel.rank() == 0:
         trainer.callbacks.append(Metrics())
     trainer.fit()
-    model = gathered(trainer.model, trainer.device)
+    model = gather_model(trainer.model, trainer.device)
     return {"values": log.values, "rows": log.rows, "weights": model.state_dict()}
 
 
@@ -130,15 +130,15 @@ def troubles(folder: Path, mesh: Mesh) -> dict[str, Any]:
     said: dict[str, Any] = {}
 
     class Wish(Callback):
-        def stepped(self, trainer: Trainer, done: Any) -> None:
+        def on_step(self, trainer: Trainer, done: Any) -> None:
             if done.step == 2 and parallel.rank() == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     class Break(Callback):
-        def stepped(self, trainer: Trainer, done: Any) -> None:
+        def on_step(self, trainer: Trainer, done: Any) -> None:
             if done.step == 3:
                 weight = trainer.module.get_parameter("decoder.layers.1.feedforward.op.up.weight")
-                parallel.own(weight.detach())[0, 0] = float("nan")
+                parallel.local_tensor(weight.detach())[0, 0] = float("nan")
 
     run = run_of("llama", folder, mesh, steps=1000, keep=Keep(every=2))
     trainer = setup(run, folder / f"stopped-{mesh}", device="cpu", callbacks=[Wish()])

@@ -19,7 +19,7 @@ def test_tied_weights_are_averaged_once() -> None:
         for parameter in model.parameters():
             parameter.add_(1.0)
     average.update(100)
-    with average.swapped():
+    with average.swap_in():
         for name, tensor in model.state_dict().items():
             close(tensor, before[name] + 0.5)
     for name, tensor in model.state_dict().items():

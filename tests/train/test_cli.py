@@ -49,7 +49,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     (("runs/none", "--resume"), "runs/none: no such file or folder; there is no run to resume"),
     (("none", "--resume"), "none: no such file or folder; there is no run to resume"),
     (("none.json",), "none.json: no such file or folder; `anyformer train --list`"),
-    (("run.json", "--out", "none", "--resume"), "none does not exist, so no run there could go on"),
+    (("run.json", "--out", "none", "--resume"), "none does not exist: nothing to resume"),
     (("shakespear", "--show"), "did you mean 'shakespeare'?"),
     (("run.json", "--out", "texts"), "texts holds other files (text.txt): give a new folder; --out DIR names one"),
 ], ids=str)  # fmt: skip
@@ -87,9 +87,9 @@ def test_train_generate_and_go_on(place: Path, capsys: pytest.CaptureFixture[str
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4]
     assert cli.main(["generate", "here", "ab", "--max-new-tokens", "3"]) == 0
     assert capsys.readouterr().out
-    assert "here holds a run already: --resume goes on with it" in said(capsys, "run.json", "--out", "here")
+    assert "here already has a run: --resume continues it" in said(capsys, "run.json", "--out", "here")
     wrong = said(capsys, "run.json", "--out", "here", "--resume")
-    assert "here holds another run: optimizer.lr: 0.002 then, 0.01 now" in wrong
+    assert "here has another run: optimizer.lr: 0.002 then, 0.01 now" in wrong
     assert cli.main(["train", "here", "--resume", "--set", "steps=6"]) == 0  # a folder is its own description
     assert "from step 4" in capsys.readouterr().out and list(manifest.steps(Path("here")))[-1] == 6
 
@@ -134,7 +134,7 @@ def test_mistakes_in_the_data(place: Path, capsys: pytest.CaptureFixture[str]) -
     assert "the train data has no usable example" in wrong
     assert "nowhere.txt: no such file" in said(capsys, "run.json", "--out", "b", "--set", "data.train.path=nowhere.txt")
     wrong = said(capsys, "run.json", "--out", "c", "--set", "batch.length=64")
-    assert "batch.length is 64, and this model takes at most 32 tokens" in wrong
+    assert "batch.length: 64 is more than the 32 tokens that this model takes" in wrong
     small = ("--set", "model.embedding.tokens.vocab_size=100", "--set", "model.head.vocab_size=100")
     wrong = said(capsys, "run.json", "--out", "d", *small)
     assert "the vocabulary has 258 tokens, the model 100: they do not belong together" in wrong
@@ -172,7 +172,7 @@ def test_t3_a_full_disk_is_one_line_and_nothing_is_lost(place: Path) -> None:
     done = trained(place / "here", full, "--resume")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "here/checkpoints/step-00000003/model.safetensors: File too large" in done.stderr
-    assert "--resume goes on from step 2" in done.stderr
+    assert "--resume continues from step 2" in done.stderr
     assert list(manifest.steps(place / "here")) == [2]
     assert cli.main(["train", "run.json", "--out", "here", "--resume"]) == 0
     assert list(manifest.steps(place / "here"))[-1] == 4
@@ -228,7 +228,7 @@ def test_other_services_are_told_if_asked(
         monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
         short = name.split(".")[-1]
         wrong = said(capsys, "run.json", "--out", short, "--log", short)
-        assert f"--log {short} needs it: pip install {short}" in wrong
+        assert f"--log {short} needs {short}: pip install {short}" in wrong
 
 
 def test_set_knows_every_objective_that_a_run_json_may_have() -> None:

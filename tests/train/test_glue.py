@@ -205,7 +205,7 @@ def test_some_tasks_several_rates_and_going_on(
     rte, cola = found["tasks"]["rte"]["accuracy"], found["tasks"]["cola"]["matthews"]
     assert found["mean"] == pytest.approx(100 * (rte + cola) / 2)
     assert cli.main(["glue", *map(str, command), "--json"]) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert "already has a run" in capsys.readouterr().err
     kept = sorted((tmp_path / "out/cola-0.005/checkpoints").glob("*/model.safetensors"))
     written = kept[0].stat().st_mtime_ns
     shutil.rmtree(tmp_path / "out/rte-0.005")

@@ -75,7 +75,7 @@ def test_names_decide_not_their_order(tmp_path: Path) -> None:
         trainer = setup(run, tmp_path / f"more {bool(part.labels)}")
         assert trainer.model.spec.labels == labels and answers(trainer.model.eval()) == ["yes", "no"]
     run = run_of(tmp_path, model=saved, vocabulary=None, objective=Classify(labels=("nein", "ja")))
-    with pytest.raises(ValueError, match="objective.labels are nein, ja, and the model tells no, yes apart"):
+    with pytest.raises(ValueError, match="objective.labels: nein, ja; the model has other labels: no, yes"):
         setup(run, tmp_path / "other")
 
 
@@ -98,7 +98,7 @@ def test_weights_know_one_vocabulary(tmp_path: Path) -> None:
     saved = Pretrained(path=str(tmp_path / "run"))
     setup(run_of(tmp_path, model=saved, steps=1), tmp_path / "same")
     smaller = Bytes(special={"pad_token": "[PAD]", "cls_token": "[CLS]"}, begin="cls_token")
-    with pytest.raises(ValueError, match="vocabulary: the weights of .* know another one; leave this one out"):
+    with pytest.raises(ValueError, match="vocabulary: the weights of .* were trained with another one; leave it out"):
         setup(run_of(tmp_path, model=saved, vocabulary=smaller, steps=1), tmp_path / "foreign")
 
 

@@ -94,7 +94,7 @@ class Enough(Callback):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def stepped(self, trainer: Any, done: Any) -> None:
+    def on_step(self, trainer: Any, done: Any) -> None:
         if done.step == self.step:
             trainer.stop("enough")
 
@@ -131,7 +131,7 @@ def test_gpt3_in_a_small_form(texts: Path, tmp_path: Path, capsys: pytest.Captur
     counts = {name: whole.splits.train.part(name).tokens // 32 for name in parts}
     assert sum(told[f"epochs/{name}"] * max(count, 1) for name, count in counts.items()) == pytest.approx(72)
     out = capsys.readouterr().out
-    assert "in 12 steps each source is gone through: common_crawl " in out
+    assert "epochs in 12 steps: common_crawl " in out
     assert "epochs after step 12: common_crawl " in out
 
 
@@ -154,7 +154,7 @@ def test_bert_in_a_small_form(texts: Path, tmp_path: Path) -> None:
     assert all(24 < width <= 40 for step, width in widths if step >= 8), widths
     early = same_after_a_stop(run.replace(steps=10), tmp_path / "early", 3)
     assert early.epochs(10)["books"] > early.epochs(8)["books"] > 0
-    with pytest.raises(ValueError, match="Batch: it begins with a length of 64, and 48 is the longest"):
+    with pytest.raises(ValueError, match="Batch.begin.length: 64 is more than Batch.length, 48"):
         Batch(examples=4, length=48, begin=Begin(steps=8, length=64))
 
 

@@ -92,7 +92,7 @@ def test_a_state_goes_on_bit_for_bit_elsewhere(part: optim.Optimizer) -> None:
     assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), other.state_dict().values()))
     kept.pop(next(name for name in kept if name.startswith("norm.bias/step") or name.startswith("inner.weight/")))
     missing = {name: value for name, value in kept.items() if not name.startswith("inner.weight/")}
-    with pytest.raises(ValueError, match="does not belong to this model"):
+    with pytest.raises(ValueError, match="the optimizer state belongs to another model"):
         part.make(Net()).load(missing)
 
 
@@ -133,9 +133,9 @@ def test_muon_asks_for_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rates_and_mistakes() -> None:
     made = optim.Muon(lr=0.5, matrices="*inner*").make(Net())
-    assert made.rate(0.25) == 0.125
+    assert made.set_rate(0.25) == 0.125
     assert {group["lr"] for each in made for group in each.param_groups} == {0.125}
-    with pytest.raises(ValueError, match="names no matrix"):
+    with pytest.raises(ValueError, match="matches no matrix"):
         optim.Muon(matrices="*.layers.*").make(Net())
     with pytest.raises(ValueError, match="nothing to train"):
         optim.AdamW().make(Net().requires_grad_(False))

@@ -171,7 +171,7 @@ def test_a_description_of_no_family_learns_labels(place: Path, capsys: pytest.Ca
     run = runs.run_of(Path("texts"), model=Pretrained(path="hyb0"), vocabulary=None)
     Path("run.json").write_text(to_json(run))
     assert cli.main(["train", "run.json"]) == 2
-    assert "NextToken reads texts, and this run has no vocabulary; set one: " in capsys.readouterr().err
+    assert "NextToken reads text, but this run has no vocabulary; set one: " in capsys.readouterr().err
     assert cli.main(["train", *table, "--model", "hyb0", "--show"]) == 2
     assert "--model hyb0: it belongs to no published family; --model hyb0/spec.json" in capsys.readouterr().err
     af.save(af.build(hybrid(**{"embedding": af.parts.TextEmbedding(tokens=af.parts.Tokens(vocab_size=100)),

@@ -255,21 +255,21 @@ def test_troubles_are_those_of_all(by_two: dict[str, Any]) -> None:
     """One process is asked to stop, one gets a weight that is no number, a layout cannot be: all end, with one line."""
     one, two = by_two["troubles"]["said"]
     steps, checkpoints, why = one.pop("stopped")
-    assert two.pop("stopped") == (steps, checkpoints, "interrupted") and why == "another process was asked to"
+    assert two.pop("stopped") == (steps, checkpoints, "interrupted") and why == "another process was asked to stop"
     assert steps == checkpoints[-1] == 3  # the one it was in, after which all knew
     assert one == two  # word for word
     where = "the first values that are not finite appear in decoder.layers.1.feedforward.op.up.weight"
     assert one["nan"] == f"step 4: the loss is not finite; {where}; the checkpoint of step 2 is good"
-    assert "take bf16" in one["fp16"] and "take AdamW or Muon" in one["adafactor"]
-    assert one["drop"].startswith("decoder.layer_drop is 0.1: each process would leave out other layers")
-    line = "decoder.layers.0.attention.op.q is no plain linear layer (it has an adapter, say), which cannot be split"
-    assert one["lora"] == f"{line}: mesh.tensor=1"
-    assert "holds a run already: --resume goes on with it" in one["claimed"]
+    assert "use bf16" in one["fp16"] and "use AdamW or Muon" in one["adafactor"]
+    assert one["drop"].startswith("decoder.layer_drop is 0.1: each process would drop other layers")
+    line = "decoder.layers.0.attention.op.q: only a plain nn.Linear can be split (no adapter)"
+    assert one["lora"] == f"{line}; set mesh.tensor=1"
+    assert "already has a run: --resume continues it" in one["claimed"]
 
 
 def test_a_mesh_for_other_processes(place: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"is for 4 processes, and this is one process \(torchrun\)"):
+    with pytest.raises(ValueError, match=r"needs 4 processes; torchrun started one process"):
         Layout(Mesh(shard=2, tensor=2), torch.device("cpu"))
-    with pytest.raises(ValueError, match="is for 2 processes"):
+    with pytest.raises(ValueError, match="needs 2 processes"):
         setup(processes.run_of("bert", place, Mesh(replicate=2)), tmp_path / "run")
     assert not (tmp_path / "run").exists()

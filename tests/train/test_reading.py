@@ -28,7 +28,7 @@ from anyformer.objectives.images import ClassifyImage
 from anyformer.objectives.objective import Objective
 from anyformer.tasks.table import TASKS
 from anyformer.train.baseline import frequency_baseline
-from anyformer.train.reading import described_data, tokens_per_number
+from anyformer.train.reading import describe_data, tokens_per_number
 from anyformer.weights import hub
 
 
@@ -46,7 +46,7 @@ def test_a_picture_has_as_many_tokens_as_the_model_reads(tmp_path: Path) -> None
     vit = families.find("vit").read({"image_size": 32, "patch_size": 4, "hidden_size": 8, "num_attention_heads": 1})
     objective = ClassifyImage(image_size=(32, 32), labels=("cat", "dog"))
     rate = tokens_per_number(vit, objective, made)
-    assert described_data(Splits(made), objective.labels, rate) == "data: train 6 (390 tokens; 3 cat, 3 dog)"
+    assert describe_data(Splits(made), objective.labels, rate) == "data: train 6 (390 tokens; 3 cat, 3 dog)"
 
 
 def test_sound_has_as_many_tokens_as_frames(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from anyformer.specs.codec import override
 from anyformer.specs.part import walk
 from anyformer.train.progress import Metrics, read_metrics
 from anyformer.train.run import Batch, Pretrained
-from anyformer.train.start import pretrained, setup
+from anyformer.train.start import load_pretrained, setup
 from anyformer.train.trainer import Callback, Trainer
 from anyformer.transforms.lora import LoRA
 from anyformer.weights.io import Checkpoint
@@ -175,15 +175,15 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_published_model_with_another_head(published: Path) -> None:
     labels = ("bad", "good", "neither")
     part = Pretrained(path=str(published), architecture="BertForSequenceClassification", labels=labels)
-    model, base = pretrained(part, seed=0), af.load(published)
+    model, base = load_pretrained(part, seed=0), af.load(published)
     theirs = base.state_dict()
     shared = [name for name in model.state_dict() if not name.startswith("head.")]
     assert len(shared) > 20 and all(torch.equal(model.state_dict()[name], theirs[name]) for name in shared)
     assert model.head.out.out_features == 3 and bool(model.head.out.weight.std() > 0.01)
     assert tuple(model.spec.source["id2label"].values()) == labels
-    assert not torch.equal(pretrained(part, seed=1).head.out.weight, model.head.out.weight)
+    assert not torch.equal(load_pretrained(part, seed=1).head.out.weight, model.head.out.weight)
     with pytest.raises(ValueError, match="BertForSequenceClasification"):
-        pretrained(part.replace(architecture="BertForSequenceClasification"), seed=0)
+        load_pretrained(part.replace(architecture="BertForSequenceClasification"), seed=0)
 
 
 @pytest.mark.parametrize("kind", ["published", "ours"])
@@ -199,7 +199,7 @@ def test_a_start_from_t5_with_an_output_matrix_of_its_own_keeps_it(kind: str, tm
     if kind == "ours":
         af.save(af.load(tmp_path / "published"), tmp_path / "ours")
     part = Pretrained(path=str(tmp_path / kind), architecture="T5ForConditionalGeneration")
-    af.save(pretrained(part, seed=0), tmp_path / "out", format="hf")
+    af.save(load_pretrained(part, seed=0), tmp_path / "out", format="hf")
     with Checkpoint(tmp_path / "out") as out, Checkpoint(tmp_path / "published") as source:
         assert sorted(out.names) == sorted(source.names) and "lm_head.weight" in out
         assert all(torch.equal(out.read(name), source.read(name)) for name in source.names)
@@ -246,7 +246,7 @@ def test_adapters_are_trained_alone_and_resumed(published: Path, tmp_path: Path,
     run = small("sst2", shared_data, **changes)
 
     class Enough(Callback):
-        def stepped(self, trainer: Trainer, done: Any) -> None:
+        def on_step(self, trainer: Trainer, done: Any) -> None:
             if done.step == 3:
                 trainer.stop("enough")
 

@@ -16,7 +16,7 @@ from anyformer.objectives.causal import NextToken
 from anyformer.objectives.contrast import Contrast
 from anyformer.train import record
 from anyformer.train.progress import Metrics, read_metrics
-from anyformer.train.record import WARM, Recorder, Recording
+from anyformer.train.record import WARM, CapturedPass, Recorder
 from anyformer.train.run import Batch
 from anyformer.train.start import setup
 from anyformer.train.trainer import Callback
@@ -29,8 +29,8 @@ CUDA = torch.device("cuda")
 
 
 @pytest.mark.parametrize(("given", "said"), [
-    ((NextToken(), torch.device("cpu"), "bf16", 1), "on a GPU"), ((NextToken(), CUDA, "bf16", 2), "processes"),
-    ((NextToken(), CUDA, "fp16", 1), "take bf16"), ((NextToken(), CUDA, "bf16", 1, 4), "micro"),
+    ((NextToken(), torch.device("cpu"), "bf16", 1), "need a GPU"), ((NextToken(), CUDA, "bf16", 2), "processes"),
+    ((NextToken(), CUDA, "fp16", 1), "use bf16"), ((NextToken(), CUDA, "bf16", 1, 4), "micro"),
     ((Contrast(), CUDA, "bf16", 1), "from step to step"),
 ])  # fmt: skip
 def test_what_cannot_be_recorded_is_refused(given: Any, said: str) -> None:
@@ -39,7 +39,7 @@ def test_what_cannot_be_recorded_is_refused(given: Any, said: str) -> None:
 
 
 def test_on_a_cpu_it_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="record=true: a recording is launched on a GPU, and this is on cpu"):
+    with pytest.raises(ValueError, match="record=true: CUDA graphs need a GPU; the device is cpu"):
         setup(run_of(write_texts(tmp_path), record=True), tmp_path / "run", device="cpu")
 
 
@@ -66,11 +66,11 @@ def recorder(decide: Any) -> tuple[Recorder, nn.Linear, list[str]]:
         return {"loss": loss.detach()}
 
     class Fake(Recorder):
-        def record(self, batch: Any, divisors: Any) -> Recording:
+        def record(self, batch: Any, divisors: Any) -> CapturedPass:
             batch = {"x": batch["x"].clone()}
             terms = {"loss": torch.zeros(()), "gradient": torch.zeros(1, 3)}
             graph = Again(decide(), module, batch, terms)
-            return Recording(graph, batch, {}, {"loss": terms["loss"]}, [terms["gradient"]])
+            return CapturedPass(graph, batch, {}, {"loss": terms["loss"]}, [terms["gradient"]])
 
     return Fake(do, module, random.seed, told.append), module, told
 
@@ -99,7 +99,7 @@ def test_what_python_draws_is_found_out() -> None:
         random.seed(step)
         terms = recorded({"x": x}, {}, step)
         assert float(terms["loss"]) == pytest.approx(float(wanted * module(x).sum().detach()), rel=1e-5)
-    assert len(told) == 1 and "it goes on step by step" in told[0] and not recorded.recordings
+    assert len(told) == 1 and "training continues without" in told[0] and not recorded.recordings
 
 
 # -- on a GPU ---------------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class Heard(Callback):
     def __init__(self) -> None:
         self.lines = list[str]()
 
-    def announced(self, line: str) -> None:
+    def on_message(self, line: str) -> None:
         self.lines.append(line)
 
 

@@ -18,9 +18,9 @@ from anyformer.data.shards import DataSplit, Writer
 from anyformer.train import progress
 from anyformer.train.baseline import WEIGHTS, baselines
 from anyformer.train.progress import Metrics, Samples, Screen, Speed, peak, read_metrics
-from anyformer.train.report import outcome, report, smoothed
-from anyformer.train.start import telling
-from anyformer.train.trainer import Done
+from anyformer.train.report import outcome, report, smooth
+from anyformer.train.start import progress_line
+from anyformer.train.trainer import StepResult
 
 
 def split(folder: Path, texts: list[list[int]]) -> DataSplit:
@@ -49,9 +49,9 @@ def test_lines_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == lines
     trainer: Any = SimpleNamespace(folder=tmp_path, step=2, examples=0, tokens=0, seconds=0.0)
     metrics = Metrics()
-    metrics.started(trainer)
-    metrics.stepped(trainer, Done(3, 0.1 + 0.2, {"a": 0.1, "b": 0.2}, 1.0, 1e-3, 1, 1, 0.1))
-    metrics.stopped(trainer)
+    metrics.on_start(trainer)
+    metrics.on_step(trainer, StepResult(3, 0.1 + 0.2, {"a": 0.1, "b": 0.2}, 1.0, 1e-3, 1, 1, 0.1))
+    metrics.on_stop(trainer)
     found = read_metrics(tmp_path)
     assert [line["step"] for line in found] == [1, 2, 3] and found[-1]["loss"] == 0.1 + 0.2
     assert (found[-1]["loss/a"], found[-1]["loss/b"]) == (0.1, 0.2)
@@ -103,11 +103,11 @@ def test_the_outcome_is_that_of_the_best_step(tmp_path: Path) -> None:
 
 
 def test_smoothing_begins_and_ends_at_the_data_and_is_not_late() -> None:
-    assert smoothed([]) == [] and smoothed([(1, 4.0)]) == [(1, 4.0)]
+    assert smooth([]) == [] and smooth([(1, 4.0)]) == [(1, 4.0)]
     line = [(n, float(n)) for n in range(100)]
-    assert all(value == pytest.approx(step) for step, value in smoothed(line)) and len(smoothed(line)) == 100
+    assert all(value == pytest.approx(step) for step, value in smooth(line)) and len(smooth(line)) == 100
     noisy = [(n, 2.0 + (-1) ** n) for n in range(200)]
-    found = smoothed(noisy)
+    found = smooth(noisy)
     assert found[0] == pytest.approx(noisy[0]) and found[-1] == pytest.approx(noisy[-1])
     assert all(abs(value - 2) < 0.15 for _, value in found[5:-5])
 
@@ -119,14 +119,14 @@ def test_a_step_is_never_faster_than_the_best(monkeypatch: pytest.MonkeyPatch) -
     trainer = SimpleNamespace(layout=SimpleNamespace(sharded=False), device=None, run=SimpleNamespace(precision="fp32"))
     speed = Speed()
     for step, tokens in enumerate((10, 10, 109, 20), 1):
-        speed.add(trainer, Done(step, 1.0, {}, 1.0, 0.1, 1, tokens, 1.0))  # type: ignore[arg-type]
+        speed.add(trainer, StepResult(step, 1.0, {}, 1.0, 0.1, 1, tokens, 1.0))  # type: ignore[arg-type]
         assert speed.share is None or 0 < speed.share <= 1
     assert speed.share < 1 and str(speed).endswith(" % of peak")
 
 
 def test_nothing_moves_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     screen = Screen()
-    screen.announced("a line")
+    screen.on_message("a line")
     out, err = capsys.readouterr()
     assert (out, err) == ("a line\n", "")
     assert 1e8 < peak(torch.device("cpu"), "fp32") < 1e14
@@ -143,13 +143,13 @@ def test_lines_of_progress_without_a_terminal(
     trainer = SimpleNamespace(steps=1000)
     for step in range(1, 9):
         seconds[0] += 10.0
-        screen.stepped(trainer, Done(step, 2.0 - step / 10, {}, 1.0, 0.1, 1, 100, 10.0))  # type: ignore[arg-type]
+        screen.on_step(trainer, StepResult(step, 2.0 - step / 10, {}, 1.0, 0.1, 1, 100, 10.0))  # type: ignore[arg-type]
     out, err = capsys.readouterr()
     assert err == "" and out.splitlines() == [
         "step 4 of 1,000: loss 1.600, 10 tokens/s", "step 8 of 1,000: loss 1.200, 10 tokens/s"
     ]  # fmt: skip
     told: list[str] = []
-    with telling(told.append, "preparing the data", every=30.0) as tick:
+    with progress_line(told.append, "preparing the data", every=30.0) as tick:
         for count in range(0, 2048, 256):
             seconds[0] += 10.0
             tick("train", count)
@@ -164,13 +164,13 @@ def test_a_bar_moves_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     trainer: Any = SimpleNamespace(run=run, module=torch.nn.Linear(2, 3), **where)
     screen = Screen()
     screen.speed.flops = 0.0
-    screen.started(trainer)
+    screen.on_start(trainer)
     assert screen.bar.live.is_started and screen.bar.tasks[0].completed == 4
-    screen.stepped(trainer, Done(5, 1.25, {}, 1.0, 0.1, 1, 1, 0.1))
+    screen.on_step(trainer, StepResult(5, 1.25, {}, 1.0, 0.1, 1, 1, 0.1))
     assert (screen.bar.tasks[0].completed, screen.bar.tasks[0].fields["loss"]) == (5, "loss 1.250")
     live = screen.bar.live
-    screen.announced("a line")
-    screen.stopped(trainer)
+    screen.on_message("a line")
+    screen.on_stop(trainer)
     assert not live.is_started and screen.bar is None
     out, err = capsys.readouterr()
     assert out == "small: 9 parameters, 9 steps, from step 4\nstopped after step 4: enough\n" and "a line" in err
@@ -180,13 +180,13 @@ def test_a_bar_moves_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_nothing_is_written_without_a_prompt_or_a_vocabulary(prompt: str | None, tokenizer: str | None) -> None:
     asked = SimpleNamespace(evaluate=SimpleNamespace(sample=prompt))
     trainer: Any = SimpleNamespace(run=asked, tokenizer=tokenizer)  # nor is anything else asked of it
-    Samples().evaluated(trainer, {})
+    Samples().on_evaluate(trainer, {})
 
 
 def test_speed_is_right_where_two_steps_are_read_at_once() -> None:
     speed = Speed()
     speed.flops = 0.0
     for step in range(200):
-        done = Done(step, 1.0, {}, 1.0, 1.0, 1, 100, 0.2 if step % 2 else 0.0)
+        done = StepResult(step, 1.0, {}, 1.0, 1.0, 1, 100, 0.2 if step % 2 else 0.0)
         speed.add(None, done)  # type: ignore[arg-type]
     assert 900 < speed.rate < 1150  # 200 tokens in 0.2 s

@@ -146,7 +146,7 @@ def test_a_finished_run_goes_on_for_longer(begun: tuple[Path, Path]) -> None:
 ])  # fmt: skip
 def test_t4_another_description_is_refused(begun: tuple[Path, Path], change: dict[str, Any], message: str) -> None:
     texts, folder = begun
-    with pytest.raises(ValueError, match=f"holds another run: {message}"):
+    with pytest.raises(ValueError, match=f"has another run: {message}"):
         setup(runs.run_of(texts, **{"steps": 6, **change}), folder, resume=True)
 
 
@@ -154,7 +154,7 @@ def test_t4_other_data_under_the_same_name_is_refused(begun: tuple[Path, Path]) 
     texts, folder = begun
     before = texts.read_text()
     runs.write_texts(texts.parent, seed=1)
-    with pytest.raises(ValueError, match="step-00000004 was trained with another data: a run goes on with what"):
+    with pytest.raises(ValueError, match="step-00000004 was trained with another data: resume it with the same one"):
         setup(runs.run_of(texts, steps=6), folder, resume=True).fit()
     texts.write_text(before)
     assert setup(runs.run_of(texts, steps=6), folder, resume=True).fit().step == 6
@@ -218,7 +218,7 @@ def test_a_run_that_is_done_or_failed_lets_go(begun: tuple[Path, Path], nursery:
     done = setup(runs.run_of(texts, steps=5), folder, resume=True).fit()
     nursery.start("train", texts, folder, "fp32", 6)
     assert nursery.wait() == 0 and done.step == 5  # which is still here
-    with pytest.raises(ValueError, match="holds another run") as failed:
+    with pytest.raises(ValueError, match="has another run") as failed:
         setup(runs.run_of(texts, seed=7), folder, resume=True)
     nursery.start("train", texts, folder, "fp32", 7)
     assert nursery.wait() == 0 and failed.value  # with all that it holds
@@ -229,11 +229,11 @@ def test_a_run_that_is_done_or_failed_lets_go(begun: tuple[Path, Path], nursery:
 
 def test_resume_where_no_run_is_says_so(tmp_path: Path) -> None:
     texts = runs.write_texts(tmp_path / "texts")
-    with pytest.raises(ValueError, match="run does not exist, so no run there could go on; without --resume one is"):
+    with pytest.raises(ValueError, match="run does not exist: nothing to resume; start a run there without"):
         setup(runs.run_of(texts), tmp_path / "run", resume=True)
     assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
-    with pytest.raises(ValueError, match="run holds no run that could go on; without --resume one is started there"):
+    with pytest.raises(ValueError, match="run has no run: nothing to resume; start a run there without --resume"):
         setup(runs.run_of(texts), tmp_path / "run", resume=True)
 
 
@@ -241,8 +241,8 @@ def test_a_run_that_failed_before_its_first_checkpoint_does_not_block_its_folder
     texts, folder = runs.write_texts(tmp_path / "texts"), tmp_path / "run"
 
     class Failing(Metrics):
-        def stepped(self, trainer: Any, done: Any) -> None:
-            super().stepped(trainer, done)
+        def on_step(self, trainer: Any, done: Any) -> None:
+            super().on_step(trainer, done)
             raise RuntimeError("out of luck")
 
     first = runs.run_of(texts, vocabulary=TrainedBPE(size=300), model=runs.model(vocab_size=300))
@@ -252,7 +252,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_does_not_block_its_folder
     trainer = setup(runs.run_of(texts, steps=2, seed=1), folder, callbacks=[Metrics()])  # with other values, and bytes
     assert trainer.fit().step == 2 and len(trainer.tokenizer) == runs.VOCABULARY
     assert [line["step"] for line in read_metrics(folder) if "loss" in line] == [1, 2]
-    with pytest.raises(ValueError, match="holds a run already"):
+    with pytest.raises(ValueError, match="already has a run"):
         setup(runs.run_of(texts, steps=2), folder)
 
 
@@ -285,11 +285,11 @@ def test_resume_before_the_first_checkpoint_says_where_it_starts(tmp_path: Path)
     setup(runs.run_of(texts, steps=2), tmp_path / "run")  # as if it were killed here
 
     class Ear(Metrics):
-        def announced(self, line: str) -> None:
+        def on_message(self, line: str) -> None:
             lines.append(line)
 
     assert setup(runs.run_of(texts, steps=2), tmp_path / "run", resume=True, callbacks=[Ear()]).fit().step == 2
-    assert lines == [f"{tmp_path / 'run'} has no checkpoint to go on from: it starts at step 0"]
+    assert lines == [f"{tmp_path / 'run'} has no checkpoint: training starts at step 0"]
     lines.clear()
     setup(runs.run_of(texts, steps=4), tmp_path / "run", resume=True, callbacks=[Ear()]).fit()
     setup(runs.run_of(texts, steps=2), tmp_path / "fresh", callbacks=[Ear()]).fit()
@@ -298,7 +298,7 @@ def test_resume_before_the_first_checkpoint_says_where_it_starts(tmp_path: Path)
 
 def test_a_folder_is_one_runs(begun: tuple[Path, Path]) -> None:
     texts, folder = begun
-    with pytest.raises(ValueError, match="holds a run already: --resume goes on with it"):
+    with pytest.raises(ValueError, match="already has a run: --resume continues it"):
         setup(runs.run_of(texts), folder)
     assert (folder / "run.json").is_file() and af.load(folder).spec.decoder.depth == 2
     environment = json.loads((folder / "environment.json").read_text())
@@ -313,11 +313,11 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(begun: tuple[Path, Path]) 
     lines: list[str] = []
 
     class Ear(Metrics):
-        def announced(self, line: str) -> None:
+        def on_message(self, line: str) -> None:
             lines.append(line)
 
     trainer = setup(runs.run_of(texts, steps=4), folder, resume=True, callbacks=[Ear()]).fit()
-    assert trainer.step == 4 and len(lines) == 1 and "passed over" in lines[0] and "model.safetensors" in lines[0]
+    assert trainer.step == 4 and len(lines) == 1 and "skipped: " in lines[0] and "model.safetensors" in lines[0]
     assert manifest.fault(folder / "checkpoints" / "step-00000004") is None  # trained anew
 
 

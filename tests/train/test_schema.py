@@ -118,7 +118,7 @@ def test_what_is_wrong_is_wrong_for_both(
 @pytest.mark.parametrize(("path", "value", "line"), [
     ("steps", 0, "run.json: steps is 0; it must be at least 1"),
     ("optimizer.lr", -1, "run.json: optimizer.lr is -1.0; it must be above 0"),
-    ("batch.tokens", 7, "run.json: batch: give examples or tokens, one of them"),
+    ("batch.tokens", 7, "run.json: batch: give either examples or tokens"),
     ("model.decoder.norm.eps", -1, "run.json: model.decoder.norm.eps is -1.0; it must be at least 0"),
     ("set", {"optimizer.lr": -1}, "run.json: optimizer.lr is -1.0; it must be above 0"),
     ("set", {"model.decoder.layers.feedforward.op": {"kind": "LayerNorm"}},

@@ -23,7 +23,8 @@ from anyformer.train.optim import Adafactor, AdamW, Cosine, Muon
 from anyformer.train.progress import Metrics, read_metrics
 from anyformer.train.record import Recorder
 from anyformer.train.run import Batch, Evaluate, Keep, Run
-from anyformer.train.trainer import Callback, Trainer, seed_all
+from anyformer.train.step import seed_all
+from anyformer.train.trainer import Callback, Trainer
 from anyformer.weights import hub
 from tiny import CONFIGS
 
@@ -85,11 +86,11 @@ class Log(Callback):
         self.norms: list[float] = []
         self.scores: list[float] = []
 
-    def stepped(self, trainer: Trainer, done: Any) -> None:
+    def on_step(self, trainer: Trainer, done: Any) -> None:
         self.losses.append(done.loss)
         self.norms.append(done.norm)
 
-    def evaluated(self, trainer: Trainer, scores: dict[str, float]) -> None:
+    def on_evaluate(self, trainer: Trainer, scores: dict[str, float]) -> None:
         self.scores.append(scores["loss"])
 
 
@@ -157,10 +158,10 @@ def test_t5_logged_is_recomputed(tmp_path: Path) -> None:
     before: list[dict[str, Tensor]] = []
 
     class Keeper(Callback):
-        def started(self, trainer: Trainer) -> None:
+        def on_start(self, trainer: Trainer) -> None:
             before.append(weights(trainer))
 
-        def stepped(self, trainer: Trainer, done: Any) -> None:
+        def on_step(self, trainer: Trainer, done: Any) -> None:
             before.append(weights(trainer))
 
     trainer, log = trainer_of(tmp_path, Feed(2, 4), [Keeper(), Metrics()])
@@ -224,7 +225,7 @@ def test_fp16_scaling_skips_and_goes_on(tmp_path: Path) -> None:
     moved = []
 
     class Watch(Callback):
-        def stepped(self, trainer: Trainer, done: Any) -> None:
+        def on_step(self, trainer: Trainer, done: Any) -> None:
             moved.append(any(not torch.equal(t, before[n]) for n, t in trainer.model.state_dict().items()))
 
     trainer.callbacks.append(Watch())
@@ -238,13 +239,13 @@ def test_fp16_gradients_are_unscaled_before_they_are_clipped(tmp_path: Path) -> 
     found: list[list[float]] = []
     for precision in ("fp32", "fp16"):
         trainer, log = trainer_of(tmp_path / precision, steps=3, precision=precision, clip=0.25)
-        move, lengths = trainer.move, []
+        move, lengths = trainer.update_weights, []
 
         def measured(numbers: Tensor, trainer: Trainer = trainer, move: Any = move, to: list[float] = lengths) -> None:
             to.append(float(torch.stack([p.grad.norm() for p in trainer.optimizers.parameters]).norm()))
             move(numbers)
 
-        trainer.move = measured  # type: ignore[method-assign]
+        trainer.update_weights = measured  # type: ignore[method-assign]
         trainer.fit()
         assert lengths == pytest.approx([0.25] * 3, rel=1e-3) and min(log.norms) > 0.5
         found.append(log.norms)
@@ -258,7 +259,7 @@ def test_dropout_is_another_in_each_step_and_process(tmp_path: Path) -> None:
         folder = tmp_path / str(len(found))
         trainer, log = trainer_of(folder, Same(), model=small(resid_pdrop=0.2), evaluate=Evaluate(every=99))
         trainer.layout.data_rank = rank
-        trainer.move = lambda numbers: None  # type: ignore[method-assign]
+        trainer.update_weights = lambda numbers: None  # type: ignore[method-assign]
         trainer.fit()
         found.append(log.losses)
     assert len({*found[0], *found[1]}) == 10 and found[0] == found[2]
@@ -302,7 +303,7 @@ def test_an_average_is_evaluated_and_saved(tmp_path: Path) -> None:
     seen = [weights(trainer)]
 
     class Keeper(Callback):
-        def stepped(self, trainer: Trainer, done: Any) -> None:
+        def on_step(self, trainer: Trainer, done: Any) -> None:
             seen.append(weights(trainer))
 
     trainer.callbacks.append(Keeper())
@@ -327,7 +328,7 @@ def test_it_stops_when_nothing_gets_better(tmp_path: Path) -> None:
     trainer.fit()
     assert trainer.step == 10 and "3 evaluations without a better loss" in trainer.reason
     assert list(trainer.checkpoints.steps()) == [2, 4, 10] and trainer.checkpoints.best_step() == 4
-    with pytest.raises(ValueError, match="evaluate.best is 'f1'; there are loss"):
+    with pytest.raises(ValueError, match="evaluate.best: no score 'f1'; the scores are loss"):
         trainer_of(tmp_path / "b", evaluate=Evaluate(every=2, best="f1"))[0].fit()
 
 
@@ -385,7 +386,7 @@ class Pause(Callback):
     def __init__(self, step: int | None) -> None:
         self.step = step
 
-    def stepped(self, trainer: Trainer, done: Any) -> None:
+    def on_step(self, trainer: Trainer, done: Any) -> None:
         if done.step == self.step:
             trainer.stop("a pause")
 
@@ -444,15 +445,15 @@ def test_a_recorded_gradient_that_is_not_finite_is_looked_for_without_the_record
                 self.parameters[-1].grad.fill_(float("nan"))
             return terms
 
-    trainer.recorder = Launches(trainer.passed, trainer.module, trainer.seeded, trainer.tell)
+    trainer.recorder = Launches(trainer.forward_backward, trainer.module, trainer.seed_step, trainer.tell)
     if broken == "the step":
         weight = trainer.model.decoder.norm.weight
         weight.register_hook(lambda gradient: gradient * (float("inf") if trainer.step >= 2 else 1.0))
     with pytest.raises(FloatingPointError, match="step 3: the gradient is not finite; .* backward pass") as error:
         trainer.fit()
-    own = "of its recording alone: without it the gradient is finite (try record=false)"
+    own = "but only as captured: in an ordinary pass the gradient is finite (try record=false)"
     assert (own in str(error.value)) == (broken == "the recording")
-    assert ("without its recording too" in str(error.value)) == (broken == "the step")
+    assert ("in an ordinary pass too" in str(error.value)) == (broken == "the step")
     assert len(log.losses) == 2 and all(p.grad is None for p in trainer.module.parameters())
 
 

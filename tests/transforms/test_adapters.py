@@ -62,8 +62,8 @@ def test_peft_opens_ours(family: str, tmp_path: Path) -> None:
     assert (logits(opened, family) - logits(theirs(base, family), family)).abs().max() > 0.01
     close(logits(opened, family), logits(model, family), 1e-5)
     again = af.load(tmp_path / "adapter")
-    assert {a: layer.lora_a.shape for a, layer in lora.adapted(again).items()} == {
-        a: layer.lora_a.shape for a, layer in lora.adapted(model).items()
+    assert {a: layer.lora_a.shape for a, layer in lora.adapted_layers(again).items()} == {
+        a: layer.lora_a.shape for a, layer in lora.adapted_layers(model).items()
     }  # the zeros that a joined layer needs are gone
     assert torch.equal(logits(again, family), logits(model, family))
     assert {n for n, p in again.named_parameters() if p.requires_grad} == {
@@ -224,7 +224,7 @@ def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=why) as caught:
             adapters.load_adapter(model, tmp_path / "adapter")
         assert "\n" not in str(caught.value)
-    assert not lora.adapted(model) and all(parameter.requires_grad for parameter in model.parameters())
+    assert not lora.adapted_layers(model) and all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_what_is_no_adapter(tmp_path: Path) -> None:

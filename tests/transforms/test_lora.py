@@ -57,7 +57,7 @@ def test_an_adapter_is_what_the_paper_says(family: str) -> None:
     """W + alpha / rank B A, in every layer it was asked for."""
     model = trained(lora.apply(model_of(family), WIDE))
     plain = model_of(family)
-    for address, layer in lora.adapted(model).items():
+    for address, layer in lora.adapted_layers(model).items():
         assert layer.lora_a.shape == (2, layer.in_features) and layer.lora_b.shape == (layer.out_features, 2)
         with torch.no_grad():
             plain.get_parameter(f"{address}.weight").add_(3.0 * layer.lora_b @ layer.lora_a)
@@ -71,17 +71,17 @@ def test_merge_and_unmerge(family: str) -> None:
     after = logits(trained(lora.apply(model, WIDE)), family)
     assert (after - before).abs().max() > 0.01
     lora.merge(model)
-    assert set(model.state_dict()) == addresses and not lora.adapted(model)
+    assert set(model.state_dict()) == addresses and not lora.adapted_layers(model)
     assert all(p.requires_grad == q.requires_grad for p, q in zip(model.parameters(), model_of(family).parameters()))
     close(logits(fuse(model), family), after, 2e-6)  # plain in every respect
     lora.unmerge(model)
     close(logits(model, family), after, 2e-6)
     with torch.no_grad():
-        for layer in lora.adapted(model).values():
+        for layer in lora.adapted_layers(model).values():
             layer.lora_b.zero_()
     close(logits(model, family), before, 2e-6)
     assert {name for name, p in model.named_parameters() if p.requires_grad} == {
-        f"{address}.{name}" for address in lora.adapted(model) for name in lora.NAMES
+        f"{address}.{name}" for address in lora.adapted_layers(model) for name in lora.NAMES
     }
 
 
@@ -96,12 +96,12 @@ def test_saved_with_live_adapters_as_a_plain_model(family: str, tmp_path: Path) 
     theirs = getattr(transformers, CONFIGS[family]["architectures"][0]).from_pretrained(tmp_path / "hf").eval()
     with torch.no_grad():
         close(theirs(**inputs_of(family)).logits, after, 1e-5)
-    assert lora.adapted(model) and torch.equal(logits(model, family), after)  # saving changed nothing
+    assert lora.adapted_layers(model) and torch.equal(logits(model, family), after)  # saving changed nothing
 
 
 def test_one_seed_one_start_whatever_else_is_there() -> None:
     a, b = (lora.apply(model_of("gpt2"), WIDE.replace(targets=t), seed=3) for t in (("*.q",), ("*.q", "*.down")))
-    for address, layer in lora.adapted(a).items():
+    for address, layer in lora.adapted_layers(a).items():
         assert torch.equal(layer.lora_a, b.get_parameter(f"{address}.lora_a"))
         bound = layer.in_features**-0.5
         assert layer.lora_a.abs().max() <= bound and layer.lora_a.std() > 0.4 * bound

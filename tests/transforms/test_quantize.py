@@ -27,11 +27,11 @@ def test_weights_are_rounded_by_channel() -> None:
     linear = layer()
     linear.weight[3] *= 100  # one loud channel costs the others nothing
     linear.weight[5] = 0
-    q = Int8Linear.of(linear)
+    q = Int8Linear.from_linear(linear)
     assert q.weight.dtype == torch.int8
     assert q.weight.abs().amax(1).tolist() == [127 if row != 5 else 0 for row in range(48)]  # every channel's range
-    assert bool((q.dequantized() - linear.weight).abs().le(q.scale[:, None] / 2 * 1.0001).all())
-    assert torch.equal(q.dequantized()[5], linear.weight[5])
+    assert bool((q.dequantize() - linear.weight).abs().le(q.scale[:, None] / 2 * 1.0001).all())
+    assert torch.equal(q.dequantize()[5], linear.weight[5])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -39,10 +39,10 @@ def test_weights_are_rounded_by_channel() -> None:
 @pytest.mark.parametrize("exact", [True, False])
 def test_product(dtype: torch.dtype, bias: bool, exact: bool) -> None:
     linear, x = layer(bias=bias), torch.randn(3, 5, 64) * torch.tensor([0.01, 1.0, 300.0])[:, None, None]
-    q = Int8Linear.of(linear, exact).to(dtype)
+    q = Int8Linear.from_linear(linear, exact).to(dtype)
     got = q(x.to(dtype))
     assert got.dtype == dtype and got.shape == (3, 5, 48)
-    weight = q.dequantized()
+    weight = q.dequantize()
     expected = torch.nn.functional.linear(x.to(dtype).float(), weight, None if q.bias is None else q.bias.float())
     # activations: half a step of the largest, for each of 64 products, most of which cancel
     step = x.abs().amax(-1, keepdim=True) / activation_levels()
@@ -52,7 +52,7 @@ def test_product(dtype: torch.dtype, bias: bool, exact: bool) -> None:
 
 
 def test_a_batch_changes_no_row() -> None:
-    q = Int8Linear.of(layer())
+    q = Int8Linear.from_linear(layer())
     x = torch.randn(6, 64) * torch.logspace(-3, 3, 6)[:, None]
     together = q(x)
     for row, alone in enumerate(x):
@@ -60,7 +60,7 @@ def test_a_batch_changes_no_row() -> None:
 
 
 def test_odd_inputs() -> None:
-    q = Int8Linear.of(layer())
+    q = Int8Linear.from_linear(layer())
     close(q(torch.zeros(2, 64)), q.bias.expand(2, -1))
     assert q(torch.zeros(0, 64)).shape == (0, 48)
     assert bool(q(torch.full((1, 64), float("nan"))).isnan().all()), "a NaN is never hidden"
@@ -71,8 +71,8 @@ engine = pytest.mark.skipif(not hardware.has("int8"), reason="torch has no 8-bit
 
 @engine
 def test_cpus_without_vnni_keep_seven_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, x = Int8Linear.of(layer()), torch.randn(4, 64)
-    exact = Int8Linear.of(layer(), exact=True)(x)
+    q, x = Int8Linear.from_linear(layer()), torch.randn(4, 64)
+    exact = Int8Linear.from_linear(layer(), exact=True)(x)
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     rough = (q(x) - exact).abs().max()
     q.weight.fill_(127)  # the largest products there are: their sums in 16 bits must not overflow
@@ -80,7 +80,7 @@ def test_cpus_without_vnni_keep_seven_bits(monkeypatch: pytest.MonkeyPatch) -> N
     close(q(torch.ones(1, 64)), 127 * 64 * q.scale[None], 1e-5)
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
     monkeypatch.setenv(hardware.HIDING, "int8")  # plain products, which any CPU has
-    fine = (Int8Linear.of(layer())(x) - exact).abs().max()
+    fine = (Int8Linear.from_linear(layer())(x) - exact).abs().max()
     assert fine < rough < 8 * fine
 
 
@@ -91,7 +91,7 @@ def test_without_an_engine_the_numbers_are_the_same(
     width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    q = Int8Linear.of(torch.nn.Linear(width, 48)).requires_grad_(False)
+    q = Int8Linear.from_linear(torch.nn.Linear(width, 48)).requires_grad_(False)
     q.weight[:8] = torch.randint(64, 128, (8, width))  # large sums, of which fp32 loses the last digits
     x = torch.cat((torch.randn(40, width) * torch.logspace(-3, 3, 40)[:, None], torch.rand(20, width) / 2 + 0.5))
     halves = (torch.arange(x.numel()) % 509 - 254.0).view_as(x) / 254  # between two steps: which one is taken?
@@ -176,6 +176,6 @@ def test_real_weights_on_real_text(shared_data: Path, monkeypatch: pytest.Monkey
 @pytest.mark.gpu
 def test_gpu() -> None:
     linear, x = layer().cuda().bfloat16(), torch.randn(4, 64, device="cuda", dtype=torch.bfloat16)
-    q = Int8Linear.of(linear).cuda()
-    expected = torch.nn.functional.linear(x.float(), q.dequantized(), linear.bias.float())
+    q = Int8Linear.from_linear(linear).cuda()
+    expected = torch.nn.functional.linear(x.float(), q.dequantize(), linear.bias.float())
     close(q(x).float(), expected, 0.02)

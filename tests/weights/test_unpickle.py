@@ -25,7 +25,7 @@ import anyformer as af
 from anyformer import cli, families
 from anyformer.weights import unpickle
 from anyformer.weights.io import Checkpoint
-from anyformer.weights.unpickle import unpickled
+from anyformer.weights.unpickle import unpickle_folder
 
 CONFIG = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 20, "n_positions": 8}
 NAME = "pytorch_model.bin"
@@ -71,7 +71,7 @@ def test_shards_with_an_index(tmp_path: Path) -> None:
     held = weights()
     sharded(tmp_path, held)
     before = sorted(tmp_path.iterdir())
-    with unpickled(tmp_path, tmp_path) as folder, Checkpoint(folder) as found:
+    with unpickle_folder(tmp_path, tmp_path) as folder, Checkpoint(folder) as found:
         assert len(list(folder.glob("*.safetensors"))) == 2 and sorted(found.names) == sorted(held)
         for name, tensor in held.items():
             assert torch.equal(found.read(name), tensor) and found.dtype(name) == tensor.dtype, name
@@ -92,7 +92,7 @@ def test_which_pickle_is_meant(tmp_path: Path) -> None:
     assert unpickle.pickles(tmp_path) == ([tmp_path / "a.pt"], {})
     index = tmp_path / "pytorch_model.bin.index.json"
     index.write_text('{"weight_map": {"a": "../a.bin"}}')
-    with pytest.raises(ValueError, match="no plain .bin name"):
+    with pytest.raises(ValueError, match="is not a plain .bin name"):
         unpickle.pickles(tmp_path)
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ValueError, match="nothing needs to be unpickled"):
@@ -165,31 +165,31 @@ def meta() -> dict[str, Tensor]:
 
 wide = {"w": torch.zeros(123_457, dtype=torch.float64)}
 HOSTILE: dict[str, tuple[Callable[[Path], bytes], str]] = {
-    "os.system": (lambda mark: plain(Call(os.system, f"touch {mark}")), "posix.system, which is no tensor"),
+    "os.system": (lambda mark: plain(Call(os.system, f"touch {mark}")), "posix.system, which is not a tensor"),
     "os.system in a zip": (
         lambda mark: archive({}, lambda _: plain({"w": Call(os.system, f"touch {mark}")})), "posix.system"
     ),
     "os.system in a file of 2019": (
-        lambda mark: legacy({"w": Call(os.system, f"touch {mark}")}), "nothing of it was run"
+        lambda mark: legacy({"w": Call(os.system, f"touch {mark}")}), "nothing was run"
     ),
-    "eval": (lambda mark: plain(Call(builtins.eval, f"open({str(mark)!r}, 'w')")), "names eval, which is no tensor"),
+    "eval": (lambda mark: plain(Call(builtins.eval, f"open({str(mark)!r}, 'w')")), "names eval, which is not a tensor"),
     "16 GB in a zip": (lambda _: archive(wide, inflated), "not a whole pickle of tensors"),
     "16 GB in a file of 2019": (lambda _: inflated(legacy(wide)), "more memory than a file of its size holds"),
     "100 GB of bytes": (lambda _: plain({"w": Call(bytearray, 10**11)}), "more memory than a file of its size holds"),
-    "40 GB of one number": (lambda _: archive(strided(10**5)), "no plain tensor that the file holds"),
-    "no storage at all": (lambda _: archive(meta()), "no plain tensor that the file holds"),
+    "40 GB of one number": (lambda _: archive(strided(10**5)), "is not a plain tensor stored in the file"),
+    "no storage at all": (lambda _: archive(meta()), "is not a plain tensor stored in the file"),
     "a key that never ends": (lambda _: doubled(120), "seconds of the processor"),
     "200,000 levels": (lambda _: nested(200_000), ""),
-    "itself in itself": (lambda _: archive({}, lambda _: itself()), "no tensors by name"),
+    "itself in itself": (lambda _: archive({}, lambda _: itself()), "it has no mapping from names to tensors"),
     "a memo that is not there": (lambda _: b"\x80\x02r\xff\xff\xff\x7fj\xff\xff\xff\x6f.", "not a whole pickle"),
     "a zip bomb": (lambda _: archive({"w": torch.zeros(5_000_000)}, compress=zipfile.ZIP_DEFLATED), "compressed"),
     "half a zip": (lambda _: archive(weights())[:-3000], "not a whole pickle of tensors"),
     "half a file of 2019": (lambda _: legacy(weights())[:-100], "not a whole pickle of tensors"),
     "no bytes": (lambda _: b"", "not a whole pickle of tensors"),
     "other bytes": (lambda _: bytes(range(256)) * 40, "not a whole pickle of tensors"),
-    "no tensors": (lambda _: archive({"a": 1}), "no tensors by name"),
+    "no tensors": (lambda _: archive({"a": 1}), "it has no mapping from names to tensors"),
     "two sets of weights": (lambda _: archive({"model": weights(), "ema": weights()}), "several sets of weights"),
-    "sparse": (lambda _: archive({"w": torch.eye(4).to_sparse()}), "no plain tensor that the file holds"),
+    "sparse": (lambda _: archive({"w": torch.eye(4).to_sparse()}), "is not a plain tensor stored in the file"),
 }  # fmt: skip
 
 

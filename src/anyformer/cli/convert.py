@@ -61,11 +61,11 @@ def run(options: argparse.Namespace) -> None:
     with spinner(f"reading {options.source}") if local else contextlib.nullcontext():
         from anyformer.checkpoint import load, save
         from anyformer.weights import hub
-        from anyformer.weights.unpickle import unpickled
+        from anyformer.weights.unpickle import unpickle_folder
 
         source = hub.resolve(options.source, offline=options.offline, pickles=options.unpickle)
         home = next(parent for parent in target.parents if parent.exists())
-        with unpickled(source, home) if options.unpickle else contextlib.nullcontext() as weights:
+        with unpickle_folder(source, home) if options.unpickle else contextlib.nullcontext() as weights:
             asked = {"dtype": options.dtype, "architecture": options.architecture, "base": options.base}
             model = load(source, weights=weights, **asked)
     with (

@@ -44,11 +44,11 @@ def run(options: argparse.Namespace) -> None:
     from anyformer.cli.terminal import spinner
 
     with spinner(f"drawing {' and '.join(options.names)}"):
-        from anyformer.drawing import check_ending, converter, draw
+        from anyformer.drawing import check_ending, draw, load_cairosvg
         from anyformer.specs.codec import override
 
         if check_ending(out) == ".png":
-            converter()
+            load_cairosvg()
         specs = [override(find_model(name), changes) for name in options.names]
         draw(*specs, theme=options.theme, titles=titles).save(out)
     print(out)

@@ -86,9 +86,9 @@ def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, float], dict[
         from anyformer.data.prepare import report_skipped
         from anyformer.evaluate import Evaluation
         from anyformer.kernels import hardware
-        from anyformer.train.evaluate_split import chosen, evaluate, tokenizer_in, write_predictions
+        from anyformer.train.evaluate_split import evaluate, select_split, tokenizer_in, write_predictions
 
-        split, source = chosen(description.data, options.split)
+        split, source = select_split(description.data, options.split)
         source = source if options.most is None else First(source=source, count=options.most)
         device = hardware.device(options.device)
         if names is None:  # the usual ones, and what the run looks at itself

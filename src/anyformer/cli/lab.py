@@ -98,14 +98,14 @@ def run(options: argparse.Namespace) -> None:
     if options.budget is not None and options.form is not None:
         raise ValueError("give --budget or --form, not both")
     from anyformer.kernels import hardware
-    from anyformer.lab.experiment import chosen, perform
+    from anyformer.lab.experiment import choose_form, perform
     from anyformer.lab.experiments import experiment
 
     forms = experiment(options.name).FORMS
     if options.form is not None and options.form not in forms:
         raise ValueError(f"{options.name} has no form {options.form!r}; {nearest(options.form, forms)}")
     kind = hardware.device(options.device).type
-    form = options.form or chosen(options.name, kind, options.budget)
+    form = options.form or choose_form(options.name, kind, options.budget)
     folder = Path(options.out or f"runs/lab/{options.name}/{form}")
     outcome = perform(
         options.name,
@@ -131,13 +131,13 @@ def run(options: argparse.Namespace) -> None:
 def grid(options: argparse.Namespace) -> None:
     check(options)
     from anyformer.cli.terminal import table
-    from anyformer.lab.grid import Grid, described, values_of
+    from anyformer.lab.grid import GridSearch, base_run, values_of
 
-    base = described(options.recipe, options.data)
+    base = base_run(options.recipe, options.data)
     settings = dict(values_of(text) for text in options.set)
     if len(settings) < len(options.set):
         raise ValueError("--set: one address is given twice; all of its values go into one list")
-    grid = Grid(base, settings, options.seeds, options.steps)
+    grid = GridSearch(base, settings, options.seeds, options.steps)
     if options.show:
         for trial in grid.trials:
             print(trial.name)

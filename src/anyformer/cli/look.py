@@ -119,11 +119,11 @@ def draw(figure: Any, options: argparse.Namespace) -> None:
 
 def save(shown: Any, output: str | None) -> None:
     from anyformer.cli.terminal import spinner
-    from anyformer.look.page import assembled, whole
+    from anyformer.look.page import all_views, render_page
     from anyformer.look.views import Inside
 
     with spinner("looking"):
-        page = assembled(whole(Inside(shown)))
+        page = render_page(all_views(Inside(shown)))
     file = output or default_file("look.html", MARK)
     with open(file, "w", encoding="utf-8") as out:
         out.write(page)

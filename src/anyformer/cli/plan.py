@@ -18,7 +18,7 @@ from anyformer.cli.settings import setting
 from anyformer.cli.texts import as_json
 
 if TYPE_CHECKING:
-    from anyformer.planning.layout import Job, Need, Way
+    from anyformer.planning.layout import DeviceLayout, Need, TrainingJob
     from anyformer.train.accelerators import Accelerator
 
 
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> None:
     with spinner(f"planning {options.name}"):
         from anyformer.counting import count
         from anyformer.models import position_limit
-        from anyformer.planning.layout import Job, way_of
+        from anyformer.planning.layout import TrainingJob, parse_layout
         from anyformer.specs.codec import override
 
         spec = override(find_model(options.name), dict(map(setting, options.set)))
@@ -75,11 +75,12 @@ def run(options: argparse.Namespace) -> None:
         length = length_of(spec, options.length, min(position_limit(spec) or 2048, 2048))
         assert length is not None
         groups = options.devices * options.micro
-        job = Job(counted, length, options.batch or max(round(2**19 / length / groups), 1) * groups, options.micro)
+        batch = options.batch or max(round(2**19 / length / groups), 1) * groups
+        job = TrainingJob(counted, length, batch, options.micro)
         token = counted.training_flops(length, causal=True) / length
         tokens = options.tokens or (options.compute / token if options.compute else 20.0 * counted.parameters)
         steps = max(round(tokens / (job.batch * length)), 1)
-        asked = way_of(options.layout, options.devices) if options.layout is not None else None
+        asked = parse_layout(options.layout, options.devices) if options.layout is not None else None
         if asked is not None:
             job.check(asked)
         needs, refused = layouts(job, options.devices, asked)
@@ -158,7 +159,7 @@ def compute(options: argparse.Namespace, counted: Any, tokens: float, token: flo
     return {"compute": spent, "estimate": estimate(counted.active, tokens), "optimal": laws, **seen}
 
 
-def layouts(job: Job, devices: int, asked: Way | None) -> tuple[list[Need], dict[str, str]]:
+def layouts(job: TrainingJob, devices: int, asked: DeviceLayout | None) -> tuple[list[Need], dict[str, str]]:
     """What the usual layouts and the one that was asked for need; and why others cannot divide."""
     fitting, refused = {}, {}
     for way in (*job.usual(devices), *([] if asked is None else [asked])):
@@ -170,7 +171,7 @@ def layouts(job: Job, devices: int, asked: Way | None) -> tuple[list[Need], dict
     return list(fitting.values()), refused
 
 
-def row(job: Job, need: Need, device: Accelerator, utilisation: float) -> dict[str, Any]:
+def row(job: TrainingJob, need: Need, device: Accelerator, utilisation: float) -> dict[str, Any]:
     """One layout as it goes into JSON."""
     return {
         "layout": str(need.way),
@@ -182,7 +183,9 @@ def row(job: Job, need: Need, device: Accelerator, utilisation: float) -> dict[s
     }
 
 
-def cost_of(job: Job, need: Need, device: Accelerator, options: argparse.Namespace, steps: int) -> dict[str, Any]:
+def cost_of(
+    job: TrainingJob, need: Need, device: Accelerator, options: argparse.Namespace, steps: int
+) -> dict[str, Any]:
     costs = row(job, need, device, options.utilisation)
     hours = costs["seconds"] * steps / 3600
     paid = hours * need.way.devices
@@ -190,7 +193,7 @@ def cost_of(job: Job, need: Need, device: Accelerator, options: argparse.Namespa
     return {**costs, "devices": need.way.devices, "hours": hours, "device_hours": paid, "cost": cost}
 
 
-def write(options: argparse.Namespace, job: Job, way: Way, steps: int, result: dict[str, Any]) -> None:
+def write(options: argparse.Namespace, job: TrainingJob, way: DeviceLayout, steps: int, result: dict[str, Any]) -> None:
     from anyformer.planning import command, run_of
     from anyformer.recipes import recipe
     from anyformer.specs.codec import to_json

@@ -55,7 +55,7 @@ def show_plan(trials: Any, minutes: float, jobs: int, kind: str) -> None:
             short_number(values["tokens"]),
             f"{values['steps']:,}",
             short_number(values["flops"]),
-            "to do" if trial in trials.left else "done",
+            "to do" if trial in trials.remaining else "done",
         )
         for trial in trials.trials
         for values in (trial.values,)
@@ -63,7 +63,7 @@ def show_plan(trials: Any, minutes: float, jobs: int, kind: str) -> None:
     table(("width", "parameters", "tokens", "steps", "FLOPs", ""), rows, right=range(5))
     duration = f"{minutes / 60:.1f} hours" if minutes >= 120 else f"{max(minutes, 2):.0f} minutes"
     where = "a GPU" if kind == "cuda" else f"{jobs} core{'s' if jobs > 1 else ''}"
-    print(f"{len(trials.left)} trainings to do, {jobs} at once: about {duration} on {where}")
+    print(f"{len(trials.remaining)} trainings to do, {jobs} at once: about {duration} on {where}")
 
 
 def confirm(number: int) -> None:
@@ -89,12 +89,12 @@ def run(options: argparse.Namespace) -> None:
     from anyformer.cli.terminal import table
     from anyformer.kernels import hardware
     from anyformer.lab import scale
-    from anyformer.lab.experiment import at_once, check_data, chosen, draw
+    from anyformer.lab.experiment import check_data, choose_form, default_jobs, draw
     from anyformer.lab.experiments.scaling_laws import FORMS, minutes
     from anyformer.lab.trials import Trials
 
     device = hardware.device(options.device)
-    form = chosen("scaling-laws", device.type, options.budget)
+    form = choose_form("scaling-laws", device.type, options.budget)
     values = {**FORMS[form].values, **given, "name": options.name, "data": options.data}
     values |= {} if options.batch is None else {"batch": options.batch}
     if ("widths" in given or "tokens" in given) and "largest" not in given:
@@ -104,18 +104,18 @@ def run(options: argparse.Namespace) -> None:
     scale.check_number([(trial.values["parameters"], trial.values["tokens"]) for trial in others])
     check_data(options.data)
     trials = Trials([largest, *others], scale.work, folder, str(device))
-    jobs = at_once(device.type, options.jobs)
-    if trials.left:
-        show_plan(trials, minutes(trials.left, device.type, jobs), jobs, device.type)
+    jobs = default_jobs(device.type, options.jobs)
+    if trials.remaining:
+        show_plan(trials, minutes(trials.remaining, device.type, jobs), jobs, device.type)
         if not options.run:
-            confirm(len(trials.left))
+            confirm(len(trials.remaining))
     tell(f"{len(trials.trials)} trainings in {folder}; sizes and budgets of the {form} form unless given")
     until = float("inf") if options.budget is None else time.monotonic() + 60 * options.budget
     rows = trials.perform(jobs, options.on, until, tell)
-    if trials.left:
-        print(f"the time is over with {len(trials.left)} trainings left: the same command continues with them")
+    if trials.remaining:
+        print(f"the time is over with {len(trials.remaining)} trainings left: the same command continues with them")
         return
-    found = scale.measured(rows)
+    found = scale.fit_results(rows)
     lines = []
     for name, value in found.exponents.items():
         low, high = found.between[name]

@@ -210,11 +210,11 @@ def train(
     from anyformer.train.start import setup
 
     screen, baselines, samples = Screen(), Baselines(), Samples()
-    with parallel.together(device) as here:
+    with parallel.process_group(device) as here:
         first = parallel.rank() == 0  # the others are silent, and take part in what is computed together
         seen: list[Any] = [samples, *(watch or ())]
         seen = [Metrics(), screen, baselines, *seen, *(SERVICES[name]() for name in logs)] if first else seen
-        tell = screen.announced if first else lambda line: None
+        tell = screen.on_message if first else lambda line: None
         trainer = setup(description, folder, resume=resume, device=here, callbacks=seen, tell=tell).fit()
     if not first:
         return trainer

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from anyformer.counting.step import Step, run_step
-from anyformer.counting.survey import Survey, everywhere
+from anyformer.counting.step import StepMemory, run_step
+from anyformer.counting.survey import Survey, walk_modules
 from anyformer.counting.work import Work, inputs_of, measure
 from anyformer.models import Model, position_limit
 from anyformer.models.construct import skeleton
@@ -96,7 +96,7 @@ class Count:
     def needed_flops(self, length: int, batch: int = 1, source_length: int | None = None) -> int:
         """Of `flops`, those that the masks let through: a sliding window's own tokens, and nothing of the future where
         a token sees its past. A kernel that skips all that is masked computes this; the others compute `flops`."""
-        return batch * self.work(length, source_length).needed()
+        return batch * self.work(length, source_length).needed_flops()
 
     def positions(self, length: int) -> int:
         """How many vectors the stack reads of an input of `length`: the tokens of a text, the frames of a recording, or
@@ -139,7 +139,7 @@ class Count:
             state = self.state(batch, length, held, source) if writes and length else 0
             return Memory(stored * dtype.itemsize, state=state, peak=stored * dtype.itemsize + state)
         half = dtype if dtype.itemsize < 4 else None
-        step = Step(P * dtype.itemsize if half else 0, P * dtype.itemsize if half else 0, 0)
+        step = StepMemory(P * dtype.itemsize if half else 0, P * dtype.itemsize if half else 0, 0)
         if length:
             assert self.spec is not None
             step = _step(self.spec, batch, length, source_length, half, recompute)
@@ -207,7 +207,7 @@ def _work(spec: Model, length: int, source_length: int | None, half: torch.dtype
 @functools.lru_cache(maxsize=64)
 def _step(
     spec: Model, batch: int, length: int, source_length: int | None, half: torch.dtype | None, recompute: bool
-) -> Step:
+) -> StepMemory:
     check_lengths(spec, length, source_length)
     if batch > MOST:
         raise ValueError(f"batch is at most {MOST:,}, got {batch:,}")
@@ -236,7 +236,7 @@ def count(spec: Model) -> Count:
     modules: list[tuple[str, nn.Module]] = []
     owners = {owner for _, owner in spec.ties}
     seen, idle, experts, tables, fixed = set(), 0, 0, 0, 0
-    for address, module, copy in everywhere(model):
+    for address, module, copy in walk_modules(model):
         formulas = {f"{address}.{name}" for name in getattr(module, "computed_tensors", dict)()}
         for name, parameter in module.named_parameters(address, recurse=False, remove_duplicate=False):
             if (copy, id(parameter)) not in seen and not spec.owner_of(name):

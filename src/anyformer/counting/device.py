@@ -43,7 +43,7 @@ class Device(TorchFunctionMode):
         self.weights = {id(parameter) for parameter in model.parameters()}
         self.copies: dict[int, Tensor] | None = {}  # autocast casts a weight once a forward pass
         self.casts: dict[int, int] = {}  # bytes of such copies that are there
-        self.slopes = 0  # bytes of gradients that a loss has made with itself
+        self.gradient_bytes = 0  # bytes of gradients that a loss has made with itself
 
     def forget(self) -> None:
         """The forward pass is over."""
@@ -95,7 +95,7 @@ class Device(TorchFunctionMode):
             x = x[torch.empty(max(1, round(MASKED * x.shape[0])), dtype=torch.long)]
         x = x if head.transform is None else head.transform(x)
         weight, bias = head.out.weight, head.out.bias
-        self.slopes += 4 * filled_up(weight.shape[0]) * (weight.shape[1] + (bias is not None))
+        self.gradient_bytes += 4 * pad_rows(weight.shape[0]) * (weight.shape[1] + (bias is not None))
         return _CrossEntropy.apply(x if self.half is None else x.to(self.half), weight, bias)
 
 
@@ -122,12 +122,12 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, above: Tensor) -> Any:
         q, k, v, mask, *_ = ctx.saved_tensors
-        slopes = None
+        gradients = None
         if ctx.needs_input_grad[3]:
             every = q.new_empty(*q.shape[:-1], k.shape[-2])  # (B, H, T, S), then added up
-            slopes = torch.empty_like(mask)
+            gradients = torch.empty_like(mask)
             del every
-        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), slopes
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), gradients
 
 
 class _Dropout(torch.autograd.Function):
@@ -161,7 +161,7 @@ def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None
     return _Norm.apply(input, weight)
 
 
-def filled_up(V: int) -> int:
+def pad_rows(V: int) -> int:
     return V + -V % kernel.ROWS["cuda"]
 
 
@@ -170,17 +170,17 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        (N, D), V = x.shape, filled_up(weight.shape[0])
+        (N, D), V = x.shape, pad_rows(weight.shape[0])
         C = kernel.even_rows(N, kernel.rows_of_chunk("cuda", weight.shape[0]))
         w = None if x.dtype == weight.dtype else x.new_empty(V, D)
-        slopes = x.new_empty(N, D), torch.empty(V, D), None if bias is None else torch.empty(V)
+        gradients = x.new_empty(N, D), torch.empty(V, D), None if bias is None else torch.empty(V)
         scores = x.new_empty(C, V)
         if bias is not None:
             wide = scores.float()  # to which it is added
             del wide
         product = x.new_empty(C, D)
         del w, scores, product
-        ctx.save_for_backward(*slopes)
+        ctx.save_for_backward(*gradients)
         ctx.rows = weight.shape[0]
         return x.new_empty((), dtype=torch.float32)
 

@@ -29,7 +29,7 @@ from anyformer.transforms.fuse import fuse
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class StepMemory:
     """Bytes beside those of the weights and of the optimiser's moments."""
 
     kept: int  # at the end of the forward pass, for the backward pass; not gradients that a loss has made with itself
@@ -39,7 +39,7 @@ class Step:
 
 def run_step(
     model: TransformerModule, inputs: dict[str, Tensor], half: torch.dtype | None = None, recompute: bool = False
-) -> Step:
+) -> StepMemory:
     """A step of a model on meta; with `recompute` a layer's activations are computed again in the backward pass."""
     compute(model)
     fuse(model.train(), training=True)
@@ -48,7 +48,7 @@ def run_step(
         if isinstance(module, LMHeadModule) and type(module).cross_entropy is LMHeadModule.cross_entropy:
             module.scores = functools.partial(device.loss, module, model.spec.pair)  # type: ignore[method-assign]
         for layer in module.layers if recompute and isinstance(module, StackModule) else ():
-            layer.forward = functools.partial(_again, device, type(layer).forward, layer)
+            layer.forward = functools.partial(_recompute_layer, device, type(layer).forward, layer)
     with torch.device("meta"), graph_capture(), live:
         given = tree_map(torch.empty_like, inputs)
         with device:
@@ -56,10 +56,10 @@ def run_step(
             total = sum(v.float().sum() for v in tree_iter(dict(said)) if isinstance(v, Tensor) and v.requires_grad)
             del said
             device.forget()
-            kept, copies = live.now - device.slopes, sum(device.casts.values())
+            kept, copies = live.now - device.gradient_bytes, sum(device.casts.values())
             if isinstance(total, Tensor):
                 total.backward()
-    return Step(kept, copies, live.most)
+    return StepMemory(kept, copies, live.most)
 
 
 class Live(TorchDispatchMode):
@@ -79,23 +79,23 @@ class Live(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for value in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(value, Tensor):
-                self.born(value)
+                self.add(value)
         return out
 
-    def born(self, tensor: Tensor) -> None:
+    def add(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self.sizes and key not in self.known:
             self.sizes[key] = storage.nbytes()
             self.now += storage.nbytes()
             self.most = max(self.most, self.now)
-            weakref.finalize(storage, self.gone, key).atexit = False
+            weakref.finalize(storage, self.release, key).atexit = False
 
-    def gone(self, key: int) -> None:
+    def release(self, key: int) -> None:
         self.now -= self.sizes.pop(key, 0)
 
 
-def _again(device: Device, forward: Any, layer: nn.Module, x: Tensor, ctx: Any) -> Any:
+def _recompute_layer(device: Device, forward: Any, layer: nn.Module, x: Tensor, ctx: Any) -> Any:
     """A layer of which the inputs alone are kept: what the backward pass asks for is made when it does, up to the last
     that it needs."""
     made: dict[int, Tensor] = {}

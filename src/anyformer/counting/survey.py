@@ -59,11 +59,11 @@ def original(layer: nn.Module) -> nn.Module:
     return layer.__dict__["module"] if isinstance(layer, Like) else layer
 
 
-def everywhere(module: nn.Module, address: str = "", copy: str = "") -> Iterator[tuple[str, nn.Module, str]]:
+def walk_modules(module: nn.Module, address: str = "", copy: str = "") -> Iterator[tuple[str, nn.Module, str]]:
     """(address, module, the layer that stands for another it is in) of a surveyed model and all that is in it."""
     if isinstance(module, Like):
         module, copy = original(module), address
     yield address, module, copy
     for name, child in module._modules.items():
         if child is not None:
-            yield from everywhere(child, f"{address}.{name}" if address else name, copy)
+            yield from walk_modules(child, f"{address}.{name}" if address else name, copy)

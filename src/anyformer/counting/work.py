@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anyformer.counting.device import Device
-from anyformer.counting.survey import everywhere, original
+from anyformer.counting.survey import original, walk_modules
 from anyformer.kernels.recording import graph_capture
 from anyformer.models import Model
 from anyformer.models.base import TransformerModule
@@ -50,11 +50,11 @@ class Work:
         """With `causal`, without the products that a mask of the past throws away, as kernels that skip them do."""
         return {at: flops - causal * self.later.get(at, 0) for at, flops in self.products.items()}
 
-    def needed(self) -> int:
+    def needed_flops(self) -> int:
         """FLOPs without those of pairs that a mask hides: a window's other tokens, and the future."""
         return sum(self.products.values()) - sum(self.hidden.values())
 
-    def recomputed(self) -> int:
+    def recompute_bytes(self) -> int:
         """Bytes kept where a layer keeps its input alone, and is run again when its turn in the backward pass comes."""
         inside = [kept for _, kept in self.layers]
         return self.kept - sum(inside) + sum(given for given, _ in self.layers) + max(inside, default=0)
@@ -112,7 +112,7 @@ def measure(
             state = model.new_state()
             model(Call({**inputs, name: ids[:, 1:]}, state))
             inputs = {name: ids[:, :1]}
-        with ledger.watching(), ledger, device:
+        with ledger.watch(), ledger, device:
             said = model(Call(inputs, state))
     read = said.get("encoder_last_hidden_state") if model.spec.pair else None
     return Work(*ledger.sums, ledger.kept, tuple(ledger.layers), 0 if read is None else read.shape[1])
@@ -171,7 +171,7 @@ def empty_sums() -> Sums:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class LayerCost:
     """What a layer did."""
 
     sums: Sums
@@ -197,7 +197,7 @@ class Ledger(TorchDispatchMode):
         self.model, self.device, self.frames = model, device, [Frame()]
         self.sums = empty_sums()  # the first four of Work
         self.layers: list[tuple[int, int]] = []
-        self.runs: dict[Any, list[Run]] = {}  # of each kind of layer on each kind of input
+        self.runs: dict[Any, list[LayerCost]] = {}  # of each kind of layer on each kind of input
         # memory by its number, which is its own while it lives
         own = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
         self.held = {storage._cdata: storage for storage in own}
@@ -236,12 +236,12 @@ class Ledger(TorchDispatchMode):
     # -- modules ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
+    def watch(self) -> Iterator[None]:
         """While this lasts it is known which module runs, and what autograd keeps."""
         handles, layers = [], []
-        known = {module: address for address, module, _ in reversed([*everywhere(self.model)])}
+        known = {module: address for address, module, _ in reversed([*walk_modules(self.model)])}
         for module, address in known.items():
-            handles.append(module.register_forward_pre_hook(self.entering(address)))
+            handles.append(module.register_forward_pre_hook(self.enter_hook(address)))
             handles.append(module.register_forward_hook(self.leave))
             for i, layer in enumerate(module.layers if isinstance(module, StackModule) else ()):
                 names = known[original(layer)], f"{address}.layers.{i}"
@@ -256,7 +256,7 @@ class Ledger(TorchDispatchMode):
             for layer in layers:
                 del layer.forward
 
-    def entering(self, address: str) -> Callable[[nn.Module, Any], None]:
+    def enter_hook(self, address: str) -> Callable[[nn.Module, Any], None]:
         part = _part(self.model.spec, address)
 
         def enter(module: nn.Module, args: Any) -> None:
@@ -280,7 +280,7 @@ class Ledger(TorchDispatchMode):
         if len(runs) < 2 or not runs[1].same:
             outer, kept, self.sums = self.sums, self.kept, empty_sums()
             out = type(layer).forward(layer, x, ctx)
-            runs.append(Run(self.sums, self.kept - kept, out.shape == x.shape))
+            runs.append(LayerCost(self.sums, self.kept - kept, out.shape == x.shape))
             self.sums, self.kept = outer, kept
         for mine, more in zip(self.sums, runs[-1].sums, strict=True):
             for address, flops in more.items():

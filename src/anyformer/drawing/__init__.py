@@ -1,12 +1,11 @@
-"""Pictures of architectures, drawn from descriptions alone, in the manner of [Vaswani et al. 2017]: the stream runs
-from the bottom to the top, norms stand where they are applied, and a box says what its Part is and how many parameters
-it has.
+"""Pictures of architectures from their descriptions, in the style of [Vaswani et al. 2017]: the stream runs from bottom
+to top, norms are drawn where they are applied, and each box has the kind of its Part and the number of parameters.
 
-    words     what is said of a Part            text      how wide that is
-    reading   a description to an outline       outline   what there is to draw
-    compose   an outline to a figure            figure    shapes that are put together
+    words     name and phrases of a Part        text      width of text
+    reading   from description to outline       outline   the contents of a picture
+    compose   from outline to figure            figure    shapes and how they combine
     cards     the box of one Part               svg       figures as SVG
-    flow      how long the stream is            compare   two outlines side by side
+    flow      the length of the stream          compare   two outlines side by side
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from typing import Any
 from anyformer.checkpoint import spec as find
 from anyformer.counting import count
 from anyformer.drawing.compare import side_by_side
-from anyformer.drawing.compose import of_outline
+from anyformer.drawing.compose import draw_outline
 from anyformer.drawing.figure import Figure
-from anyformer.drawing.outline import Outline
+from anyformer.drawing.outline import ModelOutline
 from anyformer.drawing.reading import read
 from anyformer.drawing.svg import THEMES, Theme, to_svg
 from anyformer.models import Model
@@ -34,7 +33,7 @@ ENDINGS = (".svg", ".png", ".html")
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """A picture; a notebook shows it."""
+    """A picture. Notebooks display it."""
 
     title: str
     figure: Figure = dataclasses.field(repr=False)
@@ -46,7 +45,7 @@ class Drawing:
 
     @property
     def html(self) -> str:
-        """The picture as a page of its own."""
+        """The picture as an HTML page."""
         look = "body{margin:0;display:grid;place-items:center;min-height:100vh}svg{max-width:100%;max-height:100vh}"
         scheme = {"auto": "light dark"}.get(self.theme, self.theme)
         return (
@@ -55,7 +54,7 @@ class Drawing:
         )
 
     def save(self, path: str | Path) -> None:
-        """As .svg, .png or .html, by the ending of the name."""
+        """Save as .svg, .png or .html, by the suffix of the path."""
         ending = check_ending(path)
         if ending == ".png":
             Path(path).write_bytes(self.png())
@@ -63,9 +62,9 @@ class Drawing:
             Path(path).write_text(self.html if ending == ".html" else self.svg, encoding="utf-8")
 
     def png(self, scale: float = 2) -> bytes:
-        """So many pixels for each of the drawing's. Needs cairosvg."""
-        cairosvg = converter()
-        theme: Theme = "light" if self.theme == "auto" else self.theme  # a png cannot ask what the reader prefers
+        """The picture as PNG, with `scale` pixels per unit. Needs cairosvg."""
+        cairosvg = load_cairosvg()
+        theme: Theme = "light" if self.theme == "auto" else self.theme  # a PNG has one theme
         return cairosvg.svg2png(to_svg(self.figure, self.title, theme).encode(), scale=scale)
 
     def _repr_svg_(self) -> str:
@@ -73,38 +72,38 @@ class Drawing:
 
 
 def draw(*models: Any, theme: Theme = "auto", titles: Sequence[str] = ()) -> Drawing:
-    """The picture of a description, a model, or what a name, a file or a folder describes; of two, side by side with
-    what differs marked."""
+    """Draw a description or a model, given as object, name, file or folder; or two side by side with their differences
+    marked."""
     if theme not in THEMES:
         raise ValueError(f"no theme {theme!r}; {nearest(str(theme), THEMES)}")
     if not 1 <= len(models) <= 2:
-        raise ValueError(f"one description is drawn, or two side by side, not {len(models)}")
+        raise ValueError(f"draw takes one or two models, not {len(models)}")
     outlines = [outline(model, title) for model, title in zip(models, (*titles, "", ""))]
-    figure = of_outline(outlines[0]) if len(outlines) == 1 else side_by_side(*outlines)
+    figure = draw_outline(outlines[0]) if len(outlines) == 1 else side_by_side(*outlines)
     return Drawing(" and ".join(each.title for each in outlines), figure, theme)
 
 
-def outline(model: Any, title: str = "") -> Outline:
+def outline(model: Any, title: str = "") -> ModelOutline:
     if isinstance(model, (str, Path)):
         title = title or (Path(model).resolve().name if Path(model).exists() else str(model))
         model = find(model)
     spec = getattr(model, "spec", model)
     if not isinstance(spec, Model):
         kind = type(model).__name__
-        raise ValueError(f"a description or a model is drawn, or the name of one, not a {kind}")
+        raise ValueError(f"cannot draw a {kind}; give a description, a model, or the name of one")
     return read(spec, title or spec.architecture or spec.family or type(spec).__name__, count(spec))
 
 
 def check_ending(path: str | Path) -> str:
-    """The ending of a name that a picture can be saved under."""
+    """The suffix of a path, which must be one of .svg, .png and .html."""
     ending = Path(path).suffix.lower()
     if ending not in ENDINGS:
         raise ValueError(f"{path}: a drawing is saved as {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
     return ending
 
 
-def converter() -> Any:
-    """What makes a png of an SVG."""
+def load_cairosvg() -> Any:
+    """The module that converts SVG to PNG."""
     try:
         import cairosvg
     except (ImportError, OSError) as error:  # the package, or the library that it calls

@@ -1,4 +1,4 @@
-"""Cards: the box of one Part, with what is said of it and the Parts in it."""
+"""Cards: the box of one Part, with its phrases and the Parts in it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import dataclasses
 from collections.abc import Sequence
 
 from anyformer.drawing import text
-from anyformer.drawing.figure import PLAIN, PLUS, SMALL, Box, Figure, Line, Mark, Plus, Words
+from anyformer.drawing.figure import PLAIN, PLUS, SMALL, Box, Figure, Mark, Plus, Polyline, TextLine
 from anyformer.drawing.outline import Card, Fan
 
 PAD = 12.0  # between the edge of a card and its text
 LINE = 20.0  # from line to line
-NARROW, WIDE = 236.0, 400.0  # cards are no narrower, and text is broken rather than that they are wider
+NARROW, WIDE = 236.0, 400.0  # minimal and maximal width of a card; longer text is wrapped
 
 
-def natural(card: Card) -> float:
-    """The width at which no phrase has to be broken."""
+def natural_width(card: Card) -> float:
+    """The width at which no phrase has to be wrapped, within the limits."""
     phrases = max((text.width(phrase, SMALL) for phrase in card.phrases), default=0)
-    rows = max((natural(row) for row in card.rows), default=0)
+    rows = max((natural_width(row) for row in card.rows), default=0)
     width = max(NARROW, min(WIDE, max(title_width(card), phrases) + 2 * PAD), min(WIDE, rows + 2 * PAD))
-    while width < WIDE and len(text.wrapped(card.phrases, width - 2 * PAD, SMALL)) > 3:
+    while width < WIDE and len(text.wrap(card.phrases, width - 2 * PAD, SMALL)) > 3:
         width += 20
     return min(width, WIDE)
 
@@ -30,98 +30,102 @@ def title_width(card: Card) -> float:
     return text.width(card.title, SMALL if slim else PLAIN, not slim) + note
 
 
-def title_lines(card: Card, width: float) -> list[Words]:
-    """The title, broken where it must be, and the note at the right of its first line."""
+def title_lines(card: Card, width: float) -> list[TextLine]:
+    """The wrapped title, and the note at the right of its first line."""
     slim = card.role in ("norm", "row")
     size, bold = (SMALL, False) if slim else (PLAIN, True)
-    note = Words(width - PAD, 0, ((card.note, "note"),), SMALL, anchor="end")
+    note = TextLine(width - PAD, 0, ((card.note, "note"),), SMALL, anchor="end")
     room = (width - 2 * PAD - (note.width + 14 if card.note else 0)) / (text.BOLD if bold else 1)
-    kind = "differs" if card.title in card.marked else ""
-    lines = [Words(PAD, 0, ((line, kind),), size, bold) for line in text.broken(card.title, room, size)]
-    placed = [line.at(0, 22 + i * LINE) for i, line in enumerate(lines)]
-    return [*placed, *([note.at(0, 22)] if card.note else [])]
+    kind = "differs" if card.title in card.differing else ""
+    lines = [TextLine(PAD, 0, ((line, kind),), size, bold) for line in text.break_phrase(card.title, room, size)]
+    placed = [line.shift(0, 22 + i * LINE) for i, line in enumerate(lines)]
+    return [*placed, *([note.shift(0, 22)] if card.note else [])]
 
 
-def phrase_lines(card: Card, width: float, y: float) -> list[Words]:
-    found = []
-    for line in text.wrapped(card.phrases, width - 2 * PAD, SMALL):
+def phrase_lines(card: Card, width: float, y: float) -> list[TextLine]:
+    lines = []
+    for line in text.wrap(card.phrases, width - 2 * PAD, SMALL):
         spans: list[tuple[str, str]] = []
         for phrase in line:
-            whole = next((each for each in card.phrases if phrase in each and each in card.marked), None)
-            spans += [*([(" · ", "")] if spans else []), (phrase, "differs" if whole else "")]
-        found.append(Words(PAD, y, tuple(spans), SMALL))
+            differing = next((each for each in card.phrases if phrase in each and each in card.differing), None)
+            spans += [*([(" · ", "")] if spans else []), (phrase, "differs" if differing else "")]
+        lines.append(TextLine(PAD, y, tuple(spans), SMALL))
         y += LINE
-    return found
+    return lines
 
 
-def of_card(card: Card, width: float) -> Figure:
-    """A box with the title, what is said of it, and the Parts in it."""
+def draw_card(card: Card, width: float) -> Figure:
+    """A box with the title, the phrases, and the Parts in it."""
     words = title_lines(card, width)
     y = max(line.y for line in words)
-    told = phrase_lines(card, width, y + LINE)
-    y = (told[-1].y if told else y) + 9
+    phrases = phrase_lines(card, width, y + LINE)
+    y = (phrases[-1].y if phrases else y) + 9
     marks: list[Mark] = []
     if card.fan is not None:
-        fan = of_fan(card.fan, width)
-        marks += [mark.at(0, y) for mark in fan.marks]
+        fan = draw_fan(card.fan, width)
+        marks += [mark.shift(0, y) for mark in fan.marks]
         y += fan.height
-    for line in in_lines(card.rows, width - 2 * PAD):
+    for line in group_rows(card.rows, width - 2 * PAD):
         x, tall = PAD, 0.0
         for row in line:
             wide = width - PAD - x if row is line[-1] else title_width(row) + 2 * PAD
-            inner = of_card(row, wide)
-            marks += [mark.at(x, y) for mark in inner.marks]
+            inner = draw_card(row, wide)
+            marks += [mark.shift(x, y) for mark in inner.marks]
             x, tall = x + wide + 6, max(tall, inner.height)
         y += tall + 6
     height = y + (4 if card.rows or card.fan else 0)
-    box = Box(0, 0, width, height, f"{card.role} changed" if card.unlike else card.role, (*words, *told), card.address)
+    box = Box(
+        0, 0, width, height, f"{card.role} changed" if card.differs else card.role, (*words, *phrases), card.address
+    )
     ports = ((f"{card.port}:{card.address}", (0.0, 34.0)),) if card.port else ()
     return Figure(width, height, width / 2, (box, *marks), ports)
 
 
-def in_lines(rows: Sequence[Card], room: float) -> list[list[Card]]:
-    """Rows, of which those that have a title alone share a line where there is room."""
+def group_rows(rows: Sequence[Card], room: float) -> list[list[Card]]:
+    """Rows by line: rows with only a title share a line if there is room."""
     lines: list[list[Card]] = []
     for row in (dataclasses.replace(row, role="row", port="") for row in rows):
-        beside_it = lines[-1] if lines and not any(each.phrases or each.rows for each in (row, *lines[-1])) else []
-        if beside_it and sum(title_width(each) + 2 * PAD + 6 for each in (*beside_it, row)) <= room + 6:
-            beside_it.append(row)
+        neighbours = lines[-1] if lines and not any(each.phrases or each.rows for each in (row, *lines[-1])) else []
+        if neighbours and sum(title_width(each) + 2 * PAD + 6 for each in (*neighbours, row)) <= room + 6:
+            neighbours.append(row)
         else:
             lines.append([row])
     return lines
 
 
-def of_fan(fan: Fan, width: float) -> Figure:
-    """The router at the bottom, the experts above it, of which the active ones are full, and their sum."""
+def draw_fan(fan: Fan, width: float) -> Figure:
+    """The router at the bottom, the experts above it (the active ones filled), and their sum."""
     axis, router = width / 2, text.width(fan.router, SMALL) + 24
     shared = text.width("shared", SMALL) + 14 if fan.shared else 0.0
     labels = expert_labels(fan.experts, width - 2 * PAD - (shared + 12 if fan.shared else 0))
     side = expert_side(labels)
     order = sorted((i for i, label in enumerate(labels) if label), key=lambda i: (i * 5 + 1) % len(labels))
-    full = fan.active if len(labels) == fan.experts else min(fan.active, 2)  # where most are not shown, few of them
+    full = (
+        fan.active if len(labels) == fan.experts else min(fan.active, 2)
+    )  # if most experts are hidden, fill at most two
     active = {*order[:full]}
     boxes: list[Mark] = [Plus(axis, PLUS), inner_box(axis - router / 2, 90, router, "router", fan.router)]
-    lines: list[Mark] = [Line(((axis, 132), (axis, 118)), "fan on")]
+    lines: list[Mark] = [Polyline(((axis, 132), (axis, 118)), "fan on")]
     x = axis - (len(labels) * (side + 6) - 6 + (shared + 12 if fan.shared else 0)) / 2
     for i, label in enumerate(labels):
         middle, kind = x + side / 2, "on" if i in active else ""
         if label:
             boxes.append(inner_box(x, 34, side, f"expert {kind}".strip(), label))
-            lines.append(Line(((axis, 90), (middle, 62)), f"fan {kind}".strip()))
-            lines += [rising(middle, axis)] if kind else []
+            lines.append(Polyline(((axis, 90), (middle, 62)), f"fan {kind}".strip()))
+            lines += [line_to_sum(middle, axis)] if kind else []
         else:
-            boxes.append(Words(middle, 53, (("…", ""),), anchor="middle"))
+            boxes.append(TextLine(middle, 53, (("…", ""),), anchor="middle"))
         x += side + 6
-    if fan.shared:  # every token goes there, whatever the router says
+    if fan.shared:  # every token goes to the shared expert
         x += 6
         boxes.append(inner_box(x, 34, shared, "expert on", "shared"))
-        lines.append(Line(((axis, 126), (x + shared / 2, 126), (x + shared / 2, 62)), "fan on"))
-        lines.append(rising(x + shared / 2, axis))
+        lines.append(Polyline(((axis, 126), (x + shared / 2, 126), (x + shared / 2, 62)), "fan on"))
+        lines.append(line_to_sum(x + shared / 2, axis))
     return Figure(width, 130, axis, (*lines, *boxes))
 
 
 def expert_labels(experts: int, room: float) -> list[str]:
-    """Their numbers, with a gap ("") where there are too many to show."""
+    """The numbers of the experts, with a gap ("") if there are too many to show."""
     if experts <= 8 and len(all_of := [str(i + 1) for i in range(experts)]) * (expert_side(all_of) + 6) <= room:
         return all_of
     for shown in (4, 3, 2, 1):
@@ -136,10 +140,10 @@ def expert_side(labels: Sequence[str]) -> float:
 
 
 def inner_box(x: float, y: float, width: float, kind: str, label: str) -> Box:
-    words = Words(x + width / 2, y + 19, ((label, ""),), anchor="middle")
+    words = TextLine(x + width / 2, y + 19, ((label, ""),), anchor="middle")
     return Box(x, y, width, 28, kind, (words,), radius=5)
 
 
-def rising(x: float, axis: float) -> Line:
-    """From an expert to the sum."""
-    return Line(((x, 34), (axis, PLUS)) if abs(x - axis) < 1 else ((x, 34), (x, PLUS), (axis, PLUS)), "fan on")
+def line_to_sum(x: float, axis: float) -> Polyline:
+    """The line from an expert to the sum."""
+    return Polyline(((x, 34), (axis, PLUS)) if abs(x - axis) < 1 else ((x, 34), (x, PLUS), (axis, PLUS)), "fan on")

@@ -1,7 +1,7 @@
-"""Figures that are put together: marks at their places, a size, and the stream that runs through from bottom to top.
+"""Figures: marks with positions, a size, and the stream that runs through from bottom to top.
 
-A `Figure` knows nothing of models. Its stream enters at the bottom and leaves at the top, both at `axis`, and figures
-are put on top of each other, beside each other or into frames by functions that return new ones. Pixels, y downwards.
+A `Figure` does not depend on models. Its stream enters at the bottom and leaves at the top, both at `axis`. Functions
+stack figures, place them in a row or frame them, and return new ones. Units are pixels, y points down.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Sequence
 
 from anyformer.drawing import text
 
-ARROW = 9.0  # length of an arrow's head
+ARROW = 9.0  # length of an arrowhead
 PLUS = 11.0  # radius of the circle in which streams are added
-SMALL, PLAIN, LARGE, HUGE = 15.0, 16.0, 28.0, 30.0  # sizes of letters
+SMALL, PLAIN, LARGE, HUGE = 15.0, 16.0, 28.0, 30.0  # font sizes
 Point = tuple[float, float]
 Bounds = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 @dataclasses.dataclass(frozen=True)
-class Words:
+class TextLine:
     """One line of text; y is its baseline. Each span is (text, class)."""
 
     x: float
@@ -38,20 +38,20 @@ class Words:
         left = self.x - {"start": 0.0, "middle": self.width / 2, "end": self.width}[self.anchor]
         return left, self.y - 0.8 * self.size, left + self.width, self.y + 0.25 * self.size
 
-    def at(self, dx: float, dy: float) -> Words:
+    def shift(self, dx: float, dy: float) -> TextLine:
         return dataclasses.replace(self, x=self.x + dx, y=self.y + dy)
 
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """A rectangle with the text that stands in it; `tip` is shown where the pointer rests."""
+    """A rectangle with its text; `tip` is the tooltip."""
 
     x: float
     y: float
     width: float
     height: float
     kind: str
-    words: tuple[Words, ...] = ()
+    words: tuple[TextLine, ...] = ()
     tip: str = ""
     radius: float = 7.0
 
@@ -59,20 +59,20 @@ class Box:
     def bounds(self) -> Bounds:
         return self.x, self.y, self.x + self.width, self.y + self.height
 
-    def at(self, dx: float, dy: float) -> Box:
-        words = tuple(each.at(dx, dy) for each in self.words)
+    def shift(self, dx: float, dy: float) -> Box:
+        words = tuple(each.shift(dx, dy) for each in self.words)
         return dataclasses.replace(self, x=self.x + dx, y=self.y + dy, words=words)
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
-    """From point to point, with round corners; an arrow where it ends, if asked for."""
+class Polyline:
+    """A line through points with round corners, and an arrowhead at the end if `arrow`."""
 
     points: tuple[Point, ...]
     kind: str = "wire"
     arrow: bool = False
 
-    def at(self, dx: float, dy: float) -> Line:
+    def shift(self, dx: float, dy: float) -> Polyline:
         return dataclasses.replace(self, points=tuple((x + dx, y + dy) for x, y in self.points))
 
 
@@ -83,11 +83,11 @@ class Plus:
     x: float
     y: float
 
-    def at(self, dx: float, dy: float) -> Plus:
+    def shift(self, dx: float, dy: float) -> Plus:
         return Plus(self.x + dx, self.y + dy)
 
 
-Mark = Words | Box | Line | Plus
+Mark = TextLine | Box | Polyline | Plus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,25 +96,25 @@ class Figure:
     height: float
     axis: float  # x of the stream
     marks: tuple[Mark, ...] = ()
-    ports: tuple[tuple[str, Point], ...] = ()  # places that lines from elsewhere lead to, by name
-    open: bool = False  # begins with a line: what leads to it ends in no arrow
+    ports: tuple[tuple[str, Point], ...] = ()  # end points of lines from elsewhere, by name
+    open: bool = False  # begins with a line, so that no arrow leads to it
 
-    def at(self, dx: float, dy: float) -> tuple[tuple[Mark, ...], tuple[tuple[str, Point], ...]]:
-        """Its marks and ports at another place."""
+    def shift(self, dx: float, dy: float) -> tuple[tuple[Mark, ...], tuple[tuple[str, Point], ...]]:
+        """Shifted marks and ports."""
         ports = tuple((name, (x + dx, y + dy)) for name, (x, y) in self.ports)
-        return tuple(mark.at(dx, dy) for mark in self.marks), ports
+        return tuple(mark.shift(dx, dy) for mark in self.marks), ports
 
-    def having(self, *marks: Mark, ports: Sequence[tuple[str, Point]] = ()) -> Figure:
+    def add_marks(self, *marks: Mark, ports: Sequence[tuple[str, Point]] = ()) -> Figure:
         return dataclasses.replace(self, marks=(*self.marks, *marks), ports=(*self.ports, *ports))
 
-    def padded(self, left: float = 0, top: float = 0, right: float = 0, bottom: float = 0) -> Figure:
-        marks, ports = self.at(left, top)
+    def pad(self, left: float = 0, top: float = 0, right: float = 0, bottom: float = 0) -> Figure:
+        marks, ports = self.shift(left, top)
         size = self.width + left + right, self.height + top + bottom
         return Figure(*size, self.axis + left, marks, ports, self.open and not bottom)
 
 
-def upwards(figures: Sequence[Figure | str], gap: float = 16) -> Figure:
-    """One above the other, the first at the bottom, joined by arrows. A string between two is what flows there."""
+def stack_up(figures: Sequence[Figure | str], gap: float = 16) -> Figure:
+    """Stack figures, the first at the bottom, joined by arrows. A string between two labels the arrow."""
     left = max(each.axis for each in figures if isinstance(each, Figure))
     right = max(each.width - each.axis for each in figures if isinstance(each, Figure))
     marks: list[Mark] = []
@@ -126,31 +126,31 @@ def upwards(figures: Sequence[Figure | str], gap: float = 16) -> Figure:
             continue
         if last is not None:
             space = gap + (14 if label else 0)
-            marks.append(Line(((left, y), (left, y - space)), arrow=not each.open))
+            marks.append(Polyline(((left, y), (left, y - space)), arrow=not each.open))
             if label:
-                words = Words(left + 10, y - space / 2 + 5, ((label, "shape"),))
+                words = TextLine(left + 10, y - space / 2 + 5, ((label, "shape"),))
                 marks.append(words)
                 right = max(right, words.bounds[2] - left)
             y -= space
-        moved, there = each.at(left - each.axis, y - each.height)
-        marks.extend(moved)
-        ports.extend(there)
+        shifted, shifted_ports = each.shift(left - each.axis, y - each.height)
+        marks.extend(shifted)
+        ports.extend(shifted_ports)
         y, label, last = y - each.height, "", each
     first = next(each for each in figures if isinstance(each, Figure))
-    moved, there = Figure(0, 0, 0, tuple(marks), tuple(ports)).at(0, -y)
-    return Figure(left + right, -y, left, moved, there, first.open)
+    shifted, shifted_ports = Figure(0, 0, 0, tuple(marks), tuple(ports)).shift(0, -y)
+    return Figure(left + right, -y, left, shifted, shifted_ports, first.open)
 
 
-def beside(figures: Sequence[Figure], gap: float, axis: int | None = None) -> Figure:
-    """Side by side on one ground; the axis is in the middle, or that of one of them."""
+def place_in_row(figures: Sequence[Figure], gap: float, axis: int | None = None) -> Figure:
+    """Place figures side by side, aligned at the bottom; the axis is in the middle, or that of one figure."""
     height, x = max(each.height for each in figures), 0.0
     marks: list[Mark] = []
     ports: list[tuple[str, Point]] = []
     axes: list[float] = []
     for each in figures:
-        moved, there = each.at(x, height - each.height)
-        marks.extend(moved)
-        ports.extend(there)
+        shifted, shifted_ports = each.shift(x, height - each.height)
+        marks.extend(shifted)
+        ports.extend(shifted_ports)
         axes.append(x + each.axis)
         x += each.width + gap
     width = x - gap
@@ -158,54 +158,57 @@ def beside(figures: Sequence[Figure], gap: float, axis: int | None = None) -> Fi
 
 
 def plus(label: str = "") -> Figure:
-    """Two streams become one; the label, at its left, says how where it is no plain sum."""
-    words = Words(-PLUS - 6, PLUS + 5, ((label, ""),), anchor="end")
+    """The sum of two streams; the label at its left names the residual unless it is a plain sum."""
+    words = TextLine(-PLUS - 6, PLUS + 5, ((label, ""),), anchor="end")
     room = words.width + PLUS + 6 if label else PLUS
-    mark = [words.at(room, 0)] if label else []
+    mark = [words.shift(room, 0)] if label else []
     return Figure(room + PLUS, 2 * PLUS, room, (Plus(room, PLUS), *mark))
 
 
-def around(inner: Figure, label: str = "") -> Figure:
-    """A residual step: what comes in is added to what the inner figure made of it."""
-    fork = Figure(0, 6, 0, (Line(((0, 0), (0, 6))),), open=True)
-    whole = upwards([fork, inner, plus(label)], gap=13)
+def add_residual(inner: Figure, label: str = "") -> Figure:
+    """A residual step: a skip connection around the inner figure."""
+    fork = Figure(0, 6, 0, (Polyline(((0, 0), (0, 6))),), open=True)
+    whole = stack_up([fork, inner, plus(label)], gap=13)
     end, start = whole.height - 3, PLUS
     x = max(whole.axis + inner.width - inner.axis, whole.axis + PLUS) + 16
-    skip = Line(((whole.axis, end), (x, end), (x, start), (whole.axis + PLUS, start)), "skip", True)
-    return dataclasses.replace(whole, width=max(whole.width, x + 2)).having(skip)
+    skip = Polyline(((whole.axis, end), (x, end), (x, start), (whole.axis + PLUS, start)), "skip", True)
+    return dataclasses.replace(whole, width=max(whole.width, x + 2)).add_marks(skip)
 
 
 def split(branches: Sequence[Figure], kind: str = "wire", gap: float = 24, arrow: bool = True) -> Figure:
-    """The stream goes into each of the branches and comes together again."""
-    row = beside(branches, gap)
+    """Split the stream into branches and join them again."""
+    row = place_in_row(branches, gap)
     axes, x = [], 0.0
     for branch in branches:
         axes.append(x + branch.axis)
         x += branch.width + gap
     rise = 22.0
     axis = (axes[0] + axes[-1]) / 2
-    marks, ports = row.at(0, rise)
+    marks, ports = row.shift(0, rise)
     height = row.height + 2 * rise
     lines: list[Mark] = []
     for at, branch in zip(axes, branches, strict=True):
         turns = [(axis, height - 8), (at, height - 8)] if at != axis else []
-        lines.append(Line(((axis, height), *turns, (at, height - rise)), kind, arrow))
+        lines.append(Polyline(((axis, height), *turns, (at, height - rise)), kind, arrow))
         turns = [(at, 8.0), (axis, 8.0)] if at != axis else []
-        lines.append(Line(((at, rise + row.height - branch.height), *turns, (axis, 0)), kind))
+        lines.append(Polyline(((at, rise + row.height - branch.height), *turns, (axis, 0)), kind))
     return Figure(row.width, height, axis, (*lines, *marks), ports)
 
 
-def framed(inner: Figure, kind: str, pad: float = 16, tip: str = "") -> Figure:
-    """In a frame that the stream passes at its bottom and at its top."""
-    figure = inner.padded(pad, pad, pad, pad)
+def draw_frame(inner: Figure, kind: str, pad: float = 16, tip: str = "") -> Figure:
+    """Draw a frame around a figure; the stream crosses it at the bottom and at the top."""
+    figure = inner.pad(pad, pad, pad, pad)
     ends = (
-        Line(((figure.axis, figure.height), (figure.axis, figure.height - pad))),
-        Line(((figure.axis, pad), (figure.axis, 0))),
+        Polyline(((figure.axis, figure.height), (figure.axis, figure.height - pad))),
+        Polyline(((figure.axis, pad), (figure.axis, 0))),
     )
     frame = Box(0, 0, figure.width, figure.height, kind, (), tip, 12)
     return dataclasses.replace(figure, marks=(frame, *ends, *figure.marks))
 
 
-def lines_of(marks: Sequence[Mark]) -> list[Words]:
-    """Every line of text, in boxes and outside."""
-    return [words for mark in marks for words in ([mark] if isinstance(mark, Words) else getattr(mark, "words", ()))]
+def text_lines(marks: Sequence[Mark]) -> list[TextLine]:
+    """Every line of text, inside and outside of boxes."""
+    lines: list[TextLine] = []
+    for mark in marks:
+        lines += [mark] if isinstance(mark, TextLine) else mark.words if isinstance(mark, Box) else ()
+    return lines

@@ -1,4 +1,4 @@
-"""How long the stream is: a symbol where texts have any length, a number where the input has one size."""
+"""The length of the stream: a symbol for texts of any length, a number for inputs of one size."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MANY = 322_560  # tokens, samples or frames: many, with many divisors
 
 @dataclasses.dataclass(frozen=True)
 class Flow:
-    """What an embedding reads (a title, or several phrases), and how long what it makes of it is."""
+    """The inputs of an embedding (a title, or several phrases), and the length of its output."""
 
     title: str
     phrases: tuple[str, ...]
     note: str
     length: str
     grid: Layout | None = None
-    before: int = 0  # tokens that stand before the grid
+    before: int = 0  # tokens before the grid
 
     def shape(self, width: int) -> str:
         return f"{self.length} × {number(width)}"
@@ -44,19 +44,19 @@ class Flow:
             yield flow.shape(width), width
         if isinstance(part, Stages):
             for down in part.down:
-                flow, width = flow.stepped(down), down.out_width(width)
+                flow, width = flow.step_down(down), down.out_width(width)
                 yield flow.shape(width), width
         elif isinstance(part, Funnel):
             for i in range(1, len(part.stages)):
                 yield f"{self.length}/{2**i} × {number(width)}", width
 
-    def after(self, part: Part) -> Flow:
+    def after_part(self, part: Part) -> Flow:
         flow: Flow = self
         if isinstance(part, Stages):
             for down in part.down:
-                flow = flow.stepped(down)
+                flow = flow.step_down(down)
         elif isinstance(part, Stack):
-            flow = flow.stepped(part)
+            flow = flow.step_down(part)
         elif isinstance(part, Funnel) and part.top is None and len(part.stages) > 1:
             flow = dataclasses.replace(flow, length=f"{self.length}/{2 ** (len(part.stages) - 1)}")
         elif isinstance(part, Perceiver) and not part.by_token:
@@ -67,34 +67,34 @@ class Flow:
             flow = dataclasses.replace(flow, length=number(math.prod(grid)), grid=grid)
         return flow
 
-    def stepped(self, down: Part) -> Flow:
-        """After one step down from stage to stage."""
+    def step_down(self, down: Part) -> Flow:
+        """The flow after a downsampling Part."""
         coarser = getattr(down, "coarser", None)
         if self.grid is None or coarser is None:
             return self
         grid = coarser(self.grid)
-        return self if grid == self.grid else self.on(grid)
+        return self if grid == self.grid else self.with_grid(grid)
 
-    def on(self, grid: Layout) -> Flow:
+    def with_grid(self, grid: Layout) -> Flow:
         return dataclasses.replace(self, length=number(self.before + math.prod(grid)), grid=grid)
 
 
-def entering(part: Embedding, width: int, symbol: str, prefix: str = "") -> Flow:
-    """What an embedding reads and gives."""
+def embedding_flow(part: Embedding, width: int, symbol: str, prefix: str = "") -> Flow:
+    """The inputs and the output length of an embedding."""
     shapes = part.row(MANY, width)
     sides = {name: [symbol if side == MANY else number(side) for side in shape] for name, shape in shapes.items()}
     texts = {f"{prefix}{name}": " × ".join(each) for name, each in sides.items()}
     title, note = next(iter(texts.items()))
-    told: tuple[str, ...] = ()
+    phrases: tuple[str, ...] = ()
     if len(texts) > 1:
-        title, note, told = "inputs", "", tuple(f"{name} {shape}" for name, shape in texts.items())
+        title, note, phrases = "inputs", "", tuple(f"{name} {shape}" for name, shape in texts.items())
     given, many = part.vectors(MANY), any(MANY in shape for shape in shapes.values())
     length = in_terms(given, symbol) if many else number(given)
-    return Flow(title, told, note, length, getattr(part, "grid", None), getattr(part, "prefix", 0))
+    return Flow(title, phrases, note, length, getattr(part, "grid", None), getattr(part, "prefix", 0))
 
 
 def in_terms(given: int, symbol: str) -> str:
-    """So many vectors of MANY, as a multiple or a share of any number."""
+    """A count relative to MANY, as a multiple or a fraction of the symbol."""
     if given % MANY == 0:
         return symbol if given == MANY else f"{given // MANY} {symbol}"
     return f"{symbol}/{round(MANY / given)}"

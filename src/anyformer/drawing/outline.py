@@ -1,6 +1,6 @@
-"""What there is to draw of a description: cards, steps, layers and columns, in the order of the stream.
+"""The contents of a drawing: cards, steps, layers and columns, in the order of the stream.
 
-Nothing here has a place or a colour, and nothing asks which family a description is of.
+Nothing here has a position or a color, and nothing depends on the family.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 
 @dataclasses.dataclass(frozen=True)
 class Fan:
-    """Experts of which a token goes to a few."""
+    """The experts of a mixture-of-experts layer."""
 
     experts: int
     active: int
@@ -25,7 +25,7 @@ class Fan:
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """One Part: what stands in its box."""
+    """The contents of one Part's box."""
 
     address: str
     role: str
@@ -34,10 +34,10 @@ class Card:
     note: str = ""  # at the right of the title: parameters, or a shape
     rows: tuple[Card, ...] = ()  # Parts in it
     fan: Fan | None = None
-    port: str = ""  # what comes in from the side: "memory", "bias"
+    port: str = ""  # an input from the side: "memory", "bias"
     kind: str = ""  # of the Part
-    marked: frozenset[str] = frozenset()  # the phrases, or the title, that another one does not have
-    unlike: bool = False  # what is marked is more than numbers
+    differing: frozenset[str] = frozenset()  # phrases, or the title, that the other picture does not have
+    differs: bool = False  # in more than numbers
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -45,22 +45,22 @@ class Card:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
-    """One residual step, with the norms where they stand."""
+class ResidualStep:
+    """One residual step with its norms."""
 
     before: tuple[Card, ...]
     op: Card
     after: tuple[Card, ...]  # on the branch
     out: tuple[Card, ...]  # after the sum
-    join: str = ""  # how the two are added, where it is no plain sum
+    join: str = ""  # the residual, unless it is a plain sum
     normed_skip: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
-class Side:
+class ParallelSteps:
     """Steps side by side, added to one input."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ResidualStep, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Layer:
     """A kind of layer."""
 
     name: str
-    steps: tuple[Step | Side, ...]
+    steps: tuple[ResidualStep | ParallelSteps, ...]
     places: str  # which layers are of this kind
     note: str
 
@@ -82,87 +82,87 @@ class Layers:
     pattern: tuple[int, ...]  # from the first layer to the last, the number of its kind
     times: int
     notes: tuple[str, ...] = ()
-    shared: Card | None = None  # what all layers use
+    shared: Card | None = None  # a Part that all layers use
 
 
 @dataclasses.dataclass(frozen=True)
-class Added:
-    """Something that joins the stream from the side."""
+class AddedCard:
+    """A card that is added to the stream from the side."""
 
     card: Card
 
 
 @dataclasses.dataclass(frozen=True)
-class Around:
-    """Items that a copy of the stream goes past, to be added behind them."""
+class SkipGroup:
+    """Items with a skip connection around them."""
 
     items: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """Stacks one after another: folded in a column, and those that differ in more than numbers once in full."""
+    """Consecutive stacks: folded in a column, and one in full of those that differ in more than numbers."""
 
     items: tuple[Any, ...]
-    details: tuple[tuple[str, Layers], ...]  # what each is a layer of
+    details: tuple[tuple[str, Layers], ...]  # (title, layers)
 
 
 @dataclasses.dataclass(frozen=True)
-class Column:
-    """From an input upwards: cards, stacks, and strings that say what flows between two of them."""
+class StreamColumn:
+    """One column from an input upwards: cards, stacks, and strings with the shape between two of them."""
 
     items: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Outline:
+class ModelOutline:
     title: str
     about: str
-    columns: tuple[Column, ...]
-    top: tuple[Any, ...]  # what stands over all columns, where there are several that become one
-    pair: bool = False  # the last column looks at what the first made
+    columns: tuple[StreamColumn, ...]
+    top: tuple[Any, ...]  # items above all columns, if several columns join
+    pair: bool = False  # the last column attends to the output of the first
     ties: tuple[tuple[str, str], ...] = ()
 
 
-def every(kind: type[Item], node: Any) -> Iterator[Item]:
-    """All of this kind in an outline or a piece of one."""
+def every_node(kind: type[Item], node: Any) -> Iterator[Item]:
+    """All nodes of this kind in an outline or a part of one."""
     if isinstance(node, kind):
         yield node
     if isinstance(node, tuple):
         for item in node:
-            yield from every(kind, item)
+            yield from every_node(kind, item)
     elif dataclasses.is_dataclass(node) and not isinstance(node, type):
         for field in dataclasses.fields(node):
-            yield from every(kind, getattr(node, field.name))
+            yield from every_node(kind, getattr(node, field.name))
 
 
 def cards_in(node: Any) -> Iterator[Card]:
-    return every(Card, node)
+    return every_node(Card, node)
 
 
-def in_steps(node: Any) -> dict[str, str]:
-    """Address of each card in a layer -> its place there, by the number of the step, whatever that is called."""
-    found = {}
-    for layer in every(Layer, node):
+def step_positions(node: Any) -> dict[str, str]:
+    """Address of each card in a layer -> its position there, with the index of the step instead of its name."""
+    positions = {}
+    for layer in every_node(Layer, node):
         for i, step in enumerate(layer.steps):
             for card in cards_in(step):
                 _, _, rest = card.address.rpartition(".layers.")  # 3.attention.op
-                found[card.address] = f"{i}.{rest.split('.', 2)[2]}"
-    return found
+                positions[card.address] = f"{i}.{rest.split('.', 2)[2]}"
+    return positions
 
 
-def changed(node: Any, change: Callable[[Card], Card]) -> Any:
-    """The same with every card changed."""
+def map_cards(node: Any, change: Callable[[Card], Card]) -> Any:
+    """Apply a function to every card."""
     if isinstance(node, tuple):
-        return tuple(changed(item, change) for item in node)
+        return tuple(map_cards(item, change) for item in node)
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
-        fields = {field.name: changed(getattr(node, field.name), change) for field in dataclasses.fields(node)}
+        fields = {field.name: map_cards(getattr(node, field.name), change) for field in dataclasses.fields(node)}
         node = dataclasses.replace(node, **fields)
     return change(node) if isinstance(node, Card) else node
 
 
-def marked(node: Any, others: Any, key: Callable[[Card], str]) -> Any:
-    """With every text marked that no card of the others at the same place has."""
+def mark_differences(node: Any, others: Any, key: Callable[[Card], str]) -> Any:
+    """Mark every text that no card of `others` with the same key has."""
     known: dict[str, set[str]] = {}
     kinds: dict[str, set[str]] = {}
     for card in cards_in(others):
@@ -170,14 +170,14 @@ def marked(node: Any, others: Any, key: Callable[[Card], str]) -> Any:
         kinds.setdefault(key(card), set()).add(card.kind)
 
     def mark(card: Card) -> Card:
-        there = known.get(key(card), set())
-        other = card.kind not in kinds.get(key(card), ())  # another Part altogether: its name says it all
-        new = {card.title} if other else {text for text in card.texts if text not in there}
-        plain = {NUMBER.sub("#", text) for text in there}
-        unlike = any(NUMBER.sub("#", text) not in plain for text in new)
-        return dataclasses.replace(card, marked=frozenset(new), unlike=other or unlike)
+        texts = known.get(key(card), set())
+        other = card.kind not in kinds.get(key(card), ())  # another kind of Part: mark only its title
+        new = {card.title} if other else {text for text in card.texts if text not in texts}
+        plain = {NUMBER.sub("#", text) for text in texts}
+        differs = any(NUMBER.sub("#", text) not in plain for text in new)
+        return dataclasses.replace(card, differing=frozenset(new), differs=other or differs)
 
-    return changed(node, mark)
+    return map_cards(node, mark)
 
 
 NUMBER = re.compile(r"[\d.,]*\d[BKMT]?")

@@ -1,4 +1,4 @@
-"""Figures as SVG: plain shapes, text in the fonts that are there, light and dark."""
+"""Figures as SVG: plain shapes, system fonts, light and dark themes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import html
 from collections.abc import Iterator, Mapping
 from typing import Literal, get_args
 
-from anyformer.drawing.figure import ARROW, PLUS, Box, Figure, Line, Mark, Plus, Point, Words
+from anyformer.drawing.figure import ARROW, PLUS, Box, Figure, Mark, Plus, Point, Polyline, TextLine
 
 FONTS = "'Helvetica Neue',Helvetica,Arial,'Liberation Sans','DejaVu Sans',sans-serif"
 MARGIN = 28.0
-COLORED = ("skip", "memory", "tie", "bias")  # lines that have a colour of their own
+COLORED = ("skip", "memory", "tie", "bias")  # lines with their own color
 Theme = Literal["auto", "light", "dark"]
 THEMES: tuple[Theme, ...] = get_args(Theme)
 
-# role -> fill and edge, then what is drawn without a fill
+# role -> fill and edge, or one color
 LIGHT = {
     "ground": "#ffffff", "ink": "#1d2430", "faint": "#5a6473", "wire": "#2b3442", "skip": "#6b7686",
     "differs": "#c2185b", "memory": "#b4560e", "tie": "#8a5cc2", "bias": "#4d7f8f",
@@ -42,8 +42,8 @@ DARK = {
 
 
 def rules(colors: Mapping[str, str], scope: str) -> str:
-    """Style sheet of one theme, for what stands under `scope` alone: pages may hold several drawings."""
-    found = {
+    """The style sheet of one theme, limited to `scope`: a page can have several drawings."""
+    styles = {
         "text": f"font:15px {FONTS};fill:{colors['ink']}",
         ".note": f"fill:{colors['faint']}",
         ".shape": f"fill:{colors['faint']};font-style:italic",
@@ -58,15 +58,15 @@ def rules(colors: Mapping[str, str], scope: str) -> str:
     }
     dashes = {"memory": ";stroke-width:2.4", "tie": ";stroke-dasharray:2 5", "bias": ";stroke-dasharray:6 4"}
     for kind in COLORED:
-        found[f".line.{kind}"] = f"stroke:{colors[kind]}{dashes.get(kind, '')}"
+        styles[f".line.{kind}"] = f"stroke:{colors[kind]}{dashes.get(kind, '')}"
     for kind in ("wire", *COLORED):
-        found[f".head-{kind}"] = f"fill:{colors[kind]}"
+        styles[f".head-{kind}"] = f"fill:{colors[kind]}"
     for role, pair in colors.items():
         fill, _, edge = pair.partition(" ")
         if edge:
-            found[f".{role.replace(' ', '.')} > rect"] = f"fill:{fill};stroke:{edge}"
-    found[".changed > rect"] = f"stroke:{colors['differs']};stroke-width:2.5"
-    return "".join(f".{scope} {name}{{{look}}}" for name, look in found.items())
+            styles[f".{role.replace(' ', '.')} > rect"] = f"fill:{fill};stroke:{edge}"
+    styles[".changed > rect"] = f"stroke:{colors['differs']};stroke-width:2.5"
+    return "".join(f".{scope} {name}{{{look}}}" for name, look in styles.items())
 
 
 def style(theme: Theme) -> str:
@@ -85,7 +85,7 @@ def to_svg(figure: Figure, title: str, theme: Theme = "auto") -> str:
         f"<title>{html.escape(title)}</title><style>{style(theme)}</style>",
         f'<rect class="ground" width="{number(width)}" height="{number(height)}"/>',
     ]
-    marks = [mark.at(MARGIN, MARGIN) for mark in figure.marks]
+    marks = [mark.shift(MARGIN, MARGIN) for mark in figure.marks]
     marks.sort(key=lambda mark: ORDER.index(layer(mark)))  # frames lie below lines, and lines below cards
     return "\n".join([*lines, *(line for mark in marks for line in shape(mark)), "</svg>\n"])
 
@@ -97,7 +97,7 @@ def layer(mark: Mark) -> str:
     if isinstance(mark, Box):
         kind = mark.kind.split()[0]
         return kind if kind in ORDER else "inner" if kind in ("router", "expert", "row") else "card"
-    if isinstance(mark, Line):
+    if isinstance(mark, Polyline):
         return "fan" if mark.kind.startswith("fan") else "line"
     return "plus" if isinstance(mark, Plus) else "words"
 
@@ -108,7 +108,7 @@ def shape(mark: Mark) -> Iterator[str]:
         sides = {"x": mark.x, "y": mark.y, "width": mark.width, "height": mark.height, "rx": mark.radius}
         size = " ".join(f'{name}="{number(value)}"' for name, value in sides.items())
         yield f'<g class="box {mark.kind}">{tip}<rect {size}/>{"".join(map(words, mark.words))}</g>'
-    elif isinstance(mark, Words):
+    elif isinstance(mark, TextLine):
         yield words(mark)
     elif isinstance(mark, Plus):
         x, y, r = number(mark.x), number(mark.y), number(PLUS)
@@ -118,7 +118,7 @@ def shape(mark: Mark) -> Iterator[str]:
         yield from line(mark)
 
 
-def words(mark: Words) -> str:
+def words(mark: TextLine) -> str:
     style = "" if mark.size == 15 else f"font-size:{number(mark.size)}px;"
     style += "font-weight:bold" if mark.bold else ""
     look = f' style="{style}"' if style else ""
@@ -133,8 +133,8 @@ def words(mark: Words) -> str:
     return f'<text xml:space="preserve" {place}{anchor}{look}>{spans}</text>'
 
 
-def line(mark: Line, radius: float = 8) -> Iterator[str]:
-    """With round corners; the head of its arrow is a triangle of its own, which every reader of SVG draws."""
+def line(mark: Polyline, radius: float = 8) -> Iterator[str]:
+    """A path with round corners; the arrowhead is a separate triangle, which every SVG viewer draws."""
     points = [*mark.points]
     if mark.arrow:
         (x, y), (px, py) = points[-1], points[-2]
@@ -156,7 +156,7 @@ def line(mark: Line, radius: float = 8) -> Iterator[str]:
 
 
 def toward(corner: Point, other: Point, radius: float) -> Point:
-    """The point so far from the corner, or half way."""
+    """The point at this distance from the corner, at most half way."""
     dx, dy = other[0] - corner[0], other[1] - corner[1]
     length = max((dx * dx + dy * dy) ** 0.5, 1e-6)
     share = min(radius / length, 0.5)

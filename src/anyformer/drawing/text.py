@@ -1,21 +1,21 @@
-"""How wide text is, without a font at hand: widths that no usual sans-serif font exceeds."""
+"""The width of text without a font: upper bounds for the usual sans-serif fonts."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
 
-# in ems, rounded up from DejaVu Sans, the widest of the fonts that a browser is asked for
+# in ems, rounded up from DejaVu Sans, the widest font in the list
 CLASSES = {
     0.3: "'IJijl", 0.35: " \xa0,./:;\\|·", 0.4: "()-[]ft", 0.45: "!r", 0.5: '"*_`–', 0.55: "?csz", 0.6: "FLkvxy",
     0.65: "$0123456789EPSTYabdeghnopqu{}", 0.7: "ABCKRVXZ", 0.75: "NU", 0.8: "&DGHOQ", 0.85: "#+<=>^w~×→", 0.9: "M",
 }  # fmt: skip
 WIDTHS = {letter: width for width, letters in CLASSES.items() for letter in letters}
-BOLD = 1.2  # of a bold letter to a plain one
+BOLD = 1.2  # width of a bold letter relative to a plain one
 
 
 def width(text: str, size: float, bold: bool = False) -> float:
-    """At most so many pixels."""
+    """An upper bound in pixels."""
     return sum(map(_ems, text)) * size * (BOLD if bold else 1)
 
 
@@ -24,11 +24,10 @@ def _ems(letter: str) -> float:
     return known if known is not None else 1.1 if unicodedata.east_asian_width(letter) in "WF" else 1.0
 
 
-def wrapped(phrases: Sequence[str], room: float, size: float, between: str = " · ") -> list[list[str]]:
-    """Lines of phrases, as many in each as there is room for; one that is too long by itself is broken at its spaces,
-    and where it has none, anywhere."""
+def wrap(phrases: Sequence[str], room: float, size: float, between: str = " · ") -> list[list[str]]:
+    """Wrap phrases into lines. A phrase that is too long is broken at spaces, or anywhere if it has none."""
     lines: list[list[str]] = []
-    for piece in (piece for phrase in phrases for piece in broken(phrase, room, size)):
+    for piece in (piece for phrase in phrases for piece in break_phrase(phrase, room, size)):
         if lines and width(between.join([*lines[-1], piece]), size) <= room:
             lines[-1].append(piece)
         else:
@@ -36,8 +35,8 @@ def wrapped(phrases: Sequence[str], room: float, size: float, between: str = " �
     return lines
 
 
-def broken(phrase: str, room: float, size: float) -> list[str]:
-    """A phrase in pieces that fit."""
+def break_phrase(phrase: str, room: float, size: float) -> list[str]:
+    """Break a phrase into pieces that fit."""
     pieces: list[str] = []
     room += 1e-6
     for word in phrase.split(" "):

@@ -1,4 +1,4 @@
-"""What a picture says of a Part: its name and a few short phrases, by rules over its class and fields alone.
+"""The name of a Part and short phrases about it, from its class and fields.
 
 >>> from anyformer.parts.feedforward.mlp import GatedMLP
 >>> name(GatedMLP(width=256)), phrases(GatedMLP(width=256), 64)
@@ -17,34 +17,34 @@ from anyformer.parts.op import Op, Reshaping
 from anyformer.runtime.mask import Mask, Several
 from anyformer.specs.part import Part, default_values, hints, slot_types, values_in
 
-# fields that change no shape and no wiring: chances, roundings, first values, bookkeeping of published checkpoints
-UNSAID = re.compile(
+# fields without effect on shapes and wiring: dropout, eps, initial values, bookkeeping of published checkpoints
+OMITTED = re.compile(
     r"(^|_)(dropout|drop|path|eps|momentum|start|jitter|balance|float32|dtype|shown|index|token|stored|offset)$"
 )
 NBSP = "\N{NO-BREAK SPACE}"
-SHOWN = ("activation",)  # also where they are at their default
+ALWAYS = ("activation",)  # shown even at the default
 
 
 def name(part: Part) -> str:
-    """The kind in words, and the other name by which it is known with these fields: "Latent Attention (MLA)"."""
+    """The kind in words, and another name of it with these fields: "Latent Attention (MLA)"."""
     words = in_words(type(part).__name__, part)
-    other, _ = also(part)
+    other, _ = known_name(part)
     if other and words.lower() in other.lower():  # self-attention
         return other[0].upper() + other[1:]
-    if not other or other.lower() in words.lower() or not (isinstance(part, Op) or said(part)):
+    if not other or other.lower() in words.lower() or not (isinstance(part, Op) or fields_in_name(part)):
         return words
     return f"{words} ({other})"
 
 
 def in_words(kind: str, part: Part | None = None) -> str:
-    """LatentAttention -> Latent Attention; LayerNorm and RMSNorm are words already."""
+    """LatentAttention -> Latent Attention; LayerNorm and RMSNorm stay."""
     if isinstance(part, Norm):
         return kind
     return re.sub(r"(?<=[a-z])(?=[A-Z][a-z]|[A-Z]{2})|(?<=[A-Z])(?=[A-Z][a-z])", " ", kind)
 
 
-def also(part: Part) -> tuple[str, dict[str, Any]]:
-    """The name among `called` that says most of this Part, with the fields that make it so."""
+def known_name(part: Part) -> tuple[str, dict[str, Any]]:
+    """The most specific name in `called` that fits this Part, and the fields it implies."""
     best: tuple[int, str, dict[str, Any]] = (-1, "", {})
     for other in type(part).called:
         text, _, how = other.partition(" (")
@@ -53,17 +53,17 @@ def also(part: Part) -> tuple[str, dict[str, Any]]:
         loose = {field for field in wanted if _set(part, field) and _literal(wanted[field]) is ...}
         if len(exact) + len(loose) == len(wanted):
             rank = 2 * len(exact) + len(loose)
-            best = max(best, (rank, text, exact), key=lambda found: found[0])
+            best = max(best, (rank, text, exact), key=lambda candidate: candidate[0])
     return best[1], best[2]
 
 
-def said(part: Part) -> dict[str, Any]:
-    """The fields whose values the name already says."""
-    return also(part)[1]
+def fields_in_name(part: Part) -> dict[str, Any]:
+    """The fields whose values the name implies."""
+    return known_name(part)[1]
 
 
 def _literal(text: str) -> Any:
-    """The value that `called` writes; ... where any that is not the default will do ("skip=alpha")."""
+    """The value written in `called`; ... if any value but the default fits ("skip=alpha")."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -83,65 +83,64 @@ def _set(part: Part, field: str) -> bool:
 
 
 def phrases(part: Part, width: int, apart: tuple[Part, ...] = ()) -> list[str]:
-    """What its fields say, the most telling first. Parts in `apart` are drawn by themselves."""
+    """Phrases for the fields of a Part, sizes first. Parts in `apart` have their own cards."""
     sizes, parts, others = [], [], []
-    known, defaults = said(part), default_values(type(part))
+    known, defaults = fields_in_name(part), default_values(type(part))
     for field, value in part.items():
         nothing = value is None or (value in (0, ()) and value is not False)
-        if nothing or field in known or UNSAID.search(field) or value in apart:
+        if nothing or field in known or OMITTED.search(field) or value in apart:
             continue
         mixes, default = isinstance(part, Op), defaults.get(field)
         if isinstance(value, Part):
-            parts += [inside(field, value, part, width)] if value != default or isinstance(value, Mask) else []
+            parts += [describe_part(field, value, part, width)] if value != default or isinstance(value, Mask) else []
         elif isinstance(value, bool):
             words = field_words(field) if value else f"no {field_words(field)}"
             others += [words] if mixes and value != default else []
         elif isinstance(value, int):
-            sizes += [] if value == default and not mixes else [sized(field, value, part, width)]
+            sizes += [] if value == default and not mixes else [describe_int(field, value, part, width)]
         elif isinstance(value, float):
             others += [f"{field_words(field)} {number(value)}"] if value != default else []
         elif isinstance(value, str):
-            others += [stringed(field, value)] if value != default or field in SHOWN else []
+            others += [describe_str(field, value)] if value != default or field in ALWAYS else []
         elif isinstance(value, tuple) and value != default and not any(isinstance(v, str) for v in value):
-            sizes += [f"{field_words(field)} {listed(value)}"] if not _holds_parts(value) else []
-    found = [*sizes, *parts, *others]
-    return [phrase for phrase in dict.fromkeys(found) if phrase]
+            sizes += [f"{field_words(field)} {describe_tuple(value)}"] if not _holds_parts(value) else []
+    return [phrase for phrase in dict.fromkeys((*sizes, *parts, *others)) if phrase]
 
 
-def sized(field: str, value: int, part: Part, width: int) -> str:
-    """A whole number with what it counts."""
+def describe_int(field: str, value: int, part: Part, width: int) -> str:
+    """A phrase for an integer field."""
     out = part.out_width(width) if isinstance(part, Reshaping) else width
     if field == "num_heads":
         each = getattr(part, "head_width", None) or (out // value if out % value == 0 else None)
-        heads = counted(value, "heads")
+        heads = plural(value, "heads")
         return f"{heads} × {each}" if each and isinstance(part, Op) else heads
     if field == "head_width" and hasattr(part, "num_heads"):
         return ""
     if field == "width" and isinstance(part, Op):
         return f"{width} → {value} → {out}".replace(" ", NBSP)
     if field == "out" and isinstance(part, Reshaping):
-        return ""  # the wire behind it says so
+        return ""  # shown at the output
     if field.startswith("num_"):
-        return counted(value, field_words(field[4:]))
+        return plural(value, field_words(field[4:]))
     return f"{field_words(field)} {number(value)}"
 
 
-def counted(value: int, what: str) -> str:
-    return f"{number(value)} {what if value != 1 else what.removesuffix('s')}"
+def plural(value: int, noun: str) -> str:
+    return f"{number(value)} {noun if value != 1 else noun.removesuffix('s')}"
 
 
 def field_words(field: str) -> str:
     return field.replace("_", " ").replace("kv ", "KV ")
 
 
-def stringed(field: str, value: str) -> str:
-    if field in SHOWN:
+def describe_str(field: str, value: str) -> str:
+    if field in ALWAYS:
         return value.replace("_", " ") if value != "identity" else ""
     return f"{field_words(field)} {value}" if value else f"no {field_words(field)}"
 
 
-def listed(values: tuple[Any, ...]) -> str:
-    """(16, 16) -> 16 × 16, and so of a video's three sides; longer ones as they are, what repeats once"""
+def describe_tuple(values: tuple[Any, ...]) -> str:
+    """(16, 16) -> 16 × 16, also for three values; longer tuples as a list, a repeated value once."""
     if len(values) in (2, 3):
         return " × ".join(map(number, values))
     if len({*values}) == 1:
@@ -155,26 +154,33 @@ def number(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
 
 
-def inside(field: str, part: Part, owner: Part, width: int) -> str:
-    """A Part in a Part, in a few words."""
+def describe_part(field: str, part: Part, owner: Part, width: int) -> str:
+    """A phrase for a Part in a Part."""
     if isinstance(part, Mask):
-        return f"{masked(part)} mask"
-    told = [phrase for phrase in phrases(part, width) if phrase not in phrases_of_heads(owner)]
-    slots = [hint for hint in hints(type(owner)).values() if type(part) in slot_types(hint)]  # several: the field tells
-    text = ", ".join([field_words(field) if len(slots) > 1 else name(part), *told[:2]])
+        return f"{describe_mask(part)} mask"
+    others = [phrase for phrase in phrases(part, width) if phrase not in phrases_of_heads(owner)]
+    # with several slots of this kind the field name tells them apart
+    slots = [hint for hint in hints(type(owner)).values() if type(part) in slot_types(hint)]
+    text = ", ".join([field_words(field) if len(slots) > 1 else name(part), *others[:2]])
     return f"{field_words(field)}: {text}" if isinstance(part, Norm) else text
 
 
 def phrases_of_heads(owner: Part) -> set[str]:
     heads = getattr(owner, "num_heads", None)
-    return {counted(heads, "heads")} if heads else set()
+    return {plural(heads, "heads")} if heads else set()
 
 
-def masked(mask: Part) -> str:
+def describe_mask(mask: Part) -> str:
     """Causal & Window 512"""
     if isinstance(mask, Several):
-        return mask.sign.join(f"({masked(m)})" if isinstance(m, Several) else masked(m) for m in mask.masks)
-    words = [f"not {masked(v)}" if isinstance(v, Part) else number(v) for _, v in values_in(mask, "") if v is not False]
+        return mask.sign.join(
+            f"({describe_mask(m)})" if isinstance(m, Several) else describe_mask(m) for m in mask.masks
+        )
+    words = [
+        f"not {describe_mask(v)}" if isinstance(v, Part) else number(v)
+        for _, v in values_in(mask, "")
+        if v is not False
+    ]
     return " ".join([in_words(type(mask).__name__), *words])
 
 
@@ -191,7 +197,7 @@ def short(count: int) -> str:
 
 
 def runs(values: tuple[Any, ...]) -> Iterator[tuple[Any, int, int]]:
-    """(value, first place, last place) of what stands together."""
+    """(value, first index, last index) of runs of equal values."""
     first = 0
     for place in range(1, len(values) + 1):
         if place == len(values) or values[place] != values[first]:

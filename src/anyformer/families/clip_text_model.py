@@ -3,6 +3,7 @@ text. `clip.py` compares its vectors with those of images."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from anyformer.families.base.family import Family
@@ -20,6 +21,7 @@ from anyformer.parts.init import Initializer, Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
 from anyformer.runtime.mask import Causal
+from anyformer.specs.part import Table
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -30,7 +32,7 @@ NORM = LayerNorm(eps=1e-5)
 
 
 def init(
-    width: int, depth: int, factor: float = 1.0, other: float = 0.02, **more: Initializer
+    width: int, depth: int, factor: float = 1.0, other: float = 0.02, more: Mapping[str, Initializer] = Table()
 ) -> dict[str, Initializer]:
     """Narrower where many layers add up, as published."""
     deep = Normal(std=width**-0.5 * max(2 * depth, 1) ** -0.5 * factor)

@@ -39,7 +39,7 @@ TEMPLATE = EncoderModel(
         ),
         shows="stream",
     ),
-    init=init(768, 12, **{"embedding.prefix": Normal(std=768**-0.5)}),
+    init=init(768, 12, more={"embedding.prefix": Normal(std=768**-0.5)}),
 )
 POOL = Pool(take="first", norm=NORM)
 
@@ -47,7 +47,7 @@ POOL = Pool(take="first", norm=NORM)
 def image_init(c: Config) -> dict[str, Initializer]:
     first = Normal(std=c.hidden_size**-0.5 * c.initializer_factor)
     sizes = c.hidden_size, c.num_hidden_layers, c.initializer_factor, c.initializer_range
-    return init(*sizes, **{"embedding.prefix": first})
+    return init(*sizes, more={"embedding.prefix": first})
 
 
 def initializer_range(spec: Model) -> float:

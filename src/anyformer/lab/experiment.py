@@ -1,10 +1,9 @@
-"""An experiment is a file in experiments/: what is tried, what is measured, one plot and one claim that is checked.
+"""An experiment is a file in experiments/ with trials, measurements, one plot and one claim that is checked.
 
-It has FORMS, of growing cost, `trials(...)` which takes a form's values, `work(values, place)` which does one trial and
-gives rows, `claim(rows)` and `plot(rows)`; its first line says what it shows. A training that diverged leaves a row
-that says "failed" and nothing else: where that is no result (DIVERGES), nothing is judged. Files whose names begin with
-_ are shared by several.
-"""
+It has FORMS of growing cost; `trials(...)`, which takes a form's values; `work(values, place)`, which runs one trial
+and returns rows; `claim(rows)` and `plot(rows)`. The first line of its docstring says what it shows. A diverged
+training gives one row with "failed": unless the module sets DIVERGES, the claim is then not checked. Files whose names
+start with _ are shared by several experiments."""
 
 from __future__ import annotations
 
@@ -23,12 +22,12 @@ from anyformer.kernels.hardware import device as device_of
 from anyformer.lab.experiments import experiment
 from anyformer.lab.trials import Place, Row, Trial, Trials, Values, plain, write
 
-USUAL = {"cpu": 2.0, "cuda": 4.0}  # minutes, unless a budget is given
+DEFAULT_BUDGET = {"cpu": 2.0, "cuda": 4.0}  # minutes
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """One size of an experiment: about how many minutes it takes, and what `trials` is given for it."""
+    """One size of an experiment: about how many minutes it takes, and the arguments of `trials`."""
 
     cpu: float  # on two cores
     cuda: float  # on one GPU
@@ -40,14 +39,14 @@ class Form:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Whether a claim holds, and the figures that say so."""
+    """Whether a claim holds, and the figures behind it."""
 
     holds: bool
     figures: Mapping[str, Any]
 
 
 class Experiment(Protocol):
-    """What a file of experiments/ has."""
+    """The interface of a module in experiments/."""
 
     __doc__: str
     CLAIM: str
@@ -59,26 +58,26 @@ class Experiment(Protocol):
     def plot(self, rows: Sequence[Row]) -> Any: ...
 
 
-def chosen(name: str, kind: str, budget: float | None = None) -> str:
-    """The largest form of an experiment that a budget of minutes is enough for on such a device."""
+def choose_form(name: str, kind: str, budget: float | None = None) -> str:
+    """The largest form of an experiment that fits a budget of minutes on this kind of device."""
     if budget is not None and not 0 < budget < math.inf:
-        raise ValueError(f"--budget is {budget:g} minutes; there is nothing to see without any")
+        raise ValueError(f"--budget: {budget:g} minutes; it must be above 0 and finite")
     forms = experiment(name).FORMS
     least = min(forms.values(), key=lambda form: form.minutes(kind)).minutes(kind)
     if budget is not None and budget < least:
         raise ValueError(f"--budget {budget:g}: the smallest form of {name} takes about {least:g} minutes here")
-    fits = [form for form, each in forms.items() if each.minutes(kind) <= (budget or max(USUAL[kind], least))]
+    fits = [form for form, each in forms.items() if each.minutes(kind) <= (budget or max(DEFAULT_BUDGET[kind], least))]
     return max(fits, key=lambda form: forms[form].minutes(kind))
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What is in the folder of an experiment once it ran."""
+    """The result of an experiment."""
 
     name: str
     form: str
     claim: str
-    holds: bool | None  # None while trials are left
+    holds: bool | None  # None while trials remain
     figures: Mapping[str, Any]
     done: int
     trials: int
@@ -98,11 +97,11 @@ def perform(
     data: str | None = None,
     tell: Callable[[str], object] = lambda line: None,
 ) -> Outcome:
-    """Runs a form of an experiment, or goes on with it: results.jsonl, claim.json and plot.png are in its folder."""
+    """Run a form of an experiment, or continue it. Writes results.jsonl, claim.json and plot.png into its folder."""
     begin, place = time.monotonic(), device_of(device)
     each = experiment(name)
     if data is not None and "data" not in inspect.signature(each.trials).parameters:
-        raise ValueError(f"--data: {name} learns from no text but its own")
+        raise ValueError(f"--data: {name} generates its own data; leave --data out")
     check_data(data)
     given = each.FORMS[form].values | ({} if data is None else {"data": data})
     every = Trials(each.trials(**given), each.work, folder, str(place))
@@ -110,13 +109,13 @@ def perform(
     more = f" (larger: {', '.join(larger)})" if larger else ""
     tell(f"{name}, the {form} form{more}, in {folder}")
     until = begin + 60 * budget if budget is not None else math.inf
-    rows = every.perform(at_once(place.type, jobs), on, until, tell)
+    rows = every.perform(default_jobs(place.type, jobs), on, until, tell)
     total = len(every.trials)
-    done = total - len(every.left)
+    done = total - len(every.remaining)
     failed = {row["trial"]: row["failed"] for row in rows if "failed" in row and not getattr(each, "DIVERGES", False)}
     verdict = None
     if failed:
-        verdict = Verdict(False, {f"diverged, so that nothing is judged: {name}": why for name, why in failed.items()})
+        verdict = Verdict(False, {f"diverged, claim not checked: {name}": why for name, why in failed.items()})
     elif done == total:
         verdict = each.claim(rows)
     outcome = Outcome(
@@ -130,27 +129,27 @@ def perform(
         place.type,
         folder,
     )
-    told = {field: value for field, value in dataclasses.asdict(outcome).items() if field != "folder"}
-    told["figures"] = {field: plain(value) for field, value in outcome.figures.items()}
-    write(folder / "claim.json", json.dumps(told, indent=1) + "\n")
+    content = {field: value for field, value in dataclasses.asdict(outcome).items() if field != "folder"}
+    content["figures"] = {field: plain(value) for field, value in outcome.figures.items()}
+    write(folder / "claim.json", json.dumps(content, indent=1) + "\n")
     if done == total and not failed:
         draw(each.plot, rows, folder / "plot.png", tell)
     return outcome
 
 
 def check_data(path: str | None) -> None:
-    """ValueError where there are no such texts: said once, before each trial would find out."""
+    """ValueError if the path has no text, before any trial starts."""
     if path is not None and not any(row.example for row in TextFiles(path=path, unit="paragraph").raw()):
-        raise ValueError(f"--data {path}: there is no text in it")
+        raise ValueError(f"--data {path}: it has no text")
 
 
-def at_once(kind: str, jobs: int | None) -> int:
-    """How many trials unless said: one a core, on a GPU no more than 8."""
+def default_jobs(kind: str, jobs: int | None) -> int:
+    """`jobs`, or by default one per core, at most 8 on a GPU."""
     return jobs or min(os.cpu_count() or 1, 8 if kind == "cuda" else 2**10)
 
 
 def draw(plot: Callable[[Sequence[Row]], Any], rows: Sequence[Row], path: Path, tell: Callable[[str], object]) -> None:
-    """The picture, where matplotlib is there."""
+    """Save the plot, if matplotlib is installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:

@@ -15,7 +15,7 @@ from anyformer.counting import count
 from anyformer.data import Data, Held, PythonDocs
 from anyformer.families import names
 from anyformer.kernels.hardware import device as device_of
-from anyformer.lab.experiment import at_once, draw
+from anyformer.lab.experiment import default_jobs, draw
 from anyformer.lab.trials import Place, Row, Trial, Trials, Values, write
 from anyformer.look import figures
 from anyformer.models import Model
@@ -26,13 +26,13 @@ from anyformer.train.progress import read_metrics
 from anyformer.train.run import Run, read_run
 from anyformer.train.start import check_suits
 
-BASE = "run.json"  # in the grid's folder: what every trial changes
-MOST = 100_000  # trainings of a grid
+BASE = "run.json"  # in the grid's folder: the run that every trial changes
+MOST = 100_000  # trainings in a grid
 
 
-def described(name: str, data: str = "data") -> Run:
-    """A recipe, a run.json or a run's folder; of a name of the zoo, a training on the documentation and the library of
-    the Python that runs."""
+def base_run(name: str, data: str = "data") -> Run:
+    """The run of a recipe, a run.json or a run's folder; for a name from the zoo, a training on the documentation and
+    the library of the running Python."""
     path = Path(name).expanduser()
     if path.suffix == ".json" or path.is_dir():
         return read_run(path / "run.json" if path.is_dir() else path)
@@ -44,7 +44,7 @@ def described(name: str, data: str = "data") -> Run:
 
 
 def values_of(text: str) -> tuple[str, list[Any]]:
-    """PATH=A,B,..., each JSON where it is JSON, else text."""
+    """Parse PATH=A,B,...; a value that is not JSON is text."""
     path, equals, values = text.partition("=")
     if not path or not equals or not values:
         raise ValueError(f"--set takes PATH=VALUE,VALUE,..., got {text!r}")
@@ -61,35 +61,37 @@ def _json(text: str) -> Any:
         return text
 
 
-class Grid:
-    """The runs of a grid. An address that is none of a run is one of its model: `decoder.depth`."""
+class GridSearch:
+    """The runs of a grid. An address that is not a field of the run belongs to its model: `decoder.depth`."""
 
     def __init__(
         self, base: Run, settings: Mapping[str, Sequence[Any]], seeds: int = 1, steps: int | None = None
     ) -> None:
         if seeds < 1:
-            raise ValueError(f"--seeds is {seeds}; there is nothing to see without any")
+            raise ValueError(f"--seeds: {seeds}; it must be at least 1")
         same_end = {"evaluate.patience": None}  # runs are compared after the same number of steps
         self.base = override(base, same_end if steps is None else {**same_end, "steps": steps})
         self.settings, self.seeds = dict(settings), seeds
         if "seed" in settings:
-            raise ValueError("--set seed: --seeds N trains every combination with the seeds from 0 on")
+            raise ValueError("--set seed: use --seeds N, which trains every combination with the seeds 0 to N - 1")
         number = math.prod(map(len, settings.values())) * seeds
         if number > MOST:
-            raise ValueError(f"these values and seeds are {number:,} trainings; a grid has at most {MOST:,}")
-        self.labels = {path: labelled(path, values) for path, values in settings.items()}
+            raise ValueError(f"these values and seeds give {number:,} trainings; a grid has at most {MOST:,}")
+        self.labels = {path: value_labels(path, values) for path, values in settings.items()}
         self.trials: list[Trial] = []
         for values in itertools.product(*settings.values()):
             changes = dict(zip(settings, values))
-            shown = ",".join(f"{path.rpartition('.')[2]}={label}" for path, label in self.shown(changes)) or "as-is"
-            run = changed(self.base, {**changes, "seed": 0})  # a change that does not apply is told before any training
+            name = (
+                ",".join(f"{path.rpartition('.')[2]}={label}" for path, label in self.label_values(changes)) or "as-is"
+            )
+            run = apply_changes(self.base, {**changes, "seed": 0})  # fail before any training
             check_suits(run)
             size = count(run.model).parameters if isinstance(run.model, Model) else None
             for seed in range(seeds):
-                self.trials.append(Trial(f"{shown},seed={seed}", {**changes, "seed": seed, "parameters": size}))
+                self.trials.append(Trial(f"{name},seed={seed}", {**changes, "seed": seed, "parameters": size}))
 
-    def shown(self, values: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """Each address, and what its value is called."""
+    def label_values(self, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Each address with the label of its value."""
         return [(path, self.labels[path][json.dumps(values[path])]) for path in self.settings]
 
     def perform(
@@ -104,24 +106,24 @@ class Grid:
         trials = Trials(self.trials, work, folder, str(place))
         text = to_json(self.base) + "\n"
         if (folder / BASE).is_file() and (folder / BASE).read_text("utf-8") != text:
-            raise ValueError(f"{folder} holds the grid of another run; --out DIR starts another")
+            raise ValueError(f"{folder} has the grid of another run; use another --out DIR")
         tell(f"{len(self.trials)} trainings in {folder}")
         write(folder / BASE, text)
-        rows = trials.perform(at_once(place.type, jobs), on, math.inf, tell)
+        rows = trials.perform(default_jobs(place.type, jobs), on, math.inf, tell)
         draw(self.plot, rows, folder / "plot.png", tell)
         return rows
 
     def final(self, rows: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:
-        """The last row of each training that did not fail, by the values it had."""
+        """The last row of each successful training, by its values."""
         last = {row["trial"]: row for row in rows if "failed" not in row}
-        found: dict[tuple[str, ...], list[Row]] = {}
+        groups: dict[tuple[str, ...], list[Row]] = {}
         for row in last.values():
-            found.setdefault(tuple(label for _, label in self.shown(row)), []).append(row)
-        return found
+            groups.setdefault(tuple(label for _, label in self.label_values(row)), []).append(row)
+        return groups
 
     def summary(self, rows: Sequence[Row]) -> list[list[Any]]:
-        """For each combination: its values, how many seeds ended well, parameters, the mean of their losses and its
-        standard deviation."""
+        """For each combination: its values, the number of successful seeds, parameters, and mean and standard deviation
+        of the losses."""
         lines = []
         for values, each in self.final(rows).items():
             losses = [row["loss"] for row in each]
@@ -142,12 +144,12 @@ class Grid:
         labels = [figures.plain("\n".join(values)) for values in self.final(rows)]
         axes[0, 1].set_xticks(range(len(labels)), labels, fontsize=7)
         axes[0, 0].set(xlabel="step", ylabel="loss")
-        axes[0, 1].set_title("at the end, a point a seed", fontsize=9)
+        axes[0, 1].set_title("at the end, one point per seed", fontsize=9)
         axes[0, 0].legend(frameon=False, fontsize=7)
         return figure
 
 
-def changed(base: Run, changes: Mapping[str, Any]) -> Run:
+def apply_changes(base: Run, changes: Mapping[str, Any]) -> Run:
     own = {name for name, _ in base.items()}
     return override(
         base, {path if path.partition(".")[0] in own else f"model.{path}": value for path, value in changes.items()}
@@ -155,10 +157,10 @@ def changed(base: Run, changes: Mapping[str, Any]) -> Run:
 
 
 def work(values: Values, place: Place) -> list[Row]:
-    """A row for each evaluation: what was learnt from so far, and the loss and the metrics on what was held out;
-    without such data one row, the mean of the training loss over the last tenth."""
+    """A row for each evaluation: step, tokens, and loss and metrics on held-out data. Without held-out data one row:
+    the mean training loss over the last tenth."""
     changes = {path: value for path, value in values.items() if path != "parameters"}
-    run = changed(read_run(place.shared.parent / BASE), changes)
+    run = apply_changes(read_run(place.shared.parent / BASE), changes)
     trainer = place.train(run)
     lines = read_metrics(trainer.folder)
     steps = {line["step"]: line for line in lines if "loss" in line}
@@ -174,19 +176,19 @@ def work(values: Values, place: Place) -> list[Row]:
     return rows
 
 
-def labelled(path: str, values: Sequence[Any]) -> dict[str, str]:
-    """A short name for each value, by its JSON: the kind of a Part where that says which it is, else all of it;
-    numbered where that is too long to differ."""
+def value_labels(path: str, values: Sequence[Any]) -> dict[str, str]:
+    """JSON of each value -> a short label: the kind of a Part if that is unique, else the whole value; numbered if the
+    shortened labels are equal."""
     texts = [json.dumps(value) for value in values]
     if twice := next((text for text in texts if texts.count(text) > 1), None):
-        raise ValueError(f"--set {path}: {twice} is there twice")
+        raise ValueError(f"--set {path}: {twice} is given twice")
     kinds = [value["kind"] if isinstance(value, dict) and "kind" in value else value for value in values]
-    whole = [value if isinstance(value, str) else text for value, text in zip(values, texts)]
-    found: list[str] = []
-    for kind, text in zip(kinds, whole):
+    full = [value if isinstance(value, str) else text for value, text in zip(values, texts)]
+    labels: list[str] = []
+    for kind, text in zip(kinds, full):
         own = kind if isinstance(kind, str) and kinds.count(kind) == 1 else text
-        found.append(re.sub(r"[^\w.+-]+", "_", own)[:60])
+        labels.append(re.sub(r"[^\w.+-]+", "_", own)[:60])
     return {
-        text: label if found.count(label) == 1 else f"{label}-{number}"
-        for number, (text, label) in enumerate(zip(texts, found), 1)
+        text: label if labels.count(label) == 1 else f"{label}-{number}"
+        for number, (text, label) in enumerate(zip(texts, labels), 1)
     }

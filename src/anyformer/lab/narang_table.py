@@ -47,8 +47,8 @@ NORM = LayerNorm(eps=1e-6)
 
 
 @dataclasses.dataclass(frozen=True)
-class Size:
-    """What the rows are counted in; the paper's own unless said."""
+class TableSize:
+    """The sizes of the model; the defaults are the paper's."""
 
     width: int = 768
     inner: int = 3072
@@ -62,36 +62,36 @@ class Size:
     softmaxes: int = 15
     experts: int = 16  # a switch has twice as many
     keys: int = 512  # of a product-key memory, each half
-    found: int = 32  # of its slots, by each head
+    found: int = 32  # slots per head
     taps: int = 31  # of light and dynamic convolutions
 
-    def deeper(self, times: float) -> Size:
-        """So many times the layers, each with fewer heads and inner units in the same proportion."""
+    def deeper(self, times: float) -> TableSize:
+        """`times` as many layers, each with fewer heads and inner units in proportion."""
         depth, inner, heads = (max(1, round(n)) for n in (self.depth * times, self.inner / times, self.heads / times))
         return dataclasses.replace(self, depth=depth, inner=inner, heads=heads)
 
 
-# -- the model that is changed ----------------------------------------------------------------------------------------
+# -- the baseline ----------------------------------------------------------------------------------------------------
 
 
 def step(op: Op) -> Sublayer:
     return Sublayer(pre_norm=NORM, op=op)
 
 
-def attention(size: Size, causal: bool = False, memory: bool = False, heads: int | None = None) -> Attention:
+def attention(size: TableSize, causal: bool = False, memory: bool = False, heads: int | None = None) -> Attention:
     mask = Causal() if causal else FULL
     return Attention(num_heads=heads or size.heads, head_width=size.head_width, bias="", mask=mask, memory=memory)
 
 
-def positions(size: Size, causal: bool, heads: int | None = None) -> BucketedBias:
+def positions(size: TableSize, causal: bool, heads: int | None = None) -> BucketedBias:
     return BucketedBias(num_heads=heads or size.heads, both_ways=not causal)
 
 
-def feedforward(size: Size) -> MLP:
+def feedforward(size: TableSize) -> MLP:
     return MLP(width=size.inner, activation="relu", bias=False)
 
 
-def blocks(size: Size) -> tuple[Block, Block]:
+def blocks(size: TableSize) -> tuple[Block, Block]:
     """A layer of the encoder and one of the decoder."""
     last = step(feedforward(size))
     reads = Block(attention=step(attention(size)), feedforward=last)
@@ -99,15 +99,15 @@ def blocks(size: Size) -> tuple[Block, Block]:
     return reads, Block(attention=step(own), cross=step(cross), feedforward=last)
 
 
-def stacks(size: Size) -> dict[str, Any]:
-    made = {}
+def stacks(size: TableSize) -> dict[str, Any]:
+    stacks = {}
     for name, block in zip(("encoder", "decoder"), blocks(size), strict=True):
-        made[name] = Stack(layers=block, depth=size.depth, position=positions(size, name == "decoder"), norm=NORM)
-    return made
+        stacks[name] = Stack(layers=block, depth=size.depth, position=positions(size, name == "decoder"), norm=NORM)
+    return stacks
 
 
-def starts(size: Size) -> dict[str, Initializer]:
-    """Every matrix by its own inputs, tokens at 1 (and scaled down where they are scored), as in T5."""
+def starts(size: TableSize) -> dict[str, Initializer]:
+    """As in T5: matrices by fan-in, tokens with std 1 (logits are scaled down)."""
     return {
         "*tokens*": Normal(std=1.0),
         "head.out*": Normal(std=1.0),
@@ -122,8 +122,8 @@ INPUTS = ("decoder_embedding.tokens.weight", "embedding.tokens.weight")  # one t
 OUTPUT = ("head.out.weight", "decoder_embedding.tokens.weight")
 
 
-def vanilla(size: Size) -> EncoderDecoderModel:
-    """T5-base, with LayerNorm: norms before the layers, biases of distances that layers share, one table of tokens."""
+def vanilla(size: TableSize) -> EncoderDecoderModel:
+    """T5-base with LayerNorm: pre-norm, shared relative position bias, one token table."""
     embedding = TextEmbedding(tokens=Tokens(vocab_size=size.vocabulary))
     return EncoderDecoderModel(
         width=size.width,
@@ -145,8 +145,8 @@ FEEDS = ("encoder.layers.feedforward", "decoder.layers.feedforward")
 STEPS = (*MIXERS, "decoder.layers.cross", *FEEDS)
 
 
-def everywhere(**fields: Any) -> Changes:
-    """Of every residual step."""
+def every_step(**fields: Any) -> Changes:
+    """Change fields of every residual step."""
     return {f"{path}.{name}": value for path in STEPS for name, value in fields.items()}
 
 
@@ -154,46 +154,46 @@ def activation(name: Activation) -> Changes:
     return {f"{path}.op.activation": name for path in FEEDS}
 
 
-def gated(size: Size, name: Activation) -> Changes:
-    """Three matrices of two thirds in the place of two."""
+def gated_feedforward(size: TableSize, name: Activation) -> Changes:
+    """Three matrices of two thirds of the width instead of two."""
     op = GatedMLP(width=size.inner * 2 // 3, activation=name, bias=False)
     return {f"{path}.op": op for path in FEEDS}
 
 
 def root_mean_square() -> Changes:
-    return {**everywhere(pre_norm=RMSNorm()), "encoder.norm": RMSNorm(), "decoder.norm": RMSNorm()}
+    return {**every_step(pre_norm=RMSNorm()), "encoder.norm": RMSNorm(), "decoder.norm": RMSNorm()}
 
 
-def without_norms(size: Size) -> Changes:
-    """Fixup's residuals, and its start: a decoder's layer has three branches."""
+def without_norms(size: TableSize) -> Changes:
+    """Fixup: its residuals and initialization; a decoder layer has three branches."""
     own = {**fixup("encoder", 2 * size.depth), **fixup("decoder", 3 * size.depth)}
-    return {**everywhere(pre_norm=None, residual=Fixup()), "init": {**own, **starts(size)}}
+    return {**every_step(pre_norm=None, residual=Fixup()), "init": {**own, **starts(size)}}
 
 
-def shared(size: Size, *names: str) -> Changes:
-    """One layer that runs as often as there were layers."""
+def shared_layers(size: TableSize, *names: str) -> Changes:
+    """One layer, applied `depth` times."""
     return {f"{name}.{field}": value for name in names for field, value in (("depth", 1), ("order", (0,) * size.depth))}
 
 
-def narrow(size: Size) -> Changes:
-    """Factorised tokens, one table for both sides; the output has one of its own, as wide as the model."""
+def narrow(size: TableSize) -> Changes:
+    """Factorized embeddings shared by both sides; the output table has the full width."""
     tokens = AdaptiveTokens(vocab_size=size.vocabulary, widths=(size.narrow,))
-    return {**embedded(tokens), "ties": ties(size, (size.narrow,), "decoder_embedding.tokens")}
+    return {**token_tables(tokens), "ties": ties(size, (size.narrow,), "decoder_embedding.tokens")}
 
 
-def embedded(tokens: Tokens) -> Changes:
+def token_tables(tokens: Tokens) -> Changes:
     return {"embedding.tokens": tokens, "decoder_embedding.tokens": tokens}
 
 
-def ties(size: Size, widths: tuple[int, ...], *others: str) -> tuple[tuple[str, str], ...]:
-    """Of what is at these addresses, cluster by cluster, with the tokens that the encoder reads."""
+def ties(size: TableSize, widths: tuple[int, ...], *others: str) -> tuple[tuple[str, str], ...]:
+    """Tie these addresses, cluster by cluster, to the encoder's tokens."""
     leaves = [[f"{i}.table", *([f"{i}.project"] if width != size.width else [])] for i, width in enumerate(widths)]
     names = [f"clusters.{leaf}" for leaf in itertools.chain(*leaves)]
     return tuple((f"{other}.{name}", f"embedding.tokens.{name}") for other in others for name in names)
 
 
-def clustered(size: Size, widths: tuple[int, ...], hierarchical: bool) -> Changes:
-    """Tokens in clusters, read and scored by the same tables."""
+def clustered_tokens(size: TableSize, widths: tuple[int, ...], hierarchical: bool) -> Changes:
+    """Clustered tokens with the same tables for input and output."""
     cutoffs = size.cutoffs[: len(widths) - 1]
     tokens = AdaptiveTokens(vocab_size=size.vocabulary, widths=widths, cutoffs=cutoffs)
     head = AdaptiveHead(
@@ -204,33 +204,33 @@ def clustered(size: Size, widths: tuple[int, ...], hierarchical: bool) -> Change
         shift=False,
         scale=size.width**-0.5,
     )
-    return {**embedded(tokens), "head": head, "ties": ties(size, widths, "decoder_embedding.tokens", "head.out")}
+    return {**token_tables(tokens), "head": head, "ties": ties(size, widths, "decoder_embedding.tokens", "head.out")}
 
 
-def adaptive(size: Size) -> tuple[int, ...]:
+def adaptive(size: TableSize) -> tuple[int, ...]:
     return (size.width, size.width // 3, size.width // 12)
 
 
-def mixture(size: Size) -> Changes:
+def mixture(size: TableSize) -> Changes:
     scale = size.width**-0.5
     return {"head": MixtureHead(vocab_size=size.vocabulary, softmaxes=size.softmaxes, shift=False, scale=scale)}
 
 
-def transparent(size: Size) -> Changes:
-    """Each layer of the decoder looks at its own average of all that the encoder's layers said."""
+def transparent(size: TableSize) -> Changes:
+    """Each decoder layer attends to its own weighted average of all encoder layers."""
     plain = attention(size, memory=True).replace(memory_width=size.depth * size.width)
     cross = TransparentAttention(**dict(plain.items()))
     return {"encoder.neck": LayerMix(count=size.depth), "decoder.layers.cross.op": cross}
 
 
-def convolution(size: Size, dynamic: bool) -> Changes:
+def convolution(size: TableSize, dynamic: bool) -> Changes:
     op = LightweightConvolution(num_heads=size.heads, kernel=size.taps, dynamic=dynamic, bias=False)
     changed = {f"{path}.op": op.replace(causal=path.startswith("decoder")) for path in MIXERS}
     return {**changed, "encoder.position": None, "decoder.position": None}
 
 
-def evolved(size: Size) -> Changes:
-    """A block of the Evolved Transformer in the place of each two layers [So et al. 2019]."""
+def evolved_transformer(size: TableSize) -> Changes:
+    """One block of the Evolved Transformer per two layers [So et al. 2019]."""
     D = size.width
 
     def own(causal: bool, heads: int) -> Sublayer:
@@ -271,19 +271,19 @@ def evolved(size: Size) -> Changes:
     return {name: Stack(layers=block, depth=depth, norm=NORM) for name, block in both.items()}
 
 
-def synthesizer(size: Size, scores: Any, products: Any = "none") -> Changes:
+def synthesizer(size: TableSize, scores: Any, products: Any = "none") -> Changes:
     op = Synthesizer(num_heads=size.heads, length=size.length, scores=scores, products=products, bias="")
     return {f"{path}.op": op.replace(mask=Causal() if path.startswith("decoder") else FULL) for path in MIXERS}
 
 
-def universal(size: Size) -> Changes:
-    """Two layers that run in turn, four times as many steps as there were layers, each with a vector of its own."""
+def universal(size: TableSize) -> Changes:
+    """Two alternating layers, four times as many steps as the baseline has layers, each with its own time vector."""
     order = (0, 1) * (2 * size.depth)
     fields = {"depth": 2, "order": order, "timed": True}
     return {**{f"{name}.{f}": v for name in ("encoder", "decoder") for f, v in fields.items()}, "ties": (INPUTS,)}
 
 
-def sparse(size: Size, op: MoE) -> Changes:
+def sparse(size: TableSize, op: MoE) -> Changes:
     """Experts in every fourth layer."""
     every = min(4, size.depth)
     changed: dict[str, Any] = {}
@@ -294,41 +294,41 @@ def sparse(size: Size, op: MoE) -> Changes:
     return changed
 
 
-def experts(size: Size) -> Changes:
+def experts(size: TableSize) -> Changes:
     op = MoE(num_experts=size.experts, router=NoisyTopK(top_k=2), expert=feedforward(size))
     return {**sparse(size, op), "head.balance": VariationBalance(importance=0.01, load=0.01)}
 
 
-def switch(size: Size) -> Changes:
+def switch(size: TableSize) -> Changes:
     capacity = max(1, size.length * 5 // 4 // (2 * size.experts))
     op = MoE(num_experts=2 * size.experts, router=Switch(capacity=capacity, jitter=0.01), expert=feedforward(size))
     return {**sparse(size, op), "head.balance": SwitchBalance(weight=0.01, z_weight=0.0)}
 
 
-def funnel(size: Size) -> Changes:
-    """Three stages, each on half as many tokens as the one before; the decoder looks at the last."""
-    whole = stacks(size)["encoder"].replace(norm=None)
+def funnel(size: TableSize) -> Changes:
+    """Three stages, each with half the tokens of the one before; the decoder attends to the last."""
+    encoder = stacks(size)["encoder"].replace(norm=None)
     depths = [size.depth * (i + 1) // 3 - size.depth * i // 3 for i in range(3)]
-    stages = [whole.replace(depth=depth) for depth in depths if depth]
+    stages = [encoder.replace(depth=depth) for depth in depths if depth]
     stages[-1] = stages[-1].replace(norm=NORM)
     return {"encoder": Funnel(stages=tuple(stages), pool=Halve(first_apart=False, truncate=False, queries_only=False))}
 
 
-def weighted(size: Size) -> Changes:
-    """Every attention has branches with a feed-forward step behind them, so that a decoder's layer has two of these."""
+def weighted_transformer(size: TableSize) -> Changes:
+    """Every attention has branches with their own feed-forward step; a decoder layer has two of them."""
 
-    def branched(op: Attention) -> Sublayer:
+    def branched_step(op: Attention) -> Sublayer:
         return step(BranchedAttention(**dict(op.items()), feedforward=feedforward(size)))
 
     own, cross = attention(size, causal=True), attention(size, memory=True)
     return {
-        "encoder.layers": Block(attention=branched(attention(size))),
-        "decoder.layers": Block(attention=branched(own), cross=branched(cross)),
+        "encoder.layers": Block(attention=branched_step(attention(size))),
+        "decoder.layers": Block(attention=branched_step(own), cross=branched_step(cross)),
     }
 
 
-def product_keys(size: Size) -> Changes:
-    """In the place of one feed-forward layer, in the middle of the decoder (which the operations tell)."""
+def product_keys(size: TableSize) -> Changes:
+    """Replaces one feed-forward layer in the middle of the decoder (inferred from the operations)."""
     op = ProductKeyMemory(keys=size.keys, top_k=size.found, query_width=size.width // 3 // 2 * 2)
     return {f"decoder.layers.{size.depth // 2}.feedforward.op": op}
 
@@ -337,20 +337,20 @@ def product_keys(size: Size) -> Changes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class PaperRow:
     """A line of the paper's first table (the baseline has relative attention; its second table is another baseline):
     millions of parameters, 10^12 operations, and the loss of pre-training after 2^16 and after all of its 524,288
     steps. All four columns of all rows were compared with the text of the published table."""
 
     name: str
-    changes: Callable[[Size], Changes]
+    changes: Callable[[TableSize], Changes]
     parameters: float
     operations: float
     early_loss: float
     final_loss: float
     note: str = ""  # where our count is more than 2 % off: why
 
-    def describe(self, size: Size = Size()) -> EncoderDecoderModel:
+    def describe(self, size: TableSize = TableSize()) -> EncoderDecoderModel:
         spec = vanilla(size)
         changes = self.changes(size)
         return override(spec, changes) if changes else spec
@@ -368,72 +368,76 @@ BESIDE = "12 x 512 x 512 in addition to queries and keys, in 24 layers; with 22 
  say how many"
 
 ROWS = (
-    Row("Vanilla Transformer", lambda size: {}, 223, 11.1, 2.182, 1.838),
-    Row("GeLU", lambda size: activation("gelu"), 223, 11.1, 2.179, 1.838),
-    Row("Swish", lambda size: activation("silu"), 223, 11.1, 2.186, 1.847),
-    Row("ELU", lambda size: activation("elu"), 223, 11.1, 2.270, 1.932),
-    Row("GLU", lambda size: gated(size, "sigmoid"), 223, 11.1, 2.174, 1.814),
-    Row("GeGLU", lambda size: gated(size, "gelu"), 223, 11.1, 2.130, 1.792),
-    Row("ReGLU", lambda size: gated(size, "relu"), 223, 11.1, 2.145, 1.803),
-    Row("SeLU", lambda size: activation("selu"), 223, 11.1, 2.315, 1.948),
-    Row("SwiGLU", lambda size: gated(size, "silu"), 223, 11.1, 2.127, 1.789),
-    Row("LiGLU", lambda size: gated(size, "identity"), 223, 11.1, 2.149, 1.798),
-    Row("Sigmoid", lambda size: activation("sigmoid"), 223, 11.1, 2.291, 1.867),
-    Row("Softplus", lambda size: activation("softplus"), 223, 11.1, 2.207, 1.850),
-    Row("RMS Norm", lambda size: root_mean_square(), 223, 11.1, 2.167, 1.821),
-    Row("Rezero", lambda size: everywhere(pre_norm=None, residual=ReZero()), 223, 11.1, 2.262, 1.939),
-    Row("Rezero + LayerNorm", lambda size: everywhere(residual=ReZero()), 223, 11.1, 2.223, 1.858),
-    Row("Rezero + RMS Norm", lambda size: {**root_mean_square(), **everywhere(residual=ReZero())},
+    PaperRow("Vanilla Transformer", lambda size: {}, 223, 11.1, 2.182, 1.838),
+    PaperRow("GeLU", lambda size: activation("gelu"), 223, 11.1, 2.179, 1.838),
+    PaperRow("Swish", lambda size: activation("silu"), 223, 11.1, 2.186, 1.847),
+    PaperRow("ELU", lambda size: activation("elu"), 223, 11.1, 2.270, 1.932),
+    PaperRow("GLU", lambda size: gated_feedforward(size, "sigmoid"), 223, 11.1, 2.174, 1.814),
+    PaperRow("GeGLU", lambda size: gated_feedforward(size, "gelu"), 223, 11.1, 2.130, 1.792),
+    PaperRow("ReGLU", lambda size: gated_feedforward(size, "relu"), 223, 11.1, 2.145, 1.803),
+    PaperRow("SeLU", lambda size: activation("selu"), 223, 11.1, 2.315, 1.948),
+    PaperRow("SwiGLU", lambda size: gated_feedforward(size, "silu"), 223, 11.1, 2.127, 1.789),
+    PaperRow("LiGLU", lambda size: gated_feedforward(size, "identity"), 223, 11.1, 2.149, 1.798),
+    PaperRow("Sigmoid", lambda size: activation("sigmoid"), 223, 11.1, 2.291, 1.867),
+    PaperRow("Softplus", lambda size: activation("softplus"), 223, 11.1, 2.207, 1.850),
+    PaperRow("RMS Norm", lambda size: root_mean_square(), 223, 11.1, 2.167, 1.821),
+    PaperRow("Rezero", lambda size: every_step(pre_norm=None, residual=ReZero()), 223, 11.1, 2.262, 1.939),
+    PaperRow("Rezero + LayerNorm", lambda size: every_step(residual=ReZero()), 223, 11.1, 2.223, 1.858),
+    PaperRow("Rezero + RMS Norm", lambda size: {**root_mean_square(), **every_step(residual=ReZero())},
         223, 11.1, 2.221, 1.875),
-    Row("Fixup", without_norms, 223, 11.1, 2.382, 2.067),
-    Row("24 layers, d_ff = 1536, H = 6", lambda size: stacks(size.deeper(2)), 224, 11.1, 2.200, 1.843),
-    Row("18 layers, d_ff = 2048, H = 8", lambda size: stacks(size.deeper(1.5)), 223, 11.1, 2.185, 1.831),
-    Row("8 layers, d_ff = 4608, H = 18", lambda size: stacks(size.deeper(2 / 3)), 223, 11.1, 2.190, 1.847),
-    Row("6 layers, d_ff = 6144, H = 24", lambda size: stacks(size.deeper(0.5)), 223, 11.1, 2.201, 1.857),
-    Row("Block sharing", lambda size: {**shared(size, "encoder", "decoder"), "ties": (INPUTS,)},
+    PaperRow("Fixup", without_norms, 223, 11.1, 2.382, 2.067),
+    PaperRow("24 layers, d_ff = 1536, H = 6", lambda size: stacks(size.deeper(2)), 224, 11.1, 2.200, 1.843),
+    PaperRow("18 layers, d_ff = 2048, H = 8", lambda size: stacks(size.deeper(1.5)), 223, 11.1, 2.185, 1.831),
+    PaperRow("8 layers, d_ff = 4608, H = 18", lambda size: stacks(size.deeper(2 / 3)), 223, 11.1, 2.190, 1.847),
+    PaperRow("6 layers, d_ff = 6144, H = 24", lambda size: stacks(size.deeper(0.5)), 223, 11.1, 2.201, 1.857),
+    PaperRow("Block sharing", lambda size: {**shared_layers(size, "encoder", "decoder"), "ties": (INPUTS,)},
         65, 11.1, 2.497, 2.164),
-    Row("Block sharing + factorized embeddings", lambda size: {**shared(size, "encoder", "decoder"), **narrow(size)},
+    PaperRow("Block sharing + factorized embeddings",
+        lambda size: {**shared_layers(size, "encoder", "decoder"), **narrow(size)},
         45, 9.4, 2.631, 2.183),
-    Row("Block sharing + factorized & shared embeddings",
-        lambda size: {**shared(size, "encoder", "decoder"), **clustered(size, (size.narrow,), False)},
+    PaperRow("Block sharing + factorized & shared embeddings",
+        lambda size: {**shared_layers(size, "encoder", "decoder"), **clustered_tokens(size, (size.narrow,), False)},
         20, 9.1, 2.907, 2.385, CUT),
-    Row("Encoder only block sharing", lambda size: {**shared(size, "encoder"), "ties": (INPUTS,)},
+    PaperRow("Encoder only block sharing", lambda size: {**shared_layers(size, "encoder"), "ties": (INPUTS,)},
         170, 11.1, 2.298, 1.929),
-    Row("Decoder only block sharing", lambda size: {**shared(size, "decoder"), "ties": (INPUTS,)},
+    PaperRow("Decoder only block sharing", lambda size: {**shared_layers(size, "decoder"), "ties": (INPUTS,)},
         144, 11.1, 2.352, 2.082),
-    Row("Factorized Embedding", narrow, 227, 9.4, 2.208, 1.855),
-    Row("Factorized & shared embeddings", lambda size: clustered(size, (size.narrow,), False),
+    PaperRow("Factorized Embedding", narrow, 227, 9.4, 2.208, 1.855),
+    PaperRow("Factorized & shared embeddings", lambda size: clustered_tokens(size, (size.narrow,), False),
         202, 9.1, 2.320, 1.952),
-    Row("Tied encoder/decoder input embeddings", lambda size: {"ties": (INPUTS,)}, 248, 11.1, 2.192, 1.840),
-    Row("Tied decoder input and output embeddings", lambda size: {"ties": (OUTPUT,)}, 248, 11.1, 2.187, 1.827),
-    Row("Untied embeddings", lambda size: {"ties": ()}, 273, 11.1, 2.195, 1.834),
-    Row("Adaptive input embeddings", lambda size: clustered(size, adaptive(size), False), 204, 9.2, 2.250, 1.899),
-    Row("Adaptive softmax", lambda size: clustered(size, adaptive(size), True), 204, 9.2, 2.364, 1.982),
-    Row("Adaptive softmax without projection", lambda size: clustered(size, (size.width,) * 3, True),
+    PaperRow("Tied encoder/decoder input embeddings", lambda size: {"ties": (INPUTS,)}, 248, 11.1, 2.192, 1.840),
+    PaperRow("Tied decoder input and output embeddings", lambda size: {"ties": (OUTPUT,)}, 248, 11.1, 2.187, 1.827),
+    PaperRow("Untied embeddings", lambda size: {"ties": ()}, 273, 11.1, 2.195, 1.834),
+    PaperRow("Adaptive input embeddings", lambda size: clustered_tokens(size, adaptive(size), False),
+        204, 9.2, 2.250, 1.899),
+    PaperRow("Adaptive softmax", lambda size: clustered_tokens(size, adaptive(size), True), 204, 9.2, 2.364, 1.982),
+    PaperRow("Adaptive softmax without projection", lambda size: clustered_tokens(size, (size.width,) * 3, True),
         223, 10.8, 2.229, 1.914),
-    Row("Mixture of softmaxes", mixture, 232, 16.3, 2.227, 1.821),
-    Row("Transparent attention", transparent, 223, 11.1, 2.181, 1.874),
-    Row("Dynamic convolution", lambda size: convolution(size, True), 257, 11.8, 2.403, 2.047, DYNAMIC),
-    Row("Lightweight convolution", lambda size: convolution(size, False), 224, 10.4, 2.370, 1.989, LIGHT),
-    Row("Evolved Transformer", evolved, 217, 9.9, 2.220, 1.863),
-    Row("Synthesizer (dense)", lambda size: synthesizer(size, "dense"), 224, 11.4, 2.334, 1.962, DENSE),
-    Row("Synthesizer (dense plus)", lambda size: synthesizer(size, "dense", "plus"), 243, 12.6, 2.191, 1.840),
-    Row("Synthesizer (dense plus alpha)", lambda size: synthesizer(size, "dense", "alpha"), 243, 12.6, 2.180, 1.828),
-    Row("Synthesizer (factorized)", lambda size: synthesizer(size, "factorized"), 207, 10.1, 2.341, 1.968, PLACES),
-    Row("Synthesizer (random)", lambda size: synthesizer(size, "random"), 254, 10.1, 2.326, 2.009, TABLE),
-    Row("Synthesizer (random plus)", lambda size: synthesizer(size, "random", "plus"), 292, 12.0, 2.189, 1.842, BESIDE),
-    Row("Synthesizer (random plus alpha)", lambda size: synthesizer(size, "random", "alpha"),
+    PaperRow("Mixture of softmaxes", mixture, 232, 16.3, 2.227, 1.821),
+    PaperRow("Transparent attention", transparent, 223, 11.1, 2.181, 1.874),
+    PaperRow("Dynamic convolution", lambda size: convolution(size, True), 257, 11.8, 2.403, 2.047, DYNAMIC),
+    PaperRow("Lightweight convolution", lambda size: convolution(size, False), 224, 10.4, 2.370, 1.989, LIGHT),
+    PaperRow("Evolved Transformer", evolved_transformer, 217, 9.9, 2.220, 1.863),
+    PaperRow("Synthesizer (dense)", lambda size: synthesizer(size, "dense"), 224, 11.4, 2.334, 1.962, DENSE),
+    PaperRow("Synthesizer (dense plus)", lambda size: synthesizer(size, "dense", "plus"), 243, 12.6, 2.191, 1.840),
+    PaperRow("Synthesizer (dense plus alpha)", lambda size: synthesizer(size, "dense", "alpha"),
+        243, 12.6, 2.180, 1.828),
+    PaperRow("Synthesizer (factorized)", lambda size: synthesizer(size, "factorized"), 207, 10.1, 2.341, 1.968, PLACES),
+    PaperRow("Synthesizer (random)", lambda size: synthesizer(size, "random"), 254, 10.1, 2.326, 2.009, TABLE),
+    PaperRow("Synthesizer (random plus)", lambda size: synthesizer(size, "random", "plus"),
+        292, 12.0, 2.189, 1.842, BESIDE),
+    PaperRow("Synthesizer (random plus alpha)", lambda size: synthesizer(size, "random", "alpha"),
         292, 12.0, 2.186, 1.828, BESIDE),
-    Row("Universal Transformer", universal, 84, 40.0, 2.406, 2.053),
-    Row("Mixture of experts", experts, 648, 11.7, 2.148, 1.785),
-    Row("Switch Transformer", switch, 1100, 11.7, 2.135, 1.758),
-    Row("Funnel Transformer", funnel, 223, 1.9, 2.288, 1.918),
-    Row("Weighted Transformer", weighted, 280, 71.0, 2.378, 1.989),
-    Row("Product key memory", product_keys, 421, 386.6, 2.155, 1.798),
+    PaperRow("Universal Transformer", universal, 84, 40.0, 2.406, 2.053),
+    PaperRow("Mixture of experts", experts, 648, 11.7, 2.148, 1.785),
+    PaperRow("Switch Transformer", switch, 1100, 11.7, 2.135, 1.758),
+    PaperRow("Funnel Transformer", funnel, 223, 1.9, 2.288, 1.918),
+    PaperRow("Weighted Transformer", weighted_transformer, 280, 71.0, 2.378, 1.989),
+    PaperRow("Product key memory", product_keys, 421, 386.6, 2.155, 1.798),
 )  # fmt: skip
 
 
-def row_named(name: str) -> Row:
+def row_named(name: str) -> PaperRow:
     known = {row.name: row for row in ROWS}
     if name not in known:
         raise ValueError(f"no row {name!r} in the table of modifications; {nearest(name, known)}")
@@ -446,15 +450,15 @@ READ, WRITTEN = 512, 114  # tokens of an example of span corruption, as T5 has t
 EXAMPLES = 64  # whose operations the paper's column is of, as its first row shows
 
 
-def counted(row: Row, size: Size = Size()) -> tuple[int, int]:
+def count_row(row: PaperRow, size: TableSize = TableSize()) -> tuple[int, int]:
     """Parameters, and the operations of a forward pass as the paper counts them."""
     spec = row.describe(size)
     found = count(spec)
-    return found.parameters, EXAMPLES * (found.flops(WRITTEN, source_length=READ) + looked_up(spec))
+    return found.parameters, EXAMPLES * (found.flops(WRITTEN, source_length=READ) + lookup_flops(spec))
 
 
-def looked_up(spec: EncoderDecoderModel) -> int:
-    """What it costs to find vectors in tables where that is a product with the whole table, as on a TPU."""
+def lookup_flops(spec: EncoderDecoderModel) -> int:
+    """FLOPs of table lookups as products with the whole table, as on a TPU."""
     total = 0
     sides = ((READ, spec.embedding, spec.encoder), (WRITTEN, spec.decoder_embedding, spec.decoder))
     for tokens, embedding, stack in sides:
@@ -477,7 +481,7 @@ def table() -> str:
         if row.note and row.note not in notes:
             notes.append(row.note)
         mark = f" [{notes.index(row.note) + 1}]" if row.note else ""
-        parameters, operations = (found / unit for found, unit in zip(counted(row), (1e6, 1e12), strict=True))
+        parameters, operations = (found / unit for found, unit in zip(count_row(row), (1e6, 1e12), strict=True))
         counts = f"{parameters:.1f} | {row.parameters:g} | {parameters / row.parameters:.3f}"
         work = f"{operations:.1f} | {row.operations} | {operations / row.operations:.3f}"
         lines.append(f"| {row.name}{mark} | {counts} | {work} |")

@@ -1,7 +1,7 @@
-"""Scaling laws measured: a family of sizes and budgets of one description, and power laws through their losses.
+"""Measured scaling laws: runs of several sizes and budgets of one description, and power laws fitted to their losses.
 
-N parameters without tables and head, D tokens, C FLOPs by count, L the loss on held-out text in nats a token. The
-largest run is left out of every fit, and predicted.
+N parameters without embeddings and head, D tokens, C counted FLOPs, L held-out loss in nats per token. The largest run
+is left out of every fit, and predicted.
 """
 
 from __future__ import annotations
@@ -24,31 +24,30 @@ from anyformer.specs.codec import override
 from anyformer.specs.part import walk
 from anyformer.train.progress import read_metrics
 
-LENGTH, HEAD = 128, 32  # tokens of a text; width of a head
-# published exponents: of Kaplan et al. [2020] for one quantity at a time, of Hoffmann et al. [2022] for both
+LENGTH, HEAD = 128, 32  # tokens per text; head width
+# published exponents: Kaplan et al. [2020] for one variable, Hoffmann et al. [2022] for both
 PUBLISHED = {"L(N)": 0.076, "L(D)": 0.095, "L(C)": 0.050, "L(N,D) of N": 0.34, "L(N,D) of D": 0.28}
 
 
 # -- the runs ---------------------------------------------------------------------------------------------------------
 
 
-def scaled(base: Model, width: int) -> Model:
-    """A decoder of this width in the proportions of `base`, over bytes: heads of 32, a layer every 64 channels."""
+def scale_model(base: Model, width: int) -> Model:
+    """A byte-level decoder of this width in the proportions of `base`: head width 32, one layer per 64 channels."""
     heads, changes = max(width // HEAD, 1), dict[str, Any]()
     ops = {step: f"decoder.layers.{step}.op" for step in ("attention", "feedforward")}
-    found = dict(walk(base))
-    if base.pair or not base.writes or not set(ops.values()) <= found.keys():
-        wanted = "a decoder alone, whose layers have an attention and a feedforward"
-        raise ValueError(f"a family of sizes is made from {wanted}")
-    old: Any = found[ops["attention"]]
+    parts = dict(walk(base))
+    if base.pair or not base.writes or not set(ops.values()) <= parts.keys():
+        raise ValueError("only a decoder-only model can be scaled, with attention and feedforward in its layers")
+    old: Any = parts[ops["attention"]]
     new = {"num_heads": heads, "head_width": width // heads}
     if getattr(old, "num_kv_heads", None) is not None:
         new["num_kv_heads"] = max(heads * old.num_kv_heads // old.num_heads, 1)
     changes |= {f"{ops['attention']}.{name}": value for name, value in new.items()}
-    inner: Any = found[ops["feedforward"]]
+    inner: Any = parts[ops["feedforward"]]
     changes[f"{ops['feedforward']}.width"] = max(round(inner.width / base.width * width), 1)
     changes |= {"width": width, "decoder.depth": max(width // 64, 2)}
-    for path, part in found.items():
+    for path, part in parts.items():
         own = {name for name, _ in part.items()}
         changes |= {f"{path}.vocab_size": SIZE} if "vocab_size" in own else {}
         changes |= {f"{path}.dropout": 0.0} if "dropout" in own else {}
@@ -65,14 +64,14 @@ def trials(
     data: str | None = None,
     library: bool = True,
 ) -> list[Trial]:
-    """Every width with every number of tokens, and the largest run, (width, tokens); the dearest first, so that at the
-    end none is waited for alone."""
-    for what, sizes in (("widths", (*widths, *largest[:1])), ("tokens", (*tokens, *largest[1:]))):
+    """Every width with every number of tokens, and the largest run (width, tokens). The most expensive come first, so
+    that processes finish at about the same time."""
+    for flag, sizes in (("widths", (*widths, *largest[:1])), ("tokens", (*tokens, *largest[1:]))):
         if not sizes or min(sizes) < 1:
-            raise ValueError(f"--{what}: give some, each at least 1")
-    base, found = spec(name), list[Trial]()
+            raise ValueError(f"--{flag}: give values of at least 1")
+    base, trials = spec(name), list[Trial]()
     for width, D in [*((width, D) for width in widths for D in tokens), *([tuple(largest)] if largest else [])]:
-        model = scaled(base, width)
+        model = scale_model(base, width)
         counted = count(model)
         N = sum(size for address, size in counted.parts.items() if address.startswith("decoder."))
         steps = max(round(D / (batch * LENGTH)), 1)
@@ -89,21 +88,21 @@ def trials(
             "library": library,
         }
         name_of = f"width-{width}-tokens-{D}"
-        if any(trial.name == name_of for trial in found):
+        if any(trial.name == name_of for trial in trials):
             steps_of = f"{steps:,} steps of {batch} texts of {LENGTH}"
             raise ValueError(f"two runs of width {width} have {D:,} tokens, {steps_of}: give other --tokens or --batch")
-        found.append(Trial(name_of, values))
-    return sorted(found, key=lambda trial: -trial.values["flops"])
+        trials.append(Trial(name_of, values))
+    return sorted(trials, key=lambda trial: -trial.values["flops"])
 
 
 def work(values: Values, place: Place) -> list[Row]:
-    """The loss on held-out text at the end, and on the way, where the rate has not come down yet."""
+    """The held-out loss at several steps; the learning rate decays only at the end."""
     source: Source = PythonDocs(library=values["library"])
     if values["data"] is not None:
         source = TextFiles(path=values["data"], unit="paragraph")
     run = training(
         "scale",
-        scaled(spec(values["name"]), values["width"]),
+        scale_model(spec(values["name"]), values["width"]),
         Data(train=Held(source=source), valid=Held(source=source, out=True)),
         place.device,
         steps=values["steps"],
@@ -122,7 +121,7 @@ def work(values: Values, place: Place) -> list[Row]:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """The end of one run."""
+    """The result of one run."""
 
     N: float
     D: float
@@ -137,7 +136,7 @@ def points(rows: Sequence[Row]) -> list[Point]:
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """E + A / N^a + B / D^b; where a law is about one quantity, the other coefficient is 0."""
+    """E + A / N^a + B / D^b; for a law in one variable B is 0."""
 
     E: float
     A: float
@@ -149,28 +148,31 @@ class Law:
         return self.E + self.A * N**-self.a + self.B * D**-self.b
 
     def best(self, compute: float) -> tuple[float, float]:
-        """The N and D that lose least for C = 6 N D."""
+        """The N and D with the lowest loss at C = 6 N D."""
         G = (self.a * self.A / (self.b * self.B)) ** (1 / (self.a + self.b))
         N = G * (compute / 6) ** (self.b / (self.a + self.b))
         return N, compute / (6 * N)
 
 
-def power(x: Sequence[float], y: Sequence[float]) -> Law:
-    """A / x^a by least squares in the logarithms."""
+def fit_power(x: Sequence[float], y: Sequence[float]) -> Law:
+    """Fit A / x^a by least squares of the logarithms."""
     slope, start = np.polyfit(np.log(x), np.log(y), 1)
     return Law(0.0, float(np.exp(start)), float(-slope))
 
 
-def both(found: Sequence[Point]) -> Law:
-    """E + A / N^a + B / D^b with the least relative errors [Hoffmann et al. 2022, the third way]. For given exponents
-    that is linear, so the exponents alone are searched for, on a grid that becomes finer."""
+def fit_law(found: Sequence[Point]) -> Law:
+    """Fit E + A / N^a + B / D^b with least relative errors [Hoffmann et al. 2022, approach 3]. For given exponents the
+    fit is linear, so only the exponents are searched, on a grid that is refined."""
     N, D, L = (np.array([getattr(point, name) for point in found]) for name in ("N", "D", "L"))
-    scale_N, scale_D = np.exp(np.log(N).mean()), np.exp(np.log(D).mean())  # so that the three columns are of one size
+    scale_N, scale_D = (
+        np.exp(np.log(N).mean()),
+        np.exp(np.log(D).mean()),
+    )  # so that the three columns have similar scale
     low, high, best = np.array([0.02, 0.02]), np.array([1.5, 1.5]), (np.inf, Law(0, 0, 0))
     for _ in range(6):
         a, b = (grid.ravel() for grid in np.meshgrid(*(np.linspace(*ends, 11) for ends in zip(low, high))))
         columns = np.stack([np.ones((len(a), len(N))), (N / scale_N) ** -a[:, None], (D / scale_D) ** -b[:, None]], -1)
-        for kept in ((0, 1, 2), (1, 2)):  # a floor below 0 has no meaning: then there is none
+        for kept in ((0, 1, 2), (1, 2)):  # with E, or without if E would be negative
             X = columns[..., kept] / L[:, None]
             factors = np.linalg.solve(X.mT @ X + 1e-12 * np.eye(len(kept)), X.sum(1)[..., None])
             errors = ((X @ factors)[..., 0] - 1) ** 2
@@ -187,7 +189,7 @@ def both(found: Sequence[Point]) -> Law:
 
 
 def frontier(found: Sequence[Point]) -> list[Point]:
-    """The runs that no cheaper one is as good as."""
+    """The Pareto frontier: runs that no cheaper run matches."""
     kept: list[Point] = []
     for point in sorted(found, key=lambda point: (point.C, point.L)):
         if not kept or point.L < kept[-1].L:
@@ -195,32 +197,31 @@ def frontier(found: Sequence[Point]) -> list[Point]:
     return kept
 
 
-def fits(found: Sequence[Point]) -> dict[str, float]:
-    """The exponents of every law: of N among the runs with the most tokens, of D among the largest models, of C along
-    the frontier, and of both."""
+def fit_exponents(found: Sequence[Point]) -> dict[str, float]:
+    """The exponents of every law: L(N) over the runs with most tokens, L(D) over the largest models, L(C) along the
+    frontier, and L(N, D)."""
     D, N = max(point.D for point in found), max(point.N for point in found)
-    law, edge = both(found), frontier(found)
+    law, edge = fit_law(found), frontier(found)
     large, long = [p for p in found if p.N == N], [p for p in found if p.D == D]
     return {
-        "L(N)": power([p.N for p in long], [p.L for p in long]).a,
-        "L(D)": power([p.D for p in large], [p.L for p in large]).a,
-        "L(C)": power([p.C for p in edge], [p.L for p in edge]).a,
+        "L(N)": fit_power([p.N for p in long], [p.L for p in long]).a,
+        "L(D)": fit_power([p.D for p in large], [p.L for p in large]).a,
+        "L(C)": fit_power([p.C for p in edge], [p.L for p in edge]).a,
         "L(N,D) of N": law.a,
         "L(N,D) of D": law.b,
     }
 
 
 def intervals(found: Sequence[Point], number: int = 100, share: float = 0.95) -> dict[str, tuple[float, float]]:
-    """Of every exponent, from fits to losses with the residuals of the law dealt out anew: each as often as chance
-    has it, so that the same sizes and budgets are there each time."""
-    draw, law = np.random.default_rng(0), both(found)
+    """Confidence intervals of every exponent by residual bootstrap: sizes and budgets stay, residuals are resampled."""
+    draw, law = np.random.default_rng(0), fit_law(found)
     wanted = np.array([law(point.N, point.D) for point in found])
     errors = np.array([point.L for point in found]) / wanted - 1
-    errors *= math.sqrt(len(found) / max(len(found) - 5, 1))  # five numbers were fitted to them
+    errors *= math.sqrt(len(found) / max(len(found) - 5, 1))  # five fitted parameters
     drawn = []
     for _ in range(number):
         losses = wanted * (1 + draw.choice(errors, len(errors)))
-        drawn.append(fits([dataclasses.replace(point, L=float(loss)) for point, loss in zip(found, losses)]))
+        drawn.append(fit_exponents([dataclasses.replace(point, L=float(loss)) for point, loss in zip(found, losses)]))
     ends = ((1 - share) / 2, (1 + share) / 2)
     return {
         name: (float(low), float(high))
@@ -230,15 +231,15 @@ def intervals(found: Sequence[Point], number: int = 100, share: float = 0.95) ->
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
-    """What the runs say: the law without the largest run, what it says of that one, and the exponents."""
+class ScalingFit:
+    """The law fitted without the largest run, its prediction for that run, and the exponents."""
 
     law: Law
     exponents: Mapping[str, float]
     between: Mapping[str, tuple[float, float]]
     largest: Point
     predicted: float
-    decades: float  # of compute between the cheapest and the dearest run
+    decades: float  # of compute between the cheapest and the largest run
 
     @property
     def error(self) -> float:
@@ -246,33 +247,33 @@ class Measured:
 
 
 def check_number(sizes: Sequence[tuple[float, float]]) -> None:
-    """ValueError where so few runs, each (N, D), say nothing; the largest is not among them."""
+    """ValueError if there are too few runs (N, D) for a fit, without the largest one."""
     if len(sizes) < 4 or any(len(set(each)) < 2 for each in zip(*sizes)):
-        raise ValueError("a law needs runs of two sizes and two numbers of tokens at least, beside the largest run")
+        raise ValueError("a fit needs at least two sizes and two numbers of tokens, without the largest run")
 
 
-def measured(rows: Sequence[Row]) -> Measured:
+def fit_results(rows: Sequence[Row]) -> ScalingFit:
     every = sorted(points(rows), key=lambda point: point.C)
     *found, largest = every
     check_number([(point.N, point.D) for point in found])
-    law = both(found)
+    law = fit_law(found)
     decades = math.log10(largest.C / every[0].C)
-    return Measured(law, fits(found), intervals(found), largest, float(law(largest.N, largest.D)), decades)
+    return ScalingFit(law, fit_exponents(found), intervals(found), largest, float(law(largest.N, largest.D)), decades)
 
 
 def plot(rows: Sequence[Row]) -> Any:
-    """The curves of all runs by compute with the frontier, and L by N and by D with the law."""
-    result, every = measured(rows), points(rows)
+    """Loss curves by compute with the frontier, and L by N and by D with the fitted law."""
+    result, every = fit_results(rows), points(rows)
     figure, axes = figures.new(3, 1, 15, 4.5)
     sizes = sorted({point.N for point in every})
     colours = {N: f"C{number % 10}" for number, N in enumerate(sizes)}
     for trial in dict.fromkeys(row["trial"] for row in rows if "failed" not in row):
-        way = [row for row in rows if row["trial"] == trial]
-        costs = [row["flops"] * row["step"] / row["steps"] for row in way]
-        axes[0, 0].plot(costs, [row["loss"] for row in way], color=colours[way[0]["parameters"]], linewidth=0.8)
+        curve = [row for row in rows if row["trial"] == trial]
+        costs = [row["flops"] * row["step"] / row["steps"] for row in curve]
+        axes[0, 0].plot(costs, [row["loss"] for row in curve], color=colours[curve[0]["parameters"]], linewidth=0.8)
     edge = frontier(every)
     axes[0, 0].plot([p.C for p in edge], [p.L for p in edge], "k.--", linewidth=1, label="frontier")
-    law = power([p.C for p in edge if p != result.largest], [p.L for p in edge if p != result.largest])
+    law = fit_power([p.C for p in edge if p != result.largest], [p.L for p in edge if p != result.largest])
     axes[0, 0].plot([p.C for p in edge], [law(p.C) for p in edge], color="#999999", label=f"C to the -{law.a:.3f}")
     axes[0, 0].set(xlabel="FLOPs", title="loss by compute")
     for N in sizes:

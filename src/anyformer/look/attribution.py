@@ -1,8 +1,8 @@
-"""What every sublayer and head adds to a token's score: direct attribution along the residual stream.
+"""Direct logit attribution: the contribution of every sublayer and head to the score of a token.
 
-At one place the stream is a sum: its input, and what each sublayer added. Everything between that sum and a score is
-linear once the norms' scales (and the gates of an activation in the head) are held at the values they have in this run.
-So each summand has a share of the score, and the shares add up to it. P places, D width, N lines.
+At one position the residual stream is a sum of its input and the branch of each sublayer. From that sum to a score
+everything is linear once the scales of the norms (and the gates of an activation in the head) are fixed at their values
+in this run. So each summand has a share of the score, and the shares add up to it. P positions, D width, N summands.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from anyformer.look.roles import Step, between, body, last_stretch, steps
+from anyformer.look.roles import StackStep, body, last_stretch, steps, stream_end
 from anyformer.look.trace import Trace, main_tensor
 from anyformer.parts.fused_linear import effective_weight
 from anyformer.parts.head.language import LMHeadModule
 from anyformer.stacks.sublayer import SublayerModule
 
-CHUNK = 32  # places at once: N x P x D numbers are held
+CHUNK = 32  # positions at once, with N x P x D values in memory
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
-    """One summand: the stream's input, a sublayer, a head of one, or all biases on the way together."""
+class Summand:
+    """One summand: the stream's input, a sublayer, a head, or the sum of all biases."""
 
     name: str
     address: str
@@ -35,21 +35,22 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Contributions:
-    """`values[n, p]` is what line n adds to the score of `tokens[p]` at `positions[p]`; a column adds up to a score."""
+    """`values[n, p]` is the contribution of summand n to the score of `tokens[p]` at `positions[p]`; columns sum to
+    scores."""
 
-    names: tuple[Line, ...]
+    names: tuple[Summand, ...]
     values: Tensor  # (N, P)
     tokens: Tensor  # (P,)
     positions: Tensor  # (P,)
-    scores: Tensor  # (P,) as the model gives them
+    scores: Tensor  # (P,) of the model
 
     def lines(self, place: int = 0) -> list[tuple[str, float]]:
-        """(name, share) at one of the places, the largest first."""
+        """(name, share) at one of the positions, largest first."""
         found = [(line.name, float(value)) for line, value in zip(self.names, self.values[:, place])]
         return sorted(found, key=lambda line: -abs(line[1]))
 
     def by_sublayer(self) -> dict[str, Tensor]:
-        """address -> (P,): heads of one sublayer taken together."""
+        """address -> (P,): the heads of a sublayer summed."""
         found: dict[str, Tensor] = {}
         for line, value in zip(self.names, self.values):
             found[line.address] = found[line.address] + value if line.address in found else value
@@ -66,11 +67,13 @@ class Contributions:
 def contributions(
     run: Trace, token: int | Sequence[int] | None = None, position: int | Sequence[int] = -1, row: int = 0
 ) -> Contributions:
-    """The shares in the score of `token` (the likeliest unless said) at `position`, or of several at several."""
+    """The shares in the score of `token` (default: the most likely) at `position`; or of several at several."""
     model, stack = run.model, body(run.model).last
-    logits, positions, tokens = asked(run, token, position, row)
-    if (other := between(body(run.model))) is not None:
-        raise ValueError(f"{other} stands between the stream and the head, and no sum goes through it")
+    logits, positions, tokens = resolve_targets(run, token, position, row)
+    if (other := stream_end(body(run.model))) is not None:
+        raise ValueError(
+            f"{other} stands between the stream and the head and is not linear, so scores cannot be attributed"
+        )
     first, layers = last_stretch(stack)
     ways = list(steps(stack, layers))
     mixed = [name for step in ways if (name := f"{step.sublayer.address}.op.mixed") in model.shows]
@@ -78,7 +81,7 @@ def contributions(
         first, *{step.branch for step in ways}, *mixed, *({step.layer for step in ways} if run.change else ())
     )
     parts = [
-        Shares(run, row, chunk).through(ways, target)
+        StreamShares(run, row, chunk).through(ways, target)
         for chunk, target in zip(positions.split(CHUNK), tokens.split(CHUNK))
     ]
     names, values = parts[0][0], torch.cat([value for _, value in parts], 1)
@@ -87,15 +90,15 @@ def contributions(
     return Contributions(names, values.float(), tokens, positions, scores)
 
 
-def asked(
+def resolve_targets(
     run: Trace, token: int | Sequence[int] | None, position: int | Sequence[int], row: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The scores (T, V) of a row, and which tokens (P,) at which places (P,) are meant."""
-    logits = scored(run)[row]
+    """The scores (T, V) of a row, the positions (P,) and the tokens (P,)."""
+    logits = token_scores(run)[row]
     wanted = [position] if isinstance(position, int) else list(position)
     for place in wanted:
         if not -len(logits) <= place < len(logits):
-            raise ValueError(f"no position {place}; the model scores {len(logits)} of them")
+            raise ValueError(f"no position {place}; the model scores {len(logits)} positions")
     positions = torch.tensor([place % len(logits) for place in wanted])
     if token is None:
         tokens = logits[positions].argmax(-1)
@@ -106,41 +109,41 @@ def asked(
     return logits, positions, tokens
 
 
-def scored(run: Trace) -> Tensor:
-    """(B, T, V): the scores of a head that gives some at every place."""
-    said = main_tensor(dict(run.output))[0]
-    if said is None or said.dim() != 3 or rows_of(run.model.head) is None:
+def token_scores(run: Trace) -> Tensor:
+    """(B, T, V): the scores of a head that scores every position."""
+    scores = main_tensor(dict(run.output))[0]
+    if scores is None or scores.dim() != 3 or rows_of(run.model.head) is None:
         kind = type(run.model.spec.head).__name__ if run.model.spec.head is not None else "no head"
-        raise ValueError(f"contributions are to the scores of tokens, one place at a time; this model has {kind}")
-    return said
+        raise ValueError(f"contributions need a head that scores tokens at every position; this model has {kind}")
+    return scores
 
 
 def rows_of(head: Any) -> nn.Linear | None:
-    """What gives each score as one row times a vector of the stream, where a head works like that."""
+    """The linear layer whose rows give the scores; None if the head has no such layer."""
     out = getattr(getattr(head, "lm", head), "out", None)
     return out if isinstance(out, nn.Linear) and not hasattr(getattr(head, "lm", head), "pool") else None
 
 
-class Shares:
-    """The stream at some places of one row, as a sum that is taken along."""
+class StreamShares:
+    """The stream at some positions of one row, kept as a sum while it is propagated."""
 
     def __init__(self, run: Trace, row: int, positions: Tensor) -> None:
         self.run, self.row, self.positions = run, row, positions
         self.stack = body(run.model).last
         first, _ = last_stretch(self.stack)
-        start = self.at(first)
-        self.names = [Line("biases", "biases"), Line("input", first)]
+        start = self.stream_at(first)
+        self.names = [Summand("biases", "biases"), Summand("input", first)]
         self.sum = torch.stack((torch.zeros_like(start), start))  # (N, P, D)
 
-    def at(self, address: str, time: int = 0) -> Tensor:
+    def stream_at(self, address: str, time: int = 0) -> Tensor:
         return self.run.kept[address][time][self.row, self.positions].double()
 
-    def through(self, ways: Sequence[Step], tokens: Tensor) -> tuple[tuple[Line, ...], Tensor]:
+    def through(self, ways: Sequence[StackStep], tokens: Tensor) -> tuple[tuple[Summand, ...], Tensor]:
         for step, after in zip(ways, [*ways[1:], None]):
-            if step.branch in self.run.kept:  # not passed over
+            if step.branch in self.run.kept:  # not skipped
                 self.step(step)
             if self.run.change and (after is None or (after.layer, after.time) != (step.layer, step.time)):
-                self.changed(step)
+                self.add_change(step)
         whole, head = body(self.run.model), self.run.model.head
         self.norm(self.stack.norm)
         if self.stack.project is not None:
@@ -161,9 +164,9 @@ class Shares:
             values[0] += 0 if extra is None else extra[tokens].double()
         return tuple(self.names), values
 
-    # -- what happens to a sum ---------------------------------------------------------------------------------------
+    # -- operations on the sum ---------------------------------------------------------------------------------------
 
-    def step(self, step: Step) -> None:
+    def step(self, step: StackStep) -> None:
         sublayer, residual = step.sublayer, step.sublayer.residual
         if sublayer.normed_skip:
             self.norm(sublayer.pre_norm)
@@ -181,22 +184,22 @@ class Shares:
         self.names += names
         self.norm(sublayer.out_norm)
 
-    def changed(self, step: Step) -> None:
-        """Where someone changed the stream after a layer, the change is a summand."""
-        change = self.at(step.layer, step.time) - self.sum.sum(0)
+    def add_change(self, step: StackStep) -> None:
+        """A change of the stream after a layer becomes a summand."""
+        change = self.stream_at(step.layer, step.time) - self.sum.sum(0)
         if float(change.abs().max()) > 1e-4 * float(self.sum.abs().max()):
-            self.names.append(Line(f"{step.layer} changed", step.layer))
+            self.names.append(Summand(f"{step.layer} changed", step.layer))
             self.sum = torch.cat((self.sum, change[None]))
 
-    def branch(self, step: Step) -> tuple[list[Line], Tensor]:
-        """What a step adds (N, P, D), head by head where its op has some: first what no head added."""
-        whole, sublayer = self.at(step.branch, step.time), step.sublayer
+    def branch(self, step: StackStep) -> tuple[list[Summand], Tensor]:
+        """The branch of a step (N, P, D), by head if its op has heads; the first row is the part of no head."""
+        whole, sublayer = self.stream_at(step.branch, step.time), step.sublayer
         if (parts := self.heads(sublayer, step.time)) is not None:
             parts = through_norm(parts, sublayer.post_norm)
             if torch.allclose(parts.sum(0), whole, rtol=1e-3, atol=1e-4 * float(whole.abs().max())):
-                lines = [Line(f"{sublayer.address} head {i}", sublayer.address, i) for i in range(len(parts) - 1)]
+                lines = [Summand(f"{sublayer.address} head {i}", sublayer.address, i) for i in range(len(parts) - 1)]
                 return lines, parts
-        return [Line(sublayer.address, sublayer.address)], torch.stack((torch.zeros_like(whole), whole))
+        return [Summand(sublayer.address, sublayer.address)], torch.stack((torch.zeros_like(whole), whole))
 
     def heads(self, sublayer: SublayerModule, time: int) -> Tensor | None:
         op: Any = sublayer.op
@@ -207,12 +210,12 @@ class Shares:
         if mixed.dim() != 3 or mixed.shape[1] <= int(self.positions.max()) or mixed.shape[0] <= self.row:
             return None
         mixed = mixed[self.row, self.positions]
-        alone = torch.zeros(number + 1, *mixed.shape, dtype=mixed.dtype)
+        separate = torch.zeros(number + 1, *mixed.shape, dtype=mixed.dtype)
         for i, columns in enumerate(torch.arange(mixed.shape[-1]).chunk(number), 1):
-            alone[i][:, columns] = mixed[:, columns]
-        made = op.o(alone).double()
-        made[1:] -= made[:1].clone()
-        return made
+            separate[i][:, columns] = mixed[:, columns]
+        outputs = op.o(separate).double()
+        outputs[1:] -= outputs[:1].clone()
+        return outputs
 
     def norm(self, norm: nn.Module | None) -> None:
         self.sum = through_norm(self.sum, norm)
@@ -233,8 +236,8 @@ class Shares:
 
 
 def through_norm(parts: Tensor, norm: nn.Module | None) -> Tensor:
-    """(N, P, D) whose sum a norm reads -> what it makes of each, its scale held at what it is here: then it takes off
-    the mean, where it does, and multiplies. Its bias goes to the first."""
+    """(N, P, D) through a norm with its scale fixed: it subtracts the mean (if it centers) and multiplies. Its bias
+    goes to the first summand."""
     if norm is None:
         return parts
     x = parts.sum(0).detach()
@@ -243,11 +246,11 @@ def through_norm(parts: Tensor, norm: nn.Module | None) -> Tensor:
     centred = torch.allclose(exact(x + 1).double(), y, rtol=1e-6, atol=1e-6)
     inside = x - x.mean(-1, keepdim=True) if centred else x
     scale = torch.where(inside == 0, 0, (y - bias) / torch.where(inside == 0, 1, inside))
-    made = (parts - parts.mean(-1, keepdim=True) if centred else parts) * scale
-    return torch.cat((made[:1] + bias, made[1:]))
+    scaled = (parts - parts.mean(-1, keepdim=True) if centred else parts) * scale
+    return torch.cat((scaled[:1] + bias, scaled[1:]))
 
 
 def _check(found: Tensor, scores: Tensor, dtype: torch.dtype) -> None:
     worst = float((found - scores).abs().max() / scores.abs().max().clamp(min=1))
     if worst > min(1e4 * torch.finfo(dtype).eps, 0.1):
-        raise ValueError(f"the stream of this model is not a sum of what its sublayers add (off by {worst:.1e})")
+        raise ValueError(f"the stream of this model is not the sum of its branches (off by {worst:.1e})")

@@ -1,4 +1,4 @@
-"""Who looks at whom: attention weights, and the experts that tokens are sent to.
+"""Attention weights, and the experts that tokens are routed to.
 
 B batch, H heads, T tokens, S keys, E experts, k experts a token.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from anyformer.look.roles import attending, calls, routers, short
+from anyformer.look.roles import attention_mixers, calls, routers, short
 from anyformer.look.trace import Trace
 from anyformer.parts.feedforward.moe import Routing
 from anyformer.specs.messages import quote
@@ -56,7 +56,7 @@ class Attentions(Mapping[str, AttentionMap]):
 
 def attention(run: Trace) -> Attentions:
     """The attention weights of every mixer that has some."""
-    kinds = attending(run.model)
+    kinds = attention_mixers(run.model)
     if not kinds:
         mixers = sorted({a.split(".")[-2] for a in run.model.shows if a.endswith(".mixed")} - {"op"})
         raise ValueError(
@@ -75,8 +75,8 @@ def attention(run: Trace) -> Attentions:
 
 @dataclasses.dataclass(frozen=True)
 class Routed:
-    """Where one layer's tokens went: `experts` (N, k), of all rows one after another, and the shares they got there.
-    A token that found no room has an expert's number of E and weight 0."""
+    """The routing of one layer: `experts` (N, k) over all rows, and their weights. A token without room has expert E
+    and weight 0."""
 
     address: str
     experts: Tensor
@@ -93,11 +93,11 @@ def routing(run: Trace) -> list[Routed]:
     """The experts that every layer with a router sent its tokens to."""
     modules = {run.model.get_submodule(address): address for address in routers(run.model)}
     if not modules:
-        raise ValueError("this model has no experts to send tokens to")
-    found = []
-    for module, made in calls(run, list(modules)).items():
-        for call in made:
-            assert isinstance(call.result, Routing)
-            said = call.result
-            found.append(Routed(modules[module], said.experts, said.weights, said.logits.shape[-1]))
-    return found
+        raise ValueError("this model has no experts")
+    layers = []
+    for module, module_calls in calls(run, list(modules)).items():
+        for call in module_calls:
+            routed = call.result
+            assert isinstance(routed, Routing)
+            layers.append(Routed(modules[module], routed.experts, routed.weights, routed.logits.shape[-1]))
+    return layers

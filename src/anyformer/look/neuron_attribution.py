@@ -1,8 +1,8 @@
-"""Neurons that matter: what each unit of a feed-forward layer adds to a token's score.
+"""Neuron attribution: the contribution of each unit of a feed-forward layer to the score of a token.
 
-A unit writes one vector into the stream, its column of `down`, as often as it is active. How much the score grows along
-that vector, all norms held at their scales of this run, is the slope of the sum in shares.py; activation times slope is
-the unit's share, and the shares of a layer add up to the layer's. P places, D width, F units.
+A unit adds its column of `down`, times its activation, to the stream. The gradient of the score along that column, with
+all norms at their scales of this run, is that of the sum in attribution.py; activation times gradient is the unit's
+share, and the shares of a layer add up to the layer's. P positions, D width, F units.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from anyformer.look.attribution import CHUNK, Line, Shares, asked, through_norm
-from anyformer.look.roles import Step, between, body, calls, steps
+from anyformer.look.attribution import CHUNK, StreamShares, Summand, resolve_targets, through_norm
+from anyformer.look.roles import StackStep, body, calls, steps, stream_end
 from anyformer.look.trace import Trace
 from anyformer.parts.fused_linear import effective_weight
 from anyformer.stacks.sublayer import SublayerModule
@@ -40,7 +40,7 @@ class Neurons:
     positions: Tensor  # (P,)
 
     def best(self, most: int = 20, place: int = 0) -> list[Neuron]:
-        """Of all sublayers at one of the places, the largest shares first."""
+        """The largest shares over all sublayers at one of the positions."""
         found = []
         for address, shares in self.shares.items():
             units = shares[place].abs().topk(min(most, shares.shape[1])).indices.tolist()
@@ -59,65 +59,65 @@ class Neurons:
 def neurons(
     run: Trace, token: int | Sequence[int] | None = None, position: int | Sequence[int] = -1, row: int = 0
 ) -> Neurons:
-    """The shares of units in the score of `token` (the likeliest unless said) at `position`, or of several at
+    """The shares of units in the score of `token` (default: the most likely) at `position`; or of several at
     several."""
-    _, positions, tokens = asked(run, token, position, row)
+    _, positions, tokens = resolve_targets(run, token, position, row)
     stack = body(run.model).last
     ways = list(steps(stack))
-    layers = {step.sublayer: down for step in ways if (down := last_of(step.sublayer)) is not None}
-    if not layers or between(body(run.model)) is not None:
-        raise ValueError("this model has no feed-forward layers whose units add to the scores one by one")
-    made = [f"{sublayer.address}.op" for sublayer in layers]
+    layers = {step.sublayer: down for step in ways if (down := down_projection(step.sublayer)) is not None}
+    if not layers or stream_end(body(run.model)) is not None:
+        raise ValueError("this model has no feed-forward layers whose units contribute to the scores separately")
+    outputs = [f"{sublayer.address}.op" for sublayer in layers]
     with torch.no_grad():
         run = run.keeping(
             f"{stack.address}.input",
             *{step.branch for step in ways},
-            *made,
+            *outputs,
             *({step.layer for step in ways} if run.change else ()),
         )
         read = calls(run, list(layers.values()))
     shares: dict[str, list[Tensor]] = {}
     active: dict[str, list[Tensor]] = {}
     for places, wanted in zip(positions.split(CHUNK), tokens.split(CHUNK)):
-        for step, slope in Slopes(run, row, places, layers).of(ways, wanted):
-            down, name = layers[step.sublayer], named(step)
+        for step, gradient in ScoreGradients(run, row, places, layers).gradients_of(ways, wanted):
+            down, name = layers[step.sublayer], step_name(step)
             inner = read[down][step.time].args[0][row, places].double()  # (P, F)
             weight = effective_weight(down).detach().double()
-            shares.setdefault(name, []).append((slope @ weight * inner).float())
+            shares.setdefault(name, []).append((gradient @ weight * inner).float())
             active.setdefault(name, []).append(inner.float())
     whole, acts = ({name: torch.cat(parts) for name, parts in each.items()} for each in (shares, active))
     return Neurons(whole, acts, tokens, positions)
 
 
-def named(step: Step) -> str:
+def step_name(step: StackStep) -> str:
     return step.sublayer.address + (f", run {step.time + 1}" if step.time else "")
 
 
-def last_of(sublayer: SublayerModule) -> Any:
-    """The product that ends a feed-forward layer, where its units are columns of one."""
+def down_projection(sublayer: SublayerModule) -> Any:
+    """The last linear layer of a feed-forward layer, if its columns are the units."""
     down = getattr(sublayer.op, "down", None)
     spread = getattr(getattr(sublayer.op, "part", None), "num_heads", None)
     return down if isinstance(down, nn.Linear) and spread is None else None
 
 
-class Slopes(Shares):
-    """The same sum with what feed-forward layers give as variables: how much a score grows along each of them."""
+class ScoreGradients(StreamShares):
+    """The same sum with the outputs of feed-forward layers as variables, for the gradients of a score."""
 
     def __init__(self, run: Trace, row: int, positions: Tensor, layers: dict[SublayerModule, Any]) -> None:
         super().__init__(run, row, positions)
-        self.layers, self.free = layers, list[tuple[Step, Tensor]]()
+        self.layers, self.free = layers, list[tuple[StackStep, Tensor]]()
 
     @torch.enable_grad()
-    def of(self, ways: Sequence[Step], tokens: Tensor) -> list[tuple[Step, Tensor]]:
-        """Every step that has units, and the slope (P, D) of its tokens' scores."""
+    def gradients_of(self, ways: Sequence[StackStep], tokens: Tensor) -> list[tuple[StackStep, Tensor]]:
+        """Every step with units, and the gradient (P, D) of its tokens' scores."""
         _, values = self.through(ways, tokens)
-        slopes = torch.autograd.grad(values.sum(), [each for _, each in self.free])
-        return [(step, slope) for (step, _), slope in zip(self.free, slopes)]
+        gradients = torch.autograd.grad(values.sum(), [each for _, each in self.free])
+        return [(step, gradient) for (step, _), gradient in zip(self.free, gradients)]
 
-    def branch(self, step: Step) -> tuple[list[Line], Tensor]:
+    def branch(self, step: StackStep) -> tuple[list[Summand], Tensor]:
         lines, parts = super().branch(step)
         if step.sublayer in self.layers:
-            given = self.at(f"{step.sublayer.address}.op", step.time).detach().requires_grad_()
+            given = self.stream_at(f"{step.sublayer.address}.op", step.time).detach().requires_grad_()
             alone = through_norm(torch.stack((torch.zeros_like(given), given)), step.sublayer.post_norm)
             if torch.allclose(alone.sum(0), parts.sum(0), rtol=1e-3, atol=1e-4 * float(parts.abs().max())):
                 self.free.append((step, given))

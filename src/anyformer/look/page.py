@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from anyformer.look.views import At, Data, Inside, attempt, packed, strongest
+from anyformer.look.views import At, Data, Inside, attempt, pack, strongest
 
 SCRIPTS = ("base.js", "draw.js", "views.js", "stream.js", "start.js")
 
@@ -26,7 +26,7 @@ def resource(name: str) -> str:
     return files("anyformer.look").joinpath("page", name).read_text(encoding="utf-8")
 
 
-def assembled(data: Data, served: bool = False) -> str:
+def render_page(data: Data, served: bool = False) -> str:
     """The page with its script, its style and its data in it; the browser runs these two by their hashes alone."""
     script, style = "\n".join(resource(name) for name in SCRIPTS), resource("page.css")
     allowed = [
@@ -54,7 +54,7 @@ def digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def whole(inside: Inside) -> Data:
+def all_views(inside: Inside) -> Data:
     """All views of a run, for a file; where something is too much for one, a note says so."""
     data, notes = inside.opening(), []
     data["held"], note = held_maps(inside)
@@ -81,9 +81,9 @@ def held_maps(inside: Inside) -> tuple[list[list[Any]], list[str]]:
 
     def visit(at: At, maps: Tensor) -> None:
         if number is None:
-            found[at] = [packed(head) for head in maps]
+            found[at] = [pack(head) for head in maps]
         else:
-            found[at] = [[packed(places), packed(values)] for places, values in strongest(maps, number)]
+            found[at] = [[pack(places), pack(values)] for places, values in strongest(maps, number)]
 
     inside.every_map(visit)
     note = f"of each row of attention the {number} largest weights are kept; --serve shows all"

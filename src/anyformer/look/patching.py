@@ -1,4 +1,4 @@
-"""Change something inside a run and see what becomes of the prediction: activation patching.
+"""Activation patching: change values inside a run and compare the prediction.
 
 patch(run, at="decoder.layers.3.attention", heads=[2]) # that head is silent
 patch(run, other, at="decoder.layers.3", positions=[4]) # the stream there, of another text
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from anyformer.look.roles import attending, body, short, steps
+from anyformer.look.roles import attention_mixers, body, short, steps
 from anyformer.look.trace import Change, ChangeByPass, Trace, addresses, main_tensor, matches, trace
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
@@ -31,43 +31,45 @@ def patch(
     heads: Sequence[int] | None = None,
     scale: float = 0.0,
 ) -> Trace:
-    """The run once more, with the values of the `other` run in the place of its own at these addresses, or without one
-    with its own times `scale`. `positions` and `heads` say of which tokens and heads; all unless said. A sublayer
-    stands for what it adds, and its heads for what they give to it."""
-    asked = [address for name in ((at,) if isinstance(at, str) else at) for address in resolved(run, name, heads)]
+    """Run again with the values of the `other` run at these addresses; without another run, with its own values times
+    `scale`. `positions` and `heads` limit the change (default: all). The address of a sublayer means its branch; with
+    `heads`, the outputs of its heads."""
+    asked = [
+        address for name in ((at,) if isinstance(at, str) else at) for address in resolve_addresses(run, name, heads)
+    ]
     theirs = None if other is None else other.keeping(*asked)
     changes: dict[str, Change] = {}
     for address in asked:
         number = None if heads is None else heads_at(run, address.removesuffix(".mixed"))
-        changes[address] = pasted(
+        changes[address] = paste_change(
             address, None if theirs is None else theirs.kept.get(address), positions, heads, number, scale
         )
     with torch.no_grad():
         return trace(run.model, keep=tuple(run.kept), change={**run.change, **changes}, **run.inputs)
 
 
-def resolved(run: Trace, name: str, heads: Sequence[int] | None) -> list[str]:
-    """The addresses where a value can be put that stand behind a name."""
+def resolve_addresses(run: Trace, name: str, heads: Sequence[int] | None) -> list[str]:
+    """The addresses to change for a name or pattern."""
     known = addresses(run.model)
     found = [address for address in known if matches(name, address)]
     if heads is not None:
-        found = [f"{a}.mixed" for a in attending(run.model) if matches(name, a) or matches(name, short(a))]
+        found = [f"{a}.mixed" for a in attention_mixers(run.model) if matches(name, a) or matches(name, short(a))]
     elif adding := [f"{address}.branch" for address in found if f"{address}.branch" in run.model.shows]:
         found = adding
     if not found:
-        names = [short(a) for a in attending(run.model)] if heads is not None else known
-        raise ValueError(f"nothing in this model is called {quote(name)}; {nearest(name, names)}")
+        names = [short(a) for a in attention_mixers(run.model)] if heads is not None else known
+        raise ValueError(f"no address matches {quote(name)}; {nearest(name, names)}")
     return found
 
 
 def heads_at(run: Trace, mixer: str) -> int:
     number = getattr(getattr(run.model.get_submodule(mixer), "part", None), "num_heads", None)
     if number is None:
-        raise ValueError(f"{mixer} does not say how many heads it has")
+        raise ValueError(f"{mixer}: unknown number of heads")
     return number
 
 
-def pasted(
+def paste_change(
     address: str,
     theirs: list[Tensor] | None,
     positions: Sequence[int] | None,
@@ -85,7 +87,7 @@ def pasted(
         if positions is None and source.shape != value.shape:
             raise ValueError(
                 f"{address}: the other run's value is {tuple(source.shape)} and this one's "
-                f"{tuple(value.shape)}: texts of other lengths, give positions"
+                f"{tuple(value.shape)}: the texts have different lengths; give positions"
             )
         if positions is None and heads is None:
             return source
@@ -117,14 +119,14 @@ def head_columns(width: int, number: int | None, heads: Sequence[int] | None) ->
 
 @dataclasses.dataclass(frozen=True)
 class PatchTable:
-    """`values[i, j]`: what the change in row i and column j does to the logarithm of the token's probability."""
+    """`values[i, j]`: the change of the token's log-probability by the patch in row i and column j."""
 
     rows: tuple[str, ...]
     columns: tuple[int, ...]
     values: Tensor
     token: int
     position: int
-    before: float  # that logarithm, unchanged
+    before: float  # log-probability without a patch
 
     def figure(self) -> Any:
         from anyformer.look.figures import table
@@ -149,8 +151,8 @@ def patch_table(
     scale: float = 0.0,
     positions: Sequence[int] | None = None,
 ) -> PatchTable:
-    """Every layer and position, every head of every layer, or every sublayer, patched alone. The token is the likeliest
-    at `position` unless said."""
+    """Patch every layer and position, every head, or every sublayer, one at a time. `token` defaults to the most likely
+    one at `position`."""
     logits = last_scores(run, position)
     token = int(logits.argmax()) if token is None else token
     before = float(logits.log_softmax(-1)[token])
@@ -161,17 +163,17 @@ def patch_table(
     flat = [(i, j, cell) for i, line in enumerate(cells) for j, cell in enumerate(line) if cell is not None]
     for start in range(0, len(flat), ROWS):
         some = flat[start : start + ROWS]
-        out = _tried(run, theirs, [cell for _, _, cell in some], scale, position)
+        out = _try_changes(run, theirs, [cell for _, _, cell in some], scale, position)
         for (i, j, _), scores in zip(some, out):
             values[i, j] = scores.log_softmax(-1)[token] - before
     return PatchTable(tuple(names), tuple(columns), values, token, position, before)
 
 
 def last_scores(run: Trace, position: int) -> Tensor:
-    """(V,): what the model says at a position of the first row, or of the row as a whole."""
+    """(V,): the scores at a position of the first row, or of the whole row."""
     said = main_tensor(dict(run.output))[0]
     if said is None or not said.is_floating_point() or said.dim() not in (2, 3):
-        raise ValueError("this model scores nothing, so no change can be measured")
+        raise ValueError("this model has no scores, so no change can be measured")
     return (said[0] if said.dim() == 2 else said[0, position]).float()
 
 
@@ -184,10 +186,10 @@ def grid(run: Trace, by: str, positions: Sequence[int] | None) -> tuple[list[str
         return names, places, [[_Cell(name, [place], None) for place in places] for name in names]
     if by == "sublayer":
         names = list(dict.fromkeys(step.sublayer.address for step in steps(stack)))
-        return names, [0], [[_Cell(resolved(run, name, None)[0], None, None)] for name in names]
+        return names, [0], [[_Cell(resolve_addresses(run, name, None)[0], None, None)] for name in names]
     if by != "head":
         raise ValueError(f"by={quote(by)}; {nearest(by, ('position', 'head', 'sublayer'))}")
-    mixers = [address for address in attending(run.model) if f"{address}.mixed" in run.model.shows]
+    mixers = [address for address in attention_mixers(run.model) if f"{address}.mixed" in run.model.shows]
     if not mixers:
         raise ValueError("this model has no heads to change")
     numbers = [heads_at(run, address) for address in mixers]
@@ -200,8 +202,8 @@ def grid(run: Trace, by: str, positions: Sequence[int] | None) -> tuple[list[str
     return [short(address) for address in mixers], list(range(max(numbers))), lines
 
 
-def _tried(run: Trace, theirs: Trace | None, cells: Sequence[_Cell], scale: float, position: int) -> list[Tensor]:
-    """The scores after each of these changes, all in one batch."""
+def _try_changes(run: Trace, theirs: Trace | None, cells: Sequence[_Cell], scale: float, position: int) -> list[Tensor]:
+    """The scores after each of these changes, in one batch."""
     number = len(cells)
     inputs = {name: repeated_rows(value, number) for name, value in run.inputs.items()}
     changes: dict[str, Change] = {}
@@ -213,7 +215,9 @@ def _tried(run: Trace, theirs: Trace | None, cells: Sequence[_Cell], scale: floa
                 if cell.address == name:
                     mine = value[row] * scale if theirs is None else theirs.kept[name][index][0]
                     if mine.shape[-2] != value.shape[-2] and cell.positions is None:
-                        raise ValueError("the two texts have other lengths, so heads and sublayers cannot be pasted")
+                        raise ValueError(
+                            "the two texts have different lengths, so heads and sublayers cannot be patched"
+                        )
                     columns = torch.arange(value.shape[-1]) if cell.columns is None else cell.columns
                     for place in range(value.shape[1]) if cell.positions is None else cell.positions:
                         if place >= mine.shape[-2]:
@@ -233,5 +237,5 @@ def repeated_rows(value: Any, number: int) -> Any:
     if not isinstance(value, Tensor) or not value.dim():
         return value
     if value.shape[0] != 1:
-        raise ValueError(f"a table of changes is of one text; this run has {value.shape[0]}")
+        raise ValueError(f"a patch table needs a run of one text; this run has {value.shape[0]}")
     return value.repeat(number, *[1] * (value.dim() - 1))

@@ -1,4 +1,4 @@
-"""The residual stream by depth: what a head would say of it after each layer, and how long its vectors are.
+"""The residual stream by depth: the logit lens, and the norms of its vectors.
 
 B batch, T tokens, D width, V what the head scores, L steps of the stack.
 """
@@ -19,7 +19,7 @@ from anyformer.parts.head.base import HeadModule
 
 @dataclasses.dataclass(frozen=True)
 class Lens:
-    """What the head says of the stream before the first layer and after each [nostalgebraist 2020]."""
+    """The head applied to the stream before the first layer and after each [nostalgebraist 2020]."""
 
     addresses: tuple[str, ...]
     states: tuple[Tensor, ...]  # (B, T, D) each
@@ -60,10 +60,10 @@ def logit_lens(run: Trace) -> Lens:
     model, whole = run.model, body(run.model)
     stack = whole.last
     if not isinstance(model.head, HeadModule):
-        raise ValueError("this model has no head that could read its stream: load one that scores something")
+        raise ValueError("this model has no head; load one with a head")
     head: HeadModule = model.head
     if stack.part.neck is not None and stack.part.neck.every_layer:
-        raise ValueError(f"{stack.address}.neck mixes the states of all layers, so no layer can be read alone")
+        raise ValueError(f"{stack.address}.neck mixes the states of all layers, so single layers cannot be read")
     heard = calls(run, [head, stack])
     ctx, (_, head_ctx, inputs) = heard[stack][-1].args[1].having(taps=None), heard[head][-1].args
     head_ctx = head_ctx.having(taps=None)

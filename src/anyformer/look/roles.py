@@ -17,7 +17,7 @@ from anyformer.stacks.sublayer import SublayerModule
 WEIGHTS = ("attentions", "cross_attentions")  # as which outputs the weights of mixers are shown
 
 
-def attending(model: TransformerModule) -> dict[str, str]:
+def attention_mixers(model: TransformerModule) -> dict[str, str]:
     """The address of every mixer that has attention weights -> "self" or "cross"."""
     found = {address: shown for address, shown in model.shows.items() if address.endswith(".weights")}
     return {
@@ -42,7 +42,7 @@ def body(model: TransformerModule) -> Any:
     return found
 
 
-def between(whole: Any) -> str | None:
+def stream_end(whole: Any) -> str | None:
     """The address of what stands between the stream of the last stack and the head, where something does; of two
     streams each goes through the other's steps."""
     stack = whole.last
@@ -56,7 +56,7 @@ def short(address: str) -> str:
     return address.removesuffix(".op")
 
 
-class Step(NamedTuple):
+class StackStep(NamedTuple):
     """One residual step of a stack, in the order they run."""
 
     sublayer: SublayerModule
@@ -72,13 +72,13 @@ def last_stretch(stack: StackModule) -> tuple[str, tuple[int, ...]]:
     return f"{stack.address}.{f'layers.{layers[after - 1]}' if after else 'input'}", layers[after:]
 
 
-def steps(stack: StackModule, layers: Sequence[int] | None = None) -> Iterator[Step]:
+def steps(stack: StackModule, layers: Sequence[int] | None = None) -> Iterator[StackStep]:
     """Every residual step of a stack as it runs, or of these layers of it."""
     done: dict[int, int] = {}
     for i in stack.part.steps if layers is None else layers:
         time = done[i] = done.get(i, -1) + 1
         for sublayer, branch in sublayers(stack.layers[i]):
-            yield Step(sublayer, time, branch, f"{stack.address}.layers.{i}")
+            yield StackStep(sublayer, time, branch, f"{stack.address}.layers.{i}")
 
 
 def sublayers(block: nn.Module) -> Iterator[tuple[SublayerModule, str]]:

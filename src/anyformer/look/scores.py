@@ -58,14 +58,14 @@ def head_scores(run: Trace) -> HeadScores:
             and each.weights.shape[0] == ids.shape[0]
             and (each.weights.shape[-2:] == (ids.shape[1], ids.shape[1]))
         ):
-            for kind, targets in looked_at(ids).items():
+            for kind, targets in target_keys(ids).items():
                 found[kind][short(each.address)] = share(each.weights, targets)
     if not found[KINDS[0]]:
         raise ValueError("no attention here is between single tokens of the text, so its heads have no such scores")
     return HeadScores(found)
 
 
-def looked_at(ids: Tensor) -> dict[str, Tensor]:
+def target_keys(ids: Tensor) -> dict[str, Tensor]:
     """kind -> (B, T, T): which keys are of that kind for each query."""
     T = ids.shape[1]
     same = (ids[:, :, None] == ids[:, None, :]).tril(-1)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from anyformer.look.page import assembled
+from anyformer.look.page import render_page
 from anyformer.look.views import Data, Inside, Scene
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
@@ -43,7 +43,7 @@ class Server(ThreadingHTTPServer):
 
     def page(self) -> str:
         with self.lock:
-            return assembled(self.inside.opening(), served=True)
+            return render_page(self.inside.opening(), served=True)
 
     def map(self, index: int, head: int) -> bytes:
         with self.lock:
@@ -101,7 +101,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = urllib.parse.urlsplit(self.path)
-        if not self.from_here():
+        if not self.is_local():
             return
         if path.path == "/":
             self.send(200, self.server.page().encode(), "text/html; charset=utf-8")
@@ -117,7 +117,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Questions are JSON: another site's form cannot send that without being asked first, and is refused."""
         size = self.headers.get("Content-Length", "")
-        if not self.from_here():
+        if not self.is_local():
             return
         if self.headers.get_content_type() != "application/json" or not size.isdecimal() or int(size) > LARGEST:
             self.close_connection = True
@@ -131,12 +131,12 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(400, json.dumps({"why": str(error)}).encode(), "application/json")
         self.send(200, json.dumps(found, ensure_ascii=False).encode(), "application/json")
 
-    def from_here(self) -> bool:
+    def is_local(self) -> bool:
         """A name that someone else pointed at this machine is no name of ours."""
         if self.headers.get("Host") in self.server.hosts:
             return True
         self.close_connection = True
-        self.send(403, b"this page is for this machine alone", "text/plain; charset=utf-8")
+        self.send(403, b"this page is only for this machine", "text/plain; charset=utf-8")
         return False
 
     def send(self, code: int, body: bytes, kind: str) -> None:

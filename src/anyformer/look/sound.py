@@ -24,7 +24,7 @@ class Word(NamedTuple):
     text: str
 
 
-class Line(NamedTuple):
+class SpectrogramLine(NamedTuple):
     """A line of a picture: seconds from `start` to `end`, and the words that are said then, those too that go on into
     it from the line before or out of it."""
 
@@ -60,7 +60,7 @@ class Sound:
         cut = f"the first {LONGEST:g} of {self.seconds:.1f} seconds" if self.seconds > LONGEST else "what was heard"
         return f"{cut}, and when which words were"
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[SpectrogramLine]:
         shown = min(self.seconds, LONGEST)
         number = max(1, math.ceil(shown / LINE - 1e-6))
         length = shown / number
@@ -70,5 +70,5 @@ class Sound:
             frames = slice(round(start / self.step), round(end / self.step))
             start, end = frames.start * self.step, frames.stop * self.step
             words = [word for word in self.words if word.start < end and (word.start >= start or word.end > start)]
-            found.append(Line(start, end, self.power[:, frames], words))
+            found.append(SpectrogramLine(start, end, self.power[:, frames], words))
         return found

@@ -1,12 +1,12 @@
-"""What happens inside a model while it runs: any value under its address, kept or changed.
+"""Keep or change any value inside a model during a run, by address.
 
     run = trace(model, keep=["decoder.layers.*.attention.op.weights"], input_ids=ids)
     run["decoder.layers.0.attention.op.weights"]                    # (B, H, T, S)
     trace(model, change={"decoder.layers.3": lambda x, address: x + direction}, input_ids=ids).output.logits
 
-A module's address is its output. Inside a mixer stand its named values: `q`, `k`, `v`, `weights` after the softmax,
-`mixed` before the output projection; a sublayer's `branch` is what it adds, and `decoder.layers.3` is the residual
-stream after layer 3. In a pattern `*` stands for one name, `**` for any number of them, and `*` alone for everything.
+A module's address is its output. A mixer has named values: `q`, `k`, `v`, `weights` after the softmax, `mixed` before
+the output projection; a sublayer's `branch` is what it adds, and `decoder.layers.3` is the residual stream after layer
+3. In a pattern `*` matches one name and `**` any number of them; the pattern `*` matches everything.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ Change = Callable[[Tensor, str], Tensor] | ChangeByPass
 
 @dataclasses.dataclass(frozen=True)
 class Trace(Mapping[str, Any]):
-    """A run: its `output`, and the values that were kept, by address. What was computed more than once in the run (a
-    layer that several steps share) is a tuple. It knows the model and what it was run on: see `keeping`."""
+    """A run: its `output`, and the kept values by address. A value that was computed several times (in a layer that
+    several steps share) is a tuple. `keeping` runs the model again with more addresses."""
 
     output: Any
     kept: dict[str, list[Tensor]]
@@ -63,7 +63,7 @@ class Trace(Mapping[str, Any]):
         return len(self.kept)
 
     def keeping(self, *patterns: str) -> Trace:
-        """This run, or where it kept too little the same once more, with what is at these addresses too."""
+        """This run if it kept these addresses, else the same run again with them."""
         asked = [a for a in addresses(self.model) if any(matches(pattern, a) for pattern in patterns)]
         if all(address in self.kept for address in asked):
             return self
@@ -81,11 +81,10 @@ def trace(
     change: Mapping[str, Change] | None = None,
     **inputs: Any,
 ) -> Trace:
-    """Runs the model on `inputs`. Values at addresses that match a pattern of `keep` are kept; those that match one of
-    `change` are replaced by what its function makes of (value, address), and are kept as changed. Where nothing is
-    changed the output is exactly the model's own."""
+    """Run the model on `inputs`. Values whose addresses match a pattern in `keep` are kept; values that match a pattern
+    in `change` are replaced by function(value, address). Without changes the output is exactly the model's own."""
     if not isinstance(model, TransformerModule):
-        raise ValueError(f"only a model can be traced, as af.build and af.load give it, got {type(model).__name__}")
+        raise ValueError(f"cannot trace a {type(model).__name__}; give a model from af.build or af.load")
     listener = Tracer(model, (keep,) if isinstance(keep, str) else tuple(keep), change or {})
     handles = [
         module.register_forward_hook(listener.hook(address))
@@ -102,15 +101,15 @@ def trace(
 
 
 def addresses(model: TransformerModule) -> list[str]:
-    """Every address of a model that can be traced, in order."""
-    found: dict[str, None] = {}
-    mute: tuple[str, ...] = ()  # below these are weights and tables that others read
+    """Every address that can be traced, in order."""
+    names: dict[str, None] = {}
+    mute: tuple[str, ...] = ()  # modules whose parts only hold weights and tables
     for address, module in model.named_modules():
         if getattr(module, "silent", False):
             mute = (*mute, f"{address}.")
         elif address and not address.startswith(mute) and not isinstance(module, nn.ModuleList | nn.ParameterDict):
-            found[address] = None
-    return list(found | dict.fromkeys(model.shows))
+            names[address] = None
+    return list(names | dict.fromkeys(model.shows))
 
 
 class Tracer:
@@ -120,7 +119,7 @@ class Tracer:
         known = addresses(model)
         for pattern in (*keep, *change):
             if not any(matches(pattern, address) for address in known):
-                raise ValueError(f"nothing in this model is called {quote(pattern)}; {nearest(pattern, known)}")
+                raise ValueError(f"no address matches {quote(pattern)}; {nearest(pattern, known)}")
         self.keeping = {address for address in known if any(matches(pattern, address) for pattern in keep)}
         self.changes = {
             address: [function for pattern, function in change.items() if matches(pattern, address)]
@@ -134,7 +133,7 @@ class Tracer:
 
     def __call__(self, address: str, value: Tensor) -> Tensor:
         for function in self.changes.get(address, ()):
-            value = changed(function, value, address, self.passes[address])
+            value = apply_change(function, value, address, self.passes[address])
         self.passes[address] += 1
         if address in self.keeping:
             self.kept.setdefault(address, []).append(value)
@@ -151,16 +150,16 @@ class Tracer:
         return listen
 
 
-def changed(change: Change, value: Tensor, address: str, index: int) -> Tensor:
+def apply_change(change: Change, value: Tensor, address: str, index: int) -> Tensor:
     new = change.function(value, address, index) if isinstance(change, ChangeByPass) else change(value, address)
     if not isinstance(new, Tensor) or new.shape != value.shape:
-        found = f"a tensor of shape {tuple(new.shape)}" if isinstance(new, Tensor) else repr(new)
-        raise ValueError(f"change of {address}: it is {tuple(value.shape)}, and the function gave {found}")
+        result = f"a tensor of shape {tuple(new.shape)}" if isinstance(new, Tensor) else repr(new)
+        raise ValueError(f"change of {address}: its shape is {tuple(value.shape)}, but the function returned {result}")
     return new.to(value.dtype)
 
 
 def main_tensor(output: Any) -> tuple[Tensor | None, Callable[[Tensor], Any]]:
-    """The tensor that a module's output is about, and how to put another in its place."""
+    """The main tensor of a module's output, and a function that replaces it."""
     if isinstance(output, Tensor):
         return output, lambda new: new
     if isinstance(output, tuple) and output and isinstance(output[0], Tensor):  # an embedding gives its context too

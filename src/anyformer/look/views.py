@@ -20,7 +20,7 @@ from anyformer.look.maps import routing
 from anyformer.look.neuron_attribution import neurons
 from anyformer.look.patching import patch, patch_table
 from anyformer.look.residual_stream import logit_lens, stream_norms
-from anyformer.look.roles import attending, body, routers, short
+from anyformer.look.roles import attention_mixers, body, routers, short
 from anyformer.look.scores import head_scores, repeated
 from anyformer.look.sound import Sound
 from anyformer.look.trace import Trace, main_tensor, trace
@@ -62,11 +62,11 @@ class Inside:
 
     def __init__(self, scene: Scene) -> None:
         self.scene, self.model = scene, scene.model
-        self.mixers = attending(self.model)
+        self.mixers = attention_mixers(self.model)
         self.small: dict[At, Tensor] = {}  # in the order they were made
         self.held: dict[At, Tensor] = {}
         self.shapes: dict[At, tuple[int, ...]] = {}
-        found = self.watched(self.glance, keep=f"{body(self.model).last.address}.input")
+        found = self.trace_maps(self.glance, keep=f"{body(self.model).last.address}.input")
         self.run = dataclasses.replace(found, change={})
         scores = any("logits" in name for name in self.run.output)  # vectors of a body, or to compare, are no scores
         self.said = main_tensor(dict(self.run.output))[0] if scores else None
@@ -76,7 +76,7 @@ class Inside:
                 self.other = trace(self.model, **scene.other)
 
     @torch.no_grad()
-    def watched(self, see: Callable[[At, Tensor], None], keep: str | None = None) -> Trace:
+    def trace_maps(self, see: Callable[[At, Tensor], None], keep: str | None = None) -> Trace:
         """A run in which every map (B, H, T, S) is handed over on its way."""
         times: collections.Counter[str] = collections.Counter()
 
@@ -91,7 +91,7 @@ class Inside:
     def glance(self, at: At, weights: Tensor) -> None:
         """Sees a map on its way and keeps it small: (H, n, n); as it is too, while there is room."""
         size = tuple(min(side, SMALL) for side in weights.shape[-2:])
-        self.small[at] = quantised(F.adaptive_max_pool2d(weights[0].float(), size))
+        self.small[at] = quantize(F.adaptive_max_pool2d(weights[0].float(), size))
         self.shapes[at] = tuple(weights.shape)
         if weights.numel() + sum(each.numel() for each in self.held.values()) <= HOLD:
             self.held[at] = rows_of(weights)
@@ -174,7 +174,7 @@ class Inside:
             "keys": keys,
             "windows": rows,
             "side": list(small.shape[1:]),
-            "small": packed(small),
+            "small": pack(small),
             "of": self.side(at.address),
         }
 
@@ -224,13 +224,13 @@ class Inside:
             for at, maps in self.held.items():
                 visit(at, maps)
         else:
-            self.watched(lambda at, weights: visit(at, rows_of(weights)))
+            self.trace_maps(lambda at, weights: visit(at, rows_of(weights)))
 
     # -- the residual stream ------------------------------------------------------------------------------------------
 
     def lens(self, positions: Sequence[int]) -> Data:
         if self.said is None:
-            raise ValueError("this model scores nothing: there is nothing that a layer could be read as")
+            raise ValueError("this model has no scores, so its layers cannot be read")
         found = logit_lens(self.run)
         if found.states[0].shape[1] > max(positions, default=0):
             narrow = tuple(state[:, list(positions)] for state in found.states)
@@ -243,18 +243,18 @@ class Inside:
             "positions": list(positions),
             "tokens": names.tolist(),
             "words": words,
-            "chances": rounded(chances),
-            "norms": rounded(stream_norms(self.run)[:, 0]),
+            "chances": round_digits(chances),
+            "norms": round_digits(stream_norms(self.run)[:, 0]),
         }
 
     def contributions(self, positions: Sequence[int], token: int | None = None) -> Data:
         found = contributions(self.run, token, list(positions))
         return {
             "lines": [[line.name, line.address, line.head] for line in found.names],
-            "values": rounded(found.values),
+            "values": round_digits(found.values),
             "positions": list(positions),
             "tokens": [[int(t), self.word(int(t))] for t in found.tokens],
-            "scores": rounded(found.scores),
+            "scores": round_digits(found.scores),
         }
 
     def neurons(self, positions: Sequence[int], token: int | None = None) -> Data:
@@ -293,7 +293,7 @@ class Inside:
     def table(self, by: str, place: int = -1) -> Data:
         pasted = by == "position"
         if self.said is None:
-            raise ValueError("this model scores nothing, so no change can be measured")
+            raise ValueError("this model has no scores, so no change can be measured")
         if pasted and self.other is None:
             raise ValueError("places are pasted from another text: start with --other TEXT")
         found = patch_table(self.run, self.other if pasted else None, by=by, position=place)  # type: ignore[arg-type]
@@ -317,7 +317,8 @@ class Inside:
         return {
             "how": how,
             "kinds": {
-                kind: {address: rounded(scores) for address, scores in found.items()} for kind, found in kinds.items()
+                kind: {address: round_digits(scores) for address, scores in found.items()}
+                for kind, found in kinds.items()
             },
         }
 
@@ -341,23 +342,23 @@ class Inside:
         return Inside(dataclasses.replace(self.scene, inputs=inputs))
 
 
-def quantised(weights: Tensor) -> Tensor:
+def quantize(weights: Tensor) -> Tensor:
     """Shares from 0 to 1 as bytes: 255 times the square root, so that small ones stay apart."""
     return (weights.float().clamp(0, 1).sqrt() * 255).round().to(torch.uint8).cpu()
 
 
 def rows_of(weights: Tensor) -> Tensor:
     """(B, H, T, S) -> (H, B T, S) as bytes: windows one below the other."""
-    return quantised(weights.transpose(0, 1).flatten(1, 2))
+    return quantize(weights.transpose(0, 1).flatten(1, 2))
 
 
-def packed(values: Tensor) -> str:
+def pack(values: Tensor) -> str:
     import base64
 
     return base64.b64encode(values.contiguous().numpy().tobytes()).decode()
 
 
-def rounded(values: Tensor) -> Any:
+def round_digits(values: Tensor) -> Any:
     """Four digits, NaN as None."""
 
     def tidy(value: Any) -> Any:

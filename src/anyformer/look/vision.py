@@ -186,7 +186,7 @@ def windows(spec: Model, image_size: tuple[int, int] | None = None) -> list[Wind
             span = Span(*(pixels * -(-old // new) for pixels, old, new in zip(span, before, grid, strict=True)))
         before = grid
         each = Windowed((modules[module],), *module.window_and_shift(grid), *groups(module, grid), span)
-        same = next((i for i, other in enumerate(found) if alike(other, each)), None)
+        same = next((i for i, other in enumerate(found) if same_windows(other, each)), None)
         if same is None:
             found.append(each)
         else:
@@ -194,7 +194,7 @@ def windows(spec: Model, image_size: tuple[int, int] | None = None) -> list[Wind
     return found
 
 
-def alike(one: Windowed, other: Windowed) -> bool:
+def same_windows(one: Windowed, other: Windowed) -> bool:
     return one.span == other.span and torch.equal(one.window, other.window) and torch.equal(one.part, other.part)
 
 

@@ -34,6 +34,7 @@ class Diffuse(LabelledPictures):
     the model's schedule is in it, and its label may be left out: guidance compares with what is drawn without one.
     With `vae`, the folder of an autoencoder, the numbers that it squeezes pictures into are drawn instead of pixels."""
 
+    second_model: ClassVar[bool] = True
     command: ClassVar[str] = "run draw RUN LABEL"
 
     unlabelled: float = 0.1  # the chance that the label is left out

@@ -61,6 +61,7 @@ class NextImageToken(Captioned):
     them the codes of the autoencoder in the folder `vae`. A row is a caption filled up to `length` and the codes of its
     picture; the mean loss of the words counts `text`, that of the codes `image`."""
 
+    second_model: ClassVar[bool] = True
     command: ClassVar[str] = "run draw RUN TEXT"
 
     vae: str

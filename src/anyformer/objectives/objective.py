@@ -40,6 +40,7 @@ class Objective(Part):
     """A training objective: turns raw examples into records, and gives the loss."""
 
     optional_columns: ClassVar[tuple[str, ...]] = ()  # fields that `encode` also reads where an example has them
+    second_model: ClassVar[bool] = False  # it trains with another model: a teacher, a generator, an autoencoder
     command: ClassVar[str] = ""  # how a model that learned this is used: "run tag RUN TEXT" of the command line
 
     @property

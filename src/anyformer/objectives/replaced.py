@@ -34,6 +34,7 @@ class ReplacedTokens(Masked):
     from it (85 % of them behind a mask, as in the published code). `weight` is lambda, of the discriminator's mean loss
     over all tokens. `share`: addresses of tables that both have in common, where their shapes are equal."""
 
+    second_model: ClassVar[bool] = True
     command: ClassVar[str] = "run detect-replaced RUN TEXT"
 
     generator: Model

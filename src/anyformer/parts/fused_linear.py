@@ -89,8 +89,8 @@ def effective_weight(layer: Any) -> Tensor:
 
 def side_by_side(parts: tuple[Any, ...]) -> nn.Module:
     first = parts[0]
-    if hasattr(first, "beside"):  # a quantised layer knows how
-        return first.beside(*parts[1:])
+    if hasattr(first, "concat"):  # a quantised layer knows how
+        return first.concat(*parts[1:])
     whole = nn.Linear(first.in_features, sum(p.out_features for p in parts), bias=False, device="meta")
     whole.weight = _one_tensor([p.weight for p in parts])
     if any(p.bias is not None for p in parts):

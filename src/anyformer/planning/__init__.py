@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anyformer.planning.layout import MACHINE, Job, Way
+from anyformer.planning.layout import MACHINE, DeviceLayout, TrainingJob
 from anyformer.specs.codec import override
 from anyformer.train.parallel import Mesh
 from anyformer.train.run import Batch
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from anyformer.train.run import Run
 
 
-def run_of(base: Run, name: str, job: Job, way: Way, steps: int) -> Run:
+def run_of(base: Run, name: str, job: TrainingJob, way: DeviceLayout, steps: int) -> Run:
     """The run that a plan is about, with the data, the objective and the optimiser of another one."""
     if way.pipeline > 1:
         raise ValueError("`anyformer train` has no pipelines: a run.json is written for replicate, shard and tensor")
@@ -39,7 +39,7 @@ def run_of(base: Run, name: str, job: Job, way: Way, steps: int) -> Run:
     return described
 
 
-def command(way: Way, run: Path) -> str:
+def command(way: DeviceLayout, run: Path) -> str:
     """The line that starts it on every machine of up to eight devices; layers in pieces stay on one if they can."""
     last = f"-m anyformer train {shlex.quote(str(run))}"
     if way.devices == 1:

@@ -1,5 +1,4 @@
-"""What the makers of accelerators print on their data sheets: dense products in half precision, memory, and how fast a
-device reads its own memory and speaks to its neighbours."""
+"""Data sheets of accelerators: dense FLOPs in half precision, memory, memory bandwidth and link bandwidth."""
 
 from __future__ import annotations
 
@@ -13,10 +12,10 @@ from anyformer.specs.part import nearest
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
     name: str
-    flops: float  # a second, dense, in bf16 (fp16 where there is none)
+    flops: float  # per second, dense, in bf16 (or fp16 without bf16)
     memory: float  # bytes
-    bandwidth: float  # bytes a second
-    link: float  # bytes a second to the other devices of a machine, both directions together
+    bandwidth: float  # bytes per second
+    link: float  # bytes per second to the other devices of a machine, both directions together
 
 
 T, G = 1e12, 1e9
@@ -43,18 +42,18 @@ ACCELERATORS = {
 
 
 def accelerator(name: str) -> Accelerator:
-    """The one of this name, whatever its case."""
-    for known, found in ACCELERATORS.items():
+    """An accelerator by name, in any case."""
+    for known, each in ACCELERATORS.items():
         if known.lower() == name.lower():
-            return found
+            return each
     raise ValueError(f"no accelerator {quote(name)}; {nearest(name, ACCELERATORS)} (others: --flops, --memory, --link)")
 
 
-def published(device: str) -> float | None:
-    """Products a second of a device, by what torch calls it ("NVIDIA A100-SXM4-80GB"); None where it is not known. An
-    L40 is no L4, nor an A10G an A10: whole words count."""
+def published_flops(device: str) -> float | None:
+    """FLOPs per second of a device, by its name in torch ("NVIDIA A100-SXM4-80GB"); None if unknown. Whole words match:
+    an L40 is not an L4."""
     words = re.split(r"[^0-9A-Za-z]+", device)
-    for name, found in ACCELERATORS.items():
+    for name, each in ACCELERATORS.items():
         if name.partition("-")[0] in words:
-            return found.flops
+            return each.flops
     return None

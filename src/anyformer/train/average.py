@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from anyformer.train.parallel import own
+from anyformer.train.parallel import local_tensor
 
 
 class Average:
@@ -17,7 +17,7 @@ class Average:
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay = decay
-        # tied ones once: what is swapped twice stays as it was
+        # tied weights once: swapping twice would undo the swap
         self.weights: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if p.requires_grad}
         saved = module.state_dict().keys()
         for name, buffer in module.named_buffers():  # running statistics go with the weights that made them
@@ -28,11 +28,12 @@ class Average:
     @torch.no_grad()
     def update(self, step: int) -> None:
         decay = min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_([own(t) for t in self.shadow.values()], [own(t) for t in self.weights.values()], 1 - decay)
+        shadow, weights = ([local_tensor(t) for t in named.values()] for named in (self.shadow, self.weights))
+        torch._foreach_lerp_(shadow, weights, 1 - decay)
 
     @contextlib.contextmanager
-    def swapped(self) -> Iterator[None]:
-        """The average stands in the module's place."""
+    def swap_in(self) -> Iterator[None]:
+        """Put the average into the module, and the weights back at the end."""
         self._swap()
         try:
             yield

@@ -1,4 +1,4 @@
-"""What a model has to beat: counts of single tokens and of pairs, or how frequent each label is."""
+"""Baselines that a model has to beat: unigram and bigram counts, or label frequencies."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from anyformer.train.reading import class_counts
 from anyformer.train.trainer import Callback, Trainer
 
 MOST = 20_000_000  # tokens that are counted
-WEIGHTS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)  # of the coarser model's word, in counts
+WEIGHTS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)  # pseudo-counts of the coarser model
 
 
 class Baselines(Callback):
-    """Losses that a model has to beat, reported before the first step: where the next token or a label is learnt."""
+    """Reports baseline losses before the first step, for next-token prediction and classification."""
 
     values: dict[str, float]
 
-    def started(self, trainer: Trainer) -> None:
+    def on_start(self, trainer: Trainer) -> None:
         self.values = {}
         splits, objective, head = trainer.splits, trainer.objective, getattr(trainer.model.spec, "head", None)
         if splits is None or splits.valid is None:
             return
         if isinstance(objective, NextToken):
             self.values = baselines(splits.train, splits.valid, getattr(head, "vocab_size", len(trainer.tokenizer)))
-            shown = ", ".join(f"{name} {value:.3f}" for name, value in self.values.items())
-            trainer.tell(f"to beat on the validation texts, in nats a token: {shown}")
+            listed = ", ".join(f"{name} {value:.3f}" for name, value in self.values.items())
+            trainer.tell(f"to beat on the validation texts, in nats a token: {listed}")
         elif isinstance(objective, (Classify, ClassifyImage)) and not getattr(objective, "smoothing", 0):
             train, valid = (class_counts(split, objective.labels) for split in (splits.train, splits.valid))
             if train:
@@ -39,18 +39,18 @@ class Baselines(Callback):
 
 
 def frequency_baseline(train: list[int], valid: list[int]) -> tuple[float, float]:
-    """From the rows of each label: the loss on the validation rows where every label is as likely as in the training
-    rows (each counted once more), and the accuracy of always choosing the most frequent one."""
+    """From the number of rows of each label: the validation loss of the (add-one smoothed) training frequencies, and
+    the accuracy of always predicting the most frequent label."""
     prior = (np.array(train) + 1) / (sum(train) + len(train))
     share = np.array(valid) / max(sum(valid), 1)
     return float(-(share * np.log(prior)).sum()), float(share[int(np.argmax(train))])
 
 
 def baselines(train: DataSplit, valid: DataSplit, vocab_size: int) -> dict[str, float]:
-    """Nats a token of the validation texts, each token but a text's first, from counts in the training texts.
+    """Nats per token of the validation texts (without the first token of each), from counts in the training texts.
 
-    The pairs lean on the single tokens, these on a uniform guess, by Dirichlet priors [MacKay and Peto 1995]; how
-    strongly is chosen on the validation texts themselves, in the baselines' favour.
+    Bigrams are smoothed by unigrams, and unigrams by the uniform distribution, with Dirichlet priors [MacKay and Peto
+    1995]. Their weight is chosen on the validation texts, which favours the baselines.
     """
     before, after = _pairs(train)
     seen = np.bincount(after, minlength=vocab_size).astype(np.float64)

@@ -1,39 +1,39 @@
-"""Training that must be over at a certain time."""
+"""Training with a time limit."""
 
 from __future__ import annotations
 
 import sys
 import time
 
-from anyformer.train.trainer import Callback, Done, Trainer
+from anyformer.train.trainer import Callback, StepResult, Trainer
 
 
 class Deadline(Callback):
-    """Moves the last step to where the time ends, anew after every step, so that a machine which becomes slower is done
-    in time too. The schedule goes by the share of the steps that are done, and ends with them.
+    """Ends training at a given time: after every step it moves the last step to where the time will be over. The
+    learning-rate schedule follows, because it depends on the share of steps done.
 
-    No recipe has one: there a step depends on its number alone, and here it also depends on the machine.
+    Recipes do not use it: with it a step depends on the speed of the machine.
     """
 
     def __init__(self, end: float, tail: float = 0.0, *, most: int | None = None, slow: int = 0) -> None:
-        self.end, self.tail = end, tail  # of time.monotonic(); seconds to keep for what follows the last evaluation
-        self.most, self.slow = most, slow  # steps at most; how many at first say nothing of the others: they compile
+        self.end, self.tail = end, tail  # by time.monotonic(); seconds reserved after the last evaluation
+        self.most, self.slow = most, slow  # steps at most; first steps that are not timed, as they compile
         self.evaluating = 0.0  # seconds that the last evaluation took
 
-    def started(self, trainer: Trainer) -> None:
+    def on_start(self, trainer: Trainer) -> None:
         self.begin, self.first = time.monotonic(), trainer.step
 
-    def stepped(self, trainer: Trainer, done: Done) -> None:
+    def on_step(self, trainer: Trainer, result: StepResult) -> None:
         self.now = time.monotonic()
-        if done.step <= self.first:  # on its way before this began: a device is a step behind
+        if result.step <= self.first:  # launched before on_start: a device is one step behind
             return
         if self.slow:
-            if done.step >= self.first + self.slow:
-                self.begin, self.first, self.slow = self.now, done.step, 0
+            if result.step >= self.first + self.slow:
+                self.begin, self.first, self.slow = self.now, result.step, 0
             return
-        pace = (self.now - self.begin) / (done.step - self.first)  # of all steps, with what was between them
-        left = self.end - self.tail - self.evaluating - self.now
-        trainer.steps = min(done.step + max(int(left / pace), 0), self.most or sys.maxsize)
+        pace = (self.now - self.begin) / (result.step - self.first)  # seconds per step, with everything between steps
+        remaining = self.end - self.tail - self.evaluating - self.now
+        trainer.steps = min(result.step + max(int(remaining / pace), 0), self.most or sys.maxsize)
 
-    def evaluated(self, trainer: Trainer, scores: dict[str, float]) -> None:
+    def on_evaluate(self, trainer: Trainer, scores: dict[str, float]) -> None:
         self.evaluating = time.monotonic() - self.now

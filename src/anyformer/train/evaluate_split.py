@@ -1,4 +1,4 @@
-"""A model that is not being trained, on a split of a run's data."""
+"""Evaluate a saved model on a split of a run's data."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from anyformer.models import TransformerModule, position_limit
 from anyformer.objectives.objective import Objective
 from anyformer.specs.messages import quote
 from anyformer.train.run import Run
-from anyformer.train.start import longest
+from anyformer.train.start import length_limit
 
 SPLITS = ("test", "valid", "train")
 
 
-def chosen(data: Data, split: str | None) -> tuple[str, Source]:
-    """A split by name, or the first that there is of test, valid and train."""
-    there = {name: getattr(data, name) for name in SPLITS if getattr(data, name) is not None}
-    split = split or next(iter(there))
-    if split not in there:
-        raise ValueError(f"the data has no split {quote(split)}; it has {', '.join(there)}")
-    return split, there[split]
+def select_split(data: Data, split: str | None) -> tuple[str, Source]:
+    """A split by name; by default the first of test, valid and train that the data has."""
+    splits = {name: getattr(data, name) for name in SPLITS if getattr(data, name) is not None}
+    split = split or next(iter(splits))
+    if split not in splits:
+        raise ValueError(f"the data has no split {quote(split)}; it has {', '.join(splits)}")
+    return split, splits[split]
 
 
 def tokenizer_in(folder: Path, run: Run) -> Tokenizer | None:
-    """The tokenizer of a model's folder. There is none where a run reads no text: pictures, sound or numbers."""
+    """The tokenizer of a model's folder; None if the run reads images, audio or numbers instead of text."""
     try:
         return Tokenizer.load(folder)
     except FileNotFoundError:
@@ -44,20 +44,22 @@ def tokenizer_in(folder: Path, run: Run) -> Tokenizer | None:
         return None
 
 
-def same_labels(model: TransformerModule, labels: tuple[str, ...]) -> None:
-    """A model that has these labels in another order would be scored as if it were wrong."""
+def check_label_order(model: TransformerModule, labels: tuple[str, ...]) -> None:
+    """ValueError if the model has these labels in another order: its scores would be wrong."""
     theirs = model.spec.labels
     if set(theirs) == set(labels) and theirs != tuple(labels):
         raise ValueError(f"the model's labels are {', '.join(theirs)}, in another order than {', '.join(labels)}")
 
 
-def beside(model: TransformerModule, task: Objective) -> nn.Module:
-    """The model with what its objective puts beside it; a head that cannot be asked this is told here."""
+def loss_module(model: TransformerModule, task: Objective) -> nn.Module:
+    """The objective's module around the model; ValueError if it has trained weights that the folder does not have."""
     trained = task.module(model).to(model.device).eval()
     own = {*model.parameters()}
     if any(parameter.requires_grad and parameter not in own for parameter in trained.parameters()):
-        what = "what was trained beside the model, and is not in its folder"
-        raise ValueError(f"{type(task).__name__}: its loss needs {what}; `anyformer train` tells it as it goes")
+        raise ValueError(
+            f"{type(task).__name__}: its loss needs weights that are not in the model's folder; "
+            "`anyformer train` reports it during training"
+        )
     return trained
 
 
@@ -71,13 +73,13 @@ def evaluate(
     num_beams: int = 1,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, float]:
-    """The loss, and the metrics of an evaluation; `size` examples at once."""
+    """The loss and the metrics of an evaluation, in batches of `size` examples."""
     check_vocabulary_size(model, evaluation.tokenizer)
     task = evaluation.task
-    trained = beside(model, task)
-    same_labels(model, getattr(task, "labels", ()))
+    trained = loss_module(model, task)
+    check_label_order(model, getattr(task, "labels", ()))
     pad = 0 if evaluation.tokenizer is None else evaluation.tokenizer.filler
-    length = longest(run, model.spec) if task.packs else position_limit(model.spec)
+    length = length_limit(run, model.spec) if task.packs else position_limit(model.spec)
     with tempfile.TemporaryDirectory(prefix="anyformer-eval-") as folder, torch.inference_mode():
         unfit = "skip" if evaluation.skip else "error"
         records = prepare_split(split, evaluation.source, unfit, task, evaluation.tokenizer, Path(folder), length, None)
@@ -89,34 +91,34 @@ def evaluate(
             with Loader(plan, objective, pad=pad) as batches:
                 return mean_losses(lambda batch, _: objective.losses(trained, batch), objective, batches, model.device)
 
-        found = means(task)
-        loss = sum(found.values())
-        scores = {"loss": loss, **(found if len(found) > 1 else {})}
+        terms = means(task)
+        loss = sum(terms.values())
+        scores = {"loss": loss, **(terms if len(terms) > 1 else {})}
         job = Predictor(model, evaluation.tokenizer, pad, size=size, num_beams=num_beams, progress=progress)
-        if not evaluation.names and evaluation.kind is not None:  # predictions alone, which may be scored elsewhere
+        if not evaluation.names and evaluation.kind is not None:  # predictions only, for scoring elsewhere
             evaluation.ask(job)
         return scores | evaluation(job, lambda plain: loss if plain == task else sum(means(plain).values()))
 
 
 def read_predictions(path: Path) -> Predictions:
-    """What `write_predictions` wrote."""
-    found = Predictions([], [])
+    """The predictions in a file that `write_predictions` wrote."""
+    answered = Predictions([], [])
     for number, line, _ in lines(path):
         try:
-            one = json.loads(line or "")
-            found.predicted.append(one["predicted"])
-            found.wanted.append(one["wanted"])
+            row = json.loads(line or "")
+            answered.predicted.append(row["predicted"])
+            answered.wanted.append(row["wanted"])
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{path}:{number}: not a prediction as --save writes them") from None
-    if not found.predicted:
+            raise ValueError(f"{path}:{number}: not a prediction as written by --save") from None
+    if not answered.predicted:
         raise ValueError(f"{path}: no predictions")
-    return found
+    return answered
 
 
 def write_predictions(path: Path, evaluation: Evaluation) -> None:
-    """An object a line: what was predicted, and what is right."""
+    """One JSON object per line: the prediction and the right answer."""
     if evaluation.answered is None:
-        raise ValueError("there are no predictions to save: nothing but the loss was asked for")
+        raise ValueError("there are no predictions to save: only the loss was computed; name a metric")
     with path.open("w", encoding="utf-8") as file:
         for predicted, wanted in zip(*evaluation.answered):
             file.write(json.dumps({"predicted": predicted, "wanted": wanted}, ensure_ascii=False) + "\n")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def end_after_step(trainer: Trainer) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM ends the run after its step, with a checkpoint; a second ends it at once."""
+    """End the run after its step, with a checkpoint, at the first Ctrl-C or SIGTERM; at once at the second."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""What the steps of a run learn from, one phase after another: the same for whoever asks from any step on."""
+"""The batches of a run, phase by phase. They are a function of the step."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from anyformer.data import DataSplit, Loader, MixedPlan, Plan, StepBatches, plan
 from anyformer.objectives.objective import Objective
 from anyformer.train.run import Run
 
-Prepared = Callable[[Objective, int], DataSplit]
+Prepare = Callable[[Objective, int], DataSplit]
 
 
 class Phase(NamedTuple):
-    """The steps [start, stop) of a run, to its end where `stop` is None."""
+    """The steps [start, stop) of a run; `stop` None is the end of the run."""
 
     objective: Objective
     plan: Plan | MixedPlan
@@ -24,11 +24,11 @@ class Phase(NamedTuple):
     stop: int | None = None
 
 
-class Course:
-    """The phases of a run: one, or two where it begins with shorter texts. `prepared` gives the records of these."""
+class LearningPlan:
+    """The phases of a run: one, or two if it begins with shorter texts, whose records `prepare_short` makes."""
 
     def __init__(
-        self, run: Run, objective: Objective, split: DataSplit, length: int | None, prepared: Prepared
+        self, run: Run, objective: Objective, split: DataSplit, length: int | None, prepare_short: Prepare
     ) -> None:
         def phase(objective: Objective, split: DataSplit, length: int | None, start: int, stop: int | None) -> Phase:
             plan = plan_of(
@@ -37,7 +37,7 @@ class Course:
                 seed=run.seed,
                 examples=run.batch.examples,
                 tokens=run.batch.tokens,
-                length=row_of(objective, length),
+                length=row_length(objective, length),
                 packs=objective.packs,
             )
             return Phase(objective, plan, split, start, stop)
@@ -45,29 +45,29 @@ class Course:
         begin, self.phases = run.batch.begin, list[Phase]()
         if begin is not None:
             short = objective.with_max_length(begin.length)
-            self.phases.append(phase(short, prepared(short, begin.length), begin.length, 0, begin.steps))
+            self.phases.append(phase(short, prepare_short(short, begin.length), begin.length, 0, begin.steps))
         self.phases.append(phase(objective, split, length, begin.steps if begin is not None else 0, None))
 
     @contextlib.contextmanager
     def feed(self, step: int, loader: Callable[[Phase, int], Loader]) -> Iterator[Iterable[StepBatches]]:
-        """Every step from this one on; `loader` is that of a phase, from a step on."""
+        """The batches of every step from `step` on; `loader(phase, step)` loads one phase."""
         with contextlib.ExitStack() as stack:
-            left = [phase for phase in self.phases if phase.stop is None or step < phase.stop]
-            # each is begun when the one before is over
-            yield chain.from_iterable(stack.enter_context(loader(phase, max(step, phase.start))) for phase in left)
+            remaining = [phase for phase in self.phases if phase.stop is None or step < phase.stop]
+            # a loader starts when the one before ends
+            yield chain.from_iterable(stack.enter_context(loader(phase, max(step, phase.start))) for phase in remaining)
 
     def epochs(self, steps: int) -> dict[str, float]:
-        """How often the first `steps` go through each source of a mixture."""
-        found: dict[str, float] = {}
+        """Epochs of each source of a mixture in the first `steps`."""
+        epochs: dict[str, float] = {}
         for phase in self.phases:
             if isinstance(phase.plan, MixedPlan) and steps > phase.start:
                 last = steps if phase.stop is None else min(steps, phase.stop)
                 before = phase.plan.epochs(phase.start)
                 for name, value in phase.plan.epochs(last).items():
-                    found[name] = found.get(name, 0.0) + value - before[name]
-        return found
+                    epochs[name] = epochs.get(name, 0.0) + value - before[name]
+        return epochs
 
 
-def row_of(objective: Objective, length: int | None) -> int | None:
-    """The tokens of text in a packed row; otherwise the longest record."""
+def row_length(objective: Objective, length: int | None) -> int | None:
+    """Text tokens in a packed row; without packing, the longest record."""
     return length if length is None or not objective.packs else objective.reads(length)

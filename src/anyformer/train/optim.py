@@ -1,7 +1,7 @@
-"""Optimisers and learning-rate schedules, as descriptions, and the torch optimisers they make.
+"""Optimizers and learning-rate schedules as descriptions, and the torch optimizers they build.
 
-Every optimiser is torch's own, but for how Muon computes where bf16 is slow. Weight decay acts on matrices alone:
-biases, norms and other vectors keep their scale.
+Every optimizer is torch's own, except that Muon computes in fp32 where bf16 is slow. Weight decay acts on matrices
+only: biases, norms and other vectors keep their scale.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from anyformer.kernels import hardware
 from anyformer.specs.checks import at_least, positive
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Part
-from anyformer.train.parallel import by_mesh, whole
+from anyformer.train.parallel import full_tensor, group_by_mesh
 
 Named = list[tuple[str, nn.Parameter]]  # (address, parameter)
 
 
 class Optimizer(Part):
-    """What moves the weights. `lr` is the highest rate; the schedule says which part of it a step has."""
+    """An optimizer. `lr` is the highest learning rate; the schedule scales it at every step."""
 
     lr: float = 1e-3
     weight_decay: float = 0.0
@@ -34,17 +34,17 @@ class Optimizer(Part):
         at_least(self, 0, "weight_decay")
 
     def make(self, module: nn.Module) -> Optimizers:
-        """The torch optimisers of every parameter that has a gradient."""
+        """The torch optimizers of every parameter that requires a gradient."""
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         if not named:
-            raise ValueError("nothing to train: no parameter takes a gradient")
+            raise ValueError("nothing to train: no parameter requires a gradient; freeze fewer addresses")
         return Optimizers(named, self.optimizers(named), self.lr)
 
     def optimizers(self, named: Named) -> list[torch.optim.Optimizer]:
         raise NotImplementedError
 
     def groups(self, named: Named) -> list[dict[str, Any]]:
-        """Matrices, which decay, and the rest, which does not; in the order of their addresses' first appearance."""
+        """Parameter groups: matrices, which decay, and the rest, which does not; in the order of their addresses."""
         decayed = [p for _, p in named if p.dim() >= 2]
         rest = [p for _, p in named if p.dim() < 2]
         groups = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": rest, "weight_decay": 0.0}]
@@ -62,7 +62,7 @@ class AdamW(Optimizer, called=("Adam",)):
     def check(self) -> None:
         super().check()
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"AdamW.betas are {self.betas}; each must be in [0, 1)")
+            raise ValueError(f"AdamW.betas: {self.betas}; each must be at least 0 and below 1")
 
     def optimizers(self, named: Named) -> list[torch.optim.Optimizer]:
         fused = all(p.device.type in ("cpu", "cuda") for _, p in named)  # one kernel for all; the same on every resume
@@ -80,29 +80,29 @@ class Adafactor(Optimizer):
 
     def optimizers(self, named: Named) -> list[torch.optim.Optimizer]:
         if any(hasattr(p, "device_mesh") for _, p in named):
-            raise ValueError("Adafactor looks at whole gradients: with mesh.shard or mesh.tensor take AdamW or Muon")
+            raise ValueError("Adafactor needs full gradients: with mesh.shard or mesh.tensor use AdamW or Muon")
         return [torch.optim.Adafactor(self.groups(named), lr=self.lr, beta2_decay=self.decay, d=self.threshold)]
 
 
 class Muon(Optimizer):
-    """Matrices inside the layers move by their orthogonalised momentum [Jordan et al. 2024], scaled so that one rate
-    serves both [Liu et al. 2025]; embeddings, heads and vectors by AdamW."""
+    """Orthogonalized momentum for the matrices of the layers [Jordan et al. 2024], scaled so that one learning rate
+    fits both [Liu et al. 2025]; AdamW for embeddings, heads and vectors."""
 
     lr: float = 3e-4
     momentum: float = 0.95
     weight_decay: float = 0.1
-    matrices: str = "*.layers.*"  # addresses, among which only matrices are meant
+    matrices: str = "*.layers.*"  # addresses; only matrices among them
     betas: tuple[float, float] = (0.9, 0.95)  # of AdamW, for the rest
     eps: float = 1e-8
 
     def optimizers(self, named: Named) -> list[torch.optim.Optimizer]:
         inner = [pair for pair in named if pair[1].dim() == 2 and fnmatch.fnmatchcase(pair[0], self.matrices)]
         if not inner:
-            raise ValueError(f"Muon.matrices {quote(self.matrices)} names no matrix of this model")
+            raise ValueError(f"Muon.matrices: {quote(self.matrices)} matches no matrix of this model")
         rest = [pair for pair in named if all(pair[1] is not p for _, p in inner)]
         slow = all(p.device.type == "cpu" for _, p in inner) and not hardware.has("bf16")
         kind = WideMuon if slow else torch.optim.Muon
-        made: list[torch.optim.Optimizer] = [
+        optimizers: list[torch.optim.Optimizer] = [
             kind(
                 [p for _, p in inner],
                 lr=self.lr,
@@ -113,13 +113,13 @@ class Muon(Optimizer):
         ]
         if rest:
             others = AdamW(lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
-            made += others.optimizers(rest)
-        return made
+            optimizers += others.optimizers(rest)
+        return optimizers
 
 
 class WideMuon(torch.optim.Muon):
-    """torch's Muon with the products of its Newton-Schulz steps in fp32 instead of bf16: the same but for rounding, and
-    the same state."""
+    """torch's Muon with the matrix products of its Newton-Schulz steps in fp32 instead of bf16: the same except for
+    rounding, with the same state."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -136,7 +136,7 @@ class WideMuon(torch.optim.Muon):
 
 
 def orthogonal(matrix: Tensor, group: dict[str, Any]) -> Tensor:
-    """The matrix with its singular values near 1, by the iteration that torch's Muon has."""
+    """The matrix with singular values near 1, by the same iteration as torch's Muon."""
     a, b, c = group["ns_coefficients"]
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.float().T if tall else matrix.float()
@@ -148,23 +148,24 @@ def orthogonal(matrix: Tensor, group: dict[str, Any]) -> Tensor:
 
 
 class Optimizers:
-    """One or more torch optimisers spoken to as one. Their state goes by the address of the parameter, so that it is
-    found again whatever the order."""
+    """One or more torch optimizers used as one. Their state is saved by parameter address, independent of the order."""
 
     def __init__(self, named: Named, each: list[torch.optim.Optimizer], lr: float) -> None:
         self.each, self.lr = each, lr
         self.names = {id(p): name for name, p in named}
         self.parameters = [p for _, p in named]
-        for optimizer in each:  # one call moves what lies over the same processes
+        for optimizer in each:  # a foreach step takes parameters of one mesh only
             optimizer.param_groups = [
-                {**group, "params": params} for group in optimizer.param_groups for params in by_mesh(group["params"])
+                {**group, "params": params}
+                for group in optimizer.param_groups
+                for params in group_by_mesh(group["params"])
             ]
 
     def __iter__(self) -> Any:
         return iter(self.each)
 
-    def rate(self, factor: float) -> float:
-        """The next step moves by this part of the highest rate."""
+    def set_rate(self, factor: float) -> float:
+        """Set the learning rate of the next step to this share of the highest one, and return it."""
         for optimizer in self.each:
             for group in optimizer.param_groups:
                 group["lr"] = self.lr * factor
@@ -175,37 +176,37 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """address/name -> tensor, of everything the optimisers remember."""
-        found: dict[str, Tensor] = {}
+        """address/name -> tensor: the state of all optimizers."""
+        tensors: dict[str, Tensor] = {}
         for optimizer in self.each:
             for parameter, values in optimizer.state.items():
                 for key, value in values.items():
                     assert isinstance(value, Tensor), f"{type(optimizer).__name__} keeps {key} as {type(value)}"
-                    found[f"{self.names[id(parameter)]}/{key}"] = value
-        return found
+                    tensors[f"{self.names[id(parameter)]}/{key}"] = value
+        return tensors
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """The inverse of `state`; a state of other parameters is refused."""
+        """Inverse of `state`; refuses the state of other parameters."""
         kept: dict[str, dict[str, Tensor]] = {}
         for name, tensor in state.items():
             address, _, key = name.rpartition("/")
             kept.setdefault(address, {})[key] = tensor
-        strangers = sorted(kept.keys() ^ set(self.names.values())) if kept else []
-        if strangers:
-            raise ValueError(f"the optimiser's state does not belong to this model: see {strangers[0]}")
+        unknown = sorted(kept.keys() ^ set(self.names.values())) if kept else []
+        if unknown:
+            raise ValueError(f"the optimizer state belongs to another model: see {unknown[0]}")
         for optimizer in self.each:
-            whole = optimizer.state_dict()
+            state_dict = optimizer.state_dict()
             order = [p for group in optimizer.param_groups for p in group["params"]]
-            whole["state"] = {i: kept[self.names[id(p)]] for i, p in enumerate(order) if self.names[id(p)] in kept}
-            optimizer.load_state_dict(whole)  # puts each tensor where this optimiser wants it
+            state_dict["state"] = {i: kept[self.names[id(p)]] for i, p in enumerate(order) if self.names[id(p)] in kept}
+            optimizer.load_state_dict(state_dict)  # moves each tensor to its device
 
 
 # -- schedules --------------------------------------------------------------------------------------------------------
 
 
 class Schedule(Part):
-    """Which part of the highest rate step n (from 0) of `steps` has. The first `warmup` steps rise in a line: no step
-    is wasted at 0, at either end."""
+    """The share of the highest learning rate at step n (from 0) of `steps`. The first `warmup` steps rise linearly; no
+    step has rate 0."""
 
     warmup: int = 0
 
@@ -215,22 +216,22 @@ class Schedule(Part):
     def factor(self, n: int, steps: int) -> float:
         if n < self.warmup:
             return (n + 1) / self.warmup
-        return self.after(n - self.warmup, max(steps - self.warmup, 1))
+        return self.after_warmup(n - self.warmup, max(steps - self.warmup, 1))
 
-    def after(self, n: int, steps: int) -> float:
+    def after_warmup(self, n: int, steps: int) -> float:
         """Step n of the `steps` that follow the warmup."""
         raise NotImplementedError
 
 
 class Constant(Schedule):
-    """The highest rate all the way."""
+    """Constant at the highest rate."""
 
-    def after(self, n: int, steps: int) -> float:
+    def after_warmup(self, n: int, steps: int) -> float:
         return 1.0
 
 
 class Linear(Schedule):
-    """Down in a line, towards `floor` of the highest rate."""
+    """Linear decay towards `floor` of the highest rate."""
 
     floor: float = 0.0
 
@@ -238,13 +239,13 @@ class Linear(Schedule):
         super().check()
         _share(self, "floor")
 
-    def after(self, n: int, steps: int) -> float:
+    def after_warmup(self, n: int, steps: int) -> float:
         return self.floor + (1 - self.floor) * max(1 - n / steps, 0.0)
 
 
 class Cosine(Schedule):
-    """Half a cosine, towards `floor` of the highest rate [Loshchilov and Hutter 2017], which is reached with the last
-    step, or after `over` steps and kept."""
+    """Cosine decay towards `floor` of the highest rate [Loshchilov and Hutter 2017], reached at the last step, or after
+    `over` steps and then constant."""
 
     floor: float = 0.0
     over: int | None = None
@@ -257,13 +258,13 @@ class Cosine(Schedule):
     def factor(self, n: int, steps: int) -> float:
         return super().factor(n, self.over or steps)
 
-    def after(self, n: int, steps: int) -> float:
+    def after_warmup(self, n: int, steps: int) -> float:
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(n / steps, 1.0)))
 
 
 class WSD(Schedule, called=("warmup-stable-decay",)):
-    """Warmup, stable, decay: level until the last `decay` steps [Hu et al. 2024]. Shape `sqrt` is 1 - sqrt(share of the
-    decay that is over) [Hagele et al. 2024]."""
+    """Warmup, stable, decay: constant until the last `decay` steps [Hu et al. 2024]. Shape `sqrt` is 1 - sqrt(share of
+    the decay that is over) [Hagele et al. 2024]."""
 
     decay: int
     floor: float = 0.0
@@ -274,7 +275,7 @@ class WSD(Schedule, called=("warmup-stable-decay",)):
         at_least(self, 1, "decay")
         _share(self, "floor")
 
-    def after(self, n: int, steps: int) -> float:
+    def after_warmup(self, n: int, steps: int) -> float:
         over = min(max((n - (steps - self.decay)) / self.decay, 0.0), 1.0)
         falls = {"linear": 1 - over, "cosine": 0.5 * (1 + math.cos(math.pi * over)), "sqrt": 1 - math.sqrt(over)}
         return self.floor + (1 - self.floor) * falls[self.shape]
@@ -300,12 +301,12 @@ def _share(part: Part, *names: str) -> None:
             raise ValueError(f"{type(part).__name__}.{name} is {getattr(part, name)}; it must be between 0 and 1")
 
 
-def clip(parameters: Iterable[nn.Parameter], longest: float | None) -> Tensor:
-    """Shortens the gradient over all parameters to `longest`; gives its length before."""
-    groups = by_mesh(p for p in parameters if p.grad is not None)
-    lengths = [whole(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups]
-    length = lengths[0] if len(lengths) == 1 else torch.stack(lengths).norm()
-    if longest is not None:
+def clip(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
+    """Clip the gradient over all parameters to `max_norm`; returns its norm before."""
+    groups = group_by_mesh(p for p in parameters if p.grad is not None)
+    norms = [full_tensor(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups]
+    norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
+    if max_norm is not None:
         for group in groups:
-            nn.utils.clip_grads_with_norm_(group, longest, length)
-    return length
+            nn.utils.clip_grads_with_norm_(group, max_norm, norm)
+    return norm

@@ -1,8 +1,8 @@
 """How a run is laid out over processes: `torchrun --nproc-per-node 8 -m anyformer train RECIPE --set mesh.shard=8`.
 
-Everything that is wrapped around a module is here, and all of it is torch's own: copies of the model by
-DistributedDataParallel, parameters in pieces by FSDP2 [Zhao et al. 2023], layers in pieces by DTensor (see shard.py).
-Divisors are those of the whole batch already, so gradients are added over processes and never averaged.
+All wrappers of a module are here, and all are torch's own: DistributedDataParallel for copies of the model, FSDP2
+[Zhao et al. 2023] for sharded parameters, DTensor for tensor parallelism (see shard.py). Losses are divided by the
+weight of the whole batch already, so gradients are summed over processes, not averaged.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from anyformer.stacks.stack import StackModule
 from anyformer.weights import manifest
 
 Result = TypeVar("Result")
-PATIENCE = datetime.timedelta(hours=1)  # for a process that the others wait for
+TIMEOUT = datetime.timedelta(hours=1)  # of a process that the others wait for
 
 
 class Mesh(Part, called=("DDP", "FSDP", "tensor parallel")):
-    """Processes = replicate x shard x tensor: copies of the model (as many as there are processes for, unless said),
-    each with its parameters over `shard` processes (FSDP2), each layer computed by `tensor` together."""
+    """Processes = replicate x shard x tensor: copies of the model (default: as many as there are processes for),
+    each with its parameters over `shard` processes (FSDP2), each layer computed by `tensor` processes together."""
 
     replicate: int | None = None
     shard: int = 1
@@ -47,7 +47,7 @@ class Mesh(Part, called=("DDP", "FSDP", "tensor parallel")):
 
 
 def start(device: str | torch.device | None = "auto") -> torch.device:
-    """Joins the other processes where torchrun started several. Gives the device of this one."""
+    """Join the other processes if torchrun started several. Returns the device of this one."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     device = hardware.device(device)
     if several and device.type == "cuda" and device.index is None:
@@ -56,10 +56,10 @@ def start(device: str | torch.device | None = "auto") -> torch.device:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        store, number, num = next(dist.rendezvous("env://", timeout=PATIENCE))
-        # torchrun's store outlives a start: what the dead processes wrote there is not what these look for
-        store = dist.PrefixStore(f"start-{starts()}", store)
-        dist.init_process_group(backend, store=store, rank=number, world_size=num, timeout=PATIENCE)
+        store, number, num = next(dist.rendezvous("env://", timeout=TIMEOUT))
+        # torchrun's store outlives a restart: do not read what the dead processes wrote
+        store = dist.PrefixStore(f"start-{restart_count()}", store)
+        dist.init_process_group(backend, store=store, rank=number, world_size=num, timeout=TIMEOUT)
     return device
 
 
@@ -69,8 +69,8 @@ def end() -> None:
 
 
 @contextlib.contextmanager
-def together(device: str | torch.device | None = "auto") -> Iterator[torch.device]:
-    """`start` to `end`; that another process ended in between is one clear line."""
+def process_group(device: str | torch.device | None = "auto") -> Iterator[torch.device]:
+    """`start` to `end`. If another process ended in between, the error says so in one line."""
     here = start(device)
     try:
         yield here
@@ -83,8 +83,8 @@ def together(device: str | torch.device | None = "auto") -> Iterator[torch.devic
     end()
 
 
-def starts() -> int:
-    """How often torchrun started this run again, after one of its processes died."""
+def restart_count() -> int:
+    """How often torchrun restarted this run after one of its processes died."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
@@ -96,8 +96,8 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def from_first(function: Callable[[], Result]) -> Result:
-    """What `function` gives in the first process, in all of them; its mistakes too."""
+def broadcast_result(function: Callable[[], Result]) -> Result:
+    """Call `function` in the first process and give its result, or its error, to all processes."""
     if world_size() == 1:
         return function()
     shared: list[Any] = [None, None]
@@ -112,50 +112,50 @@ def from_first(function: Callable[[], Result]) -> Result:
     return shared[0]
 
 
-def first_of(value: Result | None) -> Result | None:
-    """The first value that is not None, of any process."""
+def first_value(value: Result | None) -> Result | None:
+    """The first value that is not None, over all processes."""
     if world_size() == 1:
         return value
-    found: list[Any] = [None] * world_size()
-    dist.all_gather_object(found, value)
-    return next((v for v in found if v is not None), None)
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return next((v for v in values if v is not None), None)
 
 
 @contextlib.contextmanager
-def sealed(target: Path) -> Iterator[Path]:
-    """`manifest.sealed` for all processes, which write into one folder: it is whole when all are done."""
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """`manifest.atomic_folder` for all processes, which write into one folder: it gets its name when all are done."""
     if world_size() == 1:
-        with manifest.sealed(target) as folder:
+        with manifest.atomic_folder(target) as folder:
             yield folder
         return
     with contextlib.ExitStack() as stack:
-        folder = from_first(lambda: stack.enter_context(manifest.sealed(target)))
-        wrong: Exception | None = None
+        folder = broadcast_result(lambda: stack.enter_context(manifest.atomic_folder(target)))
+        failure: Exception | None = None
         try:
             yield folder
         except Exception as error:
-            wrong = error
-        shared = first_of(None if wrong is None else f"{type(wrong).__name__}: {wrong}")
+            failure = error
+        shared = first_value(None if failure is None else f"{type(failure).__name__}: {failure}")
         if shared is not None:
-            raise wrong or OSError(f"another process could not save: {shared}")
-        from_first(stack.close)  # none goes on before it has its name
+            raise failure or OSError(f"another process could not save: {shared}")
+        broadcast_result(stack.close)  # none goes on before it has its name
 
 
-# -- tensors in pieces ------------------------------------------------------------------------------------------------
+# -- sharded tensors -------------------------------------------------------------------------------------------------
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that may lie in pieces; all of its processes have to ask."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The full tensor of a possibly sharded one. All of its processes have to call this."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def own(tensor: Tensor) -> Tensor:
-    """The piece that is here, in the same memory."""
+def local_tensor(tensor: Tensor) -> Tensor:
+    """This process's shard, in the same memory."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Groups that one call may work on: what lies over the same processes."""
+def group_by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Group tensors by device mesh: one foreach call takes tensors of one mesh only."""
     groups: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
@@ -166,8 +166,8 @@ def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 
 class Layout:
-    """A mesh over the processes that there are. Processes that share a layer (`tensor`) see the same examples, so
-    `data_rank` of `data_size` says whose share of a batch this one has."""
+    """A mesh over the processes of this run. Processes that share a layer (`tensor`) get the same examples, so
+    `data_rank` of `data_size` says which share of a batch this process gets."""
 
     def __init__(self, mesh: Mesh, device: torch.device) -> None:
         num, inner = world_size(), mesh.shard * mesh.tensor
@@ -175,7 +175,7 @@ class Layout:
         if replicate * inner != num:
             sizes = f"replicate={replicate}, shard={mesh.shard}, tensor={mesh.tensor}"
             many = "one process" if num == 1 else f"{num} processes"
-            raise ValueError(f"the mesh ({sizes}) is for {replicate * inner} processes, and this is {many} (torchrun)")
+            raise ValueError(f"the mesh ({sizes}) needs {replicate * inner} processes; torchrun started {many}")
         self.device, self.sharded = device, inner > 1
         self.data_rank, self.data_size = rank() // mesh.tensor, num // mesh.tensor
         self.tensor = mesh.tensor
@@ -194,7 +194,7 @@ class Layout:
             self.data_mesh = self.mesh["replicate", "shard"] if replicate > 1 else self.mesh["shard"]
 
     def place(self, step: nn.Module) -> nn.Module:
-        """Lays out a module that has what is trained as `step.module`, in place. Gives what is called in training."""
+        """Distribute `step.module` in place. Returns the module to call in training."""
         if world_size() == 1:
             return step.to(self.device)
         self.statistics = [
@@ -204,51 +204,52 @@ class Layout:
             if name not in module._non_persistent_buffers_set and value.is_floating_point()
         ]
         if not self.sharded:
-            self.copies = _copies(step.to(self.device))
+            self.copies = _data_parallel(step.to(self.device))
             return self.copies
         for address, stack in step.named_modules():
             if isinstance(stack, StackModule) and stack.part.layer_drop:
                 where = f"{address.removeprefix('module.')}.layer_drop is {stack.part.layer_drop}"
-                raise ValueError(f"{where}: each process would leave out other layers; set it to 0, or mesh.shard=1")
+                raise ValueError(f"{where}: each process would drop other layers; set it to 0, or mesh.shard=1")
         if self.tensor > 1:
             from anyformer.train.shard import split
 
             self.partial = split(step.module, self.mesh["tensor"])  # type: ignore[arg-type]
         if self.data_size > 1:
-            _pieces(step, self.data_mesh)
+            _fully_shard(step, self.data_mesh)
         return step.to(self.device)
 
-    def accumulating(self, more: bool) -> AbstractContextManager[Any]:
-        """Around forward and backward of a micro-batch: copies of the model talk after the last one alone."""
-        return self.copies.no_sync() if self.copies is not None and more else contextlib.nullcontext()
+    def sync_context(self, last: bool) -> AbstractContextManager[Any]:
+        """Around forward and backward of a micro-batch: gradients are synchronized only after the last one."""
+        return self.copies.no_sync() if self.copies is not None and not last else contextlib.nullcontext()
 
     def sum_gradients(self) -> None:
-        """After the last micro-batch: what DistributedDataParallel and FSDP2 leave to do."""
+        """After the last micro-batch: sum the gradients that DistributedDataParallel and FSDP2 do not."""
         for module, name in self.partial:
             gradient = getattr(module, name).grad
             if gradient is not None:
-                dist.all_reduce(own(gradient), group=self.mesh.get_group("tensor"))
+                dist.all_reduce(local_tensor(gradient), group=self.mesh.get_group("tensor"))
 
-    def summed(self, values: Tensor) -> Tensor:
-        """The sum over all shares of a batch: how losses and counts become those of the whole batch."""
+    def sum_over_processes(self, values: Tensor) -> Tensor:
+        """Sum over the processes' shares of a batch: losses and counts of the whole batch."""
         if self.data_size > 1:
             dist.all_reduce(values, group=self.data_group)
         return values
 
-    def wishes(self, one: bool) -> Tensor:
-        """How many of the processes that share this one's examples wish for something."""
-        wish = torch.full((), float(one), device=self.device)
+    def count_requests(self, request: bool) -> Tensor:
+        """How many of the processes with the same examples have this request."""
+        total = torch.full((), float(request), device=self.device)
         if self.tensor > 1:
-            dist.all_reduce(wish, group=self.mesh.get_group("tensor"))
-        return wish
+            dist.all_reduce(total, group=self.mesh.get_group("tensor"))
+        return total
 
-    def agree(self) -> None:
-        """After a step: statistics that no gradient moves (of batch norms) are the first process's everywhere."""
+    def broadcast_statistics(self) -> None:
+        """After a step: copy the running statistics (of batch norms) of the first process to all."""
         for module, name in self.statistics:
             dist.broadcast(getattr(module, name), 0)
 
     def like(self, module: nn.Module) -> Callable[[str, str, tuple[int, ...]], Tensor | None]:
-        """(kind, address, shape) of a tensor in a checkpoint -> one that lies as that is wanted here; None: whole."""
+        """(kind, address, shape) of a tensor in a checkpoint -> a tensor sharded as it is needed here; None: not
+        sharded."""
         found = module.state_dict() if self.sharded else {}
 
         def lies(kind: str, address: str, shape: tuple[int, ...]) -> Tensor | None:
@@ -265,7 +266,7 @@ class Layout:
         return lies
 
 
-def _copies(step: nn.Module) -> nn.Module:
+def _data_parallel(step: nn.Module) -> nn.Module:
     from torch.nn.parallel import DistributedDataParallel
 
     def add(state, bucket):  # without types: DistributedDataParallel takes its own, or none
@@ -281,7 +282,7 @@ def _copies(step: nn.Module) -> nn.Module:
     return copies
 
 
-def _pieces(step: nn.Module, mesh: Any) -> None:
+def _fully_shard(step: nn.Module, mesh: Any) -> None:
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     blocks = [layer for stack in step.modules() if isinstance(stack, StackModule) for layer in stack.layers]
@@ -294,7 +295,7 @@ def _pieces(step: nn.Module, mesh: Any) -> None:
         ids = {id(parameter) for parameter in block.parameters()}
         if ids and not ids & outside and all(seen[i] == 1 for i in ids):
             fully_shard(block, mesh=mesh)
-    # the rest too is put together for each pass alone: an average may stand in its place in between
+    # reshard the rest after each pass too: the average may be swapped in between passes
     fully_shard(step, mesh=mesh, reshard_after_forward=True)
     for module in step.modules():
         if isinstance(module, FSDPModule):

@@ -1,4 +1,4 @@
-"""What there is to read, in one line, and how many tokens a model reads of records that have none: pictures, sound."""
+"""One line about the data, and how many tokens a model makes of images and audio."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from anyformer.models import Model
 from anyformer.objectives.objective import Objective
 from anyformer.specs.part import walk
 
-SHOWN = 10  # classes that are counted one by one
-RAW = ("pixels", "samples")  # fields of a record that an embedding makes tokens of
+SHOWN = 10  # classes with their own count
+RAW = ("pixels", "samples")  # record fields that an embedding turns into tokens
 
 
 def tokens_per_number(spec: Model, objective: Objective, split: DataSplit) -> float:
-    """Tokens that the model reads for each number in the longest field of a record: 1 where that field has tokens,
-    65 / 3,072 where a picture of 32 x 32 pixels in three colours becomes 64 patches and one more token."""
+    """Tokens per number in the longest field of a record: 1 for text, 65 / 3,072 for an RGB image of 32 x 32 pixels
+    that becomes 64 patches and a class token."""
     if not split.fields.keys() & {*RAW}:
         return 1.0
     readers: Any = spec.readers
@@ -26,7 +26,7 @@ def tokens_per_number(spec: Model, objective: Objective, split: DataSplit) -> fl
 
 
 def tokens_read(embedding: Any, objective: Objective, split: DataSplit) -> int:
-    """Of all records together, by one embedding."""
+    """Tokens that one embedding makes of all records."""
     name = embedding.inputs[0]
     if name == "input_ids":
         return int(split.fields["input_ids"].ends[-1]) if "input_ids" in split.fields else 0
@@ -41,21 +41,21 @@ def tokens_read(embedding: Any, objective: Objective, split: DataSplit) -> int:
     return sum(embedding.vectors(value) * count for value, count in zip(values.tolist(), counts.tolist()))
 
 
-def described_data(splits: Splits, labels: Sequence[str], rate: float) -> str:
+def describe_data(splits: Splits, labels: Sequence[str], rate: float) -> str:
     """One line: "data: train 90 (5,400 tokens; 45 happy, 45 sad), valid 10 (600 tokens; ...)". `rate` is the number of
     tokens for each number of a record."""
-    found = []
+    lines = []
     for name, split in splits.items():
         counts = class_counts(split, labels)
         classes = ", ".join(f"{count:,} {label}" for label, count in counts.items())
         if len(counts) > SHOWN:
             classes = f"{len(counts)} classes, {min(counts.values()):,} to {max(counts.values()):,} of each"
-        found.append(f"{name} {len(split):,} ({round(split.tokens * rate):,} tokens{classes and '; '}{classes})")
-    return f"data: {', '.join(found)}"
+        lines.append(f"{name} {len(split):,} ({round(split.tokens * rate):,} tokens{classes and '; '}{classes})")
+    return f"data: {', '.join(lines)}"
 
 
 def class_counts(split: DataSplit, labels: Sequence[str]) -> dict[str, int]:
-    """The records of each label; nothing where a record has no label of its own."""
+    """Records per label; empty if records have no label."""
     field = split.fields.get("label")
     if not labels or field is None or not field.scalar or field.dtype.kind not in "iu":
         return {}

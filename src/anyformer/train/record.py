@@ -1,9 +1,9 @@
-"""A step's forward and backward pass recorded on a GPU and launched at once, as CUDA's graphs allow.
+"""A step's forward and backward pass captured in a CUDA graph.
 
-A small model's kernels take less time than Python takes to ask for them one by one. A recording asks once: a batch is
-copied to where the recorded one lay, and the gradients are found where the recorded ones were written. What Python
-decides on the way was decided once and for all, so that every recording is held against ordinary passes, with other
-seeds too, before anything is learnt from it; where they differ, or nothing can be recorded, training goes on as it did.
+The kernels of a small model take less time than launching them one by one from Python. A graph launches them at once:
+the batch is copied to the captured inputs, and the gradients appear in the captured outputs. Branches taken in Python
+are fixed at capture, so every graph is compared with ordinary passes, with other seeds too, before it is used. If they
+differ, or a step cannot be captured, a message says why and training continues without capture.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from anyformer.kernels.recording import graph_capture
 from anyformer.objectives.objective import Batch, Objective
 
 Terms = dict[str, Tensor]
-Pass = Callable[[Batch, Terms], Terms]  # (batch, divisors) -> terms; the gradients are in the parameters
+Pass = Callable[[Batch, Terms], Terms]  # (batch, divisors) -> terms; leaves the gradients in the parameters
 
-WARM = 3  # ordinary passes over batches of one shape before it is recorded: kernels are chosen and compiled in them
-MOST = 8  # shapes, since each keeps its activations
-CLOSE = 1e-2  # of losses, and of the length of the gradient: the same kernels, but sums in another order
+WARM = 3  # ordinary passes per batch shape before capture, in which kernels are selected and compiled
+MOST = 8  # captured shapes; each keeps its activations
+CLOSE = 1e-2  # relative, of losses and gradient norms: the same kernels, but sums in another order
 
 
 def refusal(
     objective: Objective, device: torch.device, precision: str, processes: int, micro: int | None = None
 ) -> str | None:
-    """Why this training cannot be recorded."""
+    """Why the steps of this training cannot be captured; None if they can."""
     if device.type != "cuda":
-        return f"a recording is launched on a GPU, and this is on {device.type}"
+        return f"CUDA graphs need a GPU; the device is {device.type}"
     if processes > 1:
-        return "processes wait for each other within a step; a recording is of one alone"
+        return "CUDA graphs of several processes are not supported; use one process"
     if micro is not None:
-        return "batch.micro adds up gradients over several passes; a recording is of a step's only one"
+        return "batch.micro makes several passes per step; a graph has one"
     if precision == "fp16":
-        return "loss scaling decides on the host; take bf16"
+        return "loss scaling of fp16 runs on the host; use bf16"
     if type(objective).before_step is not Objective.before_step:
-        return f"{type(objective).__name__} changes something from step to step"
+        return f"{type(objective).__name__} changes from step to step"
     return None
 
 
-class Recording(NamedTuple):
-    """One pass, to be launched again: what it reads, and what it leaves behind."""
+class CapturedPass(NamedTuple):
+    """A captured pass: its graph, inputs and outputs."""
 
     graph: Any
     batch: Batch
@@ -61,22 +61,22 @@ class Recording(NamedTuple):
 
 
 class Recorder:
-    """`do` as it is, until batches of a shape were seen often enough to be recorded. `seed(n)` sets what is random, by
-    n; `tell` hears what could not be recorded."""
+    """Calls `do`, and captures it once a batch shape was seen often enough. `seed(n)` seeds the generators by n; `tell`
+    gets a message if capture fails."""
 
     def __init__(self, do: Pass, module: nn.Module, seed: Callable[[int], None], tell: Callable[[str], None]) -> None:
         self.do, self.module, self.seed, self.tell = do, module, seed, tell
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.seen: Counter[Any] = Counter()
-        self.recordings: dict[Any, Recording] = {}
+        self.recordings: dict[Any, CapturedPass] = {}
         self.given_up = False
-        self.launched = False  # whether the last pass was a recording's
+        self.launched = False  # whether the last pass was a captured one
 
     def __call__(self, batch: Batch, divisors: Terms, step: int) -> Terms:
         shape = (*((name, tensor.shape, tensor.dtype) for name, tensor in batch.items()), *divisors)
         self.seen[shape] += 1
         if self.seen[shape] == WARM + 1 and not self.given_up and len(self.recordings) < MOST:
-            self.try_to_record(shape, batch, divisors, step)
+            self.try_capture(shape, batch, divisors, step)
         self.launched = (recording := self.recordings.get(shape)) is not None
         if recording is None:
             return self.do(batch, divisors)
@@ -85,24 +85,24 @@ class Recorder:
             parameter.grad = gradient
         return terms
 
-    def try_to_record(self, shape: Any, batch: Batch, divisors: Terms, step: int) -> None:
-        kept = [buffer.clone() for buffer in self.module.buffers()]  # passes on trial must leave nothing behind
+    def try_capture(self, shape: Any, batch: Batch, divisors: Terms, step: int) -> None:
+        kept = [buffer.clone() for buffer in self.module.buffers()]  # trial passes must not change statistics
         try:
             recording = self.record(batch, divisors)
-            why = self.unlike(recording, batch, divisors, step)
+            why = self.difference(recording, batch, divisors, step)
         except RuntimeError as error:
             why = str(error).strip().splitlines()[0]
         for buffer, before in zip(self.module.buffers(), kept, strict=True):
             buffer.copy_(before)
-        self.forget()
+        self.clear_gradients()
         if why:
             self.given_up = True
-            self.tell(f"not recorded, it goes on step by step: {why}")
+            self.tell(f"the step was not captured, training continues without: {why}")
         else:
             self.recordings[shape] = recording
         self.seed(step)
 
-    def record(self, batch: Batch, divisors: Terms) -> Recording:
+    def record(self, batch: Batch, divisors: Terms) -> CapturedPass:
         batch = {name: tensor.clone() for name, tensor in batch.items()}
         divisors = {name: tensor.clone() for name, tensor in divisors.items()}
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
@@ -110,48 +110,48 @@ class Recorder:
         before = draws.clone_state()
         stream.wait_stream(torch.cuda.current_stream())
         with graph_capture():
-            with torch.cuda.stream(stream):  # once where nothing is asked of a tensor: other kernels may be chosen
+            with torch.cuda.stream(stream):  # once in capture mode: other kernels may be selected
                 self.do(batch, divisors)
             torch.cuda.current_stream().wait_stream(stream)
-            self.forget()
+            self.clear_gradients()
             try:
-                with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # batches are made ready meanwhile
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads load batches
                     terms = self.do(batch, divisors)
             except RuntimeError:
-                draws.graphsafe_set_state(before)  # one that was left in the middle draws nothing any more
+                draws.graphsafe_set_state(before)  # after a failed capture the generator would raise
                 raise
-        return Recording(graph, batch, divisors, terms, [p.grad for p in self.parameters])
+        return CapturedPass(graph, batch, divisors, terms, [p.grad for p in self.parameters])
 
-    def unlike(self, recording: Recording, batch: Batch, divisors: Terms, step: int) -> str:
-        """In what the recording differs from ordinary passes with the same draws."""
+    def difference(self, recording: CapturedPass, batch: Batch, divisors: Terms, step: int) -> str:
+        """The difference between captured and ordinary passes with the same seeds; empty if there is none."""
         for number in (step, step + 1, step + 2):
-            self.forget()
+            self.clear_gradients()
             self.seed(number)
             wanted = measures(self.do(batch, divisors), [p.grad for p in self.parameters])
             self.seed(number)
-            found = measures(recording(batch, divisors), recording.gradients)
+            actual = measures(recording(batch, divisors), recording.gradients)
             for name, value in wanted.items():
-                if not abs(found[name] - value) <= CLOSE * max(abs(value), 1e-6):
-                    return f"{name} was {found[name]:.6g} in the recording and {value:.6g} in the pass itself"
+                if not abs(actual[name] - value) <= CLOSE * max(abs(value), 1e-6):
+                    return f"{name} was {actual[name]:.6g} in the captured pass and {value:.6g} in an ordinary one"
         return ""
 
-    def alone(self, batch: Batch, divisors: Terms, step: int) -> str:
-        """Whether a gradient that is not finite is the recording's alone: the step once more without it, with the
-        weights of now (the next step may have been launched before this one's numbers were read)."""
-        self.forget()
+    def explain_nonfinite(self, batch: Batch, divisors: Terms, step: int) -> str:
+        """Whether the gradient is finite without capture: run the step again as an ordinary pass, with the current
+        weights (the next step may already have been launched)."""
+        self.clear_gradients()
         self.seed(step)
         self.do(batch, divisors)
         finite = all(bool(p.grad.isfinite().all()) for p in self.parameters if p.grad is not None)
-        self.forget()
+        self.clear_gradients()
         if finite:
-            return ", and of its recording alone: without it the gradient is finite (try record=false)"
-        return ", without its recording too"
+            return ", but only as captured: in an ordinary pass the gradient is finite (try record=false)"
+        return ", in an ordinary pass too"
 
-    def forget(self) -> None:
+    def clear_gradients(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
 
 
 def measures(terms: Terms, gradients: list[Tensor | None]) -> dict[str, float]:
-    length = nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
-    return {name: float(value) for name, value in terms.items()} | {"the length of the gradient": float(length)}
+    norm = nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
+    return {name: float(value) for name, value in terms.items()} | {"the gradient norm": float(norm)}

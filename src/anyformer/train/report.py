@@ -1,4 +1,4 @@
-"""A run on one page: its curve as a picture, and report.html, which loads nothing from elsewhere."""
+"""The report of a run: its loss curve as an image, and a self-contained report.html."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ img { max-width: 100%; } summary { cursor: pointer; }
 
 
 def report(folder: Path, baselines: dict[str, float] | None = None) -> list[Path]:
-    """Writes curve.png (where matplotlib is there) and report.html into a run's folder; gives what was written."""
+    """Write report.html, and curve.png if matplotlib is installed, into a run's folder. Returns the paths."""
     lines = read_metrics(folder)
     picture = curve(lines, baselines or {})
     written = []
@@ -37,33 +37,33 @@ def report(folder: Path, baselines: dict[str, float] | None = None) -> list[Path
 
 
 def result(folder: Path, lines: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The evaluation of the model that the run's folder opens as: its best one, or the last; None without any."""
+    """The evaluation of the run's model, which is the best one or the last; None without evaluations."""
     valid = {line["step"]: line for line in lines if "valid/loss" in line}
     best = next((step for step in best_steps(folder) if step in valid), None)
     return valid[best] if best is not None else next(reversed(valid.values()), None)
 
 
-def beaten(loss: float, baselines: dict[str, float]) -> str:
+def compare_with_baselines(loss: float, baselines: dict[str, float]) -> str:
     """Whether a validation loss is below all baselines."""
-    shown = ", ".join(f"{name} {value:.3f}" for name, value in baselines.items())
+    listed = ", ".join(f"{name} {value:.3f}" for name, value in baselines.items())
     above = [f"{name} {value:.3f}" for name, value in baselines.items() if not loss < value]
-    return f"does not beat the baseline {' and '.join(above)}" if above else f"beats the baselines ({shown})"
+    return f"does not beat the baseline {' and '.join(above)}" if above else f"beats the baselines ({listed})"
 
 
 def outcome(folder: Path, baselines: dict[str, float]) -> list[str]:
-    """The last lines of a run's log: which model it gives, how good that is, and whether it beats the baselines."""
+    """The last lines of a run's log: the step of its model, its loss, and whether it beats the baselines."""
     lines = read_metrics(folder)
     found = result(folder, lines)
     if found is None:
         return []
     last, loss = max(line["step"] for line in lines), found["valid/loss"]
-    verdict = f", which {beaten(loss, baselines)}" if baselines else ""
+    verdict = f", which {compare_with_baselines(loss, baselines)}" if baselines else ""
     if not best_steps(folder):
         return [f"validation loss {loss:.3f} after step {found['step']:,}{verdict}"]
-    told = [f"best validation: step {found['step']:,}, loss {loss:.3f}{verdict}"]
+    messages = [f"best validation: step {found['step']:,}, loss {loss:.3f}{verdict}"]
     if found["step"] != last:
-        told.append(f"{folder} is the model of step {found['step']:,}; {folder}@last is that of step {last:,}")
-    return told
+        messages.append(f"{folder} is the model of step {found['step']:,}; {folder}@last is that of step {last:,}")
+    return messages
 
 
 def curve(lines: list[dict[str, Any]], baselines: dict[str, float]) -> bytes | None:
@@ -77,7 +77,7 @@ def curve(lines: list[dict[str, Any]], baselines: dict[str, float]) -> bytes | N
     steps = [(line["step"], line["loss"]) for line in lines if "loss" in line]
     if steps:
         axes.plot(*zip(*steps), color="#b8c4d8", linewidth=0.7)
-        axes.plot(*zip(*smoothed(steps)), color="#2f5c9e", label="training")
+        axes.plot(*zip(*smooth(steps)), color="#2f5c9e", label="training")
     found = [(line["step"], line["valid/loss"]) for line in lines if "valid/loss" in line]
     if found:
         axes.plot(*zip(*found), color="#c2552d", marker="o", label="validation")
@@ -94,9 +94,8 @@ def curve(lines: list[dict[str, Any]], baselines: dict[str, float]) -> bytes | N
     return out.getvalue()
 
 
-def smoothed(points: list[tuple[int, float]], share: float = 0.05) -> list[tuple[int, float]]:
-    """Means over `share` of the points, as many before each as after it: the line begins and ends at the data, and is
-    not late where a loss falls fast."""
+def smooth(points: list[tuple[int, float]], share: float = 0.05) -> list[tuple[int, float]]:
+    """Centered moving average over `share` of the points: it starts and ends at the data and does not lag."""
     sums, last = [0.0, *itertools.accumulate(value for _, value in points)], len(points) - 1
     out = []
     for i, (step, _) in enumerate(points):
@@ -122,7 +121,7 @@ def page(folder: Path, lines: list[dict[str, Any]], picture: bytes | None, basel
             rows += [("last validation loss", f"{valid[-1]['valid/loss']:.4f}")]
     rows += [(f"{name} baseline", f"{value:.4f}") for name, value in baselines.items()]
     if found is not None and baselines:
-        rows += [("result", f"the model {beaten(found['valid/loss'], baselines)}")]
+        rows += [("result", f"the model {compare_with_baselines(found['valid/loss'], baselines)}")]
     names = ("seed", "anyformer", "torch", "cores", "gpu", "commit")
     rows += [(name, str(environment[name])) for name in names if name in environment]
     samples = [line for line in lines if "text" in line]

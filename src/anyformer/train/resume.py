@@ -1,10 +1,10 @@
-"""Checkpoints of a run: the model as `af.save` writes it, and beside it what it takes to go on to the bit.
+"""Checkpoints of a run: the model as `af.save` writes it, and the state that resuming bit for bit needs.
 
 A checkpoint is a folder `checkpoints/step-00001000`: spec.json and model.safetensors (with the tokenizer), which
-`anyformer generate` opens; training.safetensors with the optimisers' moments and whatever else is learnt; state.json
-with the counters. Where parameters lie in pieces over processes, each writes what it has instead (weights/pieces.py);
-either kind is read by any number of processes. Random states need no file: the generators are seeded from (seed, step,
-process) before each step, and the data order is a function of (seed, step).
+`anyformer generate` opens; training.safetensors with the optimizer state and other trained weights; state.json with the
+counters. With sharded parameters each process writes its shards instead (weights/pieces.py); any number of processes
+can read either form. Random states need no file: the generators are seeded from (seed, step, process) before each
+step, and the data order is a function of (seed, step).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Like = Callable[[str, str, tuple[int, ...]], Tensor | None]
 
 @dataclasses.dataclass
 class Saved:
-    """What is read back from a checkpoint."""
+    """The contents of a checkpoint."""
 
     folder: Path
     values: dict[str, Any]
@@ -42,7 +42,7 @@ class Saved:
 
 
 class Checkpoints:
-    """Those of one run folder: the last few and the best are kept."""
+    """The checkpoints of a run folder; the last few and the best are kept."""
 
     def __init__(self, run: Path, last: int = 2, best: bool = True, pieces: bool = False) -> None:
         self.run, self.last, self.best, self.pieces = run, last, best, pieces
@@ -50,11 +50,11 @@ class Checkpoints:
     def save(
         self, step: int, model: TransformerModule, values: Mapping[str, Any], **tensors: Mapping[str, Tensor]
     ) -> Path:
-        """Writes all of it or nothing. "weights" are given among `tensors` where what is trained is more than, or other
-        than, the model that is saved (an average of it, a second network). values["score"]: lower is better."""
+        """Write a whole checkpoint or none. `tensors` has "weights" if the trained weights differ from the saved model
+        (an average, a second network). values["score"]: lower is better."""
         target = self.run / "checkpoints" / f"step-{step:08}"
         flat = {f"{kind}/{name}": tensor for kind, named in tensors.items() for name, tensor in named.items()}
-        with parallel.sealed(target) as folder:
+        with parallel.atomic_folder(target) as folder:
             if self.pieces:
                 own = {name: t for name, t in plain_state(model).items() if not model.spec.owner_of(name)}
                 used = {MODEL + name: tensor for name, tensor in own.items()}
@@ -66,31 +66,31 @@ class Checkpoints:
                     save(model, folder)
                     write_checkpoint(folder, flat, stem=TENSORS)
                 write_json(folder / STATE, {**values, "step": step})
-        parallel.from_first(self.prune)
+        parallel.broadcast_result(self.prune)
         return target
 
     def prune(self) -> None:
-        found = manifest.steps(self.run)
-        keep = set(list(found)[-self.last :]) | ({self.best_step()} if self.best else set())
-        for step, folder in found.items():
+        folders = manifest.steps(self.run)
+        keep = set(list(folders)[-self.last :]) | ({self.best_step()} if self.best else set())
+        for step, folder in folders.items():
             if step not in keep:
                 manifest.remove(folder)
 
     def best_step(self) -> int | None:
-        """The step whose score is lowest, the first of equals."""
+        """The step with the lowest score; the first of equal ones."""
         return next(iter(manifest.best_steps(self.run)), None)
 
     def steps(self) -> dict[int, Path]:
         return manifest.steps(self.run)
 
     def newest(self, like: Like | None = None) -> tuple[Saved | None, list[str]]:
-        """The last one that is whole, and what was wrong with any after it."""
-        folder, faults = parallel.from_first(lambda: manifest.newest(self.run))
+        """The newest complete checkpoint, and the faults of the ones after it."""
+        folder, faults = parallel.broadcast_result(lambda: manifest.newest(self.run))
         return (read(folder, like) if folder is not None else None), faults
 
 
 def read(folder: Path, like: Like | None = None) -> Saved:
-    """`like(kind, address, shape)` gives a tensor that lies in the pieces that this one is wanted in, or None."""
+    """Read a checkpoint. `like(kind, address, shape)` gives a tensor that is sharded as this one should be, or None."""
     values = read_json(folder / STATE)
     tensors: dict[str, dict[str, Tensor]] = {}
     if in_pieces(folder):
@@ -102,8 +102,8 @@ def read(folder: Path, like: Like | None = None) -> Saved:
             kind, _, address = name.partition("/")
             kind = "weights" if kind == "model" else kind
             model = like(kind, address, pieces.shape(name)) if like else None
-            made = torch.empty(pieces.shape(name)) if model is None else torch.empty_like(model)
-            targets[name] = tensors.setdefault(kind, {})[address] = made.to(pieces.dtype(name))
+            target = torch.empty(pieces.shape(name)) if model is None else torch.empty_like(model)
+            targets[name] = tensors.setdefault(kind, {})[address] = target.to(pieces.dtype(name))
         pieces.read_into(targets, alone=parallel.world_size() == 1)
         return Saved(folder, values, tensors)
     with Checkpoint(folder, stem=TENSORS) as checkpoint:
@@ -122,10 +122,10 @@ def read(folder: Path, like: Like | None = None) -> Saved:
 
 
 @torch.no_grad()
-def gathered(model: TransformerModule, device: torch.device) -> Any:
-    """A plain copy of a model whose parameters lie in pieces; all processes have to ask for theirs."""
+def gather_model(model: TransformerModule, device: torch.device) -> Any:
+    """A full copy of a sharded model. All processes have to call this."""
     copy = skeleton(model.spec)
-    state = {name: parallel.whole(tensor).detach() for name, tensor in plain_state(model).items()}
+    state = {name: parallel.full_tensor(tensor).detach() for name, tensor in plain_state(model).items()}
     copy.load_state_dict(state, assign=True)
     copy.tie()
     copy.folder, copy.kernel = model.folder, model.kernel
@@ -134,16 +134,16 @@ def gathered(model: TransformerModule, device: torch.device) -> Any:
 
 @torch.no_grad()
 def fill(module: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copies weights into a module, in place. Of tensors that are tied one name is enough."""
+    """Copy weights into a module in place. For tied tensors one name is enough."""
     targets = module.state_dict(keep_vars=True)
     names: dict[int, list[str]] = {}
     for name, tensor in targets.items():
         names.setdefault(id(tensor), []).append(name)
     for same in names.values():
-        found = next((name for name in same if name in weights), None)
-        if found is None:
-            raise ValueError(f"the checkpoint does not belong to this model: {same[0]} is missing")
-        if weights[found].shape != targets[found].shape:
-            shapes = f"{tuple(weights[found].shape)} is not {tuple(targets[found].shape)}"
-            raise ValueError(f"the checkpoint does not belong to this model: {found} {shapes}")
-        targets[found].copy_(weights[found])
+        present = next((name for name in same if name in weights), None)
+        if present is None:
+            raise ValueError(f"the checkpoint belongs to another model: {same[0]} is missing")
+        if weights[present].shape != targets[present].shape:
+            shapes = f"has shape {tuple(weights[present].shape)} instead of {tuple(targets[present].shape)}"
+            raise ValueError(f"the checkpoint belongs to another model: {present} {shapes}")
+        targets[present].copy_(weights[present])

@@ -1,6 +1,6 @@
-"""A run: everything that decides what a training does, as one frozen, JSON-able description.
+"""A run: everything that defines a training, as one frozen description that is saved as JSON.
 
-`override(run, {"optimizer.lr": 3e-4})` and `anyformer train RECIPE --set optimizer.lr=3e-4` speak of the same paths.
+`override(run, {"optimizer.lr": 3e-4})` and `anyformer train RECIPE --set optimizer.lr=3e-4` use the same paths.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ for _module in pkgutil.iter_modules(anyformer.objectives.__path__):  # a kind is
 
 
 class Pretrained(Part):
-    """A model that is trained further: a folder or hub id. `architecture` names another class of its family (a head for
-    this task, whose new weights are initialised), `labels` those of a classifier or tagger."""
+    """A pretrained model: a folder or hub id. `architecture` names another class of its family (a head for this task,
+    whose weights are initialized), `labels` the labels of a classifier or tagger."""
 
     path: str
     architecture: str | None = None
@@ -42,7 +42,7 @@ class Pretrained(Part):
 
 
 class Begin(Part):
-    """The first `steps` of a run see no more than `length` tokens at once, which is cheap [Devlin et al. 2019]."""
+    """The first `steps` of a run use texts of at most `length` tokens, which is cheaper [Devlin et al. 2019]."""
 
     steps: int
     length: int
@@ -52,70 +52,70 @@ class Begin(Part):
 
 
 class Batch(Part):
-    """How much one step sees, over all processes: so many examples (rows, where texts are packed) or, with `tokens`, as
-    many of similar length as have about that many tokens together. `micro` examples (or tokens) go through a device at
-    once; the rest is accumulated."""
+    """The batch of one step over all processes: a number of examples (rows, if texts are packed) or, with `tokens`,
+    examples of similar length with about that many tokens in total. `micro` is the number of examples (or tokens) per
+    forward pass; gradients are accumulated."""
 
     examples: int | None = None
     tokens: int | None = None
     micro: int | None = None
-    length: int | None = None  # of a packed row, and the longest record; the model's own limit unless said
+    length: int | None = None  # of a packed row and the longest record; default: the model's limit
     begin: Begin | None = None
 
     def check(self) -> None:
         at_least(self, 1, "examples", "tokens", "micro", "length")
         if (self.examples is None) == (self.tokens is None):
-            raise ValueError("Batch: give examples or tokens, one of them")
+            raise ValueError("Batch: give either examples or tokens")
         if self.begin is not None and self.length is not None and self.begin.length > self.length:
-            raise ValueError(f"Batch: it begins with a length of {self.begin.length}, and {self.length} is the longest")
+            raise ValueError(f"Batch.begin.length: {self.begin.length} is more than Batch.length, {self.length}")
 
 
 class Evaluate(Part):
-    """Every so many steps, on the validation split: the objective's loss, and `metrics`."""
+    """Evaluation on the validation split every `every` steps: the objective's loss and `metrics`."""
 
     every: int = 500
-    batches: int | None = None  # at most so many; all unless said
-    metrics: tuple[str, ...] = ()  # "accuracy", "bleu", ...: those of the objective's kind, see evaluate/metrics.py
-    num_beams: int = 1  # with which texts are written for them
-    patience: int | None = 5  # stop after so many evaluations in a row without a better one; null: never
-    best: str = "loss"  # what "better" is about: the loss, or one of the metrics
-    sample: str | None = None  # a prompt that the model continues each time
+    batches: int | None = None  # at most; default: all
+    metrics: tuple[str, ...] = ()  # "accuracy", "bleu", ...: depend on the objective, see evaluate/metrics.py
+    num_beams: int = 1  # for metrics that need generated text
+    patience: int | None = 5  # stop after this many evaluations without a better one; null: never
+    best: str = "loss"  # the score that must improve: the loss or one of the metrics
+    sample: str | None = None  # a prompt to continue at each evaluation
 
     def check(self) -> None:
         at_least(self, 1, "every", "batches", "num_beams", "patience")
 
 
 class Keep(Part):
-    """Checkpoints: every so many steps, of which the last `last` are kept, and the best by validation."""
+    """Checkpoints every `every` steps; the last `last` and the best by validation are kept."""
 
     every: int = 1000
     last: int = 2
-    best: bool = True  # the best one is the run's model, which every verb opens; false: the newest is
+    best: bool = True  # the run's model is the best checkpoint; false: the newest
 
     def check(self) -> None:
         at_least(self, 1, "every", "last")
 
 
 class Run(Part):
-    """One training: the model, what it learns from, and how."""
+    """One training: model, data, objective, optimizer and schedule."""
 
     name: str
     model: Model | Pretrained
     data: Data
     objective: Objective
-    vocabulary: Vocabulary | None = None  # a pretrained model's own unless said
+    vocabulary: Vocabulary | None = None  # default: a pretrained model's own
     optimizer: Optimizer = AdamW()
     schedule: Schedule = Constant()
     batch: Batch
     steps: int
-    precision: Literal["fp32", "bf16", "bf16-stream", "fp16"] = "fp32"  # stream: between the layers, too
-    clip: float | None = 1.0  # the longest a gradient may be, over all parameters
-    ema: float | None = None  # a moving average of the weights with this decay, which is evaluated and saved
-    recompute: tuple[str, ...] = ()  # addresses whose activations are computed again in the backward pass
+    precision: Literal["fp32", "bf16", "bf16-stream", "fp16"] = "fp32"  # bf16-stream: the residual stream is bf16 too
+    clip: float | None = 1.0  # maximum gradient norm over all parameters
+    ema: float | None = None  # decay of a moving average of the weights, which is evaluated and saved
+    recompute: tuple[str, ...] = ()  # addresses whose activations are recomputed in the backward pass
     compile: bool = False
-    record: bool = False  # launch each step's passes at once, on one GPU: for small models, see record.py
+    record: bool = False  # capture each step in a CUDA graph: for small models on one GPU, see record.py
     lora: LoRA | None = None
-    freeze: tuple[str, ...] = ()  # addresses of what stands still, such as "embedding" or "encoder.layers.[0-3]"
+    freeze: tuple[str, ...] = ()  # addresses that are not trained, such as "embedding" or "encoder.layers.[0-3]"
     mesh: Mesh = Mesh()
     evaluate: Evaluate = Evaluate()
     keep: Keep = Keep()
@@ -126,20 +126,20 @@ class Run(Part):
         at_least(self, 0, "seed")
         chance(self, "ema")
         if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"Run.clip is {self.clip}; it must be above 0")
+            raise ValueError(f"Run.clip: {self.clip} must be above 0")
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
 def every_kind() -> dict[str, type[Part]]:
-    """Every kind of Part by name: those of models, and those that a run is described by."""
+    """Every kind of Part by name, including those of runs."""
     return kinds()
 
 
 def read_run(path: Path) -> Run:
-    """The description in a run.json. In one that a person writes, "model" may be a name (see `model_of`), "set" has
-    other values by address ({"model.width": 96}), and a kind is left out where only one fits."""
+    """The description in a run.json. A handwritten file may have a name as "model" (see `model_of`), overrides by
+    address in "set" ({"model.width": 96}), and no "kind" where only one fits."""
     content = read_json(path)
     try:
         if not isinstance(content, dict):
@@ -159,9 +159,9 @@ def read_run(path: Path) -> Run:
 
 
 def model_of(name: str) -> Model | Pretrained:
-    """What a name stands for as the model of a run. A name from the zoo, a spec.json and a folder without weights are
-    descriptions, and start with new weights. The run.json, or the folder, of a run that has no checkpoint yet stands
-    for the model of that run. Another folder, or a hub id, is a model that is trained further."""
+    """The model of a run by name. A name from the zoo, a spec.json and a folder without weights are descriptions, and
+    start with new weights. A run.json, or the folder of a run without checkpoints, gives the model of that run. Another
+    folder, or a hub id, is a pretrained model."""
     path, described = Path(name).expanduser(), dict(names())
     if path.is_dir():
         stored = (path / "spec.json").is_file() or find_layout(path) is not None
@@ -177,11 +177,11 @@ def model_of(name: str) -> Model | Pretrained:
 
 
 def description_of(model: Model | Pretrained) -> Model:
-    """The description of a run's model before the run changes anything."""
+    """The description of a run's model before training."""
     return read_spec(hub.resolve(model.path)) if isinstance(model, Pretrained) else model
 
 
-# what may be other when a run goes on: how long, how it is watched, and how the same step is computed
+# fields that may change when a run is resumed: its length, its reports, and how a step is computed
 FREE = (
     "name",
     "steps",
@@ -196,16 +196,16 @@ FREE = (
 
 
 def differences(old: Run, new: Run) -> list[str]:
-    """ "path: before, now" of everything that decides what a step learns and is not the same."""
+    """Lines "path: before, now" for every changed field that affects training."""
     return [line for path, line in _compare("", encode(old), encode(new)) if not path.startswith(FREE)]
 
 
 def _compare(path: str, old: Any, new: Any) -> list[tuple[str, str]]:
     if isinstance(old, dict) and isinstance(new, dict) and old.get("kind") == new.get("kind"):
-        found = []
+        lines = []
         for name in dict.fromkeys((*old, *new)):
-            found += _compare(f"{path}.{name}" if path else name, old.get(name), new.get(name))
-        return found
+            lines += _compare(f"{path}.{name}" if path else name, old.get(name), new.get(name))
+        return lines
     return [] if old == new else [(path, f"{path}: {_short(old)} then, {_short(new)} now")]
 
 

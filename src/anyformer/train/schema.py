@@ -1,4 +1,4 @@
-"""The JSON schema of a run.json, for editors: made from the fields, types and defaults that it is read by."""
+"""The JSON schema of run.json, for editors, from the fields, types and defaults of its Parts."""
 
 from __future__ import annotations
 
@@ -17,77 +17,77 @@ PLAIN = {bool: "boolean", int: "integer", float: "number", str: "string", type(N
 
 
 def schema() -> dict[str, Any]:
-    """Of run.json, with every kind that may stand in it."""
+    """The schema of run.json with every kind of Part."""
     every_kind()
     defined: dict[str, Any] = {}
-    run = described(Run, defined)
+    run = object_schema(Run, defined)
     run["properties"] |= {
-        "$schema": {"type": "string", "description": "where this schema is; nothing reads it but editors"},
-        "anyformer": {"const": FORMAT, "description": "of the format"},
+        "$schema": {"type": "string", "description": "location of this schema, for editors"},
+        "anyformer": {"const": FORMAT, "description": "format version"},
         "model": {
             "anyOf": [
-                {"type": "string", "description": "a name of the zoo, a folder or a hub id"},
+                {"type": "string", "description": "a name from the zoo, a folder or a hub id"},
                 run["properties"]["model"],
             ]
         },
-        "set": {"type": "object", "description": 'other values by address: {"model.width": 96}'},
+        "set": {"type": "object", "description": 'values to override, by address: {"model.width": 96}'},
     }
     run["required"] = ["anyformer", *run["required"]]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "a run of anyformer",
+        "title": "anyformer run",
         **run,
         "$defs": defined,
     }
 
 
-def described(kind: type[Part], defined: dict[str, Any]) -> dict[str, Any]:
-    """An object of this kind; the kinds inside of it are added to those `defined`."""
-    told = {field["name"]: field["about"] for field in fields_of(kind)}
+def object_schema(kind: type[Part], defined: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a kind; adds the kinds inside it to `defined`."""
+    about = {field["name"]: field["about"] for field in fields_of(kind)}
     properties: dict[str, Any] = {"kind": {"const": kind.__name__}}
-    needed: list[str] = []
+    required: list[str] = []
     for field in dataclasses.fields(kind):
-        entry = properties[field.name] = valued(hints(kind)[field.name], defined)
-        if told[field.name]:
-            entry["description"] = told[field.name]
+        entry = properties[field.name] = value_schema(hints(kind)[field.name], defined)
+        if about[field.name]:
+            entry["description"] = about[field.name]
         if field.default is not dataclasses.MISSING:
             entry["default"] = encode(field.default)
         elif field.default_factory is dataclasses.MISSING:
-            needed.append(field.name)
-    others = valued(slots_of(kind)[ANY], defined) if kind.open_fields else False
+            required.append(field.name)
+    others = value_schema(slots_of(kind)[ANY], defined) if kind.open_fields else False
     return {
         "type": "object",
         "description": " ".join((kind.__doc__ or "").split()),
         "properties": properties,
-        "required": needed,
+        "required": required,
         "additionalProperties": others,
     }
 
 
-def valued(hint: Any, defined: dict[str, Any]) -> dict[str, Any]:
-    """What may stand in a field of this type."""
+def value_schema(hint: Any, defined: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a field with this type."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return {}
     if origin is Literal:
         return {"enum": [*inner]}
     if needs_kind(hint):
-        others = [valued(each, defined) for each in inner if not slot_types(each)]
-        part = {"$ref": f"#/$defs/{slot(hint, defined)}"}
+        others = [value_schema(each, defined) for each in inner if not slot_types(each)]
+        part = {"$ref": f"#/$defs/{define_slot(hint, defined)}"}
         return {"anyOf": [part, *others]} if others else part
     if origin in (typing.Union, types.UnionType):
-        return {"anyOf": [valued(each, defined) for each in inner]}
+        return {"anyOf": [value_schema(each, defined) for each in inner]}
     if origin is tuple and inner[1:] == (...,):
-        return {"type": "array", "items": valued(inner[0], defined)}
+        return {"type": "array", "items": value_schema(inner[0], defined)}
     if origin is tuple:
         return {
             "type": "array",
-            "prefixItems": [valued(each, defined) for each in inner],
+            "prefixItems": [value_schema(each, defined) for each in inner],
             "minItems": len(inner),
             "maxItems": len(inner),
         }
     if origin in (Mapping, Table) or hint in (Mapping, Table):
-        items = {"type": "object", "additionalProperties": valued(inner[1], defined) if inner else {}}
+        items = {"type": "object", "additionalProperties": value_schema(inner[1], defined) if inner else {}}
         named = {
             "type": "object",
             "properties": {"kind": {"const": "Table"}, "items": items},
@@ -100,8 +100,8 @@ def valued(hint: Any, defined: dict[str, Any]) -> dict[str, Any]:
     return {"type": PLAIN[hint]}
 
 
-def slot(hint: Any, defined: dict[str, Any]) -> str:
-    """The name under which it is defined what may stand where these kinds fit: an object whose `kind` says the rest."""
+def define_slot(hint: Any, defined: dict[str, Any]) -> str:
+    """Define the schema of a slot, which its `kind` selects, and return its name."""
     known = fitting(hint)
     name = only_kind(hint) or f"any {' or '.join(sorted({each.__name__ for each in slot_types(hint)}))}"
     if name not in known:
@@ -112,6 +112,6 @@ def slot(hint: Any, defined: dict[str, Any]) -> str:
         defined[name] = {"type": "object", "required": ["kind"], "properties": kinds, "allOf": cases}
     for each, kind in known.items():
         if each not in defined:
-            defined[each] = {}  # a kind may stand inside of itself
-            defined[each] = described(kind, defined)
+            defined[each] = {}  # a kind can contain itself
+            defined[each] = object_schema(kind, defined)
     return name

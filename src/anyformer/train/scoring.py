@@ -1,4 +1,4 @@
-"""The metrics of a task while a model trains."""
+"""The metrics of a task during training."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from anyformer.train.run import Run
 from anyformer.train.trainer import Trainer
 
 
-def during(run: Run, objective: Objective, tokenizer: Any, split: DataSplit | None, pad: int) -> Any:
-    """`Trainer(metrics=...)` of a run: what `evaluate.metrics` asks for; None where that is nothing."""
+def training_metrics(run: Run, objective: Objective, tokenizer: Any, split: DataSplit | None, pad: int) -> Any:
+    """`Trainer(metrics=...)` for the metrics in `evaluate.metrics`; None if there are none."""
     if not run.evaluate.metrics or run.data.valid is None:
         return None
     some = run.evaluate.batches
@@ -40,7 +40,7 @@ def during(run: Run, objective: Objective, tokenizer: Any, split: DataSplit | No
                     batches,
                     trainer.device,
                     some,
-                    trainer.summed,
+                    trainer.layout.sum_over_processes,
                 )
             return sum(means.values())
 

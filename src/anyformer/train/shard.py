@@ -1,8 +1,8 @@
 """Tensor parallelism by addresses [Shoeybi et al. 2019]: several processes compute each layer together.
 
-q, k, v, gate and up give each process its own heads and inner features, o and down add up what the processes found.
-Experts are dealt out whole. Everything else (norms, embeddings, heads of the model, mixers of other kinds) is computed
-by every process alike. Parameters are DTensors, so FSDP2 and checkpoints know how they lie. H heads, E experts.
+q, k, v, gate and up are split by output (heads, inner features), o and down by input, and their results are summed.
+Each expert lives in one process. Everything else (norms, embeddings, model heads, other mixers) is replicated.
+Parameters are DTensors, which FSDP2 and checkpoints understand. H heads, E experts.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from anyformer.parts.position.bias import AlibiModule, BucketedBiasModule, Dista
 from anyformer.parts.position.rotary import RopeModule
 
 ATTENTIONS = (AttentionModule, DebertaAttentionModule, TransparentAttentionModule)
-# kind of module -> its layers whose outputs, and whose inputs, are dealt out
+# kind of module -> its layers that are split by output, and by input
 SPLIT: dict[type, tuple[str, str]] = {
     **dict.fromkeys(ATTENTIONS, ("q k v", "o")),
     MLPModule: ("up", "down"),
     GatedMLPModule: ("gate up", "down"),
 }
-STATIC = (AlibiModule, BucketedBiasModule, DistanceBiasModule)  # a bias (.., H, T, S) that no query changes
+STATIC = (AlibiModule, BucketedBiasModule, DistanceBiasModule)  # bias (.., H, T, S) independent of the queries
 
 
 def plan(model: nn.Module, num: int) -> dict[str, ParallelStyle]:
-    """Address of every linear layer that is split -> how; ValueError names what cannot be."""
-    found: dict[str, ParallelStyle] = {}
+    """Address of every linear layer that is split -> how; ValueError for a layer that cannot be split."""
+    styles: dict[str, ParallelStyle] = {}
     for address, module in model.named_modules():
         if isinstance(module, ExpertsModule):
-            _divides(f"{address}: {module.num_experts} experts", module.num_experts, num)
+            _check_divides(f"{address}: {module.num_experts} experts", module.num_experts, num)
         if type(module) not in SPLIT:
             continue
         columns, rows = SPLIT[type(module)]
@@ -50,36 +50,36 @@ def plan(model: nn.Module, num: int) -> dict[str, ParallelStyle]:
         for name in f"{columns} {rows}".split():
             layer = getattr(module, name)
             if type(layer) is not nn.Linear:
-                what = "no plain linear layer (it has an adapter, say)"
-                raise ValueError(f"{address}.{name} is {what}, which cannot be split: mesh.tensor=1")
+                lack = "only a plain nn.Linear can be split (no adapter)"
+                raise ValueError(f"{address}.{name}: {lack}; set mesh.tensor=1")
             width = layer.in_features if name in rows.split() else layer.out_features
-            _divides(f"{address}.{name}: {width} features", width, num)
-            found[f"{address}.{name}"] = RowwiseParallel() if name in rows.split() else ColwiseParallel()
-    if not found:
-        raise ValueError("no layer of this model can be split over processes: mesh.tensor=1")
-    return found
+            _check_divides(f"{address}.{name}: {width} features", width, num)
+            styles[f"{address}.{name}"] = RowwiseParallel() if name in rows.split() else ColwiseParallel()
+    if not styles:
+        raise ValueError("no layer of this model can be split over processes; set mesh.tensor=1")
+    return styles
 
 
 def _check_heads(address: str, module: AttentionModule, num: int) -> None:
-    _divides(f"{address}: {module.part.num_heads} heads", module.part.num_heads, num)
-    _divides(f"{address}: {module.num_kv_heads} key and value heads", module.num_kv_heads, num)
+    _check_divides(f"{address}: {module.part.num_heads} heads", module.part.num_heads, num)
+    _check_divides(f"{address}: {module.num_kv_heads} key and value heads", module.num_kv_heads, num)
     if module.position is not None and not isinstance(module.position, (*STATIC, RopeModule)):
         kind = type(module.position).__name__.removesuffix("Module")
-        raise ValueError(f"{address}: heads with positions of the kind {kind} cannot be split: mesh.tensor=1")
+        raise ValueError(f"{address}: heads with {kind} positions cannot be split; set mesh.tensor=1")
     if module.talk is not None:
-        raise ValueError(f"{address}: heads that mix what they found cannot be split: mesh.tensor=1")
+        raise ValueError(f"{address}: talking heads cannot be split; set mesh.tensor=1")
     if module.learned_scale is not None:
-        raise ValueError(f"{address}: heads with a learned scale cannot be split: mesh.tensor=1")
+        raise ValueError(f"{address}: heads with a learned scale cannot be split; set mesh.tensor=1")
 
 
-def _divides(what: str, size: int, num: int) -> None:
+def _check_divides(name: str, size: int, num: int) -> None:
     if size % num:
-        raise ValueError(f"{what} cannot be split over mesh.tensor={num} processes")
+        raise ValueError(f"{name} cannot be split over mesh.tensor={num} processes")
 
 
 def split(model: nn.Module, mesh: Any) -> list[tuple[nn.Module, str]]:
-    """Splits the layers of a model, which every process has whole, in place. Gives the parameters, as (module, name),
-    whose gradients here are only this process's share."""
+    """Split the layers of a model, which every process has in full, in place. Returns the parameters, as (module,
+    name), whose gradients are partial in each process."""
     parallelize_module(model, mesh, plan(model, mesh.size()), src_data_rank=None)
     partial: list[tuple[nn.Module, str]] = []
     for module in model.modules():
@@ -87,34 +87,34 @@ def split(model: nn.Module, mesh: Any) -> list[tuple[nn.Module, str]]:
             module.register_forward_pre_hook(functools.partial(_own_bias, mesh))
             if isinstance(module.position, STATIC):
                 module.position.bias = functools.partial(_own_position, mesh, module.position.bias)  # type: ignore
-            for norm in (module.q_norm, module.k_norm):  # over heads, of which only some are here
+            for norm in (module.q_norm, module.k_norm):  # over heads; this process has only some of them
                 partial += [] if norm is None else [(norm, name) for name, _ in norm.named_parameters()]
         elif isinstance(module, ExpertsModule):
-            _deal(module, mesh)
+            _split_experts(module, mesh)
     return partial
 
 
-# -- between all processes' numbers and one's own ---------------------------------------------------------------------
+# -- replicated and local tensors -------------------------------------------------------------------------------------
 
 
-def _lent(x: Tensor, mesh: Any) -> Tensor:
-    """What all have alike, for a computation that each does in part: the gradients that come back are added."""
+def _share_input(x: Tensor, mesh: Any) -> Tensor:
+    """A replicated tensor as input of a partial computation: its gradients are summed over processes."""
     return DTensor.from_local(x, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
 
 
-def _added(x: Tensor, mesh: Any) -> Tensor:
-    """The sum of what each found, for all."""
+def _sum_partial(x: Tensor, mesh: Any) -> Tensor:
+    """Sum over processes, replicated."""
     return DTensor.from_local(x, mesh, [Partial()], run_check=False).redistribute(placements=[Replicate()]).to_local()
 
 
 def _own_heads(x: Tensor, mesh: Any) -> Tensor:
-    """(.., H, T, S) of all heads, which all have alike -> those of this process."""
-    lies = [Shard(x.dim() - 3)]
-    return DTensor.from_local(x, mesh, [Replicate()], run_check=False).redistribute(placements=lies).to_local()
+    """(.., H, T, S) of all heads, replicated -> the heads of this process."""
+    heads = [Shard(x.dim() - 3)]
+    return DTensor.from_local(x, mesh, [Replicate()], run_check=False).redistribute(placements=heads).to_local()
 
 
 def _own_bias(mesh: Any, module: AttentionModule, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Before an attention: of a bias that the layers of a stack share, its own heads."""
+    """Forward pre-hook of an attention: slice the bias that the layers share to the heads of this process."""
     x, ctx = args
     if ctx.bias is not None and not module.part.memory:
         ctx = dataclasses.replace(ctx, bias=_own_heads(ctx.bias, mesh))
@@ -129,27 +129,27 @@ def _own_position(mesh: Any, inner: Any, q: Tensor, *args: Any) -> tuple[Tensor,
 # -- experts ----------------------------------------------------------------------------------------------------------
 
 
-def _deal(module: ExpertsModule, mesh: Any) -> None:
-    """Every process has E / num experts, and answers the tokens that go to one of them."""
+def _split_experts(module: ExpertsModule, mesh: Any) -> None:
+    """Every process gets E / num experts and computes the tokens routed to them."""
     for name, parameter in list(module.named_parameters(recurse=False)):
         pieces = distribute_tensor(parameter.detach(), mesh, [Shard(0)], src_data_rank=None)
         setattr(module, name, nn.Parameter(pieces, requires_grad=parameter.requires_grad))
     module.num_experts //= mesh.size()
-    module.forward = functools.partial(_some_experts, mesh, module, module.forward)  # type: ignore[method-assign]
+    module.forward = functools.partial(_local_experts, mesh, module, module.forward)  # type: ignore[method-assign]
 
 
-def _some_experts(mesh: Any, module: ExpertsModule, inner: Any, x: Tensor, routing: Routing) -> Tensor:
+def _local_experts(mesh: Any, module: ExpertsModule, inner: Any, x: Tensor, routing: Routing) -> Tensor:
     mine = routing.experts - mesh.get_local_rank() * module.num_experts
     here = (mine >= 0) & (mine < module.num_experts)
-    weights = torch.where(here, _lent(routing.weights, mesh), 0)
+    weights = torch.where(here, _share_input(routing.weights, mesh), 0)
     own = Routing(torch.where(here, mine, module.num_experts), weights, routing.logits)
     with _plain(module):
-        return _added(inner(_lent(x, mesh), own), mesh)
+        return _sum_partial(inner(_share_input(x, mesh), own), mesh)
 
 
 @contextlib.contextmanager
 def _plain(module: nn.Module) -> Iterator[None]:
-    """Parameters as plain tensors, the pieces that are here: kernels of ours know nothing else."""
+    """Parameters as plain local tensors, as our kernels need them."""
     kept = module._parameters
     plain = {name: p.to_local() if isinstance(p, DTensor) else p for name, p in kept.items()}
     module.__dict__["_parameters"] = plain

@@ -1,4 +1,4 @@
-"""From a description of a run to a trainer that is ready to go."""
+"""Set up a trainer from the description of a run."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from anyformer.parts.head.pool import Pool
 from anyformer.specs.codec import override, to_json
 from anyformer.specs.part import Table, thaw, walk
 from anyformer.train import parallel, record
-from anyformer.train.learning_plan import Course, Phase, row_of
-from anyformer.train.progress import shown_epochs
-from anyformer.train.reading import described_data, tokens_per_number
+from anyformer.train.learning_plan import LearningPlan, Phase, row_length
+from anyformer.train.progress import format_epochs
+from anyformer.train.reading import describe_data, tokens_per_number
 from anyformer.train.run import Pretrained, Run, differences, read_run
-from anyformer.train.scoring import during
+from anyformer.train.scoring import training_metrics
 from anyformer.train.trainer import EVERY, Callback, Trainer
 from anyformer.transforms import lora
 from anyformer.transforms.freeze import freeze
@@ -56,7 +56,7 @@ def train(
     callbacks: Iterable[Callback] = (),
     tell: Tell = lambda line: None,
 ) -> Trainer:
-    """Trains a run in a folder; with `resume`, from where it was left there."""
+    """Train a run in a folder; with `resume`, continue from its newest checkpoint."""
     return setup(run, folder, resume=resume, device=device, callbacks=callbacks, tell=tell).fit()
 
 
@@ -70,8 +70,8 @@ def setup(
     tell: Tell = lambda line: None,
     records: Path | None = None,
 ) -> Trainer:
-    """Everything before the first step: the folder, the vocabulary, the records, the model. `records` is where prepared
-    data is kept, the run's folder unless said: runs on the same data may share it."""
+    """Everything before the first step: the folder, the vocabulary, the records, the model. `records` is the folder of
+    the prepared data (default: the run's folder/data); runs on the same data can share it."""
     folder = Path(folder)
     records = records or folder / "data"
     layout = parallel.Layout(run.mesh, parallel.start(device))
@@ -84,8 +84,8 @@ def setup(
         if why is not None:
             raise ValueError(f"record=true: {why}")
     if layout.device.type == "cpu" and run.precision.startswith("bf16") and not hardware.has("bf16"):
-        tell(f"precision={run.precision}: this CPU has no bf16 products of its own; fp32 would be faster")
-    with claimed(run, folder, resume) as (fresh, lock):
+        tell(f"precision={run.precision}: this CPU has no bf16 instructions; fp32 is faster")
+    with claim_folder(run, folder, resume) as (fresh, lock):
         tokenizer = vocabulary(run, folder, tell)
         model = make_model(run, tokenizer)
         if run.lora is not None:
@@ -94,19 +94,19 @@ def setup(
         objective = run.objective.ready(tokenizer)
         if tokenizer is None and "text" in objective.columns:
             fix = 'set one: vocabulary={"kind": "TrainedBPE", "size": 8192}'
-            raise ValueError(f"{type(objective).__name__} reads texts, and this run has no vocabulary; {fix}")
-        length = longest(run, model.spec)
-        with telling(tell, "preparing the data") as progress:
+            raise ValueError(f"{type(objective).__name__} reads text, but this run has no vocabulary; {fix}")
+        length = length_limit(run, model.spec)
+        with progress_line(tell, "preparing the data") as progress:
             splits = prepare(run.data, objective, tokenizer, records, length, progress)
-            parallel.from_first(splits.verify)
+            parallel.broadcast_result(splits.verify)
         for line in filter(None, (*splits.report(), describe_unused(run.data.train, objective))):
             tell(line)
         rate = tokens_per_number(model.spec, objective, splits.train)
-        tell(described_data(splits, labels_of(objective), rate))
+        tell(describe_data(splits, labels_of(objective), rate))
         if tokenizer is not None and tokenizer.folder is not None:
             model.folder = tokenizer.folder  # its files go into every checkpoint
-        settings = {} if tokenizer is None else read_as_trained(model, objective, tokenizer)
-        inputs = parallel.from_first(lambda: read_by(model, objective, folder / "inputs", settings))
+        settings = {} if tokenizer is None else tokenizer_settings(model, objective, tokenizer)
+        inputs = parallel.broadcast_result(lambda: write_input_files(model, objective, folder / "inputs", settings))
         model.folder = inputs or model.folder
         identity = {
             "data": splits.digest,
@@ -122,41 +122,42 @@ def setup(
             "rate": rate,
         }
 
-        def prepared(objective: Objective, length: int) -> DataSplit:
+        def prepare_short(objective: Objective, length: int) -> DataSplit:
             part = Data(train=run.data.train, unfit=run.data.unfit)
             short = prepare(part, objective, tokenizer, records, length)
-            parallel.from_first(short.verify)
+            parallel.broadcast_result(short.verify)
             return short.train
 
-        course = Course(run, objective, splits.train, length, prepared)
-        if len(course.phases) > 1:
-            identity["first data"] = course.phases[0].split.digest
+        plan = LearningPlan(run, objective, splits.train, length, prepare_short)
+        if len(plan.phases) > 1:
+            identity["first data"] = plan.phases[0].split.digest
 
         def loader(phase: Phase, start: int) -> Loader:
             return Loader(phase.plan, phase.objective, start_step=start, stop_step=phase.stop, **options)
 
         def valid() -> Loader:
             assert splits.valid is not None
-            batch = {"examples": run.batch.examples, "tokens": run.batch.tokens, "length": row_of(objective, length)}
-            plan = Plan(splits.valid, seed=run.seed, packs=objective.packs, once=True, **batch)
-            return Loader(plan, objective, **options)
+            batch = {"examples": run.batch.examples, "tokens": run.batch.tokens}
+            row = row_length(objective, length)
+            once = Plan(splits.valid, seed=run.seed, packs=objective.packs, once=True, length=row, **batch)
+            return Loader(once, objective, **options)
 
-        if epochs := course.epochs(run.steps):
-            tell(f"in {run.steps:,} steps each source is gone through: {shown_epochs(epochs)}")
+        if epochs := plan.epochs(run.steps):
+            tell(f"epochs in {run.steps:,} steps: {format_epochs(epochs)}")
         trainer = Trainer(
             run,
             folder,
             model=model,
             objective=objective,
-            feed=lambda step: course.feed(step, loader),
+            feed=lambda step: plan.feed(step, loader),
             valid=None if splits.valid is None else valid,
             tokenizer=tokenizer,
             identity=identity,
             layout=layout,
             callbacks=callbacks,
-            metrics=during(run, objective, tokenizer, splits.valid, pad),
+            metrics=training_metrics(run, objective, tokenizer, splits.valid, pad),
         )
-        trainer.splits, trainer.fresh, trainer.lock, trainer.epochs = splits, fresh, lock, course.epochs
+        trainer.splits, trainer.fresh, trainer.lock, trainer.epochs = splits, fresh, lock, plan.epochs
         return trainer
 
 
@@ -164,12 +165,12 @@ def setup(
 
 
 @contextlib.contextmanager
-def claimed(run: Run, folder: Path, resume: bool) -> Iterator[tuple[bool, FolderLock]]:
-    """The folder is this run's, and no other process trains there: (whether it was free, the lock on it). Where what
-    follows goes wrong and the folder was free before, it is free again."""
-    fresh, lock = False, FolderLock(folder)  # of which the first process alone takes hold, for all of them
+def claim_folder(run: Run, folder: Path, resume: bool) -> Iterator[tuple[bool, FolderLock]]:
+    """Claim the folder for this run, so that no other process trains there: (whether it was free, its lock). If an
+    error follows and the folder was free before, it is free again."""
+    fresh, lock = False, FolderLock(folder)  # the first process takes it for all of them
     try:
-        fresh = parallel.from_first(lambda: claim(run, folder, resume, lock))
+        fresh = parallel.broadcast_result(lambda: prepare_folder(run, folder, resume, lock))
         yield fresh, lock
     except BaseException:
         if fresh and parallel.rank() == 0:
@@ -179,38 +180,40 @@ def claimed(run: Run, folder: Path, resume: bool) -> Iterator[tuple[bool, Folder
         raise
 
 
-def claim(run: Run, folder: Path, resume: bool, lock: FolderLock) -> bool:
-    """Makes the run's folder, or makes sure that it is this run's; whether it was free."""
+def prepare_folder(run: Run, folder: Path, resume: bool, lock: FolderLock) -> bool:
+    """Make the run's folder, or check that it belongs to this run. Returns whether it was free."""
     path = folder / "run.json"
     check_free(folder, "--out DIR names one", marks=("run.json", "environment.json", ".lock"))
-    begun, again = path.is_file(), parallel.starts() > 0  # torchrun says the same command again, whatever was done
+    begun, again = path.is_file(), parallel.restart_count() > 0  # torchrun repeats the first command
     if begun and manifest.steps(folder) and not resume and not again:
-        raise ValueError(f"{folder} holds a run already: --resume goes on with it, --out DIR starts another")
+        raise ValueError(f"{folder} already has a run: --resume continues it, --out DIR starts another")
     if resume and not begun and not again:
-        lack = "holds no run that could go on" if folder.exists() else "does not exist, so no run there could go on"
-        raise ValueError(f"{folder} {lack}; without --resume one is started there")
+        lack = "has no run" if folder.exists() else "does not exist"
+        raise ValueError(f"{folder} {lack}: nothing to resume; start a run there without --resume")
     folder.mkdir(parents=True, exist_ok=True)
     lock.acquire()
-    if begun and not resume and not again:  # it ended before its first checkpoint: nothing of it is kept
+    if begun and not resume and not again:  # it ended before its first checkpoint: start over
         shutil.rmtree(folder / "tokenizer", ignore_errors=True)
         begun = False
     if not begun and run.vocabulary is not None and (folder / "tokenizer").exists():
-        raise ValueError(f"{folder / 'tokenizer'} is there already, and no run here made it: give another --out DIR")
+        raise ValueError(
+            f"{folder / 'tokenizer'} already exists, but not from a run in this folder: give another --out DIR"
+        )
     if begun:
         changed = differences(read_run(path), run)
         if changed:
             more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
-            raise ValueError(f"{folder} holds another run: {'; '.join(changed[:3])}{more}; --out DIR starts another")
+            raise ValueError(f"{folder} has another run: {'; '.join(changed[:3])}{more}; --out DIR starts a new one")
         return False
     write_json(folder / "environment.json", environment(run))
     temporary = folder / ".run.json.tmp"
     temporary.write_text(to_json(run) + "\n")
-    os.replace(temporary, path)  # the folder is a run's from here on
+    os.replace(temporary, path)  # from here on the folder belongs to the run
     return True
 
 
 def environment(run: Run) -> dict[str, Any]:
-    """What else the result may depend on; what this machine cannot say is left out."""
+    """Versions, machine and command of this run; unknown values are left out."""
     commit = None
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         here = Path(__file__).resolve().parent
@@ -218,7 +221,7 @@ def environment(run: Run) -> dict[str, Any]:
         commit = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     names = ("numpy", "tokenizers", "safetensors")
     versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
-    found = {
+    values = {
         "anyformer": __version__,
         "commit": commit,
         "python": platform.python_version(),
@@ -233,21 +236,21 @@ def environment(run: Run) -> dict[str, Any]:
         "seed": run.seed,
         "command": sys.argv,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 # -- vocabulary and model ---------------------------------------------------------------------------------------------
 
 
 def vocabulary(run: Run, folder: Path, tell: Tell) -> Tokenizer | None:
-    """The run's tokenizer: the one made in this folder before, the one described, or the pretrained model's."""
-    made = folder / "tokenizer"
+    """The run's tokenizer: from this folder, newly trained, or the pretrained model's."""
+    target = folder / "tokenizer"
     if run.vocabulary is not None:
-        with FileLock(folder / ".vocabulary.lock"):  # whichever process is first makes it
-            if (made / "tokenizer_config.json").is_file():  # written last
-                return Tokenizer.load(made)
-            with telling(tell, "making the vocabulary"):
-                return run.vocabulary.make(texts_of(run.data.train, run.objective.texts), made)
+        with FileLock(folder / ".vocabulary.lock"):  # the first process to get here trains it
+            if (target / "tokenizer_config.json").is_file():  # written last
+                return Tokenizer.load(target)
+            with progress_line(tell, "training the vocabulary"):
+                return run.vocabulary.make(texts_of(run.data.train, run.objective.texts), target)
     if isinstance(run.model, Pretrained):
         source = hub.resolve(run.model.path)
         with contextlib.suppress(FileNotFoundError):
@@ -255,9 +258,8 @@ def vocabulary(run: Run, folder: Path, tell: Tell) -> Tokenizer | None:
     return None
 
 
-def read_as_trained(model: TransformerModule, objective: Objective, tokenizer: Tokenizer) -> dict[str, Any]:
-    """What the tokenizer's settings must say so that texts are read as in training: where they are cut, and that the
-    texts of a pair are told apart."""
+def tokenizer_settings(model: TransformerModule, objective: Objective, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Tokenizer settings that make texts read as in training: the truncation length, and token types for pairs."""
     settings: dict[str, Any] = {}
     if objective.truncates is not None and objective.truncates != tokenizer.max_length:
         settings["model_max_length"] = objective.truncates
@@ -266,9 +268,11 @@ def read_as_trained(model: TransformerModule, objective: Objective, tokenizer: T
     return settings
 
 
-def read_by(model: TransformerModule, objective: Objective, folder: Path, settings: Mapping[str, Any]) -> Path | None:
-    """A folder with what the objective's examples are read by, the tokenizer's files beside it, with these settings in
-    tokenizer_config.json; None where the tokenizer's own files are all there is."""
+def write_input_files(
+    model: TransformerModule, objective: Objective, folder: Path, settings: Mapping[str, Any]
+) -> Path | None:
+    """Write the objective's input settings and the tokenizer's files, with these settings in tokenizer_config.json,
+    into a folder; None if the tokenizer's own files suffice."""
     if objective.write_settings(folder) is None and not settings:
         return None
     folder.mkdir(parents=True, exist_ok=True)
@@ -276,25 +280,25 @@ def read_by(model: TransformerModule, objective: Objective, folder: Path, settin
     if settings:
         path = folder / "tokenizer_config.json"
         write_json(path, {**(read_json(path) if path.is_file() else {}), **settings})
-    objective.write_settings(folder)  # again, for a pretrained model's folder may have brought others
+    objective.write_settings(folder)  # again: copy_tokenizer may have copied other settings
     return folder
 
 
 def check_suits(run: Run) -> None:
-    """ValueError where the objective cannot teach this model, by its description alone; what needs a second model (a
-    teacher) or begins from one that is saved shows it when it begins."""
-    if isinstance(run.model, Model) and not hasattr(run.objective, "beside"):
+    """ValueError if the objective cannot train this model, from the description only. Runs with a second model (a
+    teacher) or a pretrained one are checked when they start."""
+    if isinstance(run.model, Model) and not run.objective.second_model:
         run.objective.module(skeleton(run.model))
 
 
 def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
     labels = labels_of(run.objective)
     if isinstance(run.model, Pretrained):
-        model = pretrained(run.model, run.seed, labels, None if tokenizer is None else tokenizer.filler)
+        model = load_pretrained(run.model, run.seed, labels, None if tokenizer is None else tokenizer.filler)
         if run.vocabulary is not None:  # its weights come without one
-            model.spec = speaking(model.spec, tokenizer)
+            model.spec = with_special_tokens(model.spec, tokenizer)
     else:
-        model = build(speaking(run.model, tokenizer), seed=run.seed)
+        model = build(with_special_tokens(run.model, tokenizer), seed=run.seed)
     name_labels(model, labels)
     for part in (part for _, part in walk(run.objective) if isinstance(part, Objective)):
         model.spec = model.spec.replace(source=Table({**model.spec.source, **part.source_fields}))
@@ -302,37 +306,39 @@ def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
     if isinstance(run.model, Pretrained) and run.vocabulary is not None:
         with contextlib.suppress(FileNotFoundError):
             if tokenizer_digest(Tokenizer.load(hub.resolve(run.model.path))) != tokenizer_digest(tokenizer):
-                raise ValueError(f"vocabulary: the weights of {run.model.path} know another one; leave this one out")
+                raise ValueError(
+                    f"vocabulary: the weights of {run.model.path} were trained with another one; leave it out"
+                )
     return model
 
 
 def labels_of(objective: Objective) -> tuple[str, ...]:
-    """The labels that it tells apart, or that the objective inside it does."""
+    """The labels of this objective, or of the objective inside it."""
     return next(filter(None, (getattr(part, "labels", ()) for _, part in walk(objective))), ())
 
 
-def speaking(spec: Model, tokenizer: Tokenizer | None) -> Model:
-    """A description that knows the special tokens of the vocabulary it will learn."""
+def with_special_tokens(spec: Model, tokenizer: Tokenizer | None) -> Model:
+    """The description with the special tokens of the tokenizer."""
     if tokenizer is None:
         return spec
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     source = {name: value for name, value in spec.source.items() if name not in names}
     known = {name: getattr(tokenizer, name) for name in names}
-    if known["pad_token_id"] is None:  # the others are none where it has none, whatever is published
+    if known["pad_token_id"] is None:  # bos and eos are None if the tokenizer has none, whatever was published
         del known["pad_token_id"]
     return override(spec, {"source": Table({**source, **known})})
 
 
-def pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = (), pad: int | None = None) -> Any:
-    """The model of a folder in fp32, with another head of its family where that is asked for: for the objective's
-    `labels` where it names none itself. `pad` is what batches are filled with, for a config that names no such token:
-    a head that reads the last token must know it (GPT-2)."""
+def load_pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = (), pad: int | None = None) -> Any:
+    """The model of a folder in fp32, with another head of its family if `part` asks for one. The labels are those of
+    `part`, or `labels`. `pad` is the padding token if the config has none: a head that reads the last token needs it
+    (GPT-2)."""
     folder = hub.resolve(part.path)
     if part.architecture is None and not part.labels:
         return load(folder, dtype=torch.float32)
     old = read_spec(folder)
     if not old.family:
-        raise ValueError(f"{part.path} belongs to no published family, whose other heads could be taken")
+        raise ValueError(f"{part.path} does not belong to a published family, so it has no other heads")
     family = families.find(old.family)
     config = {**family.write(old), "architectures": [part.architecture or old.architecture]}
     labels = part.labels or labels
@@ -344,12 +350,12 @@ def pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = (), pad: i
         if isinstance(pool, Pool) and pool.take == "last" and pool.padding_token is None and pad is not None:
             spec = override(spec, {f"{path}.padding_token": pad})
     model, report = load_as(spec, folder, dtype=torch.float32, strict=False, seed=seed)
-    strange = sorted(name for name in model.fresh if not name.startswith("head."))
-    if strange:
-        raise ValueError(f"{part.path} lacks weights that {spec.architecture} needs: {', '.join(strange[:5])}")
+    missing = sorted(name for name in model.fresh if not name.startswith("head."))
+    if missing:
+        raise ValueError(f"{part.path} lacks weights that {spec.architecture} needs: {', '.join(missing[:5])}")
     if report.nonfinite:
         raise ValueError(f"{part.path} has NaN or infinity in {', '.join(report.nonfinite[:5])}")
-    if part.labels and not model.fresh and old.labels:  # the head that was trained: its rows keep their names
+    if part.labels and not model.fresh and old.labels:  # a trained head: its rows keep their names
         model.spec = model.spec.with_labels(old.labels)
         name_labels(model, part.labels)
     return model
@@ -357,16 +363,16 @@ def pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = (), pad: i
 
 @torch.no_grad()
 def name_labels(model: TransformerModule, labels: tuple[str, ...]) -> None:
-    """The model's table of labels is the objective's. Where it has names already they are the same ones, and in another
-    order its scores are put into this one: a name belongs to what was learnt under it."""
+    """Give the model the objective's labels. If it has the same labels in another order, the rows of its head are
+    reordered: a label keeps the weights that were learned for it."""
     known, out = model.spec.labels, getattr(model.head, "out", None)
     condition: Any = getattr(getattr(model.spec, "embedding", None), "condition", None)
-    if not known and condition is not None and condition.num_labels == len(labels):  # it is asked for them
+    if not known and condition is not None and condition.num_labels == len(labels):  # a model conditioned on labels
         model.spec = model.spec.with_labels(labels)
     if not labels or not isinstance(out, torch.nn.Linear) or out.out_features != len(labels):
-        return  # as many as the head tells apart, or the objective says what is wrong
+        return  # the objective reports a wrong number of labels
     if known and {*known} != {*labels}:
-        raise ValueError(f"objective.labels are {', '.join(labels)}, and the model tells {', '.join(known)} apart")
+        raise ValueError(f"objective.labels: {', '.join(labels)}; the model has other labels: {', '.join(known)}")
     if known and known != labels:
         rows = torch.tensor([known.index(label) for label in labels], device=model.device)
         for parameter in out.parameters():
@@ -374,27 +380,27 @@ def name_labels(model: TransformerModule, labels: tuple[str, ...]) -> None:
     model.spec = model.spec.with_labels(labels)
 
 
-def longest(run: Run, spec: Model) -> int | None:
-    """Tokens of a packed row, or of the longest record."""
+def length_limit(run: Run, spec: Model) -> int | None:
+    """The most tokens in a packed row or a record."""
     limit = position_limit(spec)
     length = run.batch.length or limit
     if length is None and run.objective.packs:
-        raise ValueError("batch.length: this model sets no limit to a text, so say how long a row is")
+        raise ValueError("batch.length: this model has no length limit; set the length of a row")
     if limit is not None and length is not None and length > limit:
-        raise ValueError(f"batch.length is {length}, and this model takes at most {limit} tokens")
+        raise ValueError(f"batch.length: {length} is more than the {limit} tokens that this model takes")
     return length
 
 
 @contextlib.contextmanager
-def telling(tell: Tell, message: str, every: float = EVERY) -> Iterator[Callable[[str, int], object]]:
-    """A moving line on a terminal while something is made; elsewhere a line every so many seconds."""
+def progress_line(tell: Tell, message: str, every: float = EVERY) -> Iterator[Callable[[str, int], object]]:
+    """A spinner on a terminal; elsewhere a line every `every` seconds."""
     if not sys.stderr.isatty():
-        told = time.monotonic()
+        last = time.monotonic()
 
         def line(name: str, count: int) -> None:
-            nonlocal told
-            if time.monotonic() - told > every:
-                told = time.monotonic()
+            nonlocal last
+            if time.monotonic() - last > every:
+                last = time.monotonic()
                 tell(f"{message}: {name}, {count:,} examples")
 
         yield line

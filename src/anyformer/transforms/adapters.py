@@ -26,11 +26,11 @@ from anyformer import families
 from anyformer.checkpoint import ADAPTER, error_context, load_as, read_spec, save_description
 from anyformer.models import Model, TransformerModule
 from anyformer.specs.messages import quote
-from anyformer.transforms.lora import NAMES, Adapter, LoRA, adapted, adopt
+from anyformer.transforms.lora import NAMES, Adapter, LoRA, adapted_layers, adopt
 from anyformer.weights import hub
 from anyformer.weights.filling import Report, finite
 from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
-from anyformer.weights.rules import Rename, Repeat, Step, plan
+from anyformer.weights.rules import Rename, Repeat, RuleStep, plan
 
 STEM = "adapter_model"
 BEFORE = "base_model.model."  # what PEFT puts before every name
@@ -55,18 +55,18 @@ READ = (
 STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # any other start also changes the base's weights
 
 
-def steps_of(model: TransformerModule) -> list[Step]:
+def steps_of(model: TransformerModule) -> list[RuleStep]:
     """How published tensors and ours correspond; tied ones stand under each of their names."""
     spec = model.spec
     every = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     names = [name for name in every if name.rpartition(".")[2] not in NAMES]
-    if not published(spec):
-        return [Step(Rename(name, name), [name], [name]) for name in names]
+    if not is_published(spec):
+        return [RuleStep(Rename(name, name), [name], [name]) for name in names]
     family = families.find(spec.family)
     return plan(family.rules(spec), names, family.prefix_of(spec.architecture))[0]
 
 
-def published(spec: Model) -> bool:
+def is_published(spec: Model) -> bool:
     """Whether the class is a published one that this description still is."""
     try:
         return bool(spec.family and families.find(spec.family).write(spec))
@@ -74,7 +74,7 @@ def published(spec: Model) -> bool:
         return False
 
 
-def turned(step: Step, rows: list[int]) -> bool:
+def is_transposed(step: RuleStep, rows: list[int]) -> bool:
     """Whether matrices with so many rows are stored the other way round. ValueError where the rule does not move rows
     alone."""
     width = sum(rows) + 1  # no number of rows is mistaken for it
@@ -93,7 +93,7 @@ def address_of(name: str) -> str:
     return name.removesuffix(".weight")
 
 
-def rows_of(model: TransformerModule, step: Step) -> list[int]:
+def rows_of(model: TransformerModule, step: RuleStep) -> list[int]:
     return [model.get_parameter(target).shape[0] for target in step.targets]
 
 
@@ -110,7 +110,7 @@ def save_adapter(
 ) -> None:
     """What was learnt, in PEFT's layout, with the description and the tokenizer beside it. `base` is the model that it
     belongs to, the one that was loaded unless said. Of several processes all gather with `whole` and one writes."""
-    layers, folder = adapted(model), Path(folder)
+    layers, folder = adapted_layers(model), Path(folder)
     if not layers:
         raise ValueError("this model has no adapters")
     steps = steps_of(model)
@@ -120,7 +120,7 @@ def save_adapter(
     flipped = False
     for step in steps:
         if any(address_of(target) in layers for target in step.targets):
-            flip, scale, a, parts = exported(model, step, layers, whole)
+            flip, scale, a, parts = export_adapter(model, step, layers, whole)
             flipped |= flip
             for module, b in zip(map(address_of, step.sources), parts, strict=False):
                 scales[module] = scale
@@ -155,12 +155,12 @@ def save_adapter(
     write_json(folder / ADAPTER, content)
 
 
-def exported(
-    model: TransformerModule, step: Step, layers: Mapping[str, Any], whole: Callable[[Tensor], Tensor]
+def export_adapter(
+    model: TransformerModule, step: RuleStep, layers: Mapping[str, Any], whole: Callable[[Tensor], Tensor]
 ) -> tuple[bool, float, Tensor, list[Tensor]]:
     """(whether the published layers are turned, their scale, A (rank, in), B (out, rank) of each of them)"""
     rows = rows_of(model, step)
-    flip = turned(step, rows)
+    flip = is_transposed(step, rows)
     chosen = {i: layers[address_of(t)] for i, t in enumerate(step.targets) if address_of(t) in layers}
     scale = next(iter(chosen.values())).scale
     a = torch.cat([whole(layer.lora_a) for layer in chosen.values()])
@@ -254,10 +254,10 @@ def load_adapter(model: TransformerModule, folder: str | Path) -> Any:
         for step in steps_of(model):
             if any(address_of(source) in pairs for source in step.sources):
                 left -= {*map(address_of, step.sources)}
-                adapters |= imported(model, step, pairs, stored, config)
+                adapters |= import_adapter(model, step, pairs, stored, config)
             elif any(source in others for source in step.sources):
                 left -= {*step.sources}
-                values |= taken(model, step, others, stored)
+                values |= read_replacements(model, step, others, stored)
         if left or not adapters:
             what = "; ".join(f"{name} has no place" for name in sorted(left)[:5]) or f"no {A} is stored"
             raise ValueError(f"the adapter does not fit this model: {what}")
@@ -291,9 +291,9 @@ def sorted_out(names: list[str]) -> tuple[dict[str, dict[str, str]], dict[str, s
     return pairs, others
 
 
-def imported(
+def import_adapter(
     model: TransformerModule,
-    step: Step,
+    step: RuleStep,
     pairs: Mapping[str, Mapping[str, str]],
     stored: Checkpoint,
     config: Mapping[str, Any],
@@ -301,10 +301,10 @@ def imported(
     """The adapters of published layers as those of ours, by address."""
     for address in map(address_of, step.targets):
         if type(model.get_submodule(address)) is not nn.Linear or model.spec.shares(address):
-            what = "shares its weights with another layer" if model.spec.shares(address) else "is no linear layer here"
+            what = "shares its weights with another layer" if model.spec.shares(address) else "is not a linear layer"
             raise ValueError(f"{step.sources[0]}: {address} {what}, so no adapter can stand there")
     rows, width = rows_of(model, step), model.get_parameter(step.targets[0]).shape[1]
-    flip = turned(step, rows)
+    flip = is_transposed(step, rows)
     whole = step.rule.save([torch.empty(n, width, device="meta") for n in rows])
     found = [pairs.get(module) for module in map(address_of, step.sources)]
     ranks = [0 if pair is None else stored.shape(pair[A])[0] for pair in found]
@@ -328,7 +328,9 @@ def imported(
     }
 
 
-def taken(model: TransformerModule, step: Step, others: Mapping[str, str], stored: Checkpoint) -> dict[str, Tensor]:
+def read_replacements(
+    model: TransformerModule, step: RuleStep, others: Mapping[str, str], stored: Checkpoint
+) -> dict[str, Tensor]:
     """Tensors that stand in for the base's, by address."""
     shapes = [model.get_parameter(target).shape for target in step.targets]
     needed = step.rule.save([torch.empty(shape, device="meta") for shape in shapes])

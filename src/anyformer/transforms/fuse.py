@@ -77,6 +77,6 @@ def joinable(layers: list[Any]) -> bool:
     kinds = {type(layer) for layer in layers}
     return (
         len(kinds) == 1
-        and (kinds == {nn.Linear} or hasattr(layers[0], "beside"))
+        and (kinds == {nn.Linear} or hasattr(layers[0], "concat"))
         and len({(layer.in_features, layer.weight.dtype, layer.weight.device) for layer in layers}) == 1
     )

@@ -75,6 +75,11 @@ class AdaptedLinear(nn.Linear):
         return (self.weight.float() + self.change()).to(self.weight.dtype)
 
 
+def effective_weight(linear: nn.Linear) -> Tensor:
+    """(out, in): the weight of a linear layer with its adapter, if it has one."""
+    return linear.effective() if isinstance(linear, AdaptedLinear) else linear.weight
+
+
 class Adapter(NamedTuple):
     """One layer's: a (rank, in), b (out, rank), and what their product is multiplied by."""
 
@@ -86,18 +91,18 @@ class Adapter(NamedTuple):
 def apply(model: TransformerModule, lora: LoRA, seed: int = 0) -> Any:
     """Adapters at the chosen layers, and only they (and `also`) are learnt from here on; the model is changed and
     returned. Fused or packed layers are plain again."""
-    if adapted(model):
+    if adapted_layers(model):
         raise ValueError("this model has adapters already: merge them first")
     unfuse(unpack(model))
     linears = {address: module for address, module in model.named_modules() if type(module) is nn.Linear}
-    chosen = _matching(linears, lora.targets, "linear layer")
+    chosen = _select(linears, lora.targets, "linear layer")
     for address in chosen:
         if model.spec.shares(address):
             raise ValueError(f"LoRA: {address} shares its weights with another layer, which an adapter cannot follow")
     parameters = dict(model.named_parameters(remove_duplicate=False))
     if lora.fresh:  # by name, so that what is saved says what was learnt
         lora = lora.replace(also=(*lora.also, *sorted(name for name in model.fresh if name in parameters)))
-    others = _matching(parameters, lora.also, "parameter")
+    others = _select(parameters, lora.also, "parameter")
     adapters = {}
     for address in chosen:
         weight = linears[address].weight
@@ -129,14 +134,14 @@ def _attach(module: Any, a: Tensor, b: Tensor, scale: float, dropout: float) -> 
     module.scale, module.dropout = scale, dropout
 
 
-def _matching(known: dict[str, Any], patterns: tuple[str, ...], what: str) -> list[str]:
+def _select(known: dict[str, Any], patterns: tuple[str, ...], what: str) -> list[str]:
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in known):
             raise ValueError(f"LoRA: no {what} matches {quote(pattern)}; {nearest(pattern, known)}")
     return [name for name in known if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-def adapted(model: nn.Module) -> dict[str, AdaptedLinear]:
+def adapted_layers(model: nn.Module) -> dict[str, AdaptedLinear]:
     """address -> layer, of those with an adapter."""
     return {address: module for address, module in model.named_modules() if isinstance(module, AdaptedLinear)}
 
@@ -147,7 +152,7 @@ def adapted(model: nn.Module) -> dict[str, AdaptedLinear]:
 @torch.no_grad()
 def merge(model: TransformerModule) -> Any:
     """The adapters go into the weights: a plain model that can be fused, packed, quantised, trained on as a whole."""
-    layers = adapted(model)
+    layers = adapted_layers(model)
     if not layers:
         raise ValueError("this model has no adapters")
     for module in layers.values():

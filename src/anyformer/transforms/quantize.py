@@ -41,7 +41,7 @@ def quantize(model: TransformerModule, pattern: str = "*", *, exact: bool = Fals
     unfuse(model)
     for address in chosen:
         path, _, leaf = address.rpartition(".")
-        setattr(model.get_submodule(path), leaf, Int8Linear.of(linears[address], exact))
+        setattr(model.get_submodule(path), leaf, Int8Linear.from_linear(linears[address], exact))
     for address in fused:
         fuse(model, address)
     return model
@@ -62,13 +62,13 @@ class Int8Linear(nn.Module):
         self.exact = exact
 
     @classmethod
-    def of(cls, linear: nn.Linear, exact: bool = False) -> Int8Linear:
+    def from_linear(cls, linear: nn.Linear, exact: bool = False) -> Int8Linear:
         weight = linear.weight.detach().float()
         scale = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
         rounded = (weight / scale[:, None]).round().to(torch.int8)
         return cls(rounded, scale, None if linear.bias is None else linear.bias.detach().clone(), exact)
 
-    def beside(self, *others: Int8Linear) -> Int8Linear:
+    def concat(self, *others: Int8Linear) -> Int8Linear:
         """One layer that gives the outputs of this and the others, one after another."""
         parts = (self, *others)
         bias = None
@@ -77,7 +77,7 @@ class Int8Linear(nn.Module):
         weights, scales = torch.cat([p.weight for p in parts]), torch.cat([p.scale for p in parts])
         return Int8Linear(weights, scales, bias, self.exact)
 
-    def dequantized(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         """(out, in) fp32: what the layer multiplies by."""
         return self.weight.float() * self.scale[:, None]
 
@@ -120,7 +120,7 @@ def by_bytes(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> T
     else:
         # as the engine has it, whose bytes begin at 0: x times 127 and 128 more, rounded to fp32 once, then whole
         whole = wide.double().mul_(levels).add_(levels + 1).float().round_().sub_(levels + 1)
-        out = plainly(whole, weight) * (scale * (1 / levels))
+        out = multiply_exactly(whole, weight) * (scale * (1 / levels))
     out = out * top if bias is None else torch.addcmul(bias, out, top)
     return out.to(x.dtype)
 
@@ -131,7 +131,7 @@ def activation_levels() -> int:
     return 63 if hardware.int8() and not torch.cpu._is_vnni_supported() else 127
 
 
-def plainly(x: Tensor, weight: Tensor) -> Tensor:
+def multiply_exactly(x: Tensor, weight: Tensor) -> Tensor:
     """(..., in) of whole numbers up to 127 times int8 (out, in), every sum exact before it is rounded to fp32 once."""
     pieces = zip(x.split(EXACT, -1), weight.split(EXACT, 1), strict=True)
     first, *rest = [F.linear(some, own.float()) for some, own in pieces]

@@ -20,25 +20,25 @@ def recompute(model: nn.Module, pattern: str = "*.layers.*") -> nn.Module:
     for address, module in model.named_modules():
         if fnmatch.fnmatchcase(address, pattern) and not any(address.startswith(f"{c}.") for c in chosen):
             chosen.append(address)
-            module.forward = _checkpointed(module.forward)
+            module.forward = _checkpoint_forward(module.forward)
     if not chosen:
         raise ValueError(f"no module matches {quote(pattern)}; {nearest(pattern, dict(model.named_modules()))}")
     return model
 
 
-def _checkpointed(forward: Any) -> Any:
+def _checkpoint_forward(forward: Any) -> Any:
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return checkpoint(forward, *args, use_reentrant=False, **kwargs)
         begun = False
 
-        def once_more(*args: Any, **kwargs: Any) -> Any:
+        def rerun(*args: Any, **kwargs: Any) -> Any:
             nonlocal begun
             if begun:  # what a router says again goes nowhere: it would hold on to all that led to it
                 args = tuple(each.having(losses={}) if isinstance(each, Context) else each for each in args)
             begun = True
             return forward(*args, **kwargs)
 
-        return checkpoint(once_more, *args, use_reentrant=False, **kwargs)
+        return checkpoint(rerun, *args, use_reentrant=False, **kwargs)
 
     return run

@@ -63,7 +63,7 @@ class Report:
         return lines
 
 
-class Stored(Protocol):
+class StoredTensors(Protocol):
     """A checkpoint, whichever way it lies in its folder."""
 
     folder: Any  # for messages
@@ -74,7 +74,7 @@ class Stored(Protocol):
     def read(self, name: str) -> Tensor: ...
 
 
-class Outline:
+class ShapeCheckpoint:
     """A checkpoint of which only the shapes are read."""
 
     def __init__(self, checkpoint: Checkpoint | Pieces) -> None:
@@ -85,7 +85,9 @@ class Outline:
         return torch.empty(self._of.shape(name), dtype=self._of.dtype(name), device="meta")
 
 
-def fill(model: TransformerModule, stored: Stored, match: Match, dtype: torch.dtype, strict: bool = False) -> Report:
+def fill(
+    model: TransformerModule, stored: StoredTensors, match: Match, dtype: torch.dtype, strict: bool = False
+) -> Report:
     """Streams stored tensors into a model on meta, one rule at a time; what fits nowhere is reported, or refused before
     memory is taken for it.
 
@@ -153,10 +155,10 @@ def fill(model: TransformerModule, stored: Stored, match: Match, dtype: torch.dt
     held = sum({id(tensor): tensor.numel() for tensor in filled.values()}.values())
     if sum(targets[name].numel() for name in lacking) > ABSENT + held:
         most = max(lacking, key=lambda name: targets[name].numel())
-        found = f"{held:,} numbers, and {most} of {tuple(targets[most].shape)} is not among them"
-        raise ValueError(f"{stored.folder}: the checkpoint has {found}: too many to start anew")
+        lack = f"{held:,} numbers, without {most} of shape {tuple(targets[most].shape)}"
+        raise ValueError(f"{stored.folder}: the checkpoint has {lack}: too many to initialise")
     filled |= {name: make().to(dtypes[name]) for name, make in tables.items()}
-    device = "meta" if isinstance(stored, Outline) else "cpu"
+    device = "meta" if isinstance(stored, ShapeCheckpoint) else "cpu"
     for name in (*missing, *mismatched):
         if name not in filled:
             old = targets[name]

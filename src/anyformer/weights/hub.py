@@ -92,7 +92,7 @@ def _asked_offline() -> bool:
     return any(os.environ.get(variable, "").upper() in {"1", "ON", "YES", "TRUE"} for variable in variables)
 
 
-def _described(folder: str) -> bool:
+def _has_description(folder: str) -> bool:
     files = ("spec.json", "config.json", "model_index.json")
     return any(os.path.isfile(os.path.join(folder, file)) for file in files)
 
@@ -110,7 +110,7 @@ def _fetch(name: str, offline: bool, revision: str | None, wanted: list[str]) ->
 
     try:
         folder = download(wanted, UNWANTED)
-        if inside := [inner for inner in INNER if _described(os.path.join(folder, inner))]:
+        if inside := [inner for inner in INNER if _has_description(os.path.join(folder, inner))]:
             download([f"{inner}/{weights}" for inner in inside for weights in INNER_WEIGHTS], [])
     except errors.GatedRepoError:
         raise ValueError(f"{quote(name, 1000)} is gated: ask for access at {page}, then `hf auth login`") from None
@@ -123,7 +123,7 @@ def _fetch(name: str, offline: bool, revision: str | None, wanted: list[str]) ->
         # From 2.0 on huggingface_hub names the part that another program has fetched: it may be enough for the reader,
         # who says what is missing if it is not.
         folder = str(getattr(error, "snapshot_path", ""))
-        if folder and not _described(folder):
+        if folder and not _has_description(folder):
             raise FileNotFoundError(f"{quote(name, 1000)} is only partly in the cache: fetch it once online") from None
         if not folder and offline:
             raise FileNotFoundError(f"{quote(name, 1000)} is not in the cache: fetch it once without offline") from None

@@ -60,7 +60,7 @@ def write_json(path: Path, obj: object) -> None:
     raw = (json.dumps(obj, indent=2) + "\n").encode()  # may fail, so before the disk is touched
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with naming(path), temporary.open("wb") as file:
+        with name_in_errors(path), temporary.open("wb") as file:
             file.write(raw)
             _to_disk(file)
         os.replace(temporary, path)
@@ -69,7 +69,7 @@ def write_json(path: Path, obj: object) -> None:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def name_in_errors(path: Path) -> Iterator[None]:
     """An error of the disk names the file: a write that fails, unlike an open, does not say which it was."""
     try:
         yield
@@ -285,7 +285,7 @@ def read_weight_map(index: Path, ending: str) -> dict[str, str]:
     for name, file in weight_map.items():
         # Without separator, drive or NUL, and with this ending, a name cannot leave the folder.
         if not isinstance(file, str) or not re.fullmatch(rf"[^/\\:\0]{{1,240}}\.{ending}", file):
-            raise ValueError(f"{index}: {quote(file)} of {quote(name)} is no plain .{ending} name")
+            raise ValueError(f"{index}: {quote(file)} of {quote(name)} is not a plain .{ending} name")
     for file in set(weight_map.values()):
         if not (index.parent / file).is_file():
             raise FileNotFoundError(f"{index.parent / file}: named by the index, but missing")
@@ -319,7 +319,7 @@ def write_checkpoint(
         contents: list[list[str]] = []
         total = 0
         for shard in _group(tensors, shard_bytes):
-            with naming(single):
+            with name_in_errors(single):
                 total += write_file(workplace / str(len(contents)), shard, metadata)
             contents.append(list(shard))
         if len(contents) == 1:

@@ -23,7 +23,7 @@ STEP = re.compile(r"step-(\d{8,})")
 
 
 @contextlib.contextmanager
-def sealed(target: Path) -> Iterator[Path]:
+def atomic_folder(target: Path) -> Iterator[Path]:
     """A temporary folder to write into, which becomes `target` at the end, all of it on disk; if anything fails,
     nothing is left. Until the one rename an earlier folder of that name is untouched."""
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ def has_weights(folder: Path) -> bool:
     return any(folder.glob("*.safetensors"))
 
 
-def opened(folder: Path) -> Checkpoint | Pieces:
+def open_weights(folder: Path) -> Checkpoint | Pieces:
     """The weights of a model folder, whichever way they lie in it."""
     if in_pieces(folder):
         return Pieces(folder, MODEL)
@@ -46,7 +46,7 @@ def write_pieces(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
     with _quiet():
         checkpoint.save(
-            {_stored(name, tensor): _flat(tensor) for name, tensor in tensors.items()},
+            {_stored_name(name, tensor): _flat(tensor) for name, tensor in tensors.items()},
             storage_writer=HuggingFaceStorageWriter(path=str(folder), save_distributed=True),
         )
 
@@ -63,16 +63,16 @@ class Pieces:
                 self._found: Any = HuggingFaceStorageReader(path=str(folder)).read_metadata().state_dict_metadata
         except Exception as error:
             raise ValueError(f"{folder}: not a whole checkpoint in pieces ({error})") from None
-        self._stored = {name.removesuffix("()"): name for name in self._found}
+        self._stored_name = {name.removesuffix("()"): name for name in self._found}
         self._whole: dict[str, Tensor] | None = None
-        self.names = [name.removeprefix(prefix) for name in self._stored if name.startswith(prefix)]
+        self.names = [name.removeprefix(prefix) for name in self._stored_name if name.startswith(prefix)]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        stored = self._stored[self.prefix + name]
+        stored = self._stored_name[self.prefix + name]
         return () if stored.endswith("()") else tuple(self._found[stored].size)
 
     def dtype(self, name: str) -> torch.dtype:
-        return self._found[self._stored[self.prefix + name]].properties.dtype
+        return self._found[self._stored_name[self.prefix + name]].properties.dtype
 
     def read(self, name: str) -> Tensor:
         if self._whole is None:  # all at once: to find a tensor, every file is looked at
@@ -85,12 +85,12 @@ class Pieces:
         from torch.distributed import checkpoint
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-        wanted = {self._stored[self.prefix + name]: _flat(tensor) for name, tensor in targets.items()}
+        wanted = {self._stored_name[self.prefix + name]: _flat(tensor) for name, tensor in targets.items()}
         with _quiet():
             checkpoint.load(wanted, storage_reader=HuggingFaceStorageReader(path=str(self.folder)), no_dist=alone)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self.prefix + name in self._stored
+        return isinstance(name, str) and self.prefix + name in self._stored_name
 
     def __enter__(self) -> Self:
         return self
@@ -99,7 +99,7 @@ class Pieces:
         self._whole = None
 
 
-def _stored(name: str, tensor: Tensor) -> str:
+def _stored_name(name: str, tensor: Tensor) -> str:
     return f"{name}()" if tensor.dim() == 0 else name  # a single number is kept as a list of one
 
 

@@ -251,7 +251,7 @@ class Repeat(Rule):
         return tensors[:1]
 
 
-class Step:
+class RuleStep:
     """One rule met with real names: read `sources`, get `targets`."""
 
     def __init__(self, rule: Rule, sources: list[str], targets: list[str]) -> None:
@@ -262,16 +262,16 @@ class Matched(NamedTuple):
     """How the tensors of a checkpoint and the parameters of a model find each other."""
 
     names: dict[str, str]  # today's name of a tensor -> the name it is stored under
-    steps: list[Step]
+    steps: list[RuleStep]
     dropped: list[str]  # templates of what may be left over, as it holds nothing to learn
 
 
 def same_names(spec: object, stored: list[str], targets: list[str]) -> Matched:
     """Of a checkpoint that has our own names."""
-    return Matched({name: name for name in stored}, [Step(Rename(n, n), [n], [n]) for n in targets], [])
+    return Matched({name: name for name in stored}, [RuleStep(Rename(n, n), [n], [n]) for n in targets], [])
 
 
-def plan(rules: Iterable[Rule], targets: Iterable[str], prefix: str = "") -> tuple[list[Step], list[str]]:
+def plan(rules: Iterable[Rule], targets: Iterable[str], prefix: str = "") -> tuple[list[RuleStep], list[str]]:
     """The steps that fill `targets` (our names), and the targets that no rule makes. `~` becomes `prefix`."""
     rules, wanted = list(rules), dict.fromkeys(targets)
     steps, orphans, done = [], [], set()
@@ -281,7 +281,7 @@ def plan(rules: Iterable[Rule], targets: Iterable[str], prefix: str = "") -> tup
         for rule in rules:
             bound = rule.bind(name)
             if bound is not None and all(t in wanted for t in bound[1]):
-                steps.append(Step(rule, [s.replace("~", prefix) for s in bound[0]], bound[1]))
+                steps.append(RuleStep(rule, [s.replace("~", prefix) for s in bound[0]], bound[1]))
                 done.update(bound[1])
                 break
         else:

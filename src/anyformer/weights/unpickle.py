@@ -46,7 +46,7 @@ FORBIDDEN = re.compile(
 
 
 @contextlib.contextmanager
-def unpickled(folder: Path, workplace: Path | None = None) -> Iterator[Path]:
+def unpickle_folder(folder: Path, workplace: Path | None = None) -> Iterator[Path]:
     """A temporary folder in `workplace` with the pickled weights of `folder` as safetensors."""
     files, promised = pickles(folder)
     with tempfile.TemporaryDirectory(prefix=".unpickling-", dir=workplace) as place:
@@ -180,21 +180,23 @@ def tensors_in(source: str) -> dict[str, Tensor]:
     for name, tensor in found.items():
         known = tensor.layout is torch.strided and not tensor.is_meta and tensor.dtype in DTYPE_NAMES
         if not known or tensor.nbytes > tensor.untyped_storage().nbytes():
-            raise ValueError(f"tensor {quote(name[:200])} is no plain tensor that the file holds")
+            raise ValueError(f"tensor {quote(name[:200])} is not a plain tensor stored in the file")
     if sum(tensor.nbytes for tensor in found.values()) > COPIES * size:
         raise ValueError(f"its tensors are more than {COPIES} times as large as the file")
     return found
 
 
 def state_dict(stored: Any) -> dict[str, Tensor]:
-    """The weights in what was pickled: all of it, or the one entry that is nothing but weights."""
-    found = [("", stored)] if is_weights(stored) else []
-    if not found and isinstance(stored, Mapping):
-        found = [(str(name), value) for name, value in stored.items() if is_weights(value)]
-    if len(found) == 1:
-        return {name: tensor.detach() for name, tensor in found[0][1].items()}
-    several = ", ".join(name for name, _ in found)[:200]
-    raise ValueError(f"it holds several sets of weights: {several}" if found else "it holds no tensors by name alone")
+    """The weights in an unpickled object: the object itself, or its only entry that is a mapping of tensors."""
+    sets = [("", stored)] if is_weights(stored) else []
+    if not sets and isinstance(stored, Mapping):
+        sets = [(str(name), value) for name, value in stored.items() if is_weights(value)]
+    if len(sets) == 1:
+        return {name: tensor.detach() for name, tensor in sets[0][1].items()}
+    several = ", ".join(name for name, _ in sets)[:200]
+    raise ValueError(
+        f"it has several sets of weights: {several}" if sets else "it has no mapping from names to tensors"
+    )
 
 
 def is_weights(value: object) -> bool:
@@ -213,7 +215,7 @@ def reason(error: Exception) -> str:
     if isinstance(error, MemoryError) or re.search(r"(?i)alloc|(enough|out of) memory", text):
         return "it claims more memory than a file of its size holds"
     if found := re.search(r"(?i)unsupported global:? (?:GLOBAL )?(\S+)", text):
-        return f"its pickle names {found[1][:200]}, which is no tensor; nothing of it was run"
+        return f"its pickle names {found[1][:200]}, which is not a tensor; nothing was run"
     text = text.rpartition("WeightsUnpickler error:")[2].strip() or type(error).__name__
     return f"not a whole pickle of tensors ({' '.join(text.splitlines()[0].split())[:200]})"
 

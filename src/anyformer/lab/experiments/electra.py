@@ -69,7 +69,7 @@ def trials(
     return found
 
 
-def described(kind: str, width: int, depth: int) -> tuple[Model, Model | None]:
+def model_specs(kind: str, width: int, depth: int) -> tuple[Model, Model | None]:
     """The model, and the generator beside it."""
     size = {"initializer_range": width**-0.5}  # 0.02 is for wider ones
     if kind == "bert":
@@ -81,11 +81,11 @@ def described(kind: str, width: int, depth: int) -> tuple[Model, Model | None]:
 
 def flops(kind: str, width: int, depth: int) -> int:
     """Of a training step on one text."""
-    return sum(count(model).training_flops(LENGTH) for model in described(kind, width, depth) if model is not None)
+    return sum(count(model).training_flops(LENGTH) for model in model_specs(kind, width, depth) if model is not None)
 
 
 def work(values: Values, place: Place) -> list[Row]:
-    model, generator = described(values["kind"], values["width"], values["depth"])
+    model, generator = model_specs(values["kind"], values["width"], values["depth"])
     objective: Objective = Masked() if generator is None else ReplacedTokens(generator=generator)
     lr = 1e-3
     run = training(
@@ -102,7 +102,7 @@ def work(values: Values, place: Place) -> list[Row]:
         seed=values["seed"],
     )
     place.train(run, name="pretrained")
-    words, labels = (spoken, KINDS) if values["text"] == "made-up" else (tagged, LABELS)
+    words, labels = (language_rows, KINDS) if values["text"] == "made-up" else (python_rows, LABELS)
     place.texts("words", lambda: [json.dumps(row) for row in words(20000 if values["steps"] > 1000 else 2000)])
     source = JSONLines(path=str(place.shared / "words.txt"))
     architecture = {"bert": "BertForTokenClassification", "electra": "ElectraForTokenClassification"}[values["kind"]]
@@ -124,7 +124,7 @@ def work(values: Values, place: Place) -> list[Row]:
     return [{"accuracy": scores["accuracy"], "loss": scores["loss"]}]
 
 
-def spoken(number: int) -> Iterator[dict[str, list[str]]]:
+def language_rows(number: int) -> Iterator[dict[str, list[str]]]:
     """Sentences of the made-up language, as words and their kinds."""
     draw = np.random.default_rng(1)
     for _ in range(number):
@@ -132,7 +132,7 @@ def spoken(number: int) -> Iterator[dict[str, list[str]]]:
         yield {"words": [*words], "tags": [KINDS[kind] for kind in kinds]}
 
 
-def tagged(number: int) -> Iterator[dict[str, list[str]]]:
+def python_rows(number: int) -> Iterator[dict[str, list[str]]]:
     """Pieces of the library of the Python that runs, as words and the kinds of token they are."""
     kinds = {tokenize.OP: "operator", tokenize.NUMBER: "number", tokenize.STRING: "string", tokenize.COMMENT: "comment"}
     for row in PythonDocs(documentation=False).raw():

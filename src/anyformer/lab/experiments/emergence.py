@@ -48,14 +48,14 @@ def trials(widths: list[int], steps: int, batch: int, base: int, digits: int, se
     return [
         Trial(
             f"width-{width}-{seed}",
-            {"width": width, "parameters": count(described(width)).parameters, "seed": seed, **same},
+            {"width": width, "parameters": count(model_spec(width)).parameters, "seed": seed, **same},
         )
         for width in widths
         for seed in range(seeds)
     ]
 
 
-def described(width: int) -> Any:
+def model_spec(width: int) -> Any:
     return writer(width, 2, max(width // 16, 1), 64, scaled=True)
 
 
@@ -64,11 +64,11 @@ def sums(base: int, digits: int, number: int, seed: int) -> list[str]:
     base there is less to learn."""
     draw = np.random.default_rng(seed)
 
-    def shown(value: int, places: int) -> str:
+    def to_base(value: int, places: int) -> str:
         return np.base_repr(value, base).zfill(places)
 
     pairs = draw.integers(0, base**digits, (number, 2)).tolist()
-    return [f"{shown(a, digits)}+{shown(b, digits)}={shown(a + b, digits + 1)[::-1]}" for a, b in pairs]
+    return [f"{to_base(a, digits)}+{to_base(b, digits)}={to_base(a + b, digits + 1)[::-1]}" for a, b in pairs]
 
 
 def work(values: Values, place: Place) -> list[Row]:
@@ -81,7 +81,7 @@ def work(values: Values, place: Place) -> list[Row]:
 
     run = training(
         "emergence",
-        described(values["width"]),
+        model_spec(values["width"]),
         Data(train=place.texts("sums", others)),
         place.device,
         steps=values["steps"],
@@ -92,7 +92,7 @@ def work(values: Values, place: Place) -> list[Row]:
     )
     trainer = place.train(run)
     ids = torch.tensor([trainer.tokenizer.encode(line) for line in asked], device=trainer.device)
-    with trainer.evaluating():
+    with trainer.eval_mode():
         logits = trainer.model(input_ids=ids).logits[:, -digits - 2 : -1].float()
     answer = ids[:, -digits - 1 :]
     right = logits.argmax(-1) == answer

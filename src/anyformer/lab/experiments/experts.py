@@ -63,7 +63,7 @@ def trials(
     same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "text": text, "data": data}
     found = []
     for number in experts:
-        counted = count(mixed(number, width, depth))
+        counted = count(experts_model(number, width, depth))
         cost = counted.flops(LENGTH, causal=True) // LENGTH
         sizes = {"parameters": counted.parameters, "active": counted.active, "flops": cost}
         found += [
@@ -73,7 +73,7 @@ def trials(
     return found
 
 
-def mixed(experts: int, width: int, depth: int) -> Model:
+def experts_model(experts: int, width: int, depth: int) -> Model:
     """A decoder with so many experts; one of them is an ordinary feed-forward."""
     if experts == 1:
         return writer(width, depth, 4, LENGTH, scaled=True)
@@ -106,7 +106,7 @@ def work(values: Values, place: Place) -> list[Row]:
         data = texts(place, values["text"], values["data"])
     run = training(
         "experts",
-        mixed(values["experts"], values["width"], values["depth"]),
+        experts_model(values["experts"], values["width"], values["depth"]),
         data,
         place.device,
         steps=values["steps"],
@@ -123,7 +123,7 @@ def work(values: Values, place: Place) -> list[Row]:
         if "valid/loss" in line
     ]
     if values["experts"] > 1:
-        with trainer.evaluating():
+        with trainer.eval_mode():
             for layer, routed in enumerate(routing(trace(trainer.model, input_ids=held_out(trainer, 16, LENGTH)))):
                 shares = routed.experts.flatten().bincount(minlength=values["experts"]).float()
                 rows.append({"layer": layer, "busiest": float(shares.max() / shares.sum())})

@@ -35,16 +35,16 @@ LENGTH = 4 * 3 * SHOTS  # of rows, so that most texts in them are whole; two let
 def trials(widths: list[int], steps: int, batch: int, texts: int, letters: int) -> list[Trial]:
     same = {"steps": steps, "batch": batch, "texts": texts, "letters": letters}
     return [
-        Trial(f"width-{width}", {"width": width, "parameters": count(described(width)).parameters, **same})
+        Trial(f"width-{width}", {"width": width, "parameters": count(model_spec(width)).parameters, **same})
         for width in widths
     ]
 
 
-def described(width: int) -> Any:
+def model_spec(width: int) -> Any:
     return writer(width, 2, max(width // 16, 1), LENGTH, scaled=True)
 
 
-def made(number: int, letters: int, seed: int) -> list[str]:
+def pair_texts(number: int, letters: int, seed: int) -> list[str]:
     """Texts of pairs from an alphabet of so many letters, each with a shift of its own."""
     draw = np.random.default_rng(seed)
     first, shifts = draw.integers(0, letters, (number, SHOTS)), draw.integers(1, letters, (number, 1))
@@ -53,10 +53,10 @@ def made(number: int, letters: int, seed: int) -> list[str]:
 
 
 def work(values: Values, place: Place) -> list[Row]:
-    data = Data(train=place.texts("pairs", lambda: made(values["texts"], values["letters"], 0)))
+    data = Data(train=place.texts("pairs", lambda: pair_texts(values["texts"], values["letters"], 0)))
     run = training(
         "few-shot",
-        described(values["width"]),
+        model_spec(values["width"]),
         data,
         place.device,
         steps=values["steps"],
@@ -65,9 +65,9 @@ def work(values: Values, place: Place) -> list[Row]:
         lr=min(0.2 / values["width"], 8e-3),
     )
     trainer = place.train(run)
-    asked = made(512, values["letters"], 1)
+    asked = pair_texts(512, values["letters"], 1)
     ids = torch.tensor([trainer.tokenizer.encode(text) for text in asked], device=trainer.device)
-    with trainer.evaluating():
+    with trainer.eval_mode():
         logits = trainer.model(input_ids=ids).logits[:, :-1].float()
     right = (logits.argmax(-1) == ids[:, 1:])[:, 0::3].float().mean(0)  # the second letter of every pair
     loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")[:, 0::3].mean(0)

@@ -41,7 +41,7 @@ def trials(depth: int, width: int, lengths: list[int], batch: int) -> list[Trial
     return [Trial(kind.replace(" ", "-"), {"model": kind, **same}) for kind in KINDS]
 
 
-def described(kind: str, width: int, depth: int, length: int) -> Model:
+def model_spec(kind: str, width: int, depth: int, length: int) -> Model:
     if kind in ("cache", "no cache"):
         return writer(width, depth, max(width // 64, 1), length)
     config = {"vocab_size": SIZE, "hidden_size": width, "num_hidden_layers": depth, "eos_token_id": 0}
@@ -52,7 +52,7 @@ def described(kind: str, width: int, depth: int, length: int) -> Model:
 
 def work(values: Values, place: Place) -> list[Row]:
     kind, last = values["model"], max(values["lengths"])
-    spec = described(kind, values["width"], values["depth"], last + 1)
+    spec = model_spec(kind, values["width"], values["depth"], last + 1)
     model, counted = build(spec, seed=0).to(place.device).eval(), count(spec)
     ids = torch.ones(values["batch"], 1, dtype=torch.long, device=place.device)
 

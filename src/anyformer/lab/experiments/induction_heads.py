@@ -31,7 +31,7 @@ from anyformer.parts.position.bias import RelativeVectors
 from anyformer.runtime.mask import Causal, Window
 from anyformer.specs.codec import override
 from anyformer.stacks.block import Block
-from anyformer.train.trainer import Callback, Done, Trainer
+from anyformer.train.trainer import Callback, StepResult, Trainer
 
 CLAIM = (
     "with every seed the in-context score of two layers has a steep jump, that of one layer has none (a third of it at "
@@ -65,7 +65,7 @@ def trials(steps: int, width: int, points: int, batch: int, texts: int, seeds: i
 
 def work(values: Values, place: Place) -> list[Row]:
     steps = values["steps"]
-    model = described(values["depth"], values["width"], values["near"])
+    model = model_spec(values["depth"], values["width"], values["near"])
     data = Data(train=place.texts("rounds", lambda: rounds(values["texts"])))
     run = training(
         "induction",
@@ -83,7 +83,7 @@ def work(values: Values, place: Place) -> list[Row]:
     return [*watch.rows, *ablations(trainer)]
 
 
-def described(depth: int, width: int, near: bool) -> Model:
+def model_spec(depth: int, width: int, near: bool) -> Model:
     """Attention alone. A head finds the token before by its distance, and nothing farther: what follows an earlier copy
     must be found by what it says. `near`: the first layer sees nothing farther either."""
     distances = RelativeVectors(before=2, after=0, values=False)
@@ -118,7 +118,7 @@ def rounds(number: int, length: int = 8 * LENGTH, seed: int = 0) -> list[str]:
     return ["".join(text) for text in np.take_along_axis(order, places, 1)]
 
 
-def twice(trainer: Trainer, rows: int = 32) -> Tensor:
+def repeat_letters(trainer: Trainer, rows: int = 32) -> Tensor:
     """(rows, 2 * HALF) tokens: different letters in any order, and the same once more."""
     known = torch.tensor(trainer.tokenizer.encode("".join(LETTERS)))
     order = torch.rand(rows, len(known), generator=torch.Generator().manual_seed(1)).argsort(-1)
@@ -141,10 +141,10 @@ class Watch(Callback):
     def __init__(self, steps: set[int]) -> None:
         self.steps, self.rows = steps, list[Row]()
 
-    def stepped(self, trainer: Trainer, done: Done) -> None:
+    def on_step(self, trainer: Trainer, done: StepResult) -> None:
         if done.step in self.steps:
-            ids = twice(trainer)
-            with trainer.evaluating():
+            ids = repeat_letters(trainer)
+            with trainer.eval_mode():
                 run = trace(trainer.model, input_ids=ids)
                 best = head_scores(run).best("induction")[0][2]
             self.rows.append({"step": done.step, "score": score(run.output.logits, ids), "head": best})
@@ -153,8 +153,8 @@ class Watch(Callback):
 def ablations(trainer: Trainer) -> list[Row]:
     """The score without the induction heads, and without the other heads of the same layer. (Those of the first layer
     are all needed: induction heads look for what they say.)"""
-    ids, model = twice(trainer), trainer.model
-    with trainer.evaluating():
+    ids, model = repeat_letters(trainer), trainer.model
+    with trainer.eval_mode():
         run = trace(model, input_ids=ids)
         ranked = head_scores(run).best("induction", 2 * HEADS)
         last = {head for head in ranked if head[0] == ranked[0][0]}
@@ -162,12 +162,12 @@ def ablations(trainer: Trainer) -> list[Row]:
         rows: list[Row] = [{"without": "nothing", "heads": 0, "score": score(run.output.logits, ids)}]
         for name, heads in (("induction", induction), ("others", last - induction)):
             seen = sorted((share for *_, share in heads), reverse=True)
-            left = score(without(model, heads, ids), ids)
+            left = score(ablate_heads(model, heads, ids), ids)
             rows.append({"without": name, "heads": len(heads), "attention": seen, "score": left})
     return rows
 
 
-def without(model: TransformerModule, heads: Set[tuple[str, int, float]], ids: Tensor) -> Tensor:
+def ablate_heads(model: TransformerModule, heads: Set[tuple[str, int, float]], ids: Tensor) -> Tensor:
     """The scores of the vocabulary where these heads say nothing."""
 
     def silence(mixed: Tensor, address: str) -> Tensor:

@@ -60,9 +60,11 @@ def work(values: Values, place: Place) -> list[Row]:
     )
     trainer = place.train(run)
     ids = held_out(trainer, 4, length)
-    with trainer.evaluating():
+    with trainer.eval_mode():
         learnt = maps(trainer.model, ids)
-        kinds = dict(zip(KINDS, (learnt, [*map(shuffled, learnt)], maps(build(described, seed=0).to(ids.device), ids))))
+        kinds = dict(
+            zip(KINDS, (learnt, [*map(shuffle_weights, learnt)], maps(build(described, seed=0).to(ids.device), ids)))
+        )
         return [
             {"layer": layer, "kind": kind, "share": share, "held": value}
             for kind, layers in kinds.items()
@@ -76,7 +78,7 @@ def maps(model: TransformerModule, ids: Tensor) -> list[Tensor]:
     return [each.weights.float() for each in attention(trace(model.eval(), input_ids=ids)).maps]
 
 
-def shuffled(weights: Tensor) -> Tensor:
+def shuffle_weights(weights: Tensor) -> Tensor:
     order = torch.rand(weights.shape, generator=torch.Generator().manual_seed(0)).argsort(-1).to(weights.device)
     return weights.gather(-1, order)
 

@@ -91,15 +91,15 @@ def work(values: Values, place: Place) -> list[Row]:
         seed=values["seed"],
     )
     trainer = place.train(run)
-    return [{"loss": asked(trainer, length)}]
+    return [{"loss": masked_loss(trainer, length)}]
 
 
-def asked(trainer: Trainer, length: int) -> float:
+def masked_loss(trainer: Trainer, length: int) -> float:
     """The loss of hidden tokens in what was held out, the same ones for all."""
     objective = Masked(rate=ASKED, mask=1.0, random=0.0).ready(trainer.tokenizer)
     packs = trainer.objective.packs
     plan = Plan(trainer.splits.valid, seed=1, examples=64, length=length, packs=packs, once=True)
-    with trainer.evaluating(), Loader(plan, objective, pad=trainer.tokenizer.filler) as batches:
+    with trainer.eval_mode(), Loader(plan, objective, pad=trainer.tokenizer.filler) as batches:
         found = mean_losses(
             lambda batch, _: objective.losses(trainer.model, batch), objective, batches, trainer.device, 16
         )

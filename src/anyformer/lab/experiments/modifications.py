@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from anyformer.data import Data, Held, PythonDocs, Source, Stored, TextFiles, TrainedBPE, texts_of
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.narang_table import ROWS, Size, row_named
+from anyformer.lab.narang_table import ROWS, TableSize, row_named
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.objectives.span_corruption import SpanCorruption
@@ -55,9 +55,9 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def size(width: int, depth: int, tokens: int) -> Size:
+def size(width: int, depth: int, tokens: int) -> TableSize:
     """Everything in proportion."""
-    return Size(
+    return TableSize(
         width=width, inner=4 * width, heads=6, head_width=width // 6, depth=depth, vocabulary=tokens, length=LENGTH,
         narrow=width // 6, cutoffs=(tokens // 8, 3 * tokens // 8), softmaxes=4, experts=8, keys=48, found=16, taps=15,
     )  # fmt: skip
@@ -127,7 +127,7 @@ def correlation(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return float(np.corrcoef(ranks(ours), ranks(theirs))[0, 1])
 
 
-def compared(rows: Sequence[Row], when: str) -> list[tuple[str, float, float]]:
+def compare_losses(rows: Sequence[Row], when: str) -> list[tuple[str, float, float]]:
     """(row, our mean loss, the paper's), early or final."""
     means = {name: float(np.mean(each)) for name, each in losses(rows, when).items()}
     return [(name, mean, getattr(row_named(name), f"{when}_loss")) for name, mean in means.items()]
@@ -136,12 +136,12 @@ def compared(rows: Sequence[Row], when: str) -> list[tuple[str, float, float]]:
 def claim(rows: Sequence[Row]) -> Verdict:
     found: dict[str, Any] = {"rows": len(losses(rows, "final")), "trainings": len(rows)}
     for when in ("final", "early"):
-        _, ours, theirs = zip(*compared(rows, when), strict=True)
+        _, ours, theirs = zip(*compare_losses(rows, when), strict=True)
         found[f"rank correlation, {when}"] = correlation(ours, theirs)
     several = {name: each for name, each in losses(rows, "final").items() if len(each) > 1}
     if several:
         found["spread over seeds"] = float(np.mean([np.std(each, ddof=1) for each in several.values()]))
-    best = sorted(compared(rows, "final"), key=lambda each: each[1])
+    best = sorted(compare_losses(rows, "final"), key=lambda each: each[1])
     found["best"], found["failed"] = ", ".join(name for name, *_ in best[:5]), sum("failed" in row for row in rows)
     return Verdict(found["rank correlation, final"] > 0.3, found)
 
@@ -150,7 +150,7 @@ def plot(rows: Sequence[Row]) -> Any:
     """Ranks, since most losses are close together: the best is 1."""
     figure, axes = figures.new(2, 1, 15, 7)
     for axis, when in zip(axes[0], ("early", "final"), strict=True):
-        names, ours, theirs = zip(*compared(rows, when), strict=True)
+        names, ours, theirs = zip(*compare_losses(rows, when), strict=True)
         x, y = 1 + ranks(theirs), 1 + ranks(ours)
         for name, *at in zip(names, x, y, strict=True):
             axis.annotate(name, at, fontsize=5.5, xytext=(3, -2), textcoords="offset points")

@@ -84,7 +84,7 @@ def work(values: Values, place: Place) -> list[Row]:
         vocabulary=WORDS,
         seed=values["seed"],
     )
-    found = asked(place.train(run, name="pretrained"))
+    found = masked_loss(place.train(run, name="pretrained"))
     place.texts("pairs", lambda: [json.dumps(row) for row in pairs(language, 2000)])
     told = Held(source=JSONLines(path=str(place.shared / "pairs.txt")), one_in=2, stratify="label")
     tune = Run(
@@ -106,11 +106,11 @@ def work(values: Values, place: Place) -> list[Row]:
     return [{"masked": found, "accuracy": place.train(tune, name="tuned").scores["accuracy"]}]
 
 
-def asked(trainer: Trainer) -> float:
+def masked_loss(trainer: Trainer) -> float:
     """The loss of hidden words in pairs that were held out, which follow each other: the same for all."""
     objective = MaskedAndNext(length=LENGTH, short=0.0, next_rate=1.0, mask=1.0, random=0.0).ready(trainer.tokenizer)
     plan = Plan(trainer.splits.valid, seed=1, examples=64, length=LENGTH, once=True)
-    with trainer.evaluating(), Loader(plan, objective, pad=trainer.tokenizer.filler) as batches:
+    with trainer.eval_mode(), Loader(plan, objective, pad=trainer.tokenizer.filler) as batches:
         return mean_losses(
             lambda batch, _: objective.losses(trainer.model, batch), objective, batches, trainer.device, 16
         )["masked"]

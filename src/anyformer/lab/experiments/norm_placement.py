@@ -64,7 +64,7 @@ def trials(
     ]
 
 
-def placed(placement: str, width: int, depth: int) -> Model:
+def model_spec(placement: str, width: int, depth: int) -> Model:
     """The norms of every sublayer; all start from Xavier's numbers, so that the placement is all that differs."""
     norm, alpha, beta = LayerNorm(), 1.0, 1.0
     where = {
@@ -89,7 +89,7 @@ def placed(placement: str, width: int, depth: int) -> Model:
 
 
 def work(values: Values, place: Place) -> list[Row]:
-    model, steps = placed(values["placement"], values["width"], values["depth"]), values["steps"]
+    model, steps = model_spec(values["placement"], values["width"], values["depth"]), values["steps"]
     if values["lr"] is None:
         return gradients(model, place.device)
     run = training(

@@ -74,7 +74,7 @@ def trials(
     ]
 
 
-def placed(scheme: str, width: int, depth: int, length: int) -> Model:
+def model_spec(scheme: str, width: int, depth: int, length: int) -> Model:
     added = {
         "learned": Learned(length=length),
         "sinusoidal": Sinusoidal(length=length),
@@ -95,8 +95,8 @@ def placed(scheme: str, width: int, depth: int, length: int) -> Model:
 
 def work(values: Values, place: Place) -> list[Row]:
     length = values["length"]
-    model = placed(values["scheme"], values["width"], values["depth"], length)
-    rows: list[Row] = [properties(placed(values["scheme"], 32, 1, 32), 32)]
+    model = model_spec(values["scheme"], values["width"], values["depth"], length)
+    rows: list[Row] = [properties(model_spec(values["scheme"], 32, 1, 32), 32)]
     run = training(
         values["scheme"],
         model,
@@ -110,7 +110,7 @@ def work(values: Values, place: Place) -> list[Row]:
     )
     trainer = place.train(run)
     ids = held_out(trainer, ROWS, TIMES[-1] * length)
-    with trainer.evaluating():
+    with trainer.eval_mode():
         for times in TIMES:
             try:
                 # the same tokens are asked about, with more and more before them
@@ -170,7 +170,7 @@ def table(rows: Sequence[Row]) -> dict[str, Row]:
     return found
 
 
-def lost(rows: Sequence[Row], scheme: str) -> list[float]:
+def loss_increase(rows: Sequence[Row], scheme: str) -> list[float]:
     """By how much the loss is higher at the longest texts, as a share, with every seed."""
     losses = {(row["seed"], row["times"]): row["loss"] for row in rows if row["scheme"] == scheme and "times" in row}
     near = {seed: loss for (seed, times), loss in losses.items() if times == 1}
@@ -180,7 +180,7 @@ def lost(rows: Sequence[Row], scheme: str) -> list[float]:
 
 def claim(rows: Sequence[Row]) -> Verdict:
     found = table(rows)
-    shares = {scheme: lost(rows, scheme) for scheme in SCHEMES}
+    shares = {scheme: loss_increase(rows, scheme) for scheme in SCHEMES}
     figures = {f"lost by {scheme}": mean(each) for scheme, each in shares.items()}
     most, least = max(shares["alibi"]), min(shares["sinusoidal"])
     relative = [scheme for scheme, row in found.items() if row["relative"]]

@@ -45,7 +45,7 @@ def minutes(left: Sequence[Trial], kind: str, jobs: int) -> float:
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
-    found = scale.measured(rows)
+    found = scale.fit_results(rows)
     figures: dict[str, Any] = {"predicted": found.predicted, "measured": found.largest.L, "off by": found.error}
     figures |= {"decades of compute": found.decades, "E": found.law.E}
     for name, value in found.exponents.items():

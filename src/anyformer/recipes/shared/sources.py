@@ -24,7 +24,7 @@ from anyformer.recipes import recipe
 from anyformer.recipes.wnut17 import LABELS as TAGS
 from anyformer.specs.codec import to_json
 from anyformer.weights import hub
-from anyformer.weights.manifest import sealed
+from anyformer.weights.manifest import atomic_folder
 
 Rows = Iterable[Mapping[str, Any]]
 PARQUET = "refs/convert/parquet"  # the hub's own copy of data sets that are published as code
@@ -207,11 +207,11 @@ def fetch(folder: str, home: Path, offline: bool = False) -> Path:
         raise ValueError(f"{target} cannot be fetched: {origin.about}")
     if origin.model:
         source = hub.resolve(origin.page, offline=offline)
-        with sealed(target) as made:
+        with atomic_folder(target) as made:
             for file in (file for file in source.iterdir() if file.is_file()):
                 shutil.copyfile(file, made / file.name)
         return target
-    with sealed(target) as made:
+    with atomic_folder(target) as made:
         for name, (dataset, write) in origin.files.items():
             content = write(row.example for row in dataset.raw() if row.example is not None)
             (made / name).write_bytes(gzip.compress(content, mtime=0) if name.endswith(".gz") else content)
