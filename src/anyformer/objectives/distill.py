@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,8 @@ class Distill(ObjectiveWrapper):
     hard     what `of` asks
     cosine   1 - cosine of the last hidden states, over the same tokens
     """
+
+    second_model: ClassVar[bool] = True
 
     teacher: str
     temperature: float = 2.0
