@@ -20,8 +20,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from anyformer.data import Data, Held, PythonDocs
 from anyformer.lab.experiments import modifications
-from anyformer.lab.experiments._runs import READER, reader, texts, training, writer
 from anyformer.lab.narang_table import row_named
+from anyformer.lab.runs import READER, reader, texts, training, writer
 from anyformer.lab.trials import Place
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.span_corruption import SpanCorruption

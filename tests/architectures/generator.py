@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 import hypothesis.strategies as st
 
-from anyformer.parts.embedding.text import STEPS, Embedding
+from anyformer.parts.base import Embedding
+from anyformer.parts.embedding.text import STEPS
 from anyformer.parts.head.base import Head
 from anyformer.parts.init import Initializer
 from anyformer.parts.op import Op

@@ -30,8 +30,8 @@ from torch import Tensor
 import anyformer as af
 from anyformer import families
 from anyformer.models import Model
+from anyformer.parts.base import Embedding
 from anyformer.parts.embedding import subsampling, vectors
-from anyformer.parts.embedding.text import Embedding
 from anyformer.parts.grid.pooled_attention import PooledAttention
 from anyformer.parts.head import contrastive, double, likely_spans, replaced_tokens, similarity, xvector
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead

@@ -26,8 +26,8 @@ from anyformer.lab.experiments import (
     norm_placement,
     positions,
 )
-from anyformer.lab.experiments._runs import held_out
 from anyformer.lab.narang_table import ROWS, row_named
+from anyformer.lab.runs import held_out
 from anyformer.lab.trials import Place
 from anyformer.look.trace import trace
 from anyformer.models.construct import build

@@ -19,10 +19,9 @@ import torch
 
 import anyformer as af
 from anyformer import cli
-from anyformer.lab.experiment import choose_form, perform
-from anyformer.lab.experiments import experiment, experiments
-from anyformer.lab.experiments._runs import training
+from anyformer.lab.experiment import choose_form, experiment, experiments, perform
 from anyformer.lab.grid import BASE, GridSearch, apply_changes, value_labels, work
+from anyformer.lab.runs import training
 from anyformer.lab.trials import Place, Row, Trial, Trials, Values
 from anyformer.specs.codec import to_json
 from anyformer.train.run import read_run
@@ -308,7 +307,7 @@ def test_an_empty_control_shows_nothing() -> None:
 
 def test_made_up_language() -> None:
     """Every word is of one kind and one topic; kinds follow each other as the grammar says, texts keep to a topic."""
-    from anyformer.lab.experiments._language import Language
+    from anyformer.lab.made_up_language import Language
 
     language, draw = Language(words=5, kinds=4, topics=3), np.random.default_rng(0)
     where = {word: (topic, kind) for topic, kinds in enumerate(language.lexicon)
@@ -373,8 +372,8 @@ def test_every_seed_counts() -> None:
 
 def test_pairs_of_sentences() -> None:
     """Half of them of one topic, which the label says."""
-    from anyformer.lab.experiments._language import Language
     from anyformer.lab.experiments.next_sentence import pairs
+    from anyformer.lab.made_up_language import Language
 
     language, same = Language(words=3, topics=4), []
     topics = {word: i for i, kinds in enumerate(language.lexicon) for words in kinds for word in words}

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from anyformer.drawing.words import number
-from anyformer.parts.embedding.text import Embedding
+from anyformer.parts.base import Embedding
 from anyformer.parts.grid.dvae import ImageDecoder
 from anyformer.parts.grid.layout import Grid, Layout
 from anyformer.specs.part import Part

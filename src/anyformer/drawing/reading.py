@@ -38,7 +38,7 @@ from anyformer.drawing.words import (
     short,
 )
 from anyformer.models import Model
-from anyformer.parts.embedding.text import Embedding
+from anyformer.parts.base import Embedding
 from anyformer.parts.head.base import Head
 from anyformer.parts.init import is_within
 from anyformer.parts.norm import Norm

@@ -7,7 +7,8 @@ from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, derived, divides
 from anyformer.families.gpt2 import GPT2, INNER, TEMPLATE
 from anyformer.parts.embedding.text import Tokens
-from anyformer.parts.embedding.trajectory import TrajectoryEmbedding, TrajectoryHead
+from anyformer.parts.embedding.trajectory import TrajectoryEmbedding
+from anyformer.parts.head.trajectory import TrajectoryHead
 from anyformer.parts.position.absolute import Learned
 from anyformer.specs.addresses import edit
 

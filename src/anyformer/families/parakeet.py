@@ -16,9 +16,10 @@ from anyformer.families.shared.vision import head_width, heads_of
 from anyformer.models import EncoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.convolution.conformer import ConvolutionModule
-from anyformer.parts.embedding.subsampling import RealOutput, SubsampledSpectrogram
+from anyformer.parts.embedding.subsampling import SubsampledSpectrogram
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.ctc import CTCHead
+from anyformer.parts.head.frames import RealOutput
 from anyformer.parts.init import Initializer, Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.relative import RelativeSinusoids

@@ -13,8 +13,9 @@ from anyformer.families.base.template import Config, equal_heads
 from anyformer.models import EncoderModel, Model, ThreeTowerModel
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention.attention import Attention
+from anyformer.parts.base import Embedding
 from anyformer.parts.embedding.patches import VideoEmbedding
-from anyformer.parts.embedding.text import Embedding, TextEmbedding, Tokens
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.embedding.waveform import SegmentEmbedding
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.pool import Pool

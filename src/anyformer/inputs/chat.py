@@ -9,15 +9,12 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from anyformer.inputs import sandbox
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.weights.io import read_json
-
-if TYPE_CHECKING:
-    from anyformer.inputs.text import Tokenizer
 
 
 class ChatTokenizer(Protocol):
@@ -31,6 +28,18 @@ class ChatTokenizer(Protocol):
     def bos_token_id(self) -> int | None: ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+
+class MaskingTokenizer(ChatTokenizer, Protocol):
+    """One that also says which characters each token stands for."""
+
+    @property
+    def special_ids(self) -> Any: ...
+
+    def token(self, number: int) -> str | None: ...
+    def plain(self, text: str) -> Any: ...
+    def _ids(self, encoding: Any) -> list[int]: ...
+    def _text(self, text: str) -> str: ...
 
 
 TEMPLATE_CHARACTERS = 300_000  # ten times the longest published one
@@ -77,7 +86,11 @@ def bos_prefix(tokenizer: ChatTokenizer, ids: Sequence[int]) -> tuple[list[int],
 
 
 def encode_with_mask(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], *, template: str | None = None, tools: Any = None
+    tokenizer: MaskingTokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    template: str | None = None,
+    tools: Any = None,
 ) -> tuple[list[int], list[bool]]:
     """The token ids of a conversation, and a mask of those that the assistant writes."""
     text, spans = assistant_spans(tokenizer, messages, template, tools)
@@ -90,7 +103,7 @@ def encode_with_mask(
 
 
 def assistant_spans(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], template: str | None = None, tools: Any = None
+    tokenizer: MaskingTokenizer, messages: Sequence[Mapping[str, Any]], template: str | None = None, tools: Any = None
 ) -> tuple[str, list[tuple[int, int]]]:
     """The text of a conversation, and the character spans of the assistant: those inside {% generation %}, or else the
     text that each message of the assistant adds after its generation prompt, up to its end token."""

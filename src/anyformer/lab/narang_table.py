@@ -19,13 +19,14 @@ from anyformer.parts.attention.synthesizer import Synthesizer
 from anyformer.parts.attention.transparent import TransparentAttention
 from anyformer.parts.attention.weighted_transformer import BranchedAttention
 from anyformer.parts.convolution.tokens import BranchedConvolution, Convolved, Gate, LightweightConvolution
-from anyformer.parts.embedding.adaptive import AdaptiveHead, AdaptiveTokens, MixtureHead
+from anyformer.parts.embedding.adaptive import AdaptiveTokens
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.balance import SwitchBalance, VariationBalance
 from anyformer.parts.feedforward.mlp import MLP, GatedMLP
 from anyformer.parts.feedforward.moe import MoE, NoisyTopK, Switch
 from anyformer.parts.feedforward.product_keys import ProductKeyMemory
 from anyformer.parts.halve import Halve
+from anyformer.parts.head.adaptive import AdaptiveHead, MixtureHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Initializer, Kaiming, Normal, fixup
 from anyformer.parts.layer_mix import LayerMix

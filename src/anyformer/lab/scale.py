@@ -16,7 +16,7 @@ import numpy as np
 from anyformer.checkpoint import spec
 from anyformer.counting import count
 from anyformer.data import Data, Held, PythonDocs, Source, TextFiles
-from anyformer.lab.experiments._runs import SIZE, training
+from anyformer.lab.runs import SIZE, training
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.models import Model

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from anyformer.models.base import TransformerModule, memory_mask
 from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model
-from anyformer.parts.embedding.text import Embedding
+from anyformer.parts.base import Embedding
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.runtime.context import Context, Memory
 from anyformer.runtime.mask import begins

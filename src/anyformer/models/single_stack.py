@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from anyformer.models.base import TransformerModule, memory_mask
 from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model
-from anyformer.parts.embedding.text import Embedding
+from anyformer.parts.base import Embedding
 from anyformer.runtime.context import Memory
 from anyformer.runtime.taps import Shown, declared
 from anyformer.specs.part import Site, walk

@@ -13,7 +13,7 @@ from anyformer.models.call import Call
 from anyformer.models.model import Model
 from anyformer.models.output import Output
 from anyformer.models.single_stack import EncoderModel, OneStackModule
-from anyformer.parts.embedding.text import Embedding
+from anyformer.parts.base import Embedding
 from anyformer.parts.head.base import Outputs
 from anyformer.parts.head.similarity import ProjectionHead, SimilarityHead, SpacesHead
 from anyformer.runtime.taps import Shown, declared

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import field
 from anyformer.objectives.objective import Batch, HeadInputs, Objective, Record, head_of, logits_of, pad_rows
-from anyformer.parts.embedding.trajectory import KINDS, TrajectoryModule
+from anyformer.parts.embedding.trajectory import KINDS
+from anyformer.parts.head.trajectory import TrajectoryModule
 from anyformer.specs.checks import at_least
 
 

@@ -14,7 +14,8 @@ from anyformer.generation.random_state import mix, normal
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import field
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, scalars
-from anyformer.parts.embedding.regression_pairs import KINDS, PairEmbedding, PairModule
+from anyformer.parts.embedding.regression_pairs import KINDS, PairEmbedding
+from anyformer.parts.head.regression import PairModule
 from anyformer.specs.checks import at_least
 
 

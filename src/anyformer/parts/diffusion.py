@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from anyformer.parts.base import Embedding
 from anyformer.parts.computed import Computed
 from anyformer.parts.condition import Condition, StepAndLabel
 from anyformer.parts.embedding.patches import PatchEmbedding, Size
-from anyformer.parts.embedding.text import Embedding
 from anyformer.parts.grid.windows import Grid
 from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.runtime.context import Context

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from anyformer.parts.base import InputPosition
 from anyformer.parts.op import Op
-from anyformer.parts.position.absolute import InputPosition
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Part, Sees, Site
 

@@ -6,7 +6,8 @@ from anyformer import families
 from anyformer.data import Data, Numbers
 from anyformer.models import Model
 from anyformer.objectives.regress import Regress
-from anyformer.parts.embedding.regression_pairs import KINDS, PairEmbedding, PairHead
+from anyformer.parts.embedding.regression_pairs import KINDS, PairEmbedding
+from anyformer.parts.head.regression import PairHead
 from anyformer.parts.position.absolute import Learned
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run

@@ -5,6 +5,7 @@ from __future__ import annotations
 from anyformer.data import Columns, Data
 from anyformer.objectives.tag import Tag
 from anyformer.recipes.shared.encoder import from_scratch
+from anyformer.recipes.shared.sources import WNUT_LABELS
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 
@@ -12,9 +13,6 @@ RECIPES = {
     "wnut17": "New and rare names in short messages (WNUT-17): a published MiniLM that learns to tag words.",
     "wnut17-scratch": "New and rare names in short messages (WNUT-17): a small encoder from scratch.",
 }
-
-KINDS = ("corporation", "creative-work", "group", "location", "person", "product")
-LABELS = ("O", *(f"{side}-{kind}" for kind in KINDS for side in "BI"))
 
 
 def sentences(data: str) -> Data:
@@ -29,9 +27,11 @@ def sentences(data: str) -> Data:
 def run(data: str = "data", name: str = "wnut17") -> Run:
     tuned = Run(
         name="wnut17",
-        model=Pretrained(path=f"{data}/all-MiniLM-L6-v2", architecture="BertForTokenClassification", labels=LABELS),
+        model=Pretrained(
+            path=f"{data}/all-MiniLM-L6-v2", architecture="BertForTokenClassification", labels=WNUT_LABELS
+        ),
         data=sentences(data),
-        objective=Tag(labels=LABELS),
+        objective=Tag(labels=WNUT_LABELS),
         optimizer=AdamW(lr=1e-4, betas=(0.9, 0.999), weight_decay=0.01),
         schedule=Linear(warmup=100),
         batch=Batch(examples=16),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from anyformer.parts.embedding.text import Embedding
+from anyformer.parts.base import Embedding
 from anyformer.parts.head.base import Head
 from anyformer.specs.part import Part
 

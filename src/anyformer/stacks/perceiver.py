@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.parts.attention.set_transformer import Across, each_row
-from anyformer.parts.embedding.text import Embedding, TextEmbedding
+from anyformer.parts.base import Embedding
+from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.feedforward.mlp import MLP, GatedMLP
 from anyformer.parts.head.base import Head
 from anyformer.parts.head.classify import ClassifyHead, PooledOutput

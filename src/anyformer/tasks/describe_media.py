@@ -13,8 +13,8 @@ from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.models import Tower, TowerDecoderModule
 from anyformer.objectives.objective import pad_texts
 from anyformer.specs.messages import quote
-from anyformer.tasks.each.write import stream_text
 from anyformer.tasks.task import Row, TaskRun, file_of
+from anyformer.tasks.writing import stream_text
 
 ASKED = "USER: {image}\n{question} ASSISTANT:"  # the prompt of LLaVA 1.5; {image} stands for the picture
 

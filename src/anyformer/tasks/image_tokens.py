@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,8 +18,24 @@ from anyformer.objectives.match import caption
 from anyformer.specs.messages import quote
 from anyformer.tasks.task import TaskModel
 
-if TYPE_CHECKING:
-    from anyformer.tasks.each.draw import DrawOptions
+
+@dataclasses.dataclass(frozen=True)
+class DrawOptions:
+    """The options of a drawing; None is the model's default."""
+
+    texts: list[str]
+    seeds: list[int]  # one a picture of a text
+    steps: int | None = None
+    guidance: float | None = None
+    eta: float | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+
+    def refuse(self, *names: str) -> None:
+        """ValueError if one of these options is given."""
+        for name in names:
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} is not an option of this kind of model")
 
 
 def companion(model: TransformerModule) -> AutoencoderModule | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from anyformer.evaluate.predict import generate_texts
@@ -41,3 +41,13 @@ def check_settings(request: TaskRun, options: Mapping[str, Any]) -> None:
 
 def write(request: TaskRun, records: list[Record], options: Mapping[str, Any]) -> list[str]:
     return generate_texts(Texts(), request.job, records, **options)
+
+
+def stream_text(request: TaskRun, tokens: list[int], ends: set[int], stops: list[str] | None) -> Iterator[str]:
+    """The generated text, up to its end."""
+    decoder = request.tokenizer.stream(stops)
+    for token in tokens:
+        if token in ends or decoder.stopped is not None:
+            break
+        yield decoder.push(token)
+    yield decoder.flush()

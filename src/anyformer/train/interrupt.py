@@ -6,14 +6,17 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from anyformer.train.trainer import Trainer
+
+class Interruptible(Protocol):
+    interrupted: bool
+
+    def stop(self, reason: str) -> None: ...
 
 
 @contextlib.contextmanager
-def end_after_step(trainer: Trainer) -> Iterator[None]:
+def end_after_step(trainer: Interruptible) -> Iterator[None]:
     """End the run after its step, with a checkpoint, at the first Ctrl-C or SIGTERM; at once at the second."""
     if threading.current_thread() is not threading.main_thread():
         yield

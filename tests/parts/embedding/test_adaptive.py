@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 import anyformer as af
 from anyformer import families
-from anyformer.parts.embedding.adaptive import AdaptiveHead, AdaptiveTokens, MixtureHead
+from anyformer.parts.embedding.adaptive import AdaptiveTokens
+from anyformer.parts.head.adaptive import AdaptiveHead, MixtureHead
 from small import close, compiled_equals_eager, context, made
 from tiny import CONFIGS
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from anyformer.models import EncoderModel, Model
-from anyformer.parts.embedding.text import Embedding
+from anyformer.parts.base import Embedding
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.grid.layout import Sides
 from anyformer.parts.grid.pooled_attention import GridPool, PooledAttention, Skip

@@ -20,7 +20,7 @@ import numpy as np
 from anyformer.counting import count
 from anyformer.data import Data, Held, JSONLines, PythonDocs
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.experiments._runs import LANGUAGE, READER, reader, texts, training
+from anyformer.lab.runs import LANGUAGE, READER, reader, texts, training
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.models import Model

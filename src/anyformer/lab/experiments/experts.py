@@ -17,7 +17,7 @@ import numpy as np
 from anyformer.counting import count
 from anyformer.data import Data, Held
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.experiments._runs import held_out, mean, texts, training, writer
+from anyformer.lab.runs import held_out, mean, texts, training, writer
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.look.maps import routing

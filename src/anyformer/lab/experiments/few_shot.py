@@ -16,7 +16,7 @@ import torch
 from anyformer.counting import count
 from anyformer.data import Data
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.experiments._runs import mean, training, writer
+from anyformer.lab.runs import mean, training, writer
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 

@@ -18,7 +18,7 @@ from anyformer import families
 from anyformer.counting import count
 from anyformer.generation import generate
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.experiments._runs import SIZE, writer
+from anyformer.lab.runs import SIZE, writer
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.models import Model

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from anyformer.data import Data
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.experiments._runs import checkpoints, each_loss, training, writer
+from anyformer.lab.runs import checkpoints, each_loss, training, writer
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.look.scores import head_scores

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.experiments._runs import READER, held_out, mean, reader, texts, training
+from anyformer.lab.runs import READER, held_out, mean, reader, texts, training
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.look.maps import attention

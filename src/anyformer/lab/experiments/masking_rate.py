@@ -13,8 +13,8 @@ from typing import Any
 from anyformer.data import Loader, Plan
 from anyformer.evaluate import mean_losses
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.experiments._language import Language
-from anyformer.lab.experiments._runs import READER, READER_SIZE, WORDS, reader, texts, training
+from anyformer.lab.made_up_language import Language
+from anyformer.lab.runs import READER, READER_SIZE, WORDS, reader, texts, training
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.objectives.masked import Masked

@@ -17,8 +17,8 @@ import numpy as np
 from anyformer.data import Data, Held, JSONLines, Loader, Plan
 from anyformer.evaluate import mean_losses
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.experiments._language import Language
-from anyformer.lab.experiments._runs import WORDS, mean, reader, training
+from anyformer.lab.made_up_language import Language
+from anyformer.lab.runs import WORDS, mean, reader, training
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.objectives.classify import Classify

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.experiments._runs import SIZE, each_loss, mean, texts, training, writer
+from anyformer.lab.runs import SIZE, each_loss, mean, texts, training, writer
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.models import Model

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.experiments._runs import each_loss, held_out, mean, texts, training, writer
+from anyformer.lab.runs import each_loss, held_out, mean, texts, training, writer
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.look.trace import trace

@@ -13,11 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.loss import IGNORED
 from anyformer.parts.embedding.text import Tokens, check_ids
-from anyformer.parts.head.language import LMHead, LMHeadModule
 from anyformer.parts.init import Normal
-from anyformer.specs.checks import at_least
 from anyformer.specs.part import Part, Site
 
 
@@ -94,76 +91,3 @@ class AdaptiveTokensModule(Clusters):
 
 
 # -- written ----------------------------------------------------------------------------------------------------------
-
-
-class AdaptiveHead(LMHead, sees="itself", called=("adaptive softmax",)):
-    """Scores over the vocabulary by clusters: first of the first cluster's tokens and of the other clusters, then of
-    the tokens in each of these. Without `hierarchical`, one softmax over the scores of all clusters."""
-
-    widths: tuple[int, ...]
-    cutoffs: tuple[int, ...] = ()
-    hierarchical: bool = True
-
-    def check(self) -> None:
-        check_clusters(self, self.vocab_size, self.cutoffs, self.widths)
-        if self.bias or self.offset or self.unused_bias:
-            raise ValueError("AdaptiveHead has no bias, offset or unused_bias")
-
-    def build(self, site: Site) -> nn.Module:
-        return AdaptiveHeadModule(self, site)
-
-
-class OwnScores(LMHeadModule):
-    """A head whose scores are not one product: its loss is that of the scores."""
-
-    def cross_entropy(self, x: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        scores, labels = self.logits(x).float().flatten(0, -2), labels.flatten()
-        return F.cross_entropy(scores, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum")
-
-
-class AdaptiveHeadModule(OwnScores):
-    part: AdaptiveHead
-
-    def output(self, width: int) -> nn.Module:
-        out = Clusters(self.part.vocab_size, self.part.cutoffs, self.part.widths, width)
-        rest = len(self.part.cutoffs)
-        self.others = nn.Linear(width, rest, bias=False) if rest and self.part.hierarchical else None
-        return out
-
-    def logits(self, x: Tensor) -> Tensor:
-        first, *rest = (cluster.scores(x) for cluster in self.out.clusters)
-        if self.others is None:
-            return torch.cat((first, *rest), dim=-1)
-        size = first.shape[-1]
-        head = torch.cat((first, self.others(x)), dim=-1).float().log_softmax(-1)
-        within = [tail.float().log_softmax(-1) + head[..., size + i, None] for i, tail in enumerate(rest)]
-        return torch.cat((head[..., :size], *within), dim=-1).to(x.dtype)
-
-
-class MixtureHead(LMHead, sees="itself", called=("mixture of softmaxes", "MoS")):
-    """The logarithm of a mixture of `softmaxes` distributions over the vocabulary, each of a vector of its own; how
-    much each counts depends on the token too."""
-
-    softmaxes: int = 15
-
-    def check(self) -> None:
-        at_least(self, 1, "softmaxes")
-        if self.offset or self.unused_bias:
-            raise ValueError("MixtureHead has no offset or unused_bias")
-
-    def build(self, site: Site) -> nn.Module:
-        return MixtureHeadModule(self, site)
-
-
-class MixtureHeadModule(OwnScores):
-    part: MixtureHead
-
-    def output(self, width: int) -> nn.Module:
-        self.mix = nn.Linear(width, self.part.softmaxes, bias=False)
-        self.each = nn.Linear(width, self.part.softmaxes * width, bias=False)
-        return super().output(width)
-
-    def logits(self, x: Tensor) -> Tensor:
-        vectors = torch.tanh(self.each(x)).unflatten(-1, (self.part.softmaxes, -1))  # (..., C, D)
-        shares = self.mix(x).float().log_softmax(-1)[..., None]
-        return (self.out(vectors).float().log_softmax(-1) + shares).logsumexp(-2).to(x.dtype)

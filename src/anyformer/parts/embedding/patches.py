@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.parts.base import Embedding
 from anyformer.parts.embedding.drop_token import drop_tokens
-from anyformer.parts.embedding.text import Embedding
 from anyformer.parts.grid.layout import NEEDS, Grid, Layout, Sides, laid_out
 from anyformer.parts.norm import Norm
 from anyformer.parts.position.absolute import Learned, Sinusoidal2D, Sinusoidal2DModule

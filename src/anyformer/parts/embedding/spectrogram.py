@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from anyformer.kernels.convolution import convolve
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.base import Embedding
 from anyformer.parts.embedding.spec_augment import SpecAugment
-from anyformer.parts.embedding.text import Embedding
 from anyformer.parts.position.absolute import AbsolutePosition, add_position
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import check_shape

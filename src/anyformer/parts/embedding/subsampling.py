@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.parts.base import Embedding
 from anyformer.parts.embedding.spec_augment import SpecAugment
-from anyformer.parts.embedding.text import Embedding
-from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.init import Kaiming
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import check_shape
@@ -132,16 +131,3 @@ class SubsampledSpectrogramModule(nn.Module):
         if length is None:
             return x
         return x * (torch.arange(x.shape[2], device=x.device) < length[:, None])[:, None, :, None]
-
-
-class RealOutput(Head):
-    """The hidden states, and which of them are real where a mask was given (ParakeetEncoder)."""
-
-    def build(self, site: Site) -> nn.Module:
-        return RealOutputModule()
-
-
-class RealOutputModule(HeadModule):
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
-        outputs = {"last_hidden_state": x}
-        return outputs if ctx.tokens is None else {**outputs, "attention_mask": ctx.tokens.int()}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from anyformer.kernels.recording import extremes, is_recording
 from anyformer.kernels.rows import mask_or_ones
+from anyformer.parts.base import Embedding
 from anyformer.parts.norm import Norm
 from anyformer.parts.position.absolute import AbsolutePosition, add_position
 from anyformer.parts.position.dependency_tree import Tree
@@ -23,27 +24,6 @@ from anyformer.runtime.mask import first_of_document
 from anyformer.runtime.state import PerToken, State
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Part, Sees, Site, farthest, walk
-
-
-class Embedding(Part):
-    """Maps the inputs named in `inputs` to the residual stream (B, T, D)."""
-
-    inputs: ClassVar[tuple[str, ...]] = ()
-    hides: ClassVar[bool] = True  # tokens hidden by attention_mask are visible to no token
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        """Names of what it provides for other Parts; see `Part.requires`."""
-        return ()
-
-    def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of one row of its inputs, by name, for `length` tokens, samples, frames or time steps."""
-        return {self.inputs[0]: (length,)}
-
-    def vectors(self, length: int) -> int:
-        """The number of vectors that it makes from such a row."""
-        return length
-
 
 # requirement of a Part -> an embedding that provides it
 GIVERS = {

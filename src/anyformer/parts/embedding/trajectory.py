@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.recording import is_recording
-from anyformer.parts.embedding.text import Embedding, Tokens, text_context
-from anyformer.parts.head.base import Head, HeadModule, NamedTensors
+from anyformer.parts.base import Embedding
+from anyformer.parts.embedding.text import Tokens, text_context
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position.absolute import Learned
 from anyformer.parts.unused import mark_unused
@@ -105,41 +105,3 @@ def in_turn(kinds: Sequence[Tensor], mask: Tensor | None, state: State | None) -
     x = torch.stack([*kinds], dim=2).flatten(1, 2)
     mask = None if mask is None else mask.repeat_interleave(len(kinds), 1)
     return x, text_context(x, {"attention_mask": mask}, state)
-
-
-class TrajectoryHead(Head, sees="itself"):
-    """From a state the action, and from an action the next state and the return that is left."""
-
-    requires: ClassVar[tuple[str, ...]] = ("time steps",)
-    remembers: ClassVar[bool] = False
-
-    state_width: int
-    action_width: int
-    bounded: bool = True  # actions lie between -1 and 1
-
-    def check(self) -> None:
-        at_least(self, 1, "state_width", "action_width")
-
-    def build(self, site: Site) -> nn.Module:
-        return TrajectoryModule(self, site.width)
-
-
-class TrajectoryModule(HeadModule):
-    unlisted = ("last_hidden_state", "hidden_states", "attentions")
-
-    def __init__(self, part: TrajectoryHead, width: int) -> None:
-        super().__init__()
-        self.bounded = part.bounded
-        self.state = nn.Linear(width, part.state_width)
-        self.action = nn.Linear(width, part.action_width)
-        self.to_go = nn.Linear(width, 1)
-
-    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
-        _, seen, done = x.unflatten(1, (-1, KINDS)).unbind(2)  # (B, N, D) each
-        action = self.action(seen)
-        return {
-            "state_preds": self.state(done),
-            "action_preds": action.tanh() if self.bounded else action,
-            "return_preds": self.to_go(done),
-            "last_hidden_state": x,
-        }

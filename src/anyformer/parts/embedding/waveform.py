@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from anyformer.kernels.convolution import convolve_over_time
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.base import Embedding
 from anyformer.parts.embedding.drop_token import drop_tokens
 from anyformer.parts.embedding.spec_augment import SpecAugment
 from anyformer.parts.embedding.spectrogram import TimeConvolution
-from anyformer.parts.embedding.text import Embedding
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position.absolute import AbsolutePosition, add_position
 from anyformer.runtime.context import Context, leading_pads

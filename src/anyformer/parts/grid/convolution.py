@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.activation import ACTIVATIONS, Activation
-from anyformer.parts.embedding.text import Embedding
+from anyformer.parts.base import Embedding
 from anyformer.parts.grid.layout import Down, Grid
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import BatchNorm, Norm

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from anyformer.kernels.recording import is_recording
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.base import InputPosition
 from anyformer.parts.computed import Computed
 from anyformer.parts.init import Normal
 from anyformer.parts.position import dependency_tree
@@ -49,14 +50,6 @@ class AbsolutePosition(Part):
     def has_padding_row(self) -> bool:
         """Whether position -1, that of tokens which take up no position, is valid."""
         return True
-
-
-class InputPosition(nn.Module):
-    """The module of a scheme that reads more than position numbers."""
-
-    def add(self, x: Tensor, ctx: Context) -> Tensor:
-        """x (B, T, D) with its positions added."""
-        raise NotImplementedError
 
 
 def add_position(position: nn.Module, x: Tensor, ctx: Context) -> Tensor:

@@ -21,7 +21,6 @@ import numpy as np
 
 from anyformer.data import HFDataset
 from anyformer.recipes import recipe
-from anyformer.recipes.wnut17 import LABELS as TAGS
 from anyformer.specs.codec import to_json
 from anyformer.weights import hub
 from anyformer.weights.manifest import atomic_folder
@@ -67,10 +66,14 @@ def lines(column: str) -> Callable[[Rows], bytes]:
     return lambda rows: "".join(f"{' '.join(row[column].split())}\n" for row in rows).encode()
 
 
+NAMES = ("corporation", "creative-work", "group", "location", "person", "product")
+WNUT_LABELS = ("O", *(f"{side}-{name}" for name in NAMES for side in "BI"))
+
+
 def words(rows: Rows) -> bytes:
     """A word and its tag a line, and an empty line between sentences."""
     texts = (zip(row["tokens"], row["ner_tags"], strict=True) for row in rows)
-    return "\n".join("".join(f"{word}\t{TAGS[tag]}\n" for word, tag in text) for text in texts).encode()
+    return "\n".join("".join(f"{word}\t{WNUT_LABELS[tag]}\n" for word, tag in text) for text in texts).encode()
 
 
 def questions(rows: Rows) -> bytes:

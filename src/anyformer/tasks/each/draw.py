@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Unpack
@@ -17,27 +16,8 @@ from anyformer.objectives.objective import describe_head
 from anyformer.parts.diffusion import NoiseHead
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
-from anyformer.tasks.image_tokens import can_write, companion, draw_by_tokens
+from anyformer.tasks.image_tokens import DrawOptions, can_write, companion, draw_by_tokens
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskModel, TaskRun, checked_rows, open_model
-
-
-@dataclasses.dataclass(frozen=True)
-class DrawOptions:
-    """The options of a drawing; None is the model's default."""
-
-    texts: list[str]
-    seeds: list[int]  # one a picture of a text
-    steps: int | None = None
-    guidance: float | None = None
-    eta: float | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-
-    def refuse(self, *names: str) -> None:
-        """ValueError if one of these options is given."""
-        for name in names:
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name} is not an option of this kind of model")
 
 
 def draw(

@@ -11,7 +11,7 @@ import torch
 
 from anyformer.checkpoint import load
 from anyformer.models import TransformerModule
-from anyformer.parts.embedding.trajectory import TrajectoryModule
+from anyformer.parts.head.trajectory import TrajectoryModule
 
 
 def play(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Unpack
 
 import numpy as np
@@ -13,7 +13,7 @@ from anyformer.generation.writing import Writing, check_ids, length_for
 from anyformer.objectives.objective import Record
 from anyformer.tasks.options import Beams
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run
-from anyformer.tasks.writing import check_settings
+from anyformer.tasks.writing import check_settings, stream_text
 
 
 def write(
@@ -103,13 +103,3 @@ def generate_texts(
             for i, row in zip(which, sequences if request.model.spec.pair else sequences[:, ids.shape[1] :]):
                 texts[own[i]] = "".join(stream_text(request, row.tolist(), ends, stops))
     return texts
-
-
-def stream_text(request: TaskRun, tokens: list[int], ends: set[int], stops: list[str] | None) -> Iterator[str]:
-    """The generated text, up to its end."""
-    decoder = request.tokenizer.stream(stops)
-    for token in tokens:
-        if token in ends or decoder.stopped is not None:
-            break
-        yield decoder.push(token)
-    yield decoder.flush()

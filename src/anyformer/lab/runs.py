@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anyformer import families
 from anyformer.data import Bytes, Data, Held, PythonDocs, Source, TextFiles, Vocabulary, Words
-from anyformer.lab.experiments._language import Language
+from anyformer.lab.made_up_language import Language
 from anyformer.lab.trials import Place
 from anyformer.models import Model
 from anyformer.objectives.causal import NextToken

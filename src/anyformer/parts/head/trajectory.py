@@ -1,0 +1,51 @@
+"""Actions, states and returns predicted from the tokens of a trajectory [Chen et al. 2021]."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from anyformer.parts.embedding.trajectory import KINDS
+from anyformer.parts.head.base import Head, HeadModule, NamedTensors
+from anyformer.runtime.context import Context
+from anyformer.specs.checks import at_least
+from anyformer.specs.part import Site
+
+
+class TrajectoryHead(Head, sees="itself"):
+    """From a state the action, and from an action the next state and the return that is left."""
+
+    requires: ClassVar[tuple[str, ...]] = ("time steps",)
+    remembers: ClassVar[bool] = False
+
+    state_width: int
+    action_width: int
+    bounded: bool = True  # actions lie between -1 and 1
+
+    def check(self) -> None:
+        at_least(self, 1, "state_width", "action_width")
+
+    def build(self, site: Site) -> nn.Module:
+        return TrajectoryModule(self, site.width)
+
+
+class TrajectoryModule(HeadModule):
+    unlisted = ("last_hidden_state", "hidden_states", "attentions")
+
+    def __init__(self, part: TrajectoryHead, width: int) -> None:
+        super().__init__()
+        self.bounded = part.bounded
+        self.state = nn.Linear(width, part.state_width)
+        self.action = nn.Linear(width, part.action_width)
+        self.to_go = nn.Linear(width, 1)
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
+        _, seen, done = x.unflatten(1, (-1, KINDS)).unbind(2)  # (B, N, D) each
+        action = self.action(seen)
+        return {
+            "state_preds": self.state(done),
+            "action_preds": action.tanh() if self.bounded else action,
+            "return_preds": self.to_go(done),
+            "last_hidden_state": x,
+        }
