@@ -129,10 +129,10 @@ def described(name: str, options: argparse.Namespace, **changes: Any) -> Any:
 
 def applies(run: Any, path: str) -> bool:
     """Whether a run has such a place: one that begins from a pretrained model has no description."""
-    from anyformer.specs.addresses import at
+    from anyformer.specs.addresses import value_at
 
     try:
-        at(run, path)
+        value_at(run, path)
     except (ValueError, AttributeError, KeyError):
         return False
     return True

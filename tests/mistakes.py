@@ -100,19 +100,19 @@ def doing(node: ast.AST) -> Iterator[Any]:
 def others(node: Any) -> Iterator[str]:
     """What may stand there by mistake."""
 
-    def edited(change: Callable[[Any], Any]) -> str:
+    def with_values(change: Callable[[Any], Any]) -> str:
         twin = copy.deepcopy(node)
         text = ast.unparse(change(twin) or twin)
         return f"({text})" if isinstance(node, ast.BinOp | ast.BoolOp | ast.Compare) else text
 
     if isinstance(node, ast.Compare):
         for i, op in enumerate(node.ops):
-            yield edited(lambda n, i=i, op=op: n.ops.__setitem__(i, COMPARED[type(op)]()))
+            yield with_values(lambda n, i=i, op=op: n.ops.__setitem__(i, COMPARED[type(op)]()))
     elif isinstance(node, ast.BinOp) and type(node.op) in COMPUTED:
         if not any(isinstance(n, ast.JoinedStr) or isinstance(getattr(n, "value", 0), str) for n in ast.walk(node)):
-            yield edited(lambda n: setattr(n, "op", COMPUTED[type(n.op)]()))
+            yield with_values(lambda n: setattr(n, "op", COMPUTED[type(n.op)]()))
     elif isinstance(node, ast.BoolOp):
-        yield edited(lambda n: setattr(n, "op", ast.Or() if isinstance(n.op, ast.And) else ast.And()))
+        yield with_values(lambda n: setattr(n, "op", ast.Or() if isinstance(n.op, ast.And) else ast.And()))
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub | ast.Invert):
         yield f"({ast.unparse(node.operand)})"
     elif isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
@@ -122,10 +122,10 @@ def others(node: Any) -> Iterator[str]:
         where = "id" if isinstance(node.func, ast.Name) else "attr"
         name = getattr(node.func, where, "")
         if name in NAMED:
-            yield edited(lambda n: setattr(n.func, where, NAMED[name]))
+            yield with_values(lambda n: setattr(n.func, where, NAMED[name]))
         first = [ast.unparse(n) for n in node.args[:2] if not isinstance(n, ast.Starred)]
         if len(set(first)) == 2 and name not in NO_SWAP:
-            yield edited(lambda n: n.args.__setitem__(slice(2), n.args[1::-1]))
+            yield with_values(lambda n: n.args.__setitem__(slice(2), n.args[1::-1]))
     elif isinstance(node, ast.AugAssign | ast.Break | ast.Continue) or (
         isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
     ):

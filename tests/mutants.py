@@ -351,12 +351,14 @@ class Sieve(Work):
             if same and all(each.__code__.co_freevars == new.co_freevars for each in same):
                 work.begin(self.place)
                 tests = [item for test in work.tests for item in items.get(test, ())]
-                code = self.apart(work, tests, same, new)
+                code = self.relative_positions(work, tests, same, new)
                 # where no test fails, one may once the function has run as what is imported says
                 work.done(self.place, code) if code not in (0, 2) else work.undo(self.place)
         return True
 
-    def apart(self, work: Try, tests: Sequence[Any], functions: Sequence[Any], code: types.CodeType) -> int:
+    def relative_positions(
+        self, work: Try, tests: Sequence[Any], functions: Sequence[Any], code: types.CodeType
+    ) -> int:
         """1 where a test fails, 0 where none does, 2 where they could not be run."""
         child, limit = os.fork(), time.monotonic() + work.patience
         if child:

@@ -20,7 +20,7 @@ import anyformer as af
 import vocabularies
 from anyformer import cli, families
 from anyformer.cli.listing import read_rows
-from anyformer.specs.part import Part, fitting
+from anyformer.specs.part import Part, kinds_for
 from anyformer.specs.slots import about
 from pages import SMALLER, Reader, Wrong, command
 
@@ -282,7 +282,7 @@ def test_the_catalogues_name_everything(site: Any) -> None:
         page = pages[f"catalogue/families/{name}.md"]
         assert f"(families/{name}.md)" in pages["catalogue/families.md"]
         assert all(f"`{each}`" in page for each in (*family.architectures, *family.sizes, *family.fields))
-    kinds = [kind for kind in fitting().values() if kind.__module__.startswith("anyformer.")]
+    kinds = [kind for kind in kinds_for().values() if kind.__module__.startswith("anyformer.")]
     parts = "".join(page for path, page in pages.items() if path.startswith("catalogue/parts/"))
     assert len(kinds) > 150 and all(f"\n## {kind.__name__}\n" in parts for kind in kinds)
     assert {f"examples/{path.stem}.md" for path in EXAMPLES} <= pages.keys()

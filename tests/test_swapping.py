@@ -25,7 +25,7 @@ from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Initializer, Normal
 from anyformer.runtime.context import Context
 from anyformer.runtime.mask import Causal, Mask, Rows, Window
-from anyformer.specs.part import Part, Site, looking_ahead, walk
+from anyformer.specs.part import Part, Site, parts_seeing_ahead, walk
 from anyformer.stacks.funnel import Funnel
 from small import close
 from swaps import GROUND, MASKS, NOT_FOR_TEXT, OPS, OURS, SLOTS, SWAPS, T, V, part_of, plain, stirred, swapped, text
@@ -83,7 +83,7 @@ def test_what_is_swapped_in_sees_no_future_or_is_refused(slot: str, kind: str) -
             return  # no text can show it
         model = EncoderModel(
             **{  # told the truth: in a model that sees both sides it does
-                ("encoder" if name == "decoder" else name): value for name, value in unchecked(slot, kind).items()
+                ("encoder" if name == "decoder" else name): value for name, value in deferred_checks(slot, kind).items()
             }
         )
         if kind not in ("TreeDepth", "Windows", "SameDocument", "Padding"):  # which read inputs of their own
@@ -99,7 +99,7 @@ def test_what_is_swapped_in_keeps_packed_documents_apart_or_refuses_them(slot: s
         spec: Any = swapped(slot, kind)
     except ValueError:
         try:
-            fields = unchecked(slot, kind)
+            fields = deferred_checks(slot, kind)
             spec = EncoderModel(**{("encoder" if name == "decoder" else name): fields[name] for name in fields})
         except ValueError:
             return  # for nothing that reads a text
@@ -109,7 +109,7 @@ def test_what_is_swapped_in_keeps_packed_documents_apart_or_refuses_them(slot: s
         assert re.search("packed|document|tree_parents", str(error)) and "\n" not in str(error)
 
 
-def unchecked(slot: str, kind: str) -> dict[str, Any]:
+def deferred_checks(slot: str, kind: str) -> dict[str, Any]:
     """The fields of a description that a model which writes refuses."""
     headless = {path: value for path, value in GROUND.get(slot, {}).items() if not path.startswith("head")}
     spec = plain(head=None)
@@ -219,7 +219,7 @@ def test_published_families_see_no_future() -> None:
         spec = af.spec(name)
         if spec.writes:
             writers += 1
-            assert not [*looking_ahead(getattr(spec, spec.left_to_right[-1]))], name
+            assert not [*parts_seeing_ahead(getattr(spec, spec.left_to_right[-1]))], name
     assert writers > 20
 
 

@@ -16,7 +16,7 @@ from anyformer.parts.condition import AdaptiveNorm
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
 from anyformer.parts.position.bias import AttentionPosition
-from anyformer.specs.part import Part, abstract, fits, fitting
+from anyformer.specs.part import Part, abstract, fits, kinds_for
 from anyformer.specs.slots import about, slot_at
 from anyformer.train.run import Run, every_kind
 
@@ -64,7 +64,7 @@ def test_every_kind_is_listed_once_with_what_it_is(run: Command, foreign: type[P
 def test_no_other_name_is_said_twice_where_both_fit() -> None:
     """In one slot a name leads to one kind."""
     for slot in {kind.__mro__[-3] for kind in every_kind().values()} - {Part}:  # the kinds right below Part
-        names = [name for kind in fitting(slot).values() for name in (kind.__name__, *kind.called)]
+        names = [name for kind in kinds_for(slot).values() for name in (kind.__name__, *kind.called)]
         assert len(names) == len({*names}), slot
 
 
@@ -88,7 +88,7 @@ def test_one_kind_is_told_whole(run: Command) -> None:
         assert said in out, said
     assert about(Part.kinds["SelectiveState"]).paper == "Gu and Dao 2023"  # of the whole file
     assert "(needed)" in run("parts", "MLP")[1]
-    assert run("parts", "Norm")[1].count("\n") == len(fitting(Norm)) + 2  # an abstract kind: those of it
+    assert run("parts", "Norm")[1].count("\n") == len(kinds_for(Norm)) + 2  # an abstract kind: those of it
 
 
 def test_slots_by_address_and_by_kind(run: Command) -> None:
@@ -99,9 +99,11 @@ def test_slots_by_address_and_by_kind(run: Command) -> None:
         "decoder.layers.attention.op.position": AttentionPosition, "Attention.position": AttentionPosition,
         "encoder.stages.0.layers.attention.pre_norm": Norm | AdaptiveNorm,
     }.items():  # fmt: skip
-        assert fitting(slot_at(path, (Model,))).keys() == fitting(wanted).keys(), path
-        assert {row["name"] for row in json.loads(run("parts", "--slot", path, "--json")[1])} == fitting(wanted).keys()
-    assert "AdamW" in fitting(slot_at("optimizer", (Run,)))
+        assert kinds_for(slot_at(path, (Model,))).keys() == kinds_for(wanted).keys(), path
+        assert {row["name"] for row in json.loads(run("parts", "--slot", path, "--json")[1])} == kinds_for(
+            wanted
+        ).keys()
+    assert "AdamW" in kinds_for(slot_at("optimizer", (Run,)))
     for wrong, said in {
         "decoder.lyers": "did you mean 'layers'?", "width": "holds no Part, but int", "decoder.norm.epz": "'eps'",
     }.items():  # fmt: skip

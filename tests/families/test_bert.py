@@ -32,7 +32,7 @@ MULTILINGUAL = {
 }  # fmt: skip
 
 
-def edited(case: Case, target: Path, change: Any) -> Path:
+def with_values(case: Case, target: Path, change: Any) -> Path:
     """A copy of the published folder of a case with other tensors."""
     shutil.copytree(folder(case), target)
     tensors = load_file(target / "model.safetensors")
@@ -53,7 +53,7 @@ def test_old_names_and_leftovers(tmp_path) -> None:
         out["cls.predictions.decoder.weight"] = out["bert.embeddings.word_embeddings.weight"]
         return {**out, "cls.predictions.decoder.bias": out["cls.predictions.bias"]}
 
-    model, expected = af.load(edited(case, tmp_path / "old", age)), ours(case).state_dict()
+    model, expected = af.load(with_values(case, tmp_path / "old", age)), ours(case).state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, expected[name]), name
 
@@ -70,7 +70,7 @@ def test_the_output_bias_under_either_name(id: str, name: str, tmp_path) -> None
         return {**{k: v for k, v in tensors.items() if k not in BIASES}, name: bias.detach()}
 
     with torch.no_grad():
-        close(af.load(edited(case, tmp_path / "m", move))(**inputs)[0], published(case)[0](**inputs)[0])
+        close(af.load(with_values(case, tmp_path / "m", move))(**inputs)[0], published(case)[0](**inputs)[0])
 
 
 def test_published_configs() -> None:

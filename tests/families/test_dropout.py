@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from catalogue import every_case, spec_of
 
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 
 BY_ID = {case.id: case for case in every_case()}
 POOLED, INPUT, HEAD = "head.pool.dropout", "head.pool.input_dropout", "head.dropout"
@@ -39,4 +39,4 @@ WHERE: dict[str, dict[str, float]] = {
 @pytest.mark.parametrize("id", WHERE)
 def test_dropout_is_where_the_published_classes_have_it(id: str) -> None:
     spec = spec_of(BY_ID[id])
-    assert {path: at(spec, path) for path in WHERE[id]} == WHERE[id]
+    assert {path: value_at(spec, path) for path in WHERE[id]} == WHERE[id]

@@ -53,7 +53,7 @@ def test_the_lens_after_the_last_layer_is_the_model(case: Case) -> None:
     traced, model = run(case, batch=2), shared(case)
     if model.spec.towers or isinstance(model, AutoencoderModule):
         return one_line_without_a_stream(traced)
-    neck = body(model).last.part.neck
+    neck = body(model).last_stack.part.neck
     if model.spec.head is None:
         with pytest.raises(ValueError, match="has no head"):
             af.look.logit_lens(traced)
@@ -63,7 +63,7 @@ def test_the_lens_after_the_last_layer_is_the_model(case: Case) -> None:
     else:
         lens = af.look.logit_lens(traced)
         close(lens.logits(-1), said(traced), 1e-6)
-        assert len(lens) == len(last_stretch(body(model).last)[1]) + 1
+        assert len(lens) == len(last_stretch(body(model).last_stack)[1]) + 1
         assert len(lens) == 1 or not torch.allclose(lens.logits(0), said(traced))
 
 

@@ -95,7 +95,7 @@ def test_each_row_goes_on_from_its_own_length(name: str) -> None:
     for start, count in ((0, 1), (1, 1), (2, 3), (5, 1)):
         close(texts.go_on(state, start, count), expected(alone, start, count), 1e-5)
     assert state.lengths.tolist() == [n + 6 for n in LENGTHS] and state.length == max(LENGTHS) + 6
-    order, fork, back = [2, 0, 1], state.fork(), state.growing()
+    order, fork, back = [2, 0, 1], state.fork(), state.to_growing()
     state.reorder(torch.tensor(order))
     close(texts.go_on(state, 6, 1, order), expected(alone, 6, 1)[order], 1e-5)
     for each in (fork, back):
@@ -127,7 +127,7 @@ def test_pads_between_tokens_are_remembered() -> None:
     assert state.lengths.tolist() == [4, 6] and state.padding is not None and int((~state.padding).sum()) == 1
     model(input_ids=ids[:, :2], past_key_values=state)
     state.truncate(6)
-    for each in (state.growing(), state.growing(7), state):
+    for each in (state.to_growing(), state.to_growing(7), state):
         close(model(input_ids=ids[:, 6:8], past_key_values=each).logits, whole[:, 6:8], 1e-5)
     close(model(input_ids=ids[:, 8:], past_key_values=state).logits, whole[:, 8:], 1e-5)
     state.truncate(3)

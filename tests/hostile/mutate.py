@@ -24,7 +24,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(place for key, item in inner for place in places(item, (*path, key)))]
 
 
-def at(value: Any, path: tuple[Any, ...]) -> Any:
+def value_at(value: Any, path: tuple[Any, ...]) -> Any:
     for step in path:
         value = value[step]
     return value
@@ -40,7 +40,7 @@ def json_damaged(content: Any, draw: random.Random) -> str:
         if not found:
             break
         path = draw.choice(found)
-        home, key = at(content, path[:-1]), path[-1]
+        home, key = value_at(content, path[:-1]), path[-1]
         match draw.randrange(8):
             case 0 | 1 | 2 | 3:
                 home[key] = copy.deepcopy(draw.choice(VALUES))
@@ -48,7 +48,7 @@ def json_damaged(content: Any, draw: random.Random) -> str:
                 del home[key]
             case 5:
                 other = draw.choice(found)
-                home[key] = json.loads(json.dumps(at(content, other)))
+                home[key] = json.loads(json.dumps(value_at(content, other)))
             case 6:
                 deep: Any = home[key]
                 for _ in range(draw.choice((1, 3, 100))):

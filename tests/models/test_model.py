@@ -215,7 +215,7 @@ def test_blocks_take_no_shared_bias() -> None:
         assert model(input_ids=torch.arange(length)[None] % 9).last_hidden_state.isfinite().all()
         index, x = torch.arange(length), torch.randn(1, length, 8)
         ctx, op = Context(index=index, positions=index[None]), model.encoder.layers[1].step.op
-        assert torch.equal(op(x, ctx), op(x, ctx.having(bias=torch.randn(1, 2, length, length))))
+        assert torch.equal(op(x, ctx), op(x, ctx.replace(bias=torch.randn(1, 2, length, length))))
 
 
 def test_a_decoder_of_no_layers() -> None:

@@ -170,7 +170,7 @@ def test_context_shares_one_mask_and_shortens_a_single_query() -> None:
     ctx = context(6)
     assert ctx.visible(CAUSAL, "causal", ctx.index) is ctx.visible(CAUSAL, "causal", ctx.index)
     assert ctx.visible(CAUSAL, "causal", ctx.index).causal
-    last = context(1).having(index=torch.tensor([5]))
+    last = context(1).replace(index=torch.tensor([5]))
     assert last.visible(CAUSAL, "causal", torch.arange(6)).everything, "the newest token sees all of its row"
     assert not last.visible(Causal() & Window(size=2), "window", torch.arange(6)).everything
 

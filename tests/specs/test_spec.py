@@ -21,7 +21,7 @@ from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm, RMSNorm
 from anyformer.parts.position.rotary import Rope, YarnScaling
 from anyformer.runtime.mask import Causal, Window
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.specs.codec import FORMAT, decode, encode, from_json, override, to_json
 from anyformer.specs.part import Part, Table, conform, freeze, nearest, thaw, tree, walk
 from anyformer.stacks.block import Block, Parallel
@@ -69,7 +69,7 @@ SPEC = model()
     (lambda: override(SPEC, {"decoder.layers.attention.op": {"kind": "Atention"}}),
      "unknown kind 'Atention'; did you mean 'Attention'?"),
     (lambda: override(SPEC, {"": 4}), "DecoderModel has no ''"),
-    (lambda: at(SPEC, "decoder.layers.attention.op.num_headz"), "did you mean 'num_heads'?"),
+    (lambda: value_at(SPEC, "decoder.layers.attention.op.num_headz"), "did you mean 'num_heads'?"),
     (lambda: decode({"kind": "RMSNorn"}), "description: unknown kind 'RMSNorn'; did you mean 'RMSNorm'?"),
     (lambda: decode({"kind": "RMSNorm", "epz": 1e-5}), "RMSNorm: RMSNorm has no field 'epz'; did you mean 'eps'?"),
     (lambda: decode({"kind": "Sublayer", "op": {"kind": "MLP", "wdth": 4}}),
@@ -192,8 +192,12 @@ def test_freeze_and_thaw() -> None:
 
 
 def test_at_and_override() -> None:
-    assert at(SPEC, "decoder.layers.attention.op.num_heads") == 4 == at(SPEC, "decoder.layers.5.attention.op.num_heads")
-    assert at(SPEC, "init.*").std == 0.02
+    assert (
+        value_at(SPEC, "decoder.layers.attention.op.num_heads")
+        == 4
+        == value_at(SPEC, "decoder.layers.5.attention.op.num_heads")
+    )
+    assert value_at(SPEC, "init.*").std == 0.02
     new = override(SPEC, {
         "decoder.depth": 2, "decoder.layers.attention.op.num_heads": 8, "decoder.norm": LayerNorm(),
         "decoder.layers.feedforward.op": {"kind": "MLP", "width": 7, "activation": "relu"},
@@ -201,10 +205,10 @@ def test_at_and_override() -> None:
         "init": {"*.o.weight": {"kind": "Value", "value": 0}, "*": {"kind": "Normal", "std": 1}},
         "ties": [["a", "b"]],
     })  # fmt: skip
-    assert at(new, "decoder.layers.feedforward.op") == MLP(width=7, activation="relu")
-    assert at(new, "decoder.layers.attention.op.position.scaling") == YarnScaling(factor=2.0, length=9)
-    assert new.decoder.norm == LayerNorm() and new.ties == (("a", "b"),) and at(new, "init.*") == Normal(std=1.0)
-    assert at(new, "ties.0.1") == "b" and SPEC.decoder.depth == 6
+    assert value_at(new, "decoder.layers.feedforward.op") == MLP(width=7, activation="relu")
+    assert value_at(new, "decoder.layers.attention.op.position.scaling") == YarnScaling(factor=2.0, length=9)
+    assert new.decoder.norm == LayerNorm() and new.ties == (("a", "b"),) and value_at(new, "init.*") == Normal(std=1.0)
+    assert value_at(new, "ties.0.1") == "b" and SPEC.decoder.depth == 6
     assert override(SPEC, {}) is SPEC
     assert override(SPEC, {"decoder.norm": None}) == SPEC
 
@@ -213,14 +217,14 @@ def test_the_address_is_the_name_of_the_module() -> None:
     built = af.build(SPEC, device="meta")
     for name in ("decoder.layers.3.attention.op.q", "decoder.layers.5.feedforward.pre_norm", "embedding.tokens"):
         assert built.get_submodule(name) is not None
-        assert at(SPEC, name.removesuffix(".q")) is not None
+        assert value_at(SPEC, name.removesuffix(".q")) is not None
 
 
 def test_one_layer_alone() -> None:
     new = override(SPEC, {"decoder.layers.3.attention.op.mask": Causal() & Window(size=2)})
     masks = [new.decoder.layer(i).steps["attention"].op.mask for i in range(6)]
     assert masks == [Causal()] * 3 + [Causal() & Window(size=2)] + [Causal()] * 2
-    assert at(new, "decoder.layers.3.attention.op.mask") == Causal() & Window(size=2)
+    assert value_at(new, "decoder.layers.3.attention.op.mask") == Causal() & Window(size=2)
     # again the same one, another one, and all of them
     new = override(new, {
         "decoder.layers.3.attention.dropout": 0.5, "decoder.layers.0.feedforward.op.width": 8,
@@ -255,7 +259,7 @@ def test_walk() -> None:
     assert found[""] is SPEC and found["decoder.layers.attention.op.position"] == Rope()
     assert found["init.*"] == Normal(std=0.02)
     for path, part in found.items():
-        assert isinstance(part, Part) and (not path or at(SPEC, path) == part)
+        assert isinstance(part, Part) and (not path or value_at(SPEC, path) == part)
     order = [path for path, _ in walk(SPEC)]
     assert order.index("embedding") < order.index("decoder") < order.index("init.*"), "in the order data flows"
 
@@ -362,6 +366,6 @@ def test_changes_that_are_only_valid_together_come_in_any_order() -> None:
     llama, op = af.spec("llama3.2-1b"), "decoder.layers.attention.op"
     sizes = {f"{op}.num_heads": 4, f"{op}.num_kv_heads": 2}
     there, back = (af.override(llama, dict(order)) for order in (sizes.items(), reversed(sizes.items())))
-    assert there == back and at(there, f"{op}.num_heads") == 4
+    assert there == back and value_at(there, f"{op}.num_heads") == 4
     with pytest.raises(ValueError, match="not a multiple"):
         af.override(llama, {f"{op}.num_heads": 4, f"{op}.num_kv_heads": 3})

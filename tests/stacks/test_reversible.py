@@ -137,9 +137,9 @@ def test_where_states_are_kept() -> None:
         assert not stack.rewinds(x, ctx)
     assert not stack.eval().rewinds(x, ctx)
     memory = Memory(numbers(2, 5, D).requires_grad_())
-    assert not stack.train().rewinds(x, ctx.having(memory=memory))
+    assert not stack.train().rewinds(x, ctx.replace(memory=memory))
     cross = stack_of(layers=Reversible(**steps(ATTENTION, Attention(num_heads=4, memory=True), FEED))).train()
-    cross(x, ctx.having(memory=memory))[0].sum().backward()
+    cross(x, ctx.replace(memory=memory))[0].sum().backward()
     assert memory.states.grad is not None and float(memory.states.grad.abs().max()) > 0
     alone = cross(x, ctx)[0]  # a decoder used alone passes over its cross-attention
     alone.sum().backward()

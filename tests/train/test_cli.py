@@ -17,7 +17,7 @@ from anyformer import cli
 from anyformer.objectives.objective import Objective
 from anyformer.recipes import recipe, recipes
 from anyformer.specs.codec import override, to_json
-from anyformer.specs.part import Part, fitting
+from anyformer.specs.part import Part, kinds_for
 from anyformer.train.progress import read_metrics
 from anyformer.train.run import read_run
 from anyformer.weights import manifest
@@ -245,6 +245,6 @@ print(override(run, {"objective": {"kind": "SpanCorruption"}}).objective)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     names, objective = done.stdout.splitlines()
     ours = "anyformer.objectives."
-    everywhere = {name for name in fitting(Objective) if Part.kinds[name].__module__.startswith(ours)}
+    everywhere = {name for name in kinds_for(Objective) if Part.kinds[name].__module__.startswith(ours)}
     assert objective == "SpanCorruption()" and everywhere == set(names.split())
     assert {"Auxiliary", "Distill", "MaskedImage", "NextToken"} <= everywhere

@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> None:
     if options.name is not None and options.slot is not None:
         raise ValueError("give NAME or --slot, not both")
     from anyformer.models import Model
-    from anyformer.specs.part import Part, abstract, fitting, named, slot_types, type_name
+    from anyformer.specs.part import Part, abstract, kinds_for, named, slot_types, type_name
     from anyformer.specs.slots import about, slot_at
     from anyformer.train.run import Run, every_kind
 
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
     if not slot_types(slot):
         raise ValueError(f"{options.slot} holds no Part, but {type_name(slot)}")
     one = [kind for kind in kinds if not abstract(kind)]
-    infos = [about(kind) for kind in one or fitting(kinds[0] if kinds else slot).values()]
+    infos = [about(kind) for kind in one or kinds_for(kinds[0] if kinds else slot).values()]
     infos.sort(key=lambda each: (each.group, each.name))  # not as they happened to be imported
     if options.json:
         print(as_json([dataclasses.asdict(each) for each in infos], indent=1))

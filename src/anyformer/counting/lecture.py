@@ -13,7 +13,7 @@ from typing import Any
 from anyformer.counting import Count
 from anyformer.models import Model
 from anyformer.parts.op import Op
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.specs.part import walk
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -100,7 +100,7 @@ def _op(spec: Model, address: str) -> Op | None:
     names = address.split(".")
     for end in range(len(names), 0, -1):
         try:
-            found: Any = at(spec, ".".join(names[:end]))
+            found: Any = value_at(spec, ".".join(names[:end]))
         except ValueError:
             continue
         if isinstance(found, Op):

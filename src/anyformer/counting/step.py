@@ -116,7 +116,7 @@ def _recompute_layer(device: Device, forward: Any, layer: nn.Module, x: Tensor, 
             noting = torch.autograd.graph.saved_tensors_hooks(note, lambda nothing: nothing)
             # modes that backward() has turned off
             with contextlib.suppress(_Enough), torch.enable_grad(), torch.device("meta"), device, noting:
-                forward(layer, x.detach().requires_grad_(), ctx.having(losses={}))
+                forward(layer, x.detach().requires_grad_(), ctx.replace(losses={}))
         return made.pop(which)
 
     with torch.autograd.graph.saved_tensors_hooks(leave_out, make):

@@ -28,7 +28,7 @@ from anyformer.parts.head.classify import MultipleChoiceHead
 from anyformer.parts.op import Op
 from anyformer.runtime.inputs import NUMBERS
 from anyformer.runtime.mask import All, Causal, Full, Mask, Rows, Window
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.specs.part import Part, walk
 from anyformer.stacks.stack import StackModule
 from anyformer.transforms.fuse import fuse
@@ -292,7 +292,7 @@ class Ledger(TorchDispatchMode):
 
 def _part(spec: Model, address: str) -> Part | None:
     try:
-        found = at(spec, address) if address else spec
+        found = value_at(spec, address) if address else spec
     except ValueError:  # a module inside a Part's own
         return None
     return found if isinstance(found, Part) else None

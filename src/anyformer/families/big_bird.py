@@ -25,7 +25,7 @@ from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
 from anyformer.parts.position.absolute import Learned
 from anyformer.parts.unused import Unused
-from anyformer.specs.addresses import at, edit
+from anyformer.specs.addresses import edit, value_at
 from anyformer.specs.messages import quote
 from anyformer.stacks.stack import Stack
 
@@ -81,13 +81,13 @@ def attend_to_all(spec: Any, kind: str, c: Config) -> Any:
         raise ValueError(f"attention_type {quote(kind)}; it is 'original_full' or 'block_sparse'")
     if kind == "block_sparse":
         return spec
-    op = at(spec, "encoder.layers.attention.op")
+    op = value_at(spec, "encoder.layers.attention.op")
     full = Attention(num_heads=op.num_heads, bias=op.bias, dropout=op.dropout)
     return edit(spec, {"encoder.layers.attention.op": full, "embedding": without_blocks(spec.embedding)})
 
 
 def attention_type(spec: Any) -> str:
-    op = at(spec, f"{stack_of(spec)}.layers.attention.op")
+    op = value_at(spec, f"{stack_of(spec)}.layers.attention.op")
     return "block_sparse" if isinstance(op, BlockSparseAttention) else "original_full"
 
 

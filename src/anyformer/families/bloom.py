@@ -17,7 +17,7 @@ from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Alibi
 from anyformer.runtime.mask import Causal
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -45,7 +45,7 @@ MEGATRON = "a setting of the training code that the published class does not rea
 
 
 def classifier_dropout(spec: Model) -> float:
-    if (dropout := tag_dropout(spec)) == at(spec, "decoder.layers.attention.dropout"):
+    if (dropout := tag_dropout(spec)) == value_at(spec, "decoder.layers.attention.dropout"):
         raise Absent  # without it, hidden_dropout is used
     return dropout
 

@@ -18,7 +18,7 @@ from anyformer.models import EncoderModel, Model, TwoTowerModel
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.similarity import SimilarityHead
 from anyformer.parts.init import Normal
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.weights.rules import Rename, Rule
 
 
@@ -30,7 +30,7 @@ def describe(c: Config) -> Model:
         return tower(c, "vision", IMAGE, c.architecture)
     if c.architecture == "CLIPForImageClassification":
         spec = tower(c, "vision", IMAGE, "CLIPVisionModel")
-        pool = at(spec, "head.pool").replace(take="rest", unused_norm=True)
+        pool = value_at(spec, "head.pool").replace(take="rest", unused_norm=True)
         return spec.replace(head=ClassifyHead(num_labels=c.num_labels, pool=pool, problem=c.problem_type))
     # their own projection_dim is not read here
     text = tower(c, "text", TEXT, "CLIPTextModelWithProjection", projection_dim=c.projection_dim)
@@ -57,7 +57,7 @@ def tower_of(name: str) -> Callable[[Model], Model]:
     def read(spec: Model) -> Model:
         if isinstance(spec, TwoTowerModel):
             return getattr(spec, name)
-        if (name == "text") != ("input_ids" in at(spec, "embedding").inputs):
+        if (name == "text") != ("input_ids" in value_at(spec, "embedding").inputs):
             raise Absent
         return spec
 

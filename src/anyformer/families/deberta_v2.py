@@ -25,7 +25,7 @@ from anyformer.parts.convolution.tokens import TokenConvolution
 from anyformer.parts.head.classify import MultipleChoiceHead
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.disentangled import Disentangled
-from anyformer.specs.addresses import at, edit
+from anyformer.specs.addresses import edit, value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.sublayer import Sublayer
 
@@ -43,7 +43,7 @@ def distances_v2(c: Config) -> Disentangled | None:
 
 
 def normed(spec: Any) -> str:
-    return "layer_norm" if getattr(at(spec, POSITION), "norm", None) else "none"
+    return "layer_norm" if getattr(value_at(spec, POSITION), "norm", None) else "none"
 
 
 def convolve(spec: Any, kernel: int, c: Config) -> Any:

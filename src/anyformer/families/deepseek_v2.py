@@ -22,7 +22,7 @@ from anyformer.parts.init import Normal
 from anyformer.parts.norm import RMSNorm
 from anyformer.parts.position.rotary import Rope
 from anyformer.runtime.mask import Causal
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
@@ -84,9 +84,9 @@ def limited(name: str) -> Entry:
     """A number of groups, which only counts where experts are chosen group by group."""
 
     def recover(spec: Model) -> int:
-        if at(spec, f"{MOE}.router.groups") == 1:
+        if value_at(spec, f"{MOE}.router.groups") == 1:
             raise Absent
-        return at(spec, f"{MOE}.router.{name}")
+        return value_at(spec, f"{MOE}.router.{name}")
 
     return entry(
         f"{MOE}.router.{name}",
@@ -115,7 +115,7 @@ CONFIG: dict[str, Any] = {
     "n_routed_experts": f"{MOE}.num_experts",
     "n_shared_experts": SHARED_EXPERTS,
     "num_experts_per_tok": entry(f"{MOE}.router.top_k", default=None),
-    "topk_method": Entry("greedy", lambda spec: METHODS[at(spec, f"{MOE}.router.groups") > 1]),
+    "topk_method": Entry("greedy", lambda spec: METHODS[value_at(spec, f"{MOE}.router.groups") > 1]),
     "n_group": limited("groups"),
     "topk_group": limited("top_groups"),
     "routed_scaling_factor": f"{MOE}.router.scale",

@@ -20,7 +20,7 @@ from anyformer.parts.feedforward.mlp import MLP, GatedMLP
 from anyformer.parts.init import Normal, Value, Xavier
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Sinusoidal2D
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.specs.part import nearest
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
@@ -78,11 +78,11 @@ def side(c: Config) -> int:
 
 
 def head_dim(spec: Model) -> int:
-    return spec.width // at(spec, f"{ATTENTION}.op.num_heads")
+    return spec.width // value_at(spec, f"{ATTENTION}.op.num_heads")
 
 
 def channels(spec: Model) -> int:
-    return at(spec, "embedding.image.channels")
+    return value_at(spec, "embedding.image.channels")
 
 
 def feedforward(name: str, c: Config) -> MLP | GatedMLP:
@@ -150,7 +150,7 @@ CONFIG: dict[str, Any] = {
 
 def inner(theirs: str, spec: Model) -> list[Rule]:
     ours = f"{LAYER}.feedforward.op"
-    if isinstance(at(spec, f"{FEEDFORWARD}.op"), GatedMLP):
+    if isinstance(value_at(spec, f"{FEEDFORWARD}.op"), GatedMLP):
         return [Split(f"{theirs}.{{p}}", (f"{ours}.up.{{p}}", f"{ours}.gate.{{p}}"))]
     return [Rename(f"{theirs}.{{p}}", f"{ours}.up.{{p}}")]
 
@@ -161,9 +161,9 @@ def embedders(theirs: str, spec: Model) -> list[Rule]:
     modules |= {"class_embedder.embedding_table": "label"}
     ours = "embedding.condition.embedders"
     pairs = [(f"{theirs}.{module}.{{p}}", f"{own}.{{p}}") for module, own in modules.items()]
-    if at(spec, "embedding.condition.per_layer"):
+    if value_at(spec, "embedding.condition.per_layer"):
         return [Rename(name, f"{ours}.{{i}}.{own}") for name, own in pairs]
-    layers = range(at(spec, "encoder.depth"))
+    layers = range(value_at(spec, "encoder.depth"))
     return [Spread([name.replace("{i}", str(i)) for i in layers], f"{ours}.0.{own}") for name, own in pairs]
 
 

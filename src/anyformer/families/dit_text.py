@@ -8,7 +8,7 @@ from anyformer.families.base.template import Class
 from anyformer.families.dit import ATTENTION, DIT, EPS, FEEDFORWARD, HEAD, TEMPLATE, size
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.norm import LayerNorm
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.sublayer import Sublayer
 
@@ -18,7 +18,7 @@ DIT_TEXT = DIT.but(
     about="the same, of pictures that a text tells",
     changes={
         "encoder.layers": Block(
-            attention=at(TEMPLATE, ATTENTION), cross_attention=LOOK, feedforward=at(TEMPLATE, FEEDFORWARD)
+            attention=value_at(TEMPLATE, ATTENTION), cross_attention=LOOK, feedforward=value_at(TEMPLATE, FEEDFORWARD)
         ),
         "embedding.condition.num_labels": None,
     },

@@ -25,7 +25,7 @@ from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal, Uniform, Xavier
 from anyformer.parts.norm import LayerNorm
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.stacks.block import Block
@@ -57,7 +57,7 @@ FIELDS: dict[str, ConfigField] = {
     "initializer_std": Field(None, lambda spec: getattr(spec.init["*"], "std", None)),
     "layer_norm_eps": Field(1e-9, "embedding.norm.eps"),
     "pooling_type": Field("mean", "encoder.pool.by"),
-    "attention_type": Field("relative_shift", lambda spec: WAYS[at(spec, f"{ATTENTION}.position.factorized")]),
+    "attention_type": Field("relative_shift", lambda spec: WAYS[value_at(spec, f"{ATTENTION}.position.factorized")]),
     "separate_cls": Field(True, "encoder.pool.first_apart"),
     "truncate_seq": Field(True, "encoder.pool.truncate"),
     "pool_q_only": Field(True, "encoder.pool.queries_only"),
@@ -133,7 +133,7 @@ def head(c: Config) -> Head | None:
 
 
 def rules(spec: Model) -> list[Rule]:
-    op = at(spec, "encoder").stages[0].layers.steps["attention"].op
+    op = value_at(spec, "encoder").stages[0].layers.steps["attention"].op
     found: list[Rule] = []
     for theirs, ours in (("blocks.{b}.{i}", "stages.{b}.layers.{i}"), ("layers.{i}", "top.layers.{i}")):
         theirs, ours = f"~{'encoder' if '{b}' in ours else 'decoder'}.{theirs}", f"encoder.{ours}"

@@ -20,7 +20,7 @@ from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.rotary import Rope
 from anyformer.runtime.mask import Causal, Full, Mask
-from anyformer.specs.addresses import at, edit
+from anyformer.specs.addresses import edit, value_at
 from anyformer.stacks.block import Block, Parallel
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -51,12 +51,12 @@ TEMPLATE = DecoderModel(
 
 
 def is_parallel(spec: Model) -> bool:
-    return "both" in at(spec, "decoder.layers").steps
+    return "both" in value_at(spec, "decoder.layers").steps
 
 
 def in_sequence(spec: Model, parallel: bool, c: Config) -> Model:
     """Without use_parallel_residual the feed-forward reads what attention leaves."""
-    return spec if parallel else edit(spec, {"decoder.layers": Block(**at(spec, "decoder.layers.both").steps)})
+    return spec if parallel else edit(spec, {"decoder.layers": Block(**value_at(spec, "decoder.layers.both").steps)})
 
 
 def is_causal(mask: Mask) -> bool:

@@ -14,7 +14,7 @@ from anyformer.families.shared.nested import nested_config, nested_rules, read_n
 from anyformer.models import DecoderModel, Model, Tower, TowerDecoderModel
 from anyformer.parts.activation import activation_named
 from anyformer.parts.head.language import LMHead
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
 from anyformer.weights.rules import Rename, Rule
 
@@ -67,7 +67,7 @@ def text_of(spec: TowerDecoderModel) -> DecoderModel:
 
 
 def feature_layer(spec: Model) -> int | list[int]:
-    layers = [*at(spec, "image.layers")]
+    layers = [*value_at(spec, "image.layers")]
     return layers[0] if len(layers) == 1 else layers
 
 
@@ -75,7 +75,7 @@ def rules(spec: TowerDecoderModel) -> list[Rule]:
     return [
         Rename("multi_modal_projector.linear_1.{p}", "image.up.{p}"),
         Rename("multi_modal_projector.linear_2.{p}", "image.down.{p}"),
-        *nested_rules(IMAGE.rules(at(spec, "image.model")), "vision_tower.", ours="image.model."),
+        *nested_rules(IMAGE.rules(value_at(spec, "image.model")), "vision_tower.", ours="image.model."),
         *nested_rules(LLAMA.rules(text_of(spec)), "model.", "language_model."),
     ]
 

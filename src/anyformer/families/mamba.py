@@ -27,7 +27,7 @@ from anyformer.parts.init import Kaiming, Normal
 from anyformer.parts.norm import RMSNorm
 from anyformer.parts.recurrent.mamba import SelectiveState, StepBias, StepWeight
 from anyformer.parts.residual import Add
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
@@ -71,7 +71,7 @@ def expansion(width: Callable[[Any], int]) -> Entry:
     """`expand`: how many times as wide as the model its mixer is."""
 
     def times(spec: Model) -> int:
-        inner = width(at(spec, MIXER))
+        inner = width(value_at(spec, MIXER))
         if inner % spec.width:
             raise Absent
         return inner // spec.width

@@ -14,7 +14,7 @@ from anyformer.parts.head.language import LMHead
 from anyformer.parts.norm import RMSNorm
 from anyformer.parts.recurrent.mamba import StepBias
 from anyformer.parts.recurrent.mamba2 import DualState
-from anyformer.specs.addresses import at, edit
+from anyformer.specs.addresses import edit, value_at
 
 FIRST = "of Mamba's first form; the published class does not read it"
 FIRST_ONLY = (
@@ -44,7 +44,7 @@ def limit_steps(spec: Model, value: Any, c: Config) -> Model:
 
 
 def step_limit(spec: Model) -> list[Any]:
-    op = at(spec, MIXER)
+    op = value_at(spec, MIXER)
     return [op.step_low, math.inf if op.step_high is None else op.step_high]
 
 

@@ -23,7 +23,7 @@ from anyformer.models import Model
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.position.absolute import Sinusoidal
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.weights.rules import Rule, Unwritten
 
 CLASSIFY = "of classification heads, which Marian has not"
@@ -49,12 +49,12 @@ def scored_size(c: Config) -> int:
 
 
 def vocab_size(spec: Model) -> int:
-    return at(spec, "embedding.tokens.vocab_size" if spec.pair else "head.vocab_size")
+    return value_at(spec, "embedding.tokens.vocab_size" if spec.pair else "head.vocab_size")
 
 
 def is_tied(spec: Model) -> bool:
     """Whether the head shares a table; where there is neither head nor unused table, the field says nothing."""
-    if spec.head is None and not at(spec, "embedding.tokens.unused_table"):
+    if spec.head is None and not value_at(spec, "embedding.tokens.unused_table"):
         raise Absent
     return any(name == "head.out.weight" for name, _ in spec.ties)
 
@@ -63,7 +63,7 @@ def is_shared(spec: Model) -> bool:
     """Whether source and target have one vocabulary."""
     if not spec.pair:
         raise Absent
-    return at(spec, "embedding.tokens.unused_table") or any(
+    return value_at(spec, "embedding.tokens.unused_table") or any(
         name.startswith("decoder_embedding") for name, _ in spec.ties
     )
 

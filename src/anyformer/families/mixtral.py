@@ -17,13 +17,13 @@ from anyformer.parts.head.language import LMHead
 from anyformer.parts.norm import RMSNorm
 from anyformer.parts.position.rotary import Rope
 from anyformer.runtime.mask import Causal
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.weights.rules import Rule, Stack
 
 
 def experts(theirs: str, spec: Model) -> list[Rule]:
     """Files have a tensor for each expert; here those of a layer are one."""
-    ours, count = "decoder.layers.{i}.feedforward.op.experts", at(spec, f"{MLP}.num_experts")
+    ours, count = "decoder.layers.{i}.feedforward.op.experts", value_at(spec, f"{MLP}.num_experts")
     return [
         Stack([f"{theirs}.w{n}.weight" for n in (1, 3)], f"{ours}.up", count, True),
         Stack(f"{theirs}.w2.weight", f"{ours}.down", count, True),

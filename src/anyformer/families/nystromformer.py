@@ -23,7 +23,7 @@ from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
 from anyformer.parts.position.numbering import ByPlace
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -59,7 +59,7 @@ POOL = Pool(take="first", input_dropout=0.1, dense=True, activation="gelu_tanh",
 
 
 def taps(theirs: str, spec: Any) -> list[Rule]:
-    op = at(spec, OP)
+    op = value_at(spec, OP)
     shape = (op.num_heads, 1, op.taps or 1, 1)  # published as an image one pixel wide
     return [Reshape(theirs, "encoder.layers.{i}.attention.op.conv.weight", shape)]
 

@@ -22,7 +22,7 @@ from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
 from anyformer.parts.position.numbering import RealTokens
 from anyformer.runtime.mask import Causal
-from anyformer.specs.addresses import at, edit
+from anyformer.specs.addresses import edit, value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -54,18 +54,20 @@ TEMPLATE = DecoderModel(
 def place_norms(spec: Model, before: bool, c: Config) -> Model:
     """Norms before each step and after the stack; or after each add, and then none after the stack."""
     if not before:
-        spec = edit(spec, {"decoder.layers.*.out_norm": at(spec, "decoder.norm"), "decoder.layers.*.pre_norm": None})
+        spec = edit(
+            spec, {"decoder.layers.*.out_norm": value_at(spec, "decoder.norm"), "decoder.layers.*.pre_norm": None}
+        )
     return spec if before and not c._remove_final_layer_norm else edit(spec, {"decoder.norm": None})
 
 
 def is_pre_norm(spec: Model) -> bool:
-    return at(spec, "decoder.layers.attention.pre_norm") is not None
+    return value_at(spec, "decoder.layers.attention.pre_norm") is not None
 
 
 def has_no_last_norm(spec: Model) -> bool:
     if not is_pre_norm(spec):
         raise Absent
-    return at(spec, "decoder.norm") is None
+    return value_at(spec, "decoder.norm") is None
 
 
 CONFIG: dict[str, Any] = {

@@ -24,7 +24,7 @@ from anyformer.parts.init import Initializer, Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.relative import RelativeSinusoids
 from anyformer.parts.residual import Scaled
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -73,7 +73,7 @@ CONFIG: dict[str, Any] = {
         f"{ATTENTION}.num_kv_heads",
         default=None,
         read=lambda value, c: None if value == c.num_attention_heads else value,
-        path=lambda spec: (op := at(spec, ATTENTION)).num_kv_heads or op.num_heads,
+        path=lambda spec: (op := value_at(spec, ATTENTION)).num_kv_heads or op.num_heads,
     ),
     "intermediate_size": f"{MLPS}.width",
     "hidden_act": activation(f"{MLPS}.activation", f"{CONVOLUTION}.activation"),

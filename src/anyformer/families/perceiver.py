@@ -21,7 +21,7 @@ from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.stacks.block import Block
@@ -39,11 +39,13 @@ HEADS, KEYS = 8, 32  # of what writes a text, whatever the config says
 
 def channels(field: str) -> Any:
     """Reads back a width of all heads together, None where it was left to others."""
-    return lambda spec: None if (each := at(spec, f"{OP}.{field}")) is None else each * at(spec, f"{OP}.num_heads")
+    return lambda spec: (
+        None if (each := value_at(spec, f"{OP}.{field}")) is None else each * value_at(spec, f"{OP}.num_heads")
+    )
 
 
 def widening(path: str) -> Any:
-    return lambda spec: at(spec, path) // (spec.encoder.width or spec.width)
+    return lambda spec: value_at(spec, path) // (spec.encoder.width or spec.width)
 
 
 FIELDS: dict[str, ConfigField] = {

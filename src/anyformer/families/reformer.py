@@ -24,7 +24,7 @@ from anyformer.parts.head.span import SpanHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import AxialLearned, Learned
-from anyformer.specs.addresses import at, find
+from anyformer.specs.addresses import find, value_at
 from anyformer.specs.messages import quote
 from anyformer.stacks.reversible import Reversible
 from anyformer.stacks.stack import Stack
@@ -154,14 +154,14 @@ def layer_names(c: Config) -> list[str]:
 
 
 def attn_layers(spec: Model) -> list[str]:
-    stack: Stack = at(spec, stack_of(spec))
+    stack: Stack = value_at(spec, stack_of(spec))
     names = {ChunkAttention: "local", LSHAttention: "lsh"}
     return [names[type(stack.layer(i).steps["attention"].op)] for i in range(stack.depth)]
 
 
 def max_position_embeddings(spec: Model) -> int:
     chosen = [length for _, length in find(spec, f"{LSH}.longest") if length is not None]
-    position = at(spec, "embedding.position")
+    position = value_at(spec, "embedding.position")
     return chosen[0] if chosen else position.length or math.prod(position.shape)
 
 
@@ -212,7 +212,7 @@ FIELDS: dict[str, ConfigField] = {
 
 def positions(theirs: str, spec: Model) -> list[Rule]:
     found: list[Rule] = []
-    position = at(spec, "embedding.position")
+    position = value_at(spec, "embedding.position")
     for i in range(len(position.shape) if isinstance(position, AxialLearned) else 0):
         sides = [position.shape[i] if side == i else 1 for side in range(len(position.shape))]
         found.append(Reshape(f"{theirs}.{i}", f"embedding.position.side{i}", (*sides, position.widths[i])))

@@ -12,7 +12,7 @@ from anyformer.families.base.fields import ConfigField, Field, again
 from anyformer.families.base.template import Config
 from anyformer.models import EncoderModel, Model, Tower
 from anyformer.parts.init import Normal
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.weights.rules import Rule
 
 LLAVA, WHISPER = llava.FAMILIES[0], whisper.FAMILIES[0]
@@ -48,7 +48,7 @@ def describe(c: Config) -> Model:
         width=given.width, embedding=given.embedding, encoder=given.encoder, init={"*": Normal(std=0.02)}
     )
     spec = llava.describe(c)
-    image = at(spec, "image")
+    image = value_at(spec, "image")
     image = image.replace(model=image.model.replace(head=None))  # all of it learns
     audio = Tower(model=tower, token=c.audio_token_index, activation=image.activation, bias=image.bias)
     return spec.replace(image=image, audio=audio)

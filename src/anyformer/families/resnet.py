@@ -17,7 +17,7 @@ from anyformer.parts.head.image import ImageOutput
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Kaiming, Uniform
 from anyformer.parts.residual import Activated
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
@@ -30,28 +30,32 @@ BACKBONE = "read by ResNetBackbone alone"
 
 
 def widths(spec: Model) -> tuple[int, ...]:
-    encoder = at(spec, "encoder")
+    encoder = value_at(spec, "encoder")
     return (spec.width,) * encoder.first + tuple(down.width for down in encoder.down)
 
 
 def depths(spec: Model) -> tuple[int, ...]:
     """A step before a stage is its first layer, where they are published."""
-    encoder = at(spec, "encoder")
+    encoder = value_at(spec, "encoder")
     return tuple(stage.depth + (i >= encoder.first) for i, stage in enumerate(encoder.stages))
 
 
 def layer_type(spec: Model) -> str:
-    return "basic" if len(at(spec, "encoder").stages[0].layers.steps["convolutions"].op.layers) == 2 else "bottleneck"
+    return (
+        "basic"
+        if len(value_at(spec, "encoder").stages[0].layers.steps["convolutions"].op.layers) == 2
+        else "bottleneck"
+    )
 
 
 def begins_coarser(spec: Model) -> bool:
-    encoder = at(spec, "encoder")
+    encoder = value_at(spec, "encoder")
     return encoder.first == 0 and encoder.down[0].stride > 1
 
 
 def early(spec: Model) -> bool:
     """Whether the first of three convolutions has the stride."""
-    strided = [down for down in at(spec, "encoder.down") if down.stride > 1]
+    strided = [down for down in value_at(spec, "encoder.down") if down.stride > 1]
     if not strided or layer_type(spec) == "basic":
         raise Absent
     return strided[0].layers[0].stride > 1
@@ -59,7 +63,7 @@ def early(spec: Model) -> bool:
 
 def image_size(spec: Model) -> int | tuple[int, int]:
     """Said where it is another, in a word of ours: published configs have none."""
-    if (size := at(spec, "embedding.image_size")) == (224, 224):
+    if (size := value_at(spec, "embedding.image_size")) == (224, 224):
         raise Absent
     return unpair(size)
 
@@ -132,7 +136,7 @@ def rules(spec: Model) -> list[Rule]:
         return [taps, Rename(f"{theirs}.normalization.{{p}}", f"{ours}.norm.{{p}}")]
 
     found = convolution("~embedder.embedder", "embedding.layers.0")
-    encoder: Stages = at(spec, "encoder")
+    encoder: Stages = value_at(spec, "encoder")
     for s, stage in enumerate(encoder.stages):
         first, layers = int(s >= encoder.first), f"~encoder.stages.{s}.layers"
         if first:

@@ -19,7 +19,7 @@ from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Normal, Value
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
-from anyformer.specs.addresses import at, edit
+from anyformer.specs.addresses import edit, value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.stages import Stages
@@ -72,7 +72,7 @@ def check(c: Config) -> None:
 
 def build_stages(spec: Model, depths: Any, c: Config) -> Model:
     """As many stages as there are depths, each twice as wide as the one before."""
-    encoder: Stages = at(spec, "encoder")
+    encoder: Stages = value_at(spec, "encoder")
     first, down = encoder.stages[0], encoder.down[0]
     stages = [
         edit(
@@ -91,12 +91,12 @@ def build_stages(spec: Model, depths: Any, c: Config) -> Model:
 
 def mixers(spec: Model) -> list[Attention]:
     """The attention of each stage's first layer."""
-    return [stage.layer(0).steps["attention"].op.mixer for stage in at(spec, "encoder.stages")]
+    return [stage.layer(0).steps["attention"].op.mixer for stage in value_at(spec, "encoder.stages")]
 
 
 def mlp_ratio(spec: Model) -> float:
     # the last stage is the widest, so its ratio is the finest: floor(floor(r D) / 2) = floor(r D / 2)
-    encoder: Stages = at(spec, "encoder")
+    encoder: Stages = value_at(spec, "encoder")
     return encoder.stages[-1].layer(0).steps["feedforward"].op.width / encoder.out_width(spec.width)
 
 
@@ -105,7 +105,7 @@ BACKBONE = Ignored(None, "read by SwinBackbone alone")
 CONFIG: dict[str, Any] = {
     **IMAGES,
     "embed_dim": "width",
-    "depths": entry(path=lambda spec: [stage.depth for stage in at(spec, "encoder.stages")], build=build_stages),
+    "depths": entry(path=lambda spec: [stage.depth for stage in value_at(spec, "encoder.stages")], build=build_stages),
     "num_heads": entry(path=lambda spec: [mixer.num_heads for mixer in mixers(spec)]),
     "window_size": (f"{WINDOWS}.size", f"{MIXER}.position.size"),
     "mlp_ratio": entry(path=mlp_ratio),

@@ -14,7 +14,7 @@ from anyformer.parts.attention.attention import LearnedScale
 from anyformer.parts.grid.merge import Merge
 from anyformer.parts.grid.windows import ContinuousGridBias
 from anyformer.parts.norm import LayerNorm, UnitNorm
-from anyformer.specs.addresses import at, edit
+from anyformer.specs.addresses import edit, value_at
 from anyformer.weights.rules import Rename
 
 
@@ -41,7 +41,7 @@ def build_windows(spec: Model, window: int, c: Config) -> Model:
 
 
 def window_size(spec: Model) -> int:
-    return max(stage.layer(0).steps["attention"].op.size for stage in at(spec, "encoder.stages"))
+    return max(stage.layer(0).steps["attention"].op.size for stage in value_at(spec, "encoder.stages"))
 
 
 def pretrained_window_sizes(spec: Model) -> list[int]:

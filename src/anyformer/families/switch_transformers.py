@@ -18,7 +18,7 @@ from anyformer.parts.feedforward.moe import MoE, Switch
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal
 from anyformer.runtime.mask import FULL
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -134,7 +134,7 @@ def describe(c: Config) -> Model:
 
 
 def rules(spec: Model) -> list[Rule]:
-    unused, count = at(spec, "embedding.tokens.unused_table"), at(spec, f"{SPARSE}.num_experts")
+    unused, count = value_at(spec, "embedding.tokens.unused_table"), value_at(spec, f"{SPARSE}.num_experts")
     weights: dict[Any, Any] = {**t5.WEIGHTS, "lm_head": "head.out"}
     if unused:  # each stack has its own table
         del weights["~shared", "~encoder.embed_tokens"]

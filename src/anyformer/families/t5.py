@@ -28,7 +28,7 @@ from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.runtime.mask import FULL
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
 from anyformer.stacks.block import Block
 from anyformer.weights.rules import Rule
@@ -96,7 +96,7 @@ def feedforward(c: Config) -> MLP | GatedMLP:
 
 
 def is_gated(spec: Model) -> bool:
-    return isinstance(at(spec, FEEDFORWARD), GatedMLP)
+    return isinstance(value_at(spec, FEEDFORWARD), GatedMLP)
 
 
 def projection(spec: Model) -> str:

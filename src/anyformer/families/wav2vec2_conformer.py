@@ -21,7 +21,7 @@ from anyformer.parts.position.absolute import AttentionPosition
 from anyformer.parts.position.relative import InputRope, RelativeSinusoids
 from anyformer.parts.residual import Scaled
 from anyformer.parts.unused import Unused
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.stacks.stack import Stack
@@ -70,7 +70,7 @@ def position(kind: str | None, c: Config) -> AttentionPosition | None:
 
 
 def rotary_base(spec: Any) -> float:
-    if not isinstance(rotary := at(spec, f"{ATTENTION}.op.position"), InputRope):
+    if not isinstance(rotary := value_at(spec, f"{ATTENTION}.op.position"), InputRope):
         raise Absent
     return int(rotary.base) if rotary.base.is_integer() else rotary.base
 

@@ -24,7 +24,7 @@ from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.runtime.mask import CAUSAL, FULL, Full, Mask, SameReach
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.stacks.block import Block
@@ -76,10 +76,10 @@ CONFIG: dict[str, Any] = {
     "n_layer": "encoder.depth",
     "n_head": (f"{ATTENTION}.num_heads", f"{ATTENTION}.position.num_heads"),
     "d_inner": f"{INNER}.width",
-    "d_head": Entry(None, lambda spec: spec.width // at(spec, f"{ATTENTION}.num_heads")),
+    "d_head": Entry(None, lambda spec: spec.width // value_at(spec, f"{ATTENTION}.num_heads")),
     "ff_activation": activation(f"{INNER}.activation"),
     "attn_type": entry(f"{ATTENTION}.mask", read=mask, write=lambda mask: WAYS[isinstance(mask, Full)]),
-    "same_length": Entry(False, lambda spec: at(spec, f"{ATTENTION}.mask") == CAUSAL & SameReach()),
+    "same_length": Entry(False, lambda spec: value_at(spec, f"{ATTENTION}.mask") == CAUSAL & SameReach()),
     "initializer_range": "init.*.std",
     "layer_norm_eps": "**.eps",
     "dropout": ("embedding.dropout", "encoder.dropout", "encoder.layers.**.dropout"),
@@ -111,7 +111,7 @@ def check(c: Config) -> None:
 
 
 def head_shape(spec: Any) -> tuple[int, int]:
-    heads = at(spec, f"{ATTENTION}.num_heads")
+    heads = value_at(spec, f"{ATTENTION}.num_heads")
     return heads, spec.width // heads
 
 

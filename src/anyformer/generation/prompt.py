@@ -13,7 +13,7 @@ from anyformer.generation.options import Settings
 from anyformer.generation.speech_prompt import speech_prompt
 from anyformer.generation.stepper import align_right
 from anyformer.models import Call, TransformerModule, position_limit
-from anyformer.runtime.inputs import hiding
+from anyformer.runtime.inputs import boolean_mask
 
 NOT_HERE = {
     "labels": "training reads labels, writing does not",
@@ -88,7 +88,7 @@ def guess_mask(ids: Tensor, s: Settings) -> Tensor | None:
     """Where no mask is given, pad tokens are padding, unless they also end a text (as published)."""
     if s.pad_token_id is None or s.pad_token_id in s.eos:
         return None
-    mask = hiding(ids != s.pad_token_id)
+    mask = boolean_mask(ids != s.pad_token_id)
     return None if mask is None or not bool(mask.any(1).all()) else mask.long()
 
 
@@ -99,7 +99,7 @@ def align_prompt(ids: Tensor, mask: Tensor | None, embeds: Tensor | None, rest: 
             raise ValueError(f"{name} is {tuple(mask.shape)}, the prompt {tuple(read.shape[:2])}")
         if not bool(mask.any(1).all()):
             raise ValueError(f"{name} hides a whole prompt: row {int((~mask.bool().any(1)).nonzero()[0])}")
-        mask = hiding(mask, name)
+        mask = boolean_mask(mask, name)
     if mask is None:
         return Prompt(ids, ids, None, embeds, rest)
     moved = align_right(ids, mask) if ids.shape == mask.shape else ids  # of vectors there may be no ids

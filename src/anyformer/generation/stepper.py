@@ -17,9 +17,9 @@ from torch import Tensor
 
 from anyformer.kernels.rows import mask_or_ones
 from anyformer.models import Call, TransformerModule
-from anyformer.runtime.inputs import hiding
+from anyformer.runtime.inputs import boolean_mask
 from anyformer.runtime.state import State
-from anyformer.runtime.taps import Shown
+from anyformer.runtime.taps import OutputCollector
 
 MEMORY = ("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask")  # read once: a state remembers them
 
@@ -145,13 +145,13 @@ class Stepper:
             inputs["token_type_ids"] = self.segments[:, self.length - given.shape[1] : self.length]
         if self.model.predicts_by_position:
             inputs = with_next(inputs)
-        shown = Shown(self.model.shows, ("output_hidden_states",), None) if self.wants_hidden else None
+        shown = OutputCollector(self.model.shows, ("output_hidden_states",), None) if self.wants_hidden else None
         resumed = self.state is not None and (self.state.capacity is not None or self.state.length > 0)
         call = Call({**inputs, "logits_to_keep": keep}, self.state, shown, self.model.kernel)
         outputs = self.model(call)
         self.model.check_finite(outputs, call, resumed)
         if shown is not None:
-            self.hidden = self.model.shown(shown)[f"{self.prefix}hidden_states"][-1]
+            self.hidden = self.model.collect_outputs(shown)[f"{self.prefix}hidden_states"][-1]
         return outputs["logits"].float()
 
     def check_finite(self, ids: Tensor) -> None:
@@ -166,7 +166,7 @@ class Stepper:
         """The state to go on from: the caller's own, whatever is written next."""
         if self.recording is None or self.state is None:
             return self.state
-        return self.state.growing(self.length)
+        return self.state.to_growing(self.length)
 
     # -- going back, and to other rows ----------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class Stepper:
             longest = max(value.shape[1] for value in values)
             sizes = [(*[0, 0] * (first.dim() - 2), 0, longest - value.shape[1]) for value in values]
             self.source[name] = torch.cat([F.pad(value, size) for value, size in zip(values, sizes, strict=True)])
-        self.mask, self.rows, self.length = hiding(mask), rows, length
+        self.mask, self.rows, self.length = boolean_mask(mask), rows, length
 
     def trim(self) -> None:
         """Forgets places that hold a pad in every row: they are at the left, where longer texts once began."""
@@ -241,7 +241,7 @@ class Stepper:
         if self.state is not None:
             self.state.trim(count)
         self.length -= count
-        self.mask = hiding(self.mask[:, count:])
+        self.mask = boolean_mask(self.mask[:, count:])
         for name in ("segments", "read_ids"):
             value = getattr(self, name)
             setattr(self, name, None if value is None else value[:, count:])

@@ -35,7 +35,7 @@ from anyformer.parts.op import Op
 from anyformer.parts.position.bias import BucketedBias
 from anyformer.parts.residual import Fixup, ReZero
 from anyformer.runtime.mask import FULL, Causal
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.specs.codec import override
 from anyformer.specs.part import nearest, walk
 from anyformer.stacks.block import Block, Parallel
@@ -463,7 +463,7 @@ def lookup_flops(spec: EncoderDecoderModel) -> int:
     total = 0
     sides = ((READ, spec.embedding, spec.encoder), (WRITTEN, spec.decoder_embedding, spec.decoder))
     for tokens, embedding, stack in sides:
-        table = at(embedding, "tokens")
+        table = value_at(embedding, "tokens")
         narrow = isinstance(table, AdaptiveTokens)
         ends = (*(table.cutoffs if narrow else ()), table.vocab_size)
         widths = table.widths if narrow else (spec.width,)

@@ -68,7 +68,7 @@ def contributions(
     run: Trace, token: int | Sequence[int] | None = None, position: int | Sequence[int] = -1, row: int = 0
 ) -> Contributions:
     """The shares in the score of `token` (default: the most likely) at `position`; or of several at several."""
-    model, stack = run.model, body(run.model).last
+    model, stack = run.model, body(run.model).last_stack
     logits, positions, tokens = resolve_targets(run, token, position, row)
     if (other := stream_end(body(run.model))) is not None:
         raise ValueError(
@@ -129,7 +129,7 @@ class StreamShares:
 
     def __init__(self, run: Trace, row: int, positions: Tensor) -> None:
         self.run, self.row, self.positions = run, row, positions
-        self.stack = body(run.model).last
+        self.stack = body(run.model).last_stack
         first, _ = last_stretch(self.stack)
         start = self.stream_at(first)
         self.names = [Summand("biases", "biases"), Summand("input", first)]

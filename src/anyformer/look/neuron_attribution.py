@@ -62,7 +62,7 @@ def neurons(
     """The shares of units in the score of `token` (default: the most likely) at `position`; or of several at
     several."""
     _, positions, tokens = resolve_targets(run, token, position, row)
-    stack = body(run.model).last
+    stack = body(run.model).last_stack
     ways = list(steps(stack))
     layers = {step.sublayer: down for step in ways if (down := down_projection(step.sublayer)) is not None}
     if not layers or stream_end(body(run.model)) is not None:

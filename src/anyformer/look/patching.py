@@ -178,7 +178,7 @@ def last_scores(run: Trace, position: int) -> Tensor:
 
 
 def grid(run: Trace, by: str, positions: Sequence[int] | None) -> tuple[list[str], list[int], list[list[_Cell | None]]]:
-    stack = body(run.model).last
+    stack = body(run.model).last_stack
     if by == "position":
         names = [f"{stack.address}.input", *(f"{stack.address}.layers.{i}" for i in range(stack.part.depth))]
         length = run.keeping(names[0]).kept[names[0]][0].shape[1]

@@ -58,15 +58,15 @@ class Lens:
 def logit_lens(run: Trace) -> Lens:
     """The head's answer at every depth; after the last layer it is the model's own."""
     model, whole = run.model, body(run.model)
-    stack = whole.last
+    stack = whole.last_stack
     if not isinstance(model.head, HeadModule):
         raise ValueError("this model has no head; load one with a head")
     head: HeadModule = model.head
     if stack.part.neck is not None and stack.part.neck.every_layer:
         raise ValueError(f"{stack.address}.neck mixes the states of all layers, so single layers cannot be read")
     heard = calls(run, [head, stack])
-    ctx, (_, head_ctx, inputs) = heard[stack][-1].args[1].having(taps=None), heard[head][-1].args
-    head_ctx = head_ctx.having(taps=None)
+    ctx, (_, head_ctx, inputs) = heard[stack][-1].args[1].replace(taps=None), heard[head][-1].args
+    head_ctx = head_ctx.replace(taps=None)
     found = states(run, stack)
 
     def read(x: Tensor) -> Tensor:
@@ -81,4 +81,4 @@ def logit_lens(run: Trace) -> Lens:
 
 def stream_norms(run: Trace) -> Tensor:
     """(L + 1, B, T): the length of every token's vector before the first layer and after each."""
-    return torch.stack([state.float().norm(dim=-1) for state in states(run, body(run.model).last)])
+    return torch.stack([state.float().norm(dim=-1) for state in states(run, body(run.model).last_stack)])

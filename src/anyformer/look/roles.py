@@ -45,7 +45,7 @@ def body(model: TransformerModule) -> Any:
 def stream_end(whole: Any) -> str | None:
     """The address of what stands between the stream of the last stack and the head, where something does; of two
     streams each goes through the other's steps."""
-    stack = whole.last
+    stack = whole.last_stack
     if stack.part.streams > 1:
         return f"{stack.address}: a second stream"
     return getattr(whole, "between", None) or (None if stack.part.neck is None else f"{stack.address}.neck")

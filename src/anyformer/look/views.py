@@ -66,7 +66,7 @@ class Inside:
         self.small: dict[At, Tensor] = {}  # in the order they were made
         self.held: dict[At, Tensor] = {}
         self.shapes: dict[At, tuple[int, ...]] = {}
-        found = self.trace_maps(self.glance, keep=f"{body(self.model).last.address}.input")
+        found = self.trace_maps(self.glance, keep=f"{body(self.model).last_stack.address}.input")
         self.run = dataclasses.replace(found, change={})
         scores = any("logits" in name for name in self.run.output)  # vectors of a body, or to compare, are no scores
         self.said = main_tensor(dict(self.run.output))[0] if scores else None
@@ -117,7 +117,7 @@ class Inside:
         }
 
     def depth(self) -> Data:
-        stack = body(self.model).last
+        stack = body(self.model).last_stack
         return {"address": f"{stack.address}.layers", "number": stack.part.depth}
 
     def sublayers(self) -> list[str]:
@@ -143,7 +143,7 @@ class Inside:
 
     @property
     def length(self) -> int:
-        return self.run.kept[f"{body(self.model).last.address}.input"][0].shape[1]
+        return self.run.kept[f"{body(self.model).last_stack.address}.input"][0].shape[1]
 
     def predictions(self) -> list[list[Any]]:
         """At each place the likeliest [word, probability, number]; one list where a head speaks for the whole."""

@@ -13,7 +13,7 @@ from anyformer.parts.grid.convolution import GridEmbedding
 from anyformer.parts.grid.dvae import GumbelCodes, ImageDecoder, Latent
 from anyformer.parts.grid.windows import Grid
 from anyformer.parts.head.base import Head, Outputs
-from anyformer.runtime.taps import Shown, declared
+from anyformer.runtime.taps import OutputCollector, declared_taps
 from anyformer.specs.part import Site
 
 
@@ -67,7 +67,7 @@ class AutoencoderModule(TransformerModule):
         self.latent: Any = spec.latent.build(site.child("latent"))
         self.painter: Any = spec.painter.build(site.child("painter", width=spec.latent.width))
         self.head, self.stateless = None, ()
-        self.inputs, self.shows = self.input_names(), declared(self)
+        self.inputs, self.shows = self.input_names(), declared_taps(self)
 
     def input_names(self) -> tuple[str, ...]:
         return (*dict.fromkeys((self.spec.reads, *self.spec.embedding.inputs)), "return_dict")
@@ -77,7 +77,7 @@ class AutoencoderModule(TransformerModule):
         if self.spec.reads in inputs:
             inputs = {**inputs, self.spec.embedding.inputs[0]: inputs[self.spec.reads]}
         x, ctx = self.embedding(inputs)
-        return HeadInputs(x, ctx.having(taps=call.taps), inputs, {})
+        return HeadInputs(x, ctx.replace(taps=call.taps), inputs, {})
 
     def run(self, call: Call) -> Outputs:
         x, ctx, _, _ = self.hidden_states(call)
@@ -86,7 +86,7 @@ class AutoencoderModule(TransformerModule):
         assert grid is not None
         return {self.spec.says: self.painter(z, grid), "price": price.to(self.dtype), "last_hidden_state": x}
 
-    def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
+    def collect_outputs(self, seen: OutputCollector) -> dict[str, tuple[Tensor, ...]]:
         return {}
 
     def codes(self, pixel_values: Tensor) -> Tensor:

@@ -18,11 +18,11 @@ from anyformer.parts.head.base import HeadModule, Outputs
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.layer_mix import LayerMix
 from anyformer.runtime.context import Context
-from anyformer.runtime.inputs import check_shape, hiding
+from anyformer.runtime.inputs import boolean_mask, check_shape
 from anyformer.runtime.nonfinite import explain
 from anyformer.runtime.state import State
-from anyformer.runtime.taps import Shown
-from anyformer.specs.addresses import edited
+from anyformer.runtime.taps import OutputCollector
+from anyformer.specs.addresses import with_values
 from anyformer.specs.part import Part, parts_in, walk
 from anyformer.specs.part_errors import name_own_parts
 from anyformer.stacks.stack import Stack
@@ -132,7 +132,7 @@ class TransformerModule(PublishedModule):
     def input_names(self) -> tuple[str, ...]:
         raise NotImplementedError
 
-    def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
+    def collect_outputs(self, seen: OutputCollector) -> dict[str, tuple[Tensor, ...]]:
         """The outputs that published classes collect on the way: hidden states, attention weights, router logits."""
         raise NotImplementedError
 
@@ -212,7 +212,7 @@ class TransformerModule(PublishedModule):
         """Another vocabulary size: old rows stay, new ones are initialised as described; ties, frozen parameters and
         the mode are kept."""
         tables = [path for path, part in walk(self.spec) if hasattr(part, "vocab_size")]
-        spec = edited(self.spec, {f"{path}.vocab_size": vocab_size for path in tables})
+        spec = with_values(self.spec, {f"{path}.vocab_size": vocab_size for path in tables})
         fresh = spec.make(seed, self.device, self.dtype).train(self.training)
         old, learns = self.state_dict(), {name: p.requires_grad for name, p in self.named_parameters()}
         for name, tensor in fresh.state_dict().items():
@@ -259,4 +259,4 @@ def memory_mask(mask: Tensor | None, memory: Tensor | None, name: str) -> Tensor
         return None
     if memory is not None:
         check_shape(name, mask, tuple(memory.shape[:2]))
-    return hiding(mask, name)
+    return boolean_mask(mask, name)

@@ -22,7 +22,7 @@ class Call:
     taps: Taps | None = None  # who listens to values on the way
     kernel: str = "auto"  # of attention
 
-    def having(self, **inputs: Any) -> Call:
+    def replace(self, **inputs: Any) -> Call:
         """The same call with more inputs, or others under these names."""
         return dataclasses.replace(self, inputs={**self.inputs, **inputs})
 

@@ -16,7 +16,7 @@ from anyformer.models.single_stack import DecoderModel, EncoderModel, OneStackMo
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.head.base import Outputs
-from anyformer.runtime.taps import Shown, Taps, declared
+from anyformer.runtime.taps import OutputCollector, Taps, declared_taps
 from anyformer.specs.part import Part, Site
 
 
@@ -53,9 +53,9 @@ class TowerModule(nn.Module):
 
     def forward(self, given: Tensor, kernel: str, taps: Taps | None) -> Tensor:
         """(M pictures or sounds, ...) -> (M, N, D)"""
-        shown = Shown(self.model.shows, ("output_hidden_states",), taps)
+        shown = OutputCollector(self.model.shows, ("output_hidden_states",), taps)
         self.model(Call({self.reads: given}, taps=shown, kernel=kernel))
-        states = self.model.shown(shown)["hidden_states"]
+        states = self.model.collect_outputs(shown)["hidden_states"]
         x = torch.cat([states[layer][:, self.part.skip :] for layer in self.part.layers], dim=-1)
         return self.down(ACTIVATIONS[self.part.activation](self.up(x)))
 
@@ -105,7 +105,7 @@ class TowerInputModule(OneStackModule):
         super().__init__(spec, stack, site)
         for name, tower in spec.input_towers.items():
             self.add_module(name, tower.build(site.child(name)))
-        self.shows = declared(self)
+        self.shows = declared_taps(self)
 
     def input_names(self) -> tuple[str, ...]:
         read = (tower.model.embedding.inputs[0] for tower in self.spec.input_towers.values())

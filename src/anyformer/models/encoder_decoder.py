@@ -15,7 +15,7 @@ from anyformer.parts.base import Embedding
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.runtime.context import Context, Memory
 from anyformer.runtime.mask import begins
-from anyformer.runtime.taps import Shown, declared
+from anyformer.runtime.taps import OutputCollector, declared_taps
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Site, walk
 from anyformer.stacks.funnel import Funnel
@@ -74,7 +74,7 @@ class EncoderDecoderModule(TransformerModule):
         self.decoder = spec.decoder.build(site.child("decoder"))
         width = spec.decoder.out_width(spec.width)
         self.head = spec.head.build(site.child("head", width=width)) if spec.head else None
-        self.inputs, self.shows = self.input_names(), declared(self)
+        self.inputs, self.shows = self.input_names(), declared_taps(self)
         self.stateless = self.find_stateless()
 
     def input_names(self) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ class EncoderDecoderModule(TransformerModule):
 
     def encode(self, call: Call) -> tuple[Tensor, Context]:
         x, ctx = self.embedding(call.inputs)
-        return self.encoder(x, ctx.having(kernel=call.kernel, taps=call.taps))
+        return self.encoder(x, ctx.replace(kernel=call.kernel, taps=call.taps))
 
     def compute(self, call: Call) -> HeadInputs:
         inputs, state = call.inputs, call.state
@@ -117,15 +117,15 @@ class EncoderDecoderModule(TransformerModule):
         x, ctx = self.decoder_embedding(self.decoder_inputs(inputs), state)
         seen = Memory(memory, memory_mask(padding, memory, "attention_mask"), inputs.get("document_ids"))
         losses |= {"encoder_router_logits": list(routed)} if routed else {}
-        x, ctx = self.decoder(x, ctx.having(kernel=call.kernel, taps=call.taps, memory=seen, losses=losses))
+        x, ctx = self.decoder(x, ctx.replace(kernel=call.kernel, taps=call.taps, memory=seen, losses=losses))
         if state is not None:
             state.advance(ctx.index.shape[-1])
         others = {"encoder_last_hidden_state": memory, **{f"encoder_{kind}": v for kind, v in read.items()}}
         return HeadInputs(x, ctx, inputs, others)
 
-    def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
-        found = {f"encoder_{kind}": tuple(values) for kind, values in self.encoder.shown(seen).items()}
-        for kind, values in self.decoder.shown(seen).items():
+    def collect_outputs(self, seen: OutputCollector) -> dict[str, tuple[Tensor, ...]]:
+        found = {f"encoder_{kind}": tuple(values) for kind, values in self.encoder.collect_outputs(seen).items()}
+        for kind, values in self.decoder.collect_outputs(seen).items():
             found[kind if kind == "cross_attentions" else f"decoder_{kind}"] = tuple(values)
         return found
 

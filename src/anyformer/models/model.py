@@ -14,8 +14,8 @@ from anyformer.parts.feedforward.moe import MoE
 from anyformer.parts.head.base import Head
 from anyformer.parts.head.language import LMHead, VocabularyOutput
 from anyformer.parts.init import Initializer, initialise, is_within, owner_of
-from anyformer.specs.addresses import at
-from anyformer.specs.part import Part, Site, Table, looking_ahead, tree, walk
+from anyformer.specs.addresses import value_at
+from anyformer.specs.part import Part, Site, Table, parts_seeing_ahead, tree, walk
 from anyformer.specs.part_errors import error_origin
 from anyformer.specs.services import service
 from anyformer.stacks.stack import Stack
@@ -151,7 +151,7 @@ class Model(Part):
             raise ValueError("ties: a parameter shares the storage of one other, and here one stands twice")
         for name, owner in self.ties:
             try:
-                tied, shared = at(self, name), at(self, owner)
+                tied, shared = value_at(self, name), value_at(self, owner)
             except ValueError:
                 continue  # parameters, which are found once there is a module
             if isinstance(tied, Part) and tied != shared:
@@ -161,7 +161,7 @@ class Model(Part):
         """ValueError that names the first Part by which a token sees later ones, and the nearest that does not."""
         written = [(name, getattr(self, name)) for name in names]
         written += [(path, part) for path, part in walk(self.head, "head") if isinstance(part, LMHead)]
-        for address, part in (found for path, each in written for found in looking_ahead(each, path)):
+        for address, part in (found for path, each in written for found in parts_seeing_ahead(each, path)):
             kind = type(part).__name__
             if part.said is None:
                 raise ValueError(

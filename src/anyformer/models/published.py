@@ -20,7 +20,7 @@ from anyformer.models.output import Output
 from anyformer.parts.head.base import HeadModule
 from anyformer.parts.head.language import LMHead
 from anyformer.runtime.inputs import check_given
-from anyformer.runtime.taps import OUTPUTS, Shown, Taps
+from anyformer.runtime.taps import OUTPUTS, OutputCollector, Taps
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.specs.services import service
@@ -65,7 +65,7 @@ def call_published(
         raise ValueError(f"unknown attention kernel {quote(model.kernel)}; {nearest(model.kernel, KERNELS)}")
     defaults = output_config(model.spec)
     flags = [flag for flag in OUTPUTS if inputs.pop(flag, defaults.get(flag) or False) or flag in model.always]
-    shown = Shown(model.shows, flags, taps) if flags else None
+    shown = OutputCollector(model.shows, flags, taps) if flags else None
     as_output = inputs.pop("return_dict", model.spec.source.get("return_dict", True))
     # a cache is useful where tokens follow: not while gradients are taken, unless the caller asks for one
     use_cache = inputs.pop("use_cache", None)
@@ -85,7 +85,7 @@ def call_published(
         outputs["past_key_values"] = outputs[model.spec.state_name] = state
     if num_items is not None and labels is not None and (loss := outputs.get("loss")) is not None:
         outputs["loss"] = loss_per_item(model, loss, labels, num_items)
-    fields = {**outputs, **(model.shown(shown) if shown else {})}
+    fields = {**outputs, **(model.collect_outputs(shown) if shown else {})}
     # outputs of an encoder come last
     result = Output(dict(sorted(fields.items(), key=lambda field: field[0].startswith("encoder_"))))
     if as_output:

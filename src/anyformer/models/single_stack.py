@@ -11,7 +11,7 @@ from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model
 from anyformer.parts.base import Embedding
 from anyformer.runtime.context import Memory
-from anyformer.runtime.taps import Shown, declared
+from anyformer.runtime.taps import OutputCollector, declared_taps
 from anyformer.specs.part import Site, walk
 from anyformer.stacks.funnel import Funnel
 from anyformer.stacks.perceiver import Perceiver
@@ -57,13 +57,13 @@ class OneStackModule(TransformerModule):
         self.stack_name, self.address, self.head_address = stack, site.address, site.child("head").address
         width = part.out_width(spec.width)  # stages widen
         self.head = spec.head.build(site.child("head", width=width)) if spec.head else None
-        self.inputs, self.shows = self.input_names(), declared(self)
+        self.inputs, self.shows = self.input_names(), declared_taps(self)
         self.also = dict.fromkeys(part.input_aliases, spec.embedding.inputs[0])
         self.stateless = self.find_stateless()
 
-    def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
-        found = getattr(self, self.stack_name).shown(seen)
-        for kind, values in seen.under(self.head_address).items():  # a head's own form of the last state
+    def collect_outputs(self, seen: OutputCollector) -> dict[str, tuple[Tensor, ...]]:
+        found = getattr(self, self.stack_name).collect_outputs(seen)
+        for kind, values in seen.values_below(self.head_address).items():  # a head's own form of the last state
             found[kind][-1:] = values
         return {kind: tuple(values) for kind, values in found.items()}
 
@@ -90,7 +90,7 @@ class OneStackModule(TransformerModule):
         elif state is not None and memory is None:
             memory, padding = state.memory, state.memory_padding
         seen = None if memory is None else Memory(memory, memory_mask(padding, memory, "encoder_attention_mask"))
-        ctx = ctx.having(kernel=call.kernel, taps=call.taps, memory=seen)
+        ctx = ctx.replace(kernel=call.kernel, taps=call.taps, memory=seen)
         x, ctx = getattr(self, self.stack_name)(x, ctx)
         if state is not None:
             state.advance(ctx.index.shape[-1])

@@ -16,7 +16,7 @@ from anyformer.models.single_stack import EncoderModel, OneStackModule
 from anyformer.parts.base import Embedding
 from anyformer.parts.head.base import Outputs
 from anyformer.parts.head.similarity import ProjectionHead, SimilarityHead, SpacesHead
-from anyformer.runtime.taps import Shown, declared
+from anyformer.runtime.taps import OutputCollector, declared_taps
 from anyformer.specs.part import Site
 
 PUBLISHED = {"text": "text_model_output", "image": "vision_model_output"}  # what a tower says goes by
@@ -93,7 +93,7 @@ class TowersModule(TransformerModule):
         for name, tower in zip(spec.named, spec.towers, strict=True):
             self.add_module(name, tower.build(site.child(name, width=tower.width)))
         self.head = spec.head.build(site.child("head")) if spec.head else None
-        self.inputs, self.shows = self.input_names(), declared(self)
+        self.inputs, self.shows = self.input_names(), declared_taps(self)
         self.stateless = ()
 
     @property
@@ -138,7 +138,7 @@ class TowersModule(TransformerModule):
             answer = tower(Call(own, taps=taps, kernel=call.kernel))
             vectors[name], x = answer[f"{name}_embeds"], answer["last_hidden_state"]
             balance += [answer["aux_loss"]] if "aux_loss" in answer else []
-            shown = tower.shown(taps) if isinstance(taps, Shown) else {}
+            shown = tower.collect_outputs(taps) if isinstance(taps, OutputCollector) else {}
             kept = {"last_hidden_state": x, "pooler_output": vectors[name], **shown}
             said[PUBLISHED.get(name, f"{name}_model_output")] = Output(kept)
         if self.head is None:
@@ -149,7 +149,7 @@ class TowersModule(TransformerModule):
             out |= {"aux_loss": both, "loss": None if loss is None else loss + both}
         return {**out, **said}
 
-    def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
+    def collect_outputs(self, seen: OutputCollector) -> dict[str, tuple[Tensor, ...]]:
         return {}  # each tower's, among what it says
 
 

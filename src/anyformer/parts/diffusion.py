@@ -130,7 +130,7 @@ class NoisyEmbeddingModule(nn.Module):
             raise ValueError(f"hidden_states is (batch, {self.channels} channels, height, width), got {found}")
         x, ctx = self.image({"pixel_values": picture})
         vectors = self.condition(inputs.get("timestep"), inputs.get("class_labels"), x.shape[0])
-        return x, ctx.having(Condition(vectors.unbind()))
+        return x, ctx.replace(Condition(vectors.unbind()))
 
 
 class NoiseHead(Head, called=("unpatchify",)):

@@ -55,7 +55,7 @@ class Halve(Part):
         index = torch.arange(short.shape[1], device=x.device)
         first = (2 * index - int(self.first_apart)).clamp(min=0)  # where each pair's first token stood
         segments = ctx.extra(Segments)
-        inner = ctx.having(
+        inner = ctx.replace(
             Spacing(2 * token_spacing(ctx)),
             *(() if segments is None else (Segments(segments.kinds[:, first]),)),
             index=index,
@@ -63,5 +63,5 @@ class Halve(Part):
             shared={},
             padding=None if ctx.padding is None else self.shorten(ctx.padding),
         )
-        looking = ctx.having(Stride(2), index=first, fine=x, shared={}) if self.queries_only else inner
+        looking = ctx.replace(Stride(2), index=first, fine=x, shared={}) if self.queries_only else inner
         return short, inner, looking

@@ -55,7 +55,7 @@ class Context:
                 return each
         return None
 
-    def having(self, *extras: Any, **changes: Any) -> Context:
+    def replace(self, *extras: Any, **changes: Any) -> Context:
         """A copy with other fields, and with these extras in the place of those of their classes."""
         kinds = tuple(type(each) for each in extras)
         kept = tuple(each for each in self.extras if not isinstance(each, kinds))
@@ -82,7 +82,7 @@ class Context:
             return torch.arange(self.state.capacity, device=self.index.device)
         return torch.arange(self.state.length + self.index.shape[-1], device=self.index.device)
 
-    def apart(self) -> tuple[Tensor, Tensor]:
+    def relative_positions(self) -> tuple[Tensor, Tensor]:
         """Places of the tokens (T,) or (B, T) and of the keys (S,) between which distances count. Where a text goes on
         after a padded past, pads may stand between its tokens and do not count: (B, T) and (B, S)."""
         if self.state is None or self.padding is None or (self.state.capacity is None and not self.state.length):
@@ -130,7 +130,7 @@ class Context:
         """Where the attention weights of the mixer at `address` go, if anyone asked for them."""
         return functools.partial(self.tap, address, "weights") if self.wants(address, "weights") else None
 
-    def watched(self, address: str, name: str = "weights") -> Watched | None:
+    def watch(self, address: str, name: str = "weights") -> Watched | None:
         """The same where a result is computed in a faster way already: it is used unless something was changed."""
         return Watched(functools.partial(self.tap, address, name)) if self.wants(address, name) else None
 

@@ -62,7 +62,7 @@ def check_shape(name: str, tensor: Tensor | None, *shapes: tuple[int, ...]) -> N
         raise ValueError(f"{name} has the shape {' or '.join(map(str, shapes))} here, got {tuple(tensor.shape)}")
 
 
-def hiding(mask: Tensor, name: str = "attention_mask") -> Tensor | None:
+def boolean_mask(mask: Tensor, name: str = "attention_mask") -> Tensor | None:
     """A mask as booleans; None where it hides nothing."""
     return None if hides_nothing(mask, name) else mask.bool()
 

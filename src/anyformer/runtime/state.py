@@ -60,7 +60,7 @@ class PerToken(Declared):
     window: int | None = None
 
     def sizes(self, rows: int, tokens: int, memory: int = 0) -> dict[str, tuple[int, ...]]:
-        return {n: placed(shape, rows, min(tokens, self.window or tokens)) for n, shape in self.shapes.items()}
+        return {n: held_shape(shape, rows, min(tokens, self.window or tokens)) for n, shape in self.shapes.items()}
 
     def store(self, rows: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> Store:
         if capacity is None:
@@ -85,7 +85,7 @@ class PerMemory(Declared):
     """Something of every place of the memory, made once a text; held like PerToken's."""
 
     def sizes(self, rows: int, tokens: int, memory: int = 0) -> dict[str, tuple[int, ...]]:
-        return {name: placed(shape, rows, memory) for name, shape in self.shapes.items()}
+        return {name: held_shape(shape, rows, memory) for name, shape in self.shapes.items()}
 
     def store(self, rows: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> Store:
         return Made(self, {}, static=capacity is not None)
@@ -96,7 +96,7 @@ def axis(shape: tuple[int, ...]) -> int:
     return max(len(shape), 1)
 
 
-def placed(shape: tuple[int, ...], rows: int, places: int) -> tuple[int, ...]:
+def held_shape(shape: tuple[int, ...], rows: int, places: int) -> tuple[int, ...]:
     held = (rows, *shape)
     return (*held[: axis(shape)], places, *held[axis(shape) :])
 
@@ -148,7 +148,7 @@ class Store:
         for name, tensor in other.tensors.items():
             self.replace(name, tensor if name in self.tensors else tensor.clone())
 
-    def growing(self, lengths: Tensor, columns: int) -> Store:
+    def to_growing(self, lengths: Tensor, columns: int) -> Store:
         """A growing copy of what is held of rows of `lengths` (B,), each to end at the last of so many columns."""
         tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
         return type(self)(self.declared, tensors, static=False)
@@ -254,7 +254,7 @@ class Static(Store):
             column = places - end + theirs.shape[self.axes[name]]
             tensor.copy_(pick_columns(theirs, self.axes[name], column, (places >= 0) & (places < end)))
 
-    def growing(self, lengths: Tensor, columns: int) -> Store:
+    def to_growing(self, lengths: Tensor, columns: int) -> Store:
         count = min(columns, self.declared.window or columns)
         places = lengths[:, None] + torch.arange(-count, 0, device=lengths.device)
         column = self.column(places)
@@ -444,10 +444,10 @@ class State:
             else:
                 mine.copy_(theirs)
 
-    def growing(self, columns: int | None = None) -> State:
+    def to_growing(self, columns: int | None = None) -> State:
         """A growing copy of a static state, to go on from: each row ends at the last of so many columns."""
         columns, end = self.length if columns is None else columns, self.lengths[:, None]
-        copy = State({at: store.growing(self.lengths, columns) for at, store in self.stores.items()}, past=columns)
+        copy = State({at: store.to_growing(self.lengths, columns) for at, store in self.stores.items()}, past=columns)
         places = end + torch.arange(-columns, 0, device=end.device)
         real = places >= 0 if self.padding is None else pick_columns(self.padding, 1, places, places >= 0)
         copy.padding = None if bool(real.all()) else real

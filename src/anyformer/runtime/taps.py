@@ -34,7 +34,7 @@ class Taps(Protocol):
         """The value, or what stands in its place from here on."""
 
 
-def declared(model: nn.Module) -> dict[str, str | None]:
+def declared_taps(model: nn.Module) -> dict[str, str | None]:
     """Every tapped address of a model, with the output that shows it."""
     found: dict[str, str | None] = {}
     for module in model.modules():
@@ -69,7 +69,7 @@ class Watched:
         return used
 
 
-class Shown:
+class OutputCollector:
     """Gathers what published classes return beside their results, in the order it is computed."""
 
     def __init__(self, outputs: Mapping[str, str | None], asked: Iterable[str], then: Taps | None) -> None:
@@ -88,7 +88,7 @@ class Shown:
             self.seen.append((address, value))
         return value
 
-    def under(self, prefix: str, names: Container[str] | None = None) -> dict[str, list[Tensor]]:
+    def values_below(self, prefix: str, names: Container[str] | None = None) -> dict[str, list[Tensor]]:
         """Output -> the values seen at addresses below `prefix`, of these names alone where they are given."""
         found: dict[str, list[Tensor]] = {}
         for address, value in self.seen:

@@ -19,7 +19,7 @@ from typing import Any
 
 from anyformer.specs.frozen import Table
 from anyformer.specs.messages import quote
-from anyformer.specs.part import TOGETHER, Part, hints, told_at, walk
+from anyformer.specs.part import TOGETHER, Part, errors_at, hints, walk
 
 Path = tuple[str, ...]
 
@@ -101,7 +101,7 @@ def edit(spec: Any, changes: Mapping[str, Any]) -> Any:
 # -- plain paths -------------------------------------------------------------------------------------------------------
 
 
-def at(spec: Part, path: str) -> Any:
+def value_at(spec: Part, path: str) -> Any:
     """The value at a dotted path: `at(spec, "decoder.layers.3.attention.op.num_heads")`."""
     found: list[Any] = []
 
@@ -116,12 +116,12 @@ def at(spec: Part, path: str) -> Any:
     return found[0]
 
 
-def edited(spec: Part, changes: Mapping[str, Any]) -> Any:
+def with_values(spec: Part, changes: Mapping[str, Any]) -> Any:
     """A copy of `spec` with other values at dotted paths. The order of changes that are only valid together (heads and
     key/value heads) does not matter: what is made of all of them is checked at the end."""
     old = spec
     try:
-        with unchecked():
+        with deferred_checks():
             for path, value in changes.items():
                 spec = spec.edit(tuple(path.split(".")), _always(value))
     except KeyError as error:
@@ -134,7 +134,7 @@ def edited(spec: Part, changes: Mapping[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def unchecked() -> Iterator[None]:
+def deferred_checks() -> Iterator[None]:
     """Parts that are made inside are not checked: `check_all` does so once all of them are there."""
     waiting = TOGETHER.set(True)
     try:
@@ -146,7 +146,7 @@ def unchecked() -> Iterator[None]:
 def check_all(spec: Part) -> None:
     """Checks every Part of a description, the innermost first, as where each is made by itself."""
     for address, part in reversed([*walk(spec)]):
-        with told_at(address, type(part)):
+        with errors_at(address, type(part)):
             part.check()
 
 

@@ -14,9 +14,9 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from anyformer.specs.addresses import at, edited
+from anyformer.specs.addresses import value_at, with_values
 from anyformer.specs.messages import quote
-from anyformer.specs.part import ANY, Part, Table, default_values, freeze, nearest, nearest_kind, told_at
+from anyformer.specs.part import ANY, Part, Table, default_values, errors_at, freeze, nearest, nearest_kind
 from anyformer.specs.slots import kinds, only_kind, slot_at, slots_of, wrong_kind
 
 FORMAT = 1  # of spec.json; raised when an old file would be read wrongly
@@ -49,10 +49,10 @@ def override(spec: P, changes: Mapping[str, Any]) -> P:
         raise ValueError(f"a description can be overridden, as af.spec gives it, not a {type(spec).__name__}")
     if not isinstance(changes, Mapping) or not all(isinstance(path, str) for path in changes):
         raise ValueError(f"changes are {{path: value}}, such as {{'width': 96}}, got {quote(changes)}")
-    new = edited(spec, {path: _given(spec, path, value) for path, value in changes.items()})
+    new = with_values(spec, {path: _given(spec, path, value) for path, value in changes.items()})
     for path in changes:
         home = path.rpartition(".")[0]
-        part, before = (at(each, home) if home else each for each in (new, spec))
+        part, before = (value_at(each, home) if home else each for each in (new, spec))
         if isinstance(part, Part) and isinstance(before, Part):
             if line := part.sizes_left_behind(before, path, changes):
                 warnings.warn(line, stacklevel=2)
@@ -115,7 +115,7 @@ def decode(data: Any, where: str = "", slot: Any = Part) -> Any:
         lacking = [name for name in needed if name not in values and not cls.open_fields]
         if lacking:
             raise ValueError(f"{where or kind}: {kind} needs {' and '.join(lacking)}")
-        with told_at(where, cls):
+        with errors_at(where, cls):
             return cls(**values)
     if isinstance(data, dict):
         if why := wrong_kind(None, slot):

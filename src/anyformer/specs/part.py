@@ -304,7 +304,7 @@ def with_defaults(kind: type[Part], where: str) -> Part:
 
 
 @contextlib.contextmanager
-def told_at(path: str, kind: type[Part]) -> Iterator[None]:
+def errors_at(path: str, kind: type[Part]) -> Iterator[None]:
     """A mistake in a Part of a description is told by its address there, and not by its kind."""
     try:
         yield
@@ -344,7 +344,7 @@ def fits(kind: type[Part], slot: type[Part]) -> bool:
     return issubclass(kind, slot) or (slot.open_slot and foreign)
 
 
-def fitting(hint: Any = Part) -> dict[str, type[Part]]:
+def kinds_for(hint: Any = Part) -> dict[str, type[Part]]:
     """The kinds that may stand in a field of this type, by name."""
     slots = slot_types(hint) or (Part,)
     kinds = {name: kind for name, kind in Part.kinds.items() if any(fits(kind, slot) for slot in slots)}
@@ -353,7 +353,7 @@ def fitting(hint: Any = Part) -> dict[str, type[Part]]:
 
 def no_fit(kind: str, hint: Any) -> str:
     """Of an error message: what is called so does not fit here, and what does."""
-    near = f'write {{"kind": "{kind}"}}' if kind in fitting(hint) else nearest_kind(kind, hint)
+    near = f'write {{"kind": "{kind}"}}' if kind in kinds_for(hint) else nearest_kind(kind, hint)
     return f"{kind} is no {' or '.join(slot.__name__ for slot in slot_types(hint))}; {near}"
 
 
@@ -377,9 +377,9 @@ def named(name: str) -> list[type[Part]]:
 
 def nearest_kind(name: str, hint: Any = Part) -> str:
     """The end of an error message: the kind that fits a field of this type and is called so, or almost so."""
-    wanted, known = _plain(name), _names(fitting(hint))
-    every = f"valid: {', '.join(sorted(fitting(hint)))}"
-    if wanted not in known and name not in Part.kinds and (elsewhere := _names(fitting()).get(wanted)):
+    wanted, known = _plain(name), _names(kinds_for(hint))
+    every = f"valid: {', '.join(sorted(kinds_for(hint)))}"
+    if wanted not in known and name not in Part.kinds and (elsewhere := _names(kinds_for()).get(wanted)):
         return f"that is {elsewhere[0]}, which does not fit here; {every}"
     inside = [each for each in known if min(len(each), len(wanted)) > 2 and (each in wanted or wanted in each)]
     close = inside or difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
@@ -466,12 +466,12 @@ def farthest(*parts: Part | Sees | None) -> Sees | None:
     return max(found, key=REACH.index)
 
 
-def looking_ahead(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
+def parts_seeing_ahead(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
     """(address, Part) of the innermost Parts by which a token sees later ones, or that do not say what it sees."""
     if part.sees in ("itself", "past"):
         return
     children = [] if part.said is None else parts_in(part, path)
-    yield from [found for at, child in children for found in looking_ahead(child, at)] or [(path, part)]
+    yield from [found for at, child in children for found in parts_seeing_ahead(child, at)] or [(path, part)]
 
 
 def tree(spec: Part, name: str = "") -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.specs.part import Part
 
 
@@ -66,7 +66,7 @@ def _among(module: Any, runs: list[Any]) -> bool:
 
 def _described(spec: Part, address: str) -> Part | None:
     try:
-        found = at(spec, address)
+        found = value_at(spec, address)
     except ValueError:  # a module inside a Part's own
         return None
     return found if isinstance(found, Part) else None

@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from anyformer.specs.messages import quote
-from anyformer.specs.part import ANY, Part, abstract, fits, fitting, hints, nearest, no_fit, slot_types, type_name
+from anyformer.specs.part import ANY, Part, abstract, fits, hints, kinds_for, nearest, no_fit, slot_types, type_name
 
 GROUP = "anyformer.parts"  # entry points of packages that bring Parts
 
@@ -85,7 +85,7 @@ def slot_at(path: str, roots: tuple[type[Part], ...]) -> Any:
 
 def only_kind(slot: Any) -> str | None:
     """The name of the one kind that fits a slot, where there is one alone and no table could stand there."""
-    found = [*fitting(slot)] if needs_kind(slot) else []
+    found = [*kinds_for(slot)] if needs_kind(slot) else []
     return found[0] if len(found) == 1 else None
 
 
@@ -99,7 +99,7 @@ def wrong_kind(kind: str | None, slot: Any) -> str:
     if not needs_kind(slot):
         return ""
     if kind is None:
-        return f"which kind? {', '.join(sorted(fitting(slot)))}"
+        return f"which kind? {', '.join(sorted(kinds_for(slot)))}"
     return "" if any(fits(Part.kinds[kind], each) for each in slot_types(slot)) else no_fit(kind, slot)
 
 

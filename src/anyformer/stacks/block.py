@@ -108,16 +108,16 @@ class BlockModule(nn.Module):
         block = x
         for step in self.children():
             x = step(block, ctx, x) if getattr(step, "of_block", False) else step(x, ctx)
-            ctx = after(step, ctx)
+            ctx = context_after(step, ctx)
         return x
 
 
-def after(step: nn.Module, ctx: Context) -> Context:
+def context_after(step: nn.Module, ctx: Context) -> Context:
     """The context of what a step, or a layer, leaves."""
     if isinstance(step, SublayerModule):
         return with_stride(ctx, step.stride)
     for inner in step.children():
-        ctx = after(inner, ctx)
+        ctx = context_after(inner, ctx)
     return ctx
 
 
@@ -130,11 +130,11 @@ class ParallelModule(BlockModule):
         y = x
         for name, step in self.named_children():
             assert isinstance(step, SublayerModule)
-            if not step.passed_over(ctx):
+            if not step.is_skipped(ctx):
                 y = through(step.residual, ctx, y, ctx.tap(self.address, name, step.branch(x, ctx)))
         return y
 
 
-def led_by_the_first(layers: Block | Mapping[str, Block]) -> Any:
+def layer_sharing_of(layers: Block | Mapping[str, Block]) -> Any:
     """A mixer in them that uses what the first layer holds (Linformer, Luna), if there is one."""
     return next((part for _, part in walk(layers) if part.layer_sharing), None)

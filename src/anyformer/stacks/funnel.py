@@ -14,7 +14,7 @@ from anyformer.parts.attention.latent import LatentAttention
 from anyformer.parts.embedding.segments import Segments
 from anyformer.parts.halve import Halve
 from anyformer.runtime.context import Context, leading_pads
-from anyformer.runtime.taps import Declared, Shown
+from anyformer.runtime.taps import Declared, OutputCollector
 from anyformer.specs.part import Site, walk
 from anyformer.stacks.backbone import Backbone
 from anyformer.stacks.stack import Stack, StackModule
@@ -66,7 +66,7 @@ class FunnelModule(nn.Module):
         outer, length = ctx, x.shape[1]
         order = first_to_front(ctx)
         if order is not None:
-            x, ctx = rearranged(x, ctx, order)
+            x, ctx = align_left(x, ctx, order)
         level = ctx
         below = x = ctx.tap(self.address, "input", x)
         for i, stage in enumerate(self.stages):
@@ -76,24 +76,24 @@ class FunnelModule(nn.Module):
             if i == 0:
                 below = x if self.part.resume is None else states[self.part.resume]
         if self.top is None:
-            return x, outer.having(index=level.index, positions=level.positions, padding=level.padding)
+            return x, outer.replace(index=level.index, positions=level.positions, padding=level.padding)
         x = self.part.pool.lengthen(x, length, 2 ** (len(self.stages) - 1)) + below
-        x, _ = self.top(x, ctx.having(shared={}))
+        x, _ = self.top(x, ctx.replace(shared={}))
         return (x if order is None else x.scatter(1, order[..., None].expand_as(x), x)), outer
 
     @property
-    def last(self) -> StackModule:
+    def last_stack(self) -> StackModule:
         return self.stages[-1] if self.top is None else self.top  # type: ignore[return-value]
 
     def finish(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
         """What a head reads of the states of the last stack."""
-        return self.last.finish(states, ctx)
+        return self.last_stack.finish(states, ctx)
 
-    def shown(self, seen: Shown) -> dict[str, list[Tensor]]:
+    def collect_outputs(self, seen: OutputCollector) -> dict[str, list[Tensor]]:
         """The states of all stages, of which the first alone shows its input, and of the top."""
-        found = seen.under(self.address, self.tapped)
+        found = seen.values_below(self.address, self.tapped)
         for stack in (*self.stages, *([] if self.top is None else [self.top])):
-            for kind, values in stack.shown(seen).items():
+            for kind, values in stack.collect_outputs(seen).items():
                 within = kind == "hidden_states" and stack is not self.top
                 found.setdefault(kind, []).extend(values[1:] if within else values)
         return found
@@ -109,9 +109,9 @@ def first_to_front(ctx: Context) -> Tensor | None:
     return (ctx.index + pads) % length
 
 
-def rearranged(x: Tensor, ctx: Context, order: Tensor) -> tuple[Tensor, Context]:
+def align_left(x: Tensor, ctx: Context, order: Tensor) -> tuple[Tensor, Context]:
     assert ctx.padding is not None
     segments = ctx.extra(Segments)
     moved = () if segments is None else (Segments(segments.kinds.gather(1, order)),)
-    ctx = ctx.having(*moved, padding=ctx.padding.gather(1, order), positions=ctx.index[None])
+    ctx = ctx.replace(*moved, padding=ctx.padding.gather(1, order), positions=ctx.index[None])
     return x.gather(1, order[..., None].expand_as(x)), ctx

@@ -23,7 +23,7 @@ from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.op import Reshaping
 from anyformer.parts.position.absolute import Learned, Sinusoidal, add_position
 from anyformer.runtime.context import Context
-from anyformer.runtime.taps import Declared, Shown
+from anyformer.runtime.taps import Declared, OutputCollector
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Part, Site, walk
@@ -55,7 +55,7 @@ class Look(Part, sees="itself", called=("cross-attend",)):
         if isinstance(self.feedforward, Reshaping) and self.feedforward.out is not None:
             raise ValueError("Look.feedforward.out: the vectors keep their width; leave it out")
 
-    def of(self, source: int, site: Site) -> LookModule:
+    def build_for(self, source: int, site: Site) -> LookModule:
         """The module for others of this width."""
         return LookModule(self, source, site)
 
@@ -154,7 +154,7 @@ class PerceiverModule(nn.Module):
         self.part, self.address = part, site.address
         W = part.width or site.width
         self.latents = nn.Parameter(torch.empty(part.latents, W))
-        self.read = part.read.of(site.width, site.child("read", width=W))
+        self.read = part.read.build_for(site.width, site.child("read", width=W))
         self.stack = part.stack.build(site.child("stack", width=W))
         self.write: WriteModule | None = None
         if part.write is not None:
@@ -164,30 +164,30 @@ class PerceiverModule(nn.Module):
         if ctx.documents is not None:
             raise ValueError(f"{self.address}: latents see a whole row, which holds one text: nothing can be packed")
         z = each_row(self.latents, x)
-        own = self.among(self.part.latents, ctx.having(Outer(ctx)))
+        own = self.context_of(self.part.latents, ctx.replace(Outer(ctx)))
         for i in range(self.part.rounds):
             if i == 0 or self.part.reread:
                 z = self.read(z, own, x, ctx.tokens)
             z, _ = self.stack(z, own)
-        return self.written(z, own)
+        return self.decode(z, own)
 
-    def among(self, count: int, ctx: Context) -> Context:
+    def context_of(self, count: int, ctx: Context) -> Context:
         """The context of so many vectors that are no tokens."""
         index = torch.arange(count, device=ctx.index.device)
         outer = tuple(each for each in ctx.extras if isinstance(each, Outer))
         return dataclasses.replace(ctx, index=index, positions=index[None], padding=None, extras=outer, shared={})
 
-    def written(self, z: Tensor, own: Context) -> tuple[Tensor, Context]:
+    def decode(self, z: Tensor, own: Context) -> tuple[Tensor, Context]:
         if self.write is None:
             return z, own
         outer = own.extra(Outer)
         assert outer is not None
         count = self.part.write.count if self.part.write is not None else None
-        places = outer.ctx if count is None else self.among(count, outer.ctx)
+        places = outer.ctx if count is None else self.context_of(count, outer.ctx)
         return self.write(z, places), places
 
     @property
-    def last(self) -> StackModule:
+    def last_stack(self) -> StackModule:
         return self.stack
 
     @property
@@ -199,11 +199,11 @@ class PerceiverModule(nn.Module):
 
     def finish(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
         """What a head reads of the states of the stack."""
-        return self.written(self.stack.finish(states, ctx)[0], ctx)
+        return self.decode(self.stack.finish(states, ctx)[0], ctx)
 
-    def shown(self, seen: Shown) -> dict[str, list[Tensor]]:
+    def collect_outputs(self, seen: OutputCollector) -> dict[str, list[Tensor]]:
         """Of each round its input and what each layer made of it."""
-        found = seen.under(self.address)
+        found = seen.values_below(self.address)
         each = self.part.stack.depth + 2  # what is after the norm is seen too
         if states := found.get("hidden_states"):
             found["hidden_states"] = [x for i in range(0, len(states), each) for x in states[i : i + each - 1]]
@@ -222,7 +222,7 @@ class WriteModule(nn.Module):
         super().__init__()
         self.width = site.width
         self.position = part.position.build(site.child("position"))
-        self.look = part.look.of(source, site.child("look"))
+        self.look = part.look.build_for(source, site.child("look"))
 
     def forward(self, z: Tensor, ctx: Context) -> Tensor:
         """Latents (B, N, W) -> (B, L, .)"""

@@ -48,27 +48,27 @@ class ReversibleModule(BlockModule):
         super().__init__(part, dataclasses.replace(site, width=site.width // 2))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        for step in self.taken(ctx):
+        for step in self.active_steps(ctx):
             if self.rng_states is not None:
                 self.rng_states.append(RandomState.save(x))
             joined, read = x.chunk(2, -1)
             x = torch.cat((read, step(read, ctx, joined)), -1)
         return x
 
-    def taken(self, ctx: Context) -> list[SublayerModule]:
+    def active_steps(self, ctx: Context) -> list[SublayerModule]:
         steps = (step for step in self.children() if isinstance(step, SublayerModule))
-        return [step for step in steps if not step.passed_over(ctx)]
+        return [step for step in steps if not step.is_skipped(ctx)]
 
     def rewind(
         self, y: Tensor, gradient: Tensor, ctx: Context, rng_states: list[RandomState], found: Gradients
     ) -> tuple[Tensor, Tensor]:
-        for step, rng_state in zip(reversed(self.taken(ctx)), reversed(rng_states), strict=True):
+        for step, rng_state in zip(reversed(self.active_steps(ctx)), reversed(rng_states), strict=True):
             read, made = y.chunk(2, -1)
             gradient_read, gradient_made = gradient.chunk(2, -1)
             learned = [parameter for parameter in step.parameters() if parameter.requires_grad]
             with torch.enable_grad(), rng_state.restore(y):
                 read = read.detach().requires_grad_()
-                branch = step.branch(read, ctx.having(shared={}))
+                branch = step.branch(read, ctx.replace(shared={}))
                 joined = step.residual.undo(made, branch.detach()).detach().requires_grad_()
                 again = through(step.residual, ctx, joined, branch)
             of_joined, of_read, *rest = torch.autograd.grad(

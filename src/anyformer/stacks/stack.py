@@ -25,12 +25,12 @@ from anyformer.parts.op import Reshaping
 from anyformer.parts.position.bias import AttentionPosition, HeadwisePosition
 from anyformer.parts.residual import Add
 from anyformer.runtime.context import Context
-from anyformer.runtime.taps import Declared, Shown
+from anyformer.runtime.taps import Declared, OutputCollector
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Site, _edit, nearest, walk
 from anyformer.stacks.backbone import Backbone
-from anyformer.stacks.block import Block, after, led_by_the_first
+from anyformer.stacks.block import Block, context_after, layer_sharing_of
 from anyformer.stacks.sublayer import Sublayer, through
 
 
@@ -84,12 +84,12 @@ class Stack(Backbone, sees="itself"):
         for name in ("order", "layer_drop", "position") if self.reshapes else ():
             if getattr(self, name):
                 raise ValueError(f"Stack.{name}: layers of this stack change its width or grid, so it must be left out")
-        led = {kind: part for kind, block in kinds.items() if (part := led_by_the_first(block)) is not None}
+        led = {kind: part for kind, block in kinds.items() if (part := layer_sharing_of(block)) is not None}
         if led and self.pattern and self.pattern[0] not in led:
             first = f"the first layer ({self.pattern[0]}) holds what all share, and has none"
             kind, part = next(iter(led.items()))
             raise ValueError(f"Stack.layers.{kind}: {first}; set {part.layer_sharing.off}")
-        part = led_by_the_first(self.layers)
+        part = layer_sharing_of(self.layers)
         for kind, other in led.items():
             if (form := led[self.pattern[0]].layer_sharing.form) != other.layer_sharing.form:
                 line = f"what the first layer holds for all is {form}; set {other.layer_sharing.off}"
@@ -115,7 +115,7 @@ class Stack(Backbone, sees="itself"):
         if self.project is not None or self.neck is not None or self.reshapes or self.streams > 1:
             line = "no project, no neck, no Reversible layers and none that changes its width or grid"
             raise ValueError(f"{address}: others follow this Stack, so it can have {line}")
-        if (part := led_by_the_first(self.layers)) is not None:
+        if (part := layer_sharing_of(self.layers)) is not None:
             raise ValueError(
                 f"{address}: the first layer of one Stack holds what all share; set {part.layer_sharing.off}"
             )
@@ -221,7 +221,7 @@ class StackModule(nn.Module):
         """`first` is the context of the first step, where it is another. The input of the first step and what comes of
         each are put into `states`, where they are wanted."""
         if self.position is not None:
-            ctx = ctx.having(bias=self.position(*ctx.apart()).to(x.dtype))
+            ctx = ctx.replace(bias=self.position(*ctx.relative_positions()).to(x.dtype))
         if self.part.streams > 1:
             x = x.repeat(1, 1, self.part.streams)
         x = ctx.tap(self.address, "input", x)
@@ -236,7 +236,7 @@ class StackModule(nn.Module):
                 x = x + self.timing[step]
             if not (self.training and self.part.layer_drop and torch.rand(()) < self.part.layer_drop):
                 x = self.layers[i](x, ctx if step or first is None else first)
-            ctx = after(self.layers[i], ctx)
+            ctx = context_after(self.layers[i], ctx)
             x = ctx.tap(self.address, f"layers.{i}", x)
             states.append(x)
         return self.finish(states, ctx)
@@ -253,7 +253,7 @@ class StackModule(nn.Module):
         return alone and can_rewind(x, ctx, self.layers)
 
     @property
-    def last(self) -> StackModule:
+    def last_stack(self) -> StackModule:
         """The stack whose stream ends where a head reads."""
         return self
 
@@ -272,9 +272,9 @@ class StackModule(nn.Module):
         every = self.part.neck is not None and self.part.neck.every_layer
         return (x, ctx) if self.neck is None else self.neck([*states[: -1 if every else 0], x], ctx)
 
-    def shown(self, seen: Shown) -> dict[str, list[Tensor]]:
+    def collect_outputs(self, seen: OutputCollector) -> dict[str, list[Tensor]]:
         """What published classes return of this stack."""
-        found = seen.under(self.address)
+        found = seen.values_below(self.address)
         if states := found.get("hidden_states"):  # the input, the layers, after the norm, and what a neck cut of that
             last, end = len(self.part.steps) + 1, states[-1:]
             kinds = {"inputs": states[: last - 1] + end, "outputs": states[1:last] + end, "stream": states[:last]}

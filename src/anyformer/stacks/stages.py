@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from anyformer.parts.grid.layout import Down, Grid, as_image
 from anyformer.parts.norm import Norm
 from anyformer.runtime.context import Context
-from anyformer.runtime.taps import Shown
+from anyformer.runtime.taps import OutputCollector
 from anyformer.specs.part import Site
 from anyformer.stacks.backbone import Backbone
 from anyformer.stacks.stack import Stack, StackModule
@@ -81,22 +81,22 @@ class StagesModule(nn.Module):
             if not self.images:
                 x = self.level(i, x, grid, ctx)
             index = torch.arange(x.shape[1], device=x.device)
-            ctx = ctx.having(grid, index=index, positions=index[None], shared={})
+            ctx = ctx.replace(grid, index=index, positions=index[None], shared={})
             x, _ = stage(x, ctx)
             if self.images or i + 1 == len(self.stages):
                 x = self.level(i + 1, x, grid, ctx)
-        return self.normed(x), ctx
+        return self.normed_output(x), ctx
 
     @property
-    def last(self) -> StackModule:
+    def last_stack(self) -> StackModule:
         return self.stages[-1]
 
     def finish(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
         """What a head reads of the states of the last stage."""
-        x, ctx = self.last.finish(states, ctx)
-        return self.normed(x), ctx
+        x, ctx = self.last_stack.finish(states, ctx)
+        return self.normed_output(x), ctx
 
-    def normed(self, x: Tensor) -> Tensor:
+    def normed_output(self, x: Tensor) -> Tensor:
         return x if self.norm is None else self.norm(x)
 
     def level(self, i: int, x: Tensor, grid: Grid, ctx: Context) -> Tensor:
@@ -106,11 +106,11 @@ class StagesModule(nn.Module):
             ctx.tap(self.address, f"images.{i}", as_image(x, grid))
         return x
 
-    def shown(self, seen: Shown) -> dict[str, list[Tensor]]:
+    def collect_outputs(self, seen: OutputCollector) -> dict[str, list[Tensor]]:
         """The stream between stages; the last layer speaks for its stage."""
-        found = seen.under(self.address, self.tapped)
+        found = seen.values_below(self.address, self.tapped)
         for stage in self.stages:
-            for kind, values in stage.shown(seen).items():
+            for kind, values in stage.collect_outputs(seen).items():
                 if kind != "hidden_states":
                     found.setdefault(kind, []).append(values[-1])
         return found

@@ -89,7 +89,7 @@ class SublayerModule(nn.Module):
     def forward(self, x: Tensor, ctx: Context, onto: Tensor | None = None) -> Tensor:
         """The branch of x joins x, or another stream that is given."""
         onto = x if onto is None else onto
-        if self.passed_over(ctx):
+        if self.is_skipped(ctx):
             return onto
         if self.normed_skip and self.pre_norm is not None:
             x = onto = through(self.pre_norm, ctx, x)
@@ -98,7 +98,7 @@ class SublayerModule(nn.Module):
         x = x if self.out_norm is None else through(self.out_norm, ctx, x)
         return x if not self.zero_pads or ctx.tokens is None else x.masked_fill(~ctx.tokens[..., None], 0)
 
-    def passed_over(self, ctx: Context) -> bool:
+    def is_skipped(self, ctx: Context) -> bool:
         """A decoder used alone passes over its cross-attention, as published ones do."""
         return self.reads_memory and ctx.memory is None
 
@@ -107,7 +107,7 @@ class SublayerModule(nn.Module):
         if self.wide:
             x = x.to(next(self.op.parameters()).dtype)
         if ctx.fine is not None and self.pre_norm is not None:  # what is looked at is normed as what looks
-            ctx = ctx.having(fine=through(self.pre_norm, ctx, ctx.fine))
+            ctx = ctx.replace(fine=through(self.pre_norm, ctx, ctx.fine))
         y = self.op(x if self.pre_norm is None or self.normed_skip else through(self.pre_norm, ctx, x), ctx)
         if self.training and self.dropout:
             y = F.dropout(y, self.dropout)

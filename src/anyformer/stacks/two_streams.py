@@ -16,7 +16,7 @@ from anyformer.parts.embedding.permuted_text import Asked, Recalled
 from anyformer.parts.position.bias import AttentionPositionModule
 from anyformer.runtime.context import Context
 from anyformer.runtime.mask import Order
-from anyformer.runtime.taps import Shown
+from anyformer.runtime.taps import OutputCollector
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site, walk
 from anyformer.stacks.block import Block
@@ -87,14 +87,14 @@ class TwoStreamsModule(StackModule):
         if asked is None and not recalled.states:
             out, ctx = super().forward(x, ctx, None, states)
         else:
-            out, ctx = self.both(x, ctx, asked, recalled.states, states)
+            out, ctx = self.run_both(x, ctx, asked, recalled.states, states)
         usual = self.part.keeps_training if self.training else self.part.keeps
         if usual if recalled.keep is None else recalled.keep:
             before = recalled.states or [None] * self.part.depth
-            ctx = ctx.having(Kept(tuple(map(self.keep, states, before))))
+            ctx = ctx.replace(Kept(tuple(map(self.keep, states, before))))
         return out, ctx
 
-    def both(
+    def run_both(
         self, x: Tensor, ctx: Context, asked: Asked | None, past: tuple[Tensor, ...], states: list[Tensor]
     ) -> tuple[Tensor, Context]:
         """What a layer reads of the text is put into `states`, and after the last what it gave."""
@@ -104,18 +104,20 @@ class TwoStreamsModule(StackModule):
         if asked is not None:
             g = ctx.tap(self.address, "input", asked.x)
             order = dataclasses.replace(ctx.extra(Order) or Order(), itself=False)
-            beside = ctx.having(order, index=asked.places, shared={})
+            beside = ctx.replace(order, index=asked.places, shared={})
         for i, layer in enumerate(self.layers):
             seen = torch.cat((past[i].to(x.dtype), x), dim=1) if past else x
-            x = ctx.tap(self.address, f"layers.{i}", layer(x, ctx.having(fine=seen) if past else ctx))
+            x = ctx.tap(self.address, f"layers.{i}", layer(x, ctx.replace(fine=seen) if past else ctx))
             if g is not None:
-                g = ctx.tap(self.address, f"layers.{i}", layer(g, beside.having(fine=seen)))
+                g = ctx.tap(self.address, f"layers.{i}", layer(g, beside.replace(fine=seen)))
             states.append(x)
         if g is None:
             return self.finish(states, ctx)
         # what a head reads are the tokens asked for: a row of their own, none of them a pad
         index = torch.arange(g.shape[1], device=g.device)
-        return self.finish([states[0], g], ctx.having(index=index, positions=index[None], padding=None, documents=None))
+        return self.finish(
+            [states[0], g], ctx.replace(index=index, positions=index[None], padding=None, documents=None)
+        )
 
     def keep(self, read: Tensor, before: Tensor | None) -> Tensor:
         """(M, B, D) of what a layer read of this text (B, T, D), and of those before it."""
@@ -123,11 +125,11 @@ class TwoStreamsModule(StackModule):
         read = read if before is None else torch.cat((before.to(read.dtype), read), dim=1)
         return read[:, -(self.part.kept or 0) :].detach().transpose(0, 1)
 
-    def shown(self, seen: Shown) -> dict[str, list[Tensor]]:
+    def collect_outputs(self, seen: OutputCollector) -> dict[str, list[Tensor]]:
         """Where tokens were asked for, both streams in turn, and the weights of both for each layer."""
-        found, depth = seen.under(self.address), self.part.depth
+        found, depth = seen.values_below(self.address), self.part.depth
         if len(states := found.get("hidden_states", [])) <= depth + 2:
-            found = super().shown(seen)
+            found = super().collect_outputs(seen)
         else:
             found["hidden_states"] = states[:-1]  # but what left the stack
         if len(weights := found.get("attentions", [])) > depth:

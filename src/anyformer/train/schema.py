@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from anyformer.specs.codec import FORMAT, encode
-from anyformer.specs.part import Part, Table, fitting, hints, slot_types
+from anyformer.specs.part import Part, Table, hints, kinds_for, slot_types
 from anyformer.specs.slots import ANY, fields_of, needs_kind, only_kind, slots_of
 from anyformer.train.run import Run, every_kind
 
@@ -102,7 +102,7 @@ def value_schema(hint: Any, defined: dict[str, Any]) -> dict[str, Any]:
 
 def define_slot(hint: Any, defined: dict[str, Any]) -> str:
     """Define the schema of a slot, which its `kind` selects, and return its name."""
-    known = fitting(hint)
+    known = kinds_for(hint)
     name = only_kind(hint) or f"any {' or '.join(sorted({each.__name__ for each in slot_types(hint)}))}"
     if name not in known:
         cases = [

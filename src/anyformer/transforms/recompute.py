@@ -35,7 +35,7 @@ def _checkpoint_forward(forward: Any) -> Any:
         def rerun(*args: Any, **kwargs: Any) -> Any:
             nonlocal begun
             if begun:  # what a router says again goes nowhere: it would hold on to all that led to it
-                args = tuple(each.having(losses={}) if isinstance(each, Context) else each for each in args)
+                args = tuple(each.replace(losses={}) if isinstance(each, Context) else each for each in args)
             begun = True
             return forward(*args, **kwargs)
 

@@ -41,7 +41,7 @@ def test_one_query_at_a_time_equals_all_at_once(part: LatentAttention, kind: str
         seen = Weights()
         for look in (None, seen) if kind == "static" else (seen,):
             index = torch.arange(1) + t
-            ctx = context(1, kernel=kernel, state=memory, taps=look).having(index=index, positions=index[None])
+            ctx = context(1, kernel=kernel, state=memory, taps=look).replace(index=index, positions=index[None])
             close(module(x[:, t : t + 1], ctx), whole[:, t : t + 1], 1e-5)
         close(seen[0][..., : t + 1], weights[:, :, t : t + 1, : t + 1], 1e-5)
         memory.advance(1)

@@ -51,7 +51,7 @@ def test_places_are_those_in_the_text(scores: str, products: str) -> None:
     real = torch.tensor([[False] * 3 + [True] * T])
     close(module(padded, context(T + 3, padding=real))[:, 3:], alone)
     packed = context(T + 3, documents=torch.tensor([[0] * 3 + [1] * T]))
-    packed = packed.having(positions=torch.tensor([[0, 1, 2, *range(T)]]))
+    packed = packed.replace(positions=torch.tensor([[0, 1, 2, *range(T)]]))
     close(module(padded, packed)[:, 3:], alone)
 
 

@@ -63,7 +63,7 @@ def stream(ctx: Context, width: int = 8) -> Tensor:
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_windows_of_one_place_are_plain_attention(kernel: str) -> None:
     """Of whatever kind, pooling single places by 1 changes nothing; the widths of queries and results may be others."""
-    ctx = context(before=2).having(kernel=kernel)
+    ctx = context(before=2).replace(kernel=kernel)
     alone = GridPool(kernel=(1, 1), stride=(1, 1))
     plain = made(Attention(num_heads=2))
     for by in ("convolution", "max", "mean"):
@@ -128,7 +128,7 @@ def test_distances_along_each_side(grid: Any, keys: Any) -> None:
     """Each score gets the products of its query with one vector a side, by how far apart both are on the finer grid."""
     position = made(GridVectors(size=(5,) * len(grid)), width=6)
     ctx = context(grid, before=1)
-    ctx = ctx if keys is None else ctx.having(KeyGrid(keys))
+    ctx = ctx if keys is None else ctx.replace(KeyGrid(keys))
     q, keys = torch.randn(2, 3, 1 + math.prod(grid), 6), keys or grid
     _, found = position.bias(q, ctx.index, 1.0, ctx)
     assert found.shape == (2, 3, 1 + math.prod(grid), 1 + math.prod(keys))

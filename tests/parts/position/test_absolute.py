@@ -164,7 +164,7 @@ def test_summed_adds() -> None:
 def rotated(part: Rope, x: Tensor, positions: Tensor | None = None) -> Tensor:
     ctx = context(x.shape[2])
     if positions is not None:
-        ctx = ctx.having(positions=positions)
+        ctx = ctx.replace(positions=positions)
     return part.build(Site(width=x.shape[-1])).rotate(x, x, ctx)[0]
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 
 IDS = torch.randint(0, 50, (2, 12), generator=torch.Generator().manual_seed(0))
 
@@ -164,7 +164,7 @@ def test_published_initialisation() -> None:
     assert 0.001 * 0.999 <= step.min() < 0.0012 and 0.08 < step.max() <= 0.1001
     assert abs(float(step.log().mean()) - torch.tensor([0.001, 0.1]).log().mean()) < 0.15
     assert mixer.skip.eq(1).all() and mixer.conv.bias.eq(0).all()
-    bound = at(spec, "decoder.layers.mixer.op").rank ** -0.5
+    bound = value_at(spec, "decoder.layers.mixer.op").rank ** -0.5
     assert 0.95 * bound < mixer.step.weight.abs().max() <= bound
     assert 0.95 < mixer.down.weight.abs().max() * 1536**0.5 <= 1
     assert 0.95 < mixer.conv.weight.abs().max() * 4**0.5 <= 1

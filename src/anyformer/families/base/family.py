@@ -53,7 +53,7 @@ class Size:
 LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
-def _nothing(given: Any) -> Any:
+def no_function(given: Any) -> Any:
     raise NotImplementedError
 
 
@@ -72,8 +72,8 @@ class Family:
     checks: tuple[Callable[[Config], None], ...] = ()  # ValueError where fields of a config contradict each other
     # a family whose structure is a function of its config
     fields: Mapping[str, ConfigField] = dataclasses.field(default_factory=dict)
-    describe: Callable[[Config], Model] = _nothing
-    rules: Callable[[Any], Sequence[Rule]] = _nothing  # of the kind of model that `describe` makes
+    describe: Callable[[Config], Model] = no_function
+    rules: Callable[[Any], Sequence[Rule]] = no_function  # of the kind of model that `describe` makes
     architectures: tuple[str, ...] = ()  # class names; the first is the default; none where no class is published
     base: tuple[str, ...] = ()  # those without the prefix
     prefix: str = ""  # what the other classes put before the base model's names

@@ -17,7 +17,7 @@ from typing import Any
 from anyformer.models import Model
 from anyformer.parts.activation import ACTIVATION_NAMES, published_name
 from anyformer.parts.head.losses import Problem
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest, thaw
 
@@ -40,7 +40,7 @@ class Field:
         if self.path is None:
             raise Absent
         try:
-            return thaw(self.path(spec) if callable(self.path) else at(spec, self.path))
+            return thaw(self.path(spec) if callable(self.path) else value_at(spec, self.path))
         except (ValueError, AttributeError, KeyError):
             raise Absent from None
 
@@ -52,7 +52,7 @@ def again(fields: Mapping[str, ConfigField], **defaults: Any) -> dict[str, Confi
 
 def activation_at(path: str) -> Callable[[Model], str]:
     """Reads an activation back under a published name."""
-    return lambda spec: published_name(at(spec, path))
+    return lambda spec: published_name(value_at(spec, path))
 
 
 def tied(*heads: type) -> Callable[[Model], bool]:

@@ -18,7 +18,7 @@ from anyformer.families.base.fields import Absent, ConfigField, Field
 from anyformer.models import Model
 from anyformer.parts.activation import activation_named, published_name
 from anyformer.parts.head.base import Head
-from anyformer.specs.addresses import Path, at, check_all, children, edit, find, replace_all, unchecked
+from anyformer.specs.addresses import Path, check_all, children, deferred_checks, edit, find, replace_all, value_at
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Part, conform, hints, nearest, thaw
 from anyformer.weights.rules import Copies, Interleave, Rename, Reshape, Rule, Split, Transpose
@@ -100,7 +100,7 @@ def derived(
 
     def recover(spec: Model) -> Any:
         assert usual is not None
-        value = at(spec, addresses[0])
+        value = value_at(spec, addresses[0])
         return None if value == usual(spec) else value
 
     return entry(
@@ -182,7 +182,7 @@ def fill(
                     names[".".join(path)] = name
     for address, compute in computed.items():
         changes |= {path: compute(c) for path, _ in find(spec, address)}
-    with unchecked():
+    with deferred_checks():
         for path, new in changes.items():
             owner = functools.reduce(lambda node, name: children(node)[name], path[:-1], spec)
             if isinstance(owner, Part) and not owner.open_fields:
@@ -301,7 +301,7 @@ def interleave(ours: str) -> Callable[[str, Any], list[Rule]]:
     targets, count = expand(ours), f"{ours.rpartition('.')[0].replace('.{i}', '')}.num_heads"
 
     def rules(theirs: str, spec: Model) -> list[Rule]:
-        heads = at(spec, count)
+        heads = value_at(spec, count)
         return [Interleave(f"{theirs}.{p}", [f"{each}.{p}" for each in targets], heads) for p in ("weight", "bias")]
 
     return rules

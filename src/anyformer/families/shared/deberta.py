@@ -10,7 +10,7 @@ from typing import Any
 from anyformer.families.base.fields import Absent
 from anyformer.families.base.template import Config, Entry, entry
 from anyformer.parts.position.disentangled import Disentangled
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 
 ATTENTION = "encoder.layers.attention.op"
 POSITION = "encoder.layers.0.attention.op.position"  # the first layer has the vectors of distances
@@ -45,7 +45,7 @@ def relative_attention(read: Callable[[Config], Disentangled | None]) -> Entry:
         f"{ATTENTION}.position",
         default=False,
         read=lambda value, c: read(c),
-        path=lambda spec: getattr(at(spec, POSITION), "reach", 0) > 0,
+        path=lambda spec: getattr(value_at(spec, POSITION), "reach", 0) > 0,
     )
 
 
@@ -53,7 +53,7 @@ def of_distances(default: Any, read: Callable[[Disentangled], Any]) -> Entry:
     """A field that is written where there are distances."""
 
     def recover(spec: Any) -> Any:
-        position = at(spec, POSITION)
+        position = value_at(spec, POSITION)
         if position is None or not position.reach:
             raise Absent
         return read(position)

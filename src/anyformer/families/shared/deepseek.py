@@ -8,7 +8,7 @@ from typing import Any
 from anyformer.families.base.template import Config, entry
 from anyformer.families.shared.rope import read_rope
 from anyformer.models import Model
-from anyformer.specs.addresses import at, edit
+from anyformer.specs.addresses import edit, value_at
 from anyformer.weights.rules import Rename, Rule, Stack
 
 LAYER, MOE = "decoder.layers.{i}", "decoder.layers.sparse.feedforward.op"
@@ -28,7 +28,7 @@ def without_shared(spec: Model, count: int | None, c: Config) -> Model:
 
 
 def shared_experts(spec: Model) -> int:
-    moe = at(spec, MOE)
+    moe = value_at(spec, MOE)
     return 0 if moe.shared is None else moe.shared.width // moe.expert.width
 
 
@@ -53,13 +53,13 @@ def score_scale(c: Config) -> float | None:
 
 def queries(theirs: str, spec: Model) -> list[Rule]:
     """Queries that are not compressed have one layer."""
-    name = "q_proj" if at(spec, "decoder.layers.dense.attention.op.query_rank") is None else "q_b_proj"
+    name = "q_proj" if value_at(spec, "decoder.layers.dense.attention.op.query_rank") is None else "q_b_proj"
     return [Rename(f"{theirs}.{name}.{{p}}", f"{LAYER}.attention.op.q.{{p}}")]
 
 
 def experts(theirs: str, spec: Model) -> list[Rule]:
     """Files have a tensor for each expert; here those of a layer are one."""
-    ours, count = f"{LAYER}.feedforward.op.experts", at(spec, f"{MOE}.num_experts")
+    ours, count = f"{LAYER}.feedforward.op.experts", value_at(spec, f"{MOE}.num_experts")
     return [
         Stack([f"{theirs}.{name}_proj.weight" for name in ("gate", "up")], f"{ours}.up", count, True),
         Stack(f"{theirs}.down_proj.weight", f"{ours}.down", count, True),

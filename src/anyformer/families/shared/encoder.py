@@ -21,7 +21,7 @@ from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
 from anyformer.parts.position.numbering import ByPlace, Numbering, WithoutToken
 from anyformer.runtime.mask import FULL
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -36,7 +36,7 @@ def stack_of(spec: Model) -> str:
 
 def inside(path: str) -> Any:
     """Reads a value back from the stack, whichever it is."""
-    return lambda spec: at(spec, f"{stack_of(spec)}.{path}")
+    return lambda spec: value_at(spec, f"{stack_of(spec)}.{path}")
 
 
 # of the encoder alone; families whose layers can decode add DECODING
@@ -253,7 +253,7 @@ def decode(spec: Model, is_decoder: bool, c: Config) -> Model:
     """With is_decoder the same layers read from left to right, and may look at a memory [Rothe et al. 2020]."""
     if not is_decoder:
         return spec
-    stack: Stack = at(spec, "encoder")
+    stack: Stack = value_at(spec, "encoder")
     steps = dict(stack.layers.items())
     attention = steps.pop("attention")
     cross = {"cross": attention.replace(op=attention.op.replace(memory=True))} if c.add_cross_attention else {}

@@ -15,7 +15,7 @@ from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.runtime.mask import All, Causal, Full, Mask, Window
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 
 
 def tag_bias(spec: Model) -> bool:
@@ -29,7 +29,7 @@ def causal(path: str | Callable[[Any], Mask]) -> Field:
     It is written where it says so alone: true hides the future in encoders and cross-attentions of some kernels too."""
 
     def read(spec: Model) -> bool:
-        if (path(spec) if callable(path) else at(spec, path)).sees == "past":
+        if (path(spec) if callable(path) else value_at(spec, path)).sees == "past":
             raise Absent
         return False
 

@@ -8,7 +8,7 @@ from anyformer.families.base.fields import Absent
 from anyformer.families.base.template import Config, Entry, helper
 from anyformer.families.shared.heads import decoder_mask, window_size
 from anyformer.models import DecoderModel
-from anyformer.specs.addresses import at, edit
+from anyformer.specs.addresses import edit, value_at
 from anyformer.specs.messages import quote
 
 KINDS = {"sliding_attention": "sliding", "full_attention": "full"}
@@ -44,7 +44,7 @@ def layer_types(spec: DecoderModel) -> list[str]:
 def sliding_window(spec: DecoderModel) -> int | None:
     if "sliding_attention" not in layer_types(spec):
         raise Absent
-    return window_size(at(spec, "decoder.layers.sliding.attention.op.mask"))
+    return window_size(value_at(spec, "decoder.layers.sliding.attention.op.mask"))
 
 
 def entries(max_window_layers: int) -> dict[str, Entry]:

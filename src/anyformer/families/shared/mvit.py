@@ -15,7 +15,7 @@ from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Kaiming, Normal
 from anyformer.parts.norm import LayerNorm
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -71,7 +71,7 @@ def of_blocks(read: Callable[[Any, Any], Any]) -> Callable[[Any], list[Any]]:
 
 
 def layers(spec: Model) -> Iterator[tuple[Any, Any]]:
-    encoder: Stack = at(spec, "encoder")
+    encoder: Stack = value_at(spec, "encoder")
     for i in range(encoder.depth):
         steps = encoder.layer(i).steps
         yield steps["attention"].op, steps["feedforward"].op
@@ -79,7 +79,7 @@ def layers(spec: Model) -> Iterator[tuple[Any, Any]]:
 
 def channels(spec: Model) -> list[int]:
     """The width before each layer and after the last."""
-    return at(spec, "encoder").widths(spec.width)
+    return value_at(spec, "encoder").widths(spec.width)
 
 
 def sides(pool: GridPool | None, name: str) -> Sides:

@@ -22,7 +22,7 @@ from anyformer.parts.layer_mix import LayerMix, Neck
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position.absolute import Convolutional
 from anyformer.parts.unused import Unused
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.weights.rules import Rename, Reshape, Rule
 
 STEM, AUGMENT, ADAPTER = "embedding.stem", "embedding.augment", "encoder.neck.adapter"
@@ -99,7 +99,7 @@ def classes(name: str) -> dict[str, Class]:
 def mixes(spec: Model) -> bool:
     if not spec.architecture.endswith(CLASSIFIERS):
         raise Absent
-    return isinstance(at(spec, "encoder.neck"), LayerMix)
+    return isinstance(value_at(spec, "encoder.neck"), LayerMix)
 
 
 AUGMENTATION = {  # what training hides of frames and channels

@@ -12,7 +12,7 @@ from anyformer.parts.activation import ACTIVATION_NAMES, activation_named, publi
 from anyformer.parts.head.double import DoubleHead, Summary
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 
@@ -21,19 +21,19 @@ TAKES: dict[str, Any] = {"cls_index": "index", "last": "last", "first": "first",
 
 def last_dropout(spec: Model) -> float:
     """The published config class has no such field, and its model reads it."""
-    if not (rate := at(spec, "head.summary.last_dropout")):
+    if not (rate := value_at(spec, "head.summary.last_dropout")):
         raise Absent
     return rate
 
 
 def projects_to_labels(spec: Model) -> bool:
-    if (width := at(spec, "head.summary.width")) is None:
+    if (width := value_at(spec, "head.summary.width")) is None:
         raise Absent
     return width == 1
 
 
 def activation(spec: Model) -> str | None:
-    name = published_name(at(spec, "head.summary.activation"))
+    name = published_name(value_at(spec, "head.summary.activation"))
     return None if name == "linear" else name
 
 
@@ -84,7 +84,7 @@ POOLS: dict[str, Any] = {"cls_index": "end", "last": "end", "first": "first", "m
 
 def first_dropout(spec: Model) -> float:
     """The published config classes have no such field, and their models read it."""
-    if (rate := at(spec, "head.pool.input_dropout")) == 0:
+    if (rate := value_at(spec, "head.pool.input_dropout")) == 0:
         raise Absent
     return rate
 

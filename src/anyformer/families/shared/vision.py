@@ -11,7 +11,7 @@ from anyformer.families.base.template import Class, Config, Entry, entry
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.embedding.patches import PatchEmbedding
 from anyformer.parts.head.image import PixelHead
-from anyformer.specs.addresses import at
+from anyformer.specs.addresses import value_at
 from anyformer.stacks.stages import Stages
 from anyformer.weights.rules import Concat, Rename, Reshape, Rule
 
@@ -42,7 +42,7 @@ def square(*addresses: str) -> Entry:
 
 
 def shows_end(spec: Model) -> bool:
-    if at(spec, "encoder.shows") != "inputs":
+    if value_at(spec, "encoder.shows") != "inputs":
         raise Absent
     return True
 
@@ -56,7 +56,7 @@ SHOWS: dict[str, Any] = {
 
 def head_width(spec: Model) -> int:
     """Said where the width and the heads do not give it: published classes do not take null for that."""
-    op = at(spec, "encoder.layers.attention.op")
+    op = value_at(spec, "encoder.layers.attention.op")
     if op.head_width in (None, spec.width // op.num_heads):
         raise Absent
     return op.head_width

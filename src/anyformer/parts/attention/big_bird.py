@@ -78,7 +78,7 @@ class BlockTextEmbeddingModule(TextEmbeddingModule):
         whole = short or self.switched or self.all_short(inputs.get("document_ids"))
         more = 0 if whole else -T % self.part.block_size
         x, ctx = super().forward(self.pad_inputs(inputs, text, more) if more else inputs, state)
-        return x, ctx.having(BlockText(whole, T))
+        return x, ctx.replace(BlockText(whole, T))
 
     def short(self, length: int) -> bool:
         return length <= shortest(self.part.block_size, self.part.random_blocks)
@@ -128,7 +128,7 @@ class TextOnlyModule(nn.Module):
         T = x.shape[1] if text is None else text.length
         if x.shape[1] > T:
             padding = None if ctx.padding is None else ctx.padding[:, :T]
-            x, ctx = x[:, :T], ctx.having(index=ctx.index[:T], positions=ctx.positions[:, :T], padding=padding)
+            x, ctx = x[:, :T], ctx.replace(index=ctx.index[:T], positions=ctx.positions[:, :T], padding=padding)
         x = ctx.tap(self.address, "text", x)  # the states of the layers are shown with their pads, as published
         return (x if self.rest is None else self.rest(x)), ctx
 
@@ -171,7 +171,7 @@ class BlockSparseModule(AttentionModule):
         (B, T), b = x.shape[:2], self.sparse.block_size
         text = ctx.extra(BlockText)
         if x.shape[1] <= self.limit or (text is not None and text.all_pairs):
-            return super().forward(x, ctx.having(bias=None))
+            return super().forward(x, ctx.replace(bias=None))
         if not isinstance(self.part.mask, Full):
             raise ValueError(
                 f"{self.address}: blocks look ahead, so a decoder reads at most {self.limit} tokens at once;"
@@ -189,7 +189,7 @@ class BlockSparseModule(AttentionModule):
         if n * b > T:
             real = torch.ones(B, T, dtype=torch.bool, device=x.device) if real is None else real
             real = F.pad(real, (0, n * b - T))
-        weights = ctx.watched(self.address)
+        weights = ctx.watch(self.address)
         out = None if ctx.kernel == "eager" else self.blocks(q, k, v, real, ctx)
         if out is None or weights is not None:
             dense = self.dense(q, k, v, real, weights)

@@ -255,7 +255,7 @@ class LinearAttentionModule(ProjectionsModule):
         q, k, v = (self.heads(t).to(wide) for t in self.projections(x, ctx))
         (q, _), (k, power) = self.features(q), self.features(k)  # what multiplies a query falls out
         v = F.pad(v, (0, 1), value=1.0)  # the last column sums up the weights
-        eager, listen = ctx.kernel == "eager" and ctx.state is None, ctx.watched(self.address)
+        eager, listen = ctx.kernel == "eager" and ctx.state is None, ctx.watch(self.address)
         out = None if eager else self.sums(q, k, power, v, ctx)
         if out is None or listen is not None:
             weights = self.weights(q, k, power, ctx)

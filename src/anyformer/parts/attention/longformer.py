@@ -87,7 +87,7 @@ class GlobalTextEmbeddingModule(TextEmbeddingModule):
         if found.shape != x.shape[:2]:
             raise ValueError(f"global_attention_mask is {tuple(x.shape[:2])}, got {tuple(found.shape)}")
         found = found > 0
-        return x, ctx.having(GlobalTokens(found if ctx.tokens is None else found & ctx.tokens, most))
+        return x, ctx.replace(GlobalTokens(found if ctx.tokens is None else found & ctx.tokens, most))
 
     def usual(self, x: Tensor, inputs: dict[str, Any], ctx: Context) -> Tensor | None:
         """(B, T) the global tokens where the caller names none."""
@@ -171,7 +171,7 @@ class LocalAttentionModule(InHeads):
             raise ValueError("a window that looks ahead cannot decode step by step")
         found = self.q(x), self.k(x), self.v(x)
         q, k, v = (self.heads(ctx.tap(self.address, name, t)) for name, t in zip("qkv", found, strict=True))
-        near, far = ctx.watched(self.address), ctx.watched(self.address, "global_weights")
+        near, far = ctx.watch(self.address), ctx.watch(self.address, "global_weights")
         named = ctx.extra(GlobalTokens)
         unknown = named is not None and named.most is None and is_recording()
         out = self.attend_dense(x, q, k, v, ctx) if ctx.kernel in ("eager", "flex") or unknown else None

@@ -70,7 +70,7 @@ class BucketsModule(InHeads):
                 raise ValueError(f"{self.address} sorts a whole text: it cannot be decoded step by step")
             seen, places = ctx.remember(self.address, seen)
         begun = state is not None and (state.capacity is not None or state.length > 0)
-        listen, out = ctx.watched(self.address), None
+        listen, out = ctx.watch(self.address), None
         if not begun and ctx.kernel != "eager":
             out = self.by_chunks(q, k, v, bucket, scale, ctx)
         if out is None or listen is not None:

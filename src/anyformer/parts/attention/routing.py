@@ -137,7 +137,7 @@ class RoutingAttentionModule(BucketsModule):
         count = taken.new_zeros(B, H, T).scatter_add(2, mine.flatten(2), taken.flatten(2))
         share = taken / count.gather(2, mine.flatten(2)).clamp(min=1).view_as(mine)  # of a cluster, in what one sees
         weights = (scores.softmax(-1) * share[..., None]).to(v.dtype)
-        listen = ctx.watched(self.address)
+        listen = ctx.watch(self.address)
         if listen is not None or ctx.kernel == "eager":
             whole = self.dense_weights(weights, mine, theirs, T, listen)
             if ctx.kernel == "eager" or (listen is not None and listen.changed):

@@ -40,7 +40,7 @@ class Across(AttentionModule):
     ) -> Tensor:
         index = torch.arange(x.shape[1], device=x.device)
         memory = Memory(others, real)
-        return super().forward(x, ctx.having(index=index, documents=None, memory=memory, state=None, shared={}))
+        return super().forward(x, ctx.replace(index=index, documents=None, memory=memory, state=None, shared={}))
 
 
 def each_row(vectors: Tensor, x: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ class SinkhornModule(ProjectionsModule):
         keys, values = (torch.cat((torch.matmul(order, t.flatten(3)).view_as(t), t), 3) for t in (own_k, own_v))
         # tokens of the mixed block are there where the first block has one
         seen = torch.cat((real[:, :1].expand(-1, n, -1, -1), real), 2)[:, :, None, None, :, 0] > 0  # (B, n, 1, 1, 2 b)
-        out, dropout, listen = None, part.dropout if self.training else 0.0, ctx.watched(self.address)
+        out, dropout, listen = None, part.dropout if self.training else 0.0, ctx.watch(self.address)
         if ctx.kernel != "eager":
             bias = q.new_zeros(()).masked_fill(~seen, float("-inf")).expand(-1, -1, -1, b, -1).flatten(0, 1)
             each = [t.transpose(1, 2).flatten(0, 1) for t in (own_q, keys, values)]  # a block is a row

@@ -85,7 +85,7 @@ class RecurrentAttentionModule(ProjectionsModule):
         if state is not None:
             held, places = ctx.remember(self.address, held)
         older = self.older(x, ctx) if self.compress is not None else None
-        listen, out = ctx.watched(self.address), None
+        listen, out = ctx.watch(self.address), None
         if not begun and ctx.documents is None and ctx.kernel != "eager":
             out = self.by_segments(q, k, v, older, ctx)
         if out is None or listen is not None:

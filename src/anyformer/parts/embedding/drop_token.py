@@ -21,4 +21,4 @@ def drop_tokens(x: Tensor, ctx: Context, share: float) -> tuple[Tensor, Context]
     kept = chance.argsort(-1)[:, : max(1, round(T * (1 - share)))].sort(-1).values  # (B, K)
     padding = None if ctx.padding is None else ctx.padding.take_along_dim(kept, 1)
     positions, index = ctx.positions.expand(B, -1).take_along_dim(kept, 1), torch.arange(kept.shape[1], device=x.device)
-    return x.take_along_dim(kept[..., None], 1), ctx.having(index=index, positions=positions, padding=padding)
+    return x.take_along_dim(kept[..., None], 1), ctx.replace(index=index, positions=positions, padding=padding)

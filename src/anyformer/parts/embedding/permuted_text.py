@@ -87,9 +87,9 @@ class OrderedTextModule(SegmentedTextModule):
                 raise ValueError("document_ids: what was kept before belongs to one text, so mems cannot go with them")
             padding = None if ctx.padding is None else F.pad(ctx.padding, (M, 0), value=True)
             before = () if segments is None else (Segments(F.pad(segments.kinds, (M, 0))),)  # all of the first kind
-            ctx = ctx.having(*before, index=ctx.index + M, padding=padding)
+            ctx = ctx.replace(*before, index=ctx.index + M, padding=padding)
             hidden = None if hidden is None else F.pad(hidden, (M, 0, M, 0))
-        ctx = ctx.having(Order(hidden, first=M), Recalled(states if M else (), inputs.get("use_mems")))
+        ctx = ctx.replace(Order(hidden, first=M), Recalled(states if M else (), inputs.get("use_mems")))
         asked = inputs.get("target_mapping")
         if asked is None:
             return x, ctx
@@ -97,7 +97,7 @@ class OrderedTextModule(SegmentedTextModule):
             raise ValueError(f"target_mapping is (batch {B}, tokens asked for, {T}), got {tuple(asked.shape)}")
         g = self.mask_embedding.to(x.dtype).expand(B, asked.shape[1], -1)
         g = F.dropout(g, self.part.dropout) if self.training and self.part.dropout else g
-        return x, ctx.having(Asked(g, asked_places(asked, M)))
+        return x, ctx.replace(Asked(g, asked_places(asked, M)))
 
 
 def given_mask(inputs: dict[str, Any]) -> Tensor | None:

@@ -55,7 +55,7 @@ class SegmentedTextModule(TextEmbeddingModule):
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         x, ctx = super().forward({**inputs, "token_type_ids": None}, state)
         kinds = inputs.get("token_type_ids")
-        return x, ctx if kinds is None else ctx.having(Segments(kinds))
+        return x, ctx if kinds is None else ctx.replace(Segments(kinds))
 
 
 class SegmentedSinusoids(RelativeSinusoids, sees="itself"):

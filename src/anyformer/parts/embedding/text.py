@@ -19,7 +19,7 @@ from anyformer.parts.position.absolute import AbsolutePosition, add_position
 from anyformer.parts.position.dependency_tree import Tree
 from anyformer.parts.position.numbering import ByPlace, Numbering
 from anyformer.runtime.context import Context, at_places, leading_pads
-from anyformer.runtime.inputs import check_shape, hiding
+from anyformer.runtime.inputs import boolean_mask, check_shape
 from anyformer.runtime.mask import first_of_document
 from anyformer.runtime.state import PerToken, State
 from anyformer.specs.checks import at_least, chance
@@ -261,7 +261,7 @@ def text_context(
             positions = (positions - leading_pads(padding)).clamp(min=0)
     elif positions.dim() == 1:
         positions = positions[None]
-    return ctx if positions is ctx.positions else ctx.having(positions=positions)
+    return ctx if positions is ctx.positions else ctx.replace(positions=positions)
 
 
 def _padding(mask: Tensor | None, B: int, T: int, state: State | None, placed: bool) -> Tensor | None:
@@ -290,7 +290,7 @@ def _padding(mask: Tensor | None, B: int, T: int, state: State | None, placed: b
             why = "hides other tokens of the past than before; give that of the new ones alone"
             raise ValueError(f"attention_mask {why}")
         mask = torch.cat((before.to(mask.dtype), mask[:, -T:]), dim=1)
-    mask = hiding(mask)
+    mask = boolean_mask(mask)
     if state is not None:
         state.padding, state.behind = mask, None if mask is None else pads_behind(mask[:, -T:])
     return mask

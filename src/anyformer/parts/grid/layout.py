@@ -95,7 +95,7 @@ def with_stride(ctx: Context, stride: Sides) -> Context:
         after = strided_grid(grid, stride)
         before = ctx.index.shape[-1] - math.prod(grid)
         index = torch.arange(before + math.prod(after), device=ctx.index.device)
-        return ctx.having(after, index=index, positions=index[None], shared={})
+        return ctx.replace(after, index=index, positions=index[None], shared={})
 
     return ctx if math.prod(stride) == 1 else ctx.once(f"stride {stride}", make)
 

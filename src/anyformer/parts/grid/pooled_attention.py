@@ -195,7 +195,7 @@ class PooledAttentionModule(InHeads):
     def query_context(self, ctx: Context) -> Context:
         """That of the pooled queries, with how the keys are laid out."""
         after, keys = with_stride(ctx, self.part.stride), layout(ctx)
-        return after.having(KeyGrid(keys if self.part.keys is None else self.part.keys.coarser(keys)))
+        return after.replace(KeyGrid(keys if self.part.keys is None else self.part.keys.coarser(keys)))
 
 
 class Skip(Part, sees="all", called=("pooled skip", "projection shortcut")):

@@ -114,7 +114,7 @@ def window_context(ctx: Context, B: int, height: int, width: int, size: int, shi
             bands.append((place >= length - size).long() + (place >= length - shift).long())
         region = bands[0][:, None] * 3 + bands[1]
         documents = partition(region[None, :, :, None], size)[0, ..., 0].repeat(B, 1)  # (B N, T)
-    return ctx.having(Grid(size, size), index=index, positions=index[None], documents=documents, shared={})
+    return ctx.replace(Grid(size, size), index=index, positions=index[None], documents=documents, shared={})
 
 
 class GridBias(HeadwisePosition, sees="itself", called=("Swin bias", "2D relative bias")):

@@ -93,7 +93,7 @@ def distance(index: Tensor, places: Tensor) -> Tensor:
 
 def distance_in(ctx: Context, places: Tensor) -> Tensor:
     """The same in one forward pass, for keys at row places `places` (S,) or (B, S)."""
-    index, keys = ctx.apart()
+    index, keys = ctx.relative_positions()
     return distance(index, places if keys.dim() == 1 else at_places(keys, places))
 
 

@@ -43,7 +43,7 @@ class RealTokens(Numbering, sees="itself"):
     def renumber(self, ctx: Context) -> Context:
         if ctx.padding is None or ctx.documents is not None:
             return ctx
-        return ctx.having(positions=at_places(ctx.padding.cumsum(-1) * ctx.padding - 1, ctx.index))
+        return ctx.replace(positions=at_places(ctx.padding.cumsum(-1) * ctx.padding - 1, ctx.index))
 
 
 class WithoutToken(Numbering, sees="itself"):

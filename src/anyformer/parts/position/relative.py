@@ -108,7 +108,7 @@ def farthest(places: Tensor, ctx: Context) -> Tensor:
 
 def align_to_keys(scores: Tensor, places: Tensor, ctx: Context) -> Tensor:
     """(B, H, T, R) scores by distance, the last query's of the first key first -> (B, H, T, S) of keys at `places`."""
-    index, keys = ctx.apart()
+    index, keys = ctx.relative_positions()
     if index.dim() == keys.dim() == 1 and (ctx.state is None or ctx.state.capacity is None):
         return line_up(scores, places.shape[0], stride_of(ctx))
     # pads stand between the past and these tokens, or queries anywhere, so that each row has its own distances, or keys
