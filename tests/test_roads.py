@@ -100,7 +100,7 @@ def test_a_run_is_set_up_from_above(tmp_path: Path) -> None:
     run = from_text(str(tmp_path / "text.txt"))
     # texts are read in pieces by whoever wants them, and long work tells how far it is
     assert climbs(lambda: start.setup(run, tmp_path / "run", device="cpu")) == {
-        ("inputs/long.py", "_between"), ("data/prepare.py", "line"),
+        ("inputs/long.py", "_characters"), ("data/prepare.py", "line"),
     }  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def test_files_folders_and_other_values(run, tmp_path: Path) -> None:
 def test_two(run, tmp_path: Path) -> None:
     assert run("gpt2", "llama3-8b") == (0, "gpt2-llama3-8b.svg\n", "")
     text = (tmp_path / "gpt2-llama3-8b.svg").read_text()
-    assert "what the other one does not have" in text and "RMSNorm" in text and "LayerNorm" in text
+    assert "marked: differs from the other model" in text and "RMSNorm" in text and "LayerNorm" in text
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_each_of_two_towers(run: Run, made: Any, tmp_path: Path) -> None:
         assert run(made("clip"), given) == (0, "look.html\n", "")
         data = data_of(tmp_path / "look.html")
         assert len(data["tokens"]) == places == data["maps"][0]["keys"]
-        assert data["predictions"] == [] and "scores nothing" in data["lens"]["why"]
+        assert data["predictions"] == [] and "has no scores" in data["lens"]["why"]
 
 
 @pytest.mark.parametrize(

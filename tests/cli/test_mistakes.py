@@ -119,7 +119,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("train run.json --set optimizer.lr=fast", "optimizer.lr: expected float, got 'fast'"),
     ("train run.json --set precision=bf17", "precision: 'bf17' is not valid; did you mean 'bf16'?"),
     ("train nowhere --resume", "nowhere: no such file or folder; there is no run to resume"),
-    ("train run.json --out empty --resume", "empty holds no run that could go on; without --resume one is started"),
+    ("train run.json --out empty --resume", "empty has no run: nothing to resume; start a run there without --resume"),
     ("train --text texts --csv films.csv", "give one of --text, --csv"),
     ("train --text empty", "empty"),
     ("train --csv films.csv", "--csv needs --label COLUMN"),

@@ -28,7 +28,7 @@ def test_labels_by_sklearn() -> None:
     ours, theirs = METRICS["labels"], sklearn_metrics
     assert ours["macro_f1"](predicted, wanted) == theirs.f1_score(wanted, predicted, average="macro")
     assert ours["matthews"](predicted, wanted) == theirs.matthews_corrcoef(wanted, predicted)
-    with pytest.raises(ValueError, match="f1 is about two labels.*macro_f1"):
+    with pytest.raises(ValueError, match="f1 needs two labels.*macro_f1"):
         ours["f1"](predicted, wanted)
 
 

@@ -162,7 +162,8 @@ def test_what_has_no_place(change: dict[str, Any], sentence: str) -> None:
 
 @pytest.mark.parametrize(
     ("config", "what"),
-    [({"num_attention_heads": 5}, "no multiple of 5"), ({"text_mask_index": 7}, "text and audio are both 7"),
+    [({"num_attention_heads": 5}, "not a multiple of num_attention_heads"),
+     ({"text_mask_index": 7}, "text and audio are both 7"),
      ({"text_mask_index": 4}, "which is the place of what a tower says"), ({"audio_mask_index": 60}, "of a vocabulary"),
      ({"audio_token_index": 4}, "image.token and audio.token are both 4")],
 )  # fmt: skip

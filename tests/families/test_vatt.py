@@ -201,7 +201,7 @@ def test_what_is_missing_is_said(given: tuple[str, ...], sentence: str) -> None:
 
 @pytest.mark.parametrize(
     ("config", "what"),
-    [({"num_attention_heads": 5}, "no multiple of 5"), ({"token_drop": 1.0}, "token_drop"),
+    [({"num_attention_heads": 5}, "is not a multiple of num_attention_heads 5"), ({"token_drop": 1.0}, "token_drop"),
      ({"segment_size": 0}, "size"), ({"temperature": 0.0}, "temperature"), ({"patch_size": 9}, "no patch of")],
 )  # fmt: skip
 def test_refused(config: dict[str, Any], what: str) -> None:

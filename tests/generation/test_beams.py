@@ -120,7 +120,7 @@ def test_whether_a_search_can_get_better(stopping: bool | str, penalty: float) -
     """After each step of a search among random scores: what transformers' own rule says of the same beams."""
     rule = pytest.importorskip("transformers").GenerationMixin._check_early_stop_heuristic
     settings = Settings(num_beams=3, eos_token_id=[0, 1], length_penalty=penalty, early_stopping=stopping)
-    ended = SimpleNamespace(stopped=lambda texts: texts[:, -1] <= 1)
+    ended = SimpleNamespace(is_stopped=lambda texts: texts[:, -1] <= 1)
     beams = Beams(SimpleNamespace(settings=settings, ended=ended, max_length=12), torch.zeros(64, 3, 4).long())
     generator, seen = torch.Generator().manual_seed(0), set()
     for length in range(5, 13):

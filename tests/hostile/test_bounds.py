@@ -154,7 +154,7 @@ def test_what_no_file_has_is_bounded_by_what_it_has(tmp_path: Path) -> None:
     spec = json.loads((tmp_path / "spec.json").read_text())
     spec["embedding"]["position"]["length"] = 10**12
     (tmp_path / "spec.json").write_text(json.dumps(spec))
-    with pytest.raises(ValueError, match=r"embedding.position.weight of \(1000000000000, \d+\) is not among them"):
+    with pytest.raises(ValueError, match=r"without embedding.position.weight of shape \(1000000000000, \d+\)"):
         af.load(tmp_path, strict=False)
     spec["embedding"]["position"]["length"] = 99
     (tmp_path / "spec.json").write_text(json.dumps(spec))

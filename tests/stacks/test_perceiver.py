@@ -157,7 +157,7 @@ def test_images_and_pictures_of_it() -> None:
 
 
 @pytest.mark.parametrize("made, line", [
-    (lambda: described(head=SpanHead()), r"^head: SpanHead reads a vector of each token, .* encoder\.write"),
+    (lambda: described(head=SpanHead()), r"^head: SpanHead reads one vector per token, .* encoder\.write"),
     (lambda: described(head=ClassifyHead(num_labels=2, pool=Pool(take="last"))), r"^head: ClassifyHead reads"),
     (lambda: PART.replace(reread=True), r"^Perceiver\.reread: there is one round"),
     (lambda: PART.replace(rounds=2, stack=PART.stack.replace(norm=LayerNorm())), r"^Perceiver\.stack\.norm .* rounds"),

@@ -470,7 +470,7 @@ def parts_seeing_ahead(part: Part, path: str = "") -> Iterator[tuple[str, Part]]
     """(address, Part) of the innermost Parts by which a token sees later ones, or that do not say what it sees."""
     if part.sees in ("itself", "past"):
         return
-    children = [] if part.said is None else parts_in(part, path)
+    children = [] if part.said is None or part.causal_alternative else parts_in(part, path)
     yield from [found for at, child in children for found in parts_seeing_ahead(child, at)] or [(path, part)]
 
 

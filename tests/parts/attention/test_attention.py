@@ -135,7 +135,7 @@ def test_cosines_with_a_learned_scale(kernel: str) -> None:
     blocks = made(BlockAttention(num_heads=H, size=4, learned_scale=LearnedScale(start=3.0)), D)
     blocks.learned_scale.weight.data.fill_(1.5)
     close(blocks(x, context(T, kernel=kernel)), blocks(x, context(T, kernel="eager")))
-    with pytest.raises(ValueError, match="in the place of scale"):
+    with pytest.raises(ValueError, match="learned_scale replaces scale"):
         Attention(num_heads=H, scale=2.0, learned_scale=LearnedScale())
 
 

@@ -10,17 +10,21 @@ from torch import Tensor, nn
 
 from anyformer.parts.attention.attention import Attention, AttentionModule
 from anyformer.runtime.context import Context
-from anyformer.runtime.mask import Full
+from anyformer.runtime.mask import Causal, Full
 from anyformer.specs.part import Site
 
 
-class DebertaAttention(Attention, sees="past"):
+class DebertaAttention(Attention, sees="all"):
     """Attention where the result of a pad is the mean of all values in its row, as published."""
 
     def check(self) -> None:
         super().check()
         if self.memory or not isinstance(self.mask, Full):
             raise ValueError("DebertaAttention: a pad sees all values of its row; use a Full mask and no memory")
+
+    @property
+    def causal_alternative(self) -> str:
+        return repr(Attention(**{**dict(self.items()), "mask": Causal()}))
 
     def build(self, site: Site) -> nn.Module:
         return DebertaAttentionModule(self, site)
