@@ -26,7 +26,7 @@ from anyformer.models.call import Call
 from anyformer.parts.computed import compute
 from anyformer.parts.head.classify import MultipleChoiceHead
 from anyformer.parts.op import Op
-from anyformer.runtime.inputs import NUMBERS
+from anyformer.runtime.inputs import COMMON
 from anyformer.runtime.mask import All, Causal, Full, Mask, Rows, Window
 from anyformer.specs.addresses import value_at
 from anyformer.specs.part import Part, walk
@@ -66,10 +66,12 @@ def inputs_of(spec: Model, length: int, source_length: int | None = None) -> dic
     source = length if source_length is None else source_length
     choices = (1,) if isinstance(spec.head, MultipleChoiceHead) else ()
     shapes: dict[str, tuple[int, ...]] = {}
+    declared = dict(COMMON)
     for part in spec.readers:
         embedding: Any = dict(part.items())["embedding"]
         shapes |= embedding.row(source if spec.pair else length, part.width)
-    kinds = {name: torch.long if name in NUMBERS else torch.float32 for name in shapes}
+        declared |= embedding.input_kinds
+    kinds = {name: torch.long if declared.get(name) == "integers" else torch.float32 for name in shapes}
     with torch.device("meta"):
         found = {name: torch.zeros(1, *choices, *shape, dtype=kinds[name]) for name, shape in shapes.items()}
         if spec.pair:

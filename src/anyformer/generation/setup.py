@@ -44,7 +44,7 @@ def begin(
         state = options.pop(model.spec.state_name)
     known = {*model.inputs, *NOT_HERE} - {*model.common, *model.caching}
     inputs = {**named, **{name: options.pop(name) for name in list(options) if name in known}}
-    check_given({**inputs, "past_key_values": state})
+    check_given({**inputs, "past_key_values": state}, model.input_kinds)
     s = settings_for(model, options)
     s.check(model.spec.head.vocab_size)
     if state is not None:

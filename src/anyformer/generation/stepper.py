@@ -30,18 +30,6 @@ def align_right(ids: Tensor, mask: Tensor) -> Tensor:
     return ids.gather(1, order if ids.dim() == 2 else order[..., None].expand_as(ids))
 
 
-def with_next(inputs: dict[str, Any]) -> dict[str, Any]:
-    """A text with one place more, which no token sees, and the question what stands there."""
-    sizes = {"inputs_embeds": (0, 0, 0, 1)}
-    given = {name: F.pad(value, sizes.get(name, (0, 1))) for name, value in inputs.items()}
-    for name in ("attention_mask", "token_type_ids"):  # of what is written, as in `read`
-        if name in given:
-            given[name][:, -1] = 1 if name == "attention_mask" else given[name][:, -2]
-    (B, T), device = next(iter(given.values())).shape[:2], next(iter(given.values())).device
-    last = torch.arange(T, device=device) == T - 1
-    return {**given, "perm_mask": last.expand(B, T, T), "target_mapping": last.expand(B, 1, T), "use_mems": False}
-
-
 class Stepper:
     """A model, what it read, and what it remembers."""
 
@@ -144,7 +132,7 @@ class Stepper:
         if self.segments is not None:
             inputs["token_type_ids"] = self.segments[:, self.length - given.shape[1] : self.length]
         if self.model.predicts_by_position:
-            inputs = with_next(inputs)
+            inputs = self.model.embedding.ask_next(inputs)
         shown = OutputCollector(self.model.shows, ("output_hidden_states",), None) if self.wants_hidden else None
         resumed = self.state is not None and (self.state.capacity is not None or self.state.length > 0)
         call = Call({**inputs, "logits_to_keep": keep}, self.state, shown, self.model.kernel)

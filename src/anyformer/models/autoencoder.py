@@ -13,7 +13,7 @@ from anyformer.parts.grid.convolution import GridEmbedding
 from anyformer.parts.grid.dvae import GumbelCodes, ImageDecoder, Latent
 from anyformer.parts.grid.windows import Grid
 from anyformer.parts.head.base import Head, Outputs
-from anyformer.runtime.taps import OutputCollector, declared_taps
+from anyformer.runtime.taps import OutputCollector
 from anyformer.specs.part import Site
 
 
@@ -67,7 +67,7 @@ class AutoencoderModule(TransformerModule):
         self.latent: Any = spec.latent.build(site.child("latent"))
         self.painter: Any = spec.painter.build(site.child("painter", width=spec.latent.width))
         self.head, self.stateless = None, ()
-        self.inputs, self.shows = self.input_names(), declared_taps(self)
+        self.declare()
 
     def input_names(self) -> tuple[str, ...]:
         return (*dict.fromkeys((self.spec.reads, *self.spec.embedding.inputs)), "return_dict")

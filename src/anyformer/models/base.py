@@ -18,10 +18,10 @@ from anyformer.parts.head.base import HeadModule, Outputs
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.layer_mix import LayerMix
 from anyformer.runtime.context import Context
-from anyformer.runtime.inputs import boolean_mask, check_shape
+from anyformer.runtime.inputs import COMMON, Kind, boolean_mask, check_shape
 from anyformer.runtime.nonfinite import explain
 from anyformer.runtime.state import State
-from anyformer.runtime.taps import OutputCollector
+from anyformer.runtime.taps import OutputCollector, declared_taps
 from anyformer.specs.addresses import with_values
 from anyformer.specs.part import Part, parts_in, walk
 from anyformer.specs.part_errors import name_own_parts
@@ -37,6 +37,7 @@ class TransformerModule(PublishedModule):
 
     spec: Any
     inputs: tuple[str, ...]  # the names forward takes
+    input_kinds: dict[str, Kind]  # what the values of these are, where that is checked
     shows: dict[str, str | None]  # every tapped address, and the output that shows it
     also: Mapping[str, str] = {}  # other names of inputs
     embedding: Any
@@ -130,7 +131,21 @@ class TransformerModule(PublishedModule):
         return call.inputs, {}
 
     def input_names(self) -> tuple[str, ...]:
+        """The names of this shape's inputs, those of its embedding first."""
         raise NotImplementedError
+
+    def declare(self) -> None:
+        """Gathers, once all parts are built, what can be given and what can be listened to."""
+        self.inputs, self.shows = self.input_names(), declared_taps(self)
+        kinds: dict[str, Kind] = {**COMMON, "tree_parents": "integers"}
+        for part in (self.spec.head, *(model.embedding for model in self.spec.readers)):
+            kinds.update({} if part is None else part.input_kinds)
+        for name in self.inputs:
+            if name.endswith("attention_mask"):  # a tower has its own
+                kinds[name] = "mask"
+            elif (plain := name.removeprefix("decoder_")) in kinds:
+                kinds[name] = kinds[plain]
+        self.input_kinds = kinds
 
     def collect_outputs(self, seen: OutputCollector) -> dict[str, tuple[Tensor, ...]]:
         """The outputs that published classes collect on the way: hidden states, attention weights, router logits."""
@@ -163,7 +178,7 @@ class TransformerModule(PublishedModule):
     @property
     def predicts_by_position(self) -> bool:
         """Whether it can be asked for the token at any position (XLNet): so it writes, though it reads both sides."""
-        return "target_mapping" in self.inputs and isinstance(self.spec.head, LMHead)
+        return self.spec.embedding.by_position and isinstance(self.spec.head, LMHead)
 
     def check_memory(self) -> None:
         if not self.spec.left_to_right:

@@ -22,10 +22,6 @@ class Call:
     taps: Taps | None = None  # who listens to values on the way
     kernel: str = "auto"  # of attention
 
-    def replace(self, **inputs: Any) -> Call:
-        """The same call with more inputs, or others under these names."""
-        return dataclasses.replace(self, inputs={**self.inputs, **inputs})
-
 
 class HeadInputs(NamedTuple):
     """The last hidden states, which the head reads."""

@@ -16,7 +16,7 @@ from anyformer.models.single_stack import DecoderModel, EncoderModel, OneStackMo
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.head.base import Outputs
-from anyformer.runtime.taps import OutputCollector, Taps, declared_taps
+from anyformer.runtime.taps import OutputCollector, Taps
 from anyformer.specs.part import Part, Site
 
 
@@ -105,7 +105,7 @@ class TowerInputModule(OneStackModule):
         super().__init__(spec, stack, site)
         for name, tower in spec.input_towers.items():
             self.add_module(name, tower.build(site.child(name)))
-        self.shows = declared_taps(self)
+        self.declare()
 
     def input_names(self) -> tuple[str, ...]:
         read = (tower.model.embedding.inputs[0] for tower in self.spec.input_towers.values())

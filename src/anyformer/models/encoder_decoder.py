@@ -15,7 +15,7 @@ from anyformer.parts.base import Embedding
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.runtime.context import Context, Memory
 from anyformer.runtime.mask import begins
-from anyformer.runtime.taps import OutputCollector, declared_taps
+from anyformer.runtime.taps import OutputCollector
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Site, walk
 from anyformer.stacks.funnel import Funnel
@@ -74,7 +74,7 @@ class EncoderDecoderModule(TransformerModule):
         self.decoder = spec.decoder.build(site.child("decoder"))
         width = spec.decoder.out_width(spec.width)
         self.head = spec.head.build(site.child("head", width=width)) if spec.head else None
-        self.inputs, self.shows = self.input_names(), declared_taps(self)
+        self.declare()
         self.stateless = self.find_stateless()
 
     def input_names(self) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from anyformer.models.decoder_with_towers import TowerEncoderModel, TowerInputMo
 from anyformer.models.single_stack import EncoderModel, OneStackModule
 from anyformer.parts.head.base import Outputs
 from anyformer.parts.head.similarity import HiddenSpansHead, ProjectionHead
-from anyformer.runtime.taps import declared_taps
 from anyformer.specs.part import Site
 
 KINDS = ("text", "audio")
@@ -52,7 +51,7 @@ class HiddenSpansModelModule(TowerInputModule):
         for name in (f"hidden_{kind}" for kind in KINDS):
             tower = getattr(spec, name)
             self.add_module(name, tower.build(site.child(name, width=tower.width)))
-        self.shows = declared_taps(self)
+        self.declare()
 
     def run(self, call: Call) -> Outputs:
         inputs = call.inputs

@@ -114,7 +114,7 @@ def accept_inputs(model: Any, inputs: Mapping[str, Any], args: Sequence[Any] = (
         if name not in known:
             raise TypeError(f"this model takes no input {quote(name)}; {nearest(name, known)}")
     inputs = {name: value for name, value in inputs.items() if value is not None}
-    check_given(inputs)
+    check_given(inputs, model.input_kinds)
     return inputs
 
 

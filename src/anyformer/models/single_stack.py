@@ -10,14 +10,13 @@ from anyformer.models.base import TransformerModule, memory_mask
 from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model
 from anyformer.parts.base import Embedding
-from anyformer.runtime.context import Memory
-from anyformer.runtime.taps import OutputCollector, declared_taps
+from anyformer.runtime.context import Memory, StackOutputs
+from anyformer.runtime.taps import OutputCollector
 from anyformer.specs.part import Site, walk
 from anyformer.stacks.funnel import Funnel
 from anyformer.stacks.perceiver import Perceiver
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.stages import Stages
-from anyformer.stacks.two_streams import Kept
 
 
 class EncoderModel(Model):
@@ -57,7 +56,7 @@ class OneStackModule(TransformerModule):
         self.stack_name, self.address, self.head_address = stack, site.address, site.child("head").address
         width = part.out_width(spec.width)  # stages widen
         self.head = spec.head.build(site.child("head", width=width)) if spec.head else None
-        self.inputs, self.shows = self.input_names(), declared_taps(self)
+        self.declare()
         self.also = dict.fromkeys(part.input_aliases, spec.embedding.inputs[0])
         self.stateless = self.find_stateless()
 
@@ -94,5 +93,5 @@ class OneStackModule(TransformerModule):
         x, ctx = getattr(self, self.stack_name)(x, ctx)
         if state is not None:
             state.advance(ctx.index.shape[-1])
-        kept = ctx.extra(Kept)
-        return HeadInputs(x, ctx, inputs, {} if kept is None else {"mems": kept.states})
+        others = ctx.extra(StackOutputs)
+        return HeadInputs(x, ctx, inputs, {} if others is None else others.fields)

@@ -16,7 +16,7 @@ from anyformer.models.single_stack import EncoderModel, OneStackModule
 from anyformer.parts.base import Embedding
 from anyformer.parts.head.base import Outputs
 from anyformer.parts.head.similarity import ProjectionHead, SimilarityHead, SpacesHead
-from anyformer.runtime.taps import OutputCollector, declared_taps
+from anyformer.runtime.taps import OutputCollector
 from anyformer.specs.part import Site
 
 PUBLISHED = {"text": "text_model_output", "image": "vision_model_output"}  # what a tower says goes by
@@ -93,7 +93,7 @@ class TowersModule(TransformerModule):
         for name, tower in zip(spec.named, spec.towers, strict=True):
             self.add_module(name, tower.build(site.child(name, width=tower.width)))
         self.head = spec.head.build(site.child("head")) if spec.head else None
-        self.inputs, self.shows = self.input_names(), declared_taps(self)
+        self.declare()
         self.stateless = ()
 
     @property

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor, nn
 
 from anyformer.runtime.context import Context
+from anyformer.runtime.inputs import Kind
 from anyformer.specs.part import Part
 
 
@@ -14,6 +16,8 @@ class Embedding(Part):
     """Maps the inputs named in `inputs` to the residual stream (B, T, D)."""
 
     inputs: ClassVar[tuple[str, ...]] = ()
+    input_kinds: ClassVar[Mapping[str, Kind]] = {}  # of inputs that are not common (runtime/inputs.py)
+    by_position: ClassVar[bool] = False  # can be asked for the token at any position: see OrderedText
     hides: ClassVar[bool] = True  # tokens hidden by attention_mask are visible to no token
 
     @property

@@ -7,6 +7,7 @@ B batch, C channels, N patches, D width.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -19,6 +20,7 @@ from anyformer.parts.embedding.patches import PatchEmbedding, Size
 from anyformer.parts.grid.windows import Grid
 from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.runtime.context import Context
+from anyformer.runtime.inputs import Kind
 from anyformer.runtime.state import State
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Part, Site
@@ -74,7 +76,12 @@ class NoisyEmbedding(Embedding, sees="all", called=("latent patches",)):
     """A picture in noise, or latents of one ("hidden_states"), as patches; the step of the noise ("timestep") and a
     label ("class_labels") are a condition that norms and residuals read."""
 
-    inputs: ClassVar[tuple[str, ...]] = ("hidden_states", "timestep", "class_labels")
+    inputs: ClassVar[tuple[str, ...]] = (
+        "hidden_states",
+        "timestep",
+        "class_labels",
+    )
+    input_kinds: ClassVar[Mapping[str, Kind]] = {"hidden_states": "floats", "class_labels": "integers"}
 
     image: PatchEmbedding
     condition: StepAndLabel

@@ -31,6 +31,13 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True)
+class StackOutputs:
+    """Named outputs of the model that a stack computes beside its hidden states (XLNet's `mems`)."""
+
+    fields: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
 class Context:
     """One forward pass through one stack. What few families hand down beside this are `extras`, one of a class."""
 

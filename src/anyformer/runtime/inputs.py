@@ -6,7 +6,7 @@ Kinds and shapes cost nothing to compare. Of values only those of masks are look
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,46 +15,41 @@ from anyformer.kernels.recording import is_recording
 from anyformer.runtime.state import State
 from anyformer.specs.messages import quote
 
-NUMBERS = ("input_ids", "position_ids", "token_type_ids", "document_ids", "tree_parents", "mc_token_ids",
-           "question_lengths", "timesteps", "class_labels", "hidden_ids", "cls_index")  # fmt: skip
-VECTORS = ("inputs_embeds", "encoder_hidden_states", "pixel_values", "input_values", "input_features", "states",
-           "actions", "rewards", "returns_to_go", "hidden_states", "points", "values", "hidden_values")  # fmt: skip
-MASKS = ("attention_mask", "encoder_attention_mask", "global_attention_mask", "bool_masked_pos", "mask_time_indices",
-         "video_attention_mask", "audio_attention_mask", "hidden_mask", "perm_mask", "target_mapping", "input_mask",
-         "p_mask")  # fmt: skip
-LABELS = ("labels", "next_sentence_label", "sentence_order_label", "mc_labels", "start_positions", "end_positions")
-FLAGS = (
-    "use_cache",
-    "return_dict",
-    "output_attentions",
-    "output_hidden_states",
-    "output_router_logits",
-    "interpolate_pos_encoding",
-    "use_mems",
-)
+Kind = Literal["integers", "floats", "mask", "labels", "flag"]
+
+# inputs that many families share; the kinds of others are declared by the Part that reads them (`input_kinds`)
+COMMON: dict[str, Kind] = {
+    **dict.fromkeys(("input_ids", "position_ids", "token_type_ids", "document_ids"), "integers"),
+    **dict.fromkeys(
+        ("inputs_embeds", "encoder_hidden_states", "pixel_values", "input_values", "input_features"), "floats"
+    ),
+    **dict.fromkeys(("attention_mask", "encoder_attention_mask"), "mask"),
+    **dict.fromkeys(("labels", "start_positions", "end_positions"), "labels"),
+    **dict.fromkeys(("use_cache", "return_dict"), "flag"),
+    **dict.fromkeys(("output_attentions", "output_hidden_states", "output_router_logits"), "flag"),
+}
 
 
-def check_given(inputs: Mapping[str, Any]) -> None:
-    """Raises for the first input that is of another kind than its name says; None is no input."""
+def check_given(inputs: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
+    """Raises for the first input that is not what its kind says; None is no input."""
     for name, value in inputs.items():
+        kind = kinds.get(name)
         if value is None:
             continue
-        plain = name.removeprefix("decoder_")
-        if plain in FLAGS:
-            if not isinstance(value, bool):
-                raise ValueError(f"{name} is True or False, got {quote(value)}")
-        elif name == "past_key_values":
-            if not isinstance(value, State):
-                raise ValueError(f"{name} is the state that a model returned, got a {type(value).__name__}")
-        elif plain in (*NUMBERS, *VECTORS, *MASKS, *LABELS):
-            if not isinstance(value, Tensor):
-                raise ValueError(f"{name} is a tensor, got a {type(value).__name__}; torch.tensor(...) makes one")
-            if plain in NUMBERS and value.dtype not in (torch.long, torch.int):
-                raise ValueError(f"{name} are whole numbers (int64 or int32), got {value.dtype}")
-            if plain in VECTORS and not value.is_floating_point():
-                raise ValueError(f"{name} are floating-point numbers, got {value.dtype}")
-            if plain in MASKS and value.is_complex():
-                raise ValueError(f"{name} is made of 0 and 1, got {value.dtype}")
+        if name == "past_key_values" and not isinstance(value, State):
+            raise ValueError(f"{name} is the state that a model returned, got a {type(value).__name__}")
+        if kind == "flag" and not isinstance(value, bool):
+            raise ValueError(f"{name} is True or False, got {quote(value)}")
+        if kind is None or kind == "flag":
+            continue
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{name} is a tensor, got a {type(value).__name__}; torch.tensor(...) makes one")
+        if kind == "integers" and value.dtype not in (torch.long, torch.int):
+            raise ValueError(f"{name} are whole numbers (int64 or int32), got {value.dtype}")
+        if kind == "floats" and not value.is_floating_point():
+            raise ValueError(f"{name} are floating-point numbers, got {value.dtype}")
+        if kind == "mask" and value.is_complex():
+            raise ValueError(f"{name} is made of 0 and 1, got {value.dtype}")
 
 
 def check_shape(name: str, tensor: Tensor | None, *shapes: tuple[int, ...]) -> None:

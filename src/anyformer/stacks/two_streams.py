@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.parts.attention.attention import Attention, AttentionModule
-from anyformer.parts.embedding.permuted_text import Asked, Recalled
+from anyformer.parts.embedding.permuted_text import Memories, TargetStream
 from anyformer.parts.position.bias import AttentionPositionModule
-from anyformer.runtime.context import Context
+from anyformer.runtime.context import Context, StackOutputs
 from anyformer.runtime.mask import Order
 from anyformer.runtime.taps import OutputCollector
 from anyformer.specs.checks import at_least
@@ -22,13 +22,6 @@ from anyformer.specs.part import Site, walk
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack, StackModule
 from anyformer.stacks.sublayer import Sublayer
-
-
-@dataclasses.dataclass(frozen=True)
-class Kept:
-    """What each layer read of this text and of those before it, to go on from."""
-
-    states: tuple[Tensor, ...]  # (M, B, D) each, as published
 
 
 class TwoStreams(Stack, sees="itself"):
@@ -83,7 +76,7 @@ class TwoStreamsModule(StackModule):
     def forward(
         self, x: Tensor, ctx: Context, first: Context | None = None, states: list[Tensor] | None = None
     ) -> tuple[Tensor, Context]:
-        asked, recalled, states = ctx.extra(Asked), ctx.extra(Recalled) or Recalled(), []
+        asked, recalled, states = ctx.extra(TargetStream), ctx.extra(Memories) or Memories(), []
         if asked is None and not recalled.states:
             out, ctx = super().forward(x, ctx, None, states)
         else:
@@ -91,11 +84,11 @@ class TwoStreamsModule(StackModule):
         usual = self.part.keeps_training if self.training else self.part.keeps
         if usual if recalled.keep is None else recalled.keep:
             before = recalled.states or [None] * self.part.depth
-            ctx = ctx.replace(Kept(tuple(map(self.keep, states, before))))
+            ctx = ctx.replace(StackOutputs({"mems": tuple(map(self.keep, states, before))}))
         return out, ctx
 
     def run_both(
-        self, x: Tensor, ctx: Context, asked: Asked | None, past: tuple[Tensor, ...], states: list[Tensor]
+        self, x: Tensor, ctx: Context, asked: TargetStream | None, past: tuple[Tensor, ...], states: list[Tensor]
     ) -> tuple[Tensor, Context]:
         """What a layer reads of the text is put into `states`, and after the last what it gave."""
         x = ctx.tap(self.address, "input", x)

@@ -10,6 +10,7 @@ B batch, T tokens, H heads, K head width, w window on each side, c chunk, n chun
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,6 +22,7 @@ from anyformer.kernels.recording import is_recording
 from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
+from anyformer.runtime.inputs import Kind
 from anyformer.runtime.mask import first_of_document
 from anyformer.runtime.state import State
 from anyformer.runtime.taps import MIXER, Declared, Listener, through
@@ -42,7 +44,11 @@ class GlobalTextEmbedding(TextEmbedding, sees="itself"):
     """Text of which `global_attention_mask` says the global tokens. Where none is given: none, the first of a text, or
     what stands before (a question) or after (a choice) the first of three separators."""
 
-    inputs: ClassVar[tuple[str, ...]] = (*TextEmbedding.inputs, "global_attention_mask")
+    inputs: ClassVar[tuple[str, ...]] = (
+        *TextEmbedding.inputs,
+        "global_attention_mask",
+    )
+    input_kinds: ClassVar[Mapping[str, Kind]] = {"global_attention_mask": "mask"}
 
     global_tokens: Literal["none", "first", "before", "after"] = "none"
     separator: int | None = None

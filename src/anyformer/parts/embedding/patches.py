@@ -6,6 +6,7 @@ B batch, C channels, N patches, D width.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +19,7 @@ from anyformer.parts.grid.layout import NEEDS, Grid, Layout, Sides, laid_out
 from anyformer.parts.norm import Norm
 from anyformer.parts.position.absolute import Learned, Sinusoidal2D, Sinusoidal2DModule
 from anyformer.runtime.context import Context
-from anyformer.runtime.inputs import check_shape, hides_nothing
+from anyformer.runtime.inputs import Kind, check_shape, hides_nothing
 from anyformer.runtime.state import State
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Site
@@ -37,6 +38,7 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
         "interpolate_pos_encoding",
         "attention_mask",
     )
+    input_kinds: ClassVar[Mapping[str, Kind]] = {"bool_masked_pos": "mask", "interpolate_pos_encoding": "flag"}
 
     image_size: Size
     patch_size: Size
@@ -195,6 +197,7 @@ class VideoEmbedding(PatchEmbedding, sees="all", called=("tubelets", "space-time
     """One vector a patch of a few frames: pixel_values is (batch, channels, frames, height, width)."""
 
     inputs: ClassVar[tuple[str, ...]] = ("pixel_values", "bool_masked_pos")
+    input_kinds: ClassVar[Mapping[str, Kind]] = {"bool_masked_pos": "mask"}
 
     frames: int
     frame_step: int = 1  # of a patch

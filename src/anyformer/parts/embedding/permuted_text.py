@@ -6,7 +6,7 @@ B batch, T tokens, M tokens kept of the text before, S = M + T, P tokens asked f
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -16,23 +16,24 @@ from torch import Tensor, nn
 from anyformer.kernels.recording import is_recording
 from anyformer.parts.embedding.segments import SegmentedText, SegmentedTextModule, Segments
 from anyformer.runtime.context import Context
-from anyformer.runtime.inputs import check_shape
+from anyformer.runtime.inputs import Kind, check_shape
 from anyformer.runtime.mask import Order
 from anyformer.runtime.state import State
 from anyformer.specs.part import Site
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """Tokens that are asked for: a stream beside the text, which knows their places and not what stands there."""
+class TargetStream:
+    """Tokens to predict: a second stream, which knows their positions and not the tokens."""
 
     x: Tensor  # (B, P, D)
     places: Tensor  # (B, P) in the row; -1 where nothing is asked
 
 
 @dataclasses.dataclass(frozen=True)
-class Recalled:
-    """What each layer read of the text before, and whether to keep what it reads of this one (None: as described)."""
+class Memories:
+    """What each layer read of the text before (`mems`), and whether to keep what it reads of this one (None: as
+    described)."""
 
     states: tuple[Tensor, ...] = ()  # (B, M, D) each
     keep: bool | None = None
@@ -56,6 +57,14 @@ class OrderedText(SegmentedText, sees="all"):
         "use_mems",
         "document_ids",
     )
+    input_kinds: ClassVar[Mapping[str, Kind]] = {
+        "perm_mask": "mask",
+        "target_mapping": "mask",
+        "input_mask": "mask",
+        "use_mems": "flag",
+    }
+
+    by_position: ClassVar[bool] = True
 
     @property
     def gives(self) -> tuple[str, ...]:
@@ -89,7 +98,7 @@ class OrderedTextModule(SegmentedTextModule):
             before = () if segments is None else (Segments(F.pad(segments.kinds, (M, 0))),)  # all of the first kind
             ctx = ctx.replace(*before, index=ctx.index + M, padding=padding)
             hidden = None if hidden is None else F.pad(hidden, (M, 0, M, 0))
-        ctx = ctx.replace(Order(hidden, first=M), Recalled(states if M else (), inputs.get("use_mems")))
+        ctx = ctx.replace(Order(hidden, first=M), Memories(states if M else (), inputs.get("use_mems")))
         asked = inputs.get("target_mapping")
         if asked is None:
             return x, ctx
@@ -97,7 +106,19 @@ class OrderedTextModule(SegmentedTextModule):
             raise ValueError(f"target_mapping is (batch {B}, tokens asked for, {T}), got {tuple(asked.shape)}")
         g = self.mask_embedding.to(x.dtype).expand(B, asked.shape[1], -1)
         g = F.dropout(g, self.part.dropout) if self.training and self.part.dropout else g
-        return x, ctx.replace(Asked(g, asked_places(asked, M)))
+        return x, ctx.replace(TargetStream(g, asked_places(asked, M)))
+
+    def ask_next(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """A text with one more position, which no token sees, and the question what stands there."""
+        sizes = {"inputs_embeds": (0, 0, 0, 1)}
+        longer = {name: F.pad(value, sizes.get(name, (0, 1))) for name, value in inputs.items()}
+        for name in ("attention_mask", "token_type_ids"):  # the new token is real, and in the segment of the last
+            if name in longer:
+                longer[name][:, -1] = 1 if name == "attention_mask" else longer[name][:, -2]
+        first = next(iter(longer.values()))
+        (B, T), device = first.shape[:2], first.device
+        last = torch.arange(T, device=device) == T - 1
+        return {**longer, "perm_mask": last.expand(B, T, T), "target_mapping": last.expand(B, 1, T), "use_mems": False}
 
 
 def given_mask(inputs: dict[str, Any]) -> Tensor | None:

@@ -5,6 +5,7 @@ B batch, N pairs, T = 2 N tokens, P width of a point, D width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from anyformer.parts.base import Embedding
 from anyformer.parts.embedding.trajectory import in_turn
 from anyformer.parts.position.absolute import AbsolutePosition, add_position
 from anyformer.runtime.context import Context
-from anyformer.runtime.inputs import check_shape
+from anyformer.runtime.inputs import Kind, check_shape
 from anyformer.runtime.state import State
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Site
@@ -26,6 +27,7 @@ class PairEmbedding(Embedding, sees="itself"):
     """Two tokens a pair (a point, and the value there), each a linear map of its numbers."""
 
     inputs: ClassVar[tuple[str, ...]] = ("points", "values", "attention_mask")
+    input_kinds: ClassVar[Mapping[str, Kind]] = {"points": "floats", "values": "floats"}
 
     point_width: int
     position: AbsolutePosition | None = None

@@ -5,7 +5,7 @@ B batch, N time steps, T = 3 N tokens, S width of a state, A width of an action,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +19,7 @@ from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position.absolute import Learned
 from anyformer.parts.unused import mark_unused
 from anyformer.runtime.context import Context
-from anyformer.runtime.inputs import check_shape
+from anyformer.runtime.inputs import Kind, check_shape
 from anyformer.runtime.state import State
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Site
@@ -32,7 +32,21 @@ class TrajectoryEmbedding(Embedding, sees="itself"):
     the vector of its time step, then a norm. Of the table `everywhere` the first row is added to every token, as
     published; `tokens` is a table that published checkpoints carry and nothing reads, as nothing reads "rewards"."""
 
-    inputs: ClassVar[tuple[str, ...]] = ("states", "actions", "rewards", "returns_to_go", "timesteps", "attention_mask")
+    inputs: ClassVar[tuple[str, ...]] = (
+        "states",
+        "actions",
+        "rewards",
+        "returns_to_go",
+        "timesteps",
+        "attention_mask",
+    )
+    input_kinds: ClassVar[Mapping[str, Kind]] = {
+        "states": "floats",
+        "actions": "floats",
+        "rewards": "floats",
+        "returns_to_go": "floats",
+        "timesteps": "integers",
+    }
 
     state_width: int
     action_width: int

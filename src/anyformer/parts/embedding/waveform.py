@@ -6,6 +6,7 @@ B batch, N samples, T frames, C channels of the stem, D width.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,7 +22,7 @@ from anyformer.parts.embedding.spectrogram import TimeConvolution
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position.absolute import AbsolutePosition, add_position
 from anyformer.runtime.context import Context, leading_pads
-from anyformer.runtime.inputs import hides_nothing
+from anyformer.runtime.inputs import Kind, hides_nothing
 from anyformer.runtime.state import State
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Part, Site
@@ -104,7 +105,12 @@ class OverTime(nn.LayerNorm):
 class WaveformEmbedding(Embedding, sees="all"):
     """Frames from the stem, normalised and projected to the model's width. Pads are silent, the rest is augmented."""
 
-    inputs: ClassVar[tuple[str, ...]] = ("input_values", "attention_mask", "mask_time_indices")
+    inputs: ClassVar[tuple[str, ...]] = (
+        "input_values",
+        "attention_mask",
+        "mask_time_indices",
+    )
+    input_kinds: ClassVar[Mapping[str, Kind]] = {"mask_time_indices": "mask"}
 
     stem: ConvolutionStem
     norm: Norm = LayerNorm()

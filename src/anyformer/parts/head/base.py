@@ -16,6 +16,7 @@ from anyformer.parts.feedforward.balance import Balance
 from anyformer.parts.head.losses import Loss, class_loss
 from anyformer.parts.norm import Norm
 from anyformer.runtime.context import Context
+from anyformer.runtime.inputs import Kind
 from anyformer.specs.part import Part, Site
 
 NamedTensors = dict[str, Tensor]
@@ -28,6 +29,7 @@ class Head(Part):
     """Reads the last hidden states. `inputs`: names that it also takes from the caller."""
 
     inputs: ClassVar[tuple[str, ...]] = ()
+    input_kinds: ClassVar[Mapping[str, Kind]] = {}  # of inputs that are not common (runtime/inputs.py)
     remembers: ClassVar[bool] = True  # a decoder returns its cache by default, as published
 
     @property

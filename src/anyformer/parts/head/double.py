@@ -5,6 +5,7 @@ B batch, C choices, T tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from anyformer.parts.head.base import Head, HeadModule, NamedTensors, Outputs
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.losses import Loss, class_loss
 from anyformer.runtime.context import Context
+from anyformer.runtime.inputs import Kind
 from anyformer.runtime.taps import Declared
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Part, Site
@@ -65,7 +67,12 @@ class DoubleHead(Head):
     """Scores over the vocabulary and one score a text, with a loss each [Radford et al. 2018]. Texts may come as
     (B, C, T), each choice read on its own; `mc_token_ids` says which token of a text speaks for it."""
 
-    inputs: ClassVar[tuple[str, ...]] = ("mc_token_ids", "labels", "mc_labels")
+    inputs: ClassVar[tuple[str, ...]] = (
+        "mc_token_ids",
+        "labels",
+        "mc_labels",
+    )
+    input_kinds: ClassVar[Mapping[str, Kind]] = {"mc_token_ids": "integers", "mc_labels": "labels"}
 
     lm: LMHead
     summary: Summary

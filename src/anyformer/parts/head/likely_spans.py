@@ -5,6 +5,7 @@ B batch, T tokens, N starts, E ends of each, D width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +15,7 @@ from anyformer.parts.head.base import Head, HeadModule, NamedTensors, Outputs, t
 from anyformer.parts.head.losses import Loss, binary_loss, class_loss
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.runtime.context import Context
+from anyformer.runtime.inputs import Kind
 from anyformer.runtime.taps import Declared
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site
@@ -24,7 +26,14 @@ class LikelySpans(Head, sees="all"):
     at all, from the token at `cls_index` (the last unless said) [Yang et al. 2019]. `p_mask` is 1 where no answer can
     be. With labels it gives only the loss, for each end given the true start."""
 
-    inputs: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions", "is_impossible", "cls_index", "p_mask")
+    inputs: ClassVar[tuple[str, ...]] = (
+        "start_positions",
+        "end_positions",
+        "is_impossible",
+        "cls_index",
+        "p_mask",
+    )
+    input_kinds: ClassVar[Mapping[str, Kind]] = {"cls_index": "integers", "p_mask": "mask"}
 
     starts: int = 5
     ends: int = 5

@@ -5,6 +5,7 @@ B batch, T tokens, D width, V vocabulary, C classes or choices.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.losses import Loss, class_loss
 from anyformer.parts.head.pool import Pool
 from anyformer.runtime.context import Context
+from anyformer.runtime.inputs import Kind
 from anyformer.runtime.taps import Declared
 from anyformer.specs.part import Site
 
@@ -34,6 +36,7 @@ class PretrainingHead(Head):
     """BERT's two objectives at once: masked tokens and next sentence."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels", "next_sentence_label")
+    input_kinds: ClassVar[Mapping[str, Kind]] = {"next_sentence_label": "labels"}
     output: ClassVar[str] = "seq_relationship_logits"
 
     lm: LMHead
@@ -48,6 +51,7 @@ class SentenceOrderHead(PretrainingHead):
     """Masked tokens, and which of two pieces of a text came first [Lan et al. 2020]."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels", "sentence_order_label")
+    input_kinds: ClassVar[Mapping[str, Kind]] = {"sentence_order_label": "labels"}
     output: ClassVar[str] = "sop_logits"
 
 

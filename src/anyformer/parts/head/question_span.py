@@ -5,6 +5,7 @@ B batch, T tokens, D width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +16,7 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.span import SpanHead, SpanModule
 from anyformer.parts.norm import Norm
 from anyformer.runtime.context import Context, leading_pads
+from anyformer.runtime.inputs import Kind
 from anyformer.runtime.mask import first_of_document
 from anyformer.specs.part import Site
 
@@ -24,6 +26,7 @@ class QuestionHead(SpanHead, sees="all"):
     `separator` (or is `question_lengths` long). Where no segments are given, what follows it is the second."""
 
     inputs: ClassVar[tuple[str, ...]] = (*SpanHead.inputs, "question_lengths")
+    input_kinds: ClassVar[Mapping[str, Kind]] = {"question_lengths": "integers"}
     requires: ClassVar[tuple[str, ...]] = ("token ids", "segments")
 
     separator: int | None

@@ -6,6 +6,7 @@ B texts (or videos and sounds), I images, P texts a video, D width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -18,6 +19,7 @@ from anyformer.parts.head.base import Head, HeadModule, NamedTensors, Outputs
 from anyformer.parts.head.losses import Loss, class_loss
 from anyformer.parts.head.pool import Pool
 from anyformer.runtime.context import Context
+from anyformer.runtime.inputs import Kind
 from anyformer.specs.checks import at_least, positive
 from anyformer.specs.part import Site
 
@@ -163,7 +165,17 @@ class HiddenSpansHead(Head, sees="itself", called=("MERLOT Reserve", "contrastiv
     itself: as `SimilarityHead`, each is asked for the other among all of its kind in the batch [Zellers et al. 2022].
     In the text a span that is hidden is the token `text`, or `audio`; what they hide is given in the same order."""
 
-    inputs: ClassVar[tuple[str, ...]] = ("hidden_ids", "hidden_mask", "hidden_values", "return_loss")
+    inputs: ClassVar[tuple[str, ...]] = (
+        "hidden_ids",
+        "hidden_mask",
+        "hidden_values",
+        "return_loss",
+    )
+    input_kinds: ClassVar[Mapping[str, Kind]] = {
+        "hidden_ids": "integers",
+        "hidden_mask": "mask",
+        "hidden_values": "floats",
+    }
     requires: ClassVar[tuple[str, ...]] = ("hidden spans",)
 
     width: int
