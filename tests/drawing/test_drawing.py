@@ -26,7 +26,7 @@ from anyformer.kernels.recording import graph_capture
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.residual import Scaled
-from anyformer.runtime.inputs import NUMBERS
+from anyformer.runtime.inputs import COMMON
 from anyformer.specs.part import Site
 from anyformer.stacks.block import Parallel
 from anyformer.stacks.sublayer import Sublayer
@@ -122,7 +122,8 @@ def test_how_many_vectors_an_embedding_makes() -> None:
         part, width = spec.embedding, spec.width
         if len(seen.setdefault(type(part).__name__, set())) < 3:
             given = {name: torch.zeros(1, *shape) for name, shape in part.row(length, width).items()}
-            given |= {name: value.long() for name, value in given.items() if name in NUMBERS}
+            kinds = {**COMMON, **part.input_kinds}
+            given |= {name: value.long() for name, value in given.items() if kinds.get(name) == "integers"}
             with torch.no_grad(), graph_capture():  # nothing is asked of the zeros
                 x, _ = part.build(Site(width=width)).eval()(given, None)
             assert part.vectors(length) == x.shape[1], case.id

@@ -13,7 +13,7 @@ from anyformer.kernels.rows import grid, lines
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.position.rotary import Rope
 from anyformer.runtime.mask import CAUSAL, Causal, Mask, Window
-from anyformer.runtime.state import Ring, State, axis, placed
+from anyformer.runtime.state import Ring, State, axis, held_shape
 from anyformer.specs.codec import override
 from small import close
 from writers import ids as words
@@ -116,9 +116,9 @@ def test_count_predicts_windows_and_memories(windowed: Any) -> None:
 @pytest.mark.parametrize("shape", [(), (2,), (2, 3)], ids=["a number", "a vector", "heads"])
 def test_an_index_writes_where_lines_do(shape: tuple[int, ...]) -> None:
     """What a compiler writes through, beside the lines of a table: columns of all rows at once, or of each its own."""
-    size = placed(shape, 2, 5)
+    size = held_shape(shape, 2, 5)
     for columns in (torch.tensor([4, 0]), torch.tensor([[1, 3], [4, 0]])):
-        held, other, new = torch.zeros(size), torch.zeros(size), torch.randn(placed(shape, 2, 2))
+        held, other, new = torch.zeros(size), torch.zeros(size), torch.randn(held_shape(shape, 2, 2))
         dim = axis(shape)
         held.index_put_(grid(held.shape[: dim + 1], columns), new)
         other.flatten(0, dim).index_copy_(0, lines(other.shape[: dim + 1], columns), new.flatten(0, dim))
