@@ -7,7 +7,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Fixed, Ignored
-from anyformer.families.base.template import Class, Config, Entry, activation, choice, divides, entry, helper
+from anyformer.families.base.template import Class, Config, Entry, activation, choice, divides, entry
 from anyformer.families.bert import DROPPED, LARGE, POOL
 from anyformer.families.shared import encoder
 from anyformer.families.shared.encoder import LAYERS, NORM, stack_of
@@ -168,13 +168,8 @@ BIG_BIRD = Family(
         **encoder.OF_DECODERS,
         "is_decoder": Entry(False, lambda spec: stack_of(spec) == "decoder", build=decode),
         "add_cross_attention": Fixed(False, "the published self-attention then looks at the memory too"),
-        "classifier_dropout": helper(
-            addresses=(
-                "head[ClassifyHead].pool.dropout",
-                "head[ClassifyHead].pool.input_dropout",
-                "head[TagHead].dropout",
-            ),
-            read=lambda value, c: c.hidden_dropout_prob if value is None else value,
+        "classifier_dropout": encoder.head_dropout(
+            "head[ClassifyHead].pool.dropout", "head[ClassifyHead].pool.input_dropout", "head[TagHead].dropout"
         ),
         "bos_token_id": Ignored(1, "used by tokenizers and generation"),
         "eos_token_id": Ignored(2, "used by tokenizers and generation"),

@@ -9,7 +9,7 @@ from typing import Any
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, Ignored
 from anyformer.families.base.template import Config, activation, entry, parameter, rules_of
-from anyformer.families.shared.encoder import classifier_dropout, stack_of
+from anyformer.families.shared.encoder import stack_of
 from anyformer.models import DecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention.local_chunks import ChunkAttention
@@ -110,7 +110,7 @@ def head(c: Config) -> Head | None:
         case "ReformerModelWithLMHead" | "ReformerForMaskedLM":  # its bias is in files, and nothing reads it
             return LMHead(vocab_size=c.vocab_size, shift=c.architecture == WRITES, unused_bias=True)
         case "ReformerForSequenceClassification":
-            rate = classifier_dropout(c)
+            rate = c.hidden_dropout_prob if c.classifier_dropout is None else c.classifier_dropout
             pool = Pool(
                 take="first", dense=True, width=c.hidden_size, activation="tanh", input_dropout=rate, dropout=rate
             )
