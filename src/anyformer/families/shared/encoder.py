@@ -135,10 +135,14 @@ def check_shape(c: Config) -> None:
         raise ValueError(f"type_vocab_size {c.type_vocab_size}: every token belongs to a segment")
 
 
-def check(c: Config) -> None:
-    check_shape(c)
+def check_span(c: Config) -> None:
     if c.architecture.endswith("ForQuestionAnswering") and c.num_labels != 2:
         raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
+
+
+def check(c: Config) -> None:
+    check_shape(c)
+    check_span(c)
 
 
 def check_decoder(c: Config) -> None:
