@@ -181,7 +181,7 @@ WEIGHTS = {
 
 WRITER = {"architectures": [WRITES], "is_decoder": True}
 CRIME = {
-    "num_attention_heads": 2, "axial_pos_shape": [512, 1024], "max_position_embeddings": 524288, "num_buckets": [64, 128],
+    "num_attention_heads": 2, "axial_pos_shape": [512, 1024], "max_position_embeddings": 2**19, "num_buckets": [64, 128]
 }  # fmt: skip
 ENWIK8 = {
     "vocab_size": 258, "hidden_size": 1024, "num_attention_heads": 8, "attention_head_size": 128,
