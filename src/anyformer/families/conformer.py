@@ -3,28 +3,26 @@ over a spectrogram of which two convolutions leave one frame in four. What is sa
 Transformer's decoder writes it [Guo et al. 2020]; the paper's transducer, an LSTM and a joint network, is not here.
 
 No files of the paper's are published: there are descriptions, saved in our own form, with config fields named as those
-of the original Transformer. torchaudio has the layers alone, over vectors; it writes no config.json, and ours has its
-arguments."""
+of the original Transformer."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.template import Class, Config, Entry, Weights, activation, choice, divides
+from anyformer.families.base.template import Class, Config, Entry, Weights, activation, divides, entry
 from anyformer.families.shared import transformer
-from anyformer.families.shared.speech import pointwise
 from anyformer.models import EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.convolution.conformer import ConvolutionModule
 from anyformer.parts.embedding.subsampling import SubsampledSpectrogram
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.embedding.vectors import Vectors
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.ctc import CTCHead
 from anyformer.parts.head.language import LMHead
-from anyformer.parts.init import Initializer, Kaiming, Xavier
-from anyformer.parts.norm import BatchNorm, LayerNorm, RowNorm
+from anyformer.parts.init import Initializer, Kaiming
+from anyformer.parts.norm import LayerNorm
 from anyformer.parts.op import Op
 from anyformer.parts.position.absolute import Sinusoidal
 from anyformer.parts.position.relative import RelativeSinusoids
@@ -34,9 +32,7 @@ from anyformer.specs.addresses import edit
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
-from anyformer.weights.rules import Rule, Split
 
-CONVOLUTION = "encoder.layers.convolution.op"
 INIT: dict[str, Initializer] = {"*": Kaiming(gain=3**-0.5, normal=False)}  # as torch draws them: no spread is published
 
 
@@ -81,10 +77,8 @@ TEMPLATE = EncoderDecoderModel(
     init=INIT,
 )
 
-# -- as published ------------------------------------------------------------------------------------------------------
 
-
-def odd(name: str, taps: int) -> None:
+def check_odd(name: str, taps: int) -> None:
     """Classes that pad both ends alike lose a frame with an even number of taps."""
     if taps % 2 == 0:
         raise ValueError(f"{name} is odd, so that frames keep their places; got {taps}")
@@ -96,6 +90,17 @@ def decode(spec: EncoderDecoderModel, layers: int, c: Config) -> Model:
         return edit(spec, {"decoder.depth": layers})
     head = CTCHead(vocab_size=c.vocab_size, blank=c.pad_token_id, reduction="mean")
     return EncoderModel(width=spec.width, embedding=spec.embedding, encoder=spec.encoder, head=head, init=spec.init)
+
+
+def of_decoder(of: str | Entry) -> Entry:
+    """A field that nothing reads where there is no decoder."""
+    own = entry(of) if isinstance(of, str) else of
+    usual = next(value for _, value in own.places(TEMPLATE))
+
+    def read(value: Any, c: Config) -> Any:
+        return usual if not c.decoder_layers else value if own.read is None else own.read(value, c)
+
+    return dataclasses.replace(own, read=read)
 
 
 def check(c: Config) -> None:
@@ -139,9 +144,11 @@ CONFORMER = Family(
         ),
         "encoder_ffn_dim": "encoder.layers.*.op[MLP].width",
         "decoder_layers": Entry(0, lambda spec: spec.decoder.depth if spec.pair else 0, build=decode),
+        "decoder_ffn_dim": of_decoder("decoder.layers.feedforward.op.width"),
+        "decoder_attention_heads": of_decoder("decoder.layers.*.op.num_heads"),
         "activation_dropout": "*.layers.*.op[MLP].dropout",
-        "activation_function": activation("decoder.layers.feedforward.op.activation"),
-        "conv_kernel_size": f"{CONVOLUTION}.kernel",
+        "activation_function": of_decoder(activation("decoder.layers.feedforward.op.activation")),
+        "conv_kernel_size": "encoder.layers.convolution.op.kernel",
         "num_mel_bins": "embedding.channels",
         "subsampling_channels": "embedding.width",
         "vocab_size": ("decoder_embedding.tokens.vocab_size", "head.vocab_size"),
@@ -150,8 +157,8 @@ CONFORMER = Family(
             lambda spec: spec.padding_token if spec.pair else spec.head.blank,
             addresses=("decoder_embedding.tokens.padding_index", "padding_token"),
         ),
-        "decoder_start_token_id": "start_token",
-        "max_target_positions": "decoder_embedding.position.length",
+        "decoder_start_token_id": of_decoder("start_token"),
+        "max_target_positions": of_decoder("decoder_embedding.position.length"),
     },
     computed={"decoder_embedding.tokens.scale": lambda c: c.d_model**0.5},
     checks=(check,),
@@ -168,70 +175,4 @@ CONFORMER = Family(
     },
 )
 
-# -- torchaudio.models.Conformer ---------------------------------------------------------------------------------------
-
-LAYERS = EncoderModel(
-    width=80,
-    embedding=Vectors(),
-    encoder=Stack(
-        depth=4,
-        layers=macaron(
-            half=step(MLP(width=128, activation="silu"), 0.0, residual=Scaled(branch=0.5)),
-            attention=step(Attention(num_heads=4), 0.0),
-            convolution=step(ConvolutionModule(kernel=31, norm=BatchNorm(), bias=True), 0.0),
-        ),
-    ),
-    init={"*.op.[qkv].weight": Xavier(gain=2**-0.5), **INIT},
-)
-
-
-def exchange(spec: EncoderModel, convolution_first: bool, c: Config) -> EncoderModel:
-    steps = dict(spec.encoder.layers.items())
-    names = ("half_before", "convolution", "attention", "feedforward")
-    return edit(spec, {"encoder.layers": Block(**{n: steps[n] for n in names})}) if convolution_first else spec
-
-
-def joined(theirs: str, spec: Model) -> list[Rule]:
-    ours = [f"encoder.layers.{{i}}.attention.op.{name}" for name in "qkv"]
-    return [Split(f"{theirs}_{p}", [f"{each}.{p}" for each in ours]) for p in ("weight", "bias")]
-
-
-THEIRS, OURS = "conformer_layers.{i}", "encoder.layers.{i}"
-MODULE = f"{THEIRS}.conv_module"
-
-TORCHAUDIO = Family(
-    name="torchaudio-conformer",
-    about="the layers of a Conformer over vectors",
-    template=LAYERS,
-    classes={"Conformer": Class()},
-    config={
-        "input_dim": "width",
-        "num_heads": "encoder.layers.attention.op.num_heads",
-        "ffn_dim": "encoder.layers.*.op[MLP].width",
-        "num_layers": "encoder.depth",
-        "depthwise_conv_kernel_size": f"{CONVOLUTION}.kernel",
-        "dropout": ("encoder.layers.*.dropout", "encoder.layers.*.op[MLP].dropout", "**.op[Attention].dropout"),
-        "use_group_norm": choice(f"{CONVOLUTION}.norm", {False: BatchNorm(), True: RowNorm()}),
-        "convolution_first": Entry(
-            False, lambda spec: list(spec.encoder.layers.steps)[1] == "convolution", build=exchange
-        ),
-    },
-    checks=(
-        divides("num_heads", "input_dim"),
-        lambda c: odd("depthwise_conv_kernel_size", c.depthwise_conv_kernel_size),
-    ),
-    weights={
-        f"{THEIRS}.self_attn.in_proj": joined,
-        f"{MODULE}.sequential.0": pointwise(f"{OURS}.convolution.op.gate"),
-        f"{MODULE}.sequential.5": pointwise(f"{OURS}.convolution.op.out"),
-        f"{MODULE}.sequential.{{2,3}}": f"{OURS}.convolution.op.{{taps,norm}}",
-        f"{THEIRS}.{{self_attn_layer_norm,conv_module.layer_norm}}": f"{OURS}.{{attention,convolution}}.pre_norm",
-        f"{THEIRS}.self_attn.out_proj": f"{OURS}.attention.op.o",
-        # between these stand an activation and a dropout
-        f"{THEIRS}.{{ffn1,ffn2}}.sequential.{{0,1,4}}": f"{OURS}.{{half_before,feedforward}}.{{pre_norm,op.up,op.down}}",
-        f"{THEIRS}.final_layer_norm": f"{OURS}.feedforward.out_norm",
-    },
-    library="torchaudio",
-)
-
-FAMILIES = (CONFORMER, TORCHAUDIO)
+FAMILIES = (CONFORMER,)

@@ -10,7 +10,7 @@ from typing import Any
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import GENERATION, Ignored
 from anyformer.families.base.template import Class, Config, Entry, activation, entry, parameter
-from anyformer.families.conformer import macaron, odd
+from anyformer.families.conformer import check_odd, macaron
 from anyformer.families.shared.speech import pointwise
 from anyformer.families.shared.vision import head_width, heads_of
 from anyformer.models import EncoderModel
@@ -139,7 +139,7 @@ ENCODER = Family(
     },
     weights=WEIGHTS,
     prefix="encoder.",
-    checks=(lambda c: odd("conv_kernel_size", c.conv_kernel_size),),
+    checks=(lambda c: check_odd("conv_kernel_size", c.conv_kernel_size),),
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Ignored
 from anyformer.families.base.template import Config, Entry, activation, entry, parameter
-from anyformer.families.conformer import macaron, odd
+from anyformer.families.conformer import check_odd, macaron
 from anyformer.families.shared import speech
 from anyformer.models import EncoderModel
 from anyformer.parts.attention.attention import Attention
@@ -151,7 +151,7 @@ WAV2VEC2_CONFORMER = Family(
     },
     weights=WEIGHTS,
     prefix="wav2vec2_conformer.",
-    checks=(speech.check, lambda c: odd("conv_depthwise_kernel_size", c.conv_depthwise_kernel_size)),
+    checks=(speech.check, lambda c: check_odd("conv_depthwise_kernel_size", c.conv_depthwise_kernel_size)),
     legacy=speech.LEGACY,
     sizes={
         "wav2vec2-conformer-rel-pos-large": Size(LARGE),
