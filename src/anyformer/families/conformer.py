@@ -11,7 +11,7 @@ import dataclasses
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.template import Class, Config, Entry, Weights, activation, divides, entry
+from anyformer.families.base.template import Class, Config, Entry, Weights, activation, entry
 from anyformer.families.shared import transformer
 from anyformer.models import EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
@@ -105,8 +105,9 @@ def of_decoder(of: str | Entry) -> Entry:
 
 def check(c: Config) -> None:
     transformer.check_padding(c, c.vocab_size)
-    for side in ("encoder", "decoder") if c.decoder_layers else ("encoder",):
-        divides(f"{side}_attention_heads", "d_model")(c)
+    for heads in (c.encoder_attention_heads, *([c.decoder_attention_heads] if c.decoder_layers else [])):
+        if c.d_model % heads:
+            raise ValueError(f"d_model {c.d_model} is not a multiple of {heads} attention heads")
 
 
 def no_files(spec: Model) -> Weights:

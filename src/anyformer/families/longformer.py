@@ -19,7 +19,7 @@ from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
 from anyformer.parts.position.absolute import Learned
 from anyformer.parts.position.numbering import WithoutToken
-from anyformer.specs.addresses import edit
+from anyformer.specs.addresses import edit, value_at
 from anyformer.stacks.stack import Stack
 
 TEMPLATE = EncoderModel(
@@ -40,25 +40,25 @@ TEMPLATE = EncoderModel(
 )
 
 
-def set_windows(spec: Any, window: Any, c: Config) -> Any:
+def set_windows(spec: EncoderModel, window: Any, c: Config) -> EncoderModel:
     """Each layer may have a window of its own; configs count both sides together."""
     depth = c.num_hidden_layers
     sizes = [window] * depth if isinstance(window, int) else list(window)
     if len(sizes) != depth or any(not isinstance(size, int) or size < 2 or size % 2 for size in sizes):
         raise ValueError(f"attention_window is an even number, or one for each of {depth} layers; got {window}")
-    shown, layers = max(sizes, default=1), spec.encoder.layers
+    shown, stack = max(sizes, default=1), value_at(spec, "encoder")
     kinds = {
-        f"window_{size}": edit(layers, {"attention.op.window": size // 2, "attention.op.shown": shown})
+        f"window_{size}": edit(stack.layers, {"attention.op.window": size // 2, "attention.op.shown": shown})
         for size in sizes
     }
     one = len(kinds) == 1
     pattern = () if one else tuple(f"window_{size}" for size in sizes)
-    stack = spec.encoder.replace(layers=next(iter(kinds.values())) if one else kinds, pattern=pattern)
-    return spec.replace(encoder=stack)
+    layers = next(iter(kinds.values())) if one else kinds
+    return spec.replace(encoder=stack.replace(layers=layers, pattern=pattern))
 
 
-def windows(spec: Any) -> list[int]:
-    stack = spec.encoder
+def windows(spec: EncoderModel) -> list[int]:
+    stack: Stack = value_at(spec, "encoder")
     return [2 * stack.layer(i).steps["attention"].op.window for i in range(stack.depth)]
 
 

@@ -15,7 +15,7 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.init import Xavier
 from anyformer.parts.norm import BatchNorm, RowNorm
 from anyformer.parts.residual import Scaled
-from anyformer.specs.addresses import edit
+from anyformer.specs.addresses import edit, value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.weights.rules import Rule, Split
@@ -36,7 +36,7 @@ TEMPLATE = EncoderModel(
 
 
 def exchange(spec: EncoderModel, convolution_first: bool, c: Config) -> EncoderModel:
-    steps = dict(spec.encoder.layers.items())
+    steps = value_at(spec, "encoder.layers").steps
     names = ("half_before", "convolution", "attention", "feedforward")
     return edit(spec, {"encoder.layers": Block(**{n: steps[n] for n in names})}) if convolution_first else spec
 

@@ -69,7 +69,7 @@ def position(kind: str | None, c: Config) -> AttentionPosition | None:
     raise ValueError(f"position_embeddings_type {quote(kind)} is not valid; {nearest(kind, ('relative', 'rotary'))}")
 
 
-def rotary_base(spec: Any) -> float:
+def rotary_base(spec: EncoderModel) -> float:
     if not isinstance(rotary := value_at(spec, f"{ATTENTION}.op.position"), InputRope):
         raise Absent
     return int(rotary.base) if rotary.base.is_integer() else rotary.base
@@ -106,11 +106,10 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def frequencies(theirs: str, spec: Any) -> list[Rule]:
+def frequencies(theirs: str, spec: EncoderModel) -> list[Rule]:
     """One table for all layers."""
-    return [
-        Repeat(theirs, [f"encoder.layers.{i}.attention.op.position.frequency.value" for i in range(spec.encoder.depth)])
-    ]
+    depth = value_at(spec, "encoder.depth")
+    return [Repeat(theirs, [f"encoder.layers.{i}.attention.op.position.frequency.value" for i in range(depth)])]
 
 
 WEIGHTS: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Any
 from anyformer.families.base import template
 from anyformer.families.base.fields import ConfigField, Field, Removed
 from anyformer.families.base.template import Config, equal_heads
-from anyformer.families.shared.heads import causal, seen
+from anyformer.families.shared.heads import causal, read_mask
 from anyformer.models import DecoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.feedforward.mlp import MLP
@@ -104,7 +104,7 @@ def decode(spec: Model, is_decoder: bool, c: Config) -> Model:
     steps = dict(stack.layers.items())
     attention = steps.pop("attention")
     cross = {"cross": attention.replace(op=attention.op.replace(memory=True))} if c.add_cross_attention else {}
-    attention = attention.replace(op=attention.op.replace(mask=seen(c)))
+    attention = attention.replace(op=attention.op.replace(mask=read_mask(c)))
     head, layers = spec.head, Block(attention=attention, **cross, **steps)
     writes = isinstance(head, LMHead) and head.shift
     return DecoderModel(

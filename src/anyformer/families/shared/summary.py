@@ -89,7 +89,7 @@ def pool_entries(address: str) -> dict[str, Entry]:
             raise ValueError(f"is not supported; {nearest(str(value), POOLS)}")
         return POOLS[value]
 
-    def written(dropout: float) -> float:
+    def write(dropout: float) -> float:
         """The published config classes have no such field, and their models read it."""
         if dropout == 0:
             raise Absent
@@ -104,7 +104,7 @@ def pool_entries(address: str) -> dict[str, Entry]:
             write=published_name,
             choices=FUNCTIONS,
         ),
-        "summary_first_dropout": entry(f"{address}.input_dropout", default=0.0, write=written),
+        "summary_first_dropout": entry(f"{address}.input_dropout", default=0.0, write=write),
         "summary_last_dropout": entry(f"{address}.dropout"),
         "summary_proj_to_labels": helper(False),
     }
