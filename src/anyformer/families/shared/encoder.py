@@ -73,6 +73,8 @@ def counted_position(c: Config) -> Learned:
     if pad is None:
         raise ValueError("pad_token_id is None; positions are counted from it")
     length = c.max_position_embeddings - pad - 1
+    if length % 1:
+        raise ValueError(f"max_position_embeddings {c.max_position_embeddings} less pad_token_id {pad} is {length}")
     if length < 1:
         raise ValueError(f"max_position_embeddings {c.max_position_embeddings} leaves none after pad_token_id {pad}")
     return Learned(length=length, offset=pad + 1, padding=pad != -1)
