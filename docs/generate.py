@@ -131,7 +131,7 @@ def families() -> Iterator[tuple[str, str]]:
 def family_page(family: Any, sizes: list[dict[str, Any]], drawn: bool) -> str:
     from anyformer.families.base.fields import Field, Fixed
 
-    spec: Any = family.named(sizes[0]["name"]) if sizes else family.read({})
+    spec: Any = family.read_size(sizes[0]["name"]) if sizes else family.read({})
     names = [name for name in sys.modules if name.startswith("anyformer.families.")]
     module = next(sys.modules[name] for name in names if family in getattr(sys.modules[name], "FAMILIES", ()))
     home = " ".join((module.__doc__ or "").split())
@@ -145,7 +145,7 @@ def family_page(family: Any, sizes: list[dict[str, Any]], drawn: bool) -> str:
     lines.append(f"## Classes\n\n{classes or 'No published class; models are saved in our own layout.'}")
     lines.append(f"## Description\n\n```text\n{spec}\n```")
     fields = []
-    for name, field in family.known.items():
+    for name, field in family.all_fields.items():
         if name in family.fields:  # the others are every family's
             if isinstance(field, Field):
                 addresses = getattr(field, "addresses", ()) or ((field.path,) if isinstance(field.path, str) else ())

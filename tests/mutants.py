@@ -49,8 +49,8 @@ REPO = Path(__file__).resolve().parents[1]
 SOURCES = Path("src/anyformer")
 MEDIA_FAMILIES = (
     "autoencoder_kl", "clip", "conformer", "deit", "dit", "limoe", "llava", "mvit", "mvitv2", "parakeet", "perceiver",
-    "reka", "reserve", "resnet", "shared/speech", "shared/vision", "swin", "swinv2", "vatt", "vit",
-    "wav2vec2", "wav2vec2_conformer", "whisper",
+    "reka", "reserve", "resnet", "shared/speech", "shared/vision", "swin", "swinv2", "torchaudio_conformer", "vatt",
+    "vit", "wav2vec2", "wav2vec2_conformer", "whisper",
 )  # fmt: skip
 # for each area: what files of src/anyformer begin with, and the tests that are run
 AREAS = {

@@ -70,7 +70,7 @@ def read_spec(folder: Path, architecture: str | None = None, weights: Path | Non
         return spec
     with open_weights(weights) as checkpoint:
         told = family.fields_from_weights(checkpoint.names, spec.architecture)
-    other = class_detection.described(family, found, {**config, **told}) or spec
+    other = class_detection.try_describe(family, found, {**config, **told}) or spec
     return spec if other.replace(source={}) == spec.replace(source={}) else other
 
 
@@ -319,4 +319,4 @@ def spec(name: str | Path) -> Model:
         return read_spec(hub.resolve(path)) if is_folder else read_spec_file(path)
     if "/" in str(name):
         raise FileNotFoundError(hub.no_such_folder(str(name)))
-    return families.named(str(name))
+    return families.find_description(str(name))

@@ -72,7 +72,7 @@ def test_every_config_field_is_accounted_for(family: Any) -> None:
     fields = set(kind().to_dict()) | {f.name for f in dataclasses.fields(kind)} | set(kind.attribute_map)
     silent = []
     for name in sorted(fields - GENERATION):
-        field = family.known.get(family.aliases.get(name, name))
+        field = family.all_fields.get(family.aliases.get(name, name))
         if field is None or isinstance(field, Removed):
             silent.append(f"{name} (unknown)")
         elif isinstance(field, Field) and not any(changes(family, case, name) for case in mine):
@@ -84,7 +84,7 @@ def test_every_config_field_is_accounted_for(family: Any) -> None:
 def test_only_what_published_code_reads_is_refused(family: Any) -> None:
     """A value may be refused where transformers honours it; what it never reads must not stop a load."""
     known = known_to(family.name)
-    for name, field in family.known.items():
+    for name, field in family.all_fields.items():
         if isinstance(field, Removed):
             assert name not in known, f"{family.name}.{name}: published code reads it"
         elif isinstance(field, Fixed):
@@ -101,7 +101,7 @@ def changes(family: Any, case: Any, name: str) -> bool:
     """Whether some other value of the field gives another description, or is refused."""
     config = {**case.config, "architectures": [case.architecture]}
     spec = spec_of(case).replace(source={})
-    for value in other_values(config.get(name, family.known[family.aliases.get(name, name)].default)):
+    for value in other_values(config.get(name, family.all_fields[family.aliases.get(name, name)].default)):
         try:
             if family.read({**config, name: value}).replace(source={}) != spec:
                 return True
@@ -136,13 +136,13 @@ def test_inert_fields_say_why() -> None:
 def test_unsupported_values_are_refused(family: Any) -> None:
     config = next(case.config for case in every_case() if case.model_type == family.name)
     plain = family.read(config).replace(source={})
-    gone = {name: "something" for name, field in family.known.items() if isinstance(field, Removed)}
+    gone = {name: "something" for name, field in family.all_fields.items() if isinstance(field, Removed)}
     with pytest.warns(UnknownFieldWarning) as seen:
         spec = family.read({**config, **gone})
     told = " ".join(str(each.message) for each in seen)
     assert spec.replace(source={}) == plain and all(repr(name) in told for name in gone)
     assert family.write(spec).items() >= gone.items()
-    for name, field in family.known.items():
+    for name, field in family.all_fields.items():
         if isinstance(field, Fixed) and not isinstance(field, Removed):
             with pytest.raises(ValueError, match=f"{name}='something' is not supported .*; valid: "):
                 family.read({name: "something"})

@@ -26,7 +26,7 @@ def count_rows() -> list[dict[str, Any]]:
         {
             "name": name,
             "family": family.name,
-            "parameters": count(family.named(name)).parameters,
+            "parameters": count(family.read_size(name)).parameters,
             "published": size.published,
             "about": family.about,
             "note": size.note,

@@ -219,7 +219,7 @@ class AnyformerLM(TemplateLM):
 def longest(spec: Model) -> int | None:
     """The longest text that a model takes, or else that its config names (T5's was trained on)."""
     limit = position_limit(spec)
-    fields = families.find(spec.family).known if limit is None and spec.family else {}
+    fields = families.find(spec.family).all_fields if limit is None and spec.family else {}
     named = ("n_positions", "max_position_embeddings", "n_ctx")
     limits = [spec.source.get(name, getattr(fields.get(name), "default", None)) for name in named]
     return limit or next((size for size in limits if isinstance(size, int)), None)

@@ -49,9 +49,9 @@ def names() -> Iterator[tuple[str, Family]]:
             yield name, each
 
 
-def named(name: str) -> Model:
+def find_description(name: str) -> Model:
     """The description called `name` in the catalogue."""
     sizes = dict(names())
     if name not in sizes:
         raise ValueError(f"no description named {quote(name)}; {nearest(name, sizes)} (or a path to a spec.json)")
-    return sizes[name].named(name)
+    return sizes[name].read_size(name)

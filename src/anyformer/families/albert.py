@@ -4,7 +4,6 @@ of text in place of the next sentence."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Field, Ignored, Removed
@@ -24,6 +23,7 @@ from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
 from anyformer.parts.position.absolute import Learned
+from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -53,14 +53,14 @@ DROPPED = POOL.replace(dropout=0.1)
 LM = LMHead(vocab_size=30000, bias=True, transform=Transform(activation="gelu_tanh", norm=NORM, width=128), shift=False)
 
 
-def inner(spec: Any) -> int:
+def inner(spec: EncoderModel) -> int:
     """How many layers a group has."""
-    return max(len(spec.encoder.pattern), 1)
+    return max(len(value_at(spec, "encoder.pattern")), 1)
 
 
-def share(spec: Any, n: int, c: Config) -> Any:
+def share(spec: EncoderModel, n: int, c: Config) -> EncoderModel:
     """Groups of `n` layers that run one after the other, each for its share of the depth."""
-    L, G, layer = c.num_hidden_layers, c.num_hidden_groups, spec.encoder.layers
+    L, G, layer = c.num_hidden_layers, c.num_hidden_groups, value_at(spec, "encoder.layers")
     kinds = {f"inner_{j}": layer for j in range(n)}
     stack = Stack(
         layers=layer if n == 1 else kinds,
@@ -80,8 +80,8 @@ def check(c: Config) -> None:
         raise ValueError(f"num_labels is {c.num_labels}; two pieces of text have two orders")
 
 
-def layer_rules(theirs: str, spec: Any) -> Iterator[Rule]:
-    for k in range(spec.encoder.depth):
+def layer_rules(theirs: str, spec: EncoderModel) -> Iterator[Rule]:
+    for k in range(value_at(spec, "encoder.depth")):
         group, j = divmod(k, inner(spec))
         layer, ours = f"{theirs}.{group}.albert_layers.{j}", f"encoder.layers.{k}"
         names = {

@@ -7,11 +7,11 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Fixed, Ignored
-from anyformer.families.base.template import Class, Config, Entry, activation, choice, divides, entry, helper
+from anyformer.families.base.template import Class, Config, Entry, activation, choice, divides, entry
 from anyformer.families.bert import DROPPED, LARGE, POOL
 from anyformer.families.shared import encoder
 from anyformer.families.shared.encoder import LAYERS, NORM, stack_of
-from anyformer.models import EncoderModel
+from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.big_bird import BlockSparseAttention, BlockTextEmbedding, TextOnly
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
@@ -61,7 +61,7 @@ TEMPLATE = EncoderModel(
 LM = LMHead(vocab_size=50358, bias=True, transform=Transform(activation="gelu_tanh", norm=NORM), shift=False)
 
 
-def without_blocks(embedding: Any) -> TextEmbedding:
+def without_blocks(embedding: BlockTextEmbedding | TextEmbedding) -> TextEmbedding:
     blocks = BlockTextEmbedding.__annotations__
     return TextEmbedding(**{name: value for name, value in embedding.items() if name not in blocks})
 
@@ -76,27 +76,27 @@ def blocks(name: str) -> Entry:
     )
 
 
-def attend_to_all(spec: Any, kind: str, c: Config) -> Any:
+def attend_to_all(spec: EncoderModel, kind: str, c: Config) -> EncoderModel:
     if kind not in ("original_full", "block_sparse"):
         raise ValueError(f"attention_type {quote(kind)}; it is 'original_full' or 'block_sparse'")
     if kind == "block_sparse":
         return spec
     op = value_at(spec, "encoder.layers.attention.op")
     full = Attention(num_heads=op.num_heads, bias=op.bias, dropout=op.dropout)
-    return edit(spec, {"encoder.layers.attention.op": full, "embedding": without_blocks(spec.embedding)})
+    return edit(spec, {"encoder.layers.attention.op": full, "embedding": without_blocks(value_at(spec, "embedding"))})
 
 
-def attention_type(spec: Any) -> str:
+def attention_type(spec: Model) -> str:
     op = value_at(spec, f"{stack_of(spec)}.layers.attention.op")
     return "block_sparse" if isinstance(op, BlockSparseAttention) else "original_full"
 
 
-def decode(spec: Any, is_decoder: bool, c: Config) -> Any:
+def decode(spec: EncoderModel, is_decoder: bool, c: Config) -> Model:
     """Other than BERT's, the memory of a decoder is returned with labels too."""
     if not is_decoder:
         return spec
-    spec = encoder.decode(spec, is_decoder, c).replace(embedding=without_blocks(spec.embedding))
-    return spec.replace(state_offered="always") if spec.state_offered == "without labels" else spec
+    found = encoder.decode(spec, is_decoder, c).replace(embedding=without_blocks(value_at(spec, "embedding")))
+    return found.replace(state_offered="always") if found.state_offered == "without labels" else found
 
 
 def check(c: Config) -> None:
@@ -168,13 +168,8 @@ BIG_BIRD = Family(
         **encoder.OF_DECODERS,
         "is_decoder": Entry(False, lambda spec: stack_of(spec) == "decoder", build=decode),
         "add_cross_attention": Fixed(False, "the published self-attention then looks at the memory too"),
-        "classifier_dropout": helper(
-            addresses=(
-                "head[ClassifyHead].pool.dropout",
-                "head[ClassifyHead].pool.input_dropout",
-                "head[TagHead].dropout",
-            ),
-            read=lambda value, c: c.hidden_dropout_prob if value is None else value,
+        "classifier_dropout": encoder.head_dropout(
+            "head[ClassifyHead].pool.dropout", "head[ClassifyHead].pool.input_dropout", "head[TagHead].dropout"
         ),
         "bos_token_id": Ignored(1, "used by tokenizers and generation"),
         "eos_token_id": Ignored(2, "used by tokenizers and generation"),

@@ -64,7 +64,7 @@ def tower_of(name: str) -> Callable[[Model], Model]:
     return read
 
 
-def both(spec: Model) -> int:
+def projection_dim(spec: Model) -> int:
     if not isinstance(spec, TwoTowerModel):
         raise Absent
     return spec.width
@@ -95,7 +95,7 @@ CLIP = Family(
         "vision_config": nested_config(IMAGE, tower_of("image"), {}),
         "text_config_dict": Field(None),
         "vision_config_dict": Field(None),
-        "projection_dim": Field(512, both),
+        "projection_dim": Field(512, projection_dim),
         "logit_scale_init_value": Field(2.6592, "head.scale"),
         "initializer_factor": Field(1.0, lambda spec: factor(spec.text, "head.*")),
         "problem_type": Field(None, "head.problem"),

@@ -14,12 +14,12 @@ from anyformer.families.shared import encoder
 from anyformer.families.shared.deberta import (
     ATTENTION,
     POSITION,
-    asked,
     distances,
     of_distances,
+    omit_default,
     relative_attention,
     scale,
-    undeclared,
+    score_terms,
 )
 from anyformer.families.shared.encoder import LAYERS
 from anyformer.models import EncoderModel
@@ -71,14 +71,14 @@ def narrow(c: Config) -> int | None:
     return None if c.embedding_size == c.hidden_size else c.embedding_size
 
 
-def legacy(spec: Any) -> bool:
+def legacy(spec: EncoderModel) -> bool:
     """Whether the head over the vocabulary is that of BERT: the other leaves its vectors as wide as they were."""
     if not isinstance(spec.head, LMHead) or spec.head.transform is None:
         raise Absent
     return spec.head.transform.width is not None
 
 
-def tie(spec: Any, value: bool, c: Config) -> Any:
+def tie(spec: EncoderModel, value: bool, c: Config) -> EncoderModel:
     """The head of legacy=False reads the table of tokens, whatever the config says of ties."""
     ties = isinstance(spec.head, LMHead) and (value or not c.legacy)
     return spec.replace(ties=(("head.out.weight", encoder.TOKENS),)) if ties else spec
@@ -89,7 +89,7 @@ CONFIG: dict[str, Any] = {
     "hidden_dropout_prob": ("embedding.dropout", "encoder.layers.*.dropout", "head[TagHead].dropout"),
     "type_vocab_size": entry("embedding.segments", read=lambda value, c: max(value, 0)),
     "tie_word_embeddings": dataclasses.replace(encoder.CONFIG["tie_word_embeddings"], build=tie),
-    "embedding_size": undeclared(entry("embedding.tokens.width", default=None, read=lambda value, c: narrow(c))),
+    "embedding_size": omit_default(entry("embedding.tokens.width", default=None, read=lambda value, c: narrow(c))),
     "max_position_embeddings": Entry(512, "embedding.position.length"),
     "position_biased_input": entry(
         "embedding.position",
@@ -99,7 +99,7 @@ CONFIG: dict[str, Any] = {
     "relative_attention": relative_attention(lambda c: distances(c, bias="q")),
     "max_relative_positions": of_distances(-1, lambda position: position.reach),
     "pos_att_type": of_distances(None, lambda position: ["c2p"] * position.by_query + ["p2c"] * position.by_key),
-    "talking_head": undeclared(entry(f"{ATTENTION}.talking", default=False)),
+    "talking_head": omit_default(entry(f"{ATTENTION}.talking", default=False)),
     "pooler_dropout": "head.pool.input_dropout",
     "pooler_hidden_act": activation("head.pool.activation"),
     "pooler_hidden_size": helper(),
@@ -110,7 +110,7 @@ CONFIG: dict[str, Any] = {
     "padding_idx": Removed(0, "an old name of pad_token_id"),
 }
 COMPUTED: dict[str, Callable[[Config], Any]] = {
-    f"{ATTENTION}.scale": lambda c: scale(c, 1 + len(asked(c))),  # a term counts, whatever its name
+    f"{ATTENTION}.scale": lambda c: scale(c, 1 + len(score_terms(c))),  # a term counts, whatever its name
     "embedding.ignores_segments": lambda c: c.type_vocab_size < 1,
     "embedding.order": lambda c: (
         ("segments", "position", "project", "norm", "dropout") if narrow(c) else EMBEDDING.order
@@ -143,7 +143,7 @@ def check(c: Config) -> None:
     )
 
 
-def new_scores(theirs: str, spec: Any) -> list[Rule]:
+def new_scores(theirs: str, spec: EncoderModel) -> list[Rule]:
     """The head of legacy=False."""
     if not isinstance(spec.head, LMHead) or legacy(spec):
         return []

@@ -13,13 +13,14 @@ from anyformer.families.deberta import DEBERTA, LM, OURS, POOL, THEIRS
 from anyformer.families.shared.deberta import (
     ATTENTION,
     POSITION,
-    asked,
     distances,
     of_distances,
+    omit_default,
     relative_attention,
     scale,
-    undeclared,
+    score_terms,
 )
+from anyformer.models import EncoderModel
 from anyformer.parts.activation import activation_named
 from anyformer.parts.convolution.tokens import TokenConvolution
 from anyformer.parts.head.classify import MultipleChoiceHead
@@ -42,11 +43,11 @@ def distances_v2(c: Config) -> Disentangled | None:
     return found
 
 
-def normed(spec: Any) -> str:
+def norm_rel_ebd(spec: EncoderModel) -> str:
     return "layer_norm" if getattr(value_at(spec, POSITION), "norm", None) else "none"
 
 
-def convolve(spec: Any, kernel: int, c: Config) -> Any:
+def convolve(spec: EncoderModel, kernel: int, c: Config) -> EncoderModel:
     """A convolution of what came into the first layer, added to what leaves it."""
     if kernel <= 0:
         return spec
@@ -59,9 +60,10 @@ def convolve(spec: Any, kernel: int, c: Config) -> Any:
         dropout=c.hidden_dropout_prob,
     )
     step = Sublayer(op=op, out_norm=LayerNorm(eps=c.layer_norm_eps), of_block=True, zero_pads=True)
-    layer, rest = spec.encoder.layers, ("layer",) * (c.num_hidden_layers - 1)
+    stack = value_at(spec, "encoder")
+    layer, rest = stack.layers, ("layer",) * (c.num_hidden_layers - 1)
     layers = {"first": Block(**layer.steps, convolution=step), **({"layer": layer} if rest else {})}
-    return spec.replace(encoder=spec.encoder.replace(layers=layers, pattern=("first", *rest)))
+    return spec.replace(encoder=stack.replace(layers=layers, pattern=("first", *rest)))
 
 
 def check_heads(c: Config) -> None:
@@ -96,16 +98,16 @@ DEBERTA_V2 = DEBERTA.but(
         "relative_attention": relative_attention(distances_v2),
         "talking_head": None,
         "attention_head_size": helper(),
-        "position_buckets": undeclared(of_distances(-1, lambda position: position.buckets or -1)),
-        "share_att_key": undeclared(of_distances(False, lambda position: not position.own)),
-        "norm_rel_ebd": undeclared(Entry("none", normed)),
+        "position_buckets": omit_default(of_distances(-1, lambda position: position.buckets or -1)),
+        "share_att_key": omit_default(of_distances(False, lambda position: not position.own)),
+        "norm_rel_ebd": omit_default(Entry("none", norm_rel_ebd)),
         "conv_kernel_size": Entry(0, f"{CONVOLUTION}.op.kernel", build=convolve),
-        "conv_groups": undeclared(Entry(1, f"{CONVOLUTION}.op.groups")),
-        "conv_act": undeclared(Entry("tanh", activation_at(f"{CONVOLUTION}.op.activation"))),
+        "conv_groups": omit_default(Entry(1, f"{CONVOLUTION}.op.groups")),
+        "conv_act": omit_default(Entry("tanh", activation_at(f"{CONVOLUTION}.op.activation"))),
     },
     computed={
         **deberta.COMPUTED,
-        f"{ATTENTION}.scale": lambda c: scale(c, 1 + len({"c2p", "p2c"} & {*asked(c)})),
+        f"{ATTENTION}.scale": lambda c: scale(c, 1 + len({"c2p", "p2c"} & {*score_terms(c)})),
     },
     weights={
         f"{THEIRS}.{{query,key,value}}_proj": f"{OURS}.{{q,k,v}}",

@@ -80,7 +80,7 @@ TEMPLATE = DecoderModel(
 METHODS = ("greedy", "group_limited_greedy")
 
 
-def limited(name: str) -> Entry:
+def group_count(name: str) -> Entry:
     """A number of groups, which only counts where experts are chosen group by group."""
 
     def recover(spec: Model) -> int:
@@ -116,8 +116,8 @@ CONFIG: dict[str, Any] = {
     "n_shared_experts": SHARED_EXPERTS,
     "num_experts_per_tok": entry(f"{MOE}.router.top_k", default=None),
     "topk_method": Entry("greedy", lambda spec: METHODS[value_at(spec, f"{MOE}.router.groups") > 1]),
-    "n_group": limited("groups"),
-    "topk_group": limited("top_groups"),
+    "n_group": group_count("groups"),
+    "topk_group": group_count("top_groups"),
     "routed_scaling_factor": f"{MOE}.router.scale",
     "norm_topk_prob": Ignored(False, "published code leaves the weights as they are"),
     "hidden_act": activation("decoder.layers.feedforward.op.**.activation"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Field
-from anyformer.families.base.template import Class, Config, activation, entry
+from anyformer.families.base.template import Class, Config, Weights, activation, entry
 from anyformer.models import EncoderModel, TwoTowerModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.patches import PatchEmbedding
@@ -99,7 +99,7 @@ def check(c: Config) -> None:
         raise ValueError(f"hidden_size {c.hidden_size} is no multiple of {c.num_attention_heads} attention heads")
 
 
-def weights(spec: Any) -> Any:
+def weights(spec: TwoTowerModel) -> Weights:
     raise ValueError("no files of a LIMoE are published; load a folder that anyformer saved (spec.json)")
 
 

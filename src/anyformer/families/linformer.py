@@ -3,29 +3,28 @@ no class of it: there are descriptions, saved in our own form, and config fields
 
 from __future__ import annotations
 
-from typing import Any
-
 from anyformer.families import roberta
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Field
-from anyformer.families.base.template import Class, activation, entry
+from anyformer.families.base.template import Class, Weights, activation, entry
 from anyformer.families.shared import encoder
 from anyformer.families.shared.encoder import NORM
+from anyformer.models import Model
 from anyformer.parts.attention.linear import LinformerAttention
 from anyformer.parts.head.base import Transform
 from anyformer.parts.head.language import LMHead
-from anyformer.parts.init import Normal
+from anyformer.parts.init import Initializer, Normal
 from anyformer.specs.addresses import edit
 
 OP = "encoder.layers.attention.op"
 
 
-def init(projected: int, std: float) -> Any:
+def init(projected: int, std: float) -> dict[str, Initializer]:
     # variance 1 / k: lengths are kept in the mean [Johnson and Lindenstrauss 1984]
     return {"*.op.project*": Normal(std=max(projected, 1) ** -0.5), "*": Normal(std=std)}
 
 
-def weights(spec: Any) -> Any:
+def weights(spec: Model) -> Weights:
     raise ValueError("no files of a linformer are published; load a folder that anyformer saved (spec.json)")
 
 

@@ -31,8 +31,8 @@ VISION = {
 
 def describe(c: Config) -> Model:
     whole = c.architecture != "LlavaModel"
-    text: Any = inside(c, "text_config", LLAMA, "LlamaForCausalLM" if whole else "LlamaModel")
-    image: Any = inside(c, "vision_config", IMAGE, "CLIPVisionModel", VISION)
+    text: Any = read_inner_config(c, "text_config", LLAMA, "LlamaForCausalLM" if whole else "LlamaModel")
+    image: Any = read_inner_config(c, "vision_config", IMAGE, "CLIPVisionModel", VISION)
     layers = c.vision_feature_layer
     if c.vision_feature_select_strategy not in ("default", "full"):
         strategy = quote(c.vision_feature_select_strategy)
@@ -50,7 +50,9 @@ def describe(c: Config) -> Model:
     return TowerDecoderModel(**dict(text.items()), image=tower)
 
 
-def inside(c: Config, name: str, family: Family, architecture: str, default: Mapping[str, Any] | None = None) -> Model:
+def read_inner_config(
+    c: Config, name: str, family: Family, architecture: str, default: Mapping[str, Any] | None = None
+) -> Model:
     """The model of a config inside the config."""
     config = getattr(c, name)
     config = default or {} if config is None else config

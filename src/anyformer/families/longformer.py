@@ -6,7 +6,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored, Removed
-from anyformer.families.base.template import Class, Config, Entry, activation, entry
+from anyformer.families.base.template import Class, Config, Entry, activation
 from anyformer.families.bert import DROPPED, LARGE, LM, POOL
 from anyformer.families.shared import encoder
 from anyformer.families.shared.encoder import LAYERS, NORM
@@ -18,8 +18,8 @@ from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
 from anyformer.parts.position.absolute import Learned
-from anyformer.parts.position.numbering import ByPlace, Numbering, WithoutToken
-from anyformer.specs.addresses import edit
+from anyformer.parts.position.numbering import WithoutToken
+from anyformer.specs.addresses import edit, value_at
 from anyformer.stacks.stack import Stack
 
 TEMPLATE = EncoderModel(
@@ -40,40 +40,26 @@ TEMPLATE = EncoderModel(
 )
 
 
-def set_windows(spec: Any, window: Any, c: Config) -> Any:
+def set_windows(spec: EncoderModel, window: Any, c: Config) -> EncoderModel:
     """Each layer may have a window of its own; configs count both sides together."""
     depth = c.num_hidden_layers
     sizes = [window] * depth if isinstance(window, int) else list(window)
     if len(sizes) != depth or any(not isinstance(size, int) or size < 2 or size % 2 for size in sizes):
         raise ValueError(f"attention_window is an even number, or one for each of {depth} layers; got {window}")
-    shown, layers = max(sizes, default=1), spec.encoder.layers
+    shown, stack = max(sizes, default=1), value_at(spec, "encoder")
     kinds = {
-        f"window_{size}": edit(layers, {"attention.op.window": size // 2, "attention.op.shown": shown})
+        f"window_{size}": edit(stack.layers, {"attention.op.window": size // 2, "attention.op.shown": shown})
         for size in sizes
     }
     one = len(kinds) == 1
     pattern = () if one else tuple(f"window_{size}" for size in sizes)
-    stack = spec.encoder.replace(layers=next(iter(kinds.values())) if one else kinds, pattern=pattern)
-    return spec.replace(encoder=stack)
+    layers = next(iter(kinds.values())) if one else kinds
+    return spec.replace(encoder=stack.replace(layers=layers, pattern=pattern))
 
 
-def windows(spec: Any) -> list[int]:
-    stack = spec.encoder
+def windows(spec: EncoderModel) -> list[int]:
+    stack: Stack = value_at(spec, "encoder")
     return [2 * stack.layer(i).steps["attention"].op.window for i in range(stack.depth)]
-
-
-def counted_positions(length: int, c: Config) -> Learned:
-    """fairseq's way: positions count the tokens that are not padding, from the row after the padding token's."""
-    pad = c.pad_token_id
-    if pad is None:
-        raise ValueError("pad_token_id is None; positions are counted from it")
-    if length - pad - 1 < 1:
-        raise ValueError(f"max_position_embeddings {length} leaves none after pad_token_id {pad}")
-    return Learned(length=length - pad - 1, offset=pad + 1, padding=pad != -1)  # -1 is no token: all are counted
-
-
-def numbering(c: Config) -> Numbering:
-    return ByPlace() if c.pad_token_id == -1 else WithoutToken(token=c.pad_token_id, first=c.pad_token_id + 1)
 
 
 BASE = {"vocab_size": 50265, "max_position_embeddings": 4098, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
@@ -103,6 +89,7 @@ LONGFORMER = Family(
     },
     config={
         **encoder.CONFIG,
+        **encoder.COUNTED_CONFIG,
         "hidden_act": activation("encoder.layers.feedforward.op.activation"),
         "hidden_dropout_prob": (
             "embedding.dropout",
@@ -113,12 +100,6 @@ LONGFORMER = Family(
             "head[TagHead].dropout",
         ),
         "attention_probs_dropout_prob": "encoder.layers.attention.op.dropout",
-        "max_position_embeddings": entry(
-            "embedding.position",
-            default=512,
-            read=counted_positions,
-            path=lambda spec: spec.embedding.position.length + spec.embedding.position.offset,
-        ),
         "attention_window": Entry(512, windows, build=set_windows),
         "sep_token_id": "embedding.separator[int]",
         "attention_dilation": Removed(None, "windows with gaps, which no published class has", ([1] * 12, [1] * 24)),
@@ -128,7 +109,7 @@ LONGFORMER = Family(
         "eos_token_id": Ignored(2, "used by tokenizers"),
         "onnx_export": Ignored(False, "how chunks are cut, not what they hold"),
     },
-    computed={"embedding.numbering": numbering, "head.unused_bias": lambda c: not c.tie_word_embeddings},
+    computed={**encoder.COUNTED, "head.unused_bias": lambda c: not c.tie_word_embeddings},
     weights={
         **encoder.WEIGHTS,
         "~encoder.layer.{i}.attention.self.{query,key,value}_global": "*.layers.{i}.attention.op.global_{q,k,v}",

@@ -104,11 +104,9 @@ def rules(spec: Model) -> list[Rule]:
         Reshape("pos_encoding.class_pos", "embedding.position.before", (spec.width,)),
         Rename("pos_encoding.temporal_pos", "embedding.position.frames"),
         Rename("pos_encoding.spatial_pos", "embedding.position.places"),
-        *mvit.block_rules(theirs, ours),
-        *mvit.plain(theirs, ours, names),
+        *mvit.block_rules(theirs, ours, names),
         Rename(f"{theirs}.project.{{p}}", f"{ours}.attention.skip.project.{{p}}"),  # one of the two is there
         Rename(f"{theirs}.project.{{p}}", f"{ours}.feedforward.skip.project.{{p}}"),
-        *[Rename(f"{theirs}.attn.{a}", f"{ours}.attention.op.position.{b}") for a, b in mvit.TABLES.items()],
         Rename("norm.{p}", "encoder.norm.{p}"),
         Rename("head.1.{p}", "head.out.{p}"),
     ]

@@ -185,9 +185,7 @@ def rules(spec: Model) -> list[Rule]:
     ]
     places = [(stage, i) for stage, depth in enumerate(stages(spec)) for i in range(depth)]
     for layer, (stage, i) in enumerate(places):
-        theirs, ours = f"stages.{stage}.blocks.{i}", f"encoder.layers.{layer}"
-        found += [*mvit.block_rules(theirs, ours), *mvit.plain(theirs, ours, names)]
-        found += [Rename(f"{theirs}.attn.{a}", f"{ours}.attention.op.position.{b}") for a, b in mvit.TABLES.items()]
+        found += mvit.block_rules(f"stages.{stage}.blocks.{i}", f"encoder.layers.{layer}", names)
     return found
 
 

@@ -3,8 +3,6 @@ values beside it."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Fixed, Ignored
 from anyformer.families.base.template import Class, Config, activation
@@ -58,7 +56,7 @@ LM = LMHead(vocab_size=30000, bias=True, transform=Transform(activation="gelu_ta
 POOL = Pool(take="first", input_dropout=0.1, dense=True, activation="gelu_tanh", dropout=0.1)
 
 
-def taps(theirs: str, spec: Any) -> list[Rule]:
+def taps(theirs: str, spec: EncoderModel) -> list[Rule]:
     op = value_at(spec, OP)
     shape = (op.num_heads, 1, op.taps or 1, 1)  # published as an image one pixel wide
     return [Reshape(theirs, "encoder.layers.{i}.attention.op.conv.weight", shape)]

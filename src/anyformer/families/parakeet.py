@@ -10,10 +10,10 @@ from typing import Any
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import GENERATION, Ignored
 from anyformer.families.base.template import Class, Config, Entry, activation, entry, parameter
-from anyformer.families.conformer import macaron, odd
+from anyformer.families.conformer import check_odd, macaron
 from anyformer.families.shared.speech import pointwise
 from anyformer.families.shared.vision import head_width, heads_of
-from anyformer.models import EncoderModel
+from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.convolution.conformer import ConvolutionModule
 from anyformer.parts.embedding.subsampling import SubsampledSpectrogram
@@ -102,11 +102,11 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def convolutions(theirs: str, spec: Any) -> list[Rule]:
+def convolutions(theirs: str, spec: EncoderModel) -> list[Rule]:
     """Between them stand activations."""
     return [
         Rename(f"{theirs}.{3 * i + place}.{{p}}", f"embedding.{kind}.{i}.{{p}}")
-        for i in range(spec.embedding.depth - 1)
+        for i in range(value_at(spec, "embedding.depth") - 1)
         for place, kind in ((2, "depthwise"), (3, "pointwise"))
     ]
 
@@ -139,11 +139,11 @@ ENCODER = Family(
     },
     weights=WEIGHTS,
     prefix="encoder.",
-    checks=(lambda c: odd("conv_kernel_size", c.conv_kernel_size),),
+    checks=(lambda c: check_odd("conv_kernel_size", c.conv_kernel_size),),
 )
 
 
-def read_encoder(spec: Any, config: Any, c: Config) -> Any:
+def read_encoder(spec: EncoderModel, config: Any, c: Config) -> Model:
     if not isinstance(config or {}, Mapping):
         raise ValueError(f"encoder_config={quote(config)} is not an object")
     return ENCODER.part(config or {}, "ParakeetEncoder").replace(head=spec.head)
@@ -157,7 +157,7 @@ PARAKEET = Family(
         "ParakeetForCTC": Class(CTCHead(vocab_size=1025, blank=1024, reduction="mean", zero_infinity=True)),
     },
     config={
-        "encoder_config": Entry({}, ENCODER.recover, frozenset((*ENCODER.known, *GENERATION)), build=read_encoder),
+        "encoder_config": Entry({}, ENCODER.recover, frozenset((*ENCODER.all_fields, *GENERATION)), build=read_encoder),
         "vocab_size": "head.vocab_size",
         "pad_token_id": "head.blank",
         "ctc_loss_reduction": entry("head.reduction", choices=("sum", "mean")),

@@ -44,7 +44,7 @@ def channels(field: str) -> Any:
     )
 
 
-def widening(path: str) -> Any:
+def widening_factor(path: str) -> Any:
     return lambda spec: value_at(spec, path) // (spec.encoder.width or spec.width)
 
 
@@ -59,8 +59,8 @@ FIELDS: dict[str, ConfigField] = {
     "qk_channels": Field(None, channels("head_width")),
     "v_channels": Field(None, channels("value_width")),
     "cross_attention_shape_for_attention": Field("kv", lambda spec: SIDES[spec.encoder.read.head_width is not None]),
-    "self_attention_widening_factor": Field(1, widening(f"{LAYER}.feedforward.op.width")),
-    "cross_attention_widening_factor": Field(1, widening("encoder.read.feedforward.width")),
+    "self_attention_widening_factor": Field(1, widening_factor(f"{LAYER}.feedforward.op.width")),
+    "cross_attention_widening_factor": Field(1, widening_factor("encoder.read.feedforward.width")),
     "hidden_act": Field("gelu", activation_at("encoder.read.feedforward.activation")),
     "attention_probs_dropout_prob": Field(0.1, "encoder.read.dropout"),
     "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),

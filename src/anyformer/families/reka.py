@@ -8,7 +8,7 @@ from typing import Any
 
 from anyformer.families import llava, whisper
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, again
+from anyformer.families.base.fields import ConfigField, Field, with_defaults
 from anyformer.families.base.template import Config
 from anyformer.models import EncoderModel, Model, Tower
 from anyformer.parts.init import Normal
@@ -27,14 +27,14 @@ HEARS: dict[str, Any] = {  # published field -> where it stands
 }
 
 
-def heard(spec: Model) -> dict[str, Any]:
+def audio_config(spec: Model) -> dict[str, Any]:
     return {name: Field(None, path).recover(spec) for name, path in HEARS.items()}
 
 
 FIELDS: dict[str, ConfigField] = {
     **LLAVA.fields,
-    **again(LLAVA.fields, vision_feature_layer=-1),
-    "audio_config": Field(None, heard, frozenset(WHISPER.known)),
+    **with_defaults(LLAVA.fields, vision_feature_layer=-1),
+    "audio_config": Field(None, audio_config, frozenset(WHISPER.all_fields)),
     "audio_token_index": Field(32001, "audio.token"),
 }
 
@@ -43,7 +43,7 @@ def describe(c: Config) -> Model:
     """All recordings are filled up to `max_source_positions`, so that each makes as many vectors."""
     if strange := sorted((c.audio_config or {}).keys() - HEARS.keys() - {"model_type"}):
         raise ValueError(f"audio_config.{strange[0]} is not known; valid: {', '.join(HEARS)}")
-    given: Any = llava.inside(c, "audio_config", WHISPER, whisper.CLASSIFIER)
+    given: Any = llava.read_inner_config(c, "audio_config", WHISPER, whisper.CLASSIFIER)
     tower = EncoderModel(
         width=given.width, embedding=given.embedding, encoder=given.encoder, init={"*": Normal(std=0.02)}
     )

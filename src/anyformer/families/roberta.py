@@ -10,7 +10,7 @@ from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, activation
 from anyformer.families.shared import encoder
 from anyformer.families.shared.encoder import LAYERS, NORM
-from anyformer.models import EncoderModel, Model
+from anyformer.models import EncoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
@@ -26,7 +26,6 @@ from anyformer.parts.position.numbering import WithoutToken
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
-from anyformer.weights.rules import Rule
 
 TEMPLATE = EncoderModel(
     width=768,
@@ -158,15 +157,3 @@ XLM_ROBERTA_XL = PRE_LAYER_NORM.but(
 )
 
 FAMILIES = (ROBERTA, XLM_ROBERTA, CAMEMBERT, XLM_ROBERTA_XL, PRE_LAYER_NORM)
-
-
-def rules(spec: Model) -> list[Rule]:
-    """Longformer's."""
-    classify = {"classifier.dense": "head.pool.dense", "classifier.out_proj": "head.out"}
-    span = isinstance(spec.head, SpanHead)
-    return [
-        *encoder.lm_rules(spec, "lm_head", "dense", "layer_norm"),
-        *encoder.renames(classify if isinstance(spec.head, ClassifyHead) else {}),
-        *encoder.layer_rules(spec),
-        *encoder.renames({"qa_outputs" if span else "classifier": "head.out"}),
-    ]

@@ -8,7 +8,7 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, Ignored, Removed, activation_at
 from anyformer.families.base.template import Config, parameter, rules_of
 from anyformer.families.shared import t5
-from anyformer.families.shared.heads import causal, seen
+from anyformer.families.shared.heads import causal, read_mask
 from anyformer.models import EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
@@ -125,7 +125,11 @@ def describe(c: Config) -> Model:
         head=head,
         decoder_embedding=embedding,
         decoder=stack(
-            layers, decoder_every, False, attention=t5.attention(c, mask=seen(c)), cross=t5.attention(c, memory=True)
+            layers,
+            decoder_every,
+            False,
+            attention=t5.attention(c, mask=read_mask(c)),
+            cross=t5.attention(c, memory=True),
         ),
         start_token=c.decoder_start_token_id,
         padding_token=c.pad_token_id,

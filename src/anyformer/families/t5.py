@@ -7,7 +7,7 @@ from typing import Any
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, Ignored, activation_at, tied
 from anyformer.families.base.template import Config, entry, rules_of
-from anyformer.families.shared.heads import causal, end_head, seen
+from anyformer.families.shared.heads import causal, end_head, read_mask
 from anyformer.families.shared.t5 import (
     READS_SOURCE,
     WEIGHTS,
@@ -49,7 +49,7 @@ def describe(c: Config) -> Model:
     # of its own (and so does our loader): only a config that says both is untied from the start
     if isinstance(shared["head"], LMHead) and (c.tie_word_embeddings or c.scale_decoder_outputs is not False):
         ties.append(("head.out.weight", "embedding.tokens.weight"))
-    steps = {"attention": attention(c, mask=seen(c)), "cross": attention(c, memory=True)}
+    steps = {"attention": attention(c, mask=read_mask(c)), "cross": attention(c, memory=True)}
     layers = Block(**steps, feedforward=step(c, feedforward(c)))
     return EncoderDecoderModel(
         **shared,

@@ -13,6 +13,7 @@ from anyformer.models import EncoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.norm import LayerNorm
+from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -34,17 +35,15 @@ TEMPLATE = EncoderModel(
 )
 
 
-def norm_first(spec: Any, stable: bool, c: Config) -> Any:
+def norm_first(spec: EncoderModel, stable: bool, c: Config) -> EncoderModel:
     """With do_stable_layer_norm norms stand before each step and after the last layer; there may be adapters then."""
     if not stable:
         return spec
-    steps = {
-        name: step.replace(pre_norm=step.out_norm, out_norm=None) for name, step in spec.encoder.layers.steps.items()
-    }
+    stack = value_at(spec, "encoder")
+    steps = {name: step.replace(pre_norm=step.out_norm, out_norm=None) for name, step in stack.layers.steps.items()}
     if c.adapter_attn_dim is not None:  # of one language each [Pratap et al. 2023]
         steps["adapter"] = Sublayer(pre_norm=LayerNorm(), op=MLP(width=c.adapter_attn_dim, activation="relu"))
-    stack = spec.encoder.replace(layers=Block(**steps))
-    return spec.replace(embedding=spec.embedding.replace(out_norm=None), encoder=stack)
+    return spec.replace(embedding=spec.embedding.replace(out_norm=None), encoder=stack.replace(layers=Block(**steps)))
 
 
 WEIGHTS: dict[str, Any] = {

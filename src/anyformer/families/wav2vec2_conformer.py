@@ -8,7 +8,7 @@ from typing import Any
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Ignored
 from anyformer.families.base.template import Config, Entry, activation, entry, parameter
-from anyformer.families.conformer import macaron, odd
+from anyformer.families.conformer import check_odd, macaron
 from anyformer.families.shared import speech
 from anyformer.models import EncoderModel
 from anyformer.parts.attention.attention import Attention
@@ -69,7 +69,7 @@ def position(kind: str | None, c: Config) -> AttentionPosition | None:
     raise ValueError(f"position_embeddings_type {quote(kind)} is not valid; {nearest(kind, ('relative', 'rotary'))}")
 
 
-def rotary_base(spec: Any) -> float:
+def rotary_base(spec: EncoderModel) -> float:
     if not isinstance(rotary := value_at(spec, f"{ATTENTION}.op.position"), InputRope):
         raise Absent
     return int(rotary.base) if rotary.base.is_integer() else rotary.base
@@ -106,11 +106,10 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def frequencies(theirs: str, spec: Any) -> list[Rule]:
+def frequencies(theirs: str, spec: EncoderModel) -> list[Rule]:
     """One table for all layers."""
-    return [
-        Repeat(theirs, [f"encoder.layers.{i}.attention.op.position.frequency.value" for i in range(spec.encoder.depth)])
-    ]
+    depth = value_at(spec, "encoder.depth")
+    return [Repeat(theirs, [f"encoder.layers.{i}.attention.op.position.frequency.value" for i in range(depth)])]
 
 
 WEIGHTS: dict[str, Any] = {
@@ -151,7 +150,7 @@ WAV2VEC2_CONFORMER = Family(
     },
     weights=WEIGHTS,
     prefix="wav2vec2_conformer.",
-    checks=(speech.check, lambda c: odd("conv_depthwise_kernel_size", c.conv_depthwise_kernel_size)),
+    checks=(speech.check, lambda c: check_odd("conv_depthwise_kernel_size", c.conv_depthwise_kernel_size)),
     legacy=speech.LEGACY,
     sizes={
         "wav2vec2-conformer-rel-pos-large": Size(LARGE),

@@ -11,7 +11,7 @@ from anyformer.families.base.template import Class, Config, Entry, entry, parame
 from anyformer.families.shared import transformer
 from anyformer.families.shared.speech import AUGMENT, AUGMENTATION
 from anyformer.families.shared.transformer import check_padding
-from anyformer.models import EncoderDecoderModel, EncoderModel
+from anyformer.models import EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.spec_augment import SpecAugment
 from anyformer.parts.embedding.spectrogram import SpectrogramEmbedding
@@ -25,6 +25,7 @@ from anyformer.parts.layer_mix import LayerMix
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned, Sinusoidal
 from anyformer.runtime.mask import Causal
+from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -76,18 +77,18 @@ ONLY_ENCODER = EncoderModel(
 CLASSIFIER = "WhisperForAudioClassification"
 
 
-def mixes(spec: Any) -> bool:
+def mixes(spec: Model) -> bool:
     if spec.architecture != CLASSIFIER:
         raise Absent
-    return isinstance(spec.encoder.neck, LayerMix)
+    return isinstance(value_at(spec, "encoder.neck"), LayerMix)
 
 
-def tie(spec: Any, value: bool, c: Config) -> Any:
+def tie(spec: Model, value: bool, c: Config) -> Model:
     shared = ("head.out.weight", "decoder_embedding.tokens.weight")
     return spec.replace(ties=(shared,)) if value and isinstance(spec.head, LMHead) else spec
 
 
-def is_tied(spec: Any) -> bool:
+def is_tied(spec: Model) -> bool:
     if not isinstance(spec.head, LMHead):
         raise Absent
     return bool(spec.ties)

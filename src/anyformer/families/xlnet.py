@@ -110,12 +110,12 @@ def check(c: Config) -> None:
     check_pool(c, c.d_model, "XLNetForSequenceClassification", "XLNetForMultipleChoice")
 
 
-def head_shape(spec: Any) -> tuple[int, int]:
+def head_shape(spec: EncoderModel) -> tuple[int, int]:
     heads = value_at(spec, f"{ATTENTION}.num_heads")
     return heads, spec.width // heads
 
 
-def in_heads(theirs: str, spec: Any) -> list[Rule]:
+def in_heads(theirs: str, spec: EncoderModel) -> list[Rule]:
     ours = expand(f"{OURS}.{{q,k,v,position.project}}.weight")
     return [Heads(one, other, head_shape(spec)) for one, other in zip(expand(theirs), ours, strict=True)]
 

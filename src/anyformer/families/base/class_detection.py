@@ -54,7 +54,7 @@ def choose(
     """
     fits: list[tuple[tuple[int, int], Choice, Model]] = []
     for family, architecture in open:
-        spec = described(family, architecture, config)
+        spec = try_describe(family, architecture, config)
         if spec is None or not takes(family, spec, names):
             continue
         try:
@@ -79,7 +79,7 @@ def choose(
     raise ValueError(f"no model_type, and {what}; say which it is with architecture={example!r} or another")
 
 
-def described(family: Family, architecture: str | None, config: Mapping[str, Any]) -> Model | None:
+def try_describe(family: Family, architecture: str | None, config: Mapping[str, Any]) -> Model | None:
     """What a config describes, if it is this family's."""
     with warnings.catch_warnings():  # of fields that another family's class does not know
         warnings.simplefilter("ignore")

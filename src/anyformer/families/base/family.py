@@ -28,8 +28,8 @@ from anyformer.families.base.fields import (
     labels,
     misfit,
     outside_vocabulary,
-    tagged,
-    untagged,
+    tag_floats,
+    untag_floats,
 )
 from anyformer.families.base.template import Class, Config, Weights, complete, fill, rules_of
 from anyformer.models import Model
@@ -91,7 +91,7 @@ class Family:
     def __post_init__(self) -> None:
         if self.template is None:
             return
-        templates = {name: each.over(self.template) for name, each in self.classes.items()}
+        templates = {name: each.apply_to(self.template) for name, each in self.classes.items()}
         fields = complete(self.config, [*templates.values()])
 
         def describe(c: Config) -> Model:
@@ -182,7 +182,7 @@ class Family:
         return Matched(names, steps, [template.replace("~", prefix) for template in self.dropped])
 
     @property
-    def known(self) -> dict[str, ConfigField]:
+    def all_fields(self) -> dict[str, ConfigField]:
         return {**COMMON, **self.fields}
 
     def read(self, config: Mapping[str, Any], architecture: str | None = None) -> Model:
@@ -199,7 +199,7 @@ class Family:
 
     def _strange(self, name: str, value: Any) -> list[str]:
         """What of a field the published class does not know: all, nothing, or some names inside it."""
-        field = self.known.get(self.aliases.get(name, name))
+        field = self.all_fields.get(self.aliases.get(name, name))
         if isinstance(field, Field) and field.within and isinstance(value, Mapping):
             return [f"{name}.{inner}" for inner in value if inner not in field.within]
         unknown = field is None or (isinstance(field, Removed) and not field.takes(value))
@@ -208,11 +208,11 @@ class Family:
     def _read(self, config: Mapping[str, Any], architecture: str | None = None) -> Model:
         # of two names of one field the alias counts, as where they are published
         own = {name: value for name, value in config.items() if name not in self.aliases}
-        config = tagged({**own, **{self.aliases[name]: value for name, value in config.items() if name not in own}})
-        known = self.known
+        config = tag_floats({**own, **{self.aliases[name]: value for name, value in config.items() if name not in own}})
+        known = self.all_fields
         values = Config(**{name: field.default for name, field in known.items()})
         for name in (n for n in config if n in known):
-            field, value = known[name], untagged(config[name])
+            field, value = known[name], untag_floats(config[name])
             if isinstance(field, Fixed):
                 if not isinstance(field, Removed) and not field.takes(value):
                     valid = ", ".join(map(repr, dict.fromkeys(map(str, (field.default, *field.allowed)))))
@@ -247,9 +247,11 @@ class Family:
     def _at_fault(self, values: Config, config: Mapping[str, Any]) -> str:
         """Which value of a config cannot be described at all (0 heads): the one in whose place the default can. What is
         empty or zero is suspected first."""
-        for name in sorted((n for n in config if isinstance(self.known.get(n), Field)), key=lambda n: bool(config[n])):
+        for name in sorted(
+            (n for n in config if isinstance(self.all_fields.get(n), Field)), key=lambda n: bool(config[n])
+        ):
             try:
-                self.describe(Config(**{**vars(values), name: self.known[name].default}))
+                self.describe(Config(**{**vars(values), name: self.all_fields[name].default}))
             except (ArithmeticError, AttributeError, LookupError):
                 continue
             except (TypeError, ValueError):  # it is understood, and does not go with the rest
@@ -279,8 +281,11 @@ class Family:
             raise ValueError(f"no class of {self.name} is published; save it with format='anyformer'")
         recovered, kept = self.recover(spec), thaw(Table(spec.source))
         size = recovered.get("vocab_size", math.inf)
-        kept = {**{name: None for name, field in self.known.items() if outside_vocabulary(name, field, size)}, **kept}
-        inert = {n: v for n, v in kept.items() if not isinstance(self.known.get(n), Field)}
+        kept = {
+            **{name: None for name, field in self.all_fields.items() if outside_vocabulary(name, field, size)},
+            **kept,
+        }
+        inert = {n: v for n, v in kept.items() if not isinstance(self.all_fields.get(n), Field)}
         found = []
         for config in ({**recovered, **kept}, {**kept, **recovered}, {**recovered, **inert}):
             named = {"architectures": [spec.architecture], "model_type": self.name}
@@ -302,10 +307,10 @@ class Family:
         for name, field in self.fields.items():
             if isinstance(field, Field):
                 with contextlib.suppress(Absent):
-                    found[name] = tagged(field.recover(spec))
+                    found[name] = tag_floats(field.recover(spec))
         return found
 
-    def named(self, name: str) -> Model:
+    def read_size(self, name: str) -> Model:
         """The named description `name` of this family."""
         size = self.sizes[name]
         return self.read({**size.config}).replace(note=size.note, source={})

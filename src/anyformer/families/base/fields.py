@@ -45,7 +45,7 @@ class Field:
             raise Absent from None
 
 
-def again(fields: Mapping[str, ConfigField], **defaults: Any) -> dict[str, ConfigField]:
+def with_defaults(fields: Mapping[str, ConfigField], **defaults: Any) -> dict[str, ConfigField]:
     """Fields of another family under other published defaults."""
     return {name: dataclasses.replace(fields[name], default=default) for name, default in defaults.items()}
 
@@ -240,24 +240,24 @@ def misfit(name: str, value: Any, field: Field) -> str:
     return ""
 
 
-def tagged(value: Any) -> Any:
+def tag_floats(value: Any) -> Any:
     """JSON has no infinity and no NaN: they are kept as published files write them, {"__float__": "Infinity"}."""
     if isinstance(value, Mapping):
-        return {key: tagged(item) for key, item in value.items()}
+        return {key: tag_floats(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [tagged(item) for item in value]
+        return [tag_floats(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return {"__float__": {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")}
     return value
 
 
-def untagged(value: Any) -> Any:
+def untag_floats(value: Any) -> Any:
     """The inverse."""
     if isinstance(value, dict) and value.keys() == {"__float__"}:
         return {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}.get(value["__float__"], value)
     if isinstance(value, dict):
-        return {key: untagged(item) for key, item in value.items()}
-    return [untagged(item) for item in value] if isinstance(value, list) else value
+        return {key: untag_floats(item) for key, item in value.items()}
+    return [untag_floats(item) for item in value] if isinstance(value, list) else value
 
 
 def outside_vocabulary(name: str, field: ConfigField, size: float) -> bool:

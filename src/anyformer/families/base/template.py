@@ -238,7 +238,7 @@ class Class:
     template: Model | None = None
     weights: Weights = dataclasses.field(default_factory=dict)  # tried before the family's
 
-    def over(self, template: Model) -> Model:
+    def apply_to(self, template: Model) -> Model:
         return edit(self.template or template, {**self.changes, "head": self.head})
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from anyformer.families.base.fields import Absent
 from anyformer.families.base.template import Config, Entry, entry
+from anyformer.models import Model
 from anyformer.parts.position.disentangled import Disentangled
 from anyformer.specs.addresses import value_at
 
@@ -16,7 +17,7 @@ ATTENTION = "encoder.layers.attention.op"
 POSITION = "encoder.layers.0.attention.op.position"  # the first layer has the vectors of distances
 
 
-def asked(c: Config) -> list[str]:
+def score_terms(c: Config) -> list[str]:
     """The terms of a score beside q k, by name."""
     kinds = c.pos_att_type or []
     return [kind.strip() for kind in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
@@ -33,8 +34,8 @@ def distances(c: Config, **more: Any) -> Disentangled | None:
     return Disentangled(
         num_heads=c.num_attention_heads,
         reach=c.max_relative_positions if c.max_relative_positions > 0 else c.max_position_embeddings,
-        by_query="c2p" in asked(c),
-        by_key="p2c" in asked(c),
+        by_query="c2p" in score_terms(c),
+        by_key="p2c" in score_terms(c),
         dropout=c.hidden_dropout_prob,
         **more,
     )
@@ -52,7 +53,7 @@ def relative_attention(read: Callable[[Config], Disentangled | None]) -> Entry:
 def of_distances(default: Any, read: Callable[[Disentangled], Any]) -> Entry:
     """A field that is written where there are distances."""
 
-    def recover(spec: Any) -> Any:
+    def recover(spec: Model) -> Any:
         position = value_at(spec, POSITION)
         if position is None or not position.reach:
             raise Absent
@@ -61,10 +62,10 @@ def of_distances(default: Any, read: Callable[[Disentangled], Any]) -> Entry:
     return Entry(default, recover)
 
 
-def undeclared(field: Entry) -> Entry:
+def omit_default(field: Entry) -> Entry:
     """A field that the published config class does not declare and its model reads: left out where it says nothing."""
 
-    def recover(spec: Any) -> Any:
+    def recover(spec: Model) -> Any:
         if (value := field.recover(spec)) == field.default:
             raise Absent
         return value

@@ -36,7 +36,7 @@ def causal(path: str | Callable[[Any], Mask]) -> Field:
     return Field(True, read)
 
 
-def seen(c: Config) -> Mask:
+def read_mask(c: Config) -> Mask:
     """What a token of such a decoder sees."""
     return Causal() if getattr(c, "is_causal", True) else Full()
 

@@ -86,15 +86,15 @@ def sides(pool: GridPool | None, name: str) -> Sides:
     return () if pool is None else getattr(pool, name)
 
 
-def plain(theirs: str, ours: str, names: dict[str, str]) -> list[Rule]:
-    return [Rename(f"{theirs}.{a}.{{p}}", f"{ours}.{b}.{{p}}") for a, b in names.items()]
-
-
-def block_rules(theirs: str, ours: str) -> list[Rule]:
-    """What both libraries call the same."""
-    qkv = [Split(f"{theirs}.attn.qkv.{p}", [f"{ours}.attention.op.{n}.{p}" for n in "qkv"]) for p in ("weight", "bias")]
-    return [*qkv, *plain(theirs, ours, {"norm1": "attention.pre_norm", "norm2": "feedforward.pre_norm"})]
+def block_rules(theirs: str, ours: str, names: dict[str, str]) -> list[Rule]:
+    """The weights of a block: what both libraries call the same, and these modules of one."""
+    modules = {"norm1": "attention.pre_norm", "norm2": "feedforward.pre_norm", **names}
+    tables = {"rel_pos_t": "frames", "rel_pos_h": "rows", "rel_pos_w": "columns"}
+    return [
+        *[Split(f"{theirs}.attn.qkv.{p}", [f"{ours}.attention.op.{n}.{p}" for n in "qkv"]) for p in ("weight", "bias")],
+        *[Rename(f"{theirs}.{a}.{{p}}", f"{ours}.{b}.{{p}}") for a, b in modules.items()],
+        *[Rename(f"{theirs}.attn.{a}", f"{ours}.attention.op.position.{b}") for a, b in tables.items()],
+    ]
 
 
 POOLS = {"q": "queries", "k": "keys", "v": "values"}
-TABLES = {"rel_pos_t": "frames", "rel_pos_h": "rows", "rel_pos_w": "columns"}

@@ -21,7 +21,7 @@ def read_nested(name: str, config: Any, family: Family, architecture: str, **kno
 
 def nested_config(family: Family, part: Callable[[Any], Model], default: Any = None) -> Field:
     """A field that is the config of a `part`."""
-    return Field(default, lambda spec: family.recover(part(spec)), frozenset((*family.known, *GENERATION)))
+    return Field(default, lambda spec: family.recover(part(spec)), frozenset((*family.all_fields, *GENERATION)))
 
 
 def nested_rules(rules: Iterable[Rule], prefix: str, theirs: str = "", ours: str = "") -> list[Rule]:

@@ -12,7 +12,7 @@ from anyformer.specs.part import Table, thaw
 
 def token_ids(spec: Model) -> dict[str, Any]:
     """The special tokens of a description: as its config said, or the family's published defaults."""
-    known = families.find(spec.family).known if spec.family else COMMON
+    known = families.find(spec.family).all_fields if spec.family else COMMON
     found = {}
     for name in (n for n in known if n.endswith("_token_id")):
         field = known[name]

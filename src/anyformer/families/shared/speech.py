@@ -51,8 +51,8 @@ EMBEDDING = WaveformEmbedding(
 TDNN: dict[str, Any] = {"widths": (512, 512, 512, 512, 1500), "kernels": (5, 3, 3, 1, 1), "dilations": (1, 2, 3, 1, 1)}
 
 
-def codes(theirs: str, spec: Any) -> list[Rule]:
-    q = spec.head.quantizer
+def codes(theirs: str, spec: Model) -> list[Rule]:
+    q: Quantizer = value_at(spec, "head.quantizer")
     return [Reshape(theirs, "head.quantizer.codes", (1, q.groups * q.codes, q.width // q.groups))]
 
 
@@ -197,7 +197,7 @@ def neck(c: Config, norm: Norm | None) -> Neck | None:
     return None if norm is None and adapter is None else SpeechNeck(norm=norm, adapter=adapter)
 
 
-def around(inputs: int) -> Uniform:
+def torch_uniform(inputs: int) -> Uniform:
     """What torch gives a layer with so many inputs."""
     return Uniform(low=-(inputs**-0.5), high=inputs**-0.5)
 
@@ -205,14 +205,16 @@ def around(inputs: int) -> Uniform:
 def init(c: Config, position: str) -> dict[str, Initializer]:
     inputs = [before * kernel for before, kernel in zip((1, *c.conv_dim), c.conv_kernel, strict=False)]
     return {
-        **{f"{STEM}.convolutions.{i}.bias": around(n) for i, n in enumerate(inputs)},
+        **{f"{STEM}.convolutions.{i}.bias": torch_uniform(n) for i, n in enumerate(inputs)},
         f"{STEM}.convolutions.*.weight": Kaiming(),
         f"{STEM}.norms.*.weight": Value(value=1.0),
-        "embedding.project.*": around(c.conv_dim[-1]),
+        "embedding.project.*": torch_uniform(c.conv_dim[-1]),
         f"{AUGMENT}.mask_embedding": Uniform(low=0.0, high=1.0),
         f"{position}.weight": Normal(std=2 * (c.num_conv_pos_embeddings * c.hidden_size) ** -0.5),
         f"{ADAPTER}.convolutions.*.weight": Kaiming(),
-        f"{ADAPTER}.convolutions.*.bias": around((c.output_hidden_size or c.hidden_size) * c.adapter_kernel_size),
+        f"{ADAPTER}.convolutions.*.bias": torch_uniform(
+            (c.output_hidden_size or c.hidden_size) * c.adapter_kernel_size
+        ),
         "encoder.neck.weight": Value(value=1 / (c.num_hidden_layers + 1)),
         "*": Normal(std=c.initializer_range or 0.02),
     }

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.fields import Absent, ConfigField, Field, activation_at
+from anyformer.families.base.fields import Absent
 from anyformer.families.base.template import Config, Entry, entry, helper
 from anyformer.models import Model
 from anyformer.parts.activation import ACTIVATION_NAMES, activation_named, published_name
 from anyformer.parts.head.double import DoubleHead, Summary
 from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.pool import Pool
 from anyformer.specs.addresses import value_at
-from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 
 TAKES: dict[str, Any] = {"cls_index": "index", "last": "last", "first": "first", "mean": "mean"}
@@ -82,50 +80,6 @@ OF_DOUBLE_HEADS: dict[str, Any] = {
 POOLS: dict[str, Any] = {"cls_index": "end", "last": "end", "first": "first", "mean": "all"}
 
 
-def first_dropout(spec: Model) -> float:
-    """The published config classes have no such field, and their models read it."""
-    if (rate := value_at(spec, "head.pool.input_dropout")) == 0:
-        raise Absent
-    return rate
-
-
-def pool_fields(take: str, activation: str, dropout: float, classes: tuple[str, ...]) -> dict[str, ConfigField]:
-    """The fields of a summary with these published defaults, in the classes that have one."""
-
-    def of(read: Any) -> Any:
-        return lambda spec: read(spec if spec.architecture in classes else None)
-
-    return {
-        "summary_type": Field(
-            take, of(lambda spec: {v: k for k, v in POOLS.items()}[spec.head.pool.take]), choices=TYPES
-        ),
-        "summary_use_proj": Field(True, of(lambda spec: spec.head.pool.dense)),
-        "summary_activation": Field(activation, of(activation_at("head.pool.activation")), choices=FUNCTIONS),
-        "summary_first_dropout": Field(0.0, of(first_dropout)),
-        "summary_last_dropout": Field(dropout, of(lambda spec: spec.head.pool.dropout)),
-        "summary_proj_to_labels": Field(False),
-    }
-
-
-def summary_pool(c: Config, width: int, classes: tuple[str, ...]) -> Pool:
-    read = c.architecture in classes  # what no class reads is not refused
-    if read and c.summary_type not in POOLS:
-        hint = nearest(str(c.summary_type), POOLS)
-        raise ValueError(f"summary_type {quote(c.summary_type)} is not supported; {hint}")
-    if read and c.summary_use_proj and c.summary_proj_to_labels and c.num_labels not in (0, width):
-        raise ValueError("summary_proj_to_labels=True is a summary of another width than the layer that reads it")
-    return Pool(
-        take=POOLS.get(c.summary_type, "first"),
-        input_dropout=c.summary_first_dropout,
-        dense=c.summary_use_proj,
-        activation=activation_named(c.summary_activation or "identity"),
-        dropout=c.summary_last_dropout,
-    )
-
-
-# -- as a Pool, in a family that is data ------------------------------------------------------------------------------
-
-
 def pool_entries(address: str) -> dict[str, Entry]:
     """The fields of a summary, which is the Pool at this address of the template."""
     names = {ours: theirs for theirs, ours in POOLS.items()}
@@ -135,7 +89,7 @@ def pool_entries(address: str) -> dict[str, Entry]:
             raise ValueError(f"is not supported; {nearest(str(value), POOLS)}")
         return POOLS[value]
 
-    def written(dropout: float) -> float:
+    def write(dropout: float) -> float:
         """The published config classes have no such field, and their models read it."""
         if dropout == 0:
             raise Absent
@@ -150,7 +104,7 @@ def pool_entries(address: str) -> dict[str, Entry]:
             write=published_name,
             choices=FUNCTIONS,
         ),
-        "summary_first_dropout": entry(f"{address}.input_dropout", default=0.0, write=written),
+        "summary_first_dropout": entry(f"{address}.input_dropout", default=0.0, write=write),
         "summary_last_dropout": entry(f"{address}.dropout"),
         "summary_proj_to_labels": helper(False),
     }

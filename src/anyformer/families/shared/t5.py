@@ -37,17 +37,17 @@ def stack(c: Config, depth: int, both_ways: bool, **layers: Any) -> Stack:
 def init(c: Config) -> dict[str, Initializer]:
     """Every matrix by its own input width, the queries' smaller still."""
 
-    def by(width: int) -> Normal:
+    def normal(width: int) -> Normal:
         return Normal(std=c.initializer_factor * width**-0.5)
 
     return {
         "*norm.weight": Value(value=c.initializer_factor),
-        "*tokens.weight": by(1),
-        "*.q.weight": by(c.d_model * c.d_kv),
-        "*.o.weight": by(c.num_heads * c.d_kv),
-        "*.down.weight": by(c.d_ff),
-        "head.out.weight": by(c.d_model if c.architecture in READS_SOURCE else 1),
-        "*": by(c.d_model),
+        "*tokens.weight": normal(1),
+        "*.q.weight": normal(c.d_model * c.d_kv),
+        "*.o.weight": normal(c.num_heads * c.d_kv),
+        "*.down.weight": normal(c.d_ff),
+        "head.out.weight": normal(c.d_model if c.architecture in READS_SOURCE else 1),
+        "*": normal(c.d_model),
     }
 
 

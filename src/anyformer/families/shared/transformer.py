@@ -1,25 +1,17 @@
-"""What the published forms of the original Transformer [Vaswani et al. 2017] share: names of tensors and of fields; the
-pre-norm stack of the Conformer's decoder. BART has the template of the others."""
+"""What the published forms of the original Transformer [Vaswani et al. 2017] share: names of tensors and of fields.
+BART has the template."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.fields import ConfigField, Field, Ignored, activation_at
-from anyformer.families.base.template import Config, activation, divides
-from anyformer.families.shared.heads import causal, causal_mask, seen
+from anyformer.families.base.fields import Ignored
+from anyformer.families.base.template import Config, activation
+from anyformer.families.shared.heads import causal_mask
 from anyformer.models import Model
-from anyformer.parts.activation import activation_named
-from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding
-from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.norm import LayerNorm
-from anyformer.runtime.mask import FULL
-from anyformer.stacks.block import Block
-from anyformer.stacks.stack import Stack
-from anyformer.stacks.sublayer import Sublayer
 
-STEP, TOKENS = "decoder.layers", "embedding.tokens.weight"
+TOKENS = "embedding.tokens.weight"
 
 
 def target(spec: Model) -> TextEmbedding:
@@ -27,24 +19,6 @@ def target(spec: Model) -> TextEmbedding:
     return getattr(spec, spec.target)
 
 
-FIELDS: dict[str, ConfigField] = {
-    "d_model": Field(1024, "width"),
-    "encoder_layers": Field(12, "encoder.depth"),
-    "encoder_ffn_dim": Field(4096, "encoder.layers.feedforward.op.width"),
-    "encoder_attention_heads": Field(16, "encoder.layers.attention.op.num_heads"),
-    "encoder_layerdrop": Field(0.0, "encoder.layer_drop"),
-    "decoder_layers": Field(12, "decoder.depth"),
-    "decoder_ffn_dim": Field(4096, f"{STEP}.feedforward.op.width"),
-    "decoder_attention_heads": Field(16, f"{STEP}.attention.op.num_heads"),
-    "decoder_layerdrop": Field(0.0, "decoder.layer_drop"),
-    "dropout": Field(0.1, "embedding.dropout"),
-    "attention_dropout": Field(0.0, f"{STEP}.attention.op.dropout"),
-    "activation_dropout": Field(0.0, f"{STEP}.feedforward.op.dropout"),
-    "activation_function": Field("gelu", activation_at(f"{STEP}.feedforward.op.activation")),
-    "init_std": Field(0.02, lambda spec: spec.init["*"].std),
-    "is_causal": causal(f"{STEP}.attention.op.mask"),
-    "is_encoder_decoder": Ignored(True, "follows from the class"),
-}
 CONFIG: dict[str, Any] = {
     "d_model": "width",
     "encoder_layers": "encoder.depth",
@@ -68,26 +42,6 @@ ALIASES = {
     "hidden_size": "d_model",
     "num_hidden_layers": "encoder_layers",
 }
-
-
-def stack(c: Config, side: str, bias: str = "qkvo") -> Stack:
-    """The encoder or the decoder of a config, with norms before each step and at the end."""
-    norm, heads = LayerNorm(), getattr(c, f"{side}_attention_heads")
-    divides(f"{side}_attention_heads", "d_model")(c)
-
-    def step(op: Any) -> Sublayer:
-        return Sublayer(pre_norm=norm, op=op, dropout=c.dropout)
-
-    def attention(**kind: Any) -> Sublayer:
-        return step(Attention(num_heads=heads, bias=bias, dropout=c.attention_dropout, **kind))
-
-    steps = {"attention": attention(mask=seen(c) if side == "decoder" else FULL)}
-    if side == "decoder":
-        steps["cross"] = attention(memory=True)
-    activation, inner = activation_named(c.activation_function), getattr(c, f"{side}_ffn_dim")
-    steps["feedforward"] = step(MLP(width=inner, activation=activation, dropout=c.activation_dropout))
-    depth, drop = getattr(c, f"{side}_layers"), getattr(c, f"{side}_layerdrop")
-    return Stack(layers=Block(**steps), depth=depth, norm=norm, layer_drop=drop)
 
 
 def check_padding(c: Config, *vocab_sizes: int) -> None:
