@@ -38,12 +38,11 @@ from anyformer.drawing.words import (
     short,
 )
 from anyformer.models import Model
-from anyformer.parts.base import Embedding
+from anyformer.parts.base import AbsolutePosition, Embedding
 from anyformer.parts.head.base import Head
 from anyformer.parts.init import is_within
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
-from anyformer.parts.position.absolute import AbsolutePosition
 from anyformer.parts.residual import Add
 from anyformer.specs.part import Part, parts_in, walk
 from anyformer.stacks.block import Block, Parallel, Steps

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anyformer.parts.computed import ComputesTensors
 from anyformer.specs.part import Part, walk
 
 
@@ -98,8 +99,8 @@ def computed_tensors(model: nn.Module) -> dict[str, Callable[[], Tensor]]:
     """address -> value, of saved tensors that follow from the description: checkpoints may leave them out."""
     found = {}
     for path, module in model.named_modules():
-        for name, value in getattr(module, "computed_tensors", dict)().items():
-            found[f"{path}.{name}"] = value
+        if isinstance(module, ComputesTensors):
+            found |= {f"{path}.{name}": value for name, value in module.computed_tensors().items()}
     return found
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.feedforward.balance import Balance
 from anyformer.parts.head.losses import Loss, class_loss
+from anyformer.parts.head.pool import Pool
 from anyformer.parts.norm import Norm
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Part, Site
@@ -29,6 +30,11 @@ class Head(Part):
 
     inputs: ClassVar[tuple[str, ...]] = ()
     remembers: ClassVar[bool] = True  # a decoder returns its cache by default, as published
+
+    @property
+    def pool(self) -> Pool | None:
+        """How it makes one vector of a sequence; None: it reads every position."""
+        return None
 
     @property
     def balance(self) -> Balance | None:
