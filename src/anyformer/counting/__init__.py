@@ -18,6 +18,7 @@ from anyformer.models.construct import skeleton
 from anyformer.parts.computed import ComputesTensors
 from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.embedding.trajectory import TrajectoryEmbedding
+from anyformer.parts.unused import PartlyUsed
 from anyformer.runtime.state import Declared, declarations
 from anyformer.specs.messages import quote
 from anyformer.specs.part import parts_in
@@ -257,11 +258,10 @@ def count(spec: Model) -> Count:
         if (copy, id(module)) not in seen:
             seen.add((copy, id(module)))
             modules.append((address, module))
-            share: float | None = getattr(module, "unused", None)
-            if share is not None:
+            if isinstance(module, PartlyUsed):
                 own = module.named_parameters(address, recurse=False)
                 sizes = [parameter.numel() for name, parameter in own if not spec.owner_of(name)]
                 experts += sum(sizes)
-                idle += sum(round(size * share) for size in sizes)
+                idle += sum(round(size * module.unused) for size in sizes)
     remembered = tuple(each for _, each in declarations(model, modules))
     return Count(parts, remembered, experts, idle, tables, fixed, spec)

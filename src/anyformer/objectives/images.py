@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -165,7 +165,7 @@ class ClassifyImage(LabelledPictures):
 def frames_of(example: Mapping[str, Any], name: str) -> Sequence[Any]:
     """The pictures of a column, in their order."""
     frames = field(example, name)
-    if isinstance(frames, (str, bytes)) or not isinstance(frames, Sized) or not len(frames):
+    if isinstance(frames, (str, bytes)) or not hasattr(frames, "__len__") or not len(frames):
         raise ValueError(f"column {quote(name)}: its frames, one picture or more")
     return frames
 

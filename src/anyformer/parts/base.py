@@ -76,6 +76,14 @@ class HasVocabulary(Protocol):
 
 
 @runtime_checkable
+class HasDepth(Protocol):
+    """A Part with several layers."""
+
+    @property
+    def depth(self) -> int: ...
+
+
+@runtime_checkable
 class HasHeads(Protocol):
     """A Part with several attention heads, or with parameters for each of them."""
 

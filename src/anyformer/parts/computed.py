@@ -21,8 +21,9 @@ class ComputesTensors(nn.Module):
 
 class Computed(nn.Module):
     """A tensor that is computed, not learned: it follows the model's device but never its dtype, and no checkpoint
-    has it. On `meta` nothing is computed until the model moves to a real device. It is not traced."""
+    has it. On `meta` nothing is computed until the model moves to a real device."""
 
+    silent = True  # nothing runs here: there is no output to trace
     value: Tensor
 
     def __init__(self, compute: Callable[[], Tensor]) -> None:

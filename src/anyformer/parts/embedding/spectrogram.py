@@ -28,6 +28,8 @@ from anyformer.specs.part import Site
 class TimeConvolution(nn.Conv1d):
     """(B, T, C) -> (B, frames, O)"""
 
+    silent = False
+
     def forward(self, x: Tensor) -> Tensor:
         return convolve(x, self.weight, self.bias, self.stride[0])
 

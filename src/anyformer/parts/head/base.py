@@ -37,6 +37,11 @@ class Head(Part):
         return None
 
     @property
+    def num_labels(self) -> int | None:
+        """Number of classes, if it scores classes."""
+        return None
+
+    @property
     def balance(self) -> Balance | None:
         """Load-balancing losses of a mixture of experts, if the head reports them."""
         return None

@@ -30,7 +30,7 @@ from anyformer.parts.position.bias import (
 )
 from anyformer.runtime.context import Context
 from anyformer.specs.checks import at_least, chance, positive
-from anyformer.specs.part import Part, Site
+from anyformer.specs.part import Site
 
 __all__ = [
     "AbsolutePosition", "AttentionPosition", "AttentionPositionModule", "Computed", "add_position",

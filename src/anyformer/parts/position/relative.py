@@ -144,8 +144,9 @@ class InputRope(Rope, sees="itself"):
 
 
 class SavedFrequencies(ComputesTensors):
-    """(K / 2,) radians a position, kept in checkpoints, in fp32 whatever the model's dtype. It is not traced."""
+    """(K / 2,) radians a position, kept in checkpoints, in fp32 whatever the model's dtype."""
 
+    silent = True
     exact = ("value",)  # the loader does not round it
     value: Tensor
 
