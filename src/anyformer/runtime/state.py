@@ -493,7 +493,8 @@ def declarations(model: nn.Module, modules: Iterable[tuple[str, Any]] | None = N
     written from left to right reads once and need not."""
     written = getattr(getattr(model, "spec", None), "left_to_right", ())
     for address, module in model.named_modules() if modules is None else modules:
-        if isinstance(module, Stateful) and (not written or address.split(".")[0] in (*written, "head")):
+        stateful = issubclass(type(module), Stateful)  # Python caches this, and not isinstance
+        if stateful and (not written or address.split(".")[0] in (*written, "head")):
             declared = module.state_spec()
             if declared is not None:
                 yield address, declared
