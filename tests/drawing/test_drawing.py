@@ -18,7 +18,7 @@ import anyformer as af
 from anyformer import families
 from anyformer.drawing import draw, outline
 from anyformer.drawing.compose import draw_outline
-from anyformer.drawing.figure import Box, Figure, Plus, Polyline, TextLine, text_lines
+from anyformer.drawing.figure import Box, Figure, FigureText, Plus, Polyline, text_lines
 from anyformer.drawing.outline import Card, ModelOutline, StreamColumn, cards_in
 from anyformer.drawing.svg import MARGIN
 from anyformer.drawing.text import break_phrase, width, wrap
@@ -44,7 +44,7 @@ def inside(a: Bounds, b: Bounds, by: float = 0.5) -> bool:
     return a[0] >= b[0] - by and a[1] >= b[1] - by and a[2] <= b[2] + by and a[3] <= b[3] + by
 
 
-def said(words: TextLine) -> str:
+def said(words: FigureText) -> str:
     return "".join(span for span, _ in words.spans)
 
 
@@ -52,7 +52,7 @@ def faults(figure: Figure) -> Iterator[str]:
     """What cannot be read: text that leaves its box or the picture, or lies on other text, on a box or on a line."""
     boxes = [(mark.bounds, mark) for mark in figure.marks if isinstance(mark, Box)]
     words = [(each.bounds, each) for each in text_lines(figure.marks)]
-    free = [(mark.bounds, mark) for mark in figure.marks if isinstance(mark, TextLine)]
+    free = [(mark.bounds, mark) for mark in figure.marks if isinstance(mark, FigureText)]
     whole = (-MARGIN, -MARGIN, figure.width + MARGIN, figure.height + MARGIN)
     for at, box in boxes:
         yield from (f"{said(each)!r} leaves its box" for each in box.words if not inside(each.bounds, at))

@@ -15,6 +15,10 @@ from anyformer.counting.survey import Survey, walk_modules
 from anyformer.counting.work import Work, inputs_of, measure
 from anyformer.models import Model, position_limit
 from anyformer.models.construct import skeleton
+from anyformer.parts.computed import ComputesTensors
+from anyformer.parts.embedding.text import TextEmbedding
+from anyformer.parts.embedding.trajectory import TrajectoryEmbedding
+from anyformer.parts.unused import PartlyUsed
 from anyformer.runtime.state import Declared, declarations
 from anyformer.specs.messages import quote
 from anyformer.specs.part import parts_in
@@ -225,7 +229,11 @@ def check_lengths(spec: Model, length: int, source_length: int | None) -> None:
         if size is not None and size > MOST:
             raise ValueError(f"{name} is at most {MOST:,}, got {size:,}")
     limit = position_limit(spec)
-    if limit is not None and length > limit and any(hasattr(part, "tokens") for _, part in parts_in(spec)):
+    if (
+        limit is not None
+        and length > limit
+        and any(isinstance(part, (TextEmbedding, TrajectoryEmbedding)) for _, part in parts_in(spec))
+    ):
         raise ValueError(f"{length:,} tokens, and this model takes at most {limit:,}")
 
 
@@ -237,7 +245,8 @@ def count(spec: Model) -> Count:
     owners = {owner for _, owner in spec.ties}
     seen, idle, experts, tables, fixed = set(), 0, 0, 0, 0
     for address, module, copy in walk_modules(model):
-        formulas = {f"{address}.{name}" for name in getattr(module, "computed_tensors", dict)()}
+        computed = module.computed_tensors() if isinstance(module, ComputesTensors) else ()
+        formulas = {f"{address}.{name}" for name in computed}
         for name, parameter in module.named_parameters(address, recurse=False, remove_duplicate=False):
             if (copy, id(parameter)) not in seen and not spec.owner_of(name):
                 seen.add((copy, id(parameter)))
@@ -249,11 +258,10 @@ def count(spec: Model) -> Count:
         if (copy, id(module)) not in seen:
             seen.add((copy, id(module)))
             modules.append((address, module))
-            share: float | None = getattr(module, "unused", None)
-            if share is not None:
+            if isinstance(module, PartlyUsed):
                 own = module.named_parameters(address, recurse=False)
                 sizes = [parameter.numel() for name, parameter in own if not spec.owner_of(name)]
                 experts += sum(sizes)
-                idle += sum(round(size * share) for size in sizes)
+                idle += sum(round(size * module.unused) for size in sizes)
     remembered = tuple(each for _, each in declarations(model, modules))
     return Count(parts, remembered, experts, idle, tables, fixed, spec)

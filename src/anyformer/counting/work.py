@@ -265,8 +265,7 @@ class Ledger(TorchDispatchMode):
             frame = dataclasses.replace(self.frames[-1], address=address)
             if isinstance(part, Op):
                 frame.past, frame.tokens = part.sees == "past", args[0].shape[1]
-                mask = getattr(part, "mask", None)
-                frame.mask = mask if isinstance(mask, Mask) else None
+                frame.mask = part.mask
             self.frames.append(frame)
 
         return enter

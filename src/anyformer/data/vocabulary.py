@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 class Vocabulary(Part):
     """Where a run's tokenizer comes from."""
 
+    @property
+    def size(self) -> int | None:
+        """Number of tokens, if it can be chosen."""
+        return None
+
     def make(self, texts: Iterable[str], folder: Path | str) -> Tokenizer:
         """The tokenizer; one that was made here is written to `folder` as a model folder has it."""
         raise NotImplementedError

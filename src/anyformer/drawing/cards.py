@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from anyformer.drawing import text
-from anyformer.drawing.figure import PLAIN, PLUS, SMALL, Box, Figure, Mark, Plus, Polyline, TextLine
+from anyformer.drawing.figure import PLAIN, PLUS, SMALL, Box, Figure, FigureText, Mark, Plus, Polyline
 from anyformer.drawing.outline import Card, Fan
 
 PAD = 12.0  # between the edge of a card and its text
@@ -30,26 +30,26 @@ def title_width(card: Card) -> float:
     return text.width(card.title, SMALL if slim else PLAIN, not slim) + note
 
 
-def title_lines(card: Card, width: float) -> list[TextLine]:
+def title_lines(card: Card, width: float) -> list[FigureText]:
     """The wrapped title, and the note at the right of its first line."""
     slim = card.role in ("norm", "row")
     size, bold = (SMALL, False) if slim else (PLAIN, True)
-    note = TextLine(width - PAD, 0, ((card.note, "note"),), SMALL, anchor="end")
+    note = FigureText(width - PAD, 0, ((card.note, "note"),), SMALL, anchor="end")
     room = (width - 2 * PAD - (note.width + 14 if card.note else 0)) / (text.BOLD if bold else 1)
     kind = "differs" if card.title in card.differing else ""
-    lines = [TextLine(PAD, 0, ((line, kind),), size, bold) for line in text.break_phrase(card.title, room, size)]
+    lines = [FigureText(PAD, 0, ((line, kind),), size, bold) for line in text.break_phrase(card.title, room, size)]
     placed = [line.shift(0, 22 + i * LINE) for i, line in enumerate(lines)]
     return [*placed, *([note.shift(0, 22)] if card.note else [])]
 
 
-def phrase_lines(card: Card, width: float, y: float) -> list[TextLine]:
+def phrase_lines(card: Card, width: float, y: float) -> list[FigureText]:
     lines = []
     for line in text.wrap(card.phrases, width - 2 * PAD, SMALL):
         spans: list[tuple[str, str]] = []
         for phrase in line:
             differing = next((each for each in card.phrases if phrase in each and each in card.differing), None)
             spans += [*([(" · ", "")] if spans else []), (phrase, "differs" if differing else "")]
-        lines.append(TextLine(PAD, y, tuple(spans), SMALL))
+        lines.append(FigureText(PAD, y, tuple(spans), SMALL))
         y += LINE
     return lines
 
@@ -114,7 +114,7 @@ def draw_fan(fan: Fan, width: float) -> Figure:
             lines.append(Polyline(((axis, 90), (middle, 62)), f"fan {kind}".strip()))
             lines += [line_to_sum(middle, axis)] if kind else []
         else:
-            boxes.append(TextLine(middle, 53, (("…", ""),), anchor="middle"))
+            boxes.append(FigureText(middle, 53, (("…", ""),), anchor="middle"))
         x += side + 6
     if fan.shared:  # every token goes to the shared expert
         x += 6
@@ -140,7 +140,7 @@ def expert_side(labels: Sequence[str]) -> float:
 
 
 def inner_box(x: float, y: float, width: float, kind: str, label: str) -> Box:
-    words = TextLine(x + width / 2, y + 19, ((label, ""),), anchor="middle")
+    words = FigureText(x + width / 2, y + 19, ((label, ""),), anchor="middle")
     return Box(x, y, width, 28, kind, (words,), radius=5)
 
 

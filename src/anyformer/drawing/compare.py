@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anyformer.drawing.compose import draw_outline
-from anyformer.drawing.figure import Figure, TextLine, place_in_row
+from anyformer.drawing.figure import Figure, FigureText, place_in_row
 from anyformer.drawing.outline import Card, ModelOutline, mark_differences, step_positions
 
 
@@ -26,5 +26,5 @@ def side_by_side(left: ModelOutline, right: ModelOutline) -> Figure:
 
 
 def legend(figure: Figure) -> Figure:
-    words = TextLine(0, figure.height + 34, (("marked: differs from the other model", "differs"),))
+    words = FigureText(0, figure.height + 34, (("marked: differs from the other model", "differs"),))
     return figure.pad(bottom=44).add_marks(words)

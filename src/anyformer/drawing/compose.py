@@ -15,9 +15,9 @@ from anyformer.drawing.figure import (
     PLUS,
     Box,
     Figure,
+    FigureText,
     Mark,
     Polyline,
-    TextLine,
     add_residual,
     draw_frame,
     place_in_row,
@@ -100,9 +100,9 @@ def draw_layers(layers: Layers, outward: str = "left", width: float = 0) -> Figu
 def draw_kind(layer: Layer, number: int, width: float) -> Figure:
     """A kind of layer with its name and color left of the stream, and its layer indices right of it."""
     inner = draw_frame(draw_layer(layer, width), "panel", 14)
-    title = TextLine(24, 16, ((layer.name, ""),), PLAIN, True)
+    title = FigureText(24, 16, ((layer.name, ""),), PLAIN, True)
     texts = [layer.places, f"{layer.note} each"] if layer.note else [layer.places]
-    notes = [TextLine(0, 16 + 19 * i, ((line, "note"),)) for i, line in enumerate(texts)]
+    notes = [FigureText(0, 16 + 19 * i, ((line, "note"),)) for i, line in enumerate(texts)]
     left = max(0.0, title.bounds[2] + 10 - inner.axis)
     right = max(0.0, inner.axis + 10 + max(line.width for line in notes) - inner.width)
     inner = inner.pad(left, 44, right, 0)
@@ -142,8 +142,8 @@ def add_shared_card(inner: Figure, shared: Card) -> Figure:
 
 
 def add_count(frame: Figure, layers: Layers, outward: str) -> Figure:
-    times = TextLine(0, 0, ((f"× {layers.times}", "times"),), LARGE, True)
-    notes = [TextLine(0, 24 + 20 * i, ((note, "note"),)) for i, note in enumerate(layers.notes)]
+    times = FigureText(0, 0, ((f"× {layers.times}", "times"),), LARGE, True)
+    notes = [FigureText(0, 24 + 20 * i, ((note, "note"),)) for i, note in enumerate(layers.notes)]
     room = max(line.width for line in (times, *notes)) + 16
     left = outward == "left"
     figure = frame.pad(left=room) if left else frame.pad(right=room)
@@ -209,7 +209,7 @@ def zoom(figure: Figure, address: str) -> list[Polyline]:
 
 
 def add_title(figure: Figure, title: str) -> Figure:
-    words = TextLine(2, 18, ((title, "note"),), PLAIN)
+    words = FigureText(2, 18, ((title, "note"),), PLAIN)
     return figure.pad(top=28, right=max(0.0, words.bounds[2] - figure.width)).add_marks(words)
 
 
@@ -241,7 +241,7 @@ def fold_stacks(column: StreamColumn) -> StreamColumn:
 def add_output(figure: Figure, label: str, arrow: bool) -> Figure:
     """Add an arrow at the top with the label of the output."""
     taller = figure.pad(top=34)
-    words = TextLine(taller.axis + 10, 18, ((label, "shape"),))
+    words = FigureText(taller.axis + 10, 18, ((label, "shape"),))
     taller = dataclasses.replace(taller, width=max(taller.width, words.bounds[2]))
     return taller.add_marks(
         Polyline(((taller.axis, 34), (taller.axis, 4 * arrow)), arrow=arrow), *([words] if label else [])
@@ -265,8 +265,8 @@ def draw_outline(outline: ModelOutline) -> Figure:
         body = add_memory_lines(body, columns)
     if outline.top:
         body = stack_up([split_above(body, columns), draw_column(StreamColumn(outline.top), "left")])
-    title = TextLine(0, 28, ((outline.title, ""),), HUGE, True)
-    about = TextLine(0, 56, ((outline.about, "note"),), PLAIN)
+    title = FigureText(0, 28, ((outline.title, ""),), HUGE, True)
+    about = FigureText(0, 56, ((outline.about, "note"),), PLAIN)
     wide = max(title.bounds[2], about.bounds[2])
     spare = max(0.0, wide - body.width)
     return body.pad(left=spare / 2, right=spare / 2, top=84).add_marks(title, about)

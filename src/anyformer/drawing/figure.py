@@ -19,7 +19,7 @@ Bounds = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 @dataclasses.dataclass(frozen=True)
-class TextLine:
+class FigureText:
     """One line of text; y is its baseline. Each span is (text, class)."""
 
     x: float
@@ -38,7 +38,7 @@ class TextLine:
         left = self.x - {"start": 0.0, "middle": self.width / 2, "end": self.width}[self.anchor]
         return left, self.y - 0.8 * self.size, left + self.width, self.y + 0.25 * self.size
 
-    def shift(self, dx: float, dy: float) -> TextLine:
+    def shift(self, dx: float, dy: float) -> FigureText:
         return dataclasses.replace(self, x=self.x + dx, y=self.y + dy)
 
 
@@ -51,7 +51,7 @@ class Box:
     width: float
     height: float
     kind: str
-    words: tuple[TextLine, ...] = ()
+    words: tuple[FigureText, ...] = ()
     tip: str = ""
     radius: float = 7.0
 
@@ -87,7 +87,7 @@ class Plus:
         return Plus(self.x + dx, self.y + dy)
 
 
-Mark = TextLine | Box | Polyline | Plus
+Mark = FigureText | Box | Polyline | Plus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +128,7 @@ def stack_up(figures: Sequence[Figure | str], gap: float = 16) -> Figure:
             space = gap + (14 if label else 0)
             marks.append(Polyline(((left, y), (left, y - space)), arrow=not each.open))
             if label:
-                words = TextLine(left + 10, y - space / 2 + 5, ((label, "shape"),))
+                words = FigureText(left + 10, y - space / 2 + 5, ((label, "shape"),))
                 marks.append(words)
                 right = max(right, words.bounds[2] - left)
             y -= space
@@ -159,7 +159,7 @@ def place_in_row(figures: Sequence[Figure], gap: float, axis: int | None = None)
 
 def plus(label: str = "") -> Figure:
     """The sum of two streams; the label at its left names the residual unless it is a plain sum."""
-    words = TextLine(-PLUS - 6, PLUS + 5, ((label, ""),), anchor="end")
+    words = FigureText(-PLUS - 6, PLUS + 5, ((label, ""),), anchor="end")
     room = words.width + PLUS + 6 if label else PLUS
     mark = [words.shift(room, 0)] if label else []
     return Figure(room + PLUS, 2 * PLUS, room, (Plus(room, PLUS), *mark))
@@ -206,9 +206,9 @@ def draw_frame(inner: Figure, kind: str, pad: float = 16, tip: str = "") -> Figu
     return dataclasses.replace(figure, marks=(frame, *ends, *figure.marks))
 
 
-def text_lines(marks: Sequence[Mark]) -> list[TextLine]:
+def text_lines(marks: Sequence[Mark]) -> list[FigureText]:
     """Every line of text, inside and outside of boxes."""
-    lines: list[TextLine] = []
+    lines: list[FigureText] = []
     for mark in marks:
-        lines += [mark] if isinstance(mark, TextLine) else mark.words if isinstance(mark, Box) else ()
+        lines += [mark] if isinstance(mark, FigureText) else mark.words if isinstance(mark, Box) else ()
     return lines

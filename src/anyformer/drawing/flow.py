@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from anyformer.drawing.words import number
 from anyformer.parts.base import Embedding
+from anyformer.parts.embedding.patches import PatchEmbedding
+from anyformer.parts.grid.convolution import GridEmbedding
 from anyformer.parts.grid.dvae import ImageDecoder
 from anyformer.parts.grid.layout import Grid, Layout
 from anyformer.specs.part import Part
@@ -67,12 +70,11 @@ class Flow:
             flow = dataclasses.replace(flow, length=number(math.prod(grid)), grid=grid)
         return flow
 
-    def step_down(self, down: Part) -> Flow:
-        """The flow after a downsampling Part."""
-        coarser = getattr(down, "coarser", None)
-        if self.grid is None or coarser is None:
+    def step_down(self, down: Any) -> Flow:
+        """The flow after a Down or a Stack."""
+        if self.grid is None:
             return self
-        grid = coarser(self.grid)
+        grid = down.coarser(self.grid)
         return self if grid == self.grid else self.with_grid(grid)
 
     def with_grid(self, grid: Layout) -> Flow:
@@ -90,7 +92,8 @@ def embedding_flow(part: Embedding, width: int, symbol: str, prefix: str = "") -
         title, note, phrases = "inputs", "", tuple(f"{name} {shape}" for name, shape in texts.items())
     given, many = part.vectors(MANY), any(MANY in shape for shape in shapes.values())
     length = in_terms(given, symbol) if many else number(given)
-    return Flow(title, phrases, note, length, getattr(part, "grid", None), getattr(part, "prefix", 0))
+    grid = part.grid if isinstance(part, (PatchEmbedding, GridEmbedding)) else None
+    return Flow(title, phrases, note, length, grid, part.prefix)
 
 
 def in_terms(given: int, symbol: str) -> str:

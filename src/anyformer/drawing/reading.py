@@ -38,12 +38,12 @@ from anyformer.drawing.words import (
     short,
 )
 from anyformer.models import Model
-from anyformer.parts.base import Embedding
+from anyformer.parts.base import AbsolutePosition, Embedding, HasVocabulary
+from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.head.base import Head
 from anyformer.parts.init import is_within
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
-from anyformer.parts.position.absolute import AbsolutePosition
 from anyformer.parts.residual import Add
 from anyformer.specs.part import Part, parts_in, walk
 from anyformer.stacks.block import Block, Parallel, Steps
@@ -215,7 +215,7 @@ class OutlineReader:
         """The inputs, the card of the embedding, and above it its norms and positions in the order of the fields."""
         fields = dict(part.items())
         apart = [each for each, value in fields.items() if isinstance(value, (Norm, AbsolutePosition))]
-        steps = dict.fromkeys((*getattr(part, "order", ()), *apart))
+        steps = dict.fromkeys((*(part.order if isinstance(part, TextEmbedding) else ()), *apart))
         order = [each for each in steps if each in apart or each in self.below.get(address, {})]
         while order and order[0] not in apart:  # modules before the first of them stay in the card
             order.pop(0)
@@ -245,7 +245,7 @@ class OutlineReader:
                 yield self.module_card(part.neck, f"{address}.neck", "resize", width)
         elif any(isinstance(inner, Stack) for _, inner in walk(part)):
             yield self.chain(part, address, width, flow)
-            yield from self.norm(getattr(part, "norm", None), f"{address}.norm")
+            yield from self.norm(part.norm if isinstance(part, Stages) else None, f"{address}.norm")
         else:
             yield self.module_card(part, address, "resize", width)
 
@@ -416,13 +416,13 @@ def columns_of(reader: OutlineReader, spec: Model, prefix: str, width: int) -> t
     return [tuple(column) for column in columns], head
 
 
-def scores(head: Any, flow: Flow) -> str:
+def scores(head: Head, flow: Flow) -> str:
     """The output shape of a head, if its fields give it."""
-    many = getattr(head, "vocab_size", None) or getattr(head, "num_labels", None)
+    many = head.vocab_size if isinstance(head, HasVocabulary) else head.num_labels
     inner = [part for _, part in parts_in(head) if isinstance(part, Head)]
     if many is None:
         return scores(inner[0], flow) if inner else ""
-    return number(many) if getattr(head, "pool", None) is not None else f"{flow.length} × {number(many)}"
+    return number(many) if head.pool is not None else f"{flow.length} × {number(many)}"
 
 
 def about(spec: Model, count: Count) -> str:

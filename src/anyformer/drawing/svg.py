@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterator, Mapping
 from typing import Literal, get_args
 
-from anyformer.drawing.figure import ARROW, PLUS, Box, Figure, Mark, Plus, Point, Polyline, TextLine
+from anyformer.drawing.figure import ARROW, PLUS, Box, Figure, FigureText, Mark, Plus, Point, Polyline
 
 FONTS = "'Helvetica Neue',Helvetica,Arial,'Liberation Sans','DejaVu Sans',sans-serif"
 MARGIN = 28.0
@@ -108,7 +108,7 @@ def shape(mark: Mark) -> Iterator[str]:
         sides = {"x": mark.x, "y": mark.y, "width": mark.width, "height": mark.height, "rx": mark.radius}
         size = " ".join(f'{name}="{number(value)}"' for name, value in sides.items())
         yield f'<g class="box {mark.kind}">{tip}<rect {size}/>{"".join(map(words, mark.words))}</g>'
-    elif isinstance(mark, TextLine):
+    elif isinstance(mark, FigureText):
         yield words(mark)
     elif isinstance(mark, Plus):
         x, y, r = number(mark.x), number(mark.y), number(PLUS)
@@ -118,7 +118,7 @@ def shape(mark: Mark) -> Iterator[str]:
         yield from line(mark)
 
 
-def words(mark: TextLine) -> str:
+def words(mark: FigureText) -> str:
     style = "" if mark.size == 15 else f"font-size:{number(mark.size)}px;"
     style += "font-weight:bold" if mark.bold else ""
     look = f' style="{style}"' if style else ""

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from anyformer.parts.base import HasHeads
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op, Reshaping
 from anyformer.runtime.mask import Mask, Several
@@ -114,7 +115,7 @@ def describe_int(field: str, value: int, part: Part, width: int) -> str:
         each = getattr(part, "head_width", None) or (out // value if out % value == 0 else None)
         heads = plural(value, "heads")
         return f"{heads} × {each}" if each and isinstance(part, Op) else heads
-    if field == "head_width" and hasattr(part, "num_heads"):
+    if field == "head_width" and isinstance(part, HasHeads):
         return ""
     if field == "width" and isinstance(part, Op):
         return f"{width} → {value} → {out}".replace(" ", NBSP)
@@ -166,8 +167,7 @@ def describe_part(field: str, part: Part, owner: Part, width: int) -> str:
 
 
 def phrases_of_heads(owner: Part) -> set[str]:
-    heads = getattr(owner, "num_heads", None)
-    return {plural(heads, "heads")} if heads else set()
+    return {plural(owner.num_heads, "heads")} if isinstance(owner, HasHeads) else set()
 
 
 def describe_mask(mask: Part) -> str:

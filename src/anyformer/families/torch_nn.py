@@ -153,11 +153,11 @@ def load(module: nn.Module, *, causal: bool = True) -> Any:
         assert not orphans, f"no rule for {orphans}"
         return Matched({name: name for name in stored}, steps, [])
 
-    fill(model, Held(module), match, next(module.parameters()).dtype, strict=True)
+    fill(model, HeldWeights(module), match, next(module.parameters()).dtype, strict=True)
     return model.eval()
 
 
-class Held:
+class HeldWeights:
     """A module as checkpoints are read."""
 
     def __init__(self, module: nn.Module) -> None:

@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 MARK = "generation_mark"  # the variable that stands around what a template marks as the assistant's
@@ -100,7 +100,7 @@ def check_size(name: str, value: Any, arguments: Sequence[Any]) -> None:
             return
         if name in ("format", "format_map", "%") and re.search(r"\d{6}|\*", value):
             raise TooMuch("a width in a format")
-    sizes = [abs(a) if isinstance(a, int) else len(a) if hasattr(a, "__len__") else 1 for a in arguments]
-    own = len(value) if hasattr(value, "__len__") else 1
+    sizes = [abs(a) if isinstance(a, int) else len(a) if isinstance(a, Sized) else 1 for a in arguments]
+    own = len(value) if isinstance(value, Sized) else 1
     if max(own, 1) * max(sizes, default=1) > CHARACTERS:
         raise TooMuch(f"{name} of {own} with {max(sizes)}")

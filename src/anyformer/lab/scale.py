@@ -20,6 +20,7 @@ from anyformer.lab.runs import SIZE, training
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.models import Model
+from anyformer.parts.attention.attention import Attention
 from anyformer.specs.codec import override
 from anyformer.specs.part import walk
 from anyformer.train.progress import read_metrics
@@ -41,7 +42,7 @@ def scale_model(base: Model, width: int) -> Model:
         raise ValueError("only a decoder-only model can be scaled, with attention and feedforward in its layers")
     old: Any = parts[ops["attention"]]
     new = {"num_heads": heads, "head_width": width // heads}
-    if getattr(old, "num_kv_heads", None) is not None:
+    if isinstance(old, Attention) and old.num_kv_heads is not None:
         new["num_kv_heads"] = max(heads * old.num_kv_heads // old.num_heads, 1)
     changes |= {f"{ops['attention']}.{name}": value for name, value in new.items()}
     inner: Any = parts[ops["feedforward"]]

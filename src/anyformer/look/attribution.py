@@ -15,10 +15,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from anyformer.look.roles import StackStep, body, last_stretch, steps, stream_end
+from anyformer.look.roles import StackStep, body, last_stretch, num_heads, steps, stream_end
 from anyformer.look.trace import Trace, main_tensor
 from anyformer.parts.fused_linear import effective_weight
+from anyformer.parts.head.double import DoubleHeadModule
 from anyformer.parts.head.language import LMHeadModule
+from anyformer.parts.head.pretraining import PretrainingModule
+from anyformer.stacks.stages import StagesModule
 from anyformer.stacks.sublayer import SublayerModule
 
 CHUNK = 32  # positions at once, with N x P x D values in memory
@@ -120,8 +123,14 @@ def token_scores(run: Trace) -> Tensor:
 
 def rows_of(head: Any) -> nn.Linear | None:
     """The linear layer whose rows give the scores; None if the head has no such layer."""
-    out = getattr(getattr(head, "lm", head), "out", None)
-    return out if isinstance(out, nn.Linear) and not hasattr(getattr(head, "lm", head), "pool") else None
+    head = token_head(head)
+    out = getattr(head, "out", None)
+    return out if isinstance(out, nn.Linear) and not hasattr(head, "pool") else None
+
+
+def token_head(head: Any) -> Any:
+    """The module that scores tokens, of a head that has another one beside it."""
+    return head.lm if isinstance(head, (PretrainingModule, DoubleHeadModule)) else head
 
 
 class StreamShares:
@@ -148,9 +157,9 @@ class StreamShares:
         self.norm(self.stack.norm)
         if self.stack.project is not None:
             self.affine(self.stack.project)
-        if whole is not self.stack:
-            self.norm(getattr(whole, "norm", None))
-        head = getattr(head, "lm", head)
+        if isinstance(whole, StagesModule):
+            self.norm(whole.norm)
+        head = token_head(head)
         if isinstance(head, LMHeadModule):
             if (transform := cast(Any, head.transform)) is not None:
                 self.affine(transform.dense)
@@ -160,7 +169,7 @@ class StreamShares:
         out = cast(Any, head).out
         weight = effective_weight(out)[tokens].double()  # (P, D)
         values = torch.einsum("npd,pd->np", self.sum, weight)
-        for extra in (out.bias, getattr(head, "offset", None)):
+        for extra in (out.bias, head.offset if isinstance(head, LMHeadModule) else None):
             values[0] += 0 if extra is None else extra[tokens].double()
         return tuple(self.names), values
 
@@ -203,7 +212,7 @@ class StreamShares:
 
     def heads(self, sublayer: SublayerModule, time: int) -> Tensor | None:
         op: Any = sublayer.op
-        number, address = getattr(getattr(op, "part", None), "num_heads", None), f"{sublayer.address}.op.mixed"
+        number, address = num_heads(op), f"{sublayer.address}.op.mixed"
         if number is None or not hasattr(op, "o") or address not in self.run.kept:
             return None
         mixed = self.run.kept[address][time]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.look.attribution import CHUNK, StreamShares, Summand, resolve_targets, through_norm
-from anyformer.look.roles import StackStep, body, calls, steps, stream_end
+from anyformer.look.roles import StackStep, body, calls, num_heads, steps, stream_end
 from anyformer.look.trace import Trace
 from anyformer.parts.fused_linear import effective_weight
 from anyformer.stacks.sublayer import SublayerModule
@@ -96,8 +96,7 @@ def step_name(step: StackStep) -> str:
 def down_projection(sublayer: SublayerModule) -> Any:
     """The last linear layer of a feed-forward layer, if its columns are the units."""
     down = getattr(sublayer.op, "down", None)
-    spread = getattr(getattr(sublayer.op, "part", None), "num_heads", None)
-    return down if isinstance(down, nn.Linear) and spread is None else None
+    return down if isinstance(down, nn.Linear) and num_heads(sublayer.op) is None else None
 
 
 class ScoreGradients(StreamShares):

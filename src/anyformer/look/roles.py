@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from anyformer.look.trace import Trace, trace
 from anyformer.models import TransformerModule
+from anyformer.parts.base import HasHeads
 from anyformer.stacks.block import BlockModule, ParallelModule
+from anyformer.stacks.perceiver import PerceiverModule
 from anyformer.stacks.stack import StackModule
 from anyformer.stacks.sublayer import SublayerModule
 
@@ -48,7 +50,14 @@ def stream_end(whole: Any) -> str | None:
     stack = whole.last_stack
     if stack.part.streams > 1:
         return f"{stack.address}: a second stream"
-    return getattr(whole, "between", None) or (None if stack.part.neck is None else f"{stack.address}.neck")
+    between = whole.between if isinstance(whole, PerceiverModule) else None
+    return between or (None if stack.part.neck is None else f"{stack.address}.neck")
+
+
+def num_heads(op: nn.Module) -> int | None:
+    """The number of heads of a mixer; None: it has no heads."""
+    part = getattr(op, "part", None)
+    return part.num_heads if isinstance(part, HasHeads) else None
 
 
 def short(address: str) -> str:
@@ -103,19 +112,19 @@ def states(run: Trace, stack: StackModule) -> list[Tensor]:
     return found
 
 
-class Call(NamedTuple):
+class ModuleCall(NamedTuple):
     """What a module was given and what it made of it."""
 
     args: tuple[Any, ...]
     result: Any
 
 
-def calls(run: Trace, modules: Sequence[nn.Module]) -> dict[nn.Module, list[Call]]:
+def calls(run: Trace, modules: Sequence[nn.Module]) -> dict[nn.Module, list[ModuleCall]]:
     """How these modules were called in this run, by running it once more."""
-    found: dict[nn.Module, list[Call]] = {module: [] for module in modules}
+    found: dict[nn.Module, list[ModuleCall]] = {module: [] for module in modules}
 
     def listen(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
-        found[module].append(Call(args, result))
+        found[module].append(ModuleCall(args, result))
 
     handles = [module.register_forward_hook(listen) for module in modules]
     try:

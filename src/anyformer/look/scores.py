@@ -16,6 +16,7 @@ from anyformer.look.maps import attention
 from anyformer.look.roles import short
 from anyformer.look.trace import Trace, trace
 from anyformer.models import TransformerModule, position_limit
+from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 
@@ -85,12 +86,11 @@ def share(weights: Tensor, targets: Tensor) -> Tensor:
 def repeated(model: TransformerModule, length: int = 25, rows: int = 2, seed: int = 0) -> Trace:
     """A run on random tokens, twice over: nothing but what stands in the text can help to predict its second half."""
     read = getattr(model.spec, model.spec.target)
-    tokens = getattr(read, "tokens", None)
-    if tokens is None or model.spec.pair:
+    if not isinstance(read, TextEmbedding) or model.spec.pair:
         raise ValueError("random tokens twice over are read by one stack of text; give a run of your own")
     limit = position_limit(model.spec)
     length = length if limit is None else max(min(length, limit // 2), 1)
     generator = torch.Generator().manual_seed(seed)
-    half = torch.randint(0, tokens.vocab_size, (rows, length), generator=generator).to(model.device)
+    half = torch.randint(0, read.tokens.vocab_size, (rows, length), generator=generator).to(model.device)
     with torch.no_grad():
         return trace(model, input_ids=torch.cat((half, half), 1))

@@ -20,6 +20,7 @@ from anyformer.look.trace import Trace
 from anyformer.models import Model, TransformerModule
 from anyformer.models.construct import skeleton
 from anyformer.parts.computed import shapes_alone
+from anyformer.parts.embedding.patches import PatchEmbedding, PatchEmbeddingModule
 from anyformer.parts.grid.layout import Grid
 from anyformer.parts.grid.windows import WindowsModule
 from anyformer.runtime.context import Context
@@ -30,7 +31,7 @@ FILTERS = 28  # components that the paper shows
 def filters(model: TransformerModule, number: int = FILTERS) -> Tensor:
     """(number, height, width, C): the principal components of the filters that read patches, the first first
     [Dosovitskiy et al. 2021, figure 7]. Of each and its opposite, the one whose largest value is positive."""
-    patch = getattr(model.embedding, "patch", None)
+    patch = model.embedding.patch if isinstance(model.embedding, PatchEmbeddingModule) else None
     if not isinstance(patch, nn.Conv2d):
         raise ValueError("this model does not read an image in patches, so it has no filters of patches")
     weight = patch.weight.detach().float().cpu()  # (D, C, height, width)
@@ -42,7 +43,7 @@ def filters(model: TransformerModule, number: int = FILTERS) -> Tensor:
 
 def position_likeness(model: TransformerModule) -> Tensor | None:
     """(rows, columns, rows, columns): the cosine of the positions of every two patches; None where none are added."""
-    position = getattr(model.embedding, "position", None)
+    position = model.embedding.position if isinstance(model.embedding, PatchEmbeddingModule) else None
     if position is None:
         return None
     grid = model.spec.embedding.grid
@@ -179,8 +180,7 @@ def windows(spec: Model, image_size: tuple[int, int] | None = None) -> list[Wind
     with shapes_alone(model), torch.no_grad():
         model(pixel_values=torch.empty(1, read.channels, *size))
     found: list[Windowed] = []
-    span = Span(*getattr(read, "patch_size", (1, 1)))
-    before = None if hasattr(read, "patch_size") else size
+    span, before = (Span(*read.patch_size), None) if isinstance(read, PatchEmbedding) else (Span(1, 1), size)
     for module, grid in grids.items():
         if before is not None:  # an odd side is filled up before it is halved
             span = Span(*(pixels * -(-old // new) for pixels, old, new in zip(span, before, grid, strict=True)))

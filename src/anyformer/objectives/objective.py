@@ -54,6 +54,11 @@ class Objective(Part):
         return self.columns
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the scores."""
+        return ()
+
+    @property
     def packs(self) -> bool:
         """Whether records are texts ("input_ids") that may be cut and packed into full rows with "document_ids"."""
         return False
@@ -221,7 +226,8 @@ def model_inputs(model: TransformerModule, batch: Batch) -> dict[str, Any]:
     if not (isinstance(embedding, TextEmbedding) and embedding.segments):
         inputs.pop("token_type_ids", None)
     mask = inputs.get("attention_mask")
-    if mask is not None and getattr(getattr(model.spec.head, "pool", None), "take", None) == "end":
+    pool = None if model.spec.head is None else model.spec.head.pool
+    if mask is not None and pool is not None and pool.take == "end":
         order = mask.int().argsort(dim=-1, stable=True)
         moved = {name: inputs[name].gather(-1, order) for name in PER_TOKEN if name in inputs}
         inputs = {**inputs, **moved}

@@ -11,6 +11,14 @@ from torch import Tensor, nn
 from anyformer.kernels.recording import graph_capture
 
 
+class ComputesTensors(nn.Module):
+    """A module with saved tensors that follow from the description."""
+
+    def computed_tensors(self) -> dict[str, Callable[[], Tensor]]:
+        """name -> value. Checkpoints may leave them out."""
+        raise NotImplementedError
+
+
 class Computed(nn.Module):
     """A tensor that is computed, not learned: it follows the model's device but never its dtype, and no checkpoint
     has it. On `meta` nothing is computed until the model moves to a real device."""

@@ -82,14 +82,30 @@ class LinearThenGELU(nn.Module):
         return linear_gelu(x, self.layer.weight, self.layer.bias, dtype)
 
 
+class WithAddedWeights(nn.Linear):
+    """A linear layer that adds something to its weights (an adapter)."""
+
+    def effective(self) -> Tensor:
+        """(out, in): the weights of the plain layer that does the same."""
+        raise NotImplementedError
+
+
+class Concatenable(nn.Module):
+    """A layer in the place of nn.Linear that can be joined with others of its kind (quantised weights)."""
+
+    def concat(self, *others: Any) -> nn.Module:
+        """One layer that gives the outputs of this and the others, one after another."""
+        raise NotImplementedError
+
+
 def effective_weight(layer: Any) -> Tensor:
     """(out, in) the weights of a linear layer, with those that an adapter adds."""
-    return layer.effective() if hasattr(layer, "effective") else layer.weight
+    return layer.effective() if isinstance(layer, WithAddedWeights) else layer.weight
 
 
 def side_by_side(parts: tuple[Any, ...]) -> nn.Module:
     first = parts[0]
-    if hasattr(first, "concat"):  # a quantised layer knows how
+    if isinstance(first, Concatenable):
         return first.concat(*parts[1:])
     whole = nn.Linear(first.in_features, sum(p.out_features for p in parts), bias=False, device="meta")
     whole.weight = _one_tensor([p.weight for p in parts])

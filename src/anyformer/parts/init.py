@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anyformer.parts.base import HasDepth
+from anyformer.parts.computed import ComputesTensors
 from anyformer.specs.part import Part, walk
 
 
@@ -96,10 +98,10 @@ DEFAULTS: Mapping[str, Initializer] = {
 
 def computed_tensors(model: nn.Module) -> dict[str, Callable[[], Tensor]]:
     """address -> value, of saved tensors that follow from the description: checkpoints may leave them out."""
-    found = {}
+    found: dict[str, Callable[[], Tensor]] = {}
     for path, module in model.named_modules():
-        for name, value in getattr(module, "computed_tensors", dict)().items():
-            found[f"{path}.{name}"] = value
+        if isinstance(module, ComputesTensors):
+            found |= {f"{path}.{name}": value for name, value in module.computed_tensors().items()}
     return found
 
 
@@ -130,7 +132,7 @@ def initialise(model: Any, rules: Mapping[str, Initializer], seed: int, only: se
         prefix = next((prefix for prefix in towers if address.startswith(prefix)), "")
         tower = towers.get(prefix, model)
         rule = _rule(tower, tower.spec.init if prefix else rules, address.removeprefix(prefix))
-        depth = max((part.depth for _, part in walk(tower.spec) if hasattr(part, "depth")), default=1)
+        depth = max((part.depth for _, part in walk(tower.spec) if isinstance(part, HasDepth)), default=1)
         digest = hashlib.blake2b(f"{seed} {address}".encode(), digest_size=8).digest()
         generator = torch.Generator(tensor.device).manual_seed(int.from_bytes(digest, "little") >> 1)
         try:

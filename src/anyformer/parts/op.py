@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from anyformer.runtime.mask import Mask
 from anyformer.specs.part import Part, Site
 
 
@@ -15,6 +16,11 @@ class Op(Part):
 
     open_slot: ClassVar[bool] = True
     packs: ClassVar[bool] = True  # rows may hold several documents that do not see each other
+
+    @property
+    def mask(self) -> Mask | None:
+        """Which keys each query may see, if a mask decides it."""
+        return None
 
 
 class Reshaping(Op):

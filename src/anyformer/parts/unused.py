@@ -21,6 +21,12 @@ def mark_unused(module: M) -> M:
     return module
 
 
+class PartlyUsed(nn.Module):
+    """A module that reads only some of its own parameters for a token."""
+
+    unused: float  # the share of them that a token does not use
+
+
 class Unused(Op, sees="itself"):
     """Keeps the weights of `part`, frozen, so that they load, count and save as published; x passes unchanged."""
 

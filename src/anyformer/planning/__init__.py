@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.planning.layout import MACHINE, DeviceLayout, TrainingJob
 from anyformer.specs.codec import override
 from anyformer.train.parallel import Mesh
@@ -31,9 +32,9 @@ def run_of(base: Run, name: str, job: TrainingJob, way: DeviceLayout, steps: int
         "mesh": Mesh(replicate=way.replicate, shard=way.shard, tensor=way.tensor),
         "recompute": ("*.layers.*",) if way.recompute else (),
     }
-    tokens = getattr(dict(job.spec.items())["embedding"], "tokens", None)
-    if tokens is not None and hasattr(base.vocabulary, "size"):
-        changes["vocabulary.size"] = tokens.vocab_size
+    embedding = dict(job.spec.items())["embedding"]
+    if isinstance(embedding, TextEmbedding) and base.vocabulary is not None and base.vocabulary.size is not None:
+        changes["vocabulary.size"] = embedding.tokens.vocab_size
     described = override(base, changes)
     check_suits(described)
     return described

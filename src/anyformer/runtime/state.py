@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -481,12 +481,20 @@ class State:
 PER_ROW = ("past", "padding", "memory", "memory_padding")  # what a state itself has of each row
 
 
+@runtime_checkable
+class Stateful(Protocol):
+    """A module that keeps something between decoding steps."""
+
+    def state_spec(self) -> Declared | None: ...
+
+
 def declarations(model: nn.Module, modules: Iterable[tuple[str, Any]] | None = None) -> Iterator[tuple[str, Declared]]:
     """(address, what it declares) of every mixer that remembers something; an encoder or a tower beside what is
     written from left to right reads once and need not."""
     written = getattr(getattr(model, "spec", None), "left_to_right", ())
     for address, module in model.named_modules() if modules is None else modules:
-        if hasattr(module, "state_spec") and (not written or address.split(".")[0] in (*written, "head")):
+        stateful = issubclass(type(module), Stateful)  # Python caches this, and not isinstance
+        if stateful and (not written or address.split(".")[0] in (*written, "head")):
             declared = module.state_spec()
             if declared is not None:
                 yield address, declared

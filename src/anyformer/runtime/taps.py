@@ -7,7 +7,7 @@ A module says in `tapped` which named values pass through `ctx.tap`, and under w
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -34,12 +34,20 @@ class Taps(Protocol):
         """The value, or what stands in its place from here on."""
 
 
+@runtime_checkable
+class Tapped(Protocol):
+    """A module with named values: `tapped` maps each name to the output that shows it."""
+
+    tapped: Declared
+    address: str
+
+
 def declared_taps(model: nn.Module) -> dict[str, str | None]:
     """Every tapped address of a model, with the output that shows it."""
     found: dict[str, str | None] = {}
     for module in model.modules():
-        for name, output in getattr(module, "tapped", {}).items():
-            found[f"{module.address}.{name}"] = output
+        if isinstance(module, Tapped):
+            found |= {f"{module.address}.{name}": output for name, output in module.tapped.items()}
     return found
 
 

@@ -17,6 +17,7 @@ import dataclasses
 import difflib
 import functools
 import html
+import inspect
 import sys
 import types
 import typing
@@ -93,6 +94,9 @@ class Part:
         cls.called = called
         if sees is not None or {"build", "make", "allows"} & vars(cls).keys():  # who writes what runs speaks for it
             cls.said = sees
+        for name in inspect.get_annotations(cls).keys() - vars(cls).keys():
+            if isinstance(getattr(cls, name, None), property):  # not the default of a field of the same name
+                setattr(cls, name, dataclasses.MISSING)
         own = cls.open_fields
         dataclasses.dataclass(frozen=True, kw_only=True, repr=False, init=not own, eq=not own)(cls)
         other = cls.kinds.get(cls.__name__, cls).__module__

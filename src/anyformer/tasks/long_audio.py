@@ -28,6 +28,7 @@ from anyformer.inputs.recordings import ENDINGS, AudioRecording, Source, streams
 from anyformer.inputs.text import Tokenizer
 from anyformer.models.base import TransformerModule
 from anyformer.models.call import Call
+from anyformer.parts.head.speech import SpeechNeck
 
 COMPRESSED = 2.4  # a text that becomes so many times smaller says one thing again and again
 UNSURE = -1.0  # mean log-probability of a token, below which a text is tried again
@@ -119,9 +120,10 @@ def frames(model: TransformerModule, processor: AudioProcessor, source: Source) 
 
 def frame_spacing(model: TransformerModule, processor: AudioProcessor) -> tuple[int, int]:
     """Samples from one frame that the model scores to the next, and those that a recording has at least."""
-    embedding, adapter = model.spec.embedding, getattr(model.spec.encoder.neck, "adapter", None)
+    embedding, neck = model.spec.embedding, model.spec.encoder.neck
     if processor.kind == "bank":
         return processor.hop_length * embedding.hop, 2 * processor.hop_length
+    adapter = neck.adapter if isinstance(neck, SpeechNeck) else None
     fewer = adapter.stride**adapter.depth if adapter is not None else 1
     return embedding.stem.hop * fewer, embedding.stem.reach
 
@@ -170,8 +172,7 @@ def sentences(
     model: TransformerModule, tokenizer: Tokenizer, processor: AudioProcessor, source: Source, **options: Any
 ) -> Iterator[str]:
     """The text of each piece of a recording."""
-    position = model.spec.decoder_embedding.position
-    options = {"max_new_tokens": getattr(position, "length", 0) or 448, **options}  # Whisper's, where nothing says it
+    options = {"max_new_tokens": model.spec.decoder_embedding.max_length or 448, **options}  # default: Whisper's
     for samples in pieces(processor, source):
         read = processor(samples, processor.sampling_rate, return_attention_mask=True)
         inputs: dict[str, Any] = {

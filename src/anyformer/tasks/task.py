@@ -199,12 +199,9 @@ class TaskRun:
     def pad(self) -> int:
         """The padding token of the model, else of the tokenizer."""
         spec = self.model.spec
-        known = (
-            getattr(getattr(spec.head, "pool", None), "padding_token", None),
-            getattr(getattr(spec.embedding, "numbering", None), "token", None),
-            getattr(getattr(spec.embedding, "tokens", None), "padding_index", None),
-        )
-        return next((place for place in known if place is not None), self.tokenizer.filler)
+        pool = None if spec.head is None else spec.head.pool
+        known = (None if pool is None else pool.padding_token, spec.embedding.padding_token)
+        return next((token for token in known if token is not None), self.tokenizer.filler)
 
     @property
     def job(self) -> Predictor:
@@ -400,7 +397,7 @@ def start_run(task: str, model: Source, inputs: Inputs, run_options: RunOptions)
 
 def input_limit(spec: Any) -> int | None:
     """The longest text that a model reads, in tokens, if it has a limit; of an encoder-decoder the encoder's limit."""
-    own = getattr(getattr(spec.embedding, "position", None), "length", None)
+    own = spec.embedding.max_length
     return own if own is not None else position_limit(spec)
 
 

@@ -8,6 +8,7 @@ from anyformer.data import DataSplit
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.images import ClassifyImage
+from anyformer.parts.base import HasVocabulary
 from anyformer.train.reading import class_counts
 from anyformer.train.trainer import Callback, Trainer
 
@@ -22,14 +23,15 @@ class Baselines(Callback):
 
     def on_start(self, trainer: Trainer) -> None:
         self.values = {}
-        splits, objective, head = trainer.splits, trainer.objective, getattr(trainer.model.spec, "head", None)
+        splits, objective, head = trainer.splits, trainer.objective, trainer.model.spec.head
         if splits is None or splits.valid is None:
             return
         if isinstance(objective, NextToken):
-            self.values = baselines(splits.train, splits.valid, getattr(head, "vocab_size", len(trainer.tokenizer)))
+            size = head.vocab_size if isinstance(head, HasVocabulary) else len(trainer.tokenizer)
+            self.values = baselines(splits.train, splits.valid, size)
             listed = ", ".join(f"{name} {value:.3f}" for name, value in self.values.items())
             trainer.tell(f"to beat on the validation texts, in nats a token: {listed}")
-        elif isinstance(objective, (Classify, ClassifyImage)) and not getattr(objective, "smoothing", 0):
+        elif isinstance(objective, Classify) or (isinstance(objective, ClassifyImage) and not objective.smoothing):
             train, valid = (class_counts(split, objective.labels) for split in (splits.train, splits.valid))
             if train:
                 loss, right = frequency_baseline(list(train.values()), list(valid.values()))

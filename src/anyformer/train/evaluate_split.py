@@ -77,7 +77,7 @@ def evaluate(
     check_vocabulary_size(model, evaluation.tokenizer)
     task = evaluation.task
     trained = loss_module(model, task)
-    check_label_order(model, getattr(task, "labels", ()))
+    check_label_order(model, task.labels)
     pad = 0 if evaluation.tokenizer is None else evaluation.tokenizer.filler
     length = length_limit(run, model.spec) if task.packs else position_limit(model.spec)
     with tempfile.TemporaryDirectory(prefix="anyformer-eval-") as folder, torch.inference_mode():

@@ -10,6 +10,7 @@ import numpy as np
 from anyformer.data import DataSplit, Splits
 from anyformer.models import Model
 from anyformer.objectives.objective import Objective
+from anyformer.objectives.recordings import Sounds
 from anyformer.specs.part import walk
 
 SHOWN = 10  # classes with their own count
@@ -34,7 +35,7 @@ def tokens_read(embedding: Any, objective: Objective, split: DataSplit) -> int:
         return len(split) * embedding.vectors(0)
     sizes = np.diff(split.fields["samples"].ends)  # (records,) samples of each
     if name == "input_features":
-        sounds: Any = next(part for _, part in walk(objective) if hasattr(part, "hop"))
+        sounds = next(part for _, part in walk(objective) if isinstance(part, Sounds))
         sizes = np.full_like(sizes, sounds.seconds * sounds.rate) if sounds.form == "mel" else sizes
         sizes = sizes // sounds.hop  # frames of the spectrogram
     values, counts = np.unique(sizes, return_counts=True)

@@ -29,6 +29,8 @@ from anyformer.kernels import hardware
 from anyformer.models import Model, TransformerModule, position_limit
 from anyformer.models.construct import build, skeleton
 from anyformer.objectives.objective import Objective
+from anyformer.parts.diffusion import NoisyEmbedding
+from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.head.pool import Pool
 from anyformer.specs.codec import override, to_json
 from anyformer.specs.part import Table, thaw, walk
@@ -263,7 +265,9 @@ def tokenizer_settings(model: TransformerModule, objective: Objective, tokenizer
     settings: dict[str, Any] = {}
     if objective.truncates is not None and objective.truncates != tokenizer.max_length:
         settings["model_max_length"] = objective.truncates
-    if getattr(model.spec.embedding, "segments", 0) > 1 and "token_type_ids" not in tokenizer.input_names:
+    embedding = model.spec.embedding
+    segments = embedding.segments if isinstance(embedding, TextEmbedding) else 0
+    if segments > 1 and "token_type_ids" not in tokenizer.input_names:
         settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     return settings
 
@@ -314,7 +318,7 @@ def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
 
 def labels_of(objective: Objective) -> tuple[str, ...]:
     """The labels of this objective, or of the objective inside it."""
-    return next(filter(None, (getattr(part, "labels", ()) for _, part in walk(objective))), ())
+    return next((part.labels for _, part in walk(objective) if isinstance(part, Objective) and part.labels), ())
 
 
 def with_special_tokens(spec: Model, tokenizer: Tokenizer | None) -> Model:
@@ -366,8 +370,9 @@ def name_labels(model: TransformerModule, labels: tuple[str, ...]) -> None:
     """Give the model the objective's labels. If it has the same labels in another order, the rows of its head are
     reordered: a label keeps the weights that were learned for it."""
     known, out = model.spec.labels, getattr(model.head, "out", None)
-    condition: Any = getattr(getattr(model.spec, "embedding", None), "condition", None)
-    if not known and condition is not None and condition.num_labels == len(labels):  # a model conditioned on labels
+    embedding = model.spec.embedding
+    conditions = embedding.condition.num_labels if isinstance(embedding, NoisyEmbedding) else None
+    if not known and conditions == len(labels):  # a model conditioned on labels
         model.spec = model.spec.with_labels(labels)
     if not labels or not isinstance(out, torch.nn.Linear) or out.out_features != len(labels):
         return  # the objective reports a wrong number of labels

@@ -18,7 +18,7 @@ from torch import nn
 from anyformer.kernels.gelu import gelu_tanh
 from anyformer.parts.attention.attention import AttentionModule
 from anyformer.parts.feedforward.mlp import GatedMLPModule, MLPModule
-from anyformer.parts.fused_linear import Joined, JoinedInTraining, LinearThenGELU
+from anyformer.parts.fused_linear import Concatenable, Joined, JoinedInTraining, LinearThenGELU
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 
@@ -68,7 +68,7 @@ def sites(model: nn.Module) -> Any:
     for address, module in model.named_modules():
         for kind, (name, parts) in SITES.items():
             # cross-attention reads its keys and values once a text: nothing to gain
-            if isinstance(module, kind) and not getattr(getattr(module, "part", None), "memory", False):
+            if isinstance(module, kind) and not (isinstance(module, AttentionModule) and module.part.memory):
                 yield address, module, name, parts
 
 
@@ -77,6 +77,6 @@ def joinable(layers: list[Any]) -> bool:
     kinds = {type(layer) for layer in layers}
     return (
         len(kinds) == 1
-        and (kinds == {nn.Linear} or hasattr(layers[0], "concat"))
+        and (kinds == {nn.Linear} or isinstance(layers[0], Concatenable))
         and len({(layer.in_features, layer.weight.dtype, layer.weight.device) for layer in layers}) == 1
     )

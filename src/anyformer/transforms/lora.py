@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.models import TransformerModule
+from anyformer.parts.fused_linear import WithAddedWeights
 from anyformer.parts.init import Kaiming, Value, initialise
 from anyformer.specs.checks import at_least, chance, positive
 from anyformer.specs.messages import quote
@@ -52,7 +53,7 @@ class LoRA(Part):
             raise ValueError("LoRA.targets is empty; an example is '*.q'")
 
 
-class AdaptedLinear(nn.Linear):
+class AdaptedLinear(WithAddedWeights):
     """A linear layer with an adapter: lora_a (rank, in), lora_b (out, rank)."""
 
     extras: ClassVar[tuple[str, ...]] = NAMES  # what a plain layer does not have
@@ -71,7 +72,6 @@ class AdaptedLinear(nn.Linear):
         return self.lora_b.float() @ self.lora_a.float() * self.scale
 
     def effective(self) -> Tensor:
-        """(out, in): the weights of the plain layer that does the same."""
         return (self.weight.float() + self.change()).to(self.weight.dtype)
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from anyformer.kernels import hardware
 from anyformer.kernels.packed import Packed
 from anyformer.models import TransformerModule
+from anyformer.parts.fused_linear import Concatenable
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.transforms.fuse import fuse, sites, unfuse
@@ -47,7 +48,7 @@ def quantize(model: TransformerModule, pattern: str = "*", *, exact: bool = Fals
     return model
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(Concatenable):
     """x (..., in) -> (..., out), the weights int8 with one scale an output channel."""
 
     weight: Tensor
@@ -69,7 +70,6 @@ class Int8Linear(nn.Module):
         return cls(rounded, scale, None if linear.bias is None else linear.bias.detach().clone(), exact)
 
     def concat(self, *others: Int8Linear) -> Int8Linear:
-        """One layer that gives the outputs of this and the others, one after another."""
         parts = (self, *others)
         bias = None
         if any(p.bias is not None for p in parts):

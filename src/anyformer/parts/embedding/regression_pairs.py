@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.base import Embedding
+from anyformer.parts.base import AbsolutePosition, Embedding
 from anyformer.parts.embedding.trajectory import in_turn
-from anyformer.parts.position.absolute import AbsolutePosition, add_position
+from anyformer.parts.position.absolute import add_position
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import Kind, check_shape
 from anyformer.runtime.state import State

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from anyformer.kernels.convolution import convolve
 from anyformer.parts.activation import ACTIVATIONS, Activation
-from anyformer.parts.base import Embedding
+from anyformer.parts.base import AbsolutePosition, Embedding
 from anyformer.parts.embedding.spec_augment import SpecAugment
-from anyformer.parts.position.absolute import AbsolutePosition, add_position
+from anyformer.parts.position.absolute import add_position
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import check_shape
 from anyformer.runtime.state import State
@@ -58,7 +58,7 @@ class SpectrogramEmbedding(Embedding, sees="all"):
             raise ValueError("SpectrogramEmbedding.strides: one or more, each at least 1")
         if self.kernel % 2 == 0:
             raise ValueError(f"SpectrogramEmbedding.kernel is {self.kernel}; it is centred on a frame, so odd")
-        if self.whole and not hasattr(self.position, "length"):
+        if self.whole and self.max_length is None:
             raise ValueError("SpectrogramEmbedding.whole: as many frames as positions, of which there is no number")
 
     @property
@@ -69,7 +69,7 @@ class SpectrogramEmbedding(Embedding, sees="all"):
     @property
     def frames(self) -> int | None:
         """How many a recording has, where that is given."""
-        return getattr(self.position, "length", 0) * self.hop if self.whole else None
+        return self.max_length * self.hop if self.whole and self.max_length is not None else None
 
     def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
         return {"input_features": (self.channels, self.frames or length)}

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from anyformer.kernels.recording import extremes, is_recording
 from anyformer.kernels.rows import mask_or_ones
-from anyformer.parts.base import Embedding
+from anyformer.parts.base import AbsolutePosition, Embedding
 from anyformer.parts.norm import Norm
-from anyformer.parts.position.absolute import AbsolutePosition, add_position
+from anyformer.parts.position.absolute import add_position
 from anyformer.parts.position.dependency_tree import Tree
-from anyformer.parts.position.numbering import ByPlace, Numbering
+from anyformer.parts.position.numbering import ByPlace, Numbering, WithoutToken
 from anyformer.runtime.context import Context, at_places, leading_pads
 from anyformer.runtime.inputs import boolean_mask, check_shape
 from anyformer.runtime.mask import first_of_document
@@ -132,6 +132,10 @@ class TextEmbedding(Embedding, sees="itself"):
     def gives(self) -> tuple[str, ...]:
         segments = ("segments",) if self.segments or self.token_segments else ()
         return ("a row of tokens", "token ids", *segments)
+
+    @property
+    def padding_token(self) -> int | None:
+        return self.numbering.token if isinstance(self.numbering, WithoutToken) else self.tokens.padding_index
 
     def build(self, site: Site) -> nn.Module:
         return TextEmbeddingModule(self, site)

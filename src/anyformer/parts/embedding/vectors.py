@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.base import Embedding
+from anyformer.parts.base import AbsolutePosition, Embedding
 from anyformer.parts.embedding.text import text_context
-from anyformer.parts.position.absolute import AbsolutePosition, add_position
+from anyformer.parts.position.absolute import add_position
 from anyformer.runtime.context import Context
 from anyformer.runtime.state import State
 from anyformer.specs.part import Site

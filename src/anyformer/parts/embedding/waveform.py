@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from anyformer.kernels.convolution import convolve_over_time
 from anyformer.parts.activation import ACTIVATIONS, Activation
-from anyformer.parts.base import Embedding
+from anyformer.parts.base import AbsolutePosition, Embedding
 from anyformer.parts.embedding.drop_token import drop_tokens
 from anyformer.parts.embedding.spec_augment import SpecAugment
 from anyformer.parts.embedding.spectrogram import TimeConvolution
 from anyformer.parts.norm import LayerNorm, Norm
-from anyformer.parts.position.absolute import AbsolutePosition, add_position
+from anyformer.parts.position.absolute import add_position
 from anyformer.runtime.context import Context, leading_pads
 from anyformer.runtime.inputs import Kind, hides_nothing
 from anyformer.runtime.state import State
@@ -209,7 +209,7 @@ class SegmentEmbedding(Embedding, sees="all", called=("waveform patches", "VATT"
 
     def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
         """As long a sound as there are positions for, where they have an end."""
-        most = getattr(self.position, "length", None)
+        most = self.max_length
         return {"input_values": (max(length, self.size) if most is None else most * self.size,)}
 
     def vectors(self, length: int) -> int:

@@ -16,6 +16,7 @@ from anyformer.kernels.grouped import cast, grouped_linear, takes_rest
 from anyformer.parts.activation import ACTIVATIONS
 from anyformer.parts.feedforward.mlp import MLP, GatedMLP
 from anyformer.parts.op import Op
+from anyformer.parts.unused import PartlyUsed
 from anyformer.runtime.context import Context
 from anyformer.runtime.mask import first_of_document
 from anyformer.runtime.state import PerToken
@@ -278,7 +279,7 @@ class MoEModule(nn.Module):
         return y if self.shared is None else y + self.shared(x, ctx)
 
 
-class ExpertsModule(nn.Module):
+class ExpertsModule(PartlyUsed):
     """All experts of a layer, one tensor a matrix, inputs before outputs: of these, gates before ups where there are
     gates."""
 
@@ -294,7 +295,7 @@ class ExpertsModule(nn.Module):
         self.starts = {"up_bias": 0.0, "down_bias": 0.0}
         self.activation, self.dropout = ACTIVATIONS[expert.activation], expert.dropout
         self.num_experts, self.top_k = E, part.router.top_k
-        self.unused = (E - self.top_k) / E  # the share of these parameters that a token does not use
+        self.unused = (E - self.top_k) / E
 
     def forward(self, x: Tensor, routing: Routing) -> Tensor:
         """(N, D) -> (N, D)"""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.op import Op
+from anyformer.parts.unused import PartlyUsed
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import Declared
 from anyformer.specs.checks import at_least
@@ -68,11 +69,11 @@ class ProductKeyMemoryModule(nn.Module):
         return self.values(slots.gather(2, best).flatten(1), weights.flatten(1)).view_as(x)
 
 
-class Slots(nn.Module):
+class Slots(PartlyUsed):
     def __init__(self, count: int, width: int, used: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(count, width))
-        self.unused = max(count - used, 0) / count  # the share of these parameters that a token does not use
+        self.unused = max(count - used, 0) / count
 
     def forward(self, slots: Tensor, weights: Tensor) -> Tensor:
         """(N, M) slots and their weights -> (N, D)"""

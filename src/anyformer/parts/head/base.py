@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.feedforward.balance import Balance
 from anyformer.parts.head.losses import Loss, class_loss
+from anyformer.parts.head.pool import Pool
 from anyformer.parts.norm import Norm
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import Kind
@@ -31,6 +32,16 @@ class Head(Part):
     inputs: ClassVar[tuple[str, ...]] = ()
     input_kinds: ClassVar[Mapping[str, Kind]] = {}  # of inputs that are not common (runtime/inputs.py)
     remembers: ClassVar[bool] = True  # a decoder returns its cache by default, as published
+
+    @property
+    def pool(self) -> Pool | None:
+        """How it makes one vector of a sequence; None: it reads every position."""
+        return None
+
+    @property
+    def num_labels(self) -> int | None:
+        """Number of classes, if it scores classes."""
+        return None
 
     @property
     def balance(self) -> Balance | None:

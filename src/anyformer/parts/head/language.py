@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.loss import IGNORED, linear_cross_entropy
+from anyformer.parts.computed import ComputesTensors
 from anyformer.parts.feedforward.balance import Balance
 from anyformer.parts.fused_linear import effective_weight
 from anyformer.parts.head.base import Head, HeadModule, NamedTensors, Transform
@@ -45,7 +46,7 @@ class LMHead(Head, sees="itself", called=("language model head", "unembedding"))
         return LMHeadModule(self, site)
 
 
-class LMHeadModule(HeadModule):
+class LMHeadModule(HeadModule, ComputesTensors):
     offset: Tensor | None
 
     def __init__(self, part: LMHead, site: Site) -> None:

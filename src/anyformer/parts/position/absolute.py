@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from anyformer.kernels.recording import is_recording
 from anyformer.parts.activation import ACTIVATIONS, Activation
-from anyformer.parts.base import InputPosition
-from anyformer.parts.computed import Computed
+from anyformer.parts.base import AbsolutePosition, InputPosition
+from anyformer.parts.computed import Computed, ComputesTensors
 from anyformer.parts.init import Normal
 from anyformer.parts.position import dependency_tree
 from anyformer.parts.position.bias import (
@@ -30,7 +30,7 @@ from anyformer.parts.position.bias import (
 )
 from anyformer.runtime.context import Context
 from anyformer.specs.checks import at_least, chance, positive
-from anyformer.specs.part import Part, Site
+from anyformer.specs.part import Site
 
 __all__ = [
     "AbsolutePosition", "AttentionPosition", "AttentionPositionModule", "Computed", "add_position",
@@ -38,18 +38,6 @@ __all__ = [
     "Summed",
     "Alibi", "BucketedBias", "DistanceBias", "RelativeVectors",
 ]  # fmt: skip
-
-
-class AbsolutePosition(Part):
-    """A vector for each position, added to the input. The module maps positions (1 or B, T) to (1 or B, T, D), or is an
-    `InputPosition`."""
-
-    numbered: ClassVar[bool] = True  # it reads only position numbers
-
-    @property
-    def has_padding_row(self) -> bool:
-        """Whether position -1, that of tokens which take up no position, is valid."""
-        return True
 
 
 def add_position(position: nn.Module, x: Tensor, ctx: Context) -> Tensor:
@@ -166,7 +154,7 @@ class Sinusoidal(AbsolutePosition, sees="itself", called=("sine", "sinusoids")):
         return SinusoidalModule(self, site.width)
 
 
-class SinusoidalModule(nn.Module):
+class SinusoidalModule(ComputesTensors):
     def __init__(self, part: Sinusoidal, width: int) -> None:
         super().__init__()
         self.part, self.width = part, width

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.parts.computed import ComputesTensors
 from anyformer.parts.position.absolute import AttentionPositionModule
 from anyformer.parts.position.bias import HeadwisePosition, distance
 from anyformer.parts.position.rotary import Rope, RopeModule, frequencies
@@ -142,7 +143,7 @@ class InputRope(Rope, sees="itself"):
         return InputRopeModule(self, site.width)
 
 
-class SavedFrequencies(nn.Module):
+class SavedFrequencies(ComputesTensors):
     """(K / 2,) radians a position, kept in checkpoints, in fp32 whatever the model's dtype."""
 
     silent = True
@@ -155,7 +156,6 @@ class SavedFrequencies(nn.Module):
         self.register_buffer("value", frequencies(width, base, None))
 
     def computed_tensors(self) -> dict[str, Callable[[], Tensor]]:
-        """What a checkpoint may leave out."""
         return {"value": lambda: frequencies(self.width, self.base, None)}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SavedFrequencies:

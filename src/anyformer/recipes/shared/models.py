@@ -9,6 +9,7 @@ from anyformer import families
 from anyformer.data import TrainedBPE, Vocabulary
 from anyformer.inputs.text import Tokenizer
 from anyformer.models import Model, position_limit
+from anyformer.parts.base import HasVocabulary
 from anyformer.parts.embedding.text import Tokens
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.pool import Pool
@@ -63,7 +64,7 @@ def with_vocabulary(
 ) -> tuple[Model | Pretrained, Vocabulary | None]:
     """The model, and the vocabulary to make for it: None where it has a tokenizer. The tables of a description get the
     size of the vocabulary; where there are weights, the vocabulary gets the size of their tables. One line says so."""
-    tables = {path: part for path, part in walk(description_of(model)) if hasattr(part, "vocab_size")}
+    tables = {path: part for path, part in walk(description_of(model)) if isinstance(part, HasVocabulary)}
     sizes = {part.vocab_size for part in tables.values()}
     if isinstance(model, Pretrained):
         with contextlib.suppress(FileNotFoundError):

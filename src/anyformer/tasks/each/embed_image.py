@@ -40,7 +40,7 @@ def embed_image(
         return stack_vectors(request, image_vectors(request, raw=raw, interpolate=interpolate), own.spec.head.width)
     if request.model.spec.towers:
         raise ValueError("pool: a two-tower model has its own image vector; leave pool out")
-    before = getattr(request.model.spec.embedding, "prefix", 0)
+    before = request.model.spec.embedding.prefix
     if pool == "cls" and not before:
         raise ValueError("pool is 'cls', but this model has no class token; use 'mean'")
 
