@@ -21,8 +21,8 @@ from anyformer.models import Model, TransformerModule
 from anyformer.models.construct import skeleton
 from anyformer.parts.init import initialise
 from anyformer.specs.codec import FORMAT, encode, from_json
-from anyformer.specs.messages import quote, shorten
-from anyformer.specs.part import nearest, thaw, walk
+from anyformer.specs.messages import nearest, quote, shorten
+from anyformer.specs.part import thaw, walk
 from anyformer.specs.services import service
 from anyformer.weights import hub
 from anyformer.weights.filling import Report, ShapeCheckpoint, fill

@@ -23,7 +23,8 @@ from anyformer.parts.position.rotary import Rope, YarnScaling
 from anyformer.runtime.mask import Causal, Window
 from anyformer.specs.addresses import value_at
 from anyformer.specs.codec import FORMAT, decode, encode, from_json, override, to_json
-from anyformer.specs.part import Part, Table, conform, freeze, nearest, thaw, tree, walk
+from anyformer.specs.messages import nearest
+from anyformer.specs.part import Part, Table, conform, freeze, thaw, tree, walk
 from anyformer.stacks.block import Block, Parallel
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer

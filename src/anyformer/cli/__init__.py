@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from anyformer._version import __version__
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest
 
 # verb -> what it does, for the help; its code is in the file of that name
 VERBS = {

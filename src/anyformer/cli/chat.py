@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyformer.cli.generate import check, settings, show, tokenizer_and_loader, visible, writing_flags
 from anyformer.cli.settings import MODEL
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest
 
 if TYPE_CHECKING:
     from anyformer.generation.writing import Writing

@@ -104,7 +104,8 @@ def import_file(path: Path) -> str:
 
 
 def chosen_kinds(module: str, options: argparse.Namespace) -> list[type[Part]]:
-    from anyformer.specs.part import Part, abstract, nearest
+    from anyformer.specs.messages import nearest
+    from anyformer.specs.part import Part, abstract
 
     kinds = {name: kind for name, kind in Part.kinds.items() if kind.__module__ == module and not abstract(kind)}
     if not kinds:
@@ -120,7 +121,8 @@ def parts_of(chosen: list[type[Part]], fields: dict[str, Any], asked: bool) -> I
     """A Part of each kind, or why there is none; an error where it was asked for by name."""
     from anyformer.evaluate.part_checks import addresses_for
     from anyformer.specs.codec import decode
-    from anyformer.specs.part import default_values, hints, nearest
+    from anyformer.specs.messages import nearest
+    from anyformer.specs.part import default_values, hints
 
     known = {name for kind in chosen for name in hints(kind)}
     for name in fields:

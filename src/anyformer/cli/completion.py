@@ -7,7 +7,7 @@ import argparse
 import importlib
 
 from anyformer.cli import VERBS, Parser
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest
 
 SHELLS = ("bash", "zsh", "fish")
 

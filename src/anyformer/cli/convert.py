@@ -44,7 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from anyformer.specs.part import nearest
+    from anyformer.specs.messages import nearest
 
     if options.format not in FORMATS:
         raise ValueError(f"no format {options.format!r}; {nearest(options.format, FORMATS)}")

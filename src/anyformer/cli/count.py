@@ -52,7 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from anyformer.specs.part import nearest
+    from anyformer.specs.messages import nearest
 
     if options.dtype not in (None, *BYTES):
         raise ValueError(f"no dtype {options.dtype!r}; {nearest(options.dtype, BYTES)}")
@@ -249,7 +249,7 @@ def amount(spec: Any, length: int, source_length: int | None = None) -> str:
 def by_size(options: argparse.Namespace) -> None:
     """Where the FLOPs of a family's sizes go."""
     from anyformer.cli.terminal import short_number, spinner, table
-    from anyformer.specs.part import nearest
+    from anyformer.specs.messages import nearest
 
     prefix = options.name or "gpt3"
     with spinner("counting"):

@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from anyformer.specs.part import nearest
+    from anyformer.specs.messages import nearest
 
     if options.theme not in THEMES:
         raise ValueError(f"no theme {options.theme!r}; {nearest(options.theme, THEMES)}")

@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from anyformer.specs.part import nearest
+    from anyformer.specs.messages import nearest
 
     for name, valid in (("split", SPLITS), ("dtype", DTYPES)):
         given = getattr(options, name)

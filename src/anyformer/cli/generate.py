@@ -121,7 +121,7 @@ def encode(tokenizer: Tokenizer, text: str, options: argparse.Namespace) -> list
 
 def check(options: argparse.Namespace) -> None:
     """What can be said to be wrong before minutes of loading."""
-    from anyformer.specs.part import nearest
+    from anyformer.specs.messages import nearest
 
     for name, valid in (("dtype", DTYPES), ("kernel", KERNELS)):
         given = getattr(options, name)

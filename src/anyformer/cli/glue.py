@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
 def find_tasks(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     """The tasks whose folders are there, and those that are missing for a score."""
     from anyformer.recipes.glue import TASKS
-    from anyformer.specs.part import nearest
+    from anyformer.specs.messages import nearest
 
     for name in options.task:
         if name not in TASKS:

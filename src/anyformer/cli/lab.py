@@ -11,7 +11,7 @@ from pathlib import Path
 
 from anyformer.cli import Mistake, Parser, tell
 from anyformer.cli.settings import device_flag
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest
 
 ACTIONS = {
     "list": "List every experiment and what it shows",

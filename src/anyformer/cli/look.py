@@ -16,7 +16,7 @@ from typing import Any
 from anyformer.cli import Mistake
 from anyformer.cli.generate import DTYPES
 from anyformer.cli.settings import MODEL, default_file, device_flag
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest
 
 PORT = 8017
 MARK = b"anyformer"  # in the head of every page and picture of ours

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from anyformer.cli import Mistake
 from anyformer.cli.texts import as_json
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest
 from anyformer.tasks import TASKS, TaskInfo
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}

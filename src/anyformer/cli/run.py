@@ -19,7 +19,7 @@ from anyformer.cli.generate import DTYPES, visible
 from anyformer.cli.predictions import InputTable, check_out, read_table, write_results
 from anyformer.cli.settings import MODEL, device_flag
 from anyformer.cli.texts import as_json, text_of
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest
 from anyformer.tasks import TASKS, TaskInfo
 
 

@@ -78,7 +78,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from anyformer.specs.part import nearest
+    from anyformer.specs.messages import nearest
 
     if options.list:
         show_recipes()

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from anyformer.data.source import Example, Row, Source, Subset, reach
 from anyformer.specs.checks import at_least, positive
-from anyformer.specs.messages import quote
-from anyformer.specs.part import Part, Table, nearest
+from anyformer.specs.messages import nearest, quote
+from anyformer.specs.part import Part, Table
 
 
 class Share(Part):

@@ -26,8 +26,8 @@ import numpy as np
 
 from anyformer.objectives.examples import RenamedExample
 from anyformer.specs.checks import at_least
-from anyformer.specs.messages import quote
-from anyformer.specs.part import Part, Table, nearest
+from anyformer.specs.messages import nearest, quote
+from anyformer.specs.part import Part, Table
 
 Example = Mapping[str, Any]
 

@@ -31,8 +31,8 @@ from anyformer.data.source import (
     text_lines,
 )
 from anyformer.kernels.hardware import need
-from anyformer.specs.messages import quote
-from anyformer.specs.part import Table, nearest
+from anyformer.specs.messages import nearest, quote
+from anyformer.specs.part import Table
 
 DELIMITERS = (",", ";", "\t", "|")  # in this order where a file could have several
 LOOKED_AT = 100  # rows of a table that decide about its delimiter

@@ -11,8 +11,8 @@ from anyformer.inputs.long import LongText, split_at_spaces
 from anyformer.inputs.published import NAMES
 from anyformer.objectives.vocabulary import SENTINEL
 from anyformer.specs.checks import at_least
-from anyformer.specs.messages import quote
-from anyformer.specs.part import Part, Table, nearest
+from anyformer.specs.messages import nearest, quote
+from anyformer.specs.part import Part, Table
 
 if TYPE_CHECKING:
     from anyformer.data.source import Source

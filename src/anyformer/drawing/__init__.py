@@ -26,7 +26,7 @@ from anyformer.drawing.outline import ModelOutline
 from anyformer.drawing.reading import read
 from anyformer.drawing.svg import THEMES, Theme, to_svg
 from anyformer.models import Model
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest
 
 ENDINGS = (".svg", ".png", ".html")
 

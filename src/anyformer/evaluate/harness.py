@@ -21,8 +21,7 @@ from anyformer.generation import check_writer, generate
 from anyformer.inputs import chat
 from anyformer.inputs.text import Tokenizer, check_vocabulary_size
 from anyformer.models import Model, position_limit
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 from anyformer.weights import hub
 
 try:

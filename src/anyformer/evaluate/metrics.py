@@ -18,8 +18,7 @@ from itertools import zip_longest
 from typing import Any
 
 from anyformer.kernels.hardware import need
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 
 Values = Sequence[Any]
 Metric = Callable[[Values, Values], float]  # predicted, wanted

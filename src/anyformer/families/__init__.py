@@ -8,8 +8,7 @@ import pkgutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 
 if TYPE_CHECKING:
     from anyformer.families.base.family import Family

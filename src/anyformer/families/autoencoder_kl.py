@@ -13,8 +13,7 @@ from anyformer.parts.activation import Activation
 from anyformer.parts.grid.autoencoder_kl import KLDecoder, KLEmbedding
 from anyformer.parts.grid.dvae import GaussianLatent
 from anyformer.parts.init import Kaiming
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 from anyformer.weights.rules import Rename, Reshape, Rule
 
 DOWN, UP = "DownEncoderBlock2D", "UpDecoderBlock2D"

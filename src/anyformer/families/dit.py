@@ -21,7 +21,7 @@ from anyformer.parts.init import Normal, Value, Xavier
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Sinusoidal2D
 from anyformer.specs.addresses import value_at
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer

@@ -26,8 +26,7 @@ from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal, Uniform, Xavier
 from anyformer.parts.norm import LayerNorm
 from anyformer.specs.addresses import value_at
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 from anyformer.stacks.block import Block
 from anyformer.stacks.funnel import Funnel
 from anyformer.stacks.stack import Stack

@@ -22,8 +22,7 @@ from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
 from anyformer.specs.addresses import value_at
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 from anyformer.stacks.block import Block
 from anyformer.stacks.perceiver import Look, Perceiver, Write
 from anyformer.stacks.stack import Stack

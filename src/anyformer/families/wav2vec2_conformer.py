@@ -22,8 +22,7 @@ from anyformer.parts.position.relative import InputRope, RelativeSinusoids
 from anyformer.parts.residual import Scaled
 from anyformer.parts.unused import Unused
 from anyformer.specs.addresses import value_at
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Repeat, Rule

@@ -25,8 +25,7 @@ from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.runtime.mask import CAUSAL, FULL, Full, Mask, SameReach
 from anyformer.specs.addresses import value_at
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 from anyformer.stacks.block import Block
 from anyformer.stacks.sublayer import Sublayer
 from anyformer.stacks.two_streams import TwoStreams

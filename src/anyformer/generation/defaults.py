@@ -10,8 +10,7 @@ from typing import Any
 
 from anyformer.generation.options import ONLY_BEAMS, ONLY_SAMPLING, Settings
 from anyformer.models import TransformerModule
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 
 NAMES = {field.name: field.default for field in dataclasses.fields(Settings)}
 

@@ -14,8 +14,7 @@ from anyformer.generation.options import Settings
 from anyformer.inputs.languages import CODES
 from anyformer.models.base import TransformerModule
 from anyformer.models.call import Call
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 
 
 def speech_prompt(

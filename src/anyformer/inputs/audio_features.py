@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from anyformer.inputs.recordings import AudioRecording, Source
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 from anyformer.weights.io import read_json, write_json
 
 FILES = ("preprocessor_config.json", "processor_config.json")

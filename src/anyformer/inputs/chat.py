@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from anyformer.inputs import sandbox
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 from anyformer.weights.io import read_json
 
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from anyformer import families
 from anyformer.families.base.fields import UnknownFieldWarning
-from anyformer.specs.messages import quote, shorten
-from anyformer.specs.part import Part, Table, hints, nearest, thaw
+from anyformer.specs.messages import nearest, quote, shorten
+from anyformer.specs.part import Part, Table, hints, thaw
 from anyformer.weights.io import read_json, write_json
 
 FILE, WHOLE = "preprocessor_config.json", "processor_config.json"

@@ -14,8 +14,7 @@ from anyformer.inputs import sentencepiece
 from anyformer.inputs.languages import LANGUAGES, language_processor
 from anyformer.inputs.published import CLASSES, LLAMA, PIECES, SEGMENTS, TWO_ENDS, class_defaults
 from anyformer.inputs.words import TokenizerFiles, contiguous_vocab, special_tokens_template
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 
 
 def pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:

@@ -25,8 +25,7 @@ from anyformer.inputs.truncation import count_truncated
 from anyformer.inputs.words import BYTES
 from anyformer.models.base import TransformerModule
 from anyformer.parts.embedding.text import TextEmbedding
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 
 if TYPE_CHECKING:
     from torch import Tensor

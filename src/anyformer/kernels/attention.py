@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels import decode
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 
 KERNELS = ("auto", "eager", "sdpa", "flex")
 

@@ -26,7 +26,7 @@ from anyformer.parts.position.bias import Alibi, BucketedBias
 from anyformer.parts.position.rotary import Rope
 from anyformer.parts.residual import ADD, Scaled, deepnorm
 from anyformer.runtime.mask import Causal
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer

@@ -23,7 +23,7 @@ from typing import Any, Protocol, cast
 from anyformer.data import TextFiles
 from anyformer.kernels.hardware import device as device_of
 from anyformer.lab.trials import Place, Row, Trial, Trials, Values, plain, write
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest
 
 DEFAULT_BUDGET = {"cpu": 2.0, "cuda": 4.0}  # minutes
 

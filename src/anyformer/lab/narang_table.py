@@ -37,7 +37,8 @@ from anyformer.parts.residual import Fixup, ReZero
 from anyformer.runtime.mask import FULL, Causal
 from anyformer.specs.addresses import value_at
 from anyformer.specs.codec import override
-from anyformer.specs.part import nearest, walk
+from anyformer.specs.messages import nearest
+from anyformer.specs.part import walk
 from anyformer.stacks.block import Block, Parallel
 from anyformer.stacks.funnel import Funnel
 from anyformer.stacks.stack import Stack

@@ -14,8 +14,7 @@ from torch import Tensor
 from anyformer.look.roles import attention_mixers, calls, routers, short
 from anyformer.look.trace import Trace
 from anyformer.parts.feedforward.moe import Routing
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from anyformer.look.roles import attention_mixers, body, short, steps
 from anyformer.look.trace import Change, ChangeByPass, Trace, addresses, main_tensor, matches, trace
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 
 ROWS = 16  # changes that are tried at once, a row of the batch each
 

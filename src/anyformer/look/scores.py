@@ -17,8 +17,7 @@ from anyformer.look.roles import short
 from anyformer.look.trace import Trace, trace
 from anyformer.models import TransformerModule, position_limit
 from anyformer.parts.embedding.text import TextEmbedding
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 
 KINDS = ("previous", "duplicate", "induction")
 

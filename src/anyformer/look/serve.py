@@ -12,8 +12,7 @@ from typing import Any
 
 from anyformer.look.page import render_page
 from anyformer.look.views import Data, Inside, Scene
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 
 HOST = "127.0.0.1"
 LARGEST = 1_000_000  # bytes of a question

@@ -21,8 +21,7 @@ from anyformer.parts.head.base import HeadModule
 from anyformer.parts.head.language import LMHead
 from anyformer.runtime.inputs import check_given
 from anyformer.runtime.taps import OUTPUTS, OutputCollector, Taps
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 from anyformer.specs.services import service
 
 # first input of a model -> the name of its config inside that of a larger published model

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels.gelu import gelu_tanh
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 
 
 def _quick_gelu(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import pkgutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest
 
 if TYPE_CHECKING:
     from anyformer.train.run import Run

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from anyformer.specs.addresses import value_at, with_values
-from anyformer.specs.messages import quote
-from anyformer.specs.part import ANY, Part, Table, default_values, errors_at, freeze, nearest, nearest_kind
+from anyformer.specs.messages import nearest, quote
+from anyformer.specs.part import ANY, Part, Table, default_values, errors_at, freeze, nearest_kind
 from anyformer.specs.slots import kinds, only_kind, slot_at, slots_of, wrong_kind
 
 FORMAT = 1  # of spec.json; raised when an old file would be read wrongly

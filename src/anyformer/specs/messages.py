@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -20,3 +22,17 @@ def quote(value: Any, limit: int = 200) -> str:
 def shorten(text: str, limit: int = 200) -> str:
     """A text cut to `limit` characters, and then how many it has."""
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of an error message: the closest valid name, or all of them where nothing is close."""
+    known = sorted(map(str, known))
+    # below 0.6, "qwen2" is like "swinv2"
+    name = str(name)[:100]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    close = close or [each for each in known if len(name) > 2 and name.lower() in each.lower()]
+    if close:
+        return f"did you mean {quote(close[0])}?"
+    more = f" and {len(known) - 40} more" if len(known) > 40 else ""
+    shown = ", ".join(shorten(each, 100) for each in known[:40])
+    return f"valid: {shown}{more}" if known else "nothing is valid here"

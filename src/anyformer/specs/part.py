@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal, Self, dataclass_transform
 from anyformer.specs.frozen import Table as Table
 from anyformer.specs.frozen import freeze as freeze
 from anyformer.specs.frozen import thaw as thaw
-from anyformer.specs.messages import quote, shorten
+from anyformer.specs.messages import nearest, quote
 
 Sees = Literal["itself", "past", "all"]  # of a text, what a token's result depends on
 REACH = ("itself", "past", None, "all")  # from the least to the most; None is not said
@@ -58,20 +58,6 @@ class LayerSharing:
     off: str  # the setting that turns it off
     conflicts: tuple[str, ...]  # fields of the Stack that cannot be used with it
     form: tuple[object, ...] = ()  # the same in all layers
-
-
-def nearest(name: str, known: typing.Iterable[str]) -> str:
-    """The end of an error message: the closest valid name, or all of them where nothing is close."""
-    known = sorted(map(str, known))
-    # below 0.6, "qwen2" is like "swinv2"
-    name = str(name)[:100]
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    close = close or [each for each in known if len(name) > 2 and name.lower() in each.lower()]
-    if close:
-        return f"did you mean {quote(close[0])}?"
-    more = f" and {len(known) - 40} more" if len(known) > 40 else ""
-    shown = ", ".join(shorten(each, 100) for each in known[:40])
-    return f"valid: {shown}{more}" if known else "nothing is valid here"
 
 
 ANY = "*"  # in the place of a field's name, where whoever writes a Part names its fields

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import Any
 
-from anyformer.specs.messages import quote
-from anyformer.specs.part import ANY, Part, abstract, fits, hints, kinds_for, nearest, no_fit, slot_types, type_name
+from anyformer.specs.messages import nearest, quote
+from anyformer.specs.part import ANY, Part, abstract, fits, hints, kinds_for, no_fit, slot_types, type_name
 
 GROUP = "anyformer.parts"  # entry points of packages that bring Parts
 

@@ -27,8 +27,8 @@ from anyformer.parts.residual import Add
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import Declared, OutputCollector
 from anyformer.specs.checks import at_least, chance
-from anyformer.specs.messages import quote
-from anyformer.specs.part import Site, _edit, nearest, walk
+from anyformer.specs.messages import nearest, quote
+from anyformer.specs.part import Site, _edit, walk
 from anyformer.stacks.backbone import Backbone
 from anyformer.stacks.block import Block, context_after, layer_sharing_of
 from anyformer.stacks.sublayer import Sublayer, through

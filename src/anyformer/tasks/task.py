@@ -34,8 +34,7 @@ from anyformer.inputs.text import Tokenizer, check_vocabulary_size
 from anyformer.models import Output, TransformerModule, position_limit
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import Batch, Objective, Record, model_inputs, pad_texts
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.long_audio import files as sound_files
 from anyformer.tasks.options import Truncate
 from anyformer.tasks.table import TASKS

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,8 @@ from anyformer.models import Model
 from anyformer.objectives.objective import Objective
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.codec import encode, from_json, override
-from anyformer.specs.part import Part, nearest
+from anyformer.specs.messages import nearest
+from anyformer.specs.part import Part
 from anyformer.specs.slots import kinds
 from anyformer.train.optim import AdamW, Constant, Optimizer, Schedule
 from anyformer.train.parallel import Mesh

@@ -9,8 +9,7 @@ import fnmatch
 from typing import Any
 
 from anyformer.models import TransformerModule
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 from anyformer.transforms.lora import NAMES
 
 

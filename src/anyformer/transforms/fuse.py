@@ -19,8 +19,7 @@ from anyformer.kernels.gelu import gelu_tanh
 from anyformer.parts.attention.attention import AttentionModule
 from anyformer.parts.feedforward.mlp import GatedMLPModule, MLPModule
 from anyformer.parts.fused_linear import Concatenable, Joined, JoinedInTraining, LinearThenGELU
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 
 # where the joined layer stands, and what it joins
 SITES: dict[type, tuple[str, tuple[str, ...]]] = {

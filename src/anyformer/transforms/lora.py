@@ -24,8 +24,8 @@ from anyformer.models import TransformerModule
 from anyformer.parts.fused_linear import WithAddedWeights
 from anyformer.parts.init import Kaiming, Value, initialise
 from anyformer.specs.checks import at_least, chance, positive
-from anyformer.specs.messages import quote
-from anyformer.specs.part import Part, nearest
+from anyformer.specs.messages import nearest, quote
+from anyformer.specs.part import Part
 from anyformer.transforms.fuse import unfuse
 from anyformer.transforms.pack import unpack
 

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from anyformer.kernels import hardware, matvec
 from anyformer.kernels.packed import Packed
 from anyformer.parts.fused_linear import Joined
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 
 ROWS = range(2, 65)  # for which a packed product is used
 

@@ -23,8 +23,7 @@ from anyformer.kernels import hardware
 from anyformer.kernels.packed import Packed
 from anyformer.models import TransformerModule
 from anyformer.parts.fused_linear import Concatenable
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 from anyformer.transforms.fuse import fuse, sites, unfuse
 
 

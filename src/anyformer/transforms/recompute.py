@@ -10,8 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from anyformer.runtime.context import Context
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 
 
 def recompute(model: nn.Module, pattern: str = "*.layers.*") -> nn.Module:

@@ -11,8 +11,7 @@ from anyformer import families
 from anyformer.families.base.family import Family
 from anyformer.families.base.fields import Field
 from anyformer.models import Model
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 from anyformer.weights.rules import match
 
 Choice = tuple[Family, str | None]

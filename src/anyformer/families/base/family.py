@@ -34,8 +34,8 @@ from anyformer.families.base.fields import (
 from anyformer.families.base.template import Class, Config, Weights, complete, fill, rules_of
 from anyformer.models import Model
 from anyformer.specs.addresses import edit
-from anyformer.specs.messages import quote, shorten
-from anyformer.specs.part import Part, Table, nearest, thaw, walk
+from anyformer.specs.messages import nearest, quote, shorten
+from anyformer.specs.part import Part, Table, thaw, walk
 from anyformer.weights.pieces import STEMS
 from anyformer.weights.rules import Matched, Rule, plan
 

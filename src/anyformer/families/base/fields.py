@@ -18,8 +18,8 @@ from anyformer.models import Model
 from anyformer.parts.activation import ACTIVATION_NAMES, published_name
 from anyformer.parts.head.losses import Problem
 from anyformer.specs.addresses import value_at
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest, thaw
+from anyformer.specs.messages import nearest, quote
+from anyformer.specs.part import thaw
 
 
 class Absent(Exception):

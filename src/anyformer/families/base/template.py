@@ -19,8 +19,8 @@ from anyformer.models import Model
 from anyformer.parts.activation import activation_named, published_name
 from anyformer.parts.head.base import Head
 from anyformer.specs.addresses import Path, check_all, children, deferred_checks, edit, find, replace_all, value_at
-from anyformer.specs.messages import quote
-from anyformer.specs.part import Part, conform, hints, nearest, thaw
+from anyformer.specs.messages import nearest, quote
+from anyformer.specs.part import Part, conform, hints, thaw
 from anyformer.weights.rules import Copies, Interleave, Rename, Reshape, Rule, Split, Transpose
 
 TEMPLATE: Any = type("Template", (), {"__repr__": lambda self: "as in the template"})()

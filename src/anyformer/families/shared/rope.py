@@ -16,8 +16,7 @@ from anyformer.parts.position.rotary import (
     RopeScaling,
     YarnScaling,
 )
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 
 TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 ROPE = frozenset({

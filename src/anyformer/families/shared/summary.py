@@ -12,7 +12,7 @@ from anyformer.parts.activation import ACTIVATION_NAMES, activation_named, publi
 from anyformer.parts.head.double import DoubleHead, Summary
 from anyformer.parts.head.language import LMHead
 from anyformer.specs.addresses import value_at
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest
 
 TAKES: dict[str, Any] = {"cls_index": "index", "last": "last", "first": "first", "mean": "mean"}
 

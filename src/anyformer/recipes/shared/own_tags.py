@@ -12,7 +12,7 @@ from anyformer.objectives.tag import Tag, word_list
 from anyformer.recipes.shared.encoder import small_bert, vocabulary
 from anyformer.recipes.shared.models import with_labels, with_vocabulary
 from anyformer.recipes.shared.own_text import MOST_LABELS, Notify, held_out, name_of, skipped_reasons
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 

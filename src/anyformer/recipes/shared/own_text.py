@@ -20,7 +20,8 @@ from anyformer.objectives.permuted import Permuted
 from anyformer.recipes import dialogue, quickstart
 from anyformer.recipes.shared.encoder import small_bert, vocabulary
 from anyformer.recipes.shared.models import CLASSIFIER, with_labels, with_vocabulary
-from anyformer.specs.part import nearest, walk
+from anyformer.specs.messages import nearest
+from anyformer.specs.part import walk
 from anyformer.stacks.two_streams import TwoStreams
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, description_of, model_of

@@ -14,8 +14,7 @@ from anyformer.inputs.contact_sheet import largest_value, to_bytes, write_sheet
 from anyformer.models import AutoencoderModule, TransformerModule
 from anyformer.objectives.objective import describe_head
 from anyformer.parts.diffusion import NoiseHead
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.image_tokens import DrawOptions, can_write, companion, draw_by_tokens
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskModel, TaskRun, checked_rows, open_model
 

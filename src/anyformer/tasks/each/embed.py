@@ -10,8 +10,7 @@ from torch import Tensor
 
 from anyformer.models import Call
 from anyformer.objectives.objective import Batch, Record, model_inputs
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.options import Raw, Truncate
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.towers import text_vectors, tower

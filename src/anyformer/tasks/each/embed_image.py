@@ -7,8 +7,7 @@ from typing import Annotated, Any, Unpack
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.each.embed import last_hidden_states, stack_vectors
 from anyformer.tasks.options import Interpolate, Raw
 from anyformer.tasks.task import RunOptions, Source, TaskRun, start_run

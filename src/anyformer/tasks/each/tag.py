@@ -12,8 +12,7 @@ from anyformer.objectives.examples import array
 from anyformer.objectives.objective import head_of
 from anyformer.objectives.tag import LABEL_ALL_TOKENS, split_words, token_words
 from anyformer.parts.head.tag import TagModule
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, labels_of, start_run
 
 OUTSIDE = "O"

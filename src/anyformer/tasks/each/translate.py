@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Unpack
 
 from anyformer.objectives.objective import Record
-from anyformer.specs.messages import quote
-from anyformer.specs.part import nearest
+from anyformer.specs.messages import nearest, quote
 from anyformer.tasks.options import Beams, LengthPenalty, MaxNewTokens, Truncate
 from anyformer.tasks.task import Inputs, Row, RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.writing import check_pair, options_of, task_params, write
