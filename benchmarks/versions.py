@@ -90,7 +90,7 @@ def measure_cpu() -> dict[str, float]:
     return found
 
 
-def measure_cuda() -> dict[str, float]:
+def measure_cuda(train: bool = True) -> dict[str, float]:
     import torch
 
     import anyformer as af
@@ -104,6 +104,8 @@ def measure_cuda() -> dict[str, float]:
         for rows in (1, 32):
             write = functools.partial(af.generate, gpt2, ids[:rows, :32], max_new_tokens=128, eos_token_id=[])
             found[f"decode gpt2 {rows} x 128"] = clock(write, 5, True)
+    if not train:
+        return found
     plain = af.build(af.spec("gpt2"), seed=0).to("cuda").train()
     found["train gpt2 16 x 1024, eager"] = clock(training_step(plain, ids), 8, True)
     plain.compile()
@@ -116,16 +118,17 @@ def main() -> None:
     parser.add_argument("trees", nargs="+", help="folders that hold the package: old first")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--no-train", action="store_true", help="leave out training on a GPU")
     parser.add_argument("--out", type=Path, help="write the figures of every round as JSON")
     options = parser.parse_args()
     if len(options.trees) == 1:
-        print(json.dumps(measure_cpu() if options.device == "cpu" else measure_cuda()))
+        print(json.dumps(measure_cpu() if options.device == "cpu" else measure_cuda(not options.no_train)))
         return
     rounds: dict[str, list[dict[str, float]]] = {tree: [] for tree in options.trees}
     for _ in range(options.rounds):
         for tree in options.trees:
             env = {**os.environ, "PYTHONPATH": str(Path(tree).resolve())}
-            command = [sys.executable, __file__, tree, "--device", options.device]
+            command = [sys.executable, __file__, tree, "--device", options.device, *["--no-train"] * options.no_train]
             line = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
             rounds[tree].append(json.loads(line))
             if options.out is not None:
