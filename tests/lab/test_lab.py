@@ -19,8 +19,9 @@ import torch
 
 import anyformer as af
 from anyformer import cli
-from anyformer.lab.experiment import choose_form, experiment, experiments, perform
+from anyformer.lab.experiment import choose_form, perform
 from anyformer.lab.grid import BASE, GridSearch, apply_changes, value_labels, work
+from anyformer.lab.registry import experiment, experiments
 from anyformer.lab.runs import training
 from anyformer.lab.trials import Place, Row, Trial, Trials, Values
 from anyformer.specs.codec import to_json

@@ -236,10 +236,10 @@ def test_set_knows_every_objective_that_a_run_json_may_have() -> None:
     code = """
 from anyformer.specs.codec import override
 from anyformer.objectives.objective import Objective
-from anyformer.specs.part import fitting
+from anyformer.specs.part import kinds_for
 from anyformer.recipes import recipe
 run = recipe("shakespeare")
-print(*sorted(fitting(Objective)))
+print(*sorted(kinds_for(Objective)))
 print(override(run, {"objective": {"kind": "SpanCorruption"}}).objective)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

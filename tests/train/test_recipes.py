@@ -41,7 +41,7 @@ def small(name: str, data: Path, **more: Any) -> Any:
         "data.train": First(source=run.data.train, count=8), "data.valid": First(source=run.data.valid, count=4),
         "data.test": None, "batch": Batch(examples=8, micro=4), "schedule.warmup": 2, **more,
     }  # fmt: skip
-    changes |= {"vocabulary.size": 600} if hasattr(run.vocabulary, "size") else {}
+    changes |= {"vocabulary.size": 600} if run.vocabulary is not None and run.vocabulary.size is not None else {}
     changes |= {f"{path}.depth": 1 for path, part in walk(run) if hasattr(part, "depth")}
     changes |= {"objective.stride": 16, "objective.length": 96} if "squad" in name else {}
     if name == "fashion-dit":  # fewer patches

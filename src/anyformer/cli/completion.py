@@ -53,7 +53,7 @@ def words_of(verb: str) -> list[str]:
     if verb == "run":
         return [*module.TASKS, *{flag: None for task in module.TASKS for flag in module.parser_of(task).flags()}]
     if verb == "lab":
-        from anyformer.lab.experiment import experiments
+        from anyformer.lab.registry import experiments
 
         flags = {flag: None for action in module.ACTIONS for flag in module.parser_of(action).flags()}
         return [*module.ACTIONS, *experiments(), *flags]

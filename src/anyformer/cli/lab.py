@@ -75,14 +75,14 @@ def check(options: argparse.Namespace) -> None:
 
 def list_experiments(options: argparse.Namespace) -> None:
     from anyformer.cli.terminal import table
-    from anyformer.lab.experiment import experiments
+    from anyformer.lab.registry import experiments
 
     table(("experiment", "what it shows"), list(experiments().items()))
 
 
 def show(options: argparse.Namespace) -> None:
     from anyformer.cli.terminal import table
-    from anyformer.lab.experiment import experiment
+    from anyformer.lab.registry import experiment
 
     found = experiment(options.name)
     print(f"{found.__doc__.strip()}\n\nclaim: {found.CLAIM}\n")
@@ -98,7 +98,8 @@ def run(options: argparse.Namespace) -> None:
     if options.budget is not None and options.form is not None:
         raise ValueError("give --budget or --form, not both")
     from anyformer.kernels import hardware
-    from anyformer.lab.experiment import choose_form, experiment, perform
+    from anyformer.lab.experiment import choose_form, perform
+    from anyformer.lab.registry import experiment
 
     forms = experiment(options.name).FORMS
     if options.form is not None and options.form not in forms:

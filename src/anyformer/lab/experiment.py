@@ -7,23 +7,20 @@ start with _ are shared by several experiments."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import importlib
 import inspect
 import json
 import math
 import os
-import pkgutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from anyformer.data import TextFiles
 from anyformer.kernels.hardware import device as device_of
+from anyformer.lab.registry import experiment
 from anyformer.lab.trials import Place, Row, Trial, Trials, Values, plain, write
-from anyformer.specs.messages import nearest
 
 DEFAULT_BUDGET = {"cpu": 2.0, "cuda": 4.0}  # minutes
 
@@ -159,21 +156,3 @@ def draw(plot: Callable[[Sequence[Row]], Any], rows: Sequence[Row], path: Path, 
         tell("no plot without matplotlib: pip install 'anyformer[look]'")
         return
     plot(rows).savefig(path, dpi=110)
-
-
-EXPERIMENTS = Path(__file__).with_name("experiments")
-
-
-def experiments() -> dict[str, str]:
-    """Name -> claim of every experiment. Nothing is imported."""
-    claims = {}
-    for module in pkgutil.iter_modules([str(EXPERIMENTS)]):
-        about = ast.get_docstring(ast.parse((EXPERIMENTS / f"{module.name}.py").read_text("utf-8"))) or ""
-        claims[module.name.replace("_", "-")] = about.partition("\n")[0]
-    return dict(sorted(claims.items()))
-
-
-def experiment(name: str) -> Experiment:
-    if name not in (known := experiments()):
-        raise ValueError(f"no experiment {name!r}; {nearest(name, known)}")
-    return cast("Experiment", importlib.import_module(f"anyformer.lab.experiments.{name.replace('-', '_')}"))
