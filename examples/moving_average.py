@@ -20,7 +20,7 @@ from anyformer.specs.part import Site
 class MovingAverage(Op, sees="past"):
     """h[t] = a h[t-1] + (1 - a) v[t], read through o(silu(gate) h[t]); how fast each channel fades is learnt."""
 
-    width: int | None = None  # W; that of the model unless said
+    width: int | None = None  # W; default: that of the model
     longest: float = 256.0  # tokens until the slowest channel has forgotten half, when training begins
 
     def check(self) -> None:

@@ -118,7 +118,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("train run.json --set steps=0", "steps is 0; it must be at least 1"),
     ("train run.json --set optimizer.lr=fast", "optimizer.lr: expected float, got 'fast'"),
     ("train run.json --set precision=bf17", "precision: 'bf17' is not valid; did you mean 'bf16'?"),
-    ("train nowhere --resume", "nowhere: no such file or folder; there is no run to resume"),
+    ("train nowhere --resume", "nowhere: no such file or folder; nothing to resume"),
     ("train run.json --out empty --resume", "empty has no run: nothing to resume; start a run there without --resume"),
     ("train --text texts --csv films.csv", "give one of --text, --csv"),
     ("train --text empty", "empty"),

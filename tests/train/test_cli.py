@@ -46,8 +46,8 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("arguments, line", [
-    (("runs/none", "--resume"), "runs/none: no such file or folder; there is no run to resume"),
-    (("none", "--resume"), "none: no such file or folder; there is no run to resume"),
+    (("runs/none", "--resume"), "runs/none: no such file or folder; nothing to resume"),
+    (("none", "--resume"), "none: no such file or folder; nothing to resume"),
     (("none.json",), "none.json: no such file or folder; `anyformer train --list`"),
     (("run.json", "--out", "none", "--resume"), "none does not exist: nothing to resume"),
     (("shakespear", "--show"), "did you mean 'shakespeare'?"),

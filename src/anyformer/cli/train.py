@@ -168,7 +168,7 @@ def find_run(name: str, data: str, changes: Sequence[str], resume: bool = False)
     path = Path(os.path.expanduser(name))
     if not path.exists() and (resume or path.suffix == ".json" or len(path.parts) > 1):
         if len(path.parts) > 1 or name not in recipes():
-            what = "there is no run to resume" if resume else "`anyformer train --list` shows the recipes"
+            what = "nothing to resume" if resume else "`anyformer train --list` shows the recipes"
             raise FileNotFoundError(f"{name}: no such file or folder; {what}")
     if path.suffix == ".json" or path.is_dir():
         from anyformer.train.run import read_run

@@ -61,7 +61,7 @@ class Work:
 
 
 def inputs_of(spec: Model, length: int, source_length: int | None = None) -> dict[str, Tensor]:
-    """One row on meta: `length` tokens (and `source_length` that an encoder reads before, as many unless said), samples
+    """One row on meta: `length` tokens (and `source_length` that an encoder reads before, default: as many), samples
     or frames of sound, or an image of the size that is described."""
     source = length if source_length is None else source_length
     choices = (1,) if isinstance(spec.head, MultipleChoiceHead) else ()

@@ -93,7 +93,7 @@ def decode(spec: EncoderDecoderModel, layers: int, c: Config) -> Model:
 
 
 def of_decoder(of: str | Entry) -> Entry:
-    """A field that nothing reads where there is no decoder."""
+    """A field that only a decoder reads."""
     own = entry(of) if isinstance(of, str) else of
     usual = next(value for _, value in own.places(TEMPLATE))
 

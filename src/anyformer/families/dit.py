@@ -1,5 +1,5 @@
-"""The diffusion transformer [Peebles and Xie 2023]: a ViT that says which noise is in a picture, or in latents of one.
-Its norms and residuals are told how noisy it is and what it shows."""
+"""The diffusion transformer [Peebles and Xie 2023]: a ViT that predicts the noise in a picture, or in its latents.
+Its norms and residuals are conditioned on the noise level and the class."""
 
 from __future__ import annotations
 

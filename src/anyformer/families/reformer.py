@@ -131,7 +131,7 @@ CONFIG: dict[str, Any] = {
     "vocab_size": "**.vocab_size",
     "hidden_size": ("width", "head.pool.width"),
     "attn_layers": Entry(("local", "lsh") * 3, attn_layers, build=arrange),
-    "num_hidden_layers": Entry(None, lambda spec: getattr(spec, stack_of(spec)).depth),  # of attn_layers unless said
+    "num_hidden_layers": Entry(None, lambda spec: getattr(spec, stack_of(spec)).depth),  # default: of attn_layers
     "num_attention_heads": f"{OP}.num_heads",
     "attention_head_size": f"{OP}.head_width",
     "feed_forward_size": f"{INNER}.width",

@@ -139,7 +139,7 @@ def room(model: TransformerModule, s: Settings, prompt: Prompt, state: Any) -> i
     asked = next((name for name in ("max_new_tokens", "max_length") if getattr(s, name) is not None), None)
     if s.max_new_tokens is not None:
         new = s.max_new_tokens
-    elif s.max_length is not None and s.has_speech_prompt:  # of the text, without what it is told
+    elif s.max_length is not None and s.has_speech_prompt:  # the speech prompt does not count
         new = min(s.max_length, (position_limit(model.spec) or read + s.max_length) - read)
     elif s.max_length is not None:
         s.need(s.max_length > read, "max_length", f"the prompt alone has {read} tokens; use max_new_tokens")

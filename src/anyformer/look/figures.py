@@ -25,7 +25,7 @@ def heat_maps(
     tokens: list[str] | None = None,
     limits: tuple[float, float] | None = None,
 ) -> Any:
-    """Several maps side by side, in rows of up to four; colours go from each one's least to its most unless said."""
+    """Several maps side by side, in rows of up to four; by default colours go from each one's least to its most."""
     low, high = limits or (None, None)
     columns = min(len(maps), 4)
     rows = math.ceil(len(maps) / columns)

@@ -155,7 +155,7 @@ def stretches(flags: Tensor) -> Iterator[tuple[int, int, int]]:
 
 def windows(spec: Model, image_size: tuple[int, int] | None = None) -> list[Windowed]:
     """The windows of every layer that has some, in order; layers that have the same are one. A description is enough:
-    of images of `image_size`, its own unless said.
+    of images of `image_size`, default: its own.
 
     >>> import anyformer as af
     >>> plain, shifted, *_ = af.look.windows(af.spec("swin-tiny"))

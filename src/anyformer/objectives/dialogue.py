@@ -47,7 +47,7 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat")):
             raise ValueError("column 'messages' must be a list of {'role': ..., 'content': ...}")
         answers = [i + 1 for i, message in enumerate(messages) if message.get("role") == "assistant"]
         if not answers:
-            raise ValueError("column 'messages': there is no message of the assistant")
+            raise ValueError("column 'messages': no message of the assistant")
         whole = 0
         for stop in dict.fromkeys((len(messages), *reversed(answers))):
             given = {"template": self.template, "tools": example.get("tools")}

@@ -31,7 +31,7 @@ COMMON: dict[str, Kind] = {
 
 
 def check_given(inputs: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
-    """Raises for the first input that is not what its kind says; None is no input."""
+    """Raises for the first input that does not match its kind; None is skipped."""
     for name, value in inputs.items():
         kind = kinds.get(name)
         if value is None:

@@ -28,7 +28,7 @@ class Funnel(Backbone, sees="all"):
     stages: tuple[Stack, ...]
     pool: Halve = Halve()
     top: Stack | None = None
-    resume: int | None = None  # the steps of the first stage after which its states go to the top; all unless said
+    resume: int | None = None  # the steps of the first stage after which its states go to the top; default: all
 
     def check(self) -> None:
         if not self.stages:

@@ -39,7 +39,7 @@ class Look(Part, sees="itself", called=("cross-attend",)):
 
     num_heads: int
     feedforward: MLP | GatedMLP
-    head_width: int | None = None  # that of x / num_heads unless said
+    head_width: int | None = None  # default: width of x / num_heads
     value_width: int | None = None
     norm: Norm | None = LayerNorm()  # before each of the two
     source_norm: Norm | None = LayerNorm()
@@ -86,7 +86,7 @@ class Write(Part, sees="itself"):
     look: Look
     position: Learned | Sinusoidal
     count: int | None = None
-    width: int | None = None  # that of the stream unless said
+    width: int | None = None  # default: that of the stream
 
     def check(self) -> None:
         at_least(self, 1, "count", "width")
@@ -104,7 +104,7 @@ class Perceiver(Backbone, sees="all", called=("latent bottleneck", "Perceiver IO
     latents: int
     read: Look
     stack: Stack
-    width: int | None = None  # W; that of the stream unless said
+    width: int | None = None  # W; default: that of the stream
     rounds: int = 1
     reread: bool = False  # before every round, by the same weights
     write: Write | None = None

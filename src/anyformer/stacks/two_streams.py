@@ -31,7 +31,7 @@ class TwoStreams(Stack, sees="itself"):
 
     requires: ClassVar[tuple[str, ...]] = ("an order",)
 
-    kept: int | None = None  # the last tokens that are kept; all unless said
+    kept: int | None = None  # number of last tokens to keep; default: all
     reused: int | None = None  # only the first tokens of a text are, where the next one begins after them
     keeps: bool = True  # whether something is kept where nobody says so (`use_mems`)
     keeps_training: bool = False

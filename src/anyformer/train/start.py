@@ -78,15 +78,7 @@ def setup(
     records = records or folder / "data"
     layout = parallel.Layout(run.mesh, parallel.start(device))
     check(run.objective, run.evaluate.metrics)
-    if run.compile and not hardware.has("compiler"):
-        raise ValueError(f"compile=true: {hardware.NO_COMPILER}")
-    if run.record:
-        processes, micro = parallel.world_size(), run.batch.micro
-        why = record.refusal(run.objective, layout.device, run.precision, processes, micro)
-        if why is not None:
-            raise ValueError(f"record=true: {why}")
-    if layout.device.type == "cpu" and run.precision.startswith("bf16") and not hardware.has("bf16"):
-        tell(f"precision={run.precision}: this CPU has no bf16 instructions; fp32 is faster")
+    check_device(run, layout.device, tell)
     with claim_folder(run, folder, resume) as (fresh, lock):
         tokenizer = vocabulary(run, folder, tell)
         model = make_model(run, tokenizer)
@@ -164,6 +156,18 @@ def setup(
 
 
 # -- the folder -------------------------------------------------------------------------------------------------------
+
+
+def check_device(run: Run, device: torch.device, tell: Tell) -> None:
+    """ValueError if this machine cannot compile or record the run; a hint if bf16 is slow here."""
+    if run.compile and not hardware.has("compiler"):
+        raise ValueError(f"compile=true: {hardware.NO_COMPILER}")
+    if run.record:
+        why = record.refusal(run.objective, device, run.precision, parallel.world_size(), run.batch.micro)
+        if why is not None:
+            raise ValueError(f"record=true: {why}")
+    if device.type == "cpu" and run.precision.startswith("bf16") and not hardware.has("bf16"):
+        tell(f"precision={run.precision}: this CPU has no bf16 instructions; fp32 is faster")
 
 
 @contextlib.contextmanager

@@ -108,8 +108,8 @@ def save_adapter(
     whole: Callable[[Tensor], Tensor] = Tensor.detach,
     write: bool = True,
 ) -> None:
-    """What was learnt, in PEFT's layout, with the description and the tokenizer beside it. `base` is the model that it
-    belongs to, the one that was loaded unless said. Of several processes all gather with `whole` and one writes."""
+    """Write the adapter in PEFT's layout, with the description and the tokenizer. `base` is the model that it belongs
+    to (default: the one that was loaded). With several processes, all gather with `whole` and one writes."""
     layers, folder = adapted_layers(model), Path(folder)
     if not layers:
         raise ValueError("this model has no adapters")

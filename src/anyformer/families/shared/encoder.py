@@ -82,7 +82,7 @@ def counted_position(c: Config) -> Learned:
 
 def counted_numbering(c: Config) -> Numbering:
     pad = c.pad_token_id
-    return ByPlace() if pad == -1 else WithoutToken(token=pad, first=pad + 1)  # -1 is no token: all are counted
+    return ByPlace() if pad == -1 else WithoutToken(token=pad, first=pad + 1)  # -1: every token is counted
 
 
 # what such a family has in its config, and `computed`

@@ -52,7 +52,7 @@ def init(c: Config) -> dict[str, Initializer]:
 
 
 def decoder_depth(c: Config) -> int:
-    """As many as in the encoder unless said, of which an alias says nothing: {"num_hidden_layers": 2} leaves 6 here."""
+    """Default: as many as in the encoder. The alias does not count: with {"num_hidden_layers": 2} it is 6."""
     return c.unaliased.num_layers if c.num_decoder_layers is None else c.num_decoder_layers
 
 

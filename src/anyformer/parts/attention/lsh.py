@@ -274,7 +274,7 @@ class LSHAttention(InChunks, sees="past", called=("Reformer", "hashing attention
         return repr(self.replace(causal=True, own_bucket=True, after=0, multiple=None, **more))
 
     def factors(self, length: int) -> tuple[int, ...]:
-        """The buckets of a row of this length: unless said, a power of 2, in two factors where they are many."""
+        """The buckets of a row of this length; by default a power of 2, in two factors where they are many."""
         if self.buckets is not None:
             return self.buckets
         multiple = self.multiple or self.chunk

@@ -203,7 +203,7 @@ class VideoEmbedding(PatchEmbedding, sees="all", called=("tubelets", "space-time
     frame_step: int = 1  # of a patch
     frame_kernel: int | None = None  # of its projection, where patches overlap
     frame_edge: int = 0
-    token_drop: float = 0.0  # share of patches left out in training (DropToken); then there is no grid
+    token_drop: float = 0.0  # share of patches left out in training (DropToken); no Part can use the grid then
 
     def check(self) -> None:
         super().check()

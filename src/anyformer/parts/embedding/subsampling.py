@@ -115,10 +115,10 @@ class SubsampledSpectrogramModule(nn.Module):
         for i in range(part.depth):
             length = part.fewer(length) if length is not None else None
             if i and part.separable:
-                x = self.pointwise[i - 1](self.silent(self.depthwise[i - 1](x.relu()), length))
+                x = self.pointwise[i - 1](self.zero_padding(self.depthwise[i - 1](x.relu()), length))
             elif i:
                 x = self.whole[i - 1](x.relu())
-            x = self.silent(x, length)
+            x = self.zero_padding(x, length)
         x = self.project(x.relu().transpose(1, 2).flatten(2))
         x = x if part.scale is None else x * part.scale
         index = torch.arange(x.shape[1], device=x.device)
@@ -126,7 +126,7 @@ class SubsampledSpectrogramModule(nn.Module):
         x = F.dropout(x, part.dropout) if self.training and part.dropout else x
         return x, Context(index=index, positions=index[None], padding=padding)
 
-    def silent(self, x: Tensor, length: Tensor | None) -> Tensor:
+    def zero_padding(self, x: Tensor, length: Tensor | None) -> Tensor:
         """(B, C, T, M) with zeros from `length` on."""
         if length is None:
             return x

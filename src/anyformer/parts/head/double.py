@@ -23,7 +23,7 @@ from anyformer.specs.part import Part, Site
 
 
 class Summary(Part):
-    """One vector for a text: the one at a given place (the last unless said), or the last, first or mean along the
+    """One vector for a text: the one at a given place (default: the last), or the last, first or mean along the
     second dimension; projected where `width` is set."""
 
     take: Literal["index", "last", "first", "mean"] = "index"

@@ -23,7 +23,7 @@ from anyformer.specs.part import Site
 
 class LikelySpans(Head, sees="all"):
     """The likeliest places for an answer to begin, for each of them those to end, and a score for there being no answer
-    at all, from the token at `cls_index` (the last unless said) [Yang et al. 2019]. `p_mask` is 1 where no answer can
+    at all, from the token at `cls_index` (default: the last) [Yang et al. 2019]. `p_mask` is 1 where no answer can
     be. With labels it gives only the loss, for each end given the true start."""
 
     inputs: ClassVar[tuple[str, ...]] = (

@@ -49,7 +49,7 @@ def class_loss(logits: Tensor, labels: Tensor, name: str = "labels", ignored: in
 
 
 def binary_loss(logits: Tensor, labels: Tensor, counted: Tensor | None = None) -> Loss:
-    """Of scores whose labels are yes (1) or no (0), over those that are `counted`; all of them unless said."""
+    """Of scores whose labels are yes (1) or no (0), over those that are `counted`; default: all of them."""
     each = F.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
     if counted is None:
         return Loss(each.sum(), each.numel())

@@ -48,7 +48,7 @@ class Pool(Part, called=("pooler", "mean pooling", "CLS")):
         if self.take in ("token", "mark") and self.token is None:
             raise ValueError(f"Pool.take is {quote(self.take)}: say which token that is")
         if self.unused_norm and self.norm is None:
-            raise ValueError("Pool.unused_norm: there is no norm")
+            raise ValueError("Pool.unused_norm needs a norm")
         if (self.take == "seeds") != (self.seeds is not None):
             raise ValueError(f"Pool.seeds is {self.seeds} and take {quote(self.take)}: set both or none of them")
         if self.seeds is not None and self.seeds.count > 1 and not self.dense:

@@ -25,7 +25,7 @@ class LSTM(Op, sees="past", called=("long short-term memory", "RNN", "recurrent"
     """From left to right: what is kept of the cell, what is written to it and what is said of it are gates of the token
     and of what was said before."""
 
-    width: int | None = None  # W; D unless said, and projected back to D where it is another
+    width: int | None = None  # W; default: D, and projected back to D where it is another
 
     def check(self) -> None:
         at_least(self, 1, "width")

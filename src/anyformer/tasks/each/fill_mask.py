@@ -55,7 +55,7 @@ def fill_mask(
         each = [top_words(logits[place].float().softmax(-1).cpu(), ids, place, len(places) == 1) for place in places]
         return each[0] if len(each) == 1 else each
 
-    def top_words(shares: Tensor, ids: np.ndarray, place: int, alone: bool) -> list[dict[str, Any]]:
+    def top_words(shares: Tensor, ids: np.ndarray, place: int, only_mask: bool) -> list[dict[str, Any]]:
         """Of the probabilities (V,) at one place."""
         known = torch.arange(len(shares)) if allowed is None else allowed
         best = shares[known].topk(min(top_k, len(known)))
@@ -63,7 +63,7 @@ def fill_mask(
         for score, token in zip(best.values.tolist(), known[best.indices].tolist()):
             filled = [*ids[:place].tolist(), token, *ids[place + 1 :].tolist()]
             # special tokens are shown where other masks are among them
-            text = request.tokenizer.decode(filled, skip_special_tokens=alone)
+            text = request.tokenizer.decode(filled, skip_special_tokens=only_mask)
             word = request.tokenizer.decode([token])
             rows.append({"score": score, "token": token, "token_str": word, "sequence": text})
         return rows
