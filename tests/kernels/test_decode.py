@@ -8,10 +8,12 @@ from torch import Tensor
 
 from anyformer.kernels import decode
 from anyformer.kernels.attention import Visible, attend
+from anyformer.kernels.launch import HAS_TRITON
+from anyformer.parts.position.rotary import Rope, RopeModule
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available() or not decode.HAS_TRITON, reason="needs CUDA and Triton"),
+    pytest.mark.skipif(not torch.cuda.is_available() or not HAS_TRITON, reason="needs CUDA and Triton"),
 ]
 
 SHAPES = [(1, 4, 2, 100, 16), (3, 6, 6, 256, 32), (2, 8, 1, 700, 64), (2, 32, 8, 4097, 64), (5, 16, 2, 33, 128)]
@@ -38,7 +40,55 @@ def test_single_queries(B: int, H: int, G: int, S: int, K: int, padded: bool, dt
     visible = Visible(allows, place, keys, batch_size=B if padded else 1)
     assert decode.fits(q, v)
     expected = attend(q.float(), k.float(), v.float(), visible, scale=K**-0.5, kernel="eager")
-    found = decode.decode(q, k, v, visible.dense(), K**-0.5)
+    found = decode.decode(q, k, v, visible.dense(), None, K**-0.5)
     assert (found.float() - expected).abs().max() < tolerance
     v[:, :, S * 2 // 3 + 1 :] = float("nan")  # what is not seen is not read
-    assert torch.equal(decode.decode(q, k, v, visible.dense(), K**-0.5), found)
+    assert torch.equal(decode.decode(q, k, v, visible.dense(), None, K**-0.5), found)
+
+
+@pytest.mark.parametrize("B, H, G, S, K", SHAPES)
+@pytest.mark.parametrize("masked", [False, True])
+@torch.no_grad()
+def test_a_bias_of_the_scores(B: int, H: int, G: int, S: int, K: int, masked: bool):
+    q, k, v = (torch.randn(B, n, length, K, device="cuda") for n, length in ((H, 1), (G, S), (G, S)))
+    keys, last = torch.arange(S, device="cuda"), torch.tensor([S // 2 if masked else S - 1], device="cuda")
+    visible = Visible(lambda b, q, k: k <= q, last, keys, everything=not masked)
+    for rows in (1, B):
+        bias = torch.randn(rows, H, 1, S, device="cuda")
+        expected = attend(q, k, v, visible, bias=bias, scale=K**-0.5, kernel="eager")
+        found = decode.decode(q, k, v, visible.dense() if masked else None, bias, K**-0.5)
+        assert (found - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
+@pytest.mark.parametrize("interleaved", [None, False, True])
+@pytest.mark.parametrize("B, H, G, S, K", SHAPES)
+@torch.no_grad()
+def test_a_new_token(
+    B: int, H: int, G: int, S: int, K: int, interleaved: bool | None, dtype: torch.dtype, tolerance: float
+):
+    """Its key is turned, kept and seen; so are those before it, and none behind."""
+    torch.manual_seed(0)
+    keys, values = (torch.randn(B, G, S, K, device="cuda").to(dtype) for _ in range(2))
+    qkv = torch.randn(B, (H + 2 * G) * K, device="cuda").to(dtype)
+    columns = torch.arange(B, device="cuda") * 7 % S
+    places = torch.arange(S, device="cuda")
+    seen = (places <= columns[:, None])[:, None, None]
+    q, k, v = (t.unflatten(1, (-1, K))[:, :, None] for t in qkv.split([H * K, G * K, G * K], 1))
+    angles = None
+    if interleaved is not None:
+        rope = RopeModule(Rope(interleaved=interleaved), K)
+        angle = columns[:, None, None, None].float() * rope.frequency().cuda()
+        angles = angle.cos().to(dtype), angle.sin().to(dtype)
+        q, k = (rope.turn(t, *angles) for t in (q, k))
+    wanted_keys, wanted_values = keys.clone(), values.clone()
+    rows = torch.arange(B, device="cuda")
+    wanted_keys[rows, :, columns], wanted_values[rows, :, columns] = k[:, :, 0], v[:, :, 0]
+    visible = Visible(lambda b, q, k: k <= q, columns[:, None], places, batch_size=B)
+    wide = (t.float() for t in (q, wanted_keys, wanted_values))
+    expected = attend(*wide, visible, scale=K**-0.5, kernel="eager").transpose(1, 2).flatten(2)
+    values[:, :, int(columns.max()) + 1 :] = wanted_values[:, :, int(columns.max()) + 1 :] = float("nan")
+    found = decode.attend_new(qkv, (H, G, K), angles, bool(interleaved), keys, values, columns, seen, K**-0.5)
+    assert (found.float() - expected).abs().max() < tolerance
+    assert torch.allclose(keys.float(), wanted_keys.float(), atol=tolerance)
+    assert torch.equal(values.nan_to_num(9.0), wanted_values.nan_to_num(9.0))

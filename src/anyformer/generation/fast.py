@@ -1,14 +1,18 @@
-"""A decoding step that is recorded once and run again, as a CUDA graph or compiled.
+"""A decoding step, and the reading of a prompt, recorded once and run again: as CUDA graphs, or compiled.
 
 A step of one token does little work in many small calls, and most of its time goes by between them. With a static
-state its shapes and addresses stay, so that the whole step can be recorded: into a CUDA graph, which takes no longer
-than a few steps and is done without being asked; by torch.compile on any device where `compile=True` asks for it, which
-takes up to minutes the first time. The prompt is read by the ordinary path, and its state adopted.
+state its shapes and addresses stay, so that the whole step can be recorded: into a CUDA graph, by the programs of
+transforms/decode_kernels.py, which takes a second or two and is done without being asked; by torch.compile on any
+device where `compile=True` asks for it, which takes up to minutes the first time. The first prompt is read by the
+ordinary path, and its state adopted; where all that is remembered are keys and values, later prompts of up to
+MOST_TOKENS are read by a graph as well, one for each power of 2 that their length is below.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import types
 from collections.abc import Callable
 from typing import Any
@@ -19,32 +23,67 @@ from torch import Tensor
 
 from anyformer.generation.search_state import Search
 from anyformer.generation.stepper import Stepper
-from anyformer.kernels import hardware
+from anyformer.kernels import few_rows, hardware
+from anyformer.kernels.launch import compile_ahead
 from anyformer.kernels.recording import graph_capture
-from anyformer.models import Call
+from anyformer.models import Call, TransformerModule
 from anyformer.parts.position.absolute import Sinusoidal
-from anyformer.runtime.state import State
+from anyformer.runtime.state import State, Static
 from anyformer.specs.part import walk
+from anyformer.transforms.decode_kernels import decode_kernels
 
 ENOUGH = 16  # tokens to write: for fewer, recording takes longer than it saves
 ROOM = 128  # a state's capacity is a multiple of this, so that texts of about one length share a recording
 BURST = 16  # steps between two looks at what was written, where an end token may have ended the text
 KEPT = 4  # recordings of one model
 LITTLE = 2**28  # bytes
+MOST_TOKENS = 8192  # of a prompt, in all rows, that is read by a graph: more keep a device busy without one
+SHORTEST = 16  # tokens that a graph of a prompt reads at least
 BACKEND = "inductor"  # of torch.compile
+
+log = logging.getLogger(__name__)
 
 
 def capture_decode_step(stepper: Stepper, max_length: int, more: int, compiled: bool | None) -> None:
     """Makes the stepper's single steps recorded ones, where that helps: `compiled` True wants it and torch.compile,
     False does not want it, None leaves it to the device."""
-    if compiled is False or (compiled is None and (stepper.model.device.type != "cuda" or more < ENOUGH)):
+    if stepper.recording is not None or not is_wanted(stepper.model, more, compiled):
         return
     why = obstacle(stepper, max_length, bool(compiled))
     if why is None:
-        stepper.recording = find_recording(stepper, -(-max_length // ROOM) * ROOM, bool(compiled))
+        stepper.recording = find_recording(stepper, capacity_for(max_length), bool(compiled))
         stepper.state = stepper.recording.begin(stepper)
     elif compiled:
         raise ValueError(f"compile=True: {why}")
+    else:
+        stepper.model.notes["decoding"] = f"one call a step: {why}"
+
+
+def is_wanted(model: TransformerModule, more: int, compiled: bool | None) -> bool:
+    return bool(compiled) or (compiled is None and model.device.type == "cuda" and more >= ENOUGH)
+
+
+def capacity_for(length: int) -> int:
+    return -(-length // ROOM) * ROOM
+
+
+def read_prompt(
+    stepper: Stepper, ids: Tensor, mask: Tensor | None, max_length: int, more: int, compiled: bool | None
+) -> Tensor | None:
+    """The scores (B, V) after a prompt (B, T), read by the graph of a recording that an earlier text made; None where
+    there is none for it."""
+    model, (rows, T) = stepper.model, ids.shape
+    bucket = max(SHORTEST, 1 << max(T - 1, 0).bit_length())
+    plain = stepper.use_cache and not (stepper.source or stepper.wants_hidden or stepper.pair or stepper.chunk)
+    if not plain or not is_wanted(model, more, compiled) or rows * bucket > MOST_TOKENS or stepper.segments is not None:
+        return None
+    key = recording_key(model, rows, capacity_for(max_length), bool(compiled))
+    recording = model.__dict__.get("recordings", {}).get(key)
+    if recording is None or not recording.reads_prompts(bucket):
+        return None
+    stepper.rows, stepper.mask, stepper.length = rows, mask, T
+    stepper.recording, stepper.state = recording, recording.state
+    return recording.read_prompt(ids, mask, bucket)
 
 
 def obstacle(stepper: Stepper, max_length: int, compiled: bool) -> str | None:
@@ -80,30 +119,43 @@ class RecordingCache(dict):
         return RecordingCache, ()
 
 
-def find_recording(stepper: Stepper, capacity: int, compiled: bool) -> DecodeRecording:
-    """The recording that fits this text: one made before, or a new one."""
-    model, state = stepper.model, stepper.state
-    assert state is not None
+def recording_key(
+    model: TransformerModule,
+    rows: int,
+    capacity: int,
+    compiled: bool,
+    state: State | None = None,
+    segments: bool = False,
+) -> Any:
+    """What a recording depends on. Without a state: that of a text without pads inside it, and without a memory."""
     tensors = [*model.parameters(), *model.buffers()]
-    key = (
-        stepper.rows,
+    return (
+        rows,
         capacity,
         compiled,
         BACKEND,
         model.kernel,
-        state.holes is None,
-        stepper.segments is None,
-        None if state.memory is None else state.memory.shape,
-        state.memory_padding is None,
+        state is None or state.holes is None,
+        segments,
+        None if state is None or state.memory is None else state.memory.shape,
+        state is None or state.memory_padding is None,
         tuple((tensor.data_ptr(), tensor.dtype, tensor._version if compiled else 0) for tensor in tensors),
     )
+
+
+def find_recording(stepper: Stepper, capacity: int, compiled: bool) -> DecodeRecording:
+    """The recording that fits this text: one made before, or a new one."""
+    model, state = stepper.model, stepper.state
+    assert state is not None
+    key = recording_key(model, stepper.rows, capacity, compiled, state, stepper.segments is not None)
     kept = model.__dict__.setdefault("recordings", RecordingCache())
     if key not in kept:
         # the oldest go; what states hold between two texts is never more than the weights, or little
-        room = max(LITTLE, sum(tensor.nbytes for tensor in tensors))
+        room = max(LITTLE, sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())))
         while kept and (len(kept) >= KEPT or sum(each.state.nbytes for each in kept.values()) > room):
             kept.pop(next(iter(kept)))
         kept[key] = DecodeRecording(stepper, capacity, compiled)
+        log.info("decoding: %s", model.notes["decoding"])
     return kept[key]
 
 
@@ -113,7 +165,7 @@ class Buffers:
 
     inputs: dict[str, Tensor]  # the token to read (B, 1); its segment (B, 1)
     written: Tensor  # (B, L) the likeliest token after each step
-    count: Tensor  # (1,) how many
+    count: Tensor  # (B,) how many
     broken: Tensor  # () whether a score was NaN
     scores: Tensor | None = None  # (B, V) after the last step
 
@@ -127,9 +179,10 @@ class DecodeRecording:
         self.buffers = Buffers(
             {name: torch.zeros(rows, 1, dtype=torch.long, device=device) for name in names},
             torch.zeros(rows, capacity, dtype=torch.long, device=device),
-            torch.zeros(1, dtype=torch.long, device=device),
+            torch.zeros(rows, dtype=torch.long, device=device),
             torch.zeros((), dtype=torch.bool, device=device),
         )
+        self.prompts: dict[int, PromptRecording] = {}  # by the number of tokens
         self.begin(stepper)  # gives memory, which has its own size, a place
         step: Callable[[], Tensor] = self.step
         if compiled:
@@ -137,7 +190,10 @@ class DecodeRecording:
             own = types.FunctionType(DecodeRecording.step.__code__.replace(), globals())
             step = types.MethodType(own, self)
             step = torch.compile(step, fullgraph=True, dynamic=False, backend=BACKEND, options=self.options())
-        self.run = self.graph(step) if device.type == "cuda" else self.call(step)
+        with contextlib.nullcontext() if compiled else decode_kernels(self.model, rows) as used:
+            self.run = self.graph(step) if device.type == "cuda" else self.call(step)
+        how = "compiled" if compiled else f"{used}"
+        self.model.notes["decoding"] = f"a CUDA graph, {how}" if device.type == "cuda" else how
 
     def options(self) -> dict[str, Any] | None:
         """Of the compiler: on a CPU no Python between the calls, and weights in the layout they are read in."""
@@ -148,10 +204,13 @@ class DecodeRecording:
         """Reads one token of each row; the scores (B, V) of the next, and the likeliest in its place."""
         buffers = self.buffers
         call = Call({**buffers.inputs, "logits_to_keep": 1}, self.state, kernel=self.model.kernel)
-        scores = self.model(call)["logits"][:, -1].float()
-        best, tokens = highest(scores)
-        buffers.inputs[f"{self.prefix}input_ids"].copy_(tokens[:, None])
-        buffers.written.index_copy_(1, buffers.count, tokens[:, None])
+        scores, read = self.model(call)["logits"][:, -1], buffers.inputs[f"{self.prefix}input_ids"]
+        if few_rows.HAS_TRITON and scores.is_cuda and not torch.compiler.is_compiling():
+            few_rows.take_highest(scores.contiguous(), read, buffers.written, buffers.count, buffers.broken)
+            return scores
+        best, tokens = highest(scores.float())
+        read.copy_(tokens[:, None])
+        buffers.written.scatter_(1, buffers.count[:, None], tokens[:, None])
         buffers.count.add_(1)
         buffers.broken.logical_or_(best.isnan().any())
         return scores
@@ -168,6 +227,8 @@ class DecodeRecording:
         stream.wait_stream(torch.cuda.current_stream())
         with graph_capture():
             with torch.cuda.stream(stream):
+                with compile_ahead():
+                    step()
                 for _ in range(3):
                     step()
             torch.cuda.current_stream().wait_stream(stream)
@@ -188,20 +249,85 @@ class DecodeRecording:
         buffers.broken.zero_()
         return self.state
 
+    def reads_prompts(self, tokens: int) -> bool:
+        """Whether a graph can read a prompt of so many tokens into the state: keys and values are all it holds, and no
+        window of them is shorter than its room."""
+        on_cuda, stores = self.model.device.type == "cuda", self.state.stores.values()
+        return on_cuda and tokens <= (self.state.capacity or 0) and all(type(store) is Static for store in stores)
+
+    def read_prompt(self, ids: Tensor, mask: Tensor | None, bucket: int) -> Tensor:
+        """The scores (B, V) after a prompt (B, T) whose pads, if it has some, stand before its rows."""
+        if bucket not in self.prompts:
+            self.prompts[bucket] = PromptRecording(self, bucket)
+        self.buffers.count.zero_()
+        self.buffers.broken.zero_()
+        return self.prompts[bucket].read(ids, mask)
+
     def read(self, tokens: Tensor) -> Tensor:
         """The scores (B, V) after one more token (B,) of each row."""
         self.buffers.inputs[f"{self.prefix}input_ids"].copy_(tokens[:, None])
         self.buffers.count.zero_()
         self.run()
         assert self.buffers.scores is not None
-        return self.buffers.scores.clone()
+        return self.buffers.scores.to(torch.float32, copy=True)
 
     def likeliest(self, count: int) -> Tensor:
         """The likeliest tokens (B, count) of so many steps, each reading what the one before wrote."""
-        start = self.buffers.count.clone()
+        start = self.buffers.count[:1].clone()
         for _ in range(count):
             self.run()
         return self.buffers.written[:, start + torch.arange(count, device=start.device)]
+
+
+class PromptRecording:
+    """A prompt of at most so many tokens as a CUDA graph: pads behind it are read as well, which no token before them
+    sees, and their keys are written over by the tokens that follow."""
+
+    def __init__(self, recording: DecodeRecording, length: int) -> None:
+        rows, device = recording.state.rows, recording.model.device
+        self.model, self.prefix, self.state, self.broken = (
+            recording.model, recording.prefix, recording.state, recording.buffers.broken
+        )  # fmt: skip
+        self.ids = torch.zeros(rows, length, dtype=torch.long, device=device)
+        self.lengths = torch.ones(rows, dtype=torch.long, device=device)
+        self.graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with graph_capture():
+            with torch.cuda.stream(stream):
+                self.forward()
+            torch.cuda.current_stream().wait_stream(stream)
+            with torch.cuda.graph(self.graph):
+                self.scores = self.forward()
+
+    def forward(self) -> Tensor:
+        """The ordinary pass over a growing state, which the static one then takes over."""
+        grown, length = self.model.new_state(), self.ids.shape[1]
+        x, ctx, inputs, _ = self.model.hidden_states(Call({"input_ids": self.ids}, grown, kernel=self.model.kernel))
+        last = x.gather(1, (self.lengths - 1)[:, None, None].expand(-1, 1, x.shape[2]))  # (B, 1, D)
+        assert self.model.head is not None
+        scores = self.model.head(last, ctx, inputs)["logits"][:, -1].float()
+        for address, store in self.state.stores.items():
+            for name, held in store.tensors.items():
+                new, rest = held.split([length, held.shape[store.axes[name]] - length], store.axes[name])
+                new.copy_(grown.stores[address].tensors[name])
+                rest.zero_()
+        assert isinstance(self.state.past, Tensor)
+        self.state.past.copy_(self.lengths)
+        self.broken.logical_or_(scores.isnan().any())
+        return scores
+
+    def read(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """The scores (B, V) after a prompt (B, T)."""
+        T = ids.shape[1]
+        if mask is None:
+            self.ids[:, :T] = ids
+            self.lengths.fill_(T)
+        else:  # pads stand before the rows, and go behind them
+            self.lengths.copy_(mask.sum(1))
+            places = torch.arange(T, device=ids.device) + (T - self.lengths)[:, None]
+            self.ids[:, :T] = ids.gather(1, places.clamp(max=T - 1))
+        self.graph.replay()
+        return self.scores.clone()
 
 
 def highest(scores: Tensor, pieces: int = 64) -> tuple[Tensor, Tensor]:

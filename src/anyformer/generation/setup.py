@@ -72,7 +72,11 @@ def begin(
     stepper.wants_hidden = s.contrastive
     copies = s.num_beams if s.num_beams > 1 else s.num_return_sequences
     rng = SeededRows(s.seed, prompt.ids.shape[0], 1 if s.num_beams > 1 else copies, device)
-    scores = stepper.begin(prompt.aligned, prompt.mask, prompt.embeds, state)
+    length, more, scores = prompt.num_read + max_length - P, max_length - P, None
+    if prompt.embeds is None and state is None and copies == 1:
+        scores = fast.read_prompt(stepper, prompt.aligned, prompt.mask, length, more, compiled)
+    if scores is None:
+        scores = stepper.begin(prompt.aligned, prompt.mask, prompt.embeds, state)
     ids = prompt.written(s.pad, V)
     encoded = None
     if stepper.pair and "input_ids" in prompt.source:
@@ -80,7 +84,7 @@ def begin(
         encoded = Prompt(read, read, prompt.source.get("attention_mask"), None, {}).written(s.pad, V).clamp(max=V)
     rules = steps(s, P, max_length, encoded if stepper.pair else ids, device)
     stepper.repeat(copies)
-    fast.capture_decode_step(stepper, prompt.num_read + max_length - P, max_length - P, compiled)
+    fast.capture_decode_step(stepper, length, more, compiled)
     job = Search(
         settings=s,
         stepper=stepper,

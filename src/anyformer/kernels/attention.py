@@ -12,8 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
 from anyformer.kernels import decode
+from anyformer.kernels.recording import is_capturing
 from anyformer.specs.messages import nearest, quote
 
 KERNELS = ("auto", "eager", "sdpa", "flex")
@@ -35,11 +37,13 @@ class Visible:
         batch_size: int = 1,
         everything: bool = False,
         causal: bool = False,
+        trailing: bool = False,
     ) -> None:
         self.allows, self.index, self.keys, self.batch_size = allows, index, keys, batch_size
         self.sizes = index.shape[-1], keys.shape[-1]
         self.everything = everything  # no restriction at all
         self.causal = causal  # exactly SDPA's is_causal, which needs no mask tensor
+        self.trailing = trailing  # the same for queries that are the last of the keys: the lower right of the mask
         self._dense: Tensor | None = None
         self._biased: tuple[Tensor, Tensor] | None = None
         self._block: Any = None
@@ -117,8 +121,8 @@ def attend(
         return _mix_values(seen if weights is None else weights(seen), v, dropout, values)
     if kernel == "flex":
         out = _flex(q, k, v, visible, bias, scale, dropout, softcap)
-    elif bias is None and not visible.everything and decode.fits(q, v):
-        out = decode.decode(q, k, v, visible.dense(), scale)
+    elif decode.fits(q, v) and (is_capturing() or (bias is None and not visible.everything)):
+        out = decode.decode(q, k, v, None if visible.everything else visible.dense(), bias, scale)
     else:
         out = _sdpa(q, k, v, visible, bias, scale, dropout)
     if weights is not None:
@@ -177,6 +181,8 @@ def _sdpa(
     mask: Tensor | None = None
     if bias is not None:
         mask = visible.masked_bias(bias)
+    elif visible.trailing and q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
+        mask = causal_lower_right(*visible.sizes)
     elif not visible.everything and not is_causal:
         mask = visible.dense()
     return F.scaled_dot_product_attention(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from anyformer.kernels.few_rows_triton import turned
 
 LOW = tl.constexpr(-1.0e30)  # a score that counts for nothing and stays finite where all scores are such
 
@@ -14,6 +17,7 @@ def attend(
     k,
     v,
     seen,
+    bias,
     out,
     tops,
     scale,
@@ -26,6 +30,8 @@ def attend(
     v_head,
     v_place,
     seen_row,
+    bias_row,
+    bias_head,
     G,
     S,
     SPLIT: tl.constexpr,
@@ -34,8 +40,14 @@ def attend(
     K: tl.constexpr,
     BLOCK: tl.constexpr,
     WHOLE: tl.constexpr,
+    SEEN: tl.constexpr,
+    BIAS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One key/value head of one row, over SPLIT of its keys: its R queries as the rows of one small matrix."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     pair, split = tl.program_id(0), tl.program_id(1)
     b, g = pair // G, pair % G
     r, c, n = tl.arange(0, ROWS), tl.arange(0, K), tl.arange(0, BLOCK)
@@ -48,10 +60,15 @@ def attend(
     mixed = tl.zeros((ROWS, K), tl.float32)
     for start in range(0, SPLIT, BLOCK):
         place = split * SPLIT + start + n
-        visible = tl.load(seen + b * seen_row + place, mask=place < S, other=0) != 0
+        visible = place < S
+        if SEEN:
+            visible = tl.load(seen + b * seen_row + place, mask=visible, other=0) != 0
         if tl.max(visible.to(tl.int32), 0) > 0:
             key = tl.load(keys + place[:, None] * k_place + c[None, :], mask=visible[:, None], other=0.0)
             score = (tl.dot(queries, tl.trans(key), input_precision="ieee") * scale).to(tl.float32)
+            if BIAS:
+                to = bias + b * bias_row + (g * R + r[:, None]) * bias_head + place[None, :]
+                score += tl.load(to, mask=(r[:, None] < R) & visible[None, :], other=0.0).to(tl.float32)
             score = tl.where(visible[None, :], score, LOW)
             higher = tl.maximum(top, tl.max(score, 1))
             weight = tl.where(visible[None, :], tl.exp(score - higher[:, None]), 0.0)
@@ -72,8 +89,11 @@ def attend(
 
 
 @triton.jit
-def merge(parts, tops, out, splits, SPLITS: tl.constexpr, R: tl.constexpr, K: tl.constexpr):
+def merge(parts, tops, out, splits, SPLITS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, EARLY: tl.constexpr):
     """The parts of one head put together by how high their scores were."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     head = tl.program_id(0)
     pair, r = head // R, head % R
     s, c = tl.arange(0, SPLITS), tl.arange(0, K)
@@ -85,3 +105,49 @@ def merge(parts, tops, out, splits, SPLITS: tl.constexpr, R: tl.constexpr, K: tl
     mixed = tl.load(parts + part[:, None] * K + c[None, :], mask=s[:, None] < splits, other=0.0)
     mixed = tl.sum(mixed * weight[:, None], 0) / tl.where(sums > 0, sums, 1.0)
     tl.store(out + head * K + c, mixed.to(out.dtype.element_ty))
+
+
+@triton.jit
+def attend_new(
+    qkv, cos, sin, columns, keys, values, seen, out, scale, angle_row, column_row, k_row, k_head, k_place, v_row,
+    v_head, v_place, seen_row, G, S, R: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """One key/value head of one row: its new key and value are kept, and its R queries look at all keys, beginning with
+    that one, which other programs need not have written yet."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    pair = tl.program_id(0)
+    b, g = pair // G, pair % G
+    r, c, n = tl.arange(0, ROWS), tl.arange(0, K), tl.arange(0, BLOCK)
+    H = G * R
+    row, column = qkv + b * (H + 2 * G) * K, tl.load(columns + b * column_row)
+    heads, own = row + (g * R + tl.where(r < R, r, 0))[:, None] * K, row + (H + g) * K
+    queries, key, value = tl.load(heads + c[None, :]), tl.load(own + c), tl.load(own + G * K + c)
+    if HALF > 0:
+        angles = cos + b * angle_row, sin + b * angle_row
+        queries = turned(queries, heads, c[None, :], angles[0], angles[1], HALF, INTERLEAVED)
+        key = turned(key, own, c, angles[0], angles[1], HALF, INTERLEAVED)
+    k_head_at, v_head_at = keys + b.to(tl.int64) * k_row + g * k_head, values + b.to(tl.int64) * v_row + g * v_head
+    tl.store(k_head_at + column * k_place + c, key)
+    tl.store(v_head_at + column * v_place + c, value)
+    top = tl.sum(queries.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale
+    total = tl.full((ROWS,), 1.0, tl.float32)
+    mixed = tl.zeros((ROWS, K), tl.float32) + value.to(tl.float32)[None, :]
+    for start in range(0, S, BLOCK):
+        place = start + n
+        visible = (tl.load(seen + b * seen_row + place, mask=place < S, other=0) != 0) & (place != column)
+        if tl.max(visible.to(tl.int32), 0) > 0:
+            key_tile = tl.load(k_head_at + place[:, None] * k_place + c[None, :], mask=visible[:, None], other=0.0)
+            value_tile = tl.load(v_head_at + place[:, None] * v_place + c[None, :], mask=visible[:, None], other=0.0)
+            score = (tl.dot(queries, tl.trans(key_tile), input_precision="ieee") * scale).to(tl.float32)
+            score = tl.where(visible[None, :], score, LOW)
+            higher = tl.maximum(top, tl.max(score, 1))
+            weight = tl.where(visible[None, :], tl.exp(score - higher[:, None]), 0.0)
+            shrink = tl.exp(top - higher)
+            total = total * shrink + tl.sum(weight, 1)
+            mixed = mixed * shrink[:, None] + tl.dot(weight.to(value_tile.dtype), value_tile, input_precision="ieee")
+            top = higher
+    to = out + (b * H + g * R + r[:, None]) * K + c[None, :]
+    tl.store(to, (mixed / total[:, None]).to(out.dtype.element_ty), mask=r[:, None] < R)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.kernels.decode import HAS_TRITON
+from anyformer.kernels.launch import HAS_TRITON
 from anyformer.kernels.recording import extremes, is_recording
 
 IGNORED = -100  # a label that asks for nothing

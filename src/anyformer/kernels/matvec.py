@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from anyformer.kernels.decode import HAS_TRITON
+from anyformer.kernels.launch import HAS_TRITON
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:

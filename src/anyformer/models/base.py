@@ -57,6 +57,7 @@ class TransformerModule(PublishedModule):
         always = any(isinstance(part, LayerMix) and part.tells for _, part in walk(spec))
         self.always = ("output_hidden_states",) * always  # shown whether asked for or not
         self.kernel = "auto"  # of attention: auto, eager, sdpa or flex; belongs to this run and is never saved
+        self.notes: dict[str, str] = {}  # how this run does things, by what it does: see `explain`
 
     def _repr_html_(self) -> str:
         return notebook_html(self.spec)
@@ -190,6 +191,10 @@ class TransformerModule(PublishedModule):
         """An empty decoding state: growing, or static with room for `capacity` tokens (then of `batch_size`)."""
         self.check_memory()
         return State.allocate(self, batch_size, capacity=capacity)
+
+    def explain(self) -> str:
+        """Which of several ways this model runs by, and why: a line each, once it has written a text or was trained."""
+        return "\n".join(f"{what}: {how}" for what, how in self.notes.items()) or "nothing was run yet"
 
     # -- ties and vocabulary --------------------------------------------------------------------------------------
 

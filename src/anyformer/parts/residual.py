@@ -51,6 +51,7 @@ class ScaledModule(nn.Module):
     def __init__(self, skip: float, branch: float, float32: bool = False) -> None:
         super().__init__()
         self.skip, self.scale, self.float32 = skip, branch, float32
+        self.plain = skip == branch == 1.0 and not float32  # x + branch
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
         if self.float32:

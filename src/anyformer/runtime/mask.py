@@ -372,6 +372,7 @@ def see(
         batch_size=1 if plain else of_batch[0].shape[0],
         everything=plain and isinstance(mask, Full),
         causal=plain and isinstance(mask, Causal) and index.shape == keys.shape,
+        trailing=plain and isinstance(mask, Causal) and 1 < len(index) < len(keys),  # a state: these are the last
     )
 
 

@@ -224,7 +224,7 @@ class Static(Store):
         self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None
     ) -> tuple[dict[str, Tensor], Tensor]:
         self.write(new, index, once)
-        return self.tensors, once("places", lambda: torch.arange(self.room, device=index.device))
+        return self.tensors, self.reserve(index, once)[1]
 
     def write(self, new: dict[str, Tensor], columns: Tensor, once: Once) -> None:
         """Into columns (T,) or (B, T): as lines of one long table, which is the fastest way, or through an index into
@@ -236,6 +236,11 @@ class Static(Store):
             else:
                 at = once(alike, functools.partial(lines, held.shape[: dim + 1], columns))
                 held.flatten(0, dim).index_copy_(0, at, tensor.flatten(0, dim))
+
+    def reserve(self, index: Tensor, once: Once) -> tuple[Tensor, Tensor]:
+        """For one token a row at places `index` (B, 1): the columns (B, 1) to write it to, and the row places (L,) or
+        (B, L) of all that is held then."""
+        return index, once("places", lambda: torch.arange(self.room, device=index.device))
 
     def column(self, places: Tensor) -> Tensor:
         """Where what is at these row places stands."""
@@ -274,13 +279,19 @@ class Ring(Static):
         last = lengths - 1
         return last - (last - torch.arange(self.room, device=lengths.device)) % self.room
 
+    def reserve(self, index: Tensor, once: Once) -> tuple[Tensor, Tensor]:
+        L = self.room
+        columns = once(f"ring columns {L}", lambda: index % L)
+        return columns, once(f"ring places {L}", lambda: self.places(index + 1))
+
     def extend(
         self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None
     ) -> tuple[dict[str, Tensor], Tensor]:
         L, T, begun = self.room, index.shape[-1], index[..., :1]
         if T == 1:
-            self.write(new, once(f"ring columns {L}", lambda: index % L), once)
-            return self.tensors, once(f"ring places {L}", lambda: self.places(begun + 1))
+            columns, places = self.reserve(index, once)
+            self.write(new, columns, once)
+            return self.tensors, places
         # the first of these tokens still see what the last of them overwrite
         seen = {name: torch.cat((self.tensors[name], t), dim=self.axes[name]) for name, t in new.items()}
         places, kept = once(f"ring places {L}", lambda: torch.cat((self.places(begun), index), dim=-1)), min(L, T)

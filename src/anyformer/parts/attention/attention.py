@@ -187,21 +187,31 @@ class AttentionModule(InHeads):
         if source is not x:
             source = ctx.tap(self.address, "position", source)
         if self.part.memory:
-            q = self.by_head("q", self.q(source), ctx)
-            k, v = ctx.from_memory(self.address, lambda states: self.memory_keys(states, ctx))
-            visible, places = ctx.visible_memory(), None
+            mixed = self.mix(self.by_head("q", self.q(source), ctx), None, None, ctx)
         else:
             q, k, v = self.projections(x, source, ctx)
+            mixed = self.mix(q, k, v, ctx)
+        return self.output(ctx.tap(self.address, "mixed", mixed), ctx)
+
+    def mix(self, q: Tensor, k: Tensor | None, v: Tensor | None, ctx: Context) -> Tensor:
+        """Queries (B, H, T, K), keys and values (B, G, T, K), which a memory has of its own -> (B, T, H K)."""
+        if k is None or v is None:
+            k, v = ctx.from_memory(self.address, lambda states: self.memory_keys(states, ctx))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.learned_scale is not None:
             q = self.learned_scale(q)
-        if not self.part.memory:
-            if self.position is not None:
-                q, k = rotate_and_tap(self.position, q, k, ctx, self.address)
-            seen, places = ctx.remember(self.address, {"k": k, "v": v})
-            k, v = seen["k"], seen["v"]
-            visible = ctx.visible(self.part.mask, self.mask_key, places)
+        if self.part.memory:
+            return self.attend(q, k, v, None, ctx)
+        if self.position is not None:
+            q, k = rotate_and_tap(self.position, q, k, ctx, self.address)
+        seen, places = ctx.remember(self.address, {"k": k, "v": v})
+        return self.attend(q, seen["k"], seen["v"], places, ctx)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, places: Tensor | None, ctx: Context) -> Tensor:
+        """Queries (B, H, T, K) look at keys and values (B, G, S, K) at row places (S,) or (B, S), or of a memory (no
+        places) -> (B, T, H K)."""
+        visible = ctx.visible_memory() if places is None else ctx.visible(self.part.mask, self.mask_key, places)
         bias = None if self.part.memory else ctx.bias
         if bias is not None and places is not None and ctx.state is not None and self.window is not None:
             bias = bias.take_along_dim(places.clamp(min=0).view(-1, 1, 1, places.shape[-1]), 3)  # of the cached keys
@@ -227,8 +237,7 @@ class AttentionModule(InHeads):
             values=values,
             talk=self.talk,
         )
-        out = self.finish(out, v, ctx)
-        return self.output(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)), ctx)
+        return self.finish(out, v, ctx).transpose(1, 2).flatten(2)
 
     def finish(self, out: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """The mixed values (B, H, T, K), given all values (B, G, S, K); for subclasses."""

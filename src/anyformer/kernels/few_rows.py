@@ -1,0 +1,156 @@
+"""A decoding step on CUDA, of few rows: programs that do in one launch what torch does in several (Triton).
+
+A step of one token reads every weight once and computes little. Between its launches the device waits, so norms,
+biases, activations, gates and residual sums are done by the program of the linear layer next to them, and each program
+starts to read its weights while the one before it ends. Sums are in fp32, and results are rounded where the plain
+modules round.
+
+M rows, K width in, N width out, H heads, G key/value heads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.kernels.launch import HAS_TRITON, launch
+
+MOST_ROWS = 64  # beyond which torch's products are as fast
+ACTIVATIONS = ("identity", "relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid")
+WIDEST = 16384  # a row that one program can norm
+PIECE = 2048  # scores that one program compares
+
+
+@dataclasses.dataclass(frozen=True)
+class NormWeights:
+    """A norm before a linear layer: "rms" or "layer"."""
+
+    kind: str
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+
+    @property
+    def affine(self) -> int:
+        return 0 if self.weight is None else 1 if self.bias is None else 2
+
+
+def fits(x: Tensor, rows: int) -> bool:
+    """Whether these programs take x (rows, K)."""
+    kinds = (torch.bfloat16, torch.float16) if rows > 1 else (torch.bfloat16, torch.float16, torch.float32)
+    return HAS_TRITON and x.is_cuda and 1 <= rows <= MOST_ROWS and x.dtype in kinds and not torch.is_grad_enabled()
+
+
+def power_above(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def norm_rows(x: Tensor, norm: NormWeights) -> Tensor:
+    """(M, K), each row normed."""
+    from anyformer.kernels.few_rows_triton import normalize
+
+    (M, K), x = x.shape, x.contiguous()
+    out, width = torch.empty_like(x), power_above(K)
+    given, warps = (norm.weight, norm.bias, norm.eps), min(max(width // 512, 1), 16)
+    launch(normalize, (M,), x, out, *given, K, width, norm.kind, norm.affine, num_warps=warps)
+    return out
+
+
+def linear(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    *,
+    norm: NormWeights | None = None,
+    activation: str = "identity",
+    gated: bool = False,
+    onto: Tensor | None = None,
+) -> Tensor:
+    """x (M, K), normed first, times one to three weights (N, K): (M, sum of N). The activation is of all outputs; with
+    `gated` it is of the first weight's, which are multiplied by the second's. `onto` (M, N) is added."""
+    from anyformer.kernels.few_rows_triton import one_row, some_rows
+
+    (M, K), sizes, x = x.shape, [len(weight) for weight in weights], x.contiguous()
+    N = sizes[0] if gated else sum(sizes)
+    if M > 1 and norm is not None:
+        x = norm_rows(x, norm)
+    if M > 1 and onto is not None and biases[0] is None:
+        return torch.addmm(onto, x, weights[0].t())  # torch divides the sums of long rows among programs
+    out = torch.empty(M, N, dtype=weights[0].dtype, device=x.device)
+    unused = [weights[0]] * (3 - len(weights))  # in the place of pointers
+    tensors = *weights, *unused, *(weights[0] if each is None else each for each in biases), *unused
+    given = *tensors, out if onto is None else onto.contiguous(), out
+    meta: dict[str, Any] = {
+        "ACTIVATION": activation,
+        "GATED": gated,
+        "WEIGHTS": len(weights),
+        "BIASES": sum(2**i for i, bias in enumerate(biases) if bias is not None),
+        "ONTO": onto is not None,
+    }
+    each = [sizes[0]] if gated else sizes  # what programs are counted by
+    sizes = [*sizes, *[0] * len(unused)]
+    if M == 1:
+        before = norm or NormWeights("none", None, None, 0.0)
+        rows, block, warps = one_row_shape(K, N, gated)
+        places, row = (sum(-(-size // rows) for size in each),), (x, before.weight, before.bias, before.eps)
+        shape = (K, rows, block, power_above(K), before.kind, before.affine)
+        launch(one_row, places, *row, *given, *sizes, *shape, num_warps=warps, **meta)
+        return out
+    *shape, warps, stages = some_rows_shape(M, K)
+    grid = (sum(-(-size // shape[1]) for size in each), -(-M // shape[0]))
+    launch(some_rows, grid, x, *given, M, *sizes, K, *shape, num_warps=warps, num_stages=stages, **meta)
+    return out
+
+
+def one_row_shape(K: int, N: int, gated: bool) -> tuple[int, int, int]:
+    """Outputs of one program, columns it reads at once, warps: the best of a sweep on an H200 (2.6 to 2.8 TB/s where
+    the whole product takes 3 to 4 microseconds, 3.8 for the feed-forward's, 4.6 for the vocabulary's)."""
+    block = min(2048, power_above(K))
+    if gated:
+        return 2, min(1024, block), 4
+    if N > 32768:
+        return 2, min(1024, block), 2
+    return (4, block, 2) if K > 4096 or N > 2048 else (2, block, 4)
+
+
+def some_rows_shape(M: int, K: int) -> tuple[int, int, int, int, int]:
+    """Rows, outputs and columns of one program's tiles, warps, and tiles on their way: as above."""
+    return max(16, power_above(M)), 64, min(128 if M <= 32 else 64, max(16, power_above(K))), 4, 5 if M <= 32 else 4
+
+
+def rotate_append(
+    qkv: Tensor, heads: tuple[int, int, int], angles: tuple[Tensor, Tensor] | None, interleaved: bool,
+    keys: Tensor, values: Tensor, columns: Tensor,
+) -> Tensor:  # fmt: skip
+    """Of qkv (M, (H + 2 G) K): the queries, turned (M, H, 1, K); keys are turned and put into `keys` (M, G, L, K) at
+    `columns` (M or 1,), values into `values`. `angles` are cos and sin (1 or M, ..., width / 2)."""
+    from anyformer.kernels.few_rows_triton import rotate_append as program
+
+    (M, _), (H, G, K) = qkv.shape, heads
+    q = torch.empty(M, H, 1, K, dtype=qkv.dtype, device=qkv.device)
+    cos, sin = (qkv, qkv) if angles is None else angles
+    half = 0 if angles is None else cos.shape[-1]
+    angle_row = half if angles is not None and cos.shape[0] > 1 else 0
+    strides = angle_row, 1 if columns.numel() > 1 else 0, *keys.stride()[:3], *values.stride()[:3]
+    shape = H, G, K, power_above(K), half, interleaved
+    launch(program, (M, H + 2 * G), qkv, cos, sin, columns, q, keys, values, *strides, *shape, num_warps=1)
+    return q
+
+
+def take_highest(scores: Tensor, tokens: Tensor, written: Tensor, count: Tensor, broken: Tensor) -> None:
+    """The likeliest token of each row of scores (M, V) goes to tokens (M, 1) and to column `count` (M,) of written
+    (M, L), which is counted; `broken` () is set where its score is NaN."""
+    from anyformer.kernels.few_rows_triton import highest_of_piece
+    from anyformer.kernels.few_rows_triton import take_highest as program
+
+    M, V = scores.shape
+    pieces = -(-V // PIECE)
+    best = torch.empty(M, pieces, dtype=torch.float32, device=scores.device)
+    place = torch.empty(M, pieces, dtype=torch.int32, device=scores.device)
+    launch(highest_of_piece, (M, pieces), scores, best, place, V, PIECE, num_warps=4)
+    sizes = V, written.shape[1], pieces, power_above(pieces)
+    launch(program, (M,), scores, best, place, tokens, written, count, broken, *sizes, num_warps=1)

@@ -1,0 +1,281 @@
+"""The programs of `kernels/few_rows.py`. Imported only where Triton is."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def activate(x, NAME: tl.constexpr):
+    """An activation of parts/activation.py, in fp32."""
+    if NAME == "relu":
+        x = tl.maximum(x, 0.0)
+    elif NAME == "relu2":
+        x = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+    elif NAME == "gelu":
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif NAME == "gelu_tanh":
+        x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif NAME == "quick_gelu":
+        x = x * tl.sigmoid(1.702 * x)
+    elif NAME == "silu":
+        x = x * tl.sigmoid(x)
+    elif NAME == "sigmoid":
+        x = tl.sigmoid(x)
+    return x
+
+
+@triton.jit
+def rounded(x, to):
+    """As a tensor in memory would hold it, in fp32."""
+    return x.to(to.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def statistics(x, K, WIDTH: tl.constexpr, NORM: tl.constexpr, eps):
+    """The mean (0 for an RMSNorm) and 1 / spread of a row of K."""
+    c = tl.arange(0, WIDTH)
+    row = tl.load(x + c, mask=c < K, other=0.0).to(tl.float32)
+    mean = 0.0
+    if NORM == "layer":
+        mean = tl.sum(row, 0) / K
+        row = tl.where(c < K, row - mean, 0.0)
+    return mean, tl.rsqrt(tl.sum(row * row, 0) / K + eps)
+
+
+@triton.jit
+def normed(row, mean, spread, weight, bias, c, inside, like, NORM: tl.constexpr, AFFINE: tl.constexpr):
+    """Columns c of a row after its norm: an RMSNorm rounds before it scales."""
+    row = (row - mean) * spread
+    if NORM == "rms":
+        row = rounded(row, like)
+    if AFFINE > 0:
+        row *= tl.load(weight + c, mask=inside, other=0.0).to(tl.float32)
+    if AFFINE > 1:
+        row += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)
+    return rounded(row, like)
+
+
+@triton.jit
+def normalize(
+    x, out, weight, bias, eps, K, WIDTH: tl.constexpr, NORM: tl.constexpr, AFFINE: tl.constexpr, EARLY: tl.constexpr
+):
+    """One row (K,)."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    row, c = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    mean, spread = statistics(x + row * K, K, WIDTH, NORM, eps)
+    value = tl.load(x + row * K + c, mask=c < K, other=0.0).to(tl.float32)
+    value = normed(value, mean, spread, weight, bias, c, c < K, out, NORM, AFFINE)
+    tl.store(out + row * K + c, value.to(out.dtype.element_ty), mask=c < K)
+
+
+@triton.jit
+def product(rows, first, x, mean, spread, norm_weight, norm_bias, inside_n, K: tl.constexpr, ROWS: tl.constexpr,
+            BLOCK: tl.constexpr, NORM: tl.constexpr, AFFINE: tl.constexpr):  # fmt: skip
+    """ROWS rows of a weight times x (K,), normed on the way: (ROWS,) in fp32. `first` is their first BLOCK columns."""
+    c = tl.arange(0, BLOCK)
+    sums = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in tl.static_range(0, K, BLOCK):
+        k = start + c
+        left = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+        if NORM != "none":
+            left = normed(left, mean, spread, norm_weight, norm_bias, k, k < K, rows, NORM, AFFINE)
+        if start == 0:
+            sums += left[None, :] * first.to(tl.float32)
+        else:
+            right = tl.load(rows + k[None, :], mask=inside_n[:, None] & (k < K)[None, :], other=0.0)
+            sums += left[None, :] * right.to(tl.float32)
+    return tl.sum(sums, 1)
+
+
+@triton.jit
+def one_row(
+    x, norm_weight, norm_bias, eps, w0, w1, w2, b0, b1, b2, onto, out, N0, N1, N2, K: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr, AFFINE: tl.constexpr,
+    ACTIVATION: tl.constexpr, GATED: tl.constexpr, WEIGHTS: tl.constexpr, BIASES: tl.constexpr, ONTO: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """ROWS outputs of up to three weights (N, K) side by side, for one row x (K,)."""
+    if EARLY:
+        gdc_launch_dependents()
+    program, c = tl.program_id(0), tl.arange(0, BLOCK)
+    weight, bias, N, before, start, has_bias = w0, b0, N0, 0, program * ROWS, BIASES % 2
+    if WEIGHTS > 1 and not GATED:
+        own = tl.cdiv(N0, ROWS)
+        if program >= own:
+            weight, bias, N, before, start, has_bias = w1, b1, N1, N0, (program - own) * ROWS, BIASES // 2 % 2
+        if WEIGHTS > 2:
+            own += tl.cdiv(N1, ROWS)
+            if program >= own:
+                weight, bias, N, before, start, has_bias = w2, b2, N2, N0 + N1, (program - own) * ROWS, BIASES // 4
+    n = start + tl.arange(0, ROWS)
+    inside = n < N
+    tile = inside[:, None] & (c < K)[None, :]
+    rows = weight + n.to(tl.int64)[:, None] * K
+    first = tl.load(rows + c[None, :], mask=tile, other=0.0)
+    if GATED:
+        rows1 = w1 + n.to(tl.int64)[:, None] * K
+        first1 = tl.load(rows1 + c[None, :], mask=tile, other=0.0)
+    if EARLY:
+        gdc_wait()
+    mean, spread = 0.0, 1.0
+    if NORM != "none":
+        mean, spread = statistics(x, K, WIDTH, NORM, eps)
+    total = product(rows, first, x, mean, spread, norm_weight, norm_bias, inside, K, ROWS, BLOCK, NORM, AFFINE)
+    if has_bias:
+        total += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
+    if ACTIVATION != "identity":
+        total = activate(rounded(total, out), ACTIVATION)
+    if GATED:
+        other = product(rows1, first1, x, mean, spread, norm_weight, norm_bias, inside, K, ROWS, BLOCK, NORM, AFFINE)
+        if BIASES > 1:
+            other += tl.load(b1 + n, mask=inside, other=0.0).to(tl.float32)
+        total = rounded(total, out) * rounded(other, out)
+    if ONTO:
+        total = rounded(total, out) + tl.load(onto + n, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + before + n, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def some_rows(
+    x, w0, w1, w2, b0, b1, b2, onto, out, M, N0, N1, N2, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr, WEIGHTS: tl.constexpr, BIASES: tl.constexpr,
+    ONTO: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_N outputs of up to three weights (N, K) side by side, for BLOCK_M rows x (M, K), by the matrix unit."""
+    if EARLY:
+        gdc_launch_dependents()
+    program, c = tl.program_id(0), tl.arange(0, BLOCK_K)
+    weight, bias, N, before, start, has_bias = w0, b0, N0, 0, program * BLOCK_N, BIASES % 2
+    total_n = N0
+    if WEIGHTS > 1 and not GATED:
+        total_n += N1
+        own = tl.cdiv(N0, BLOCK_N)
+        if program >= own:
+            weight, bias, N, before, start, has_bias = w1, b1, N1, N0, (program - own) * BLOCK_N, BIASES // 2 % 2
+        if WEIGHTS > 2:
+            total_n += N2
+            own += tl.cdiv(N1, BLOCK_N)
+            if program >= own:
+                weight, bias, N, before, start, has_bias = w2, b2, N2, N0 + N1, (program - own) * BLOCK_N, BIASES // 4
+    n, m = start + tl.arange(0, BLOCK_N), tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside, real = n < N, m < M
+    rows, left = weight + n.to(tl.int64)[:, None] * K, x + m[:, None] * K
+    sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    sums1 = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    rows1 = w1 + n.to(tl.int64)[:, None] * K
+    if EARLY:
+        gdc_wait()
+    for first in range(0, K, BLOCK_K):
+        k = first + c
+        if K % BLOCK_K == 0:
+            tokens = tl.load(left + k[None, :], mask=real[:, None], other=0.0)
+            right = tl.load(rows + k[None, :], mask=inside[:, None], other=0.0)
+        else:
+            tokens = tl.load(left + k[None, :], mask=real[:, None] & (k < K)[None, :], other=0.0)
+            right = tl.load(rows + k[None, :], mask=inside[:, None] & (k < K)[None, :], other=0.0)
+        sums = tl.dot(right, tl.trans(tokens), sums, input_precision="ieee")
+        if GATED:
+            if K % BLOCK_K == 0:
+                right1 = tl.load(rows1 + k[None, :], mask=inside[:, None], other=0.0)
+            else:
+                right1 = tl.load(rows1 + k[None, :], mask=inside[:, None] & (k < K)[None, :], other=0.0)
+            sums1 = tl.dot(right1, tl.trans(tokens), sums1, input_precision="ieee")
+    if has_bias:
+        sums += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[:, None]
+    if ACTIVATION != "identity":
+        sums = activate(rounded(sums, out), ACTIVATION)
+    if GATED:
+        if BIASES > 1:
+            sums1 += tl.load(b1 + n, mask=inside, other=0.0).to(tl.float32)[:, None]
+        sums = rounded(sums, out) * rounded(sums1, out)
+    places, both = m.to(tl.int64)[None, :] * total_n + (before + n)[:, None], inside[:, None] & real[None, :]
+    if ONTO:
+        sums = rounded(sums, out) + tl.load(onto + places, mask=both, other=0.0).to(tl.float32)
+    tl.store(out + places, sums.to(out.dtype.element_ty), mask=both)
+
+
+@triton.jit
+def turned(x, source, c, cos, sin, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Channels c of heads at `source`, which are x, after rotary positions: the first 2 HALF of them turn. Rounded
+    where the plain formula rounds."""
+    turns = c < 2 * HALF
+    if INTERLEAVED:
+        partner, angle, sign = c ^ 1, c // 2, (c % 2 * 2 - 1).to(tl.float32)
+    else:
+        upper = c >= HALF
+        partner, angle = tl.where(upper, c - HALF, c + HALF), tl.where(upper, c - HALF, c)
+        sign = tl.where(upper, 1.0, -1.0)
+    other = tl.load(source + partner, mask=turns, other=0.0).to(tl.float32)
+    by_cos = tl.load(cos + angle, mask=turns, other=1.0).to(tl.float32)
+    by_sin = tl.load(sin + angle, mask=turns, other=0.0).to(tl.float32)
+    new = rounded(x.to(tl.float32) * by_cos, source) + sign * rounded(other * by_sin, source)
+    return tl.where(turns, new.to(source.dtype.element_ty), x)
+
+
+@triton.jit
+def rotate_append(
+    qkv, cos, sin, columns, q, keys, values, angle_row, column_row, k_row, k_head, k_place, v_row, v_head, v_place,
+    H, G, K: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """One head of one row: queries are turned, keys are turned and written to their column, values written to theirs.
+    WIDTH is K as a power of 2; the first 2 HALF channels turn."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    b, head, c = tl.program_id(0), tl.program_id(1), tl.arange(0, WIDTH)
+    inside = c < K
+    source = qkv + (b * (H + 2 * G) + head) * K
+    x = tl.load(source + c, mask=inside, other=0.0)
+    if HALF > 0 and head < H + G:
+        x = turned(x, source, c, cos + b * angle_row, sin + b * angle_row, HALF, INTERLEAVED)
+    if head < H:
+        tl.store(q + (b * H + head) * K + c, x, mask=inside)
+    else:
+        column = tl.load(columns + b * column_row)
+        if head < H + G:
+            to = keys + b.to(tl.int64) * k_row + (head - H) * k_head + column * k_place
+        else:
+            to = values + b.to(tl.int64) * v_row + (head - H - G) * v_head + column * v_place
+        tl.store(to + c, x, mask=inside)
+
+
+@triton.jit
+def highest_of_piece(scores, best, place, V, PIECE: tl.constexpr, EARLY: tl.constexpr):
+    """The highest of PIECE scores of one row, and where it stands (the first of equals; NaN is the highest)."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    c = piece * PIECE + tl.arange(0, PIECE)
+    x = tl.load(scores + row * V + c, mask=c < V, other=float("-inf")).to(tl.float32)
+    x = tl.where(x != x, float("inf"), x)
+    top = tl.max(x, 0)
+    at = row * tl.num_programs(1) + piece
+    tl.store(best + at, top)
+    tl.store(place + at, tl.min(tl.where(x == top, c, V), 0))
+
+
+@triton.jit
+def take_highest(
+    scores, best, place, tokens, written, count, broken, V, L, PIECES, WIDTH: tl.constexpr, EARLY: tl.constexpr
+):
+    """The likeliest token of one row: the next input, and one more of those written."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    row, c = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    x = tl.load(best + row * PIECES + c, mask=c < PIECES, other=float("-inf"))
+    at = tl.load(place + row * PIECES + c, mask=c < PIECES, other=V)
+    token = tl.min(tl.where(x == tl.max(x, 0), at, V), 0)
+    number = tl.load(count + row)
+    tl.store(tokens + row, token.to(tl.int64))
+    tl.store(written + row * L + number, token.to(tl.int64))
+    tl.store(count + row, number + 1)
+    score = tl.load(scores + row * V + token).to(tl.float32)
+    if score != score:
+        tl.store(broken + tl.zeros((), tl.int32), 1)

@@ -1,0 +1,243 @@
+"""A decoding step by few launches: while one is recorded, modules run as the programs of kernels/few_rows.py.
+
+    with decode_kernels(model, rows=1) as used:      # of one token a row, on CUDA, without gradients
+        ...
+
+A residual step around attention or a feed-forward becomes two to five launches: the norm is part of the projections,
+gate and activation of the inner layer, the sum of the last one. Every module decides for itself: norms and linear
+layers elsewhere run alone, and whatever has no program runs as it is. Outputs stay equal but for the order of sums; the
+model is as it was after the block. `used` says how many residual steps were fused, and why others were not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.kernels import few_rows
+from anyformer.kernels.decode import attend_new, attends_new
+from anyformer.kernels.few_rows import NormWeights
+from anyformer.parts.activation import ACTIVATIONS
+from anyformer.parts.attention.attention import AttentionModule
+from anyformer.parts.feedforward.mlp import GatedMLPModule, MLPModule
+from anyformer.parts.norm import RMSNormModule
+from anyformer.parts.position.rotary import RopeModule
+from anyformer.parts.residual import ScaledModule
+from anyformer.runtime.context import Context
+from anyformer.runtime.state import Static
+from anyformer.stacks.block import ParallelModule
+from anyformer.stacks.sublayer import SublayerModule, through
+from anyformer.transforms.pack import PackedLinear
+
+NAMES = {function: name for name, function in ACTIVATIONS.items() if name in few_rows.ACTIVATIONS}
+
+
+@dataclasses.dataclass
+class Used:
+    """What runs by the programs."""
+
+    fused: int = 0  # residual steps
+    others: Counter[str] = dataclasses.field(default_factory=Counter)  # why the rest is not
+
+    def __str__(self) -> str:
+        others = "; ".join(f"{count} not: {why}" for why, count in self.others.items())
+        return f"{self.fused} of {self.fused + self.others.total()} residual steps fused" + (others and f" ({others})")
+
+
+@contextlib.contextmanager
+def decode_kernels(model: nn.Module, rows: int) -> Iterator[Used]:
+    """Steps of `rows` rows inside the block run by few launches, where a device has the programs."""
+    used, before = Used(), []
+    like = next(model.parameters())
+    if few_rows.fits(like, rows) and not torch.is_autocast_enabled("cuda"):
+        for module in list(model.modules()):
+            kind = KINDS.get(type(module))
+            why = obstacle(module) if isinstance(module, SublayerModule) else None
+            if why is not None:
+                used.others[why] += 1
+            used.fused += isinstance(module, SublayerModule) and why is None
+            if kind is not None and why is None:
+                before.append((module, type(module)))
+                module.__class__ = kind
+    else:
+        used.others.update(f"{rows} rows of {like.dtype}" for m in model.modules() if isinstance(m, SublayerModule))
+    try:
+        yield used
+    finally:
+        for module, kind in before:
+            module.__class__ = kind
+
+
+# -- what can be fused -------------------------------------------------------------------------------------------------
+
+
+def obstacle(step: SublayerModule) -> str | None:
+    """Why a residual step has no program."""
+    op: Any = step.op
+    if step.skip is not None or step.of_block or step.normed_skip or step.zero_pads or step.wide:
+        return "a residual step of its own kind"
+    if step.pre_norm is not None and norm_weights(step.pre_norm) is None:
+        return f"{type(step.pre_norm).__name__} before {type(op).__name__}"
+    layers = LAYERS.get(type(op))
+    if layers is None:
+        return type(op).__name__
+    if not all(is_plain(getattr(op, name)) for name in layers):
+        return f"a layer of {type(op).__name__} is not a plain one"
+    if not isinstance(op, AttentionModule) and op.activation not in NAMES:
+        return "an activation without a program"
+    if isinstance(op, AttentionModule) and op.position is not None and op.position.turns_stream:
+        return f"{type(op.position).__name__} turns the stream"
+    return None
+
+
+LAYERS: dict[type, tuple[str, ...]] = {
+    AttentionModule: ("q", "k", "v", "o"),
+    GatedMLPModule: ("gate", "up", "down"),
+    MLPModule: ("up", "down"),
+}
+
+
+def is_plain(layer: Any) -> bool:
+    """Whether a layer is a product with a weight, and nothing else."""
+    return type(layer) in (nn.Linear, PackedLinear, FewRowsLinear) and layer.weight.is_contiguous()
+
+
+def norm_weights(norm: Any) -> NormWeights | None:
+    """What a program needs of a norm; None where it has another formula, or rows too wide."""
+    if isinstance(norm, RMSNormModule):
+        found = NormWeights("rms", norm.weight, None, norm.eps)
+    elif type(norm) in (nn.LayerNorm, FewRowsLayerNorm) and len(norm.normalized_shape) == 1:
+        found = NormWeights("layer", norm.weight, norm.bias, norm.eps)
+    else:
+        return None
+    return found if found.weight is None or len(found.weight) <= few_rows.WIDEST else None
+
+
+def takes(x: Tensor) -> bool:
+    """Whether this is one token of each row, and few rows of them."""
+    return x.dim() == 3 and x.shape[1] == 1 and few_rows.fits(x, x.shape[0])
+
+
+# -- the modules as programs -------------------------------------------------------------------------------------------
+
+
+class FewRowsLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.numel() // max(x.shape[-1], 1)
+        if x.dtype != self.weight.dtype or not few_rows.fits(x, rows) or not self.weight.is_contiguous():
+            return super().forward(x)
+        flat = x.reshape(rows, x.shape[-1])
+        return few_rows.linear(flat, [self.weight], [self.bias]).view(*x.shape[:-1], self.out_features)
+
+
+class FewRowsNorm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        norm, rows = norm_weights(self), x.numel() // max(x.shape[-1], 1)
+        if norm is None or not few_rows.fits(x, 1) or rows > 4096:
+            return super().forward(x)
+        return few_rows.norm_rows(x.reshape(rows, x.shape[-1]), norm).view(x.shape)
+
+
+class FewRowsLayerNorm(FewRowsNorm, nn.LayerNorm):
+    pass
+
+
+class FewRowsRMSNorm(FewRowsNorm, RMSNormModule):
+    pass
+
+
+class FewRowsSublayer(SublayerModule):
+    def forward(self, x: Tensor, ctx: Context, onto: Tensor | None = None) -> Tensor:
+        onto = x if onto is None else onto
+        if self.is_skipped(ctx) or not takes(x):
+            return super().forward(x, ctx, onto)
+        adds = self.post_norm is None and isinstance(self.residual, ScaledModule) and self.residual.plain
+        op = attention if isinstance(self.op, AttentionModule) else feedforward
+        norm = None if self.pre_norm is None else norm_weights(self.pre_norm)
+        y = op(self.op, x[:, 0], norm, onto[:, 0] if adds else None, ctx)[:, None]
+        if not adds:
+            y = y if self.post_norm is None else through(self.post_norm, ctx, y)
+            y = through(self.residual, ctx, onto, y)
+        return y if self.out_norm is None else through(self.out_norm, ctx, y)
+
+
+class FewRowsParallel(ParallelModule):
+    """Steps that read the same input: each adds to what the one before left."""
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        steps = list(self.children())
+        if not takes(x) or not all(isinstance(step, FewRowsSublayer) for step in steps):
+            return super().forward(x, ctx)
+        y = x
+        for step in steps:
+            y = step(x, ctx, y)
+        return y
+
+
+KINDS: dict[type, type] = {
+    nn.Linear: FewRowsLinear,
+    PackedLinear: FewRowsLinear,
+    nn.LayerNorm: FewRowsLayerNorm,
+    RMSNormModule: FewRowsRMSNorm,
+    SublayerModule: FewRowsSublayer,
+    ParallelModule: FewRowsParallel,
+}
+
+
+def feedforward(op: Any, x: Tensor, norm: NormWeights | None, onto: Tensor | None, ctx: Context) -> Tensor:
+    """(B, D) -> (B, D)"""
+    if isinstance(op, GatedMLPModule):
+        layers, gated = [op.gate, op.up], True
+    else:
+        layers, gated = [op.up], False
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    inner = few_rows.linear(x, weights, biases, norm=norm, activation=NAMES[op.activation], gated=gated)
+    return few_rows.linear(inner, [op.down.weight], [op.down.bias], onto=onto)
+
+
+def attention(op: AttentionModule, x: Tensor, norm: NormWeights | None, onto: Tensor | None, ctx: Context) -> Tensor:
+    """(B, D) -> (B, D)"""
+    layers = [op.q] if op.part.memory else [op.q, op.k, op.v]
+    found = few_rows.linear(x, [layer.weight for layer in layers], [layer.bias for layer in layers], norm=norm)
+    if op.part.memory:
+        mixed = op.mix(by_head(found, op.head_width), None, None, ctx)
+    elif turns_and_keeps(op, ctx):
+        mixed = append_and_attend(op, found, ctx)
+    else:
+        q, k, v = found.split([layer.out_features for layer in layers], dim=1)
+        heads = by_head(q, op.head_width), by_head(k, op.head_width), by_head(v, op.value_width)
+        mixed = op.mix(*heads, ctx)
+    return few_rows.linear(mixed[:, 0], [op.o.weight], [op.o.bias], onto=onto)
+
+
+def by_head(x: Tensor, width: int) -> Tensor:
+    """(B, H K) -> (B, H, 1, K)"""
+    return x.unflatten(1, (-1, width))[:, :, None]
+
+
+def turns_and_keeps(op: AttentionModule, ctx: Context) -> bool:
+    """Whether queries and keys are turned by rotary positions or not at all, and keys then go to a static store."""
+    plain = op.q_norm is None and op.learned_scale is None and op.talk is None and op.value_width == op.head_width
+    turned = op.position is None or type(op.position) is RopeModule
+    return plain and turned and isinstance(ctx.store(op.address), Static)
+
+
+def append_and_attend(op: AttentionModule, qkv: Tensor, ctx: Context) -> Tensor:
+    store = ctx.store(op.address)
+    assert isinstance(store, Static)
+    columns, places = store.reserve(ctx.index, ctx.once)
+    angles, interleaved = None, False
+    if isinstance(op.position, RopeModule):
+        rope = op.position
+        angles, interleaved = ctx.once(rope.key, lambda: rope.tables(ctx, qkv.dtype)), rope.part.interleaved
+    heads, keys, values = (op.part.num_heads, op.num_kv_heads, op.head_width), store.tensors["k"], store.tensors["v"]
+    new = (qkv, heads, angles, interleaved, keys, values, columns)
+    if op.part.softcap is None and ctx.bias is None and ctx.kernel in ("auto", "sdpa") and attends_new(heads, keys):
+        return attend_new(*new, ctx.visible(op.part.mask, op.mask_key, places).dense(), op.scale)
+    return op.attend(few_rows.rotate_append(*new), keys, values, places, ctx)

@@ -1,0 +1,74 @@
+"""A decoding step by the programs of few rows gives what plain modules give: on a GPU, or in Triton's interpreter."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer.kernels import decode, few_rows
+from anyformer.models import Call
+from anyformer.runtime.mask import Causal, Window
+from anyformer.transforms.decode_kernels import decode_kernels
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+needs_triton = pytest.mark.skipif(not few_rows.HAS_TRITON, reason="needs Triton")
+pytestmark = [] if INTERPRETED else [pytest.mark.gpu, needs_triton]
+
+SMALL = {"width": 32, "decoder.depth": 2}
+HEADS = {"decoder.layers.attention.op.num_heads": 2, "decoder.layers.attention.op.head_width": 16}
+KV = {"decoder.layers.attention.op.num_kv_heads": 1}
+WINDOW = {"decoder.layers.attention.op.mask": Causal() & Window(size=8)}
+CASES: dict[str, tuple[str, dict[str, Any], int]] = {  # name, changes, residual steps that are fused
+    "biases and layer norm": ("gpt2", {**SMALL, **HEADS}, 4),
+    "rotary, grouped, gated": ("llama3.2-1b", {**SMALL, **HEADS, **KV}, 4),
+    "window": ("llama3.2-1b", {**SMALL, **HEADS, **KV, **WINDOW}, 4),
+    "biased projections": ("qwen2-7b", {**SMALL, **HEADS, **KV}, 4),
+    "norm after the sum": ("gpt1", {**SMALL, **HEADS}, 4),
+    "experts": ("mixtral-8x7b", {**SMALL, **HEADS, **KV, "decoder.layers.feedforward.op.expert.width": 24}, 2),
+    "recurrence": ("mamba-130m", SMALL, 0),
+}
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes tensors of a CPU."""
+    if INTERPRETED:
+        monkeypatch.setattr(few_rows, "fits", lambda x, rows: rows == 1 or x.dtype == torch.float16)
+        monkeypatch.setattr(decode, "fits", lambda q, v: False)
+
+
+@pytest.mark.parametrize("rows, dtype", [(1, torch.float32), (3, torch.float16)])
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_steps_give_the_scores_of_plain_ones(case: str, rows: int, dtype: torch.dtype) -> None:
+    name, changes, fused = CASES[case]
+    spec = af.override(af.spec(name), {**changes, **vocabulary(name)})
+    model = af.build(spec, seed=0, device=DEVICE, dtype=dtype).eval()
+    ids = torch.randint(0, 90, (rows, 12), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    states = []
+    for _ in range(2):
+        grown, static = model.new_state(), model.new_state(rows, 32)
+        model(Call({"input_ids": ids[:, :9]}, grown))
+        static.adopt(grown)
+        states.append(static)
+    classes = [type(module) for module in model.modules()]
+    for t in range(9, 12):  # past the window, too
+        token = ids[:, t : t + 1]
+        plain = model(Call({"input_ids": token}, states[0]))["logits"].float()
+        with decode_kernels(model, rows) as used:
+            found = model(Call({"input_ids": token}, states[1]))["logits"].float()
+        assert used.fused == fused
+        assert torch.allclose(found, plain, atol=1e-4 if dtype == torch.float32 else 6e-3), (found - plain).abs().max()
+    assert [type(module) for module in model.modules()] == classes
+    for mine, other in zip(states[0].tensors(), states[1].tensors(), strict=True):
+        assert torch.allclose(mine.float(), other.float(), atol=1e-4 if dtype == torch.float32 else 6e-3)
+
+
+def vocabulary(name: str) -> dict[str, Any]:
+    return {"embedding.tokens.vocab_size": 99, "head.vocab_size": 99}
