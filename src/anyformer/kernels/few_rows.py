@@ -100,9 +100,9 @@ def linear(
         shape = (K, rows, block, power_above(K), before.kind, before.affine)
         launch(one_row, places, *row, *given, *sizes, *shape, num_warps=warps, **meta)
         return out
-    *shape, warps, stages = some_rows_shape(M, K)
-    grid = (sum(-(-size // shape[1]) for size in each), -(-M // shape[0]))
-    launch(some_rows, grid, x, *given, M, *sizes, K, *shape, num_warps=warps, num_stages=stages, **meta)
+    *tile, warps, stages = some_rows_shape(M, K)
+    grid = (sum(-(-size // tile[1]) for size in each), -(-M // tile[0]))
+    launch(some_rows, grid, x, *given, M, *sizes, K, *tile, num_warps=warps, num_stages=stages, **meta)
     return out
 
 
