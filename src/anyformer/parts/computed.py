@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import graph_capture
+from anyformer.kernels.recording import graph_capture, is_recording
+
+P, R = ParamSpec("P"), TypeVar("R")
 
 
 class ComputesTensors(nn.Module):
@@ -44,6 +48,22 @@ class Computed(nn.Module):
 
     def forward(self) -> Tensor:
         return self.value
+
+
+def kept(make: Callable[P, R]) -> Callable[P, R]:
+    """A function of sizes and a device whose tensors serve every pass: made once, and the last few are kept. What is
+    made while a run is recorded belongs to the recording, and is made anew."""
+
+    @functools.lru_cache(maxsize=32)
+    def once(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.inference_mode(False):  # so that a later pass can train with them
+            return make(*args, **kwargs)
+
+    @functools.wraps(make)
+    def get(*args: P.args, **kwargs: P.kwargs) -> R:
+        return make(*args, **kwargs) if is_recording() else once(*args, **kwargs)
+
+    return get
 
 
 def compute(model: nn.Module) -> None:

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -481,20 +481,20 @@ class State:
 PER_ROW = ("past", "padding", "memory", "memory_padding")  # what a state itself has of each row
 
 
-@runtime_checkable
-class Stateful(Protocol):
-    """A module that keeps something between decoding steps."""
-
-    def state_spec(self) -> Declared | None: ...
-
-
 def declarations(model: nn.Module, modules: Iterable[tuple[str, Any]] | None = None) -> Iterator[tuple[str, Declared]]:
     """(address, what it declares) of every mixer that remembers something; an encoder or a tower beside what is
     written from left to right reads once and need not."""
     written = getattr(getattr(model, "spec", None), "left_to_right", ())
-    for address, module in model.named_modules() if modules is None else modules:
-        stateful = issubclass(type(module), Stateful)  # Python caches this, and not isinstance
-        if stateful and (not written or address.split(".")[0] in (*written, "head")):
+    for address, module in named_modules(model) if modules is None else modules:
+        if hasattr(type(module), "state_spec") and (not written or address.split(".")[0] in (*written, "head")):
             declared = module.state_spec()
             if declared is not None:
                 yield address, declared
+
+
+def named_modules(module: nn.Module, address: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """As torch's, of modules that hold others and those with a state: a forward pass that makes one waits for this."""
+    yield address, module
+    for name, child in module._modules.items():
+        if child is not None and (child._modules or hasattr(type(child), "state_spec")):
+            yield from named_modules(child, f"{address}.{name}" if address else name)
