@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from anyformer.kernels.recording import graph_capture, is_recording
-
-P, R = ParamSpec("P"), TypeVar("R")
 
 
 class ComputesTensors(nn.Module):
@@ -50,18 +48,18 @@ class Computed(nn.Module):
         return self.value
 
 
-def kept(make: Callable[P, R]) -> Callable[P, R]:
+def kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A function of sizes and a device whose tensors serve every pass: made once, and the last few are kept. What is
     made while a run is recorded belongs to the recording, and is made anew."""
 
     @functools.lru_cache(maxsize=32)
-    def once(*args: P.args, **kwargs: P.kwargs) -> R:
+    def once(*args: Any) -> Tensor:
         with torch.inference_mode(False):  # so that a later pass can train with them
-            return make(*args, **kwargs)
+            return make(*args)
 
     @functools.wraps(make)
-    def get(*args: P.args, **kwargs: P.kwargs) -> R:
-        return make(*args, **kwargs) if is_recording() else once(*args, **kwargs)
+    def get(*args: Any) -> Tensor:
+        return make(*args) if is_recording() else once(*args)
 
     return get
 

@@ -492,7 +492,7 @@ def declarations(model: nn.Module, modules: Iterable[tuple[str, Any]] | None = N
                 yield address, declared
 
 
-def named_modules(module: nn.Module, address: str = "") -> Iterator[tuple[str, nn.Module]]:
+def named_modules(module: nn.Module, address: str = "") -> Iterator[tuple[str, Any]]:
     """As torch's, of modules that hold others and those with a state: a forward pass that makes one waits for this."""
     yield address, module
     for name, child in module._modules.items():
