@@ -64,6 +64,12 @@ def kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return get
 
 
+@kept
+def places(count: int, device: torch.device) -> Tensor:
+    """(count,) 0, 1, 2, ...; nobody writes into it."""
+    return torch.arange(count, device=device)
+
+
 def compute(model: nn.Module) -> None:
     """What is computed, not learned, is there on meta too."""
     for module in model.modules():

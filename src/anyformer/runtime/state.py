@@ -485,16 +485,18 @@ def declarations(model: nn.Module, modules: Iterable[tuple[str, Any]] | None = N
     """(address, what it declares) of every mixer that remembers something; an encoder or a tower beside what is
     written from left to right reads once and need not."""
     written = getattr(getattr(model, "spec", None), "left_to_right", ())
-    for address, module in named_modules(model) if modules is None else modules:
+    for address, module in stateful_modules(model) if modules is None else modules:
         if hasattr(type(module), "state_spec") and (not written or address.split(".")[0] in (*written, "head")):
             declared = module.state_spec()
             if declared is not None:
                 yield address, declared
 
 
-def named_modules(module: nn.Module, address: str = "") -> Iterator[tuple[str, Any]]:
-    """As torch's, of modules that hold others and those with a state: a forward pass that makes one waits for this."""
-    yield address, module
+def stateful_modules(module: nn.Module, address: str = "") -> list[tuple[str, Any]]:
+    """(address, module) of those that may have a state. A pass that makes one waits for this, so that it is faster than
+    `named_modules`."""
+    found: list[tuple[str, Any]] = [(address, module)] if hasattr(type(module), "state_spec") else []
     for name, child in module._modules.items():
         if child is not None and (child._modules or hasattr(type(child), "state_spec")):
-            yield from named_modules(child, f"{address}.{name}" if address else name)
+            found += stateful_modules(child, f"{address}.{name}" if address else name)
+    return found

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.base import Embedding
+from anyformer.parts.computed import places
 from anyformer.parts.embedding.drop_token import drop_tokens
 from anyformer.parts.grid.layout import NEEDS, Grid, Layout, Sides, laid_out
 from anyformer.parts.norm import Norm
@@ -158,7 +159,7 @@ class PatchEmbeddingModule(nn.Module):
         table: Tensor | None = None
         if isinstance(self.position, Sinusoidal2DModule):
             assert isinstance(grid, Grid), "check() takes these for images alone"
-            there = torch.arange(x.shape[1], device=x.device)
+            there = places(x.shape[1], x.device)
             x = x + (self.position(there) if grid == self.part.grid else self.position.table_for(grid)).to(x.dtype)
         elif self.position is not None:
             table = self.positions(self.position(), grid, tuple(pixels.shape[2:]), inputs)
@@ -173,7 +174,7 @@ class PatchEmbeddingModule(nn.Module):
             x = self.out_norm(x)
         if self.training and self.part.dropout:
             x = F.dropout(x, self.part.dropout)
-        index, mask = torch.arange(x.shape[1], device=x.device), inputs.get("attention_mask")
+        index, mask = places(x.shape[1], x.device), inputs.get("attention_mask")
         check_shape("attention_mask", mask, tuple(x.shape[:2]))
         padding = None if mask is None or hides_nothing(mask) else mask.bool()
         ctx = Context(index=index, positions=index[None], padding=padding, extras=(grid,))

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.computed import Computed, kept
+from anyformer.parts.computed import Computed, kept, places
 from anyformer.parts.grid.layout import Grid
 from anyformer.parts.grid.local_relation import LocalRelation
 from anyformer.parts.grid.pooled_attention import PooledAttention
@@ -107,7 +107,7 @@ def partition(x: Tensor, size: int) -> Tensor:
 
 def window_context(ctx: Context, B: int, height: int, width: int, size: int, shift: int) -> Context:
     """What the mixer knows: rows of the batch are windows, and what a shift brought together are packed documents."""
-    index = torch.arange(size * size, device=ctx.index.device)
+    index = places(size * size, ctx.index.device)
     documents = regions(height, width, size, shift, index.device).repeat(B, 1) if shift else None  # (B N, T)
     return ctx.replace(Grid(size, size), index=index, positions=index[None], documents=documents, shared={})
 
