@@ -64,6 +64,8 @@ class Context:
 
     def replace(self, *extras: Any, **changes: Any) -> Context:
         """A copy with other fields, and with these extras in the place of those of their classes."""
+        if not extras:
+            return dataclasses.replace(self, **changes)
         kinds = tuple(type(each) for each in extras)
         kept = tuple(each for each in self.extras if not isinstance(each, kinds))
         return dataclasses.replace(self, extras=(*kept, *extras), **changes)

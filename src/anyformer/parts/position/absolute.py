@@ -80,8 +80,13 @@ class LearnedModule(nn.Embedding):
         else:
             if positions is None:
                 positions = torch.arange(-self.offset, self.length, device=self.weight.device)
-            check_positions(positions, self.length)
-            x = super().forward(positions + self.offset if self.offset else positions)
+            if not positions.is_cpu:
+                check_positions(positions, self.length)  # a device could only abort
+            try:
+                x = super().forward(positions + self.offset if self.offset else positions)
+            except IndexError:
+                check_positions(positions, self.length)
+                raise
         return F.dropout(x, self.dropout) if self.dropout and self.training else x
 
 
