@@ -45,6 +45,7 @@ class Visible:
         self.causal = causal  # exactly SDPA's is_causal, which needs no mask tensor
         self.trailing = trailing  # the same for queries that are the last of the keys: the lower right of the mask
         self._dense: Tensor | None = None
+        self._hidden: Tensor | None = None
         self._biased: tuple[Tensor, Tensor] | None = None
         self._block: Any = None
 
@@ -57,14 +58,20 @@ class Visible:
             self._dense = (seen if seen.shape == shape else seen.expand(shape))[:, None]
         return self._dense
 
+    def hidden(self) -> Tensor:
+        """(1 or B, 1, T, S), True where not visible."""
+        if self._hidden is None:
+            self._hidden = ~self.dense()
+        return self._hidden
+
     def masked_bias(self, bias: Tensor) -> Tensor:
         """`bias` where visible, -inf elsewhere; made once where layers share one bias (T5, ALiBi)."""
         if self.everything:
             return bias
         if bias.requires_grad:  # a layer that is run again in the backward pass must do what it did: nothing is kept
-            return bias.masked_fill(~self.dense(), float("-inf"))
+            return bias.masked_fill(self.hidden(), float("-inf"))
         if self._biased is None or self._biased[0] is not bias:
-            self._biased = bias, bias.masked_fill(~self.dense(), float("-inf"))
+            self._biased = bias, bias.masked_fill(self.hidden(), float("-inf"))
         return self._biased[1]
 
     def block_mask(self) -> Any:
@@ -154,9 +161,9 @@ def _weights(
     if visible.everything:
         return scores.softmax(-1).to(dtype)
     # the finite minimum instead of -inf, then an exact zero: a row that sees nothing has a finite gradient too
-    seen = visible.dense()
-    scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
-    return scores.softmax(-1).to(dtype).masked_fill(~seen, 0)
+    hidden = visible.hidden()
+    scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+    return scores.softmax(-1).to(dtype).masked_fill(hidden, 0)
 
 
 def _mix_values(weights: Tensor, v: Tensor, dropout: float, values: Callable[[Tensor], Tensor] | None) -> Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import graph_capture
+from anyformer.kernels.recording import graph_capture, is_recording
 
 
 class ComputesTensors(nn.Module):
@@ -44,6 +46,28 @@ class Computed(nn.Module):
 
     def forward(self) -> Tensor:
         return self.value
+
+
+def kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function of sizes and a device whose tensors serve every pass: made once, and the last few are kept. What is
+    made while a run is recorded belongs to the recording, and is made anew."""
+
+    @functools.lru_cache(maxsize=32)
+    def once(*args: Any) -> Tensor:
+        with torch.inference_mode(False):  # so that a later pass can train with them
+            return make(*args)
+
+    @functools.wraps(make)
+    def get(*args: Any) -> Tensor:
+        return make(*args) if is_recording() else once(*args)
+
+    return get
+
+
+@kept
+def places(count: int, device: torch.device) -> Tensor:
+    """(count,) 0, 1, 2, ...; nobody writes into it."""
+    return torch.arange(count, device=device)
 
 
 def compute(model: nn.Module) -> None:

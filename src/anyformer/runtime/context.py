@@ -64,6 +64,8 @@ class Context:
 
     def replace(self, *extras: Any, **changes: Any) -> Context:
         """A copy with other fields, and with these extras in the place of those of their classes."""
+        if not extras:
+            return dataclasses.replace(self, **changes)
         kinds = tuple(type(each) for each in extras)
         kept = tuple(each for each in self.extras if not isinstance(each, kinds))
         return dataclasses.replace(self, extras=(*kept, *extras), **changes)
@@ -156,23 +158,27 @@ class Context:
     def visible(self, mask: Mask, key: str, keys: Tensor) -> Visible:
         """Which of the keys at row places `keys` (S,) or (B, S) each token may see; `key` names the mask and the kind
         of keys."""
-        last = self.index.shape[-1] == 1 and self.fine is None and not (self.state and self.state.capacity)
-        if last and isinstance(mask, Causal):
-            mask = FULL  # the last token of a row sees all of it
-        documents, order = self.documents, self.extra(Order)
-        return self.once(
-            f"visible {key}", lambda: see(mask, self.index, keys, self.padding, documents, documents, order)
-        )
+        found = self.shared.get(key := f"visible {key}")
+        if found is None:
+            last = self.index.shape[-1] == 1 and self.fine is None and not (self.state and self.state.capacity)
+            if last and isinstance(mask, Causal):
+                mask = FULL  # the last token of a row sees all of it
+            documents = self.documents
+            found = see(mask, self.index, keys, self.padding, documents, documents, self.extra(Order))
+            self.shared[key] = found
+        return found
 
     def visible_memory(self) -> Visible:
         """All of the memory but its padding and what belongs to other documents."""
         memory = self.memory
         assert memory is not None
-        places = torch.arange(memory.states.shape[1], device=memory.states.device)
-        documents = None if memory.documents is None else self.documents
-        return self.once(
-            "visible memory", lambda: see(FULL, self.index, places, memory.padding, documents, memory.documents)
-        )
+
+        def make() -> Visible:
+            places = torch.arange(memory.states.shape[1], device=memory.states.device)
+            documents = None if memory.documents is None else self.documents
+            return see(FULL, self.index, places, memory.padding, documents, memory.documents)
+
+        return self.once("visible memory", make)
 
 
 def at_places(row: Tensor, places: Tensor) -> Tensor:

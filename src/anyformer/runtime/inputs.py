@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from anyformer.kernels.recording import is_recording
+from anyformer.kernels.recording import extremes, is_recording
 from anyformer.runtime.state import State
 from anyformer.specs.messages import quote
 
@@ -68,6 +68,10 @@ def hides_nothing(mask: Tensor, name: str = "attention_mask") -> bool:
         return False
     if mask.dtype == torch.bool:
         return bool(mask.all())
+    if not mask.is_floating_point() and mask.numel():
+        least, greatest = extremes(mask)
+        if least >= 0 and greatest <= 1:
+            return least == 1
     shown = mask == 1
     everything, valid = torch.stack((shown.all(), (shown | (mask == 0)).all())).tolist()  # one wait for both
     if not valid:

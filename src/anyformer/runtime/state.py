@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -492,20 +492,22 @@ class State:
 PER_ROW = ("past", "padding", "memory", "memory_padding")  # what a state itself has of each row
 
 
-@runtime_checkable
-class Stateful(Protocol):
-    """A module that keeps something between decoding steps."""
-
-    def state_spec(self) -> Declared | None: ...
-
-
 def declarations(model: nn.Module, modules: Iterable[tuple[str, Any]] | None = None) -> Iterator[tuple[str, Declared]]:
     """(address, what it declares) of every mixer that remembers something; an encoder or a tower beside what is
     written from left to right reads once and need not."""
     written = getattr(getattr(model, "spec", None), "left_to_right", ())
-    for address, module in model.named_modules() if modules is None else modules:
-        stateful = issubclass(type(module), Stateful)  # Python caches this, and not isinstance
-        if stateful and (not written or address.split(".")[0] in (*written, "head")):
+    for address, module in stateful_modules(model) if modules is None else modules:
+        if hasattr(type(module), "state_spec") and (not written or address.split(".")[0] in (*written, "head")):
             declared = module.state_spec()
             if declared is not None:
                 yield address, declared
+
+
+def stateful_modules(module: nn.Module, address: str = "") -> list[tuple[str, Any]]:
+    """(address, module) of those that may have a state. A pass that makes one waits for this, so that it is faster than
+    `named_modules`."""
+    found: list[tuple[str, Any]] = [(address, module)] if hasattr(type(module), "state_spec") else []
+    for name, child in module._modules.items():
+        if child is not None and (child._modules or hasattr(type(child), "state_spec")):
+            found += stateful_modules(child, f"{address}.{name}" if address else name)
+    return found

@@ -98,7 +98,7 @@ class Parallel(Steps, sees="itself"):
 class BlockModule(nn.Module):
     def __init__(self, part: Steps, site: Site) -> None:
         super().__init__()
-        self.address = site.address
+        self.address, self.reshapes = site.address, part.reshapes
         width = site.width
         for name, step in part.items():
             self.add_module(name, step.build(site.child(name, width=width)))
@@ -106,9 +106,11 @@ class BlockModule(nn.Module):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         block = x
-        for step in self.children():
+        for step in self._modules.values():  # not `children()`, which looks for modules that stand here twice
+            assert step is not None
             x = step(block, ctx, x) if getattr(step, "of_block", False) else step(x, ctx)
-            ctx = context_after(step, ctx)
+            if self.reshapes:
+                ctx = context_after(step, ctx)
         return x
 
 

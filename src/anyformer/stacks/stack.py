@@ -197,6 +197,7 @@ class StackModule(nn.Module):
     def __init__(self, part: Stack, site: Site) -> None:
         super().__init__()
         self.part, self.address = part, site.address
+        self.steps, self.reshapes = part.steps, part.reshapes  # read in every pass
         names = ("input", *(f"layers.{i}" for i in range(part.depth)), "normed")
         self.tapped: Declared = dict.fromkeys(names, "hidden_states")
         first, total = site.layer, max(site.depth, part.depth)  # a stage counts on from the stages before it
@@ -228,16 +229,20 @@ class StackModule(nn.Module):
         states = [] if states is None else states
         states.append(x)
         if self.rewinds(x, ctx):
-            layers: list[Any] = [self.layers[i] for i in self.part.steps]
+            layers: list[Any] = [self.layers[i] for i in self.steps]
             states.append(run_rewindable(layers, x, ctx))
             return self.finish(states, ctx)
-        for step, i in enumerate(self.part.steps):
+        layers, drop = [*self.layers], self.part.layer_drop if self.training else 0.0
+        for step, i in enumerate(self.steps):
+            layer = layers[i]
             if self.timing is not None:
                 x = x + self.timing[step]
-            if not (self.training and self.part.layer_drop and torch.rand(()) < self.part.layer_drop):
-                x = self.layers[i](x, ctx if step or first is None else first)
-            ctx = context_after(self.layers[i], ctx)
-            x = ctx.tap(self.address, f"layers.{i}", x)
+            if not (drop and torch.rand(()) < drop):
+                x = layer(x, ctx if step or first is None else first)
+            if self.reshapes:
+                ctx = context_after(layer, ctx)
+            if ctx.taps is not None:
+                x = ctx.tap(self.address, f"layers.{i}", x)
             states.append(x)
         return self.finish(states, ctx)
 

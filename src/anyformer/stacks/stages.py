@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
+from anyformer.parts.computed import places
 from anyformer.parts.grid.layout import Down, Grid, as_image
 from anyformer.parts.norm import Norm
 from anyformer.runtime.context import Context
@@ -80,7 +80,7 @@ class StagesModule(nn.Module):
                 x, grid = self.down[i - self.first](x, grid)
             if not self.images:
                 x = self.level(i, x, grid, ctx)
-            index = torch.arange(x.shape[1], device=x.device)
+            index = places(x.shape[1], x.device)
             ctx = ctx.replace(grid, index=index, positions=index[None], shared={})
             x, _ = stage(x, ctx)
             if self.images or i + 1 == len(self.stages):

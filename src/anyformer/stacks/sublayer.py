@@ -106,9 +106,10 @@ class SublayerModule(nn.Module):
         """What this step adds."""
         if self.wide:
             x = x.to(next(self.op.parameters()).dtype)
-        if ctx.fine is not None and self.pre_norm is not None:  # what is looked at is normed as what looks
-            ctx = ctx.replace(fine=through(self.pre_norm, ctx, ctx.fine))
-        y = self.op(x if self.pre_norm is None or self.normed_skip else through(self.pre_norm, ctx, x), ctx)
+        norm = self.pre_norm
+        if ctx.fine is not None and norm is not None:  # what is looked at is normed as what looks
+            ctx = ctx.replace(fine=through(norm, ctx, ctx.fine))
+        y = self.op(x if norm is None or self.normed_skip else through(norm, ctx, x), ctx)
         if self.training and self.dropout:
             y = F.dropout(y, self.dropout)
         if self.post_norm is not None:

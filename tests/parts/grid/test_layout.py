@@ -21,7 +21,7 @@ from anyformer.parts.grid.layout import Grid, GridVectors, KeyGrid, SeparableLea
 from anyformer.parts.grid.local_relation import LocalRelation
 from anyformer.parts.grid.merge import Merge
 from anyformer.parts.grid.pooled_attention import GridPool, PooledAttention, Skip
-from anyformer.parts.grid.windows import Windows
+from anyformer.parts.grid.windows import GridBias, Windows
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Normal
@@ -299,3 +299,35 @@ def test_a_neighbourhood_as_large_as_the_image_is_attention_to_all_of_it() -> No
     torch.testing.assert_close(op(x, ctx), expected, rtol=1e-5, atol=1e-5)
     one = made(LocalRelation(num_heads=2, size=1))
     torch.testing.assert_close(one(x, ctx), one.o(x))
+
+
+@pytest.mark.parametrize("grid", (Grid(3, 3), Grid(2, 3), Grid(2, 2)))  # as large as the table is for, and smaller
+def test_grid_bias_is_that_of_rows_and_columns_apart(grid: Grid) -> None:
+    module = GridBias(num_heads=2, size=3).build(Site(width=4))
+    torch.nn.init.normal_(module.weight)
+    index = torch.arange(grid.rows * grid.columns)
+    ctx = Context(index=index, positions=index[None], extras=(grid,))
+    _, bias = module.bias(torch.zeros(1, 2, len(index), 2), index, 1.0, ctx)
+    assert bias is not None and bias.shape == (1, 2, len(index), len(index)) and bias.is_contiguous()
+    for q in index.tolist():
+        for k in index.tolist():
+            down, right = q // grid.columns - k // grid.columns, q % grid.columns - k % grid.columns
+            assert torch.equal(bias[0, :, q, k], module.weight[(down + 2) * 5 + right + 2])
+
+
+def test_shifted_windows_see_the_same_on_any_batch_and_grid() -> None:
+    """The regions of one grid are kept; another grid or batch has its own."""
+    mixer = Attention(num_heads=1)
+    module = Windows(mixer=mixer, size=2, shift=1).build(Site(width=4)).eval()
+
+    def run(x: Tensor, grid: Grid) -> Tensor:
+        index = torch.arange(grid.rows * grid.columns)
+        return module(x, Context(index=index, positions=index[None], extras=(grid,)))
+
+    for grid in (Grid(4, 4), Grid(4, 6), Grid(4, 4)):
+        x = torch.randn(3, grid.rows * grid.columns, 4)
+        whole = run(x, grid)
+        close(whole[1:2], run(x[1:2], grid))
+        moved = x.clone()
+        moved[:, 0] += 1.0  # the corner comes in round the edge, alone in its window's region
+        assert torch.equal(run(moved, grid)[:, 1:], whole[:, 1:]), "a token sees what the shift brought together"

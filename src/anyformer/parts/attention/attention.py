@@ -255,12 +255,14 @@ class AttentionModule(InHeads):
             found = self.qkv(x)
         else:
             found = self.q(source), self.k(source), self.v(x)
-        return tuple(self.by_head(name, t, ctx) for name, t in zip("qkv", found, strict=True))
+        q, k, v = found
+        return self.by_head("q", q, ctx), self.by_head("k", k, ctx), self.by_head("v", v, ctx)
 
     def by_head(self, name: str, found: Tensor, ctx: Context) -> Tensor:
         """(B, T, H K) -> (B, H, T, K), traced under its name; values have the width `value_width`."""
         width = self.value_width if name == "v" else self.head_width
-        return ctx.tap(self.address, name, found).unflatten(-1, (-1, width)).transpose(1, 2)
+        found = ctx.tap(self.address, name, found)
+        return found.view(*found.shape[:-1], -1, width).transpose(1, 2)
 
     def memory_keys(self, states: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """Keys and values of the memory (B, G, M, K)."""

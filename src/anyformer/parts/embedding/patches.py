@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.base import Embedding
+from anyformer.parts.computed import places
 from anyformer.parts.embedding.drop_token import drop_tokens
 from anyformer.parts.grid.layout import NEEDS, Grid, Layout, Sides, laid_out
 from anyformer.parts.norm import Norm
@@ -154,23 +155,26 @@ class PatchEmbeddingModule(nn.Module):
                 raise ValueError("this model has no mask token: bool_masked_pos cannot be honoured")
             check_shape("bool_masked_pos", masked, tuple(x.shape[:2]))
             x = torch.where(masked.bool()[..., None], self.mask_token, x)
-        before = self.prefix
+        before: Tensor | None = self.prefix
+        table: Tensor | None = None
         if isinstance(self.position, Sinusoidal2DModule):
             assert isinstance(grid, Grid), "check() takes these for images alone"
-            there = torch.arange(x.shape[1], device=x.device)
+            there = places(x.shape[1], x.device)
             x = x + (self.position(there) if grid == self.part.grid else self.position.table_for(grid)).to(x.dtype)
         elif self.position is not None:
-            first = self.position.offset
-            table = self.position(torch.arange(-first, self.position.length, device=x.device))
-            x = x + self.positions(table[first:], grid, tuple(pixels.shape[2:]), inputs)
-            before = before if before is None or not first else before + table[:first]
+            table = self.positions(self.position(), grid, tuple(pixels.shape[2:]), inputs)
+            if not self.position.offset:  # the prefix has no positions
+                x, table = x + table, None
         if before is not None:
-            x = torch.cat((before.expand(x.shape[0], -1, -1).to(x.dtype), x), dim=1)
+            before = before if table is not None else before.to(x.dtype)
+            x = torch.cat((before.expand(x.shape[0], -1, -1), x), dim=1)
+        if table is not None:
+            x = x + table
         if self.out_norm is not None:
             x = self.out_norm(x)
         if self.training and self.part.dropout:
             x = F.dropout(x, self.part.dropout)
-        index, mask = torch.arange(x.shape[1], device=x.device), inputs.get("attention_mask")
+        index, mask = places(x.shape[1], x.device), inputs.get("attention_mask")
         check_shape("attention_mask", mask, tuple(x.shape[:2]))
         padding = None if mask is None or hides_nothing(mask) else mask.bool()
         ctx = Context(index=index, positions=index[None], padding=padding, extras=(grid,))
@@ -178,13 +182,15 @@ class PatchEmbeddingModule(nn.Module):
         return drop_tokens(x, ctx, share) if self.training and share else (x, ctx)
 
     def positions(self, table: Tensor, grid: Layout, size: tuple[int, ...], inputs: dict[str, Any]) -> Tensor:
-        """(N, D) for a grid of any size, of an image of `size` pixels."""
+        """(P + N, D), those of P prefix tokens first, for a grid of any size, of an image of `size` pixels."""
+        count = math.prod(self.part.grid)
         if inputs.get("interpolate_pos_encoding", False):
             if grid == self.part.grid:
                 return table
-            image = table.float().t().unflatten(1, self.part.grid)[None]  # (1, D, rows, columns)
-            return F.interpolate(image, size=grid, mode="bicubic")[0].flatten(1).t().to(table.dtype)
-        if math.prod(grid) != table.shape[0] or (size != self.part.sides and not self.part.pad):
+            image = table[-count:].float().t().unflatten(1, self.part.grid)[None]  # (1, D, rows, columns)
+            found = F.interpolate(image, size=grid, mode="bicubic")[0].flatten(1).t().to(table.dtype)
+            return torch.cat((table[:-count], found))
+        if math.prod(grid) != count or (size != self.part.sides and not self.part.pad):
             more = "; give interpolate_pos_encoding=True" if "interpolate_pos_encoding" in self.part.inputs else ""
             raise ValueError(
                 f"{NEEDS[len(grid)]} of {size} pixels makes {tuple(grid)} patches and positions were learned for "

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from anyformer.kernels.recording import extremes, is_recording
 from anyformer.kernels.rows import mask_or_ones
 from anyformer.parts.base import AbsolutePosition, Embedding
+from anyformer.parts.computed import places
 from anyformer.parts.norm import Norm
 from anyformer.parts.position.absolute import add_position
 from anyformer.parts.position.dependency_tree import Tree
@@ -232,7 +233,9 @@ def text_context(
     past = 0 if state is None else state.past
     if state is not None and state.capacity is not None and not is_recording() and state.length + T > state.capacity:
         raise ValueError(f"past_key_values has room for {state.capacity} tokens: {T} after {state.length} do not fit")
-    index = torch.arange(T, device=device) + (past if isinstance(past, int) else past[:, None])
+    index = places(T, device)
+    if not isinstance(past, int) or past:
+        index = index + (past if isinstance(past, int) else past[:, None])
     padding = _padding(inputs.get("attention_mask"), B, T, state, placed)
     documents = inputs.get("document_ids")
     positions = inputs.get("position_ids")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from anyformer.kernels.grouped import cast, grouped_linear, takes_rest
 from anyformer.parts.activation import ACTIVATIONS
+from anyformer.parts.computed import places
 from anyformer.parts.feedforward.mlp import MLP, GatedMLP
 from anyformer.parts.op import Op
 from anyformer.parts.unused import PartlyUsed
@@ -305,7 +306,7 @@ class ExpertsModule(PartlyUsed):
         if not takes_rest(x, up):
             chosen = chosen.clamp(max=E - 1)  # what goes nowhere has no weight
         chosen, order = chosen.sort(stable=True)
-        ends = torch.searchsorted(chosen, torch.arange(E, device=x.device), right=True)
+        ends = torch.searchsorted(chosen, places(E, x.device), right=True)
         token = order if k == 1 else order // k
         inner = grouped_linear(x.index_select(0, token), up, ends)
         if self.up_bias is not None:
@@ -322,6 +323,6 @@ class ExpertsModule(PartlyUsed):
             y = y + self.down_bias[chosen.clamp(max=E - 1)]
         y = y * routing.weights.flatten()[order, None]
         if k > 1:  # back to the order of the tokens, the sum of each one's experts in a fixed order
-            back = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=x.device))
+            back = torch.empty_like(order).scatter_(0, order, places(order.shape[0], x.device))
             return y.index_select(0, back).unflatten(0, (-1, k)).sum(1).to(x.dtype)
         return torch.empty_like(y).index_copy_(0, order, y).to(x.dtype)

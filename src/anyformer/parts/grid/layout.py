@@ -124,10 +124,13 @@ class SeparableLearnedModule(nn.Module):
         self.places = nn.Parameter(torch.zeros(part.length // part.frames, width))
         self.before = nn.Parameter(torch.zeros(part.offset, width)) if part.offset else None
 
-    def forward(self, positions: Tensor) -> Tensor:
-        check_positions(positions, self.length)
+    def forward(self, positions: Tensor | None = None) -> Tensor:
+        """Of these positions; of all, the rows before 0 first, where none are given."""
         table = (self.frames[:, None] + self.places).flatten(0, 1)
         table = table if self.before is None else torch.cat((self.before, table))
+        if positions is None:
+            return table
+        check_positions(positions, self.length)
         return table[positions + self.offset]
 
 

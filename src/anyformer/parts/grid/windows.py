@@ -5,6 +5,7 @@ B batch, N windows, w side of a window, T = w * w tokens in one, H heads, D widt
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.computed import Computed
+from anyformer.parts.computed import Computed, kept, places
 from anyformer.parts.grid.layout import Grid
 from anyformer.parts.grid.local_relation import LocalRelation
 from anyformer.parts.grid.pooled_attention import PooledAttention
@@ -99,22 +100,27 @@ class WindowsModule(nn.Module):
 
 def partition(x: Tensor, size: int) -> Tensor:
     """(B, rows, columns, D) -> (B, N, T, D), windows and tokens in reading order"""
-    cut = x.unflatten(2, (-1, size)).unflatten(1, (-1, size)).transpose(2, 3)
-    return cut.flatten(3, 4).flatten(1, 2)
+    B, rows, columns, D = x.shape
+    cut = x.reshape(B, rows // size, size, columns // size, size, D).transpose(2, 3)
+    return cut.reshape(B, -1, size * size, D)
 
 
 def window_context(ctx: Context, B: int, height: int, width: int, size: int, shift: int) -> Context:
     """What the mixer knows: rows of the batch are windows, and what a shift brought together are packed documents."""
-    index = torch.arange(size * size, device=ctx.index.device)
-    documents = None
-    if shift:
-        bands = []
-        for length in (height, width):  # three a side: untouched, the end of the grid, what came in round the edge
-            place = torch.arange(length, device=index.device)
-            bands.append((place >= length - size).long() + (place >= length - shift).long())
-        region = bands[0][:, None] * 3 + bands[1]
-        documents = partition(region[None, :, :, None], size)[0, ..., 0].repeat(B, 1)  # (B N, T)
+    index = places(size * size, ctx.index.device)
+    documents = regions(height, width, size, shift, index.device).repeat(B, 1) if shift else None  # (B N, T)
     return ctx.replace(Grid(size, size), index=index, positions=index[None], documents=documents, shared={})
+
+
+@kept
+def regions(height: int, width: int, size: int, shift: int, device: torch.device) -> Tensor:
+    """(N, T) numbers of the regions that a shift brings together in the windows of a grid."""
+    bands = []
+    for length in (height, width):  # three a side: untouched, the end of the grid, what came in round the edge
+        place = torch.arange(length, device=device)
+        bands.append((place >= length - size).long() + (place >= length - shift).long())
+    region = bands[0][:, None] * 3 + bands[1]
+    return partition(region[None, :, :, None], size)[0, ..., 0]
 
 
 class GridBias(HeadwisePosition, sees="itself", called=("Swin bias", "2D relative bias")):
@@ -150,6 +156,7 @@ class GridBiasModule(AttentionPositionModule):
     def __init__(self, part: GridBias) -> None:
         super().__init__()
         self.size = part.size
+        self.whole = Computed(lambda: offsets(part.size, part.size, part.size))  # of windows as large as they can be
         self.fill(part)
 
     def fill(self, part: Any) -> None:
@@ -160,18 +167,25 @@ class GridBiasModule(AttentionPositionModule):
         return self.weight
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        rows = ctx.once(f"offsets {self.size}", lambda: self.rows(ctx, places))
-        return q, self.table()[rows].permute(2, 0, 1).contiguous()[None]  # (1, H, T, T)
+        return q, F.embedding(self.rows(ctx), self.table()).permute(2, 0, 1).contiguous()[None]  # (1, H, T, T)
 
-    def rows(self, ctx: Context, places: Tensor) -> Tensor:
+    def rows(self, ctx: Context) -> Tensor:
         """(T, T) the row of the table for each query and key."""
         grid = ctx.extra(Grid)
         if grid is None or max(grid) > self.size:
             found = "no grid" if grid is None else f"a grid of {grid.rows} x {grid.columns}"
             raise ValueError(f"a position bias of {self.size} x {self.size} offsets cannot place {found}")
-        row, column = places // grid.columns, places % grid.columns
-        down, right = ((at[:, None] - at[None, :]) + self.size - 1 for at in (row, column))
-        return down * (2 * self.size - 1) + right
+        if min(grid) == self.size:
+            return self.whole()
+        make = functools.partial(offsets, *grid, self.size, ctx.index.device)
+        return ctx.once(f"offsets {self.size}", make)
+
+
+def offsets(rows: int, columns: int, size: int, device: torch.device | None = None) -> Tensor:
+    """(T, T) the row in a table of the offsets of `size` x `size` for each query and key of a grid."""
+    places = torch.arange(rows * columns, device=device)
+    down, right = ((at[:, None] - at) + size - 1 for at in (places // columns, places % columns))
+    return down * (2 * size - 1) + right
 
 
 class ContinuousGridBiasModule(GridBiasModule):

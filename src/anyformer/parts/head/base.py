@@ -79,7 +79,8 @@ class HeadModule(nn.Module):
 
 def total(terms: Mapping[str, Loss]) -> Tensor | None:
     """The sum of the terms' means: the published `loss`."""
-    return torch.stack([term.mean for term in terms.values()]).sum() if terms else None
+    means = [term.mean for term in terms.values()]
+    return None if not means else means[0] if len(means) == 1 else torch.stack(means).sum()
 
 
 # -- language models --------------------------------------------------------------------------------------------------

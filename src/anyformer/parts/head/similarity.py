@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from anyformer.kernels.recording import is_recording
 from anyformer.parts.feedforward.balance import Balance
 from anyformer.parts.head.base import Head, HeadModule, NamedTensors, Outputs
-from anyformer.parts.head.losses import Loss, class_loss
+from anyformer.parts.head.losses import Loss
 from anyformer.parts.head.pool import Pool
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import Kind
@@ -92,8 +92,8 @@ class SimilarityModule(nn.Module):
             texts, images = scores.shape
             raise ValueError(f"a loss needs a text for each image, got {texts} and {images}")
         own = torch.arange(len(scores), device=scores.device)
-        both = [class_loss(each, own) for each in (scores, scores.t())]
-        return Loss((both[0].sum + both[1].sum) / 2, both[0].weight)
+        both = [F.cross_entropy(each.float(), own, reduction="sum") for each in (scores, scores.t())]
+        return Loss((both[0] + both[1]) / 2, len(scores))
 
 
 class SpacesHead(Head, sees="itself", called=("VATT", "MIL-NCE")):

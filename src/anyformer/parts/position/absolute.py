@@ -73,9 +73,20 @@ class LearnedModule(nn.Embedding):
         super().__init__(part.length + part.offset, width, padding_idx=part.offset - 1 if part.padding else None)
         self.length, self.offset, self.dropout = part.length, part.offset, part.dropout
 
-    def forward(self, positions: Tensor) -> Tensor:
-        check_positions(positions, self.length)
-        x = super().forward(positions + self.offset if self.offset else positions)
+    def forward(self, positions: Tensor | None = None) -> Tensor:
+        """Of these positions; of all, the rows before 0 first, where none are given."""
+        if positions is None and self.padding_idx is None:
+            x = self.weight
+        else:
+            if positions is None:
+                positions = torch.arange(-self.offset, self.length, device=self.weight.device)
+            if not positions.is_cpu:
+                check_positions(positions, self.length)  # a device could only abort
+            try:
+                x = super().forward(positions + self.offset if self.offset else positions)
+            except IndexError:
+                check_positions(positions, self.length)
+                raise
         return F.dropout(x, self.dropout) if self.dropout and self.training else x
 
 

@@ -151,18 +151,31 @@ class RopeModule(AttentionPositionModule):
         angle = ctx.positions[:, None, :, None].float() * frequency
         return ((angle.cos() * self.attention_factor).to(dtype), (angle.sin() * self.attention_factor).to(dtype))
 
+    def paired(self, ctx: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin of every channel, (1 or B, 1, T, width), found once for all layers: of a pair (a, b), b takes
+        part in the new a with -sin, and a in the new b with sin."""
+
+        def make() -> tuple[Tensor, Tensor]:
+            cos, sin = self.tables(ctx, dtype)
+            if self.part.interleaved:
+                return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+            return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+        return ctx.once(self.key, make)
+
     def rotate(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        cos, sin = ctx.once(self.key, lambda: self.tables(ctx, q.dtype))
+        cos, sin = self.paired(ctx, q.dtype)
         return self.turn(q, cos, sin), self.turn(k, cos, sin)
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """a cos - b sin and b cos + a sin of each pair (a, b), `cos` and `sin` from `paired`."""
         turned, kept = (x, None) if self.width == x.shape[-1] else (x[..., : self.width], x[..., self.width :])
         if self.part.interleaved:
-            a, b = turned.unflatten(-1, (-1, 2)).unbind(-1)
-            new = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+            other = turned.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         else:
             a, b = turned.chunk(2, dim=-1)
-            new = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+            other = torch.cat((b, a), dim=-1)
+        new = turned * cos + other * sin
         return new if kept is None else torch.cat((new, kept), dim=-1)
 
 

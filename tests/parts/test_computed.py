@@ -1,0 +1,35 @@
+"""Tensors that follow from sizes and a device: made once, and fit for every later pass."""
+
+from __future__ import annotations
+
+import torch
+
+from anyformer.kernels.recording import graph_capture
+from anyformer.parts.computed import kept, places
+
+
+def test_kept_tensors_are_made_once_and_anew_while_recording() -> None:
+    made: list[int] = []
+
+    @kept
+    def count(size: int, device: torch.device) -> torch.Tensor:
+        made.append(size)
+        return torch.arange(size, device=device)
+
+    cpu = torch.device("cpu")
+    with torch.inference_mode():
+        first = count(3, cpu)
+    assert count(3, cpu) is first and made == [3], "made once"
+    assert not first.is_inference(), "made in inference mode, and a later pass trains with it"
+    with graph_capture():
+        assert count(3, cpu) is not first, "what a recording made belongs to it"
+    assert count(3, cpu) is first, "and is not kept"
+    assert count(4, cpu).shape == (4,) and made == [3, 3, 4]
+
+
+def test_places_train_after_inference() -> None:
+    table = torch.randn(5, 2, requires_grad=True)
+    with torch.inference_mode():
+        places(5, torch.device("cpu"))
+    table[places(5, torch.device("cpu"))].sum().backward()
+    assert table.grad is not None and table.grad.eq(1).all()
