@@ -1,7 +1,7 @@
 """What 8- and 4-bit weights cost on real text: the perplexity of stories260K on wikitext-2 and on its own stories.
 
-stories260K has 260,000 parameters and width 64, and Wikipedia is foreign to it: its own stories, which it wrote in fp32,
-show the loss more plainly. `error` is that of all quantised weights together, relative to their size.
+stories260K has 260,000 parameters and width 64, and Wikipedia is foreign to it: its own stories, which
+it wrote in fp32, show the loss more plainly. `error` is that of all quantised weights together, relative to their size.
 
     python benchmarks/quantized.py [--characters 80000] [--data ../shared/data]
 """
