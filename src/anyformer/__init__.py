@@ -52,6 +52,7 @@ register_service("draw", "anyformer.drawing")
 register_service("generate", "anyformer.generation")
 register_service("load_adapted", "anyformer.transforms.adapters")
 register_service("save_adapter", "anyformer.transforms.adapters")
+register_service("place_quantized", "anyformer.transforms.quantize")
 
 __all__ = [
     "__version__", "build", "check", "count", "draw", "generate", "load", "look", "lora", "override", "parts",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from anyformer import families
 from anyformer.families.base import class_detection
@@ -19,6 +19,7 @@ from anyformer.families.base.layouts import LAYOUTS, find_layout
 from anyformer.kernels import hardware
 from anyformer.models import Model, TransformerModule
 from anyformer.models.construct import skeleton
+from anyformer.parts.fused_linear import Concatenable
 from anyformer.parts.init import initialise
 from anyformer.specs.codec import FORMAT, encode, from_json
 from anyformer.specs.messages import nearest, quote, shorten
@@ -172,8 +173,11 @@ def load_as(
     what is not stored starts as described, and is named in `model.fresh`. Every load ends here."""
     with open_weights(weights or weights_folder(folder)) as checkpoint:
         check_affordable(spec, checkpoint)
-        match = same_names if (folder / "spec.json").is_file() else families.find(spec.family).match
+        ours = (folder / "spec.json").is_file()
+        match = same_names if ours else families.find(spec.family).match
         model = skeleton(spec)
+        if ours and any(name.endswith(".scale") for name in checkpoint.names):
+            service("place_quantized")(model, checkpoint)
         report = fill(model, checkpoint, match, choose_dtype(dtype, spec, checkpoint, folder), strict)
     model.to(device)
     model.fresh = frozenset((*report.missing, *report.mismatched))
@@ -227,7 +231,8 @@ def save(model: TransformerModule, folder: str | Path, *, format: str = "anyform
         check_free(folder, "overwrite=True replaces the model in it", beside=beside)
     if format == "peft":
         return service("save_adapter")(model, folder)
-    ours = {name: tensor.detach() for name, tensor in plain_state(model).items() if not spec.owner_of(name)}
+    state = plain_state(model, quantized=format == "anyformer")
+    ours = {name: tensor.detach() for name, tensor in state.items() if not is_tied(spec, state, name)}
     dtype = str(model.dtype).removeprefix("torch.")
     if format == "anyformer":
         text, content = "spec.json", {"anyformer": FORMAT, **encode(_with_dtype(spec, dtype))}
@@ -287,15 +292,26 @@ def copy_tokenizer(model: TransformerModule, folder: Path) -> None:
             shutil.copytree(source / COMPANION, folder / COMPANION, dirs_exist_ok=True)
 
 
-def plain_state(model: nn.Module) -> dict[str, Tensor]:
-    """The weights by address; a layer with an adapter counts as the plain layer that does the same."""
+def plain_state(model: TransformerModule, quantized: bool = False) -> dict[str, Tensor]:
+    """The weights by address; a layer with an adapter counts as the plain layer that does the same, and so does a
+    quantised one unless `quantized`."""
     state = dict(model.state_dict())
     for address, module in model.named_modules():
+        if isinstance(module, Concatenable) and not quantized:
+            for name in module.exact:
+                del state[f"{address}.{name}"]
+            state[f"{address}.weight"] = module.dequantize().to(model.dtype)
         if hasattr(module, "effective"):
             state[f"{address}.weight"] = module.effective()
             for name in module.extras:
                 del state[f"{address}.{name}"]
     return state
+
+
+def is_tied(spec: Model, state: dict[str, Tensor], name: str) -> bool:
+    """Whether these are the weights of another address; those of a quantised head are its own."""
+    owner = spec.owner_of(name)
+    return owner is not None and owner in state and state[owner].dtype == state[name].dtype
 
 
 def _with_dtype(spec: Model, dtype: str) -> Model:

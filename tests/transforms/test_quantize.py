@@ -1,17 +1,19 @@
-"""Int8 weights: rounding as said, rows that do not see each other, real text that stays about as likely."""
+"""Weights of 8 and 4 bits: rounding as said, rows that do not see each other, real text that stays about as likely."""
 
 from __future__ import annotations
 
 import copy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import anyformer as af
 from anyformer.kernels import hardware
-from anyformer.transforms.quantize import Int8Linear, activation_levels, quantize
+from anyformer.transforms.fuse import fuse, unfuse
+from anyformer.transforms.quantize import FORMATS, Int8Linear, activation_levels, quantize
 from small import close
 from tiny import inputs_of, model_of
 
@@ -123,10 +125,10 @@ def test_models(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES[1:])])
-@pytest.mark.parametrize("exact", [False, True])
-def test_compiled(family: str, exact: bool) -> None:
+@pytest.mark.parametrize("options", [{}, {"exact": True}, {"format": "fp8"}, {"format": "int4"}], ids=str)
+def test_compiled(family: str, options: dict[str, Any]) -> None:
     """What is in the place of a linear layer is in one graph; whose layer it is makes no difference."""
-    model, inputs = quantize(model_of(family, depth=1), exact=exact), inputs_of(family)
+    model, inputs = quantize(model_of(family, depth=1), **options), inputs_of(family)
     torch._dynamo.reset()
     with torch.no_grad():
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs).logits
@@ -148,8 +150,77 @@ def test_patterns_and_mistakes() -> None:
     assert type(model.head.out) is torch.nn.Linear and type(model.decoder.layers[0].attention.op.q) is Int8Linear
     with pytest.raises(ValueError, match=r"no linear layer matches 'decoder.layers.0.attention.op.qq'; .*\.q"):
         quantize(model_of("llama"), "decoder.layers.0.attention.op.qq")
+    with pytest.raises(ValueError, match=r"unknown format 'int5'; did you mean 'int8'"):
+        quantize(model_of("llama"), format="int5")
+    with pytest.raises(ValueError, match="group: 48 is not a power of 2"):
+        quantize(model_of("llama"), format="int4", group=48)
     with pytest.raises(ValueError, match="eval"):
         quantize(model_of("llama").train())
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])  # with a tied head, and with its own
+@pytest.mark.parametrize("format", FORMATS)
+@torch.no_grad()
+def test_saved_and_loaded(format: str, family: str, tmp_path: Path) -> None:
+    inputs, plain = inputs_of(family), model_of(family)
+    model = quantize(model_of(family), format=format, group=32)
+    expected = model(**inputs).logits
+    af.save(model, tmp_path / "ours")
+    again = af.load(tmp_path / "ours")
+    assert type(again.head.out) is FORMATS[format] and again.spec.ties == plain.spec.ties
+    stored, loaded = model.state_dict(), again.state_dict()
+    assert {name: tensor.dtype for name, tensor in stored.items()} == {name: t.dtype for name, t in loaded.items()}
+    assert torch.equal(again(**inputs).logits, expected)
+    half = af.load(tmp_path / "ours", dtype="bfloat16")
+    assert half.head.out.scale.dtype == model.head.out.scale.dtype and half.dtype == torch.bfloat16
+    af.save(model, tmp_path / "hf", format="hf")  # floats, which anything opens
+    floats = af.load(tmp_path / "hf")
+    for address, layer in model.named_modules():
+        if isinstance(layer, FORMATS[format]) and not plain.spec.owner_of(f"{address}.weight"):
+            assert torch.equal(floats.get_submodule(address).weight, layer.dequantize())
+
+
+def test_wrong_shapes_are_refused(tmp_path: Path) -> None:
+    model = quantize(model_of("llama"), format="int4", group=32)
+    layer = model.decoder.layers[0].attention.op.q
+    layer.scale, layer.offset = layer.scale[:, :-1].clone(), layer.offset[:, :-1].clone()
+    af.save(model, tmp_path / "x")
+    with pytest.raises(ValueError, match="decoder.layers.0.attention.op.q has quantised weights of wrong shapes"):
+        af.load(tmp_path / "x")
+
+
+@pytest.mark.parametrize("format, bits, close_to", [("int8", 8, 0.03), ("fp8", 8, 0.06), ("int4", 4, 0.25)])
+@torch.no_grad()
+def test_formats(format: str, bits: int, close_to: float) -> None:
+    model, inputs = model_of("llama"), inputs_of("llama")
+    before = model(**inputs).logits
+    linears = [m for m in model.modules() if type(m) is torch.nn.Linear]
+    group = 32 if format == "int4" else 1  # the last one is filled up
+    numbers = sum(m.out_features * -(-m.in_features // group) * group for m in linears)
+    quantize(model, format=format, group=32)
+    layers = [m for m in model.modules() if isinstance(m, FORMATS[format])]
+    assert len(layers) == len(linears)
+    assert sum(m.weight.nbytes for m in layers) * 8 == bits * numbers
+    alone = model(**inputs).logits
+    assert 0 < float((alone - before).norm() / before.norm()) < close_to
+    fuse(model)
+    op = model.decoder.layers[0].attention.op
+    assert op.qkv is not None and op.qkv.whole.weight.data_ptr() == op.q.weight.data_ptr(), "no second copy"
+    close(model(**inputs).logits, alone, 1e-5)
+    close(copy.deepcopy(model)(**inputs).logits, alone, 1e-5)
+    unfuse(model)
+    assert torch.equal(model(**inputs).logits, alone)
+    model.bfloat16()
+    assert layers[0].weight.dtype == type(layers[0]).from_linear(torch.nn.Linear(32, 2)).weight.dtype
+    assert float((model(**inputs).logits.float() - alone).norm() / alone.norm()) < 0.05
+
+
+def test_layers_of_different_groups_stay_apart() -> None:
+    model = quantize(model_of("llama"), "*.q", format="int4", group=32)
+    quantize(model, "*.[kv]", format="int4", group=64)
+    quantize(model, "head.*")
+    fuse(model)
+    assert model.decoder.layers[0].attention.op.qkv is None and type(model.head.out) is Int8Linear
 
 
 @pytest.mark.slow
@@ -174,8 +245,22 @@ def test_real_weights_on_real_text(shared_data: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.gpu
-def test_gpu() -> None:
-    linear, x = layer().cuda().bfloat16(), torch.randn(4, 64, device="cuda", dtype=torch.bfloat16)
-    q = Int8Linear.from_linear(linear).cuda()
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("rows", [1, 4, 100])
+@torch.no_grad()
+def test_gpu(rows: int, format: str) -> None:
+    linear, x = layer().cuda().bfloat16(), torch.randn(rows, 64, device="cuda", dtype=torch.bfloat16)
+    q = FORMATS[format].from_linear(linear).cuda()
     expected = torch.nn.functional.linear(x.float(), q.dequantize(), linear.bias.float())
     close(q(x).float(), expected, 0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("compiled", [None, True])
+def test_generation_on_a_gpu(format: str, compiled: bool | None) -> None:
+    """The recorded step writes what plain steps write."""
+    model = fuse(quantize(model_of("llama").cuda(), format=format, group=32))
+    ids = inputs_of("llama")["input_ids"].cuda()[:1]
+    options: dict[str, Any] = {"input_ids": ids, "max_new_tokens": 24, "eos_token_id": None}
+    assert torch.equal(af.generate(model, compile=compiled, **options), af.generate(model, compile=False, **options))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -93,6 +93,12 @@ class WithAddedWeights(nn.Linear):
 class Concatenable(nn.Module):
     """A layer in the place of nn.Linear that can be joined with others of its kind (quantised weights)."""
 
+    exact: ClassVar[tuple[str, ...]]  # its buffers
+
+    def dequantize(self) -> Tensor:
+        """(out, in) fp32: what the layer multiplies by."""
+        raise NotImplementedError
+
     def concat(self, *others: Any) -> nn.Module:
         """One layer that gives the outputs of this and the others, one after another."""
         raise NotImplementedError
@@ -100,6 +106,8 @@ class Concatenable(nn.Module):
 
 def effective_weight(layer: Any) -> Tensor:
     """(out, in) the weights of a linear layer, with those that an adapter adds."""
+    if isinstance(layer, Concatenable):
+        return layer.dequantize()
     return layer.effective() if isinstance(layer, WithAddedWeights) else layer.weight
 
 

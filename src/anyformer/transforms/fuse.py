@@ -54,8 +54,9 @@ def unfuse(model: nn.Module, pattern: str = "*") -> nn.Module:
         if getattr(module, name) is not None and fnmatch.fnmatchcase(address, pattern):
             setattr(module, name, None)
             for part in parts:
-                for parameter in getattr(module, part).parameters():
-                    parameter.data = parameter.data.clone()
+                layer = getattr(module, part)
+                for tensor in (*layer.parameters(), *layer.buffers()):
+                    tensor.data = tensor.data.clone()
     for address, module in model.named_modules():
         if isinstance(module, MLPModule) and fnmatch.fnmatchcase(address, pattern):
             module.up_gelu = None
@@ -78,4 +79,5 @@ def joinable(layers: list[Any]) -> bool:
         len(kinds) == 1
         and (kinds == {nn.Linear} or isinstance(layers[0], Concatenable))
         and len({(layer.in_features, layer.weight.dtype, layer.weight.device) for layer in layers}) == 1
+        and len({tuple(buffer.shape[1:] for buffer in layer.buffers()) for layer in layers}) == 1  # quantised alike
     )

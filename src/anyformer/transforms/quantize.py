@@ -1,38 +1,54 @@
-"""Int8 weights by address: a linear layer keeps one signed byte a weight and one scale an output channel.
+"""Weights of 8 or 4 bits by address, for inference: the float weights are gone.
 
-    quantize(model)                              # every linear layer, the head too: a quarter of fp32's memory
+    quantize(model)                              # int8, every linear layer, the head too: a quarter of fp32's memory
     quantize(model, "decoder.*")                 # some of them
+    quantize(model, format="fp8")                # e4m3 floats, one scale an output channel
+    quantize(model, format="int4", group=64)     # half a byte a weight; a scale and an offset every 64 inputs
 
-A weight is round(w / scale), scale = largest |w| of its row / 127. On a CPU each row of activations is rounded to 8
-bits too, with a scale of its own: that is what VNNI instructions multiply, and a batch changes no row. A CPU for which
-torch has no 8-bit products gives the same numbers by plain ones. `exact=True` keeps the activations as they are there,
-and so does every other device. Inference only: the float weights are gone.
+`kernels/quantized.py` says how weights are rounded, and has the products of few rows on CUDA, which take as long as
+reading the weights. Activations stay as they are, with one exception: with int8 weights on a CPU each row of them is
+rounded to 8 bits too, with a scale of its own. That is what VNNI instructions multiply, and a batch changes no row. A
+CPU for which torch has no 8-bit products gives the same numbers by plain ones. `exact=True` leaves them alone there.
+
+`af.save` writes the quantised weights and `af.load` reads them; `format="hf"` writes floats.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import warnings
-from typing import Any
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels import hardware
+from anyformer.kernels import hardware, quantized
 from anyformer.kernels.packed import Packed
+from anyformer.kernels.quantized import FEW, FP8, plain_linear, quantized_linear
 from anyformer.models import TransformerModule
 from anyformer.parts.fused_linear import Concatenable
 from anyformer.specs.messages import nearest, quote
 from anyformer.transforms.fuse import fuse, sites, unfuse
+from anyformer.weights.io import Checkpoint
+from anyformer.weights.pieces import Pieces
 
 
 @torch.no_grad()
-def quantize(model: TransformerModule, pattern: str = "*", *, exact: bool = False) -> Any:
-    """Every nn.Linear whose address matches `pattern` becomes an Int8Linear; the model is changed and returned. A head
-    tied to the token table is quantised, the table stays as it is. Fused projections stay fused."""
+def quantize(
+    model: TransformerModule, pattern: str = "*", *, format: str = "int8", group: int = 128, exact: bool = False
+) -> Any:
+    """Quantises every nn.Linear whose address matches `pattern`; the model is changed and returned. `format` is int8,
+    fp8 or int4; `group` is the number of inputs that share a scale in int4, a power of 2 from 32 on. A head tied to the
+    token table is quantised, the table stays as it is. Fused projections stay fused."""
     if model.training:
-        raise ValueError("int8 weights cannot be trained: model.eval() first")
+        raise ValueError(f"{format} weights cannot be trained: model.eval() first")
+    if format not in FORMATS:
+        raise ValueError(f"unknown format {quote(format)}; {nearest(format, FORMATS)}")
+    if not possible_group(group):
+        raise ValueError(f"group: {group} is not a power of 2 from 32 on; try 32, 64 or 128")
     linears = {address: module for address, module in model.named_modules() if type(module) is nn.Linear}
     chosen = [address for address in linears if fnmatch.fnmatchcase(address, pattern)]
     if not chosen:
@@ -40,65 +56,145 @@ def quantize(model: TransformerModule, pattern: str = "*", *, exact: bool = Fals
     fused = [address for address, module, name, _ in sites(model) if getattr(module, name) is not None]
     unfuse(model)
     for address in chosen:
-        path, _, leaf = address.rpartition(".")
-        setattr(model.get_submodule(path), leaf, Int8Linear.from_linear(linears[address], exact))
+        model.set_submodule(address, FORMATS[format].from_linear(linears[address], exact, group))
     for address in fused:
         fuse(model, address)
     return model
 
 
-class Int8Linear(Concatenable):
-    """x (..., in) -> (..., out), the weights int8 with one scale an output channel."""
+class QuantizedLinear(Concatenable):
+    """x (..., in) -> (..., out). The buffers keep their types: `.half()` is for activations."""
+
+    exact: ClassVar[tuple[str, ...]] = ("weight", "scale")  # the loader does not convert these
 
     weight: Tensor
     scale: Tensor
+    offset: Tensor | None
+    exact_activations = False  # on a CPU, too
 
-    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None, exact: bool = False) -> None:
+    def __init__(self, tensors: Sequence[Tensor], in_features: int, bias: Tensor | None) -> None:
         super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.register_buffer("weight", weight)  # (out, in) int8
-        self.register_buffer("scale", scale)  # (out,) fp32
+        self.in_features, self.out_features = in_features, tensors[0].shape[0]
+        for name, tensor in zip_longest(("weight", "scale", "offset"), tensors):
+            self.register_buffer(name, tensor)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        self.exact = exact
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, exact: bool = False) -> Int8Linear:
-        weight = linear.weight.detach().float()
-        scale = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
-        rounded = (weight / scale[:, None]).round().to(torch.int8)
-        return cls(rounded, scale, None if linear.bias is None else linear.bias.detach().clone(), exact)
+    def from_linear(cls, linear: nn.Linear, exact: bool = False, group: int = 128) -> Any:
+        bias = None if linear.bias is None else linear.bias.detach().clone()
+        layer = cls(cls.round(linear.weight.detach().float(), group), linear.in_features, bias)
+        layer.exact_activations = exact
+        return layer
 
-    def concat(self, *others: Int8Linear) -> Int8Linear:
+    @staticmethod
+    def round(weight: Tensor, group: int) -> Sequence[Tensor]:
+        """(out, in) floats -> the buffers."""
+        raise NotImplementedError
+
+    @staticmethod
+    def shapes(outputs: int, inputs: int, group: int) -> list[tuple[int, ...]]:
+        """Of the buffers."""
+        return [(outputs, inputs), (outputs,)]
+
+    def concat(self, *others: Any) -> Any:
+        """These layers' weights become views of the new one's."""
         parts = (self, *others)
         bias = None
         if any(p.bias is not None for p in parts):
             bias = torch.cat([p.scale.new_zeros(p.out_features) if p.bias is None else p.bias for p in parts])
-        weights, scales = torch.cat([p.weight for p in parts]), torch.cat([p.scale for p in parts])
-        return Int8Linear(weights, scales, bias, self.exact)
+        tensors = []
+        for name in self.exact:
+            pieces = [getattr(p, name) for p in parts]
+            whole = torch.cat([piece.view(torch.uint8) if piece.dtype == FP8 else piece for piece in pieces])
+            tensors.append(whole.view(pieces[0].dtype))
+            for part, view in zip(parts, tensors[-1].split([p.out_features for p in parts]), strict=True):
+                setattr(part, name, view)
+        joined = type(self)(tensors, self.in_features, bias)
+        joined.exact_activations = self.exact_activations
+        return joined
 
     def dequantize(self) -> Tensor:
-        """(out, in) fp32: what the layer multiplies by."""
-        return self.weight.float() * self.scale[:, None]
+        return quantized.dequantize(self.weight, self.scale, self.offset, self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.exact and x.is_cpu and x.numel():
-            return by_bytes(x, self.weight, self.scale, self.bias)
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        if x.dtype == torch.float16:  # sums of whole numbers up to 127 are beyond its range
-            return F.linear(x, self.weight.to(x.dtype) * self.scale.to(x.dtype)[:, None], bias)
-        # scales after the product: a compiler fuses the conversion into it and makes no float copy of the weights
-        out = F.linear(x, self.weight.to(x.dtype)) * self.scale.to(x.dtype)
-        return out if bias is None else out + bias
+        few = x.is_cuda and x.numel() <= FEW * self.in_features and not torch.is_grad_enabled()
+        multiply = quantized_linear if few else plain_linear
+        return multiply(x, self.weight, self.scale, self.offset, self.bias)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Int8Linear:
-        scale = self.scale
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        kept = {name: getattr(self, name) for name in self.exact}
         super()._apply(fn, recurse)
-        if self.scale.dtype != torch.float32:  # .half() is for activations: 8 bits have no room for a rough scale
-            self.scale = scale.to(self.scale.device)
+        for name, tensor in kept.items():
+            if getattr(self, name).dtype != tensor.dtype:
+                setattr(self, name, tensor.to(getattr(self, name).device))
         return self
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class FP8Linear(QuantizedLinear):
+    """weight (out, in) e4m3, scale (out,) fp32"""
+
+    @staticmethod
+    def round(weight: Tensor, group: int) -> Sequence[Tensor]:
+        return quantized.round_fp8(weight)
+
+
+class Int4Linear(QuantizedLinear):
+    """weight (out, groups * group / 2) uint8, scale and offset (out, groups) bf16"""
+
+    exact = ("weight", "scale", "offset")
+
+    @staticmethod
+    def round(weight: Tensor, group: int) -> Sequence[Tensor]:
+        return quantized.round_int4(weight, group)
+
+    @staticmethod
+    def shapes(outputs: int, inputs: int, group: int) -> list[tuple[int, ...]]:
+        groups = -(-inputs // group)
+        return [(outputs, groups * group // 2), (outputs, groups), (outputs, groups)]
+
+
+class Int8Linear(QuantizedLinear):
+    """weight (out, in) int8, scale (out,) fp32"""
+
+    @staticmethod
+    def round(weight: Tensor, group: int) -> Sequence[Tensor]:
+        return quantized.round_int8(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.exact_activations and x.is_cpu and x.numel():
+            return by_bytes(x, self.weight, self.scale, self.bias)
+        return super().forward(x)
+
+
+FORMATS: dict[str, type[QuantizedLinear]] = {"int8": Int8Linear, "fp8": FP8Linear, "int4": Int4Linear}
+TYPES = {torch.int8: Int8Linear, FP8: FP8Linear, torch.uint8: Int4Linear}  # of stored weights
+
+
+def possible_group(group: int) -> bool:
+    return group >= 32 and group & (group - 1) == 0
+
+
+def place_quantized(model: TransformerModule, stored: Checkpoint | Pieces) -> None:
+    """Makes room in a model on meta for the quantised layers of a checkpoint in our own layout."""
+    names = {*stored.names}
+    for address, linear in list(model.named_modules()):
+        weight, scale = f"{address}.weight", f"{address}.scale"
+        if type(linear) is not nn.Linear or not {weight, scale} <= names or stored.dtype(weight) not in TYPES:
+            continue
+        kind = TYPES[stored.dtype(weight)]
+        leaves = [leaf for leaf in kind.exact if f"{address}.{leaf}" in names]
+        shapes = [stored.shape(f"{address}.{leaf}") for leaf in leaves]
+        group = 2 * shapes[0][-1] // max(shapes[1][-1], 1) if kind is Int4Linear and all(shapes) else 32
+        if not possible_group(group) or shapes != kind.shapes(linear.out_features, linear.in_features, group):
+            raise ValueError(f"{stored.folder}: {address} has quantised weights of wrong shapes {quote(shapes)}")
+        tensors = [
+            torch.empty(shape, dtype=stored.dtype(f"{address}.{leaf}"), device="meta")
+            for leaf, shape in zip(leaves, shapes, strict=True)
+        ]
+        model.set_submodule(address, kind(tensors, linear.in_features, linear.bias))
 
 
 PACKED = Packed()

@@ -101,8 +101,8 @@ def fill(
         groups.setdefault(id(tensor), []).append(name)
     names, steps, dropped = match(spec, stored.names, list(targets))
     exact = {f"{path}.{leaf}" for path, module in model.named_modules() for leaf in getattr(module, "exact", ())}
-    dtypes = {name: torch.float32 if name in exact else dtype for name in targets}
-    tied = {name for name in targets if spec.owner_of(name)}
+    dtypes = {name: tensor.dtype if name in exact else dtype for name, tensor in targets.items()}
+    tied = {name for name in targets if name not in exact and spec.owner_of(name)}  # but a quantised head is its own
     used: set[str] = set()
     filled: dict[str, Tensor] = {}
     mismatched: dict[str, str] = {}

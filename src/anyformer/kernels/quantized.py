@@ -1,0 +1,130 @@
+"""Linear layers with weights of 8 or 4 bits: how weights are rounded, and products with few rows on CUDA (Triton).
+
+int8, fp8 (e4m3): (N, K) and one scale an output, w = scale * weight. int4: groups of G inputs, G a power of 2, each
+with a scale and an offset, w = scale * weight + offset, weight from 0 to 15. Byte j of a group holds input j in its low
+four bits and input j + G / 2 in its high four, so that either half reads neighbouring inputs. A last group that is not
+full is filled up with zeros. The type of the weights tells the format: int8, float8_e4m3fn or uint8.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anyformer.kernels.decode import HAS_TRITON
+
+FEW = 64  # rows, up to which a product takes as long as reading the weights
+FP8 = torch.float8_e4m3fn
+TINY = torch.finfo(torch.float32).tiny
+CLIPPING = [1 - 0.04 * i for i in range(11)]  # of a group's range: a few large weights cost all others precision
+
+
+# -- rounding: (N, K) float -> weights, scale, offset -----------------------------------------------------------------
+
+
+def round_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    scale = weight.abs().amax(1).clamp(min=TINY) / 127
+    return (weight / scale[:, None]).round().to(torch.int8), scale
+
+
+def round_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    scale = weight.abs().amax(1).clamp(min=TINY) / torch.finfo(FP8).max
+    return (weight / scale[:, None]).to(FP8), scale
+
+
+def round_int4(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Each group's range is clipped as far as makes its squared error least."""
+    parts = [round_groups(F.pad(rows, (0, -rows.shape[1] % group)), group) for rows in weight.split(8192)]
+    numbers, scale, offset = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    low, high = numbers.chunk(2, -1)
+    return (low | high << 4).flatten(1), scale, offset
+
+
+def round_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(N, K) -> (N, K / group, group) from 0 to 15, and what they are times and plus, in bf16 (N, K / group)"""
+    weight = weight.unflatten(1, (-1, group))
+    least, most = weight.aminmax(dim=-1, keepdim=True)
+    best: tuple[Tensor, ...] = ()
+    for share in CLIPPING:
+        offset = (least * share).bfloat16()
+        scale = ((most * share - offset) / 15).clamp(min=TINY).bfloat16()
+        numbers = ((weight - offset) / scale).round_().clamp_(0, 15)
+        error = (numbers * scale + offset - weight).square_().sum(-1, keepdim=True)
+        found = numbers.to(torch.uint8), scale, offset, error
+        best = found if not best else tuple(torch.where(error < best[3], new, old) for new, old in zip(found, best))
+    return best[0], best[1].squeeze(-1), best[2].squeeze(-1)
+
+
+def dequantize(weight: Tensor, scale: Tensor, offset: Tensor | None, width: int) -> Tensor:
+    """(N, K) fp32: what the layer multiplies by, K = width"""
+    if offset is None:
+        return weight.float() * scale[:, None]
+    pairs = weight.unflatten(1, (offset.shape[1], -1))  # (N, groups, G / 2)
+    numbers = torch.cat((pairs & 15, pairs >> 4), -1).float()
+    return torch.addcmul(offset.float()[..., None], numbers, scale.float()[..., None]).flatten(1)[:, :width]
+
+
+# -- products ---------------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("anyformer::quantized_linear", mutates_args=())
+def quantized_linear(x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None) -> Tensor:
+    """x (..., K) of few rows times such weights -> (..., N). One operation to a compiler; no float copy of the weights
+    where there is a program for it."""
+    able = HAS_TRITON and x.is_cuda and x.numel() > 0
+    if able and weight.dtype == FP8:
+        able = torch.cuda.get_device_capability(x.device) >= (8, 9)
+    return launch(x, weight, scale, offset, bias) if able else plain_linear(x, weight, scale, offset, bias)
+
+
+@quantized_linear.register_fake
+def _(x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+def plain_linear(x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None) -> Tensor:
+    """The same on any device, for any number of rows."""
+    bias = None if bias is None else bias.to(x.dtype)
+    if offset is not None or x.dtype == torch.float16:  # sums of unscaled weights are beyond the range of fp16
+        return F.linear(x, dequantize(weight, scale, offset, x.shape[-1]).to(x.dtype), bias)
+    # scales after the product: a compiler fuses the conversion into it and makes no float copy of the weights
+    out = F.linear(x, weight.to(x.dtype)) * scale.to(x.dtype)
+    return out if bias is None else out + bias
+
+
+def launch(x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Starts the program for this type of weights and number of rows."""
+    from anyformer.kernels import quantized_triton as programs
+
+    x, (N, stored), K = x.contiguous(), weight.shape, x.shape[-1]
+    M, has_bias = x.numel() // K, bias is not None
+    group = 0 if offset is None else 2 * stored // offset.shape[1]
+    out = torch.empty(*x.shape[:-1], N, dtype=x.dtype, device=x.device)
+    if M == 1:
+        # every thread reads 16 bytes of each of its rows at once
+        size = min(power_of_2(stored), 8192)
+        rows, warps = 4, min(max(size // 512, 1), 16)
+        grid = (-(-N // rows),)
+        if offset is None:
+            programs.one_row[grid](x, weight, scale, bias, out, N, K, rows, size, has_bias, num_warps=warps)
+        else:
+            shape = N, K, group, rows, max(2 * size // group, 1), has_bias
+            programs.one_row_int4[grid](x, weight, scale, offset, bias, out, *shape, num_warps=warps)
+        return out
+    columns = 16 if N <= 4096 else 32 if N <= 32768 else 64  # enough programs for every processor
+    rows, grid = max(16, power_of_2(M)), (-(-N // columns),)
+    if offset is None:
+        programs.few_rows[grid](
+            x, weight, scale, bias, out, M, N, K, rows, columns, 128, has_bias, num_warps=4, num_stages=4
+        )
+    else:
+        programs.few_rows_int4[grid](
+            x, weight, scale, offset, bias, out, M, N, K, group, rows, columns, has_bias, num_warps=4, num_stages=4
+        )
+    return out
+
+
+def power_of_2(number: int) -> int:
+    """The next one, from 1 on."""
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,148 @@
+"""The programs of `kernels/quantized.py`. Imported only where Triton is.
+
+M rows of x, N outputs, K inputs. Weights are turned into floats in registers, products are summed in fp32, and scales
+multiply the sums, so that no weight is rounded a second time.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_bytes(pointers, mask):
+    """int8 or fp8 weights as fp32, without their scale."""
+    return tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_int4(pointers, mask):
+    """(low, high): the inputs j and j + GROUP / 2 of a group as fp32 from 0 to 15, without scale and offset."""
+    pairs = tl.load(pointers, mask=mask, other=0)
+    return (pairs & 15).to(tl.float32), (pairs >> 4).to(tl.float32)
+
+
+@triton.jit
+def one_row(
+    x, weight, scale, bias, out, N, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr
+):
+    """ROWS outputs for one row of x, BLOCK inputs at once. weight (N, K) int8 or fp8, scale (N,)"""
+    n, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    rows = weight + n.to(tl.int64)[:, None] * K
+    sums = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(0, K, BLOCK):
+        k = start + c
+        right = load_bytes(rows + k[None, :], (n[:, None] < N) & (k[None, :] < K))
+        sums += tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)[None, :] * right
+    total = tl.sum(sums, 1) * tl.load(scale + n, mask=n < N, other=0.0)
+    if BIAS:
+        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(out + n, total.to(out.dtype.element_ty), mask=n < N)
+
+
+@triton.jit
+def one_row_int4(
+    x,
+    weight,
+    scale,
+    offset,
+    bias,
+    out,
+    N,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """ROWS outputs for one row of x, BLOCK groups at once. weight (N, GROUPS * GROUP / 2), scale, offset (N, GROUPS)"""
+    HALF: tl.constexpr = GROUP // 2
+    GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
+    n, j = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, HALF)
+    rows, tables = weight + n.to(tl.int64)[:, None, None] * (GROUPS * HALF), n[:, None] * GROUPS
+    sums = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(0, GROUPS, BLOCK):
+        g = start + tl.arange(0, BLOCK)
+        here = (n[:, None] < N) & (g[None, :] < GROUPS)  # (ROWS, BLOCK)
+        low, high = load_int4(rows + (g[:, None] * HALF + j[None, :])[None, :, :], here[:, :, None])
+        k = g[:, None] * GROUP + j[None, :]  # (BLOCK, HALF)
+        left = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+        right = tl.load(x + k + HALF, mask=k + HALF < K, other=0.0).to(tl.float32)
+        products = tl.sum(low * left[None, :, :] + high * right[None, :, :], 2)
+        sums += products * tl.load(scale + tables + g[None, :], mask=here, other=0.0).to(tl.float32)
+        step = tl.load(offset + tables + g[None, :], mask=here, other=0.0).to(tl.float32)
+        sums += step * tl.sum(left + right, 1)[None, :]
+    total = tl.sum(sums, 1)
+    if BIAS:
+        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(out + n, total.to(out.dtype.element_ty), mask=n < N)
+
+
+@triton.jit
+def few_rows(
+    x,
+    weight,
+    scale,
+    bias,
+    out,
+    M,
+    N,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """COLUMNS outputs for all rows of x (at most ROWS), BLOCK inputs at once: int8 and fp8 are exact in bf16."""
+    m, n = tl.arange(0, ROWS), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    lines, columns = x + m[:, None] * K, weight + n.to(tl.int64)[None, :] * K
+    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, K, BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        left = tl.load(lines + k[None, :], mask=(m[:, None] < M) & (k[None, :] < K), other=0.0)
+        right = load_bytes(columns + k[:, None], (n[None, :] < N) & (k[:, None] < K))
+        sums = tl.dot(left, right.to(left.dtype), sums, input_precision="ieee")
+    sums *= tl.load(scale + n, mask=n < N, other=0.0)[None, :]
+    if BIAS:
+        sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    place = m[:, None] * N + n[None, :]
+    tl.store(out + place, sums.to(out.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))
+
+
+@triton.jit
+def few_rows_int4(
+    x,
+    weight,
+    scale,
+    offset,
+    bias,
+    out,
+    M,
+    N,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """COLUMNS outputs for all rows of x (at most ROWS), one group at once."""
+    HALF: tl.constexpr = GROUP // 2
+    GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
+    m, n, j = tl.arange(0, ROWS), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, HALF)
+    lines, columns = x + m[:, None] * K, weight + n.to(tl.int64)[None, :] * (GROUPS * HALF)
+    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for g in range(0, GROUPS):
+        k = g * GROUP + j
+        left = tl.load(lines + k[None, :], mask=(m[:, None] < M) & (k[None, :] < K), other=0.0)
+        right = tl.load(lines + HALF + k[None, :], mask=(m[:, None] < M) & (HALF + k[None, :] < K), other=0.0)
+        low, high = load_int4(columns + (g * HALF + j)[:, None], (n[None, :] < N) & (j[:, None] < HALF))
+        products = tl.dot(left, low.to(left.dtype), input_precision="ieee")
+        products = tl.dot(right, high.to(left.dtype), products, input_precision="ieee")
+        sums += products * tl.load(scale + n * GROUPS + g, mask=n < N, other=0.0).to(tl.float32)[None, :]
+        step = tl.load(offset + n * GROUPS + g, mask=n < N, other=0.0).to(tl.float32)
+        sums += tl.sum(left.to(tl.float32) + right.to(tl.float32), 1)[:, None] * step[None, :]
+    if BIAS:
+        sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    place = m[:, None] * N + n[None, :]
+    tl.store(out + place, sums.to(out.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))
