@@ -1,7 +1,8 @@
 """Decoding, prompts and first calls of `bench_gpu.py`: greedy, bf16, the same random weights on both sides.
 
 A figure is tokens a second of the whole call, the prompt included. `default` is `af.generate(model, ids)`; `compiled`
-is `compile=True` after `pack(fuse(model))`. transformers writes fewer tokens, as its rate does not depend on how many.
+is `compile=True` after `pack(fuse(model))`. transformers without a compiled cache takes long: its time is found from
+that of 1 and of 32 tokens, which it writes in the same turn.
 Tokens are compared with the plain path (`compile=False`): a row of the batch may leave it only at a tie.
 """
 
@@ -38,7 +39,7 @@ from anyformer.transforms.fuse import fuse
 from anyformer.transforms.pack import pack
 
 BATCHES = (1, 32, 8, 128)  # the most important first
-PROMPT, NEW, THEIRS = 128, 128, 32  # tokens: of the prompt, written by us, written by them
+PROMPT, NEW, THEIRS = 128, 128, 32  # tokens: of the prompt, written, written by transformers without compiling
 TURNS = 4
 TIE = 0.02  # two tokens whose scores differ by less, relative to the highest, may change places in bf16
 GPT_FAST = {1: 718, 32: 13_053}  # tokens/s, given by the maintainers: Llama-1B on one H200
@@ -100,8 +101,9 @@ def measure(writer: Writer, options: Any) -> Iterator[Row]:
     with scratch_folder() as folder:
         config = save_theirs(writer, Path(folder), options, torch.bfloat16)  # type: ignore[arg-type]
         peer = load_theirs(writer, Path(folder), options, torch.bfloat16).eval()  # type: ignore[arg-type]
-        plain = af.load(folder, device=options.device, offline=True, dtype=torch.bfloat16)
-        packed = pack(fuse(af.load(folder, device=options.device, offline=True, dtype=torch.bfloat16)))
+        read = {"device": options.device, "offline": True, "dtype": torch.bfloat16}
+        plain, default, packed = (af.load(folder, **read) for _ in range(3))  # type: ignore[arg-type]
+        pack(fuse(packed))
     peer.generation_config.eos_token_id = None
     for number, batch in enumerate(batches):
         if time.time() > options.until:
@@ -111,28 +113,30 @@ def measure(writer: Writer, options: Any) -> Iterator[Row]:
         def ours(model: Any, fast: bool | None, count: int = new, inputs: dict[str, Tensor] = inputs) -> Tensor:
             return af.generate(model, **inputs, max_new_tokens=count, eos_token_id=[], compile=fast)
 
-        def other(inputs: dict[str, Tensor] = inputs, **more: Any) -> Any:
+        def other(count: int, inputs: dict[str, Tensor] = inputs, **more: Any) -> None:
             if "input_ids" in inputs:
                 more["attention_mask"] = torch.ones_like(inputs["input_ids"])
-            return peer.generate(**inputs, max_new_tokens=theirs, do_sample=False, pad_token_id=0, **more)
+            tokens = peer.generate(**inputs, max_new_tokens=count, do_sample=False, pad_token_id=0, **more)
+            if tokens.shape[1] < count:
+                raise ValueError(f"transformers wrote {tokens.shape[1]} tokens instead of {count}")
 
         sides: dict[str, Callable[[], Any]] = {}
-        paths = {"default": (plain, None), "compiled": (packed, compiled)}
-        expected = ours(plain, False)
-        for path, (model, fast) in paths.items():
-            first, tokens = timed(lambda model=model, fast=fast: ours(model, fast))  # type: ignore[misc]
+        for path, model, fast in (("default", default, None), ("compiled", packed, compiled)):
             sides[path] = lambda model=model, fast=fast: ours(model, fast)  # type: ignore[misc]
+            first, tokens = timed(sides[path])  # nothing was called before the first
+            again, expected = seconds(sides[path]), ours(plain, False)
             yield exact(f"exactness: {base}, {path}", plain, inputs, expected, tokens, expected.shape[1] - new)
             if number == 0:
-                again = seconds(sides[path])
                 name = f"first calls: {writer.title}, {path} generate"
                 note = f"preparation; the call took {first:.1f} s, the next {again:.2f} s"
-                yield against_goal(name, "s", max(first - again, 0.01), PREPARATION, note) if path == "default" else Row(
-                    name, "s", round_off(first - again), None, "-", None, None, None, None, note
+                yield (
+                    against_goal(name, "s", max(first - again, 0.01), PREPARATION, note)
+                    if path == "default"
+                    else Row(name, "s", round_off(first - again), None, "-", None, None, None, None, note)
                 )
-        peers: dict[str, Callable[[], Any]] = {"transformers": other}
+        peers: dict[str, Callable[[], Any]] = {"one": lambda: other(1), "some": lambda: other(theirs)}
         if writer.static and batch in (1, 32) and not options.tiny:
-            peers["static"] = lambda: other(cache_implementation="static")
+            peers["static"] = lambda: other(new, cache_implementation="static")
         note = ""
         for name, run in list(peers.items()):
             try:
@@ -145,7 +149,13 @@ def measure(writer: Writer, options: Any) -> Iterator[Row]:
             spans = take_turns({**sides, **peers}, 2 if options.tiny else TURNS, 0.0)
         # of one new token of the batch
         ours_at = {path: [t / new / batch for t in spans[path]] for path in sides}
-        theirs_at = {name: [t / theirs / batch for t in spans[name]] for name in peers}
+        theirs_at = {}
+        if {"one", "some"} <= peers.keys():
+            pairs = zip(spans["one"], spans["some"], strict=True)
+            whole = [one + (some - one) / (theirs - 1) * (new - 1) for one, some in pairs]
+            theirs_at["transformers"] = [t / new / batch for t in whole]
+        if "static" in peers:
+            theirs_at["static"] = [t / new / batch for t in spans["static"]]
         for path, times in ours_at.items():
             name = f"decoding: {base}, {path}"
             if "transformers" in theirs_at:

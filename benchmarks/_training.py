@@ -65,6 +65,7 @@ class Family:
     tiny: dict[str, Any] = dataclasses.field(default_factory=dict)
     timm: str | None = None
     library: str = "transformers"
+    autocast: bool = True  # False: theirs fails under autocast, and has bf16 weights instead
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------
@@ -200,8 +201,8 @@ FAMILIES = (
            {"text_config": {**SMALL, "vocab_size": 200, "max_position_embeddings": 16, "eos_token_id": 199},
             "vision_config": {**SMALL, "image_size": 64}}),
     Family("Swin-T", "SwinForImageClassification", classify, pictures, (128, 224), (8, 224), (45, 8),
-           {"num_labels": 1000}, {"num_labels": 10, "image_size": 32, "patch_size": 2, "embed_dim": 16, "window_size": 4,
-                                  "depths": [2, 2], "num_heads": [1, 2]},
+           {"num_labels": 1000}, {"num_labels": 10, "image_size": 32, "patch_size": 2, "embed_dim": 16,
+                                  "window_size": 4, "depths": [2, 2], "num_heads": [1, 2]},
            timm="swin_tiny_patch4_window7_224"),
     Family("T5-base", "T5ForConditionalGeneration", lambda c: SpanCorruption(), pair, (48, 512), (8, 144), (55, 14),
            T5, TINY_T5),
@@ -213,7 +214,8 @@ FAMILIES = (
            {**SMALL, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2}),
     Family("DeBERTa-base", "DebertaForMaskedLM", lambda c: Masked(), masked, (16, 512), (8, 128), (60, 14),
            {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 0,
-            "position_biased_input": False, "max_relative_positions": -1}, {**SMALL, "vocab_size": 200}),
+            "position_biased_input": False, "max_relative_positions": -1}, {**SMALL, "vocab_size": 200},
+           autocast=False),
     Family("DiT-B/2", "DiTTransformer2DModel", diffuse, noisy, (128, 32), (8, 32), (40, 10), DIT,
            {"num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 2, "sample_size": 8,
             "num_embeds_ada_norm": 10}, library="diffusers"),
@@ -236,7 +238,10 @@ def without_dropout(config: Any) -> Any:
 
 def save_theirs(family: Family, folder: Path, options: Any, dtype: torch.dtype = torch.float32) -> Any:
     """Their model with random weights, into a folder that both sides read; its config."""
-    library, wanted = importlib.import_module(family.library), {**family.config, **(family.tiny if options.tiny else {})}
+    library, wanted = (
+        importlib.import_module(family.library),
+        {**family.config, **(family.tiny if options.tiny else {})},
+    )
     torch.manual_seed(0)
     if family.library == "diffusers":
         model = getattr(library, family.architecture)(**wanted)
@@ -247,14 +252,15 @@ def save_theirs(family: Family, folder: Path, options: Any, dtype: torch.dtype =
         config = without_dropout(getattr(library, family.architecture).config_class(**wanted))
         with torch.device(options.device):
             model = getattr(library, family.architecture)(config)
-    model.to(dtype).save_pretrained(folder)
+    (model if dtype == torch.float32 else model.to(dtype)).save_pretrained(folder)
     return config
 
 
 def load_theirs(family: Family, folder: Path, options: Any, dtype: torch.dtype = torch.float32) -> Any:
     kind = getattr(importlib.import_module(family.library), family.architecture)
     more = {"attn_implementation": "sdpa"} if getattr(kind, "_supports_sdpa", False) else {}
-    model = kind.from_pretrained(folder, **more).to(options.device, dtype)
+    model = kind.from_pretrained(folder, **more).to(options.device)
+    model = model if model.dtype == dtype else model.to(dtype)
     for module in model.modules():  # a label that is left out at random
         if type(module).__name__ == "LabelEmbedding":
             module.dropout_prob = 0.0
@@ -305,13 +311,14 @@ def their_loss(model: Any, batch: dict[str, Any]) -> Tensor:
 
 def their_step(model: Any, batch: Tensors, compiled: bool, device: str) -> Callable[[], Callable[[], float]]:
     model.train()
+    mixed = next(model.parameters()).dtype == torch.float32
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
     call = torch.compile(model) if compiled else model
 
     def step() -> Callable[[], float]:
         here = {name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
                 for name, value in batch.items()}  # fmt: skip
-        with torch.autocast(device, torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16, enabled=mixed):
             loss = their_loss(call, here)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -379,7 +386,7 @@ def measure_variant(
         if name == "timm":
             sizes = {"num_classes": config.num_labels, "img_size": config.image_size}
             return importlib.import_module("timm").create_model(family.timm, **sizes).to(options.device)
-        return load_theirs(family, folder, options)
+        return load_theirs(family, folder, options, torch.float32 if family.autocast else torch.bfloat16)
 
     makers = {"ours": lambda: our_step(family.objective(config), folder, mine, compiled, options.device)}
     for _, name in row_names(family, size):
@@ -424,6 +431,8 @@ def measure_variant(
                             f"{' / '.join(f'{peaks[s]:.1f}' for s in both)} GB")  # fmt: skip
             if peaks["ours"] > peaks[side]:
                 notes.append("**more memory**")
+        if not family.autocast:
+            notes.append(f"{side} fails under autocast: its weights are bf16")
         if side != "timm" and abs(losses["ours"] - losses[side]) > CLOSE * abs(losses[side]):
             notes.append(f"**first losses differ**: {losses['ours']:.4f} / {losses[side]:.4f}")
         yield compare(name, "ms", spans["ours"], spans[side], side, goal, note="; ".join(notes))
