@@ -45,7 +45,7 @@ def seconds(run: Callable[[], Any], times: int = 1) -> float:
 
 
 def take_turns(
-    sides: dict[str, Callable[[], Any]], turns: int, least: float = 0.25, most: float = 20.0
+    sides: dict[str, Callable[[], Any]], turns: int, least: float = 0.2, most: float = 6.0
 ) -> dict[str, list[float]]:
     """Seconds of a call, by side and turn. A turn repeats a call until about `least` seconds are over; after `most`
     seconds no turn begins, but there are two at least."""
@@ -58,6 +58,16 @@ def take_turns(
         for name in list(sides) if turn % 2 else reversed(list(sides)):
             spans[name].append(seconds(sides[name], times[name]))
     return spans
+
+
+def warm_up(run: Callable[[], Any], times: int, most: float = 1.5) -> None:
+    """Calls before timing: two, and more until `times` or `most` seconds are reached."""
+    begin = time.perf_counter()
+    for number in range(times):
+        if number > 1 and time.perf_counter() - begin > most:
+            break
+        run()
+        wait()
 
 
 class DeviceWork(NamedTuple):
@@ -82,7 +92,7 @@ def profile(step: Callable[[], Any], steps: int = 2) -> DeviceWork | None:
         if event.device_type == torch.autograd.DeviceType.CUDA:
             # a named range (an optimizer's step) is shown on the device, too, over the kernels in it
             if not (getattr(event, "is_user_annotation", False) or event.name.startswith("Optimizer.")):
-                device += event.self_device_time_total
+                device += event.time_range.elapsed_us()
         elif event.name.startswith(LAUNCHES):
             launches += 1
     return DeviceWork(round(device / 1e3 / steps, 3), launches // steps)
@@ -114,8 +124,10 @@ def empty_cache() -> None:
         torch.cuda.empty_cache()
 
 
-def scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    """For weights on their way from one side to the other: in memory where that is large enough."""
+def scratch_folder(inside: Path | None = None) -> tempfile.TemporaryDirectory[str]:
+    """For weights on their way from one side to the other: in memory where that is large enough, or in a folder."""
+    if inside is not None:
+        return tempfile.TemporaryDirectory(dir=inside)
     memory = Path("/dev/shm")
     large = memory.is_dir() and shutil.disk_usage(memory).free > 20e9
     return tempfile.TemporaryDirectory(prefix="anyformer-bench-", dir=memory if large else None)
