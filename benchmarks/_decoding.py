@@ -63,7 +63,7 @@ class Writer:
 WRITERS = (
     Writer("Llama-1B", "LlamaForCausalLM", 30, LLAMA, TINY_LLAMA, static=True),
     Writer("GPT-2", "GPT2LMHeadModel", 15, {}, TINY_GPT2, static=True),
-    Writer("Mixtral 8 x 57M", "MixtralForCausalLM", 15, MIXTRAL, TINY_MIXTRAL),
+    Writer("Mixtral 8 x 50M", "MixtralForCausalLM", 15, MIXTRAL, TINY_MIXTRAL),
     Writer("Mamba-130m", "MambaForCausalLM", 20, {}, TINY_MAMBA),
     Writer("T5-base", "T5ForConditionalGeneration", 15, T5, TINY_T5),
     Writer("Whisper-small", "WhisperForConditionalGeneration", 20, WHISPER, TINY_WHISPER),

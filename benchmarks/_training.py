@@ -207,7 +207,7 @@ FAMILIES = (
            timm="swin_tiny_patch4_window7_224"),
     Family("T5-base", "T5ForConditionalGeneration", lambda c: SpanCorruption(), pair, (48, 512), (8, 144), (55, 14),
            T5, TINY_T5),
-    Family("Mixtral 8 x 57M", "MixtralForCausalLM", lambda c: NextToken(apart=False), causal, (8, 1024), (8, 128),
+    Family("Mixtral 8 x 50M", "MixtralForCausalLM", lambda c: NextToken(apart=False), causal, (8, 1024), (8, 128),
            (50, 26), MIXTRAL, TINY_MIXTRAL),
     Family("Whisper-small", "WhisperForConditionalGeneration", lambda c: Transcribe(form="mel"), mel, (16, 128),
            (8, 32), (50, 30), WHISPER, TINY_WHISPER),
