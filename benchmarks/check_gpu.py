@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import statistics
@@ -22,13 +21,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+from _turns import alone
 from memory_gpu import CASES, Case, tensors
 
 import anyformer as af
@@ -43,14 +42,6 @@ TRAINED = ("gpt2", "bert-base", "t5-base", "vit-b16", "llama3.2-1b", "mixtral-8x
 COMPARED, WARM, TIMED = 3, 5, 25  # steps whose losses are compared; steps before timing; steps timed
 CLOSE = 5e-3  # relative, of bf16 losses after updates in which sums have another order
 TIE = 0.02  # two tokens whose scores differ by less, relative to the highest, may change places in bf16
-
-
-@contextlib.contextmanager
-def alone(lock: Path) -> Iterator[None]:
-    """Nobody else is timed meanwhile."""
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def without_dropout(description: Any) -> Any:
