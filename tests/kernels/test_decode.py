@@ -80,7 +80,12 @@ def test_a_new_token(
         rope = RopeModule(Rope(interleaved=interleaved), K)
         angle = columns[:, None, None, None].float() * rope.frequency().cuda()
         angles = angle.cos().to(dtype), angle.sin().to(dtype)
-        q, k = (rope.turn(t, *angles) for t in (q, k))
+        cos, sin = angles
+        if interleaved:
+            full = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+        else:
+            full = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        q, k = (rope.turn(t, *full) for t in (q, k))
     wanted_keys, wanted_values = keys.clone(), values.clone()
     rows = torch.arange(B, device="cuda")
     wanted_keys[rows, :, columns], wanted_values[rows, :, columns] = k[:, :, 0], v[:, :, 0]

@@ -35,6 +35,14 @@ def draw(*size: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     return (torch.randn(*size, device=DEVICE) * scale).to(dtype)
 
 
+def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Rotary positions by their formula, of the first channels of x, twice as many as `cos` has."""
+    x, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
+    a, b = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
+    new = a * cos - b * sin, b * cos + a * sin
+    return torch.cat((torch.stack(new, -1).flatten(-2) if interleaved else torch.cat(new, -1), rest), -1)
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
@@ -112,7 +120,7 @@ def test_turned_keys_go_to_their_columns(interleaved: bool | None, fraction: flo
         rope = RopeModule(Rope(interleaved=interleaved, fraction=fraction), K)
         angle = columns[:, None].float() * rope.frequency().to(DEVICE)
         angles = angle.cos().to(dtype), angle.sin().to(dtype)
-        q, k = (rope.turn(t, *(a[:, None] for a in angles)) for t in (q, k))
+        q, k = (turn(t, *(a[:, None] for a in angles), interleaved) for t in (q, k))
     wanted_keys, wanted_values = keys.clone(), values.clone()
     for row, column in enumerate(columns.tolist()):
         wanted_keys[row, :, column], wanted_values[row, :, column] = k[row], v[row]

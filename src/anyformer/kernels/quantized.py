@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.kernels.decode import HAS_TRITON
+from anyformer.kernels.launch import HAS_TRITON
 
 FEW = 64  # rows, up to which a product takes as long as reading the weights
 FP8 = torch.float8_e4m3fn

@@ -235,7 +235,8 @@ def append_and_attend(op: AttentionModule, qkv: Tensor, ctx: Context) -> Tensor:
     angles, interleaved = None, False
     if isinstance(op.position, RopeModule):
         rope = op.position
-        angles, interleaved = ctx.once(rope.key, lambda: rope.tables(ctx, qkv.dtype)), rope.part.interleaved
+        angles = ctx.once(f"{rope.key} of pairs", lambda: rope.tables(ctx, qkv.dtype))
+        interleaved = rope.part.interleaved
     heads, keys, values = (op.part.num_heads, op.num_kv_heads, op.head_width), store.tensors["k"], store.tensors["v"]
     new = (qkv, heads, angles, interleaved, keys, values, columns)
     if op.part.softcap is None and ctx.bias is None and ctx.kernel in ("auto", "sdpa") and attends_new(heads, keys):
