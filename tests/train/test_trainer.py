@@ -287,11 +287,14 @@ def test_n8_recomputation_and_seeds(tmp_path: Path) -> None:
     same(weights(plain), weights(again))
 
 
-def test_a_compiled_step_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", [True, "whole"])
+def test_a_compiled_step_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
     compiled = torch.compile
     monkeypatch.setattr(torch, "compile", lambda module: compiled(module, backend="aot_eager"))
-    (eager, a), (quick, b) = trainer_of(tmp_path / "a", steps=3), trainer_of(tmp_path / "b", steps=3, compile=True)
+    torch._dynamo.utils.counters.clear()
+    (eager, a), (quick, b) = trainer_of(tmp_path / "a", steps=3), trainer_of(tmp_path / "b", steps=3, compile=how)
     eager.fit(), quick.fit()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (2 if how is True else 1)
     assert np.allclose(a.losses, b.losses, atol=1e-5)
 
 

@@ -26,6 +26,7 @@ from anyformer.data.lock import FolderLock
 from anyformer.evaluate import mean_losses
 from anyformer.evaluate.metrics import FALLING
 from anyformer.kernels import hardware
+from anyformer.kernels.recording import without_reading
 from anyformer.models import TransformerModule
 from anyformer.objectives.objective import Batch, Objective
 from anyformer.runtime.nonfinite import first_nonfinite
@@ -39,6 +40,7 @@ from anyformer.train.resume import Checkpoints, Saved, fill, gather_model
 from anyformer.train.run import Pretrained, Run
 from anyformer.train.step import LossStep, PendingStep, copy_to_host, seed_all
 from anyformer.transforms.adapters import save_adapter
+from anyformer.transforms.compile import compile_blocks
 from anyformer.transforms.fuse import fuse
 from anyformer.transforms.recompute import recompute
 from anyformer.transforms.stream import narrow_stream
@@ -106,17 +108,19 @@ class Trainer:
         self.checkpoints = Checkpoints(folder, run.keep.last, run.keep.best, pieces=self.layout.sharded)
         self.objective = objective or run.objective
         module = self.objective.module(model)
-        for pattern in run.recompute:
-            recompute(module, pattern)
         if self.layout.sharded and run.precision == "fp16":
             raise ValueError("fp16 needs full gradients to find overflows: with mesh.shard or mesh.tensor use bf16")
         if not self.layout.sharded:  # sharded layers keep their own weights
             fuse(module, training=True)
         if run.precision == "bf16-stream":
             narrow_stream(module)
+        if run.compile is True:
+            compile_blocks(module)
+        for pattern in run.recompute:
+            recompute(module, pattern)
         self.core = LossStep(self.objective, module)
         placed = self.layout.place(self.core)
-        self.call: Any = torch.compile(placed) if run.compile else placed
+        self.call: Any = torch.compile(placed) if run.compile == "whole" else placed
         self.recorder: Recorder | None = None
         if run.record:
             self.recorder = Recorder(self.forward_backward, module, self.seed_step, self.tell)
@@ -292,7 +296,7 @@ class Trainer:
 
     def forward_backward(self, batch: Batch, divisors: dict[str, Tensor], real: float = 1.0) -> dict[str, Tensor]:
         """Forward and backward: returns the loss terms and leaves the gradients in the parameters."""
-        with self.autocast():
+        with self.autocast(), without_reading() if self.run.compile else contextlib.nullcontext():
             terms = self.call(batch, divisors)
             loss = sum(terms.values(), torch.zeros((), device=self.device)) * real
         self.scaler.scale(loss).backward()
@@ -326,7 +330,7 @@ class Trainer:
         for batch in launched.ready.batches if where is None else ():
             self.seed_step(launched.step - 1)
             rerun = functools.partial(self.core, self.to_device(batch), launched.divisors)
-            with self.autocast():
+            with self.autocast(), torch.compiler.set_stance("force_eager"):  # compiled blocks show nothing inside
                 where = first_nonfinite(self.core.module, rerun) if where is None else rerun() and where
         where = parallel.first_value(where)
         name = "the loss" if not np.isfinite(loss) else "the gradient"
