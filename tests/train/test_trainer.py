@@ -290,7 +290,7 @@ def test_n8_recomputation_and_seeds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", [True, "whole"])
 def test_a_compiled_step_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
     compiled = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda module: compiled(module, backend="aot_eager"))
+    monkeypatch.setattr(torch, "compile", lambda module, **options: compiled(module, backend="aot_eager", **options))
     torch._dynamo.utils.counters.clear()
     (eager, a), (quick, b) = trainer_of(tmp_path / "a", steps=3), trainer_of(tmp_path / "b", steps=3, compile=how)
     eager.fit(), quick.fit()

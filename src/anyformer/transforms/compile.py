@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import Unsupported
 
 from anyformer.runtime.context import Context
 from anyformer.stacks.block import BlockModule
@@ -33,30 +34,45 @@ class CompiledBlock:
     """The compiled code of all blocks of one structure.
 
     What the layers of a stack share (`Context.once`: masks, rotary tables) is made by the first that asks. Compiled
-    like this, the first layer would be another graph than the rest; so a graph of its own makes what is shared, and all
-    layers find it there.
+    like this, the first layer would be another graph than the rest. So a graph of its own makes what is shared, and all
+    layers find it there; where that is not possible, every layer makes its own.
     """
 
     def __init__(self, number: int) -> None:
         self.key = f"compiled {number}"
-        self.run, self.share = own_code(run, number), own_code(share, number)
+        self.share: Any = own_code(share, number, fullgraph=True)
+        self.run, self.run_alone = own_code(run, number), own_code(run_alone, number)
 
     def __call__(self, block: BlockModule, x: Tensor, ctx: Context) -> Tensor:
         if not torch.is_grad_enabled() or ctx.taps is not None or ctx.state is not None:
             return run(block, x, ctx)
-        if self.key not in ctx.shared:
-            ctx.shared[self.key] = True
-            if not has_statistics(block):
-                self.share(block, x.detach(), ctx)
         own = ctx.replace(losses={})  # a list that grows with every layer would make each of them another graph
-        x = self.run(block, x, own)
+        x = (self.run if self.prepare(block, x, own) else self.run_alone)(block, x, own)
         for name, losses in own.losses.items():
             ctx.losses.setdefault(name, []).extend(losses)
         return x
 
+    def prepare(self, block: BlockModule, x: Tensor, ctx: Context) -> bool:
+        """Whether the context has what blocks of this kind share."""
+        if self.share is None or self.key in ctx.shared:
+            return self.share is not None
+        try:
+            if has_statistics(block):  # a second pass would count twice
+                self.share = None
+            else:
+                self.share(block, x.detach(), ctx)
+                ctx.shared[self.key] = True
+        except Unsupported:  # the compiler cannot hand out what is shared: a context in a context
+            self.share = None
+        return self.share is not None
+
 
 def run(block: BlockModule, x: Tensor, ctx: Context) -> Tensor:
     return type(block).forward(block, x, ctx)
+
+
+def run_alone(block: BlockModule, x: Tensor, ctx: Context) -> Tensor:
+    return type(block).forward(block, x, ctx.replace(shared=dict(ctx.shared)))
 
 
 def share(block: BlockModule, x: Tensor, ctx: Context) -> None:
@@ -64,10 +80,10 @@ def share(block: BlockModule, x: Tensor, ctx: Context) -> None:
     type(block).forward(block, x, ctx.replace(losses={}))
 
 
-def own_code(function: types.FunctionType, number: int) -> Callable[..., Any]:
+def own_code(function: Any, number: int, **options: Any) -> Callable[..., Any]:
     """The compiled function, with a code object of its own: torch keeps a limited number of graphs for each."""
     code = function.__code__.replace(co_name=f"{function.__name__}_{number}")
-    return torch.compile(types.FunctionType(code, function.__globals__))
+    return torch.compile(types.FunctionType(code, function.__globals__), **options)
 
 
 def outermost_blocks(module: nn.Module) -> Iterator[BlockModule]:
