@@ -95,8 +95,11 @@ def outermost_blocks(module: nn.Module) -> Iterator[BlockModule]:
 
 
 def structure(block: nn.Module) -> Hashable:
-    """Equal for blocks that compile to the same code, unless single numbers in them differ."""
-    modules = tuple((name, type(module)) for name, module in block.named_modules())
+    """Equal for blocks that compile to the same code: numbers in modules are constants there."""
+    modules = tuple(
+        (name, type(module), *((key, value) for key, value in vars(module).items() if isinstance(value, (int, float))))
+        for name, module in block.named_modules()
+    )
     return modules, tuple((p.shape, p.dtype, p.requires_grad) for p in block.parameters())
 
 
