@@ -114,7 +114,7 @@ class Run(Part):
     ema: float | None = None  # decay of a moving average of the weights, which is evaluated and saved
     recompute: tuple[str, ...] = ()  # addresses whose activations are recomputed in the backward pass
     compile: bool | Literal["whole"] = False  # true: block by block; whole: one graph, which takes longer to compile
-    record: bool = False  # capture each step in a CUDA graph: for small models on one GPU, see record.py
+    record: bool | None = None  # capture each step in a CUDA graph; null: on one GPU where it helps, see record.py
     lora: LoRA | None = None
     freeze: tuple[str, ...] = ()  # addresses that are not trained, such as "embedding" or "encoder.layers.[0-3]"
     mesh: Mesh = Mesh()

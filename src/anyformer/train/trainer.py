@@ -35,7 +35,7 @@ from anyformer.train import parallel
 from anyformer.train.average import Average
 from anyformer.train.interrupt import end_after_step
 from anyformer.train.optim import clip
-from anyformer.train.record import Recorder
+from anyformer.train.record import MEASURED, LaunchClock, Recorder, decide, refusal
 from anyformer.train.resume import Checkpoints, Saved, fill, gather_model
 from anyformer.train.run import Pretrained, Run
 from anyformer.train.step import LossStep, PendingStep, copy_to_host, seed_all
@@ -122,8 +122,13 @@ class Trainer:
         placed = self.layout.place(self.core)
         self.call: Any = torch.compile(placed) if run.compile == "whole" else placed
         self.recorder: Recorder | None = None
+        self.launch_clock: LaunchClock | None = None  # while nobody knows whether recording helps
         if run.record:
             self.recorder = Recorder(self.forward_backward, module, self.seed_step, self.tell)
+        elif run.record is None and not refusal(
+            self.objective, self.device, run.precision, parallel.world_size(), run.batch.micro
+        ):
+            self.launch_clock = LaunchClock()
         self.optimizers = run.optimizer.make(module)
         self.average = Average(module, run.ema) if run.ema is not None else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=run.precision == "fp16")
@@ -199,7 +204,9 @@ class Trainer:
         self.clock = time.perf_counter()
         with self.feed(self.step) as batches:
             for ready in batches:
-                launched = self.launch(ready)
+                launched = (
+                    self.launch(ready) if self.launch_clock is None else self.time_launch(self.launch_clock, ready)
+                )
                 self.step += 1
                 if waiting is not None:  # the device is busy with the next step while this one's numbers are read
                     self.finish_step(waiting)
@@ -219,6 +226,17 @@ class Trainer:
                     self.clock = time.perf_counter()  # what is in between is not the steps' time
                 if over:
                     return
+
+    def time_launch(self, clock: LaunchClock, ready: StepBatches) -> PendingStep:
+        """`launch` while it is timed; after enough steps it is known whether recording helps."""
+        launched = clock(self.launch, ready)
+        if len(clock.steps) == MEASURED:
+            helps, why = decide(clock.steps)
+            self.tell(why)
+            if helps:
+                self.recorder = Recorder(self.forward_backward, self.module, self.seed_step, self.tell)
+            self.launch_clock = None
+        return launched
 
     def launch(self, ready: StepBatches) -> PendingStep:
         """Forward, backward and the optimizer step, without waiting for the device."""
