@@ -36,14 +36,16 @@ from anyformer.train.run import Batch, Run
 from anyformer.train.trainer import Callback, StepResult, Trainer
 
 HOWS = ("block", "whole")
+LONGEST = 150.0  # seconds that a process waits for the others to have compiled
 WARM, ROUNDS, STEPS = 4, 4, 8  # steps before timing; turns; steps a turn, the first of which is not counted
 
 
 class Turns(Callback):
     """The first step's seconds; then turns of STEPS steps each, in which nobody else uses the device."""
 
-    def __init__(self, lock: Path) -> None:
-        self.lock, self.exit = lock, contextlib.ExitStack()
+    def __init__(self, lock: Path, name: str, count: int) -> None:
+        self.lock, self.count, self.exit = lock, count, contextlib.ExitStack()
+        self.ready = lock.with_name(f"{name}.ready")
         self.begin, self.first, self.times = time.perf_counter(), 0.0, []
         self.last: float | None = None
 
@@ -53,6 +55,10 @@ class Turns(Callback):
         if self.last is not None:
             self.times.append(now - self.last)
         self.last = now
+        if done.step == WARM:  # nobody compiles any more when times are taken
+            self.ready.touch()
+            while time.perf_counter() - self.begin < LONGEST and len([*self.lock.parent.glob("*.ready")]) < self.count:
+                time.sleep(0.1)
         if done.step >= WARM and (done.step - WARM) % STEPS == 0:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
@@ -76,7 +82,7 @@ def train(name: str, how: str, options: argparse.Namespace) -> dict[str, Any]:
     )  # fmt: skip
     batch = tensors(case, spec)
     batches = [StepBatches(step, [batch], [True], case.batch, case.batch * case.length) for step in range(steps)]
-    model, turns = af.build(spec, seed=0, device=options.device), Turns(options.lock)
+    model, turns = af.build(spec, seed=0, device=options.device), Turns(options.lock, f"{name}-{how}", options.count)
     with tempfile.TemporaryDirectory(prefix="anyformer-compile-") as folder, turns.exit:
         trainer = Trainer(
             run, Path(folder), model=model, feed=lambda step: contextlib.nullcontext(batches), device=options.device,
@@ -103,6 +109,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     for name in ("--child", "--how", "--lock"):
         parser.add_argument(name, help=argparse.SUPPRESS, type=Path if name == "--lock" else str)
+    parser.add_argument("--count", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
@@ -123,7 +130,14 @@ def main() -> None:
                         "TRITON_CACHE_DIR": f"{folder}/{key}/triton",
                     }
                     command = [sys.executable, __file__, "--child", name, "--how", how, "--device", options.device]
-                    command += ["--lock", f"{folder}/lock", *["--once"] * once, *["--tiny"] * options.tiny]
+                    command += [
+                        "--lock",
+                        f"{folder}/lock",
+                        "--count",
+                        str(len(HOWS) * len(options.cases)),
+                        *["--once"] * once,
+                        *["--tiny"] * options.tiny,
+                    ]
                     with Path(f"{folder}/{key}.log").open("w") as log:
                         children[key] = subprocess.Popen(
                             command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ | caches

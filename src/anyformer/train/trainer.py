@@ -42,6 +42,7 @@ from anyformer.train.step import LossStep, PendingStep, copy_to_host, seed_all
 from anyformer.transforms.adapters import save_adapter
 from anyformer.transforms.compile import compile_blocks
 from anyformer.transforms.fuse import fuse
+from anyformer.transforms.half_weights import HalfWeights
 from anyformer.transforms.recompute import recompute
 from anyformer.transforms.stream import narrow_stream
 
@@ -129,6 +130,9 @@ class Trainer:
             self.objective, self.device, run.precision, parallel.world_size(), run.batch.micro
         ):
             self.launch_clock = LaunchClock()
+        self.half_weights: HalfWeights | None = None
+        if run.precision in DTYPES and self.device.type == "cuda" and parallel.world_size() == 1:
+            self.half_weights = HalfWeights(module)
         self.optimizers = run.optimizer.make(module)
         self.average = Average(module, run.ema) if run.ema is not None else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=run.precision == "fp16")
@@ -314,10 +318,12 @@ class Trainer:
 
     def forward_backward(self, batch: Batch, divisors: dict[str, Tensor], real: float = 1.0) -> dict[str, Tensor]:
         """Forward and backward: returns the loss terms and leaves the gradients in the parameters."""
-        with self.autocast(), without_reading() if self.run.compile else contextlib.nullcontext():
-            terms = self.call(batch, divisors)
-            loss = sum(terms.values(), torch.zeros((), device=self.device)) * real
-        self.scaler.scale(loss).backward()
+        nothing = contextlib.nullcontext()
+        with nothing if self.half_weights is None else self.half_weights(DTYPES[self.run.precision]):
+            with self.autocast(), without_reading() if self.run.compile else nothing:
+                terms = self.call(batch, divisors)
+                loss = sum(terms.values(), torch.zeros((), device=self.device)) * real
+            self.scaler.scale(loss).backward()
         return {name: value.detach().float() * real for name, value in terms.items()}
 
     def divisors(self, ready: StepBatches) -> dict[str, Tensor]:
