@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from anyformer.objectives.causal import NextToken
 from anyformer.objectives.contrast import Contrast
 from anyformer.train import record
 from anyformer.train.progress import Metrics, read_metrics
-from anyformer.train.record import WARM, CapturedPass, Recorder
+from anyformer.train.record import WARM, CapturedPass, Measures, Recorder
 from anyformer.train.run import Batch
 from anyformer.train.start import setup
 from anyformer.train.trainer import Callback
@@ -36,6 +37,53 @@ CUDA = torch.device("cuda")
 def test_what_cannot_be_recorded_is_refused(given: Any, said: str) -> None:
     assert said in (record.refusal(*given) or "")
     assert record.refusal(NextToken(), CUDA, "bf16", 1) is None
+
+
+@pytest.mark.parametrize(("host", "device", "needed", "room", "helps", "said"), [
+    (12.0, 12.4, 4, 20, True, "captured in CUDA graphs: launching a step takes 12.0 ms, the device 12.4 ms"),
+    (5.0, 12.4, 4, 20, False, "one kernel at a time: launching a step takes 5.0 ms, the device 12.4 ms"),
+    (12.0, 12.4, 11, 20, False, "not captured, although .*: that takes 22.0 GB and 20.0 GB are free"),
+])  # fmt: skip
+def test_steps_are_recorded_where_the_device_waits(
+    host: float, device: float, needed: int, room: int, helps: bool, said: str
+) -> None:
+    usual = Measures(host / 1000, device / 1000, needed * 10**9, room * 10**9)
+    slow = usual._replace(host=1.0, device=9.0)  # one step that waited for data
+    found, why = record.decide([slow, usual, usual])
+    assert found is helps and re.search(said, why)
+
+
+class FakeDevice:
+    """A device on which a step takes the host `host` and itself `device` seconds."""
+
+    def __init__(self, host: float, device: float) -> None:
+        self.host, self.device, self.now = host, device, 0.0
+
+    def launch(self, value: int) -> int:
+        self.now += self.host
+        return value
+
+    def put_into(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+        event.elapsed_time = lambda end: 1000 * max(self.host, self.device)
+        values = {"synchronize": None, "memory_allocated": 5, "memory_reserved": 8}
+        values |= {"max_memory_allocated": 7, "mem_get_info": (10, 80)}
+        for name, value in values.items():
+            monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
+        monkeypatch.setattr(record.time, "perf_counter", lambda: self.now)
+
+
+@pytest.mark.parametrize(("host", "device", "helps"), [(0.3, 0.1, True), (0.1, 0.3, False)])
+def test_launches_are_timed_once_kernels_are_there(
+    host: float, device: float, helps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, clock = FakeDevice(host, device), record.LaunchClock()
+    fake.put_into(monkeypatch)
+    assert [clock(fake.launch, n) for n in range(record.SETTLE)] == [*range(record.SETTLE)] and not clock.steps
+    assert clock(fake.launch, 7) == 7
+    (step,) = clock.steps
+    assert step == pytest.approx((host, max(host, device), 2, 13)) and record.decide(clock.steps)[0] is helps
 
 
 def test_on_a_cpu_it_is_one_line(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("steps", 1.5, "run.json: steps: expected int, got 1.5"),
     ("precision", "bf17", "run.json: precision: 'bf17' is not valid; did you mean 'bf16'?"),
     ("clip", True, "run.json: clip: expected float | None, got True"),
-    ("compile", "yes", "run.json: compile: expected bool, got 'yes'"),
+    ("compile", "yes", "run.json: compile: expected bool | 'whole', got 'yes'"),
     ("recompute", "decoder", "run.json: recompute: expected tuple[str, ...], got 'decoder'"),
     ("batch.exmples", 3, "run.json: batch: Batch has no field 'exmples'; did you mean 'examples'?"),
     ("batch.kind", "Keep", "run.json: batch: Keep is no Batch"),

@@ -25,6 +25,7 @@ from anyformer.train.record import Recorder
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 from anyformer.train.step import seed_all
 from anyformer.train.trainer import Callback, Trainer
+from anyformer.transforms.half_weights import HalfWeights
 from anyformer.weights import hub
 from tiny import CONFIGS
 
@@ -287,12 +288,27 @@ def test_n8_recomputation_and_seeds(tmp_path: Path) -> None:
     same(weights(plain), weights(again))
 
 
-def test_a_compiled_step_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", [True, "whole"])
+def test_a_compiled_step_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
     compiled = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda module: compiled(module, backend="aot_eager"))
-    (eager, a), (quick, b) = trainer_of(tmp_path / "a", steps=3), trainer_of(tmp_path / "b", steps=3, compile=True)
+    monkeypatch.setattr(torch, "compile", lambda module, **options: compiled(module, backend="aot_eager", **options))
+    torch._dynamo.utils.counters.clear()
+    (eager, a), (quick, b) = trainer_of(tmp_path / "a", steps=3), trainer_of(tmp_path / "b", steps=3, compile=how)
     eager.fit(), quick.fit()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (2 if how is True else 1)
     assert np.allclose(a.losses, b.losses, atol=1e-5)
+
+
+def test_weights_cast_once_a_step_learn_the_same(tmp_path: Path) -> None:
+    runs = []
+    for cast in (False, True):
+        trainer, log = trainer_of(tmp_path / str(cast), steps=3, precision="bf16")
+        if cast:  # as on a GPU
+            trainer.half_weights = HalfWeights(trainer.module)
+        trainer.fit()
+        runs.append((log.losses, weights(trainer)))
+    assert runs[0][0] == runs[1][0]
+    same(runs[0][1], runs[1][1], 0.0)
 
 
 # -- averages, stopping, callbacks

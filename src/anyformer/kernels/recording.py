@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 _graphs = 0  # CUDA graphs that are being recorded
+_unread = 0  # `without_reading` blocks that are entered
 
 
 def is_recording() -> bool:
-    """Whether torch.compile or a CUDA graph records this run, to repeat it on other values. Then only the shapes of
-    tensors may be read, not their values."""
-    return is_capturing() or torch.compiler.is_compiling()
+    """Whether torch.compile or a CUDA graph records this run, to repeat it on other values, or it must not wait for the
+    device. Then only the shapes of tensors may be read, not their values."""
+    return torch.compiler.is_compiling() or is_capturing() or _unread > 0
 
 
 def is_capturing() -> bool:
@@ -36,3 +37,14 @@ def graph_capture() -> Iterator[None]:
         yield
     finally:
         _graphs -= 1
+
+
+@contextlib.contextmanager
+def without_reading() -> Iterator[None]:
+    """Values are not looked at, as while recording: the host runs ahead of the device."""
+    global _unread
+    _unread += 1
+    try:
+        yield
+    finally:
+        _unread -= 1

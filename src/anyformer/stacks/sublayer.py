@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.parts.computed import Computed
 from anyformer.parts.condition import AdaptiveNorm, Condition, Conditioned
 from anyformer.parts.grid.pooled_attention import Skip
 from anyformer.parts.norm import Norm
@@ -84,7 +86,9 @@ class SublayerModule(nn.Module):
         self.of_block, self.zero_pads = part.of_block, part.zero_pads
         self.wide = isinstance(part.residual, Add) and part.residual.float32  # than the branch
         self.dropout = part.dropout
-        self.drop_path = part.drop_path * site.layer / max(site.depth - 1, 1) if part.drop_path else 0.0
+        # a tensor, so that layers alike compile to the same code
+        kept = 1 - part.drop_path * site.layer / max(site.depth - 1, 1)
+        self.keep_path = Computed(lambda: torch.tensor([kept])) if part.drop_path else None
 
     def forward(self, x: Tensor, ctx: Context, onto: Tensor | None = None) -> Tensor:
         """The branch of x joins x, or another stream that is given."""
@@ -114,9 +118,9 @@ class SublayerModule(nn.Module):
             y = F.dropout(y, self.dropout)
         if self.post_norm is not None:
             y = through(self.post_norm, ctx, y)
-        if self.training and self.drop_path:  # whole examples lose the branch
-            keep = 1 - self.drop_path
-            y = y * y.new_empty(y.shape[0], *[1] * (y.dim() - 1)).bernoulli_(keep) / keep
+        if self.training and self.keep_path is not None:  # whole examples lose the branch
+            keep = self.keep_path()[0]
+            y = y * torch.bernoulli(keep.expand(y.shape[0], *[1] * (y.dim() - 1))).to(y.dtype) / keep
         return ctx.tap(self.address, "branch", y)
 
 

@@ -4,13 +4,18 @@ The kernels of a small model take less time than launching them one by one from 
 the batch is copied to the captured inputs, and the gradients appear in the captured outputs. Branches taken in Python
 are fixed at capture, so every graph is compared with ordinary passes, with other seeds too, before it is used. If they
 differ, or a step cannot be captured, a message says why and training continues without capture.
+
+Unasked (`record` is null) steps are captured where it helps: a few are timed (`LaunchClock`), and if launching takes
+the host as long as the device takes for all of the step, the device waits for the host.
 """
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +28,8 @@ Pass = Callable[[Batch, Terms], Terms]  # (batch, divisors) -> terms; leaves the
 
 WARM = 3  # ordinary passes per batch shape before capture, in which kernels are selected and compiled
 MOST = 8  # captured shapes; each keeps its activations
+SETTLE, MEASURED = 6, 5  # steps before launches are timed, in which kernels are compiled; steps that are timed
+BOUND = 0.9  # of the device's time: a host that takes longer keeps it waiting
 CLOSE = 1e-2  # relative, of losses and gradient norms: the same kernels, but sums in another order
 
 
@@ -41,6 +48,56 @@ def refusal(
     if type(objective).before_step is not Objective.before_step:
         return f"{type(objective).__name__} changes from step to step"
     return None
+
+
+class Measures(NamedTuple):
+    """Of one step, launched on an idle device."""
+
+    host: float  # seconds until all was launched
+    device: float  # seconds from the first kernel to the last, waiting for the host included
+    needed: int  # bytes that a step allocates, at most, beside what stays
+    room: int  # bytes that nothing occupies between steps
+
+
+def decide(steps: Sequence[Measures]) -> tuple[bool, str]:
+    """Whether to capture steps that were measured like this, and why."""
+    host, device = (statistics.median(getattr(step, name) for step in steps) for name in ("host", "device"))
+    times = f"launching a step takes {1000 * host:.1f} ms, the device {1000 * device:.1f} ms"
+    if host < BOUND * device:
+        return False, f"steps are launched one kernel at a time: {times}"
+    needed, room = max(step.needed for step in steps), min(step.room for step in steps)
+    if 2 * needed > room:  # the captured step keeps its memory, and ordinary ones go on beside it
+        short = f"that takes {2 * needed / 1e9:.1f} GB and {room / 1e9:.1f} GB are free"
+        return False, f"steps are not captured, although {times}: {short}"
+    return True, f"steps are captured in CUDA graphs: {times}"
+
+
+Result = TypeVar("Result")
+
+
+class LaunchClock:
+    """Calls the function that launches a step and times it, from the SETTLE-th step on. `steps` are the measures."""
+
+    def __init__(self) -> None:
+        self.seen, self.steps = 0, list[Measures]()
+
+    def __call__(self, launch: Callable[..., Result], *args: Any) -> Result:
+        self.seen += 1
+        if self.seen <= SETTLE:
+            return launch(*args)
+        torch.cuda.synchronize()  # a full queue would make the host wait
+        before, (free, _) = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()
+        room = free + torch.cuda.memory_reserved() - before
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        start = time.perf_counter()
+        result = launch(*args)
+        host = time.perf_counter() - start
+        end.record()
+        end.synchronize()
+        needed = torch.cuda.max_memory_allocated() - before
+        self.steps.append(Measures(host, begin.elapsed_time(end) / 1000, needed, room))
+        return result
 
 
 class CapturedPass(NamedTuple):

@@ -113,8 +113,8 @@ class Run(Part):
     clip: float | None = 1.0  # maximum gradient norm over all parameters
     ema: float | None = None  # decay of a moving average of the weights, which is evaluated and saved
     recompute: tuple[str, ...] = ()  # addresses whose activations are recomputed in the backward pass
-    compile: bool = False
-    record: bool = False  # capture each step in a CUDA graph: for small models on one GPU, see record.py
+    compile: bool | Literal["whole"] = False  # true: block by block; whole: one graph, which takes longer to compile
+    record: bool | None = None  # capture each step in a CUDA graph; null: on one GPU where it helps, see record.py
     lora: LoRA | None = None
     freeze: tuple[str, ...] = ()  # addresses that are not trained, such as "embedding" or "encoder.layers.[0-3]"
     mesh: Mesh = Mesh()

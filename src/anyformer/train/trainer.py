@@ -26,6 +26,7 @@ from anyformer.data.lock import FolderLock
 from anyformer.evaluate import mean_losses
 from anyformer.evaluate.metrics import FALLING
 from anyformer.kernels import hardware
+from anyformer.kernels.recording import without_reading
 from anyformer.models import TransformerModule
 from anyformer.objectives.objective import Batch, Objective
 from anyformer.runtime.nonfinite import first_nonfinite
@@ -34,12 +35,14 @@ from anyformer.train import parallel
 from anyformer.train.average import Average
 from anyformer.train.interrupt import end_after_step
 from anyformer.train.optim import clip
-from anyformer.train.record import Recorder
+from anyformer.train.record import MEASURED, LaunchClock, Recorder, decide, refusal
 from anyformer.train.resume import Checkpoints, Saved, fill, gather_model
 from anyformer.train.run import Pretrained, Run
 from anyformer.train.step import LossStep, PendingStep, copy_to_host, seed_all
 from anyformer.transforms.adapters import save_adapter
+from anyformer.transforms.compile import compile_blocks
 from anyformer.transforms.fuse import fuse
+from anyformer.transforms.half_weights import HalfWeights
 from anyformer.transforms.recompute import recompute
 from anyformer.transforms.stream import narrow_stream
 
@@ -106,20 +109,30 @@ class Trainer:
         self.checkpoints = Checkpoints(folder, run.keep.last, run.keep.best, pieces=self.layout.sharded)
         self.objective = objective or run.objective
         module = self.objective.module(model)
-        for pattern in run.recompute:
-            recompute(module, pattern)
         if self.layout.sharded and run.precision == "fp16":
             raise ValueError("fp16 needs full gradients to find overflows: with mesh.shard or mesh.tensor use bf16")
         if not self.layout.sharded:  # sharded layers keep their own weights
             fuse(module, training=True)
         if run.precision == "bf16-stream":
             narrow_stream(module)
+        if run.compile is True:
+            compile_blocks(module)
+        for pattern in run.recompute:
+            recompute(module, pattern)
         self.core = LossStep(self.objective, module)
         placed = self.layout.place(self.core)
-        self.call: Any = torch.compile(placed) if run.compile else placed
+        self.call: Any = torch.compile(placed) if run.compile == "whole" else placed
         self.recorder: Recorder | None = None
+        self.launch_clock: LaunchClock | None = None  # while nobody knows whether recording helps
         if run.record:
             self.recorder = Recorder(self.forward_backward, module, self.seed_step, self.tell)
+        elif run.record is None and not refusal(
+            self.objective, self.device, run.precision, parallel.world_size(), run.batch.micro
+        ):
+            self.launch_clock = LaunchClock()
+        self.half_weights: HalfWeights | None = None
+        if run.precision in DTYPES and self.device.type == "cuda" and parallel.world_size() == 1:
+            self.half_weights = HalfWeights(module)
         self.optimizers = run.optimizer.make(module)
         self.average = Average(module, run.ema) if run.ema is not None else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=run.precision == "fp16")
@@ -195,7 +208,9 @@ class Trainer:
         self.clock = time.perf_counter()
         with self.feed(self.step) as batches:
             for ready in batches:
-                launched = self.launch(ready)
+                launched = (
+                    self.launch(ready) if self.launch_clock is None else self.time_launch(self.launch_clock, ready)
+                )
                 self.step += 1
                 if waiting is not None:  # the device is busy with the next step while this one's numbers are read
                     self.finish_step(waiting)
@@ -215,6 +230,17 @@ class Trainer:
                     self.clock = time.perf_counter()  # what is in between is not the steps' time
                 if over:
                     return
+
+    def time_launch(self, clock: LaunchClock, ready: StepBatches) -> PendingStep:
+        """`launch` while it is timed; after enough steps it is known whether recording helps."""
+        launched = clock(self.launch, ready)
+        if len(clock.steps) == MEASURED:
+            helps, why = decide(clock.steps)
+            self.tell(why)
+            if helps:
+                self.recorder = Recorder(self.forward_backward, self.module, self.seed_step, self.tell)
+            self.launch_clock = None
+        return launched
 
     def launch(self, ready: StepBatches) -> PendingStep:
         """Forward, backward and the optimizer step, without waiting for the device."""
@@ -292,10 +318,12 @@ class Trainer:
 
     def forward_backward(self, batch: Batch, divisors: dict[str, Tensor], real: float = 1.0) -> dict[str, Tensor]:
         """Forward and backward: returns the loss terms and leaves the gradients in the parameters."""
-        with self.autocast():
-            terms = self.call(batch, divisors)
-            loss = sum(terms.values(), torch.zeros((), device=self.device)) * real
-        self.scaler.scale(loss).backward()
+        nothing = contextlib.nullcontext()
+        with nothing if self.half_weights is None else self.half_weights(DTYPES[self.run.precision]):
+            with self.autocast(), without_reading() if self.run.compile else nothing:
+                terms = self.call(batch, divisors)
+                loss = sum(terms.values(), torch.zeros((), device=self.device)) * real
+            self.scaler.scale(loss).backward()
         return {name: value.detach().float() * real for name, value in terms.items()}
 
     def divisors(self, ready: StepBatches) -> dict[str, Tensor]:
@@ -326,7 +354,7 @@ class Trainer:
         for batch in launched.ready.batches if where is None else ():
             self.seed_step(launched.step - 1)
             rerun = functools.partial(self.core, self.to_device(batch), launched.divisors)
-            with self.autocast():
+            with self.autocast(), torch.compiler.set_stance("force_eager"):  # compiled blocks show nothing inside
                 where = first_nonfinite(self.core.module, rerun) if where is None else rerun() and where
         where = parallel.first_value(where)
         name = "the loss" if not np.isfinite(loss) else "the gradient"

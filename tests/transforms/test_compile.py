@@ -1,0 +1,147 @@
+"""Blocks compiled one by one: the same numbers, and as many graphs for any depth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+
+import anyformer as af
+from anyformer.objectives.objective import forward_to_head
+from anyformer.transforms import compile as by_block
+from anyformer.transforms.compile import compile_blocks
+from anyformer.transforms.recompute import recompute
+from small import close
+from tiny import inputs_of, model_of
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The forward and backward graphs that were compiled; nothing is generated for them."""
+    found: list[str] = []
+
+    def count(kind: str) -> Any:
+        def compile_graph(graph: Any, inputs: Any) -> Any:
+            found.append(kind)
+
+            def call(values: list[Any]) -> Any:
+                return graph.forward(*values)
+
+            call._boxed_call = True  # type: ignore[attr-defined]
+            return call
+
+        return compile_graph
+
+    compiled, backend = torch.compile, aot_autograd(fw_compiler=count("forward"), bw_compiler=count("backward"))
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compiled(f, backend=backend, **options))
+    torch._dynamo.reset()
+    yield found
+    torch._dynamo.reset()
+
+
+def gradients(model: torch.nn.Module, **inputs: Any) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    torch.manual_seed(3)
+    loss = model(**inputs).loss
+    loss.backward()
+    return {"loss": loss.detach()} | {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def same(model: torch.nn.Module, changed: torch.nn.Module, **inputs: Any) -> None:
+    expected, found = gradients(model, **inputs), gradients(changed, **inputs)
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        close(found[name], value, 1e-5)
+
+
+MASK = torch.tensor([[1] * 9, [1] * 6 + [0] * 3])
+# the kinds of layers: what they share, and forward and backward of each
+KINDS = {"gpt2": 1, "llama": 1, "t5": 2}
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_layers_alike_compile_once(family: str, graphs: list[str]) -> None:
+    inputs, masks = inputs_of(family), {"attention_mask": MASK}
+    inputs |= {"labels": inputs.pop("decoder_input_ids", inputs["input_ids"])} | masks
+    counts = []
+    for depth in (2, 5):
+        torch._dynamo.reset()
+        graphs.clear()
+        model = model_of(family, depth=depth)
+        changed = compile_blocks(model_of(family, depth=depth))
+        same(model, changed, **inputs)
+        same(model, changed, **inputs)  # and a second step compiles nothing
+        counts.append((graphs.count("forward"), graphs.count("backward")))
+    assert counts == [(2 * KINDS[family], KINDS[family])] * 2
+
+
+def swin(depth: int = 2) -> torch.nn.Module:
+    """Windows are contexts in the context, which the compiler cannot hand out; each layer has another drop_path."""
+    config = {
+        "model_type": "swin", "image_size": 16, "patch_size": 2, "num_channels": 1, "embed_dim": 8, "depths": [depth],
+        "num_heads": [2], "window_size": 4, "drop_path_rate": 0.3, "architectures": ["SwinForImageClassification"],
+    }  # fmt: skip
+    return af.build(af.families.find("swin").read(config), seed=0).train()
+
+
+def test_layers_that_cannot_share_make_their_own(graphs: list[str]) -> None:
+    inputs = {"pixel_values": torch.randn(2, 1, 16, 16), "labels": torch.tensor([0, 1])}
+    counts = []
+    for depth in (4, 12):
+        graphs.clear()
+        torch._dynamo.reset()
+        changed = compile_blocks(swin(depth))
+        same(swin(depth), changed, **inputs)
+        counts.append((graphs.count("forward"), graphs.count("backward")))
+    assert counts[0] == counts[1] and counts[0] in ((2, 2), (4, 2))  # plain and shifted; 4: torch can
+
+
+def test_router_losses_of_all_layers_count(graphs: list[str]) -> None:
+    config = {
+        "model_type": "mixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 50, "num_local_experts": 3,
+        "router_aux_loss_coef": 0.5, "architectures": ["MixtralForCausalLM"],
+    }  # fmt: skip
+    models = [af.build(af.families.find("mixtral").read(config), seed=0).train() for _ in range(2)]
+    inputs = inputs_of("gpt2")
+    plain, found = (forward_to_head(model, inputs).ctx.losses for model in (models[0], compile_blocks(models[1])))
+    assert plain.keys() == found.keys() and graphs == ["forward", "forward"]
+    for name, losses in plain.items():
+        assert len(losses) == len(found[name]) == 3
+        for a, b in zip(found[name], losses, strict=True):
+            close(a, b, 1e-5)
+
+
+def test_dropout_differs_between_layers_and_recomputing_repeats_it(graphs: list[str]) -> None:
+    ids = inputs_of("gpt2")["input_ids"]
+    plain, again = (compile_blocks(model_of("gpt2").train()) for _ in range(2))
+    recompute(again)
+    drawn: list[torch.Tensor] = []
+    for layer in plain.decoder.layers:
+        layer.register_forward_hook(lambda module, args, out: drawn.append((out == args[0]).float()))
+    same(plain, again, input_ids=ids, labels=ids)
+    assert all(kept.sum() for kept in drawn) and not torch.equal(drawn[0], drawn[1])
+
+
+def test_blocks_run_as_before_without_gradients_and_while_looked_at(graphs: list[str]) -> None:
+    model, inputs = compile_blocks(model_of("gpt2")), inputs_of("gpt2")
+    with torch.no_grad():
+        model(**inputs)
+    af.generate(model, **inputs, max_new_tokens=2)
+    af.trace(model, keep=["decoder.layers.*.attention.op.weights"], **inputs)
+    assert graphs == []
+
+
+def test_statistics_are_counted_once(graphs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(by_block, "has_statistics", lambda block: calls.append("asked") or True)
+    ids = inputs_of("gpt2")["input_ids"]
+    same(model_of("gpt2"), compile_blocks(model_of("gpt2")), input_ids=ids, labels=ids)
+    assert calls == ["asked"] and graphs == ["forward", "backward"]  # no pass ahead of the first layer
+
+
+def test_saved_buffers_are_statistics() -> None:
+    assert by_block.has_statistics(torch.nn.BatchNorm1d(2)) and not by_block.has_statistics(torch.nn.Linear(2, 2))
