@@ -40,7 +40,7 @@ from anyformer.train.run import Batch, Run
 from anyformer.train.trainer import Trainer
 
 PRECISION = "bf16-stream"  # as our recipes; the peers' stream stays in fp32, as autocast leaves it
-WARM = 6  # steps before timing: enough to compile, choose kernels and record
+WARM = 18  # steps before timing: enough to compile, choose kernels, decide whether to record, and do so
 TURNS = 5
 CLOSE = 1e-2  # relative, of the first losses in bf16
 GOAL = {"compiled": 1.1, "eager": 1.0}

@@ -14,6 +14,7 @@ from anyformer.kernels import decode, few_rows
 from anyformer.models import Call
 from anyformer.runtime.mask import Causal, Window
 from anyformer.transforms.decode_kernels import decode_kernels
+from anyformer.transforms.quantize import quantize
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -68,6 +69,23 @@ def test_steps_give_the_scores_of_plain_ones(case: str, rows: int, dtype: torch.
     assert [type(module) for module in model.modules()] == classes
     for mine, other in zip(states[0].tensors(), states[1].tensors(), strict=True):
         assert torch.allclose(mine.float(), other.float(), atol=1e-4 if dtype == torch.float32 else 6e-3)
+
+
+@pytest.mark.parametrize("format", ["int8", "fp8"])
+@torch.no_grad()
+def test_weights_of_a_byte(format: str) -> None:
+    name, changes, fused = CASES["rotary, grouped, gated"]
+    spec = af.override(af.spec(name), {**changes, **vocabulary(name)})
+    model = quantize(af.build(spec, seed=0, device=DEVICE).eval(), format=format, exact=True)
+    ids = torch.randint(0, 90, (1, 4), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    states = [model.new_state(1, 32) for _ in range(2)]
+    for t in range(4):
+        token = ids[:, t : t + 1]
+        plain = model(Call({"input_ids": token}, states[0]))["logits"]
+        with decode_kernels(model, 1) as used:
+            found = model(Call({"input_ids": token}, states[1]))["logits"]
+        assert used.fused == fused
+        assert torch.allclose(found, plain, atol=1e-4)
 
 
 def vocabulary(name: str) -> dict[str, Any]:

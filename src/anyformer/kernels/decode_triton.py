@@ -12,6 +12,19 @@ LOW = tl.constexpr(-1.0e30)  # a score that counts for nothing and stays finite 
 
 
 @triton.jit
+def look(queries, key, value, visible, scale, bias, top, total, mixed):
+    """Queries (ROWS, K) look at more keys and values (BLOCK, K): the highest score so far, the sum of the weights and
+    of the weighted values."""
+    score = (tl.dot(queries, tl.trans(key), input_precision="ieee") * scale).to(tl.float32) + bias
+    score = tl.where(visible[None, :], score, LOW)
+    higher = tl.maximum(top, tl.max(score, 1))
+    weight = tl.where(visible[None, :], tl.exp(score - higher[:, None]), 0.0)
+    shrink = tl.exp(top - higher)
+    mixed = mixed * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
+    return higher, total * shrink + tl.sum(weight, 1), mixed
+
+
+@triton.jit
 def attend(
     q,
     k,
@@ -65,18 +78,12 @@ def attend(
             visible = tl.load(seen + b * seen_row + place, mask=visible, other=0) != 0
         if tl.max(visible.to(tl.int32), 0) > 0:
             key = tl.load(keys + place[:, None] * k_place + c[None, :], mask=visible[:, None], other=0.0)
-            score = (tl.dot(queries, tl.trans(key), input_precision="ieee") * scale).to(tl.float32)
+            value = tl.load(values + place[:, None] * v_place + c[None, :], mask=visible[:, None], other=0.0)
+            added = tl.zeros((ROWS, BLOCK), tl.float32)
             if BIAS:
                 to = bias + b * bias_row + (g * R + r[:, None]) * bias_head + place[None, :]
-                score += tl.load(to, mask=(r[:, None] < R) & visible[None, :], other=0.0).to(tl.float32)
-            score = tl.where(visible[None, :], score, LOW)
-            higher = tl.maximum(top, tl.max(score, 1))
-            weight = tl.where(visible[None, :], tl.exp(score - higher[:, None]), 0.0)
-            shrink = tl.exp(top - higher)
-            value = tl.load(values + place[:, None] * v_place + c[None, :], mask=visible[:, None], other=0.0)
-            total = total * shrink + tl.sum(weight, 1)
-            mixed = mixed * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
-            top = higher
+                added = tl.load(to, mask=(r[:, None] < R) & visible[None, :], other=0.0).to(tl.float32)
+            top, total, mixed = look(queries, key, value, visible, scale, added, top, total, mixed)
     if WHOLE:
         mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]  # a query that sees nothing gets zeros
         to = out + (pair * R + r[:, None]) * K + c[None, :]
@@ -114,40 +121,37 @@ def attend_new(
     INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One key/value head of one row: its new key and value are kept, and its R queries look at all keys, beginning with
-    that one, which other programs need not have written yet."""
+    that one, which other programs need not have written yet. What was kept before is read ahead of the wait."""
     if EARLY:
         gdc_launch_dependents()
-        gdc_wait()
     pair = tl.program_id(0)
     b, g = pair // G, pair % G
     r, c, n = tl.arange(0, ROWS), tl.arange(0, K), tl.arange(0, BLOCK)
+    column = tl.load(columns + b * column_row)
+    old_keys, old_values = keys + b.to(tl.int64) * k_row + g * k_head, values + b.to(tl.int64) * v_row + g * v_head
+    visible = (tl.load(seen + b * seen_row + n, mask=n < S, other=0) != 0) & (n != column)
+    key_tile = tl.load(old_keys + n[:, None] * k_place + c[None, :], mask=visible[:, None], other=0.0)
+    value_tile = tl.load(old_values + n[:, None] * v_place + c[None, :], mask=visible[:, None], other=0.0)
+    if EARLY:
+        gdc_wait()
     H = G * R
-    row, column = qkv + b * (H + 2 * G) * K, tl.load(columns + b * column_row)
+    row = qkv + b * (H + 2 * G) * K
     heads, own = row + (g * R + tl.where(r < R, r, 0))[:, None] * K, row + (H + g) * K
     queries, key, value = tl.load(heads + c[None, :]), tl.load(own + c), tl.load(own + G * K + c)
     if HALF > 0:
-        angles = cos + b * angle_row, sin + b * angle_row
-        queries = turned(queries, heads, c[None, :], angles[0], angles[1], HALF, INTERLEAVED)
-        key = turned(key, own, c, angles[0], angles[1], HALF, INTERLEAVED)
-    k_head_at, v_head_at = keys + b.to(tl.int64) * k_row + g * k_head, values + b.to(tl.int64) * v_row + g * v_head
-    tl.store(k_head_at + column * k_place + c, key)
-    tl.store(v_head_at + column * v_place + c, value)
+        queries = turned(queries, heads, c[None, :], cos + b * angle_row, sin + b * angle_row, HALF, INTERLEAVED)
+        key = turned(key, own, c, cos + b * angle_row, sin + b * angle_row, HALF, INTERLEAVED)
+    tl.store(old_keys + column * k_place + c, key)
+    tl.store(old_values + column * v_place + c, value)
     top = tl.sum(queries.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale
     total = tl.full((ROWS,), 1.0, tl.float32)
     mixed = tl.zeros((ROWS, K), tl.float32) + value.to(tl.float32)[None, :]
-    for start in range(0, S, BLOCK):
+    top, total, mixed = look(queries, key_tile, value_tile, visible, scale, 0.0, top, total, mixed)
+    for start in range(BLOCK, S, BLOCK):
         place = start + n
         visible = (tl.load(seen + b * seen_row + place, mask=place < S, other=0) != 0) & (place != column)
-        if tl.max(visible.to(tl.int32), 0) > 0:
-            key_tile = tl.load(k_head_at + place[:, None] * k_place + c[None, :], mask=visible[:, None], other=0.0)
-            value_tile = tl.load(v_head_at + place[:, None] * v_place + c[None, :], mask=visible[:, None], other=0.0)
-            score = (tl.dot(queries, tl.trans(key_tile), input_precision="ieee") * scale).to(tl.float32)
-            score = tl.where(visible[None, :], score, LOW)
-            higher = tl.maximum(top, tl.max(score, 1))
-            weight = tl.where(visible[None, :], tl.exp(score - higher[:, None]), 0.0)
-            shrink = tl.exp(top - higher)
-            total = total * shrink + tl.sum(weight, 1)
-            mixed = mixed * shrink[:, None] + tl.dot(weight.to(value_tile.dtype), value_tile, input_precision="ieee")
-            top = higher
+        key_tile = tl.load(old_keys + place[:, None] * k_place + c[None, :], mask=visible[:, None], other=0.0)
+        value_tile = tl.load(old_values + place[:, None] * v_place + c[None, :], mask=visible[:, None], other=0.0)
+        top, total, mixed = look(queries, key_tile, value_tile, visible, scale, 0.0, top, total, mixed)
     to = out + (b * H + g * R + r[:, None]) * K + c[None, :]
     tl.store(to, (mixed / total[:, None]).to(out.dtype.element_ty), mask=r[:, None] < R)

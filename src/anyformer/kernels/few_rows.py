@@ -69,9 +69,11 @@ def linear(
     activation: str = "identity",
     gated: bool = False,
     onto: Tensor | None = None,
+    scales: Sequence[Tensor] = (),
 ) -> Tensor:
     """x (M, K), normed first, times one to three weights (N, K): (M, sum of N). The activation is of all outputs; with
-    `gated` it is of the first weight's, which are multiplied by the second's. `onto` (M, N) is added."""
+    `gated` it is of the first weight's, which are multiplied by the second's. `onto` (M, N) is added. Of one
+    row, weights may have 8 bits, int8 or fp8, and a scale (N,) for each output."""
     from anyformer.kernels.few_rows_triton import one_row, some_rows
 
     (M, K), sizes, x = x.shape, [len(weight) for weight in weights], x.contiguous()
@@ -80,29 +82,32 @@ def linear(
         x = norm_rows(x, norm)
     if M > 1 and onto is not None and biases[0] is None:
         return torch.addmm(onto, x, weights[0].t())  # torch divides the sums of long rows among programs
-    out = torch.empty(M, N, dtype=weights[0].dtype, device=x.device)
-    unused = [weights[0]] * (3 - len(weights))  # in the place of pointers
-    tensors = *weights, *unused, *(weights[0] if each is None else each for each in biases), *unused
-    given = *tensors, out if onto is None else onto.contiguous(), out
+    out = torch.empty(M, N, dtype=x.dtype, device=x.device)
+    unused = 3 - len(weights)  # places of pointers
+    weights, biases = [*weights, *[weights[0]] * unused], [*biases, *[None] * unused]
+    factors = [*scales, *[scales[0]] * unused] if scales else [out] * 3
+    stream = out if onto is None else onto.contiguous()
     meta: dict[str, Any] = {
         "ACTIVATION": activation,
         "GATED": gated,
-        "WEIGHTS": len(weights),
+        "WEIGHTS": 3 - unused,
         "BIASES": sum(2**i for i, bias in enumerate(biases) if bias is not None),
         "ONTO": onto is not None,
     }
     each = [sizes[0]] if gated else sizes  # what programs are counted by
-    sizes = [*sizes, *[0] * len(unused)]
+    sizes = [*sizes, *[0] * unused]
+    tensors = *weights, *(out if bias is None else bias for bias in biases)
     if M == 1:
         before = norm or NormWeights("none", None, None, 0.0)
         rows, block, warps = one_row_shape(K, N, gated)
         places, row = (sum(-(-size // rows) for size in each),), (x, before.weight, before.bias, before.eps)
         shape = (K, rows, block, power_above(K), before.kind, before.affine)
-        launch(one_row, places, *row, *given, *sizes, *shape, num_warps=warps, **meta)
+        meta["SCALED"] = bool(scales)
+        launch(one_row, places, *row, *tensors, *factors, stream, out, *sizes, *shape, num_warps=warps, **meta)
         return out
     *tile, warps, stages = some_rows_shape(M, K)
     grid = (sum(-(-size // tile[1]) for size in each), -(-M // tile[0]))
-    launch(some_rows, grid, x, *given, M, *sizes, K, *tile, num_warps=warps, num_stages=stages, **meta)
+    launch(some_rows, grid, x, *tensors, stream, out, M, *sizes, K, *tile, num_warps=warps, num_stages=stages, **meta)
     return out
 
 

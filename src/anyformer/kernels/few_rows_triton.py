@@ -74,16 +74,17 @@ def normalize(
 
 
 @triton.jit
-def product(rows, first, x, mean, spread, norm_weight, norm_bias, inside_n, K: tl.constexpr, ROWS: tl.constexpr,
+def product(rows, first, x, like, mean, spread, norm_weight, norm_bias, inside_n, K: tl.constexpr, ROWS: tl.constexpr,
             BLOCK: tl.constexpr, NORM: tl.constexpr, AFFINE: tl.constexpr):  # fmt: skip
-    """ROWS rows of a weight times x (K,), normed on the way: (ROWS,) in fp32. `first` is their first BLOCK columns."""
+    """ROWS rows of a weight times x (K,), normed on the way: (ROWS,) in fp32. `first` is their first BLOCK columns,
+    `like` a pointer of the type that x is rounded to."""
     c = tl.arange(0, BLOCK)
     sums = tl.zeros((ROWS, BLOCK), tl.float32)
     for start in tl.static_range(0, K, BLOCK):
         k = start + c
         left = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
         if NORM != "none":
-            left = normed(left, mean, spread, norm_weight, norm_bias, k, k < K, rows, NORM, AFFINE)
+            left = normed(left, mean, spread, norm_weight, norm_bias, k, k < K, like, NORM, AFFINE)
         if start == 0:
             sums += left[None, :] * first.to(tl.float32)
         else:
@@ -94,24 +95,26 @@ def product(rows, first, x, mean, spread, norm_weight, norm_bias, inside_n, K: t
 
 @triton.jit
 def one_row(
-    x, norm_weight, norm_bias, eps, w0, w1, w2, b0, b1, b2, onto, out, N0, N1, N2, K: tl.constexpr,
+    x, norm_weight, norm_bias, eps, w0, w1, w2, b0, b1, b2, s0, s1, s2, onto, out, N0, N1, N2, K: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr, AFFINE: tl.constexpr,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr, WEIGHTS: tl.constexpr, BIASES: tl.constexpr, ONTO: tl.constexpr,
-    EARLY: tl.constexpr,
+    SCALED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """ROWS outputs of up to three weights (N, K) side by side, for one row x (K,)."""
+    """ROWS outputs of up to three weights (N, K) side by side, for one row x (K,). Weights of 8 bits have scales."""
     if EARLY:
         gdc_launch_dependents()
     program, c = tl.program_id(0), tl.arange(0, BLOCK)
-    weight, bias, N, before, start, has_bias = w0, b0, N0, 0, program * ROWS, BIASES % 2
+    weight, bias, scale, N, before, start, has_bias = w0, b0, s0, N0, 0, program * ROWS, BIASES % 2
     if WEIGHTS > 1 and not GATED:
         own = tl.cdiv(N0, ROWS)
         if program >= own:
-            weight, bias, N, before, start, has_bias = w1, b1, N1, N0, (program - own) * ROWS, BIASES // 2 % 2
+            weight, bias, scale, N, before, start = w1, b1, s1, N1, N0, (program - own) * ROWS
+            has_bias = BIASES // 2 % 2
         if WEIGHTS > 2:
             own += tl.cdiv(N1, ROWS)
             if program >= own:
-                weight, bias, N, before, start, has_bias = w2, b2, N2, N0 + N1, (program - own) * ROWS, BIASES // 4
+                weight, bias, scale, N, before, start = w2, b2, s2, N2, N0 + N1, (program - own) * ROWS
+                has_bias = BIASES // 4
     n = start + tl.arange(0, ROWS)
     inside = n < N
     tile = inside[:, None] & (c < K)[None, :]
@@ -125,13 +128,19 @@ def one_row(
     mean, spread = 0.0, 1.0
     if NORM != "none":
         mean, spread = statistics(x, K, WIDTH, NORM, eps)
-    total = product(rows, first, x, mean, spread, norm_weight, norm_bias, inside, K, ROWS, BLOCK, NORM, AFFINE)
+    total = product(rows, first, x, out, mean, spread, norm_weight, norm_bias, inside, K, ROWS, BLOCK, NORM, AFFINE)
+    if SCALED:
+        total *= tl.load(scale + n, mask=inside, other=0.0).to(tl.float32)
     if has_bias:
         total += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
     if ACTIVATION != "identity":
         total = activate(rounded(total, out), ACTIVATION)
     if GATED:
-        other = product(rows1, first1, x, mean, spread, norm_weight, norm_bias, inside, K, ROWS, BLOCK, NORM, AFFINE)
+        other = product(
+            rows1, first1, x, out, mean, spread, norm_weight, norm_bias, inside, K, ROWS, BLOCK, NORM, AFFINE
+        )
+        if SCALED:
+            other *= tl.load(s1 + n, mask=inside, other=0.0).to(tl.float32)
         if BIASES > 1:
             other += tl.load(b1 + n, mask=inside, other=0.0).to(tl.float32)
         total = rounded(total, out) * rounded(other, out)

@@ -208,9 +208,7 @@ class Trainer:
         self.clock = time.perf_counter()
         with self.feed(self.step) as batches:
             for ready in batches:
-                launched = (
-                    self.launch(ready) if self.launch_clock is None else self.time_launch(self.launch_clock, ready)
-                )
+                launched = self.launch(ready)
                 self.step += 1
                 if waiting is not None:  # the device is busy with the next step while this one's numbers are read
                     self.finish_step(waiting)
@@ -231,9 +229,13 @@ class Trainer:
                 if over:
                     return
 
-    def time_launch(self, clock: LaunchClock, ready: StepBatches) -> PendingStep:
-        """`launch` while it is timed; after enough steps it is known whether recording helps."""
-        launched = clock(self.launch, ready)
+    def launch(self, ready: StepBatches) -> PendingStep:
+        """One step, without waiting for the device. Where nobody said whether to record steps, the first ones are
+        timed, and then it is known."""
+        clock = self.launch_clock
+        if clock is None:
+            return self.launch_step(ready)
+        launched = clock(self.launch_step, ready)
         if len(clock.steps) == MEASURED:
             helps, why = decide(clock.steps)
             self.tell(why)
@@ -242,8 +244,8 @@ class Trainer:
             self.launch_clock = None
         return launched
 
-    def launch(self, ready: StepBatches) -> PendingStep:
-        """Forward, backward and the optimizer step, without waiting for the device."""
+    def launch_step(self, ready: StepBatches) -> PendingStep:
+        """Forward, backward and the optimizer's step."""
         self.seed_step(ready.step)
         self.objective.before_step(self.module, ready.step)
         divisors = self.divisors(ready)

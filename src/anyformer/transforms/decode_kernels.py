@@ -34,6 +34,7 @@ from anyformer.runtime.state import Static
 from anyformer.stacks.block import ParallelModule
 from anyformer.stacks.sublayer import SublayerModule, through
 from anyformer.transforms.pack import PackedLinear
+from anyformer.transforms.quantize import FP8Linear, Int8Linear, QuantizedLinear
 
 NAMES = {function: name for name, function in ACTIVATIONS.items() if name in few_rows.ACTIVATIONS}
 
@@ -58,7 +59,7 @@ def decode_kernels(model: nn.Module, rows: int) -> Iterator[Used]:
     if few_rows.fits(like, rows) and not torch.is_autocast_enabled("cuda"):
         for module in list(model.modules()):
             kind = KINDS.get(type(module))
-            why = obstacle(module) if isinstance(module, SublayerModule) else None
+            why = obstacle(module, rows) if isinstance(module, SublayerModule) else None
             if why is not None:
                 used.others[why] += 1
             used.fused += isinstance(module, SublayerModule) and why is None
@@ -77,8 +78,8 @@ def decode_kernels(model: nn.Module, rows: int) -> Iterator[Used]:
 # -- what can be fused -------------------------------------------------------------------------------------------------
 
 
-def obstacle(step: SublayerModule) -> str | None:
-    """Why a residual step has no program."""
+def obstacle(step: SublayerModule, rows: int) -> str | None:
+    """Why a residual step of so many rows has no program."""
     op: Any = step.op
     if step.skip is not None or step.of_block or step.normed_skip or step.zero_pads or step.wide:
         return "a residual step of its own kind"
@@ -87,7 +88,8 @@ def obstacle(step: SublayerModule) -> str | None:
     layers = LAYERS.get(type(op))
     if layers is None:
         return type(op).__name__
-    if not all(is_plain(getattr(op, name)) for name in layers):
+    found = [getattr(op, name) for name in layers]
+    if not all(is_plain(layer, rows) for layer in found) or len({layer.weight.dtype for layer in found}) > 1:
         return f"a layer of {type(op).__name__} is not a plain one"
     if not isinstance(op, AttentionModule) and op.activation not in NAMES:
         return "an activation without a program"
@@ -103,9 +105,18 @@ LAYERS: dict[type, tuple[str, ...]] = {
 }
 
 
-def is_plain(layer: Any) -> bool:
-    """Whether a layer is a product with a weight, and nothing else."""
-    return type(layer) in (nn.Linear, PackedLinear, FewRowsLinear) and layer.weight.is_contiguous()
+def is_plain(layer: Any, rows: int) -> bool:
+    """Whether a layer is a product with a weight, and nothing else; of one row the weight may have 8 bits."""
+    kinds = (nn.Linear, PackedLinear, FewRowsLinear)
+    of_bytes = rows == 1 and isinstance(layer, (Int8Linear, FP8Linear))
+    return (type(layer) in kinds or of_bytes) and layer.weight.is_contiguous()
+
+
+def linear(x: Tensor, *layers: Any, **options: Any) -> Tensor:
+    """(B, D) through layers side by side."""
+    scales = [layer.scale for layer in layers] if isinstance(layers[0], QuantizedLinear) else []
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    return few_rows.linear(x, weights, biases, scales=scales, **options)
 
 
 def norm_weights(norm: Any) -> NormWeights | None:
@@ -134,6 +145,21 @@ class FewRowsLinear(nn.Linear):
             return super().forward(x)
         flat = x.reshape(rows, x.shape[-1])
         return few_rows.linear(flat, [self.weight], [self.bias]).view(*x.shape[:-1], self.out_features)
+
+
+class FewRowsBytes(QuantizedLinear):
+    def forward(self, x: Tensor) -> Tensor:
+        if not few_rows.fits(x, 1) or x.numel() != self.in_features:
+            return super().forward(x)
+        return linear(x.reshape(1, -1), self).view(*x.shape[:-1], self.out_features)
+
+
+class FewRowsInt8(FewRowsBytes, Int8Linear):
+    pass
+
+
+class FewRowsFP8(FewRowsBytes, FP8Linear):
+    pass
 
 
 class FewRowsNorm(nn.Module):
@@ -183,6 +209,8 @@ class FewRowsParallel(ParallelModule):
 KINDS: dict[type, type] = {
     nn.Linear: FewRowsLinear,
     PackedLinear: FewRowsLinear,
+    Int8Linear: FewRowsInt8,
+    FP8Linear: FewRowsFP8,
     nn.LayerNorm: FewRowsLayerNorm,
     RMSNormModule: FewRowsRMSNorm,
     SublayerModule: FewRowsSublayer,
@@ -192,19 +220,16 @@ KINDS: dict[type, type] = {
 
 def feedforward(op: Any, x: Tensor, norm: NormWeights | None, onto: Tensor | None, ctx: Context) -> Tensor:
     """(B, D) -> (B, D)"""
-    if isinstance(op, GatedMLPModule):
-        layers, gated = [op.gate, op.up], True
-    else:
-        layers, gated = [op.up], False
-    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-    inner = few_rows.linear(x, weights, biases, norm=norm, activation=NAMES[op.activation], gated=gated)
-    return few_rows.linear(inner, [op.down.weight], [op.down.bias], onto=onto)
+    gated = isinstance(op, GatedMLPModule)
+    layers = (op.gate, op.up) if gated else (op.up,)
+    inner = linear(x, *layers, norm=norm, activation=NAMES[op.activation], gated=gated)
+    return linear(inner, op.down, onto=onto)
 
 
 def attention(op: AttentionModule, x: Tensor, norm: NormWeights | None, onto: Tensor | None, ctx: Context) -> Tensor:
     """(B, D) -> (B, D)"""
     layers = [op.q] if op.part.memory else [op.q, op.k, op.v]
-    found = few_rows.linear(x, [layer.weight for layer in layers], [layer.bias for layer in layers], norm=norm)
+    found = linear(x, *layers, norm=norm)
     if op.part.memory:
         mixed = op.mix(by_head(found, op.head_width), None, None, ctx)
     elif turns_and_keeps(op, ctx):
@@ -213,7 +238,7 @@ def attention(op: AttentionModule, x: Tensor, norm: NormWeights | None, onto: Te
         q, k, v = found.split([layer.out_features for layer in layers], dim=1)
         heads = by_head(q, op.head_width), by_head(k, op.head_width), by_head(v, op.value_width)
         mixed = op.mix(*heads, ctx)
-    return few_rows.linear(mixed[:, 0], [op.o.weight], [op.o.bias], onto=onto)
+    return linear(mixed[:, 0], op.o, onto=onto)
 
 
 def by_head(x: Tensor, width: int) -> Tensor:
