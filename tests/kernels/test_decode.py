@@ -60,7 +60,7 @@ def test_a_bias_of_the_scores(B: int, H: int, G: int, S: int, K: int, masked: bo
         assert (found - expected).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
 @pytest.mark.parametrize("interleaved", [None, False, True])
 @pytest.mark.parametrize("B, H, G, S, K", SHAPES)
 @torch.no_grad()

@@ -68,10 +68,10 @@ def test_norm(M: int, K: int, kind: str, dtype: torch.dtype) -> None:
     close(few_rows.norm_rows(x, norm), exact, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("norm", [None, "rms", "layer"])
-@pytest.mark.parametrize("sizes", [(33,), (48, 16, 16), (7, 5)])
-@pytest.mark.parametrize("M, K", [(1, 64), (1, 100), (1, 5000), (2, 96), (17, 130), (33, 64)])
+@pytest.mark.parametrize("sizes", [(33,), (48, 16, 16)])
+@pytest.mark.parametrize("M, K", [(1, 100), (1, 5000), (2, 96), (33, 130)])
 @torch.no_grad()
 def test_projections_side_by_side(M: int, K: int, sizes: tuple[int, ...], norm: str | None, dtype: torch.dtype) -> None:
     if M > 1 and dtype == torch.float32:
@@ -84,12 +84,11 @@ def test_projections_side_by_side(M: int, K: int, sizes: tuple[int, ...], norm: 
     close(few_rows.linear(x, weights, biases, norm=weights_of_norm), exact, dtype)
 
 
-@pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("activation", few_rows.ACTIVATIONS)
-@pytest.mark.parametrize("M, bias", [(1, False), (1, True), (4, False), (4, True)])
+@pytest.mark.parametrize("M, bias", [(1, True), (4, False)])
 @torch.no_grad()
-def test_gates_and_activations(M: int, bias: bool, activation: str, dtype: torch.dtype) -> None:
-    K, N = 80, 37
+def test_gates_and_activations(M: int, bias: bool, activation: str) -> None:
+    K, N, dtype = 80, 37, torch.float16
     x = draw(M, K, dtype=dtype)
     gate, up = (draw(N, K, dtype=dtype, scale=K**-0.5) for _ in range(2))
     a, b = (draw(N, dtype=dtype) if bias else None for _ in range(2))

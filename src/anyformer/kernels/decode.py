@@ -58,14 +58,11 @@ def _(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, bias: Tensor | None,
     return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
 
-LONGEST_WHOLE = 1024  # keys that one program reads even where others are idle: splitting takes a second program
-
-
 def attends_new(heads: tuple[int, int, int], keys: Tensor) -> bool:
     """Whether `attend_new` is for these heads and keys (B, G, S, K)."""
-    (_, G, K), (B, _, S, _) = heads, keys.shape
-    powers = 16 <= K <= 256 and K & (K - 1) == 0
-    return HAS_TRITON and keys.is_cuda and powers and (S <= LONGEST_WHOLE or B * G >= PROGRAMS // 2)
+    _, G, K = heads
+    powers, many = 16 <= K <= 256 and K & (K - 1) == 0, len(keys) * G >= PROGRAMS // 4  # fewer rows are split
+    return HAS_TRITON and keys.is_cuda and powers and many
 
 
 def attend_new(
