@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +15,8 @@ import anyformer as af
 from anyformer.objectives.objective import forward_to_head
 from anyformer.transforms import compile as by_block
 from anyformer.transforms.compile import compile_blocks
+from anyformer.transforms.fuse import fuse
+from anyformer.transforms.half_weights import HalfWeights
 from anyformer.transforms.recompute import recompute
 from small import close
 from tiny import inputs_of, model_of
@@ -42,11 +46,12 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     torch._dynamo.reset()
 
 
-def gradients(model: torch.nn.Module, **inputs: Any) -> dict[str, torch.Tensor]:
+def gradients(model: torch.nn.Module, half: Any = contextlib.nullcontext, **inputs: Any) -> dict[str, torch.Tensor]:
     model.zero_grad()
     torch.manual_seed(3)
-    loss = model(**inputs).loss
-    loss.backward()
+    with half():
+        loss = model(**inputs).loss
+        loss.backward()
     return {"loss": loss.detach()} | {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
@@ -76,6 +81,18 @@ def test_layers_alike_compile_once(family: str, graphs: list[str]) -> None:
         same(model, changed, **inputs)  # and a second step compiles nothing
         counts.append((graphs.count("forward"), graphs.count("backward")))
     assert counts == [(2 * KINDS[family], KINDS[family])] * 2
+
+
+def test_weights_cast_once_a_step_are_inputs_like_others(graphs: list[str]) -> None:
+    ids, found = inputs_of("gpt2")["input_ids"], []
+    for change in (lambda model: model, compile_blocks):
+        model = change(fuse(model_of("gpt2", depth=4), training=True))
+        half = functools.partial(HalfWeights(model), torch.bfloat16)
+        with torch.autocast("cpu", torch.bfloat16):
+            found += [gradients(model, half, input_ids=ids, labels=ids) for _ in range(2)]
+    assert graphs == ["forward", "forward", "backward"]
+    for name, value in found[0].items():
+        close(found[-1][name], value, 1e-2)
 
 
 def swin(depth: int = 2) -> torch.nn.Module:
