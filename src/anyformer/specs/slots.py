@@ -194,7 +194,8 @@ def _comments(kind: type) -> list[tuple[str, str]]:
     """(field, what the source says behind it)"""
     if kind is Part or not issubclass(kind, Part):
         return []
-    source = _classes(sys.modules.get(kind.__module__)).get(kind.__qualname__.rpartition(".")[2], "")
+    module: Any = sys.modules.get(kind.__module__)
+    source = _classes(module).get(kind.__qualname__.rpartition(".")[2], "")
     return re.findall(r"^    (\w+): .*?  # (.*)$", textwrap.dedent(source), re.MULTILINE)
 
 
