@@ -211,7 +211,8 @@ def _classes(module: Any) -> dict[str, str]:
 
 
 def _fits(kind: type[Part]) -> Iterator[str]:
-    for owner in [*kinds().values()]:
+    owners: list[Any] = [*kinds().values()]  # mypy: a class of Parts can be hashed, though they say they cannot
+    for owner in owners:
         for slot, wanted in _own_slots(owner).items():
             if any(fits(kind, each) for each in wanted):
                 yield slot
