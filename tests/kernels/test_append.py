@@ -55,9 +55,21 @@ def test_what_was_handed_out_never_changes(change: str) -> None:
 
 def test_gradients_pass() -> None:
     append, first, second = Appender(), piece(2).requires_grad_(), piece(1).requires_grad_()
-    held = append(append(first, second, 2), second, 2)
-    held.square().sum().backward()
-    assert torch.allclose(first.grad, 2 * first) and torch.allclose(second.grad, 4 * second)
+    held, total = first, torch.zeros(())
+    for _ in range(4):
+        held = append(held, second, 2)
+        total = total + held.square().sum()  # which autograd keeps
+    total.backward()
+    assert torch.allclose(first.grad, 8 * first) and torch.allclose(second.grad, 2 * 10 * second)
+
+
+@torch.no_grad()
+def test_memory_of_inference_mode_is_left_there() -> None:
+    append, held, new = Appender(), piece(4), piece(1)
+    with torch.inference_mode():
+        for _ in range(3):
+            held = append(held, new, 2)
+    assert torch.equal(append(held, new, 2), torch.cat((held, new), 2))
 
 
 @torch.no_grad()
