@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 30
           --doctest-modules --doctest-ignore-import-errors tests src/anyformer
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-fast test-all test-lowest test-gpu test-real mutants lint types docs bench clean
+.PHONY: help install quickstart test test-fast test-all test-lowest test-gpu test-real mutants lint types docs bench bench-cpu clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ docs: $(STAMP)  ## the site, into build/site; `python -m http.server -d build/si
 
 bench: $(STAMP)  ## every script in benchmarks/, one after another
 	@set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done
+
+bench-cpu: $(STAMP)  ## us and transformers in turns on the CPU, about 8 minutes; docs/results/speed.md is written
+	$(BIN)/python benchmarks/bench_cpu.py $(ARGS)
 
 clean:  ## remove caches and build products; .venv stays (rm -rf .venv to start over)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
