@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 30
           --doctest-modules --doctest-ignore-import-errors tests src/anyformer
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-fast test-all test-lowest test-gpu test-real mutants lint types docs bench bench-gpu clean
+.PHONY: help install quickstart test test-fast test-all test-lowest test-gpu test-real mutants lint types docs bench bench-gpu bench-cpu clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ bench: $(STAMP)  ## every script in benchmarks/, one after another
 # Like test-gpu with the machine's own Python. ARGS="--growth", "--cases 'training: BERT' prompts", "--minutes 4"
 bench-gpu:  ## on a CUDA machine: us and our peers in turns, at most 8 minutes; docs/results/speed.md is written
 	PYTHONPATH=$(CURDIR)/src $(PYTHON) benchmarks/bench_gpu.py $(ARGS)
+
+bench-cpu: $(STAMP)  ## us and transformers in turns on the CPU, about 8 minutes; docs/results/speed.md is written
+	$(BIN)/python benchmarks/bench_cpu.py $(ARGS)
 
 clean:  ## remove caches and build products; .venv stays (rm -rf .venv to start over)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import torch
 
 import anyformer as af
 from anyformer import cli
+from anyformer.cli import listing
+from anyformer.cli import parts as verb
 from anyformer.models import Model
 from anyformer.parts.condition import AdaptiveNorm
 from anyformer.parts.norm import Norm
@@ -59,6 +63,31 @@ def test_every_kind_is_listed_once_with_what_it_is(run: Command, foreign: type[P
     code, out, _ = run("parts")
     assert code == 0 and max(map(len, out.splitlines())) < 250
     assert [name for name in (*ours, "Wobble") if f"\n  {name} " not in out] == []  # other tests declare kinds too
+
+
+def test_the_table_of_parts_is_what_the_classes_say() -> None:
+    written = json.loads(listing.PARTS.read_text(encoding="utf-8"))
+    assert written == json.loads(json.dumps(listing.collect_kinds())), "python -m anyformer.cli.listing writes it anew"
+
+
+@pytest.mark.parametrize("arguments", [(), ("--json",), ("rotary",), ("SWIGLU", "--json"), ("Norm",), ("nonsense",)])
+def test_the_table_gives_what_the_classes_give(
+    arguments: tuple[str, ...], run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a name that only the classes know how to answer."""
+    for name in [name for name, kind in Part.kinds.items() if not kind.__module__.startswith("anyformer.")]:
+        monkeypatch.delitem(Part.kinds, name)  # of other tests
+    asked = run("parts", *arguments)
+    monkeypatch.setattr(verb, "only_ours", lambda: True)
+    if arguments != ("nonsense",):
+        monkeypatch.setattr(verb, "ask_kinds", None)
+    assert run("parts", *arguments) == asked
+
+
+def test_parts_are_listed_without_torch() -> None:
+    code = "import sys; from anyformer import cli; cli.main(['parts', 'rotary']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+    assert not verb.only_ours()  # here there may be Parts of others, which are to be listed too
 
 
 def test_no_other_name_is_said_twice_where_both_fit() -> None:

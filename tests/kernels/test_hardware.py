@@ -59,17 +59,18 @@ def test_a_name_that_hides_nothing_is_a_mistake(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_models_do_the_same_without(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """int8 weights, packed weights, a text: with everything there is, and without."""
+    """int8 weights, packed weights, a text: with everything there is, and without. Where there are no 8-bit products
+    activations are not rounded to 8 bits, as nowhere with `exact`."""
     inputs = inputs_of("gpt2")
 
-    def done() -> list[torch.Tensor]:
+    def done(exact: bool) -> list[torch.Tensor]:
         with torch.no_grad():
-            told = [quantize(model_of("gpt2"))(**inputs).logits, pack(model_of("gpt2"))(**inputs).logits]
+            told = [quantize(model_of("gpt2"), exact=exact)(**inputs).logits, pack(model_of("gpt2"))(**inputs).logits]
         return [*told, af.generate(model_of("gpt2"), input_ids=inputs["input_ids"], max_new_tokens=4)]
 
-    without = done()
+    without = done(exact=False)
     monkeypatch.delenv(hardware.HIDING)
-    for a, b in zip(without, done(), strict=True):
+    for a, b in zip(without, done(exact="int8" in lacking), strict=True):
         assert torch.allclose(a, b, atol=1e-5)
 
 

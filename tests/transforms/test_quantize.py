@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 
 import anyformer as af
 from anyformer.kernels import hardware
+from anyformer.transforms import quantize as module
 from anyformer.transforms.fuse import fuse, unfuse
 from anyformer.transforms.quantize import FORMATS, Int8Linear, activation_levels, quantize
 from small import close
@@ -80,32 +83,65 @@ def test_cpus_without_vnni_keep_seven_bits(monkeypatch: pytest.MonkeyPatch) -> N
     q.weight.fill_(127)  # the largest products there are: their sums in 16 bits must not overflow
     q.bias.zero_()
     close(q(torch.ones(1, 64)), 127 * 64 * q.scale[None], 1e-5)
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
-    monkeypatch.setenv(hardware.HIDING, "int8")  # plain products, which any CPU has
-    fine = (Int8Linear.from_linear(layer())(x) - exact).abs().max()
-    assert fine < rough < 8 * fine
+    assert activation_levels() == 63 and rough < 64 * 4 * float(q.scale.max())
 
 
-@engine
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("width", [1, 64, 1024, 1025, 3000])  # sums that fp32 holds exactly, and those it does not
-def test_without_an_engine_the_numbers_are_the_same(
-    width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(0)
-    q = Int8Linear.from_linear(torch.nn.Linear(width, 48)).requires_grad_(False)
-    q.weight[:8] = torch.randint(64, 128, (8, width))  # large sums, of which fp32 loses the last digits
-    x = torch.cat((torch.randn(40, width) * torch.logspace(-3, 3, 40)[:, None], torch.rand(20, width) / 2 + 0.5))
-    halves = (torch.arange(x.numel()) % 509 - 254.0).view_as(x) / 254  # between two steps: which one is taken?
-    x = torch.cat((x, halves, torch.zeros(1, width))).to(dtype)
-    with_engine = q(x)
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on ARM."""
     monkeypatch.setenv(hardware.HIDING, "int8")
-    without = q(x)
-    if torch.cpu._is_vnni_supported():
-        assert torch.equal(without, with_engine)
-    else:  # between two of 63 steps the engine may take the other one
-        close(without.float(), with_engine.float(), 0.02 * float(with_engine.abs().max()))
-    assert not hardware.has("int8")
+    module.tell_once.cache_clear()
+    yield
+    module.tell_once.cache_clear()
+
+
+@pytest.mark.usefixtures("no_engine")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width, rows", [(64, 1), (64, 16), (64, 17), (60, 2), (64, 40)])
+@pytest.mark.parametrize("fast", [0, 16])
+def test_without_an_engine_activations_stay_as_they_are(
+    fast: int, width: int, rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of fp32 and bytes where torch has fast ones, else of fp32 copies of the weights, which are said."""
+    monkeypatch.setattr(hardware, "int8_weight_rows", lambda: fast)
+    multiply, called = torch._weight_int8pack_mm, []
+    monkeypatch.setattr(torch, "_weight_int8pack_mm", lambda *given: called.append(1) or multiply(*given))
+    q = Int8Linear.from_linear(layer(width=width)).to(dtype)
+    x = (torch.randn(rows, width) * torch.logspace(-3, 3, rows)[:, None]).to(dtype)
+    by_bytes = rows <= fast and width % 8 == 0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        got = [q(x) for _ in range(2)]
+    assert bool(called) == by_bytes and len(caught) == (not by_bytes and rows < module.MANY)
+    assert all("fp32 copies are kept" in str(each.message) for each in caught)
+    expected = torch.nn.functional.linear(x.float(), q.dequantize(), q.bias.float())
+    for each in got:
+        assert each.dtype == dtype
+        close(each.float(), expected, float(torch.finfo(dtype).eps) * 4 * float(expected.abs().max()))
+
+
+@pytest.mark.usefixtures("no_engine")
+@pytest.mark.parametrize("fast", [0, 16])
+def test_without_an_engine_texts_are_those_of_the_rounded_weights(fast: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "int8_weight_rows", lambda: fast)
+    ids = inputs_of("gpt2")["input_ids"]
+    model, exact = (quantize(model_of("gpt2"), exact=exact) for exact in (False, True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        texts = [af.generate(each, input_ids=ids, max_new_tokens=8, eos_token_id=None) for each in (model, exact)]
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        with torch.no_grad():
+            close(compiled(input_ids=ids).logits, exact(input_ids=ids).logits, 1e-5)
+    assert torch.equal(*texts)
+
+
+def test_a_weight_that_changes_is_copied_anew(no_engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "int8_weight_rows", lambda: 0)
+    q, x = Int8Linear.from_linear(layer(bias=False)), torch.randn(2, 64)
+    with pytest.warns(UserWarning, match="exact=True keeps none"):
+        before = q(x)
+    q.weight.neg_()
+    close(q(x), -before, 1e-6)
 
 
 FAMILIES = ("gpt2", "llama", "bert", "t5")

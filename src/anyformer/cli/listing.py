@@ -1,20 +1,28 @@
-"""Every named description in one table, so that `anyformer zoo` need not import them all to list them.
+"""Every named description and every kind of Part in two tables, so that `anyformer zoo` and `anyformer parts` need not
+import torch and all of them to list them.
 
-python -m anyformer.cli.listing        # writes zoo.json anew; a test says when that is due
+python -m anyformer.cli.listing        # writes zoo.json and parts.json anew; a test says when that is due
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-TABLE = Path(__file__).with_name("zoo.json")
+from anyformer.specs.messages import plain
+
+if TYPE_CHECKING:
+    from anyformer.specs.part import Part
+
+ZOO, PARTS = (Path(__file__).with_name(name) for name in ("zoo.json", "parts.json"))
 
 
 def read_rows() -> list[dict[str, Any]]:
-    """The rows of the table, as they were when it was written."""
-    return json.loads(TABLE.read_text())
+    """The descriptions, as they were when the table was written."""
+    return json.loads(ZOO.read_text(encoding="utf-8"))
 
 
 def count_rows() -> list[dict[str, Any]]:
@@ -36,8 +44,54 @@ def count_rows() -> list[dict[str, Any]]:
     ]
 
 
+def find_kinds(name: str | None) -> tuple[list[dict[str, Any]], bool] | None:
+    """Of the table of Parts: those that go by this name, each to be told whole, or those of an abstract kind of this
+    name; all without a name, and None where nothing is called so."""
+    table = json.loads(PARTS.read_text(encoding="utf-8"))
+    if name is None:
+        return table["kinds"], False
+
+    def is_called(each: dict[str, Any]) -> bool:
+        return plain(name) in (plain(own.partition(" (")[0]) for own in (each["name"], *each["called"]))
+
+    if one := [kind for kind in table["kinds"] if is_called(kind)]:
+        return one, True
+    below = next((each["kinds"] for each in table["abstract"] if is_called(each)), None)
+    return None if below is None else ([kind for kind in table["kinds"] if kind["name"] in below], False)
+
+
+def tell_kinds(kinds: Iterable[type[Part]]) -> list[dict[str, Any]]:
+    """What is said of each kind, in an order that does not depend on which was imported first."""
+    from anyformer.specs.slots import about
+
+    infos = sorted(map(about, kinds), key=lambda each: (each.group, each.name))
+    return [dataclasses.asdict(each) for each in infos]
+
+
+def collect_kinds() -> dict[str, Any]:
+    """What the table of Parts holds, from our classes themselves."""
+    from anyformer.specs.part import abstract, kinds_for
+    from anyformer.train.run import every_kind
+
+    ours = {name: kind for name, kind in every_kind().items() if kind.__module__.startswith("anyformer.")}
+    return {
+        "kinds": tell_kinds(kind for kind in ours.values() if not abstract(kind)),
+        "abstract": [
+            {"name": name, "called": kind.called, "kinds": sorted(kinds_for(kind).keys() & ours.keys())}
+            for name, kind in sorted(ours.items())
+            if abstract(kind)
+        ],
+    }
+
+
+def lines(rows: list[dict[str, Any]]) -> str:
+    return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]"
+
+
 def write() -> None:
-    TABLE.write_text("[\n" + ",\n".join(json.dumps(row) for row in count_rows()) + "\n]\n")
+    ZOO.write_text(f"{lines(count_rows())}\n", encoding="utf-8")
+    tables = ",\n".join(f'"{name}": {lines(rows)}' for name, rows in collect_kinds().items())
+    PARTS.write_text(f"{{\n{tables}\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

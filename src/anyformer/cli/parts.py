@@ -6,17 +6,18 @@ decoder.layers.attention.op, or in a field of a kind, such as Attention.position
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import sys
+from importlib.metadata import entry_points
 from textwrap import shorten
-from typing import TYPE_CHECKING
+from typing import Any
 
+from anyformer.cli import listing
 from anyformer.cli.texts import as_json
-
-if TYPE_CHECKING:
-    from anyformer.specs.slots import About
 
 WIDEST = 90  # letters of the one line on a kind
 LACKING = {"default": "(needed)"}
+
+Kind = dict[str, Any]  # what specs.slots.About says of one
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,63 +31,75 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     if options.name is not None and options.slot is not None:
         raise ValueError("give NAME or --slot, not both")
+    found = listing.find_kinds(options.name) if only_ours() and options.slot is None else None
+    kinds, whole = found or ask_kinds(options.name, options.slot)
+    if options.json:
+        print(as_json(kinds, indent=1))
+    elif whole:
+        for each in kinds:
+            show(each)
+    else:
+        show_all(kinds)
+
+
+def only_ours() -> bool:
+    """Whether the kinds are those of the table, which is read without importing torch: nobody declared a Part of their
+    own yet (--import, or a program that calls this command), and no package offers any."""
+    return "anyformer.specs.part" not in sys.modules and not entry_points(group="anyformer.parts")
+
+
+def ask_kinds(name: str | None, address: str | None) -> tuple[list[Kind], bool]:
+    """The kinds of this name or at this address, and whether each is to be told whole, from their classes."""
     from anyformer.models import Model
     from anyformer.specs.part import Part, abstract, kinds_for, named, slot_types, type_name
-    from anyformer.specs.slots import about, slot_at
+    from anyformer.specs.slots import slot_at
     from anyformer.train.run import Run, every_kind
 
     every_kind()
-    kinds = [] if options.name is None else named(options.name)
-    slot = Part if options.slot is None else slot_at(options.slot, (Model, Run))
+    kinds = [] if name is None else named(name)
+    slot = Part if address is None else slot_at(address, (Model, Run))
     if not slot_types(slot):
-        raise ValueError(f"{options.slot} holds no Part, but {type_name(slot)}")
+        raise ValueError(f"{address} holds no Part, but {type_name(slot)}")
     one = [kind for kind in kinds if not abstract(kind)]
-    infos = [about(kind) for kind in one or kinds_for(kinds[0] if kinds else slot).values()]
-    infos.sort(key=lambda each: (each.group, each.name))  # not as they happened to be imported
-    if options.json:
-        print(as_json([dataclasses.asdict(each) for each in infos], indent=1))
-    elif one:
-        for each in infos:
-            show(each)
-    else:
-        show_all(infos)
+    return listing.tell_kinds(one or kinds_for(kinds[0] if kinds else slot).values()), bool(one)
 
 
-def show_all(infos: list[About]) -> None:
+def show_all(infos: list[Kind]) -> None:
     """A line each, under what they are a kind of; those that stand alone come last, under the file they are in."""
     from anyformer.cli.terminal import table
 
-    alone = [each for each in infos if each.group == each.name]
-    names = dict.fromkeys(each.group for each in infos if each not in alone)
-    groups = {name: [each for each in infos if each.group == name] for name in names}
+    alone = [each for each in infos if each["group"] == each["name"]]
+    names = dict.fromkeys(each["group"] for each in infos if each not in alone)
+    groups = {name: [each for each in infos if each["group"] == name] for name in names}
     if alone:
         groups["others"] = alone
     rows = []
     for group, kinds in groups.items():
         rows.append((group, "", ""))
         for each in kinds:
-            called = (name.partition(" (")[0] for name in each.called)
-            rows.append((f"  {each.name}", shorten(each.about, WIDEST, placeholder=" ..."), ", ".join(called)))
+            called = (name.partition(" (")[0] for name in each["called"])
+            rows.append((f"  {each['name']}", shorten(each["about"], WIDEST, placeholder=" ..."), ", ".join(called)))
     table(("kind", "what it is", "also called"), rows)
 
 
-def show(each: About) -> None:
+def show(each: Kind) -> None:
     from anyformer.cli.terminal import table
 
-    print(f"{each.name}: {each.text}")
+    print(f"{each['name']}: {each['text']}")
     lines = (
-        ("a kind of", each.group if each.group != each.name else ""),
-        ("fits", ", ".join(each.fits)),
-        ("also called", ", ".join(each.called)),
-        ("paper", each.paper),
-        ("in", each.module),
+        ("a kind of", each["group"] if each["group"] != each["name"] else ""),
+        ("fits", ", ".join(each["fits"])),
+        ("also called", ", ".join(each["called"])),
+        ("paper", each["paper"]),
+        ("in", each["module"]),
     )
     for label, value in lines:
         if value:
             print(f"{label}: {value}")
-    if each.fields:
+    if each["fields"]:
         print()
-        names = ("name", "default", "about", "type")
-        rows = [[field[name] or LACKING.get(name, "") for name in names] for field in each.fields]
+        columns = ("name", "default", "about", "type")
+        rows = [[field[name] or LACKING.get(name, "") for name in columns] for field in each["fields"]]
         table(("field", "default", "", "type"), rows)
-    print(f'\nin JSON: {{"kind": "{each.name}", ...}}; in Python: af.parts.{each.name}(...)')
+    name = each["name"]
+    print(f'\nin JSON: {{"kind": "{name}", ...}}; in Python: af.parts.{name}(...)')

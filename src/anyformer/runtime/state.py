@@ -21,9 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.kernels.append import Appender
 from anyformer.kernels.rows import grid, lines, mask_or_ones, pick_columns, realign, select_rows, stack_rows
 
 Once = Callable[[str, Callable[[], Any]], Any]  # does what many stores share for the first of them
+Seen = tuple[dict[str, Tensor], Tensor]  # something of each token by name, and the tokens' places in the rows
 
 # -- what is remembered ------------------------------------------------------------------------------------------------
 
@@ -120,9 +122,7 @@ class Store:
         else:
             self.tensors[name] = tensor
 
-    def extend(
-        self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None) -> Seen:
         """Something of T tokens at row places `index` (T,) or (B, T) in; all that can be seen, and where it stands in
         the rows, (S,) or (B, S), out. `behind` (B,): pads that these end in, which a growing store moves before its
         rows once they were seen."""
@@ -173,15 +173,17 @@ class Growing(Store):
 
     declared: PerToken
 
+    def __init__(self, declared: Declared, tensors: dict[str, Tensor], static: bool) -> None:
+        super().__init__(declared, tensors, static)
+        self.append = {name: Appender() for name in declared.shapes}
+
     @property
     def can_truncate(self) -> bool:  # type: ignore[override]
         return self.declared.window is None  # what a window dropped is gone
 
-    def extend(
-        self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None) -> Seen:
         if self.tensors:
-            new = {name: torch.cat((self.tensors[name], t), dim=self.axes[name]) for name, t in new.items()}
+            new = {name: self.append[name](self.tensors[name], t, self.axes[name]) for name, t in new.items()}
         self.tensors = new
         T, S = index.shape[-1], next(t.shape[self.axes[name]] for name, t in new.items())
         window = min(self.declared.window or S, S)
@@ -204,9 +206,8 @@ class Growing(Store):
     def join(self, others: Sequence[Store]) -> None:
         """Shorter rows begin at a later column, so that all of them end at the same."""
         for name in self.tensors:
-            self.tensors[name] = stack_rows(
-                [store.tensors[name] for store in (self, *others)], self.axes[name], left=True
-            )
+            held = [store.tensors[name] for store in (self, *others)]
+            self.tensors[name] = stack_rows(held, self.axes[name], left=True)
 
 
 class Static(Store):
@@ -220,9 +221,7 @@ class Static(Store):
         self.room = next(t.shape[self.axes[name]] for name, t in tensors.items())
         self.alike = {name: f"lines of {tuple(t.shape[1 : self.axes[name] + 1])}" for name, t in tensors.items()}
 
-    def extend(
-        self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None) -> Seen:
         self.write(new, index, once)
         return self.tensors, self.reserve(index, once)[1]
 
@@ -284,9 +283,7 @@ class Ring(Static):
         columns = once(f"ring columns {L}", lambda: index % L)
         return columns, once(f"ring places {L}", lambda: self.places(index + 1))
 
-    def extend(
-        self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None) -> Seen:
         L, T, begun = self.room, index.shape[-1], index[..., :1]
         if T == 1:
             columns, places = self.reserve(index, once)

@@ -24,6 +24,11 @@ def shorten(text: str, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
 
 
+def plain(name: str) -> str:
+    """Without what people write differently: RMSNorm, RmsNorm and rms_norm are one name."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error message: the closest valid name, or all of them where nothing is close."""
     known = sorted(map(str, known))

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal, Self, dataclass_transform
 from anyformer.specs.frozen import Table as Table
 from anyformer.specs.frozen import freeze as freeze
 from anyformer.specs.frozen import thaw as thaw
-from anyformer.specs.messages import nearest, quote
+from anyformer.specs.messages import nearest, plain, quote
 
 Sees = Literal["itself", "past", "all"]  # of a text, what a token's result depends on
 REACH = ("itself", "past", None, "all")  # from the least to the most; None is not said
@@ -359,7 +359,7 @@ def abstract(kind: type[Part]) -> bool:
 
 def named(name: str) -> list[type[Part]]:
     """The kinds that go by this name, their own or another, however it is written."""
-    found = [kind for kind in Part.kinds.values() if _plain(name) in _names({kind.__name__: kind})]
+    found = [kind for kind in Part.kinds.values() if plain(name) in _names({kind.__name__: kind})]
     if not found:
         raise ValueError(f"no Part is called {quote(name)}; {nearest_kind(name)}")
     return found
@@ -367,7 +367,7 @@ def named(name: str) -> list[type[Part]]:
 
 def nearest_kind(name: str, hint: Any = Part) -> str:
     """The end of an error message: the kind that fits a field of this type and is called so, or almost so."""
-    wanted, known = _plain(name), _names(kinds_for(hint))
+    wanted, known = plain(name), _names(kinds_for(hint))
     every = f"valid: {', '.join(sorted(kinds_for(hint)))}"
     if wanted not in known and name not in Part.kinds and (elsewhere := _names(kinds_for()).get(wanted)):
         return f"that is {elsewhere[0]}, which does not fit here; {every}"
@@ -382,17 +382,12 @@ def nearest_kind(name: str, hint: Any = Part) -> str:
 
 def _names(kinds: Mapping[str, type[Part]]) -> dict[str, tuple[str, str]]:
     """Every name that these kinds go by, plainly written -> the kind, and the fields that make it that."""
-    found = {_plain(name): (name, "") for name in kinds}
+    found = {plain(name): (name, "") for name in kinds}
     for name, kind in kinds.items():
         for other in kind.called:
             text, _, how = other.partition(" (")
-            found.setdefault(_plain(text), (name, how.removesuffix(")")))
+            found.setdefault(plain(text), (name, how.removesuffix(")")))
     return found
-
-
-def _plain(name: str) -> str:
-    """RMSNorm, RmsNorm and rms_norm are one name."""
-    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 # -- paths ------------------------------------------------------------------------------------------------------------

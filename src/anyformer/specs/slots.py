@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import importlib
@@ -191,17 +192,38 @@ def fields_of(kind: type[Part]) -> Iterator[dict[str, Any]]:
 @functools.cache
 def _comments(kind: type) -> list[tuple[str, str]]:
     """(field, what the source says behind it)"""
-    try:
-        source = inspect.getsource(kind) if issubclass(kind, Part) and kind is not Part else ""
-    except (OSError, TypeError):  # typed at a prompt
-        source = ""
+    if kind is Part or not issubclass(kind, Part):
+        return []
+    module: Any = sys.modules.get(kind.__module__)
+    source = _classes(module).get(kind.__qualname__.rpartition(".")[2], "")
     return re.findall(r"^    (\w+): .*?  # (.*)$", textwrap.dedent(source), re.MULTILINE)
 
 
+@functools.cache
+def _classes(module: Any) -> dict[str, str]:
+    """The source of each class of a module by name; `inspect.getsource` would parse the file again for each of them."""
+    try:
+        lines = inspect.getsource(module).splitlines()
+    except (OSError, TypeError):  # typed at a prompt
+        lines = []
+    found = [node for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, ast.ClassDef)]
+    return {node.name: "\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in found}
+
+
 def _fits(kind: type[Part]) -> Iterator[str]:
-    for owner in [*kinds().values()]:
-        if owner.__module__.startswith("anyformer."):
-            for name, hint in slots_of(owner).items():
-                inherited = any(name in slots_of(base) for base in owner.__bases__ if base not in (Part, object))
-                if not inherited and any(slot is not Part and fits(kind, slot) for slot in slot_types(hint)):
-                    yield f"{owner.__name__}.{name}"
+    owners: list[Any] = [*kinds().values()]  # mypy: a class of Parts can be hashed, though they say they cannot
+    for owner in owners:
+        for slot, wanted in _own_slots(owner).items():
+            if any(fits(kind, each) for each in wanted):
+                yield slot
+
+
+@functools.cache
+def _own_slots(owner: type[Part]) -> dict[str, tuple[type[Part], ...]]:
+    """`Attention.position` -> the kinds that it asks for: the slots of one of our kinds that it did not inherit."""
+    if not owner.__module__.startswith("anyformer."):
+        return {}
+    inherited = {name for base in owner.__bases__ if base not in (Part, object) for name in slots_of(base)}
+    own = {name: hint for name, hint in slots_of(owner).items() if name not in inherited}
+    asked = {name: tuple(kind for kind in slot_types(hint) if kind is not Part) for name, hint in own.items()}
+    return {f"{owner.__name__}.{name}": wanted for name, wanted in asked.items() if wanted}

@@ -7,8 +7,10 @@
 
 `kernels/quantized.py` says how weights are rounded, and has the products of few rows on CUDA, which take as long as
 reading the weights. Activations stay as they are, with one exception: with int8 weights on a CPU each row of them is
-rounded to 8 bits too, with a scale of its own. That is what VNNI instructions multiply, and a batch changes no row. A
-CPU for which torch has no 8-bit products gives the same numbers by plain ones. `exact=True` leaves them alone there.
+rounded to 8 bits too, with a scale of its own. That is what VNNI instructions multiply, and a batch changes no row.
+Where torch has no 8-bit products for the CPU (ARM) the activations stay as they are, and are multiplied by the bytes if
+that is faster than by fp32 weights; if not, by fp32 copies of the weights, which is said once. `exact=True` keeps the
+activations, and no copies.
 
 `af.save` writes the quantised weights and `af.load` reads them; `format="hf"` writes floats.
 """
@@ -16,6 +18,7 @@ CPU for which torch has no 8-bit products gives the same numbers by plain ones. 
 from __future__ import annotations
 
 import fnmatch
+import functools
 import warnings
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -165,7 +168,14 @@ class Int8Linear(QuantizedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.exact_activations and x.is_cpu and x.numel():
-            return by_bytes(x, self.weight, self.scale, self.bias)
+            wide, bias = x.float(), None if self.bias is None else self.bias.float()
+            multiply = torch.ops.anyformer.by_bytes if torch.compiler.is_compiling() else by_bytes
+            if not has_engine():
+                return multiply(wide, self.weight, self.scale, bias).to(x.dtype)
+            # each row in [-1, 1], so that one step size is right for all of them
+            top = wide.abs().amax(-1, keepdim=True).clamp_(min=1e-30)
+            out = multiply(wide / top, self.weight, self.scale, None)
+            return (out * top if bias is None else torch.addcmul(bias, out, top)).to(x.dtype)
         return super().forward(x)
 
 
@@ -197,45 +207,59 @@ def place_quantized(model: TransformerModule, stored: Checkpoint | Pieces) -> No
         model.set_submodule(address, kind(tensors, linear.in_features, linear.bias))
 
 
-PACKED = Packed()
-EXACT = 2**24 // 128**2  # products of bytes, of which fp32 holds the sum exactly
+PACKED, COPIES = Packed(), Packed()
+MANY = 32  # rows for which a float copy of the weights takes little of the time: it is made for them and let go
+SLOW = (
+    "quantize: this CPU multiplies by fp32 weights faster than by int8 ones, so fp32 copies are kept beside them; "
+    "exact=True keeps none and is slower"
+)
 
 
-@torch.library.custom_op("anyformer::by_bytes", mutates_args=())
 def by_bytes(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """(..., in) times int8 (out, in): each row of x in bytes too. One operation to a compiler, which cannot look into
-    the packed weights."""
-    wide = x.float()
-    top = wide.abs().amax(-1, keepdim=True).clamp_(min=1e-30)
-    wide = wide / top  # with each row in [-1, 1], one step size is right for all of them
-    levels = activation_levels()
-    if hardware.has("int8"):
+    """fp32 (..., in) times int8 (out, in), the way that is fastest here; with an engine x is in [-1, 1]."""
+    if has_engine():
+        levels = activation_levels()
         multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-        out = multiply(wide, 1 / levels, levels + 1, PACKED.get(weight, lambda: pack(weight, scale)))
-    else:
-        # as the engine has it, whose bytes begin at 0: x times 127 and 128 more, rounded to fp32 once, then whole
-        whole = wide.double().mul_(levels).add_(levels + 1).float().round_().sub_(levels + 1)
-        out = multiply_exactly(whole, weight) * (scale * (1 / levels))
-    out = out * top if bias is None else torch.addcmul(bias, out, top)
-    return out.to(x.dtype)
+        return multiply(x, 1 / levels, levels + 1, PACKED.get(weight, lambda: pack(weight, scale)))
+    rows = x.numel() // x.shape[-1]
+    if rows <= hardware.int8_weight_rows() and x.shape[-1] % 8 == 0:  # eight at once, and none for what is left
+        out = torch._weight_int8pack_mm(x.reshape(rows, -1), weight, scale).view(*x.shape[:-1], -1)
+        return out if bias is None else out.add_(bias)
+    if rows >= MANY:
+        return F.linear(x, quantized.dequantize(weight, scale, None, weight.shape[1]), bias)
+    return F.linear(x, COPIES.get(weight, lambda: tell_and_dequantize(weight, scale)), bias)
+
+
+@torch.compiler.assume_constant_result
+def has_engine() -> bool:
+    return hardware.has("int8")
+
+
+# One operation to a compiler, which cannot look into the packed weights. `custom_op` would do the same and take 40
+# microseconds longer for each call.
+torch.library.define("anyformer::by_bytes", "(Tensor x, Tensor weight, Tensor scale, Tensor? bias) -> Tensor")
+torch.library.impl("anyformer::by_bytes", "CPU", by_bytes)
+
+
+@torch.library.register_fake("anyformer::by_bytes")
+def _(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
 def activation_levels() -> int:
     """Steps from 0 to the largest activation of a row. CPUs without VNNI add pairs of products in 16 bits, so their
     bytes stay below 128: 7 bits with a zero at 64, where others have 8 bits with a zero at 128."""
-    return 63 if hardware.int8() and not torch.cpu._is_vnni_supported() else 127
+    return 127 if torch.cpu._is_vnni_supported() else 63
 
 
-def multiply_exactly(x: Tensor, weight: Tensor) -> Tensor:
-    """(..., in) of whole numbers up to 127 times int8 (out, in), every sum exact before it is rounded to fp32 once."""
-    pieces = zip(x.split(EXACT, -1), weight.split(EXACT, 1), strict=True)
-    first, *rest = [F.linear(some, own.float()) for some, own in pieces]
-    return sum((piece.double() for piece in rest), first.double()).float() if rest else first
+def tell_and_dequantize(weight: Tensor, scale: Tensor) -> Tensor:
+    tell_once()
+    return quantized.dequantize(weight, scale, None, weight.shape[1])
 
 
-@by_bytes.register_fake
-def _(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    return x.new_empty(*x.shape[:-1], weight.shape[0])
+@functools.cache
+def tell_once() -> None:
+    warnings.warn(SLOW, stacklevel=2)
 
 
 def pack(weight: Tensor, scale: Tensor) -> Any:
