@@ -396,7 +396,7 @@ def measure_variant(
     for _, name in row_names(family, size):
         makers.setdefault(name, lambda name=name: their_step(peer(name), other, compiled, options.device))  # type: ignore[misc]
     steps: dict[str, Any] = {}
-    first, losses, held, absent = {}, {}, {}, {}
+    first, losses, peaks, absent = {}, {}, {}, {}
     for side, make in makers.items():
         before = allocated()
         try:
@@ -410,13 +410,15 @@ def measure_variant(
                 raise
             absent[side] = f"no figure of {side}: {type(error).__name__}: {error}"[:300].replace("\n", " ")
             continue
-        steps[side], held[side] = step, allocated() - before
+        steps[side] = step
+        peaks[side] = peak_GB(
+            step, allocated() - before
+        )  # of a step before any is recorded: a graph's memory is its own
     with alone(options.lock):  # the first step, which compiles, needs the device only for a moment
         for step in steps.values():
             warm_up(step, 1 if options.tiny else WARM)
         spans = take_turns(steps, 2 if options.tiny else TURNS, 0.0 if options.tiny else 0.2)
         work = {side: profile(step) for side, step in steps.items()}
-        peaks = {side: peak_GB(step, held[side]) for side, step in steps.items()}
     names = row_names(family, size)
     for (which, side), name in names.items():
         if which != variant:

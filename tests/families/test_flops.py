@@ -251,3 +251,8 @@ def test_mixers_that_no_family_has(op: dict[str, Any]) -> None:
     with torch.no_grad():
         expected = counted_by_torch(lambda: model(input_ids=torch.randint(5, 50, (1, 22))))
     assert counted.flops(22) == pytest.approx(expected, rel=0.01)
+
+
+@torch.no_grad()
+def test_experts_are_counted_without_gradients() -> None:
+    assert af.count(af.spec("mixtral-8x7b")).flops(1, 8) > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,3 +135,32 @@ def test_nan_is_not_written_silently(model: Any) -> None:
         assert not slot.tensors["k"].isnan().any()
     with pytest.raises(FloatingPointError, match=r"decoder\.layers\.0\.feedforward"):
         af.generate(half, longer, past_key_values=state, max_new_tokens=3, eos_token_id=[], compile=True)
+
+
+@torch.no_grad()
+def test_a_prompt_is_read_with_pads_behind_it(model: Any) -> None:
+    """What the graph of a prompt does, without the graph: scores and state are those of the ordinary path."""
+    ids, mask = prompt(rows=3, length=7), torch.ones(3, 7, dtype=torch.long)
+    mask[0, :4] = 0  # pads stand before a row
+    af.generate(model, prompt(rows=3), max_new_tokens=4, compile=True)
+    (recording,) = model.recordings.values()
+    reader = object.__new__(fast.PromptRecording)
+    reader.model, reader.prefix, reader.state = model, "", recording.state
+    reader.broken = recording.buffers.broken
+    reader.ids, reader.lengths = torch.zeros(3, 16, dtype=torch.long), torch.ones(3, dtype=torch.long)
+    reader.graph = SimpleNamespace(replay=lambda: setattr(reader, "scores", reader.forward()))
+    for given in (mask, None):
+        plain = Stepper(model, {}, use_cache=True)
+        expected = plain.begin(ids, given)
+        close(reader.read(ids, given), expected)
+        assert recording.state.past.tolist() == [3 if given is not None else 7, 7, 7]
+        recording.buffers.count.zero_()
+        close(recording.read(ids[:, 0]), plain.step(ids[:, 0]))  # the text goes on where the prompt ended
+
+
+def test_a_model_explains_how_it_wrote(model: Any) -> None:
+    assert model.explain() == "nothing was run yet"
+    af.generate(model, prompt(), max_new_tokens=4)
+    assert model.explain() == "decoding: one call a step: the device is cpu; compile=True compiles it"
+    af.generate(model, prompt(), max_new_tokens=4, compile=True)
+    assert model.explain() == "decoding: compiled"

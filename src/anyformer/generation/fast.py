@@ -10,10 +10,10 @@ MOST_TOKENS are read by a graph as well, one for each power of 2 that their leng
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import types
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from anyformer.generation.search_state import Search
 from anyformer.generation.stepper import Stepper
 from anyformer.kernels import few_rows, hardware
-from anyformer.kernels.launch import compile_ahead
+from anyformer.kernels.launch import compile_ahead, launch_errors
 from anyformer.kernels.recording import graph_capture
 from anyformer.models import Call, TransformerModule
 from anyformer.parts.position.absolute import Sinusoidal
@@ -33,6 +33,7 @@ from anyformer.specs.part import walk
 from anyformer.transforms.decode_kernels import decode_kernels
 
 ENOUGH = 16  # tokens to write: for fewer, recording takes longer than it saves
+REPEATED = 4  # the number of such a text from which it is worth it nevertheless
 ROOM = 128  # a state's capacity is a multiple of this, so that texts of about one length share a recording
 BURST = 16  # steps between two looks at what was written, where an end token may have ended the text
 KEPT = 4  # recordings of one model
@@ -47,11 +48,13 @@ log = logging.getLogger(__name__)
 def capture_decode_step(stepper: Stepper, max_length: int, more: int, compiled: bool | None) -> None:
     """Makes the stepper's single steps recorded ones, where that helps: `compiled` True wants it and torch.compile,
     False does not want it, None leaves it to the device."""
-    if stepper.recording is not None or not is_wanted(stepper.model, more, compiled):
+    if stepper.recording is not None:
         return
-    why = obstacle(stepper, max_length, bool(compiled))
+    capacity = capacity_for(max_length)
+    why = why_unwanted(stepper.model, stepper.rows, capacity, more, compiled)
+    why = why or obstacle(stepper, max_length, bool(compiled))
     if why is None:
-        stepper.recording = find_recording(stepper, capacity_for(max_length), bool(compiled))
+        stepper.recording = find_recording(stepper, capacity, bool(compiled))
         stepper.state = stepper.recording.begin(stepper)
     elif compiled:
         raise ValueError(f"compile=True: {why}")
@@ -59,8 +62,15 @@ def capture_decode_step(stepper: Stepper, max_length: int, more: int, compiled: 
         stepper.model.notes["decoding"] = f"one call a step: {why}"
 
 
-def is_wanted(model: TransformerModule, more: int, compiled: bool | None) -> bool:
-    return bool(compiled) or (compiled is None and model.device.type == "cuda" and more >= ENOUGH)
+def why_unwanted(model: TransformerModule, rows: int, capacity: int, more: int, compiled: bool | None) -> str | None:
+    """Why a text is not to be written, and its prompt not read, by a recording: few tokens are not worth one, unless
+    such texts come again and again."""
+    if compiled:
+        return None
+    if compiled is False or model.device.type != "cuda":
+        return "compile=False" if compiled is False else f"the device is {model.device.type}; compile=True compiles it"
+    often = recordings(model).short[rows, capacity] >= REPEATED
+    return None if more >= ENOUGH or often else f"fewer than {ENOUGH} tokens to write"
 
 
 def capacity_for(length: int) -> int:
@@ -72,13 +82,16 @@ def read_prompt(
 ) -> Tensor | None:
     """The scores (B, V) after a prompt (B, T), read by the graph of a recording that an earlier text made; None where
     there is none for it."""
-    model, (rows, T) = stepper.model, ids.shape
+    model, (rows, T), capacity = stepper.model, ids.shape, capacity_for(max_length)
     bucket = max(SHORTEST, 1 << max(T - 1, 0).bit_length())
     plain = stepper.use_cache and not (stepper.source or stepper.wants_hidden or stepper.pair or stepper.chunk)
-    if not plain or not is_wanted(model, more, compiled) or rows * bucket > MOST_TOKENS or stepper.segments is not None:
+    if more < ENOUGH:
+        recordings(model).short[rows, capacity] += 1
+    if not plain or rows * bucket > MOST_TOKENS or stepper.segments is not None:
         return None
-    key = recording_key(model, rows, capacity_for(max_length), bool(compiled))
-    recording = model.__dict__.get("recordings", {}).get(key)
+    if why_unwanted(model, rows, capacity, more, compiled) is not None:
+        return None
+    recording = recordings(model).get(recording_key(model, rows, capacity, bool(compiled)))
     if recording is None or not recording.reads_prompts(bucket):
         return None
     stepper.rows, stepper.mask, stepper.length = rows, mask, T
@@ -110,13 +123,22 @@ def obstacle(stepper: Stepper, max_length: int, compiled: bool) -> str | None:
 
 
 class RecordingCache(dict):
-    """Recordings belong to one model in memory: copies of it start without."""
+    """Recordings belong to one model in memory: copies of it start without. `short` counts texts of few new tokens, by
+    rows and capacity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.short: Counter[tuple[int, int]] = Counter()
 
     def __deepcopy__(self, memo: Any) -> RecordingCache:
         return RecordingCache()
 
     def __reduce__(self) -> Any:
         return RecordingCache, ()
+
+
+def recordings(model: TransformerModule) -> RecordingCache:
+    return model.__dict__.setdefault("recordings", RecordingCache())
 
 
 def recording_key(
@@ -148,7 +170,7 @@ def find_recording(stepper: Stepper, capacity: int, compiled: bool) -> DecodeRec
     model, state = stepper.model, stepper.state
     assert state is not None
     key = recording_key(model, stepper.rows, capacity, compiled, state, stepper.segments is not None)
-    kept = model.__dict__.setdefault("recordings", RecordingCache())
+    kept = recordings(model)
     if key not in kept:
         # the oldest go; what states hold between two texts is never more than the weights, or little
         room = max(LITTLE, sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())))
@@ -190,10 +212,23 @@ class DecodeRecording:
             own = types.FunctionType(DecodeRecording.step.__code__.replace(), globals())
             step = types.MethodType(own, self)
             step = torch.compile(step, fullgraph=True, dynamic=False, backend=BACKEND, options=self.options())
-        with contextlib.nullcontext() if compiled else decode_kernels(self.model, rows) as used:
-            self.run = self.graph(step) if device.type == "cuda" else self.call(step)
-        how = "compiled" if compiled else f"{used}"
-        self.model.notes["decoding"] = f"a CUDA graph, {how}" if device.type == "cuda" else how
+        self.model.notes["decoding"] = self.record(step, compiled)
+
+    def record(self, step: Callable[[], Tensor], compiled: bool) -> str:
+        """Makes `run` of a step; says how."""
+        if self.model.device.type != "cuda":
+            self.run = self.call(step)
+            return "compiled"
+        if compiled:
+            self.run = self.graph(step)
+            return "a CUDA graph, compiled"
+        try:
+            with decode_kernels(self.model, self.state.rows) as used:
+                self.run = self.graph(step)
+            return f"a CUDA graph, {used}"
+        except launch_errors() as error:  # a device with less room than the programs need
+            self.run = self.graph(step)
+            return f"a CUDA graph of plain modules: {error}"
 
     def options(self) -> dict[str, Any] | None:
         """Of the compiler: on a CPU no Python between the calls, and weights in the layout they are read in."""

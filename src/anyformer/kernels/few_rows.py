@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.kernels.launch import HAS_TRITON, launch
+from anyformer.kernels.launch import HAS_TRITON, launch, shared_memory
 
-MOST_ROWS = 64  # beyond which torch's products are as fast
+MOST_ROWS = 128  # beyond which launches take little of the time
 ACTIVATIONS = ("identity", "relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid")
 WIDEST = 16384  # a row that one program can norm
 PIECE = 2048  # scores that one program compares
@@ -105,7 +105,7 @@ def linear(
         meta["SCALED"] = bool(scales)
         launch(one_row, places, *row, *tensors, *factors, stream, out, *sizes, *shape, num_warps=warps, **meta)
         return out
-    *tile, warps, stages = some_rows_shape(M, K)
+    *tile, warps, stages = some_rows_shape(M, K, gated, shared_memory(x.device))
     grid = (sum(-(-size // tile[1]) for size in each), -(-M // tile[0]))
     launch(some_rows, grid, x, *tensors, stream, out, M, *sizes, K, *tile, num_warps=warps, num_stages=stages, **meta)
     return out
@@ -122,9 +122,12 @@ def one_row_shape(K: int, N: int, gated: bool) -> tuple[int, int, int]:
     return (4, block, 2) if K > 4096 or N > 2048 else (2, block, 4)
 
 
-def some_rows_shape(M: int, K: int) -> tuple[int, int, int, int, int]:
-    """Rows, outputs and columns of one program's tiles, warps, and tiles on their way: as above."""
-    return max(16, power_above(M)), 64, min(128 if M <= 32 else 64, max(16, power_above(K))), 4, 5 if M <= 32 else 4
+def some_rows_shape(M: int, K: int, gated: bool, room: int) -> tuple[int, int, int, int, int]:
+    """Rows, outputs and columns of one program's tiles, warps, and tiles on their way: as above, where there is room
+    for them."""
+    rows, outputs, columns = max(16, power_above(M)), 64, min(128 if M <= 32 else 64, max(16, power_above(K)))
+    tile = 2 * columns * (rows + (2 * outputs if gated else outputs))  # bytes
+    return rows, outputs, columns, 4, max(2, min(5 if M <= 32 else 4, room // tile))
 
 
 def rotate_append(

@@ -22,7 +22,8 @@ def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         return F.grouped_mm(x, weight, offs=ends.to(torch.int32))
     if x.is_cuda and is_capturing():
         return gathered_linear(x, weight, ends)
-    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
+    learns = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    if learns or x.is_meta or torch.compiler.is_compiling():
         return _linear(x, weight, ends)
     return _forward(x, weight, ends)
 

@@ -28,6 +28,22 @@ def early_start(device: torch.device) -> dict[str, bool]:
     return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
 
 
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that one program can keep close to it."""
+    properties: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return getattr(properties, "shared_memory_per_block_optin", 2**16)  # AMD's have no such name
+
+
+def launch_errors() -> tuple[type[Exception], ...]:
+    """What a program raises that cannot be compiled for a device, or needs more than it has."""
+    if not HAS_TRITON:
+        return ()
+    from triton.errors import TritonError
+
+    return (TritonError,)
+
+
 def launch(program: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Starts a program in each place of the grid, on the device of its first argument."""
     options |= early_start(args[0].device)

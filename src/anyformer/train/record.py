@@ -29,7 +29,7 @@ Pass = Callable[[Batch, Terms], Terms]  # (batch, divisors) -> terms; leaves the
 WARM = 3  # ordinary passes per batch shape before capture, in which kernels are selected and compiled
 MOST = 8  # captured shapes; each keeps its activations
 SETTLE, MEASURED = 6, 5  # steps before launches are timed, in which kernels are compiled; steps that are timed
-BOUND = 0.9  # of the device's time: a host that takes longer keeps it waiting
+BOUND = 0.5  # of the device's time: a host that takes longer keeps it waiting as soon as the host has other work
 CLOSE = 1e-2  # relative, of losses and gradient norms: the same kernels, but sums in another order
 
 
