@@ -105,8 +105,8 @@ def test_windows_cost_what_the_lectures_say() -> None:
 def test_depth_grows_through_the_stages() -> None:
     model = built({**PLAIN.config, "drop_path_rate": 0.4, "hidden_dropout_prob": 0.15})
     layers = [layer for stage in model.encoder.stages for layer in stage.layers]
-    assert [round(layer.attention.drop_path, 6) for layer in layers] == [0.0, 0.1, 0.2, 0.3, 0.4]
-    assert all(layer.feedforward.drop_path == 0 for layer in layers)  # as published
+    assert [round(1 - layer.attention.keep_path().item(), 6) for layer in layers] == [0.0, 0.1, 0.2, 0.3, 0.4]
+    assert all(layer.feedforward.keep_path is None for layer in layers)  # as published
     assert all(step.dropout == 0.15 for layer in layers for step in layer.children())
 
 

@@ -86,9 +86,10 @@ class SublayerModule(nn.Module):
         self.of_block, self.zero_pads = part.of_block, part.zero_pads
         self.wide = isinstance(part.residual, Add) and part.residual.float32  # than the branch
         self.dropout = part.dropout
-        # a tensor, so that layers alike compile to the same code
-        kept = 1 - part.drop_path * site.layer / max(site.depth - 1, 1)
-        self.keep_path = Computed(lambda: torch.tensor([kept])) if part.drop_path else None
+        self.keep_path: Computed | None = None  # a tensor, so that layers alike compile to the same code
+        if part.drop_path:
+            kept = 1 - part.drop_path * site.layer / max(site.depth - 1, 1)
+            self.keep_path = Computed(lambda: torch.tensor([kept]))
 
     def forward(self, x: Tensor, ctx: Context, onto: Tensor | None = None) -> Tensor:
         """The branch of x joins x, or another stream that is given."""
