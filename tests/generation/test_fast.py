@@ -164,3 +164,29 @@ def test_a_model_explains_how_it_wrote(model: Any) -> None:
     assert model.explain() == "decoding: one call a step: the device is cpu; compile=True compiles it"
     af.generate(model, prompt(), max_new_tokens=4, compile=True)
     assert model.explain() == "decoding: compiled"
+
+
+@torch.no_grad()
+def test_a_prompt_is_not_read_by_a_graph_that_does_not_fit_it(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids that are in no vocabulary, hooks, and places beyond the last: a graph would not notice."""
+    reads: list[int] = []
+    monkeypatch.setattr(fast.DecodeRecording, "reads_prompts", lambda recording, tokens: True)
+    monkeypatch.setattr(
+        fast.DecodeRecording, "read_prompt", lambda recording, ids, mask, bucket: reads.append(bucket) or ids
+    )
+
+    def read(length: int = 20, token: int = 1) -> Any:
+        stepper = Stepper(model, {}, use_cache=True)
+        return fast.read_prompt(stepper, torch.full((2, length), token), None, 24, 4, True)
+
+    assert read() is None  # nothing is recorded yet
+    af.generate(model, prompt(), max_new_tokens=19, compile=True)
+    assert read() is not None and reads == [32]
+    with pytest.raises(ValueError, match="token id 40 is outside the vocabulary of 40"):
+        read(token=40)
+    monkeypatch.setattr(fast, "position_limit", lambda spec: 24)
+    assert read() is not None and reads == [32, 24]
+    hook = model.decoder.register_forward_hook(lambda *args: None)
+    assert read() is None
+    hook.remove()
+    assert read() is not None

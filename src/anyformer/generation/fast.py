@@ -26,7 +26,8 @@ from anyformer.generation.stepper import Stepper
 from anyformer.kernels import few_rows, hardware
 from anyformer.kernels.launch import compile_ahead, launch_errors
 from anyformer.kernels.recording import graph_capture
-from anyformer.models import Call, TransformerModule
+from anyformer.models import Call, TransformerModule, position_limit
+from anyformer.parts.embedding.text import TokensModule, check_ids
 from anyformer.parts.position.absolute import Sinusoidal
 from anyformer.runtime.state import State, Static
 from anyformer.specs.part import walk
@@ -84,19 +85,25 @@ def read_prompt(
     there is none for it."""
     model, (rows, T), capacity = stepper.model, ids.shape, capacity_for(max_length)
     bucket = max(SHORTEST, 1 << max(T - 1, 0).bit_length())
+    bucket = min(bucket, position_limit(model.spec) or bucket)
     plain = stepper.use_cache and not (stepper.source or stepper.wants_hidden or stepper.pair or stepper.chunk)
     if more < ENOUGH:
         recordings(model).short[rows, capacity] += 1
     if not plain or rows * bucket > MOST_TOKENS or stepper.segments is not None:
         return None
-    if why_unwanted(model, rows, capacity, more, compiled) is not None:
+    if why_unwanted(model, rows, capacity, more, compiled) or model_obstacle(model, max_length):
         return None
     recording = recordings(model).get(recording_key(model, rows, capacity, bool(compiled)))
-    if recording is None or not recording.reads_prompts(bucket):
+    tokens = getattr(model.embedding, "tokens", None)
+    if recording is None or not recording.reads_prompts(bucket) or not isinstance(tokens, TokensModule):
+        return None
+    check_ids(ids, tokens.num_embeddings)  # a graph looks at no values
+    scores = recording.read_prompt(ids, mask, bucket)
+    if bool(recording.buffers.broken):  # a score is NaN: the ordinary path says where that began
         return None
     stepper.rows, stepper.mask, stepper.length = rows, mask, T
     stepper.recording, stepper.state = recording, recording.state
-    return recording.read_prompt(ids, mask, bucket)
+    return scores
 
 
 def obstacle(stepper: Stepper, max_length: int, compiled: bool) -> str | None:
@@ -112,6 +119,11 @@ def obstacle(stepper: Stepper, max_length: int, compiled: bool) -> str | None:
         return "contrastive search looks at hidden states"
     if stepper.source:
         return f"{next(iter(stepper.source))} is read at every step"
+    return model_obstacle(model, max_length)
+
+
+def model_obstacle(model: TransformerModule, max_length: int) -> str | None:
+    """Why a text of so many tokens cannot be read or written by recordings of this model, as it is now."""
     if any(part.length_dependent for _, part in walk(model.spec)):
         return "dynamic rotary positions depend on the length of the text"
     read = [part for name in model.spec.left_to_right for _, part in walk(getattr(model.spec, name))]
