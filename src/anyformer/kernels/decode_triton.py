@@ -143,9 +143,10 @@ def attend_new(
         key = turned(key, own, c, cos + b * angle_row, sin + b * angle_row, HALF, INTERLEAVED)
     tl.store(old_keys + column * k_place + c, key)
     tl.store(old_values + column * v_place + c, value)
-    top = tl.sum(queries.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale
-    total = tl.full((ROWS,), 1.0, tl.float32)
-    mixed = tl.zeros((ROWS, K), tl.float32) + value.to(tl.float32)[None, :]
+    sees_itself = tl.load(seen + b * seen_row + column) != 0  # as masks nearly always let it
+    top = tl.where(sees_itself, tl.sum(queries.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale, LOW)
+    total = tl.zeros((ROWS,), tl.float32) + tl.where(sees_itself, 1.0, 0.0)
+    mixed = tl.zeros((ROWS, K), tl.float32) + tl.where(sees_itself, value.to(tl.float32), 0.0)[None, :]
     top, total, mixed = look(queries, key_tile, value_tile, visible, scale, 0.0, top, total, mixed)
     for start in range(BLOCK, S, BLOCK):
         place = start + n
@@ -154,4 +155,5 @@ def attend_new(
         value_tile = tl.load(old_values + place[:, None] * v_place + c[None, :], mask=visible[:, None], other=0.0)
         top, total, mixed = look(queries, key_tile, value_tile, visible, scale, 0.0, top, total, mixed)
     to = out + (b * H + g * R + r[:, None]) * K + c[None, :]
-    tl.store(to, (mixed / total[:, None]).to(out.dtype.element_ty), mask=r[:, None] < R)
+    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(to, mixed.to(out.dtype.element_ty), mask=r[:, None] < R)

@@ -91,6 +91,9 @@ def obstacle(step: SublayerModule, rows: int) -> str | None:
     found = [getattr(op, name) for name in layers]
     if not all(is_plain(layer, rows) for layer in found) or len({layer.weight.dtype for layer in found}) > 1:
         return f"a layer of {type(op).__name__} is not a plain one"
+    norm = None if step.pre_norm is None else getattr(step.pre_norm, "weight", None)
+    if norm is not None and norm.dtype != found[0].weight.dtype and not isinstance(found[0], QuantizedLinear):
+        return "a norm of another type than the layer behind it"
     if not isinstance(op, AttentionModule) and op.activation not in NAMES:
         return "an activation without a program"
     if isinstance(op, AttentionModule) and op.position is not None and op.position.turns_stream:
@@ -165,7 +168,8 @@ class FewRowsFP8(FewRowsBytes, FP8Linear):
 class FewRowsNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         norm, rows = norm_weights(self), x.numel() // max(x.shape[-1], 1)
-        if norm is None or not few_rows.fits(x, 1) or rows > 4096:
+        mixed = norm is None or (norm.weight is not None and norm.weight.dtype != x.dtype)
+        if norm is None or mixed or not few_rows.fits(x, 1) or rows > 4096:
             return super().forward(x)
         return few_rows.norm_rows(x.reshape(rows, x.shape[-1]), norm).view(x.shape)
 
