@@ -67,13 +67,12 @@ def test_a_bias_of_the_scores(B: int, H: int, G: int, S: int, K: int, masked: bo
 def test_a_new_token(
     B: int, H: int, G: int, S: int, K: int, interleaved: bool | None, dtype: torch.dtype, tolerance: float
 ):
-    """Its key is turned, kept and seen; so are those before it, and none behind."""
+    """Its key is turned, kept and seen; so are those before it, and none behind. A mask may hide it from itself."""
     torch.manual_seed(0)
     keys, values = (torch.randn(B, G, S, K, device="cuda").to(dtype) for _ in range(2))
     qkv = torch.randn(B, (H + 2 * G) * K, device="cuda").to(dtype)
     columns = torch.arange(B, device="cuda") * 7 % S
     places = torch.arange(S, device="cuda")
-    seen = (places <= columns[:, None])[:, None, None]
     q, k, v = (t.unflatten(1, (-1, K))[:, :, None] for t in qkv.split([H * K, G * K, G * K], 1))
     angles = None
     if interleaved is not None:
@@ -89,11 +88,13 @@ def test_a_new_token(
     wanted_keys, wanted_values = keys.clone(), values.clone()
     rows = torch.arange(B, device="cuda")
     wanted_keys[rows, :, columns], wanted_values[rows, :, columns] = k[:, :, 0], v[:, :, 0]
-    visible = Visible(lambda b, q, k: k <= q, columns[:, None], places, batch_size=B)
-    wide = (t.float() for t in (q, wanted_keys, wanted_values))
-    expected = attend(*wide, visible, scale=K**-0.5, kernel="eager").transpose(1, 2).flatten(2)
+    wide = [t.float() for t in (q, wanted_keys, wanted_values)]
     values[:, :, int(columns.max()) + 1 :] = wanted_values[:, :, int(columns.max()) + 1 :] = float("nan")
-    found = decode.attend_new(qkv, (H, G, K), angles, bool(interleaved), keys, values, columns, seen, K**-0.5)
-    assert (found.float() - expected).abs().max() < tolerance
+    for allows in (lambda b, q, k: k <= q, lambda b, q, k: k < q):
+        visible = Visible(allows, columns[:, None], places, batch_size=B)
+        expected = attend(*wide, visible, scale=K**-0.5, kernel="eager").transpose(1, 2).flatten(2)
+        new = (qkv, (H, G, K), angles, bool(interleaved), keys, values, columns)
+        found = decode.attend_new(*new, visible.dense(), K**-0.5)
+        assert (found.float() - expected).abs().max() < tolerance
     assert torch.allclose(keys.float(), wanted_keys.float(), atol=tolerance)
     assert torch.equal(values.nan_to_num(9.0), wanted_values.nan_to_num(9.0))
