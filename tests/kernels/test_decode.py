@@ -88,7 +88,7 @@ def test_a_new_token(
     wanted_keys, wanted_values = keys.clone(), values.clone()
     rows = torch.arange(B, device="cuda")
     wanted_keys[rows, :, columns], wanted_values[rows, :, columns] = k[:, :, 0], v[:, :, 0]
-    wide = [t.float() for t in (q, wanted_keys, wanted_values)]
+    wide = [t.float().clone() for t in (q, wanted_keys, wanted_values)]
     values[:, :, int(columns.max()) + 1 :] = wanted_values[:, :, int(columns.max()) + 1 :] = float("nan")
     for allows in (lambda b, q, k: k <= q, lambda b, q, k: k < q):
         visible = Visible(allows, columns[:, None], places, batch_size=B)
