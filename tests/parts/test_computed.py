@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from anyformer.kernels.recording import graph_capture
 from anyformer.parts.computed import kept, places
@@ -33,3 +34,10 @@ def test_places_train_after_inference() -> None:
         places(5, torch.device("cpu"))
     table[places(5, torch.device("cpu"))].sum().backward()
     assert table.grad is not None and table.grad.eq(1).all()
+
+
+def test_a_tensor_of_a_fake_run_is_not_kept() -> None:
+    with FakeTensorMode():
+        assert isinstance(places(7919, torch.device("cpu")), FakeTensor)
+    found = places(7919, torch.device("cpu"))
+    assert not isinstance(found, FakeTensor) and found is places(7919, torch.device("cpu"))

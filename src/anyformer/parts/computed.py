@@ -49,8 +49,8 @@ class Computed(nn.Module):
 
 
 def kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function of sizes and a device whose tensors serve every pass: made once, and the last few are kept. What is
-    made while a run is recorded belongs to the recording, and is made anew."""
+    """A function of sizes and, last, a device, whose tensors serve every pass: made once, and the last few are kept.
+    What is made while a run is recorded belongs to the recording, and is made anew."""
 
     @functools.lru_cache(maxsize=32)
     def once(*args: Any) -> Tensor:
@@ -59,9 +59,15 @@ def kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @functools.wraps(make)
     def get(*args: Any) -> Tensor:
-        return make(*args) if is_recording() else once(*args)
+        return make(*args) if is_recording() or is_watched(args[-1]) else once(*args)
 
     return get
+
+
+def is_watched(device: torch.device) -> bool:
+    """Whether someone else records, fakes or counts what runs: tensors made now may not outlive that."""
+    watched = torch._C._len_torch_dispatch_stack() > 0
+    return watched or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
 @kept
