@@ -6,13 +6,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from anyformer.kernels.recording import graph_capture
-from anyformer.parts.computed import kept, places
+from anyformer.parts.computed import cache_by_size, places
 
 
 def test_kept_tensors_are_made_once_and_anew_while_recording() -> None:
     made: list[int] = []
 
-    @kept
+    @cache_by_size
     def count(size: int, device: torch.device) -> torch.Tensor:
         made.append(size)
         return torch.arange(size, device=device)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from anyformer.kernels.few_rows_triton import turned
+from anyformer.kernels.few_rows_triton import rotate
 
 LOW = tl.constexpr(-1.0e30)  # a score that counts for nothing and stays finite where all scores are such
 
@@ -139,8 +139,8 @@ def attend_new(
     heads, own = row + (g * R + tl.where(r < R, r, 0))[:, None] * K, row + (H + g) * K
     queries, key, value = tl.load(heads + c[None, :]), tl.load(own + c), tl.load(own + G * K + c)
     if HALF > 0:
-        queries = turned(queries, heads, c[None, :], cos + b * angle_row, sin + b * angle_row, HALF, INTERLEAVED)
-        key = turned(key, own, c, cos + b * angle_row, sin + b * angle_row, HALF, INTERLEAVED)
+        queries = rotate(queries, heads, c[None, :], cos + b * angle_row, sin + b * angle_row, HALF, INTERLEAVED)
+        key = rotate(key, own, c, cos + b * angle_row, sin + b * angle_row, HALF, INTERLEAVED)
     tl.store(old_keys + column * k_place + c, key)
     tl.store(old_values + column * v_place + c, value)
     sees_itself = tl.load(seen + b * seen_row + column) != 0  # as masks nearly always let it

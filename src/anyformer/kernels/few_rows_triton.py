@@ -28,7 +28,7 @@ def activate(x, NAME: tl.constexpr):
 
 
 @triton.jit
-def rounded(x, to):
+def round_to(x, to):
     """As a tensor in memory would hold it, in fp32."""
     return x.to(to.dtype.element_ty).to(tl.float32)
 
@@ -46,16 +46,16 @@ def statistics(x, K, WIDTH: tl.constexpr, NORM: tl.constexpr, eps):
 
 
 @triton.jit
-def normed(row, mean, spread, weight, bias, c, inside, like, NORM: tl.constexpr, AFFINE: tl.constexpr):
+def apply_norm(row, mean, spread, weight, bias, c, inside, like, NORM: tl.constexpr, AFFINE: tl.constexpr):
     """Columns c of a row after its norm: an RMSNorm rounds before it scales."""
     row = (row - mean) * spread
     if NORM == "rms":
-        row = rounded(row, like)
+        row = round_to(row, like)
     if AFFINE > 0:
         row *= tl.load(weight + c, mask=inside, other=0.0).to(tl.float32)
     if AFFINE > 1:
         row += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)
-    return rounded(row, like)
+    return round_to(row, like)
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def normalize(
     row, c = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
     mean, spread = statistics(x + row * K, K, WIDTH, NORM, eps)
     value = tl.load(x + row * K + c, mask=c < K, other=0.0).to(tl.float32)
-    value = normed(value, mean, spread, weight, bias, c, c < K, out, NORM, AFFINE)
+    value = apply_norm(value, mean, spread, weight, bias, c, c < K, out, NORM, AFFINE)
     tl.store(out + row * K + c, value.to(out.dtype.element_ty), mask=c < K)
 
 
@@ -84,7 +84,7 @@ def product(rows, first, x, like, mean, spread, norm_weight, norm_bias, inside_n
         k = start + c
         left = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
         if NORM != "none":
-            left = normed(left, mean, spread, norm_weight, norm_bias, k, k < K, like, NORM, AFFINE)
+            left = apply_norm(left, mean, spread, norm_weight, norm_bias, k, k < K, like, NORM, AFFINE)
         if start == 0:
             sums += left[None, :] * first.to(tl.float32)
         else:
@@ -134,7 +134,7 @@ def one_row(
     if has_bias:
         total += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
     if ACTIVATION != "identity":
-        total = activate(rounded(total, out), ACTIVATION)
+        total = activate(round_to(total, out), ACTIVATION)
     if GATED:
         other = product(
             rows1, first1, x, out, mean, spread, norm_weight, norm_bias, inside, K, ROWS, BLOCK, NORM, AFFINE
@@ -143,9 +143,9 @@ def one_row(
             other *= tl.load(s1 + n, mask=inside, other=0.0).to(tl.float32)
         if BIASES > 1:
             other += tl.load(b1 + n, mask=inside, other=0.0).to(tl.float32)
-        total = rounded(total, out) * rounded(other, out)
+        total = round_to(total, out) * round_to(other, out)
     if ONTO:
-        total = rounded(total, out) + tl.load(onto + n, mask=inside, other=0.0).to(tl.float32)
+        total = round_to(total, out) + tl.load(onto + n, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + before + n, total.to(out.dtype.element_ty), mask=inside)
 
 
@@ -197,19 +197,19 @@ def some_rows(
     if has_bias:
         sums += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[:, None]
     if ACTIVATION != "identity":
-        sums = activate(rounded(sums, out), ACTIVATION)
+        sums = activate(round_to(sums, out), ACTIVATION)
     if GATED:
         if BIASES > 1:
             sums1 += tl.load(b1 + n, mask=inside, other=0.0).to(tl.float32)[:, None]
-        sums = rounded(sums, out) * rounded(sums1, out)
+        sums = round_to(sums, out) * round_to(sums1, out)
     places, both = m.to(tl.int64)[None, :] * total_n + (before + n)[:, None], inside[:, None] & real[None, :]
     if ONTO:
-        sums = rounded(sums, out) + tl.load(onto + places, mask=both, other=0.0).to(tl.float32)
+        sums = round_to(sums, out) + tl.load(onto + places, mask=both, other=0.0).to(tl.float32)
     tl.store(out + places, sums.to(out.dtype.element_ty), mask=both)
 
 
 @triton.jit
-def turned(x, source, c, cos, sin, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
+def rotate(x, source, c, cos, sin, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
     """Channels c of heads at `source`, which are x, after rotary positions: the first 2 HALF of them turn. Rounded
     where the plain formula rounds."""
     turns = c < 2 * HALF
@@ -222,7 +222,7 @@ def turned(x, source, c, cos, sin, HALF: tl.constexpr, INTERLEAVED: tl.constexpr
     other = tl.load(source + partner, mask=turns, other=0.0).to(tl.float32)
     by_cos = tl.load(cos + angle, mask=turns, other=1.0).to(tl.float32)
     by_sin = tl.load(sin + angle, mask=turns, other=0.0).to(tl.float32)
-    new = rounded(x.to(tl.float32) * by_cos, source) + sign * rounded(other * by_sin, source)
+    new = round_to(x.to(tl.float32) * by_cos, source) + sign * round_to(other * by_sin, source)
     return tl.where(turns, new.to(source.dtype.element_ty), x)
 
 
@@ -241,7 +241,7 @@ def rotate_append(
     source = qkv + (b * (H + 2 * G) + head) * K
     x = tl.load(source + c, mask=inside, other=0.0)
     if HALF > 0 and head < H + G:
-        x = turned(x, source, c, cos + b * angle_row, sin + b * angle_row, HALF, INTERLEAVED)
+        x = rotate(x, source, c, cos + b * angle_row, sin + b * angle_row, HALF, INTERLEAVED)
     if head < H:
         tl.store(q + (b * H + head) * K + c, x, mask=inside)
     else:

@@ -48,7 +48,7 @@ class Computed(nn.Module):
         return self.value
 
 
-def kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def cache_by_size(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A function of sizes and, last, a device, whose tensors serve every pass: made once, and the last few are kept.
     What is made while a run is recorded belongs to the recording, and is made anew."""
 
@@ -70,7 +70,7 @@ def is_watched(device: torch.device) -> bool:
     return watched or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
-@kept
+@cache_by_size
 def places(count: int, device: torch.device) -> Tensor:
     """(count,) 0, 1, 2, ...; nobody writes into it."""
     return torch.arange(count, device=device)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.computed import Computed, kept, places
+from anyformer.parts.computed import Computed, cache_by_size, places
 from anyformer.parts.grid.layout import Grid
 from anyformer.parts.grid.local_relation import LocalRelation
 from anyformer.parts.grid.pooled_attention import PooledAttention
@@ -112,7 +112,7 @@ def window_context(ctx: Context, B: int, height: int, width: int, size: int, shi
     return ctx.replace(Grid(size, size), index=index, positions=index[None], documents=documents, shared={})
 
 
-@kept
+@cache_by_size
 def regions(height: int, width: int, size: int, shift: int, device: torch.device) -> Tensor:
     """(N, T) numbers of the regions that a shift brings together in the windows of a grid."""
     bands = []

@@ -176,7 +176,7 @@ class InputRopeModule(RopeModule):
         self.head_width = head_width
 
     def source(self, x: Tensor, ctx: Context) -> Tensor:
-        cos, sin = self.paired(ctx, x.dtype)
+        cos, sin = self.pair_tables(ctx, x.dtype)
         heads = x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
         return self.turn(heads, cos, sin).transpose(1, 2).flatten(2)
 

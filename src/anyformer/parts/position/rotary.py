@@ -151,7 +151,7 @@ class RopeModule(AttentionPositionModule):
         angle = ctx.positions[:, None, :, None].float() * frequency
         return ((angle.cos() * self.attention_factor).to(dtype), (angle.sin() * self.attention_factor).to(dtype))
 
-    def paired(self, ctx: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def pair_tables(self, ctx: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin of every channel, (1 or B, 1, T, width), found once for all layers: of a pair (a, b), b takes
         part in the new a with -sin, and a in the new b with sin."""
 
@@ -164,11 +164,11 @@ class RopeModule(AttentionPositionModule):
         return ctx.once(self.key, make)
 
     def rotate(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        cos, sin = self.paired(ctx, q.dtype)
+        cos, sin = self.pair_tables(ctx, q.dtype)
         return self.turn(q, cos, sin), self.turn(k, cos, sin)
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """a cos - b sin and b cos + a sin of each pair (a, b), `cos` and `sin` from `paired`."""
+        """a cos - b sin and b cos + a sin of each pair (a, b), `cos` and `sin` from `pair_tables`."""
         turned, kept = (x, None) if self.width == x.shape[-1] else (x[..., : self.width], x[..., self.width :])
         if self.part.interleaved:
             other = turned.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
