@@ -123,15 +123,14 @@ class Trainer:
         placed = self.layout.place(self.core)
         self.call: Any = torch.compile(placed) if run.compile == "whole" else placed
         self.recorder: Recorder | None = None
+        processes = parallel.world_size()
         self.launch_clock: LaunchClock | None = None  # while nobody knows whether recording helps
         if run.record:
             self.recorder = Recorder(self.forward_backward, module, self.seed_step, self.tell)
-        elif run.record is None and not refusal(
-            self.objective, self.device, run.precision, parallel.world_size(), run.batch.micro
-        ):
+        elif run.record is None and not refusal(self.objective, self.device, run.precision, processes, run.batch.micro):
             self.launch_clock = LaunchClock()
         self.half_weights: HalfWeights | None = None
-        if run.precision in DTYPES and self.device.type == "cuda" and parallel.world_size() == 1:
+        if run.precision in DTYPES and self.device.type == "cuda" and processes == 1:
             self.half_weights = HalfWeights(module)
         self.optimizers = run.optimizer.make(module)
         self.average = Average(module, run.ema) if run.ema is not None else None
