@@ -24,7 +24,7 @@ from torch import Tensor
 from anyformer.generation.search_state import Search
 from anyformer.generation.stepper import Stepper
 from anyformer.kernels import few_rows, hardware
-from anyformer.kernels.launch import compile_ahead, launch_errors
+from anyformer.kernels.launch import compile_ahead, launch_errors, start_compiler
 from anyformer.kernels.recording import graph_capture
 from anyformer.models import Call, TransformerModule, position_limit
 from anyformer.parts.embedding.text import TokensModule, check_ids
@@ -93,6 +93,7 @@ def read_prompt(
         return None
     if why_unwanted(model, rows, capacity, more, compiled) or model_obstacle(model, max_length):
         return None
+    start_compiler()
     recording = recordings(model).get(recording_key(model, rows, capacity, bool(compiled)))
     tokens = getattr(model.embedding, "tokens", None)
     if recording is None or not recording.reads_prompts(bucket) or not isinstance(tokens, TokensModule):

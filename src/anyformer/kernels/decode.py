@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from anyformer.kernels.launch import HAS_TRITON, launch
+from anyformer.kernels.launch import HAS_TRITON, launch, shared_memory
 
 BLOCK = 64  # keys read at once
 PROGRAMS = 256  # that keep a large device busy
@@ -86,10 +86,13 @@ def attend_new(
     out = torch.empty(B, 1, H * K, dtype=qkv.dtype, device=qkv.device)
     cos, sin = (qkv, qkv) if angles is None else angles
     half = 0 if angles is None else cos.shape[-1]
+    block = 2 * BLOCK
+    while block > 16 and 5 * block * K * keys.element_size() > shared_memory(keys.device):  # two keys, two values, more
+        block //= 2
     launch(
         program, (B * G,), qkv, cos, sin, columns, keys, values, seen, out, scale,
         half if angles is not None and cos.shape[0] > 1 else 0, 1 if columns.numel() > 1 else 0,
         *keys.stride()[:3], *values.stride()[:3], seen.stride(0) if seen.shape[0] > 1 else 0, G, S, H // G,
-        max(16, 1 << (H // G - 1).bit_length()), K, half, interleaved, 2 * BLOCK, num_warps=8, num_stages=3,
+        max(16, 1 << (H // G - 1).bit_length()), K, half, interleaved, block, num_warps=8, num_stages=3,
     )  # fmt: skip
     return out

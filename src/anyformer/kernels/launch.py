@@ -6,10 +6,11 @@ what it reads before its `gdc_wait` is weights, which nobody writes, and what it
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import functools
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -53,13 +54,42 @@ def launch(program: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> N
         program[grid](*args, **options)
 
 
+@functools.cache
+def start_compiler() -> None:
+    """Begins what Triton does once a process, a second's work, in another thread: a prompt can be read meanwhile."""
+    if HAS_TRITON and torch.cuda.is_available():
+        threading.Thread(target=_start_compiler, daemon=True).start()
+
+
+def _start_compiler() -> None:
+    from triton.runtime import cache, driver
+
+    driver.active.get_current_target()
+    if hasattr(cache, "triton_key"):  # a digest of its own files, by which compiled programs are kept
+        cache.triton_key()
+
+
+class CompilingThreads(ThreadPoolExecutor):
+    """Each compiles a program and the C function that launches it, which Triton leaves to the first launch."""
+
+    def submit(self, compile_program: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        return super().submit(self.compile, compile_program, *args, **options)
+
+    def compile(self, compile_program: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        from triton.runtime import driver
+
+        kernel = compile_program(*args, **options)
+        driver.active.launcher_cls(kernel.src, kernel.metadata)
+        return kernel
+
+
 @contextlib.contextmanager
 def compile_ahead() -> Iterator[None]:
     """Programs that are launched inside are compiled, all at the same time, and not run: results are whatever was in
     memory. One after another they would take seconds."""
     global _only_compile
     mode: Any = contextlib.nullcontext()
-    with concurrent.futures.ThreadPoolExecutor(THREADS) as threads:
+    with CompilingThreads(THREADS) as threads:
         if HAS_TRITON:
             import triton
 
