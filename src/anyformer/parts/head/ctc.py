@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.kernels import ctc
+from anyformer.kernels.recording import is_recording
 from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.head.losses import Loss, check_labels
 from anyformer.runtime.context import Context
@@ -50,14 +52,17 @@ class CTCModule(HeadModule):
     def row_losses(self, logits: Tensor, labels: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """(B,) how unlikely each row of labels is, and how long it is."""
         check_labels("labels", labels, (logits.shape[0], labels.shape[-1] if labels.dim() == 2 else 1))
-        if labels.numel() and int(labels.max()) >= self.part.vocab_size:
+        if not is_recording() and labels.numel() and int(labels.max()) >= self.part.vocab_size:
             raise ValueError(f"label {int(labels.max())} is outside the alphabet of {self.part.vocab_size}")
         B, T = logits.shape[:2]
         frames = torch.full((B,), T, device=logits.device) if ctx.tokens is None else ctx.tokens.sum(-1)
         kept = (labels >= 0) & (labels != self.part.blank)  # -100 or the blank pads the labels
-        log_probs, lengths = logits.log_softmax(-1, dtype=torch.float32).transpose(0, 1), kept.sum(-1)
+        log_probs, lengths = logits.log_softmax(-1, dtype=torch.float32), kept.sum(-1)
+        if ctc.fits(log_probs, labels):
+            each = ctc.ctc_losses(log_probs, labels, kept, frames, self.part.blank)
+            return each.masked_fill(each.isinf(), 0.0) if self.part.zero_infinity else each, lengths
         each = F.ctc_loss(
-            log_probs,
+            log_probs.transpose(0, 1),
             labels.masked_select(kept),
             frames,
             lengths,
