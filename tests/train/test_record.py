@@ -23,7 +23,7 @@ from anyformer.train.start import setup
 from anyformer.train.trainer import Callback
 
 sys.path.insert(0, str(Path(__file__).parent))
-from runs import run_of, write_texts
+from runs import model, run_of, write_texts
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 CUDA = torch.device("cuda")
@@ -163,7 +163,7 @@ class Heard(Callback):
 
 def losses(texts: Path, folder: Path, **changes: Any) -> SimpleNamespace:
     heard = Heard()
-    run = run_of(texts, batch=Batch(examples=6, length=32), precision="bf16", **changes)
+    run = run_of(texts, batch=Batch(examples=6, length=32), **{"precision": "bf16", **changes})
     trainer = setup(run, folder, device="cuda", callbacks=[Metrics(), heard]).fit()
     return SimpleNamespace(each=[line["loss"] for line in read_metrics(folder) if "loss" in line], lines=heard.lines,
                            recorder=trainer.recorder)  # fmt: skip
@@ -195,3 +195,18 @@ def test_what_asks_the_device_goes_on_step_by_step(tmp_path: Path, monkeypatch: 
     recorded = losses(texts, tmp_path / "asking", record=True)
     assert not recorded.recorder.recordings and len(recorded.lines) == 1
     assert recorded.each == pytest.approx(plain.each, rel=2e-3)
+
+
+@GPU
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "changes", [{"record": True}, {"compile": True, "record": False}, {"compile": True, "record": True}], ids=str
+)
+def test_a_hundred_steps_agree(changes: dict[str, Any], tmp_path: Path) -> None:
+    """In fp32 and without dropout, of which compiled code draws its own."""
+    texts = write_texts(tmp_path, lines=200)
+    same = {"steps": 100, "precision": "fp32", "model": model(resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0)}
+    plain = losses(texts, tmp_path / "plain", record=False, **same)
+    other = losses(texts, tmp_path / "other", **same, **changes)
+    assert len(plain.each) == 100 and plain.each[-1] < plain.each[0] - 0.5
+    assert other.each == pytest.approx(plain.each, rel=1e-3)

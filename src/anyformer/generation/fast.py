@@ -3,9 +3,10 @@
 A step of one token does little work in many small calls, and most of its time goes by between them. With a static
 state its shapes and addresses stay, so that the whole step can be recorded: into a CUDA graph, by the programs of
 transforms/decode_kernels.py, which takes a second or two and is done without being asked; by torch.compile on any
-device where `compile=True` asks for it, which takes up to minutes the first time. The first prompt is read by the
-ordinary path, and its state adopted; where all that is remembered are keys and values, later prompts of up to
-MOST_TOKENS are read by a graph as well, one for each power of 2 that their length is below.
+device where `compile=True` asks for it, which takes up to minutes the first time (on CUDA both are recorded, and the
+faster one stays). The first prompt is read by the ordinary path, and its state adopted; where all that is remembered
+are keys and values, later prompts of up to MOST_TOKENS are read by a graph as well, one for each power of 2 that their
+length is below.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import logging
 import types
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +39,7 @@ REPEATED = 4  # the number of such a text from which it is worth it nevertheless
 ROOM = 128  # a state's capacity is a multiple of this, so that texts of about one length share a recording
 BURST = 16  # steps between two looks at what was written, where an end token may have ended the text
 KEPT = 4  # recordings of one model
+TIMED = 8  # steps by which two recordings are compared
 LITTLE = 2**28  # bytes
 MOST_TOKENS = 8192  # of a prompt, in all rows, that is read by a graph: more keep a device busy without one
 SHORTEST = 16  # tokens that a graph of a prompt reads at least
@@ -205,6 +207,14 @@ class Buffers:
     scores: Tensor | None = None  # (B, V) after the last step
 
 
+class StepGraph(NamedTuple):
+    """A recorded step: how it is run, where it leaves its scores (B, V), and what it is."""
+
+    run: Callable[[], None]
+    scores: Tensor
+    how: str
+
+
 class DecodeRecording:
     def __init__(self, stepper: Stepper, capacity: int, compiled: bool) -> None:
         self.model, self.prefix = stepper.model, stepper.prefix
@@ -225,23 +235,34 @@ class DecodeRecording:
             own = types.FunctionType(DecodeRecording.step.__code__.replace(), globals())
             step = types.MethodType(own, self)
             step = torch.compile(step, fullgraph=True, dynamic=False, backend=BACKEND, options=self.options())
-        self.model.notes["decoding"] = self.record(step, compiled)
-
-    def record(self, step: Callable[[], Tensor], compiled: bool) -> str:
-        """Makes `run` of a step; says how."""
-        if self.model.device.type != "cuda":
-            self.run = self.call(step)
-            return "compiled"
+        if device.type != "cuda":
+            self.run, self.model.notes["decoding"] = self.call(step), "compiled"
+            return
+        graph = self.fused_graph(stepper)
         if compiled:
-            self.run = self.graph(step)
-            return "a CUDA graph, compiled"
+            other = self.graph(step, stepper, "a CUDA graph, compiled")
+            graph = min(graph, other, key=lambda each: self.seconds(each, stepper))
+        self.run, self.buffers.scores, self.model.notes["decoding"] = graph
+
+    def fused_graph(self, stepper: Stepper) -> StepGraph:
+        """The step by programs, where there are some."""
         try:
             with decode_kernels(self.model, self.state.rows) as used:
-                self.run = self.graph(step)
-            return f"a CUDA graph, {used}"
+                return self.graph(self.step, stepper, f"a CUDA graph, {used}")
         except launch_errors() as error:  # a device with less room than the programs need
-            self.run = self.graph(step)
-            return f"a CUDA graph of plain modules: {error}"
+            return self.graph(self.step, stepper, f"a CUDA graph of plain modules: {error}")
+
+    def seconds(self, graph: StepGraph, stepper: Stepper) -> float:
+        """Of a few steps; each is the first one, for there may be no room for more."""
+        total, start, end = 0.0, *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(TIMED):
+            self.begin(stepper)
+            start.record()
+            graph.run()
+            end.record()
+            end.synchronize()
+            total += start.elapsed_time(end) / 1000
+        return total
 
     def options(self) -> dict[str, Any] | None:
         """Of the compiler: on a CPU no Python between the calls, and weights in the layout they are read in."""
@@ -269,7 +290,7 @@ class DecodeRecording:
 
         return run
 
-    def graph(self, step: Callable[[], Tensor]) -> Callable[[], None]:
+    def graph(self, step: Callable[[], Tensor], stepper: Stepper, how: str) -> StepGraph:
         """The step as a CUDA graph; run on another stream a few times first, so that nothing is left to set up."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -278,11 +299,12 @@ class DecodeRecording:
                 with compile_ahead():
                     step()
                 for _ in range(3):
+                    self.begin(stepper)
                     step()
             torch.cuda.current_stream().wait_stream(stream)
             with torch.cuda.graph(graph):
-                self.buffers.scores = step()
-        return graph.replay
+                scores = step()
+        return StepGraph(graph.replay, scores, how)
 
     # -- a text -------------------------------------------------------------------------------------------------------
 
