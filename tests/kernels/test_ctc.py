@@ -48,9 +48,12 @@ def test_programs(B: int, T: int, V: int, S: int, blank: int) -> None:
     found = ctc_losses(logits.float().log_softmax(-1), labels, kept, frames, blank)
     assert torch.equal(found.isfinite(), finite)
     assert torch.allclose(found[finite].double(), exact[finite], rtol=1e-5)
-    (wanted,) = torch.autograd.grad((exact * weight)[finite].sum(), logits)
-    (got,) = torch.autograd.grad((found * weight).masked_fill(~finite, 0.0).sum(), logits)
-    assert torch.allclose(got, wanted, atol=1e-5)
+    theirs = torchs(logits.float().log_softmax(-1), labels, kept, frames, blank)
+    wanted, got, rounded = (
+        torch.autograd.grad((each * weight)[finite].sum(), logits)[0] for each in (exact, found, theirs)
+    )
+    # logarithms of long texts are large: torch's own in fp32 are as far from those in fp64
+    assert (got - wanted).abs().max() <= 1e-5 + 2 * (rounded - wanted).abs().max()
 
 
 @programs
