@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anyformer.kernels import few_rows
+from anyformer.kernels.few_rows import power_above
 from anyformer.kernels.launch import HAS_TRITON
 
 FEW = 64  # rows, up to which a product takes as long as reading the weights
@@ -101,19 +103,17 @@ def launch(x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor | None, bias
     M, has_bias = x.numel() // K, bias is not None
     group = 0 if offset is None else 2 * stored // offset.shape[1]
     out = torch.empty(*x.shape[:-1], N, dtype=x.dtype, device=x.device)
+    if M == 1 and offset is None:
+        return few_rows.linear(x.view(1, K), [weight], [bias], scales=[scale]).view_as(out)
     if M == 1:
         # every thread reads 16 bytes of each of its rows at once
-        size = min(power_of_2(stored), 8192)
-        rows, warps = 4, min(max(size // 512, 1), 16)
-        grid = (-(-N // rows),)
-        if offset is None:
-            programs.one_row[grid](x, weight, scale, bias, out, N, K, rows, size, has_bias, num_warps=warps)
-        else:
-            shape = N, K, group, rows, max(2 * size // group, 1), has_bias
-            programs.one_row_int4[grid](x, weight, scale, offset, bias, out, *shape, num_warps=warps)
+        size, rows = min(power_above(stored), 8192), 4
+        shape = N, K, group, rows, max(2 * size // group, 1), has_bias
+        warps = min(max(size // 512, 1), 16)
+        programs.one_row_int4[-(-N // rows),](x, weight, scale, offset, bias, out, *shape, num_warps=warps)
         return out
     columns = 16 if N <= 4096 else 32 if N <= 32768 else 64  # enough programs for every processor
-    rows, grid = max(16, power_of_2(M)), (-(-N // columns),)
+    rows, grid = max(16, power_above(M)), (-(-N // columns),)
     if offset is None:
         programs.few_rows[grid](
             x, weight, scale, bias, out, M, N, K, rows, columns, 128, has_bias, num_warps=4, num_stages=4
@@ -123,8 +123,3 @@ def launch(x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor | None, bias
             x, weight, scale, offset, bias, out, M, N, K, group, rows, columns, has_bias, num_warps=4, num_stages=4
         )
     return out
-
-
-def power_of_2(number: int) -> int:
-    """The next one, from 1 on."""
-    return 1 << (number - 1).bit_length()

@@ -24,24 +24,6 @@ def load_int4(pointers, mask):
 
 
 @triton.jit
-def one_row(
-    x, weight, scale, bias, out, N, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr
-):
-    """ROWS outputs for one row of x, BLOCK inputs at once. weight (N, K) int8 or fp8, scale (N,)"""
-    n, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
-    rows = weight + n.to(tl.int64)[:, None] * K
-    sums = tl.zeros((ROWS, BLOCK), tl.float32)
-    for start in range(0, K, BLOCK):
-        k = start + c
-        right = load_bytes(rows + k[None, :], (n[:, None] < N) & (k[None, :] < K))
-        sums += tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)[None, :] * right
-    total = tl.sum(sums, 1) * tl.load(scale + n, mask=n < N, other=0.0)
-    if BIAS:
-        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
-    tl.store(out + n, total.to(out.dtype.element_ty), mask=n < N)
-
-
-@triton.jit
 def one_row_int4(
     x,
     weight,
