@@ -13,8 +13,9 @@ from torch import Tensor
 
 from anyformer.kernels.convolution import depthwise
 from anyformer.kernels.launch import HAS_TRITON
-from anyformer.kernels.mamba_step import conv_step, selective_step
+from anyformer.kernels.mamba_step import conv_step, dual_step, selective_step
 from anyformer.kernels.scan import scan_step
+from anyformer.kernels.ssd import ssd_step
 from anyformer.parts.activation import ACTIVATIONS
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
@@ -71,3 +72,25 @@ def test_selective_scan(M: int, I: int, N: int, R: int, dtype: torch.dtype) -> N
     assert found.dtype == dtype
     close(found, exact, dtype)
     close(state, last, dtype)  # the time step was rounded
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("M, H, P, G, N", [(1, 4, 16, 1, 8), (3, 4, 35, 2, 5)])
+@torch.no_grad()
+def test_dual_scan(M: int, H: int, P: int, G: int, N: int, dtype: torch.dtype) -> None:
+    I = H * P
+    mixed, wide = draw(M, I + 2 * G * N, dtype=dtype), draw(M, I + 7 + H, dtype=dtype)
+    gate, step = wide[:, :I], wide[:, -H:]  # as they stand in what one product made
+    bias, rate, skip = draw(H, dtype=dtype), draw(H, dtype=dtype), draw(H, dtype=dtype)
+    x, b, c = mixed.float().split((I, G * N, G * N), dim=-1)
+    x, b, c = x.unflatten(1, (H, P)), b.unflatten(1, (G, N)), c.unflatten(1, (G, N))
+    A = -torch.exp(rate.float())
+    for low, high in ((0.0, float("inf")), (0.3, 0.9)):
+        state = draw(M, H, P, N, dtype=torch.float32)
+        dt = F.softplus(step.float() + bias.float()).clamp(low, high)
+        y, last = ssd_step(x, dt, A, b, c, state)
+        exact = (torch.addcmul(y, x, skip.float()[:, None]).flatten(1) * F.silu(gate.float())).to(dtype)
+        found = dual_step(mixed, gate, step, bias, rate, skip, state, (low, high))
+        assert found.dtype == dtype
+        close(found, exact, dtype)
+        close(state, last, torch.float32)

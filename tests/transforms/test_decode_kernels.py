@@ -27,6 +27,7 @@ SMALL = {"width": 32, "decoder.depth": 2}
 HEADS = {"decoder.layers.attention.op.num_heads": 2, "decoder.layers.attention.op.head_width": 16}
 KV = {"decoder.layers.attention.op.num_kv_heads": 1}
 WINDOW = {"decoder.layers.attention.op.mask": Causal() & Window(size=8)}
+DUAL = {"num_heads": 4, "head_width": 10, "groups": 2, "states": 6, "step_high": 0.5}
 CASES: dict[str, tuple[str, dict[str, Any], int]] = {  # name, changes, residual steps that are fused
     "biases and layer norm": ("gpt2", {**SMALL, **HEADS}, 4),
     "rotary, grouped, gated": ("llama3.2-1b", {**SMALL, **HEADS, **KV}, 4),
@@ -48,6 +49,11 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {  # name, changes, residual
             ),
         },
         4,
+    ),
+    "recurrence by heads": (
+        "mamba2-130m",
+        {**SMALL, **{f"decoder.layers.mixer.op.{k}": v for k, v in DUAL.items()}},
+        2,
     ),
     "recurrence": ("mamba-130m", {**SMALL, "decoder.layers.mixer.op.width": 72}, 2),
 }

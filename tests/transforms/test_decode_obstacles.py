@@ -10,6 +10,7 @@ from torch import nn
 
 import anyformer as af
 from anyformer.models import Call
+from anyformer.parts.norm import ScaleNorm
 from anyformer.stacks.sublayer import SublayerModule
 from anyformer.transforms import lora
 from anyformer.transforms.decode_kernels import obstacle, remembers
@@ -29,6 +30,11 @@ def mamba(**changes: Any) -> Any:
     return build("mamba-130m", **{f"decoder.layers.mixer.op.{name}": value for name, value in changes.items()})
 
 
+def mamba2(**changes: Any) -> Any:
+    changes = {"num_heads": 4, "head_width": 10, "states": 6, **changes}
+    return build("mamba2-130m", **{f"decoder.layers.mixer.op.{name}": value for name, value in changes.items()})
+
+
 def mixtral(**changes: Any) -> Any:
     return build("mixtral-8x7b", **HEADS, **FEW, **changes)
 
@@ -40,11 +46,13 @@ def obstacles(model: nn.Module) -> list[str | None]:
 def test_published_ones_have_programs() -> None:
     assert obstacles(mamba()) == [None]
     assert obstacles(mixtral()) == [None, None]
+    assert obstacles(mamba2()) == [None]
     assert obstacles(mamba().to(torch.bfloat16)) == [None]
 
 
 def test_what_differs_is_said() -> None:
     assert obstacles(mamba(activation="mish")) == ["an activation without a program"]
+    assert obstacles(mamba2(norm=ScaleNorm())) == ["ScaleNormModule in DualStateModule"]
     assert obstacles(mixtral(**{"decoder.layers.feedforward.op.expert.activation": "mish"}))[1] is not None
     model = mamba().to(torch.bfloat16)
     model.decoder.layers[0].mixer.op.step_bias.data = model.decoder.layers[0].mixer.op.step_bias.data.float()

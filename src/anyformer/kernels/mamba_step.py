@@ -1,4 +1,5 @@
-"""One token of Mamba's mixer on CUDA, of few rows (Triton): its convolution, and its recurrence, in one launch each.
+"""One token of the mixers of Mamba and Mamba-2 on CUDA, of few rows (Triton): convolution and recurrence by one launch
+each.
 
 What is remembered is written in place, where the plain path keeps it too. Sums are in fp32, and results are rounded
 where the plain modules round.
@@ -51,4 +52,29 @@ def selective_step(
     tensors = x, gate, chosen, weight, bias, rate, skip, state, out
     shape = R, N, power_above(N), CHANNELS, min(64, power_above(R))
     launch(program, (-(-I // CHANNELS), M), *tensors, gate.stride(0), I, *shape, num_warps=4)
+    return out
+
+
+def dual_step(
+    mixed: Tensor,
+    gate: Tensor,
+    step: Tensor,
+    bias: Tensor,
+    rate: Tensor,
+    skip: Tensor,
+    state: Tensor,
+    limits: tuple[float, float],
+) -> Tensor:
+    """Mamba-2's recurrence of one token, times silu(gate (M, I)): (M, I). `mixed` (M, I + 2 G N) is the token, and what
+    the G groups of heads write and read; its time steps are softplus(step (M, H) + bias (H,)), within limits; `state`
+    (M, H, P, N), in fp32, forgets by -exp(rate (H,)) and moves on. H heads of P channels, I = H P."""
+    from anyformer.kernels.mamba_step_triton import dual_step as program
+
+    M, H, P, N = state.shape
+    groups = (mixed.shape[1] - H * P) // (2 * N)
+    out = torch.empty(M, H * P, dtype=mixed.dtype, device=mixed.device)
+    tensors, strides = (mixed, gate, step, bias, rate, skip, state, out), (gate.stride(0), step.stride(0))
+    block = min(CHANNELS, power_above(P))
+    shape = P, N, H, groups, power_above(N), block
+    launch(program, (-(-P // block), H, M), *tensors, *strides, *limits, *shape, num_warps=4)
     return out

@@ -78,3 +78,34 @@ def selective_step(
     y = tl.sum(h * read[:, None], 0) + token * by_skip
     open_by = activate(tl.load(gate + row * gate_row + c, mask=inside, other=0.0).to(tl.float32), "silu")
     tl.store(out + row * I + c, (y * round_to(open_by, out)).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def dual_step(
+    mixed, gate, step, bias, rate, skip, state, out, gate_row, step_row, low, high, P, N, H: tl.constexpr,
+    GROUPS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """BLOCK channels of one head of one row. WIDTH is N as a power of 2."""
+    if EARLY:
+        gdc_launch_dependents()
+    head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    p, n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    inside, tile = p < P, (p < P)[:, None] & (n < N)[None, :]
+    A, by_skip = -tl.exp(tl.load(rate + head).to(tl.float32)), tl.load(skip + head).to(tl.float32)
+    by_bias = tl.load(bias + head).to(tl.float32)
+    if EARLY:
+        gdc_wait()
+    dt = softplus(tl.load(step + row * step_row + head).to(tl.float32) + by_bias)
+    dt = tl.minimum(tl.maximum(dt, low), high)
+    mixed += row * (H * P + 2 * GROUPS * N)
+    shared = mixed + H * P + head // (H // GROUPS) * N + n
+    token = tl.load(mixed + head * P + p, mask=inside, other=0.0).to(tl.float32)
+    write = tl.load(shared, mask=n < N, other=0.0).to(tl.float32)
+    read = tl.load(shared + GROUPS * N, mask=n < N, other=0.0).to(tl.float32)
+    held = state + ((row * H + head) * P + p)[:, None] * N + n[None, :]
+    h = tl.exp(dt * A) * tl.load(held, mask=tile, other=0.0) + (dt * token)[:, None] * write[None, :]
+    tl.store(held, h, mask=tile)
+    y = tl.sum(h * read[None, :], 1) + token * by_skip
+    at = head * P + p
+    open_by = activate(tl.load(gate + row * gate_row + at, mask=inside, other=0.0).to(tl.float32), "silu")
+    tl.store(out + row * H * P + at, (y * open_by).to(out.dtype.element_ty), mask=inside)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from anyformer.kernels import few_experts, few_rows
 from anyformer.kernels.decode import attend_new, attends_new
 from anyformer.kernels.few_rows import NormWeights
-from anyformer.kernels.mamba_step import conv_step, selective_step
+from anyformer.kernels.mamba_step import conv_step, dual_step, selective_step
 from anyformer.parts.activation import ACTIVATIONS
 from anyformer.parts.attention.attention import AttentionModule
 from anyformer.parts.feedforward.mlp import GatedMLPModule, MLPModule
@@ -32,6 +33,7 @@ from anyformer.parts.feedforward.moe import ExpertsModule, MoEModule, TopKModule
 from anyformer.parts.norm import RMSNormModule
 from anyformer.parts.position.rotary import RopeModule
 from anyformer.parts.recurrent.mamba import ConvolvingModule, SelectiveStateModule
+from anyformer.parts.recurrent.mamba2 import DualStateModule
 from anyformer.parts.residual import ScaledModule
 from anyformer.runtime.context import Context
 from anyformer.runtime.state import Static
@@ -112,6 +114,10 @@ def op_obstacle(op: Any, rows: int) -> str | None:
         return f"a layer of {type(op).__name__} is not a plain one"
     if isinstance(op, ConvolvingModule) and (isinstance(found[0], QuantizedLinear) or type(op.conv) is not nn.Conv1d):
         return f"a layer of {type(op).__name__} is not a plain one"
+    if isinstance(op, DualStateModule):
+        types = {weight.dtype for weight in op.norm.parameters()} - {found[0].weight.dtype}
+        if types or norm_weights(op.norm) is None:
+            return f"{type(op.norm).__name__} in {type(op).__name__}"
     if not isinstance(op, AttentionModule) and op.activation not in NAMES:
         return "an activation without a program"
     if isinstance(op, AttentionModule) and op.position is not None and op.position.turns_stream:
@@ -138,6 +144,7 @@ LAYERS: dict[type, tuple[str, ...]] = {
     GatedMLPModule: ("gate", "up", "down"),
     MLPModule: ("up", "down"),
     SelectiveStateModule: ("up", "gate", "select", "step", "down"),
+    DualStateModule: ("gate", "up", "step", "down"),
 }
 
 
@@ -302,6 +309,19 @@ def selective_state(
     return linear(selective_step(mixed, gate, chosen, *by_channel, store.tensors["state"]), op.down, onto=onto)
 
 
+def dual_state(op: DualStateModule, x: Tensor, norm: NormWeights | None, onto: Tensor | None, ctx: Context) -> Tensor:
+    """(B, D) -> (B, D)"""
+    store, part, behind = ctx.store(op.address), op.part, norm_weights(op.norm)
+    assert store is not None and behind is not None
+    gate, up, step = linear(x, op.gate, op.up, op.step, norm=norm).split(
+        [op.sizes[0], sum(op.sizes), part.num_heads], dim=1
+    )
+    mixed = conv_step(up, op.conv.weight, op.conv.bias, store.tensors["window"], NAMES[op.activation])
+    limits = part.step_low, math.inf if part.step_high is None else part.step_high
+    y = dual_step(mixed, gate, step, op.step_bias, op.rate, op.skip, store.tensors["state"], limits)
+    return linear(few_rows.norm_rows(y, behind), op.down, onto=onto)
+
+
 def experts(op: MoEModule, x: Tensor, norm: NormWeights | None, onto: Tensor | None, ctx: Context) -> Tensor:
     """(B, D) -> (B, D)"""
     inside, dtype = op.experts, weight_dtype(op)
@@ -336,6 +356,7 @@ def chooses_plainly(router: Any, dtype: torch.dtype) -> bool:
 OPS: dict[type, Any] = {  # others are feed-forwards
     AttentionModule: attention,
     SelectiveStateModule: selective_state,
+    DualStateModule: dual_state,
     MoEModule: experts,
 }
 
