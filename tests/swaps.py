@@ -38,7 +38,8 @@ MASKS: dict[str, dict[str, Any]] = {
     "Full": {}, "Causal": {}, "Window": {"size": 3}, "Dilated": {"step": 2}, "Global": {"first": 2},
     "SameBlock": {"size": 4}, "Strided": {"stride": 3}, "Fixed": {"stride": 4}, "Axial": {"columns": 4},
     "RandomBlocks": {"size": 2, "per_row": 2, "num_blocks": 3}, "Padding": {}, "SameDocument": {},
-    "SameReach": {},
+    "SameReach": {}, "BlockAndBefore": {"size": 3, "before": 2},
+    "GridBlocks": {"columns": 4, "size": [2, 2], "above": 1, "beside": 1},
     "All": {"masks": [{"kind": "Window", "size": 3}, {"kind": "Causal"}]},
     "Either": {"masks": [{"kind": "Causal"}, {"kind": "Global"}]}, "Not": {"mask": {"kind": "Causal"}},
 }  # fmt: skip
@@ -96,7 +97,11 @@ ROPES = {
     "LongScaling": {"short": (1.5,), "long": (2.5,), "length": 32},
     "Llama3Scaling": {"factor": 2.0, "low_frequency_factor": 1.0, "high_frequency_factor": 4.0, "length": 16},
 }  # fmt: skip
-FEATURES: dict[str, dict[str, Any]] = {"EluFeatures": {}, "SoftmaxFeatures": {"count": 8}}
+FEATURES: dict[str, dict[str, Any]] = {
+    "EluFeatures": {},
+    "SoftmaxFeatures": {"count": 8},
+    "RandomFeatures": {"count": 256},
+}
 NECKS: dict[str, dict[str, Any]] = {
     "LayerMix": {}, "TextOnly": {},
     "SpeechNeck": {"norm": {"kind": "LayerNorm"}, "adapter": {"kind": "ConvolutionAdapter", "width": 16, "depth": 1}},
