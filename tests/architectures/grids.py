@@ -62,7 +62,8 @@ def patches(draw: Any, made: dict[str, Any]) -> dict[str, Any]:
 
 FIELDS: dict[str, Any] = {
     "out": out, "LocalRelation.size": st.sampled_from((1, 3, 5)), "LocalRelation.prior": st.sampled_from((4, None)),
-    "GridBlocks.size": st.sampled_from(([2, 2], [1, 3])), "step": step, "Dilated.step": st.integers(1, 4), "HaloAttention.block": st.sampled_from((2, 1, 4)),
+    "GridBlocks.size": st.sampled_from(([2, 2], [1, 3])), "step": step,
+    "Dilated.step": st.integers(1, 4), "HaloAttention.block": st.sampled_from((2, 1, 4)),
     "HaloAttention.halo": st.sampled_from((1, 0, 3)), "HaloAttention.bias": st.sampled_from(("qkv", "", "q")),
     "HaloAttention.relative": lambda draw, place: place.width // place.heads % 2 == 0 and draw(st.booleans()),
     # it starts at zero, and a norm that is drawn behind it makes the first step of training a jump
