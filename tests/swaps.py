@@ -60,6 +60,7 @@ OPS: dict[str, dict[str, Any]] = {
     "MoE": {"num_experts": 3, "router": {"kind": "TopK"}, "expert": {"kind": "MLP", "width": 8}},
     "Unused": {"part": {"kind": "MLP", "width": 8}}, "PooledAttention": {"num_heads": 4},
     "LocalRelation": {"num_heads": 4}, "HaloAttention": {"num_heads": 4}, "NonLocal": {}, "CrissCross": {},
+    "TokenLearner": {"tokens": 3}, "PoolingAttention": {"num_heads": 4, "window": 2, "far": 4},
     "DebertaAttention": {"num_heads": 4},
     "BranchedAttention": {"num_heads": 4, "feedforward": {"kind": "MLP", "width": 8}},
     "Synthesizer": {"num_heads": 4, "length": 16}, "ProductKeyMemory": {"keys": 4, "top_k": 2, "query_width": 4},

@@ -424,6 +424,9 @@ FIELDS: dict[str, Any] = {
     "Synthesizer.bias": st.sampled_from(("qkvo", "", "qv")), "ProductKeyMemory.keys": st.integers(4, 6),
     "ProductKeyMemory.query_width": st.sampled_from((4, 8)),
     "Convolving.causal": causal,
+    "PoolingAttention.bias": st.sampled_from(("qkvo", "", "qv")),
+    "TokenLearner.mixer": lambda draw, place: without(
+        fields(draw, "Attention", dataclasses.replace(place, memory=False)), "position"),
     # of few random features sums of weights may be near zero, and what is divided by them as large as it likes
     "RandomFeatures.count": st.just(256),
     "LinearAttention.gate": lambda draw, place: place.writes and draw(st.booleans()),

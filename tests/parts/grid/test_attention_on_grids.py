@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import anyformer as af
+from anyformer import families
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.grid.convolution import Convolution, Convolutions, LayersDown, OpLayer, ResidualDown
 from anyformer.parts.grid.halo import HaloAttention
@@ -110,7 +111,7 @@ def test_non_local_blocks_place_by_place(similarity: Any, pool: int) -> None:
 def test_a_new_non_local_block_changes_nothing() -> None:
     """Its norm starts at zero, and learns."""
     tiny = {"embedding_size": 8, "hidden_sizes": [8], "depths": [1], "layer_type": "basic", "num_labels": 3}
-    spec = af.families.find("resnet").read(tiny).replace(family="", architecture="")
+    spec = families.find("resnet").read(tiny).replace(family="", architecture="")
     spec = af.override(spec, {"encoder.stages.0.layers.convolutions.op": NonLocal()})
     model = af.build(spec, seed=0)
     run = af.trace(
@@ -200,7 +201,7 @@ COUNTS = {
 @pytest.mark.parametrize("name", COUNTS)
 def test_bottlenecks_of_attention_count_as_published(name: str) -> None:
     """Within 1 % of the papers."""
-    parameters, size = af.count(af.spec(name)).parameters, dict(af.families.names())[name].sizes[name]
+    parameters, size = af.count(af.spec(name)).parameters, dict(families.names())[name].sizes[name]
     assert parameters / 1e6 == pytest.approx(COUNTS[name], abs=0.006)
     assert parameters == pytest.approx(size.published, rel=0.01)
 
@@ -212,7 +213,7 @@ def test_multiply_adds_of_lr_net() -> None:
 
 @pytest.mark.parametrize("mixer", ["local_relation", "halo"])
 def test_small_ones_learn_and_are_saved(mixer: str, tmp_path: Any) -> None:
-    family = af.families.find("attention_resnet")
+    family = families.find("attention_resnet")
     config = {"mixer": mixer, "embedding_size": 8, "hidden_sizes": [16, 24], "bottleneck_sizes": [8, 8], "block": 1,
               "depths": [1, 2], "num_heads": [2, 2], "image_size": 24, "num_labels": 3, "neighbourhood": 3}  # fmt: skip
     spec = family.read(config)
