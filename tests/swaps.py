@@ -38,7 +38,8 @@ MASKS: dict[str, dict[str, Any]] = {
     "Full": {}, "Causal": {}, "Window": {"size": 3}, "Dilated": {"step": 2}, "Global": {"first": 2},
     "SameBlock": {"size": 4}, "Strided": {"stride": 3}, "Fixed": {"stride": 4}, "Axial": {"columns": 4},
     "RandomBlocks": {"size": 2, "per_row": 2, "num_blocks": 3}, "Padding": {}, "SameDocument": {},
-    "SameReach": {},
+    "SameReach": {}, "BlockAndBefore": {"size": 3, "before": 2},
+    "GridBlocks": {"columns": 4, "size": [2, 2], "above": 1, "beside": 1},
     "All": {"masks": [{"kind": "Window", "size": 3}, {"kind": "Causal"}]},
     "Either": {"masks": [{"kind": "Causal"}, {"kind": "Global"}]}, "Not": {"mask": {"kind": "Causal"}},
 }  # fmt: skip
@@ -58,7 +59,8 @@ OPS: dict[str, dict[str, Any]] = {
     "ChannelMix": {"width": 24}, "MLP": {"width": 24}, "GatedMLP": {"width": 24},
     "MoE": {"num_experts": 3, "router": {"kind": "TopK"}, "expert": {"kind": "MLP", "width": 8}},
     "Unused": {"part": {"kind": "MLP", "width": 8}}, "PooledAttention": {"num_heads": 4},
-    "LocalRelation": {"num_heads": 4},
+    "LocalRelation": {"num_heads": 4}, "HaloAttention": {"num_heads": 4}, "NonLocal": {}, "CrissCross": {},
+    "TokenLearner": {"tokens": 3}, "PoolingAttention": {"num_heads": 4, "window": 2, "far": 4},
     "DebertaAttention": {"num_heads": 4},
     "BranchedAttention": {"num_heads": 4, "feedforward": {"kind": "MLP", "width": 8}},
     "Synthesizer": {"num_heads": 4, "length": 16}, "ProductKeyMemory": {"keys": 4, "top_k": 2, "query_width": 4},
@@ -96,7 +98,11 @@ ROPES = {
     "LongScaling": {"short": (1.5,), "long": (2.5,), "length": 32},
     "Llama3Scaling": {"factor": 2.0, "low_frequency_factor": 1.0, "high_frequency_factor": 4.0, "length": 16},
 }  # fmt: skip
-FEATURES: dict[str, dict[str, Any]] = {"EluFeatures": {}, "SoftmaxFeatures": {"count": 8}}
+FEATURES: dict[str, dict[str, Any]] = {
+    "EluFeatures": {},
+    "SoftmaxFeatures": {"count": 8},
+    "RandomFeatures": {"count": 256},
+}
 NECKS: dict[str, dict[str, Any]] = {
     "LayerMix": {}, "TextOnly": {},
     "SpeechNeck": {"norm": {"kind": "LayerNorm"}, "adapter": {"kind": "ConvolutionAdapter", "width": 16, "depth": 1}},
@@ -131,9 +137,9 @@ NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those s
     "GridBias", "SegmentedSinusoids", "ConvolutionAdapter", "Block", "Parallel", "Reversible", "Stack", "Sublayer",
     "Tokens", "Transform",
     "ContinuousGridBias", "SpectrogramEmbedding", "Quantizer", "TrajectoryEmbedding", "VideoEmbedding", "GridPool",
-    "GridVectors", "Skip", "SubsampledSpectrogram", "Convolution", "Convolutions", "ResidualDown",
-    "ConvolutionEmbedding", "ConvEmbedding", "ConvDecoder", "GumbelCodes", "RoundedCodes", "GaussianLatent",
-    "KLEmbedding", "KLDecoder",
+    "GridVectors", "Skip", "SubsampledSpectrogram", "Convolution", "Convolutions", "ResidualDown", "OpLayer",
+    "LayersDown", "ConvolutionEmbedding", "ConvEmbedding", "ConvDecoder", "GumbelCodes", "RoundedCodes",
+    "GaussianLatent", "KLEmbedding", "KLDecoder",
     "AdaptiveNorm", "Gated", "StepAndLabel", "NoisyEmbedding", "Sinusoidal2D", "PairEmbedding",
     "Tower", "SegmentEmbedding", "Perceiver", "RowNorm", "TwoStreams", "OrderedText",
     "TransparentAttention",

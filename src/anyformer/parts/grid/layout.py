@@ -71,8 +71,16 @@ def as_image(x: Tensor, grid: Layout | None) -> Tensor:
     return x.transpose(1, 2).unflatten(2, grid).contiguous()
 
 
+def partition(x: Tensor, size: int) -> Tensor:
+    """(B, rows, columns, D) -> (B, N, T, D), windows and tokens in reading order"""
+    B, rows, columns, D = x.shape
+    cut = x.reshape(B, rows // size, size, columns // size, size, D).transpose(2, 3)
+    return cut.reshape(B, -1, size * size, D)
+
+
 class Down(Part):
-    """A step between stages: its module maps x (B, N, D) and the grid to both, the grid coarser or x wider."""
+    """A step between stages: its module maps x (B, N, D), the grid and the `Context` to the first
+    two, the grid coarser or x wider."""
 
     def coarser(self, grid: Grid) -> Grid:
         """The grid after this step."""
