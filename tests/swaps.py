@@ -76,7 +76,12 @@ NORMS: dict[str, dict[str, Any]] = {"LayerNorm": {}, "RMSNorm": {}, "ScaleNorm":
 RESIDUALS: dict[str, dict[str, Any]] = {
     "Add": {}, "Scaled": {}, "ReZero": {}, "Fixup": {}, "LayerScale": {}, "Activated": {}, "Halved": {"every": 2},
 }  # fmt: skip
-ROUTERS: dict[str, dict[str, Any]] = {"TopK": {}, "Switch": {"capacity": 3}, "NoisyTopK": {"top_k": 2}}
+ROUTERS: dict[str, dict[str, Any]] = {
+    "TopK": {},
+    "Switch": {"capacity": 3},
+    "GShard": {"capacity": 3},
+    "NoisyTopK": {"top_k": 2},
+}
 POSITIONS: dict[str, dict[str, Any]] = {
     "Learned": {"length": 32}, "AxialLearned": {"shape": [4, 8], "widths": [6, 10]},
     "SeparableLearned": {"length": 32, "frames": 4}, "Sinusoidal": {"length": 32},
