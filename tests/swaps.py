@@ -89,12 +89,13 @@ POSITIONS: dict[str, dict[str, Any]] = {
     "Binary": {"bits": 6}, "Convolutional": {"kernel": 4, "groups": 4},
     "TreeDepth": {"scheme": {"kind": "Learned", "length": 32}},
     "Summed": {"parts": [{"kind": "Convolutional", "kernel": 4, "groups": 4}]},
+    "DegreeCentrality": {},
     "Concatenated": {"scheme": {"kind": "Sinusoidal", "length": 32}, "width": 6},
 }  # fmt: skip
 RELATIVE: dict[str, dict[str, Any]] = {
     "Rope": {}, "InputRope": {}, "BucketedBias": {"num_heads": 4}, "DistanceBias": {"num_heads": 4, "before": 3},
     "RelativeVectors": {"before": 3}, "Alibi": {"num_heads": 4}, "RelativeSinusoids": {"num_heads": 4},
-    "Disentangled": {"num_heads": 4, "reach": 6},
+    "Disentangled": {"num_heads": 4, "reach": 6}, "ShortestPathBias": {"num_heads": 4, "edge_kinds": 2},
 }  # fmt: skip
 ROPES = {
     "LinearScaling": {"factor": 2.0}, "DynamicScaling": {"factor": 2.0, "length": 32},
