@@ -64,7 +64,7 @@ OPS: dict[str, dict[str, Any]] = {
     "DebertaAttention": {"num_heads": 4},
     "BranchedAttention": {"num_heads": 4, "feedforward": {"kind": "MLP", "width": 8}},
     "Synthesizer": {"num_heads": 4, "length": 16}, "ProductKeyMemory": {"keys": 4, "top_k": 2, "query_width": 4},
-    "LightweightConvolution": {"num_heads": 4, "kernel": 3}, "Gate": {}, "LSTM": {},
+    "LightweightConvolution": {"num_heads": 4, "kernel": 3}, "Gate": {}, "LSTM": {}, "GRU": {}, "S4": {"states": 8},
     "AdditiveAttention": {}, "InducedAttention": {"num_heads": 4, "points": {"kind": "Seeds", "num_heads": 2}},
     "LunaAttention": {"num_heads": 4, "tokens": 3}, "LSHAttention": {"num_heads": 4, "chunk": 4, "buckets": [4]},
     "ChunkAttention": {"num_heads": 4, "chunk": 3},
@@ -78,7 +78,12 @@ NORMS: dict[str, dict[str, Any]] = {"LayerNorm": {}, "RMSNorm": {}, "ScaleNorm":
 RESIDUALS: dict[str, dict[str, Any]] = {
     "Add": {}, "Scaled": {}, "ReZero": {}, "Fixup": {}, "LayerScale": {}, "Activated": {}, "Halved": {"every": 2},
 }  # fmt: skip
-ROUTERS: dict[str, dict[str, Any]] = {"TopK": {}, "Switch": {"capacity": 3}, "NoisyTopK": {"top_k": 2}}
+ROUTERS: dict[str, dict[str, Any]] = {
+    "TopK": {},
+    "Switch": {"capacity": 3},
+    "GShard": {"capacity": 3},
+    "NoisyTopK": {"top_k": 2},
+}
 POSITIONS: dict[str, dict[str, Any]] = {
     "Learned": {"length": 32}, "AxialLearned": {"shape": [4, 8], "widths": [6, 10]},
     "SeparableLearned": {"length": 32, "frames": 4}, "Sinusoidal": {"length": 32},
@@ -86,11 +91,13 @@ POSITIONS: dict[str, dict[str, Any]] = {
     "Binary": {"bits": 6}, "Convolutional": {"kernel": 4, "groups": 4},
     "TreeDepth": {"scheme": {"kind": "Learned", "length": 32}},
     "Summed": {"parts": [{"kind": "Convolutional", "kernel": 4, "groups": 4}]},
+    "DegreeCentrality": {},
+    "Concatenated": {"scheme": {"kind": "Sinusoidal", "length": 32}, "width": 6},
 }  # fmt: skip
 RELATIVE: dict[str, dict[str, Any]] = {
     "Rope": {}, "InputRope": {}, "BucketedBias": {"num_heads": 4}, "DistanceBias": {"num_heads": 4, "before": 3},
     "RelativeVectors": {"before": 3}, "Alibi": {"num_heads": 4}, "RelativeSinusoids": {"num_heads": 4},
-    "Disentangled": {"num_heads": 4, "reach": 6},
+    "Disentangled": {"num_heads": 4, "reach": 6}, "ShortestPathBias": {"num_heads": 4, "edge_kinds": 2},
 }  # fmt: skip
 ROPES = {
     "LinearScaling": {"factor": 2.0}, "DynamicScaling": {"factor": 2.0, "length": 32},
@@ -135,7 +142,7 @@ GROUND: dict[str, dict[str, Any]] = {
 NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those say "all" or stand in no text
     "Stages", "Funnel", "Merge", "PatchEmbedding", "WaveformEmbedding", "ConvolutionStem", "SpecAugment", "Vectors",
     "GridBias", "SegmentedSinusoids", "ConvolutionAdapter", "Block", "Parallel", "Reversible", "Stack", "Sublayer",
-    "Tokens", "Transform",
+    "Tokens", "Transform", "AxialRope",
     "ContinuousGridBias", "SpectrogramEmbedding", "Quantizer", "TrajectoryEmbedding", "VideoEmbedding", "GridPool",
     "GridVectors", "Skip", "SubsampledSpectrogram", "Convolution", "Convolutions", "ResidualDown", "OpLayer",
     "LayersDown", "ConvolutionEmbedding", "ConvEmbedding", "ConvDecoder", "GumbelCodes", "RoundedCodes",

@@ -368,7 +368,8 @@ def by_head(x: Tensor, width: int) -> Tensor:
 
 def turns_and_keeps(op: AttentionModule, ctx: Context) -> bool:
     """Whether queries and keys are turned by rotary positions or not at all, and keys then go to a static store."""
-    plain = op.q_norm is None and op.learned_scale is None and op.talk is None and op.value_width == op.head_width
+    plain = all(each is None for each in (op.q_norm, op.learned_scale, op.talk, op.normalize))
+    plain = plain and op.value_width == op.head_width
     turned = op.position is None or type(op.position) is RopeModule
     return plain and turned and isinstance(ctx.store(op.address), Static)
 
