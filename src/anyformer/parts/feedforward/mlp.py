@@ -13,7 +13,7 @@ from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Site
 
 
-class MLP(Reshaping, sees="itself", called=("FFN", "feed-forward", "position-wise")):
+class MLP(Reshaping, sees="itself", called=("FFN", "feed-forward", "position-wise", "swish (activation='silu')")):
     """down(activation(up(x)))"""
 
     width: int
