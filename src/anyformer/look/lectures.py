@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from anyformer.look import published
+
 if TYPE_CHECKING:
     from anyformer.look.views import Scene
 
@@ -310,6 +312,10 @@ PICTURES: dict[str, Picture] = {
     "positions": Picture("position encodings as heat maps: sines, binary, rotary, ALiBi, T5's buckets", positions),
     "masks": Picture("who may look at whom: full, causal, window, dilated, global, random, strided, ...", masks),
     "experts": Picture("where a switch sends tokens, and which of them it drops", experts),
+    "sizes": Picture("published models: parameters by date, with our counts", published.sizes),
+    "compute": Picture("published models: compute of training by date, with 6 N D", published.compute),
+    "context": Picture("published models: context length by date", published.context),
+    "glue": Picture("published models: GLUE and SuperGLUE by date and by size", published.glue),
     "walk": Picture(
         "a prompt's walk through a model: tokens, ids, vectors, attention, stream, next words", walk, "text"
     ),
