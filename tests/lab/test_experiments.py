@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,7 @@ from anyformer.lab.experiments import (
     emergence,
     experts,
     few_shot,
+    generation_time,
     in_context_regression,
     induction_heads,
     modifications,
@@ -197,17 +199,56 @@ def test_experts_may_cost_a_twentieth_more() -> None:
         assert verdict.holds is holds and verdict.figures["a token costs more by"] == pytest.approx(dearer)
 
 
+def costs_by_length(**powers: float) -> list[dict[str, Any]]:
+    """As claimed, but where another power of the length is given."""
+    rows = []
+    for name, tokens in itertools.product(efficient_attention.MODELS, (1024, 2048, 4096, 8192)):
+        own = {
+            "flops": 2.0 if name == "full" else 1.0,
+            "bytes": 1.0,
+            "bytes with scores": 2.0,
+            "step": 0.0,
+            "state": 0.0,
+        }
+        own |= {"step": 1.0} if name == "full" else {}
+        own |= {field: power for field, power in powers.items() if name == "mamba"}
+        rows.append({"model": name, "tokens": tokens, **{field: 8.0 * tokens**power for field, power in own.items()}})
+    return rows
+
+
+@pytest.mark.parametrize(("wrong", "holds"), [
+    ({}, True), ({"flops": 1.2}, False), ({"bytes": 1.2}, False), ({"step": 0.1}, False), ({"state": 0.1}, False),
+])  # fmt: skip
+def test_efficient_attention_is_linear_in_all_it_costs(wrong: dict[str, float], holds: bool) -> None:
+    verdict = efficient_attention.claim(costs_by_length(**wrong))
+    assert verdict.holds is holds
+    assert verdict.figures["exponent of operations, full"] == pytest.approx(2)
+    assert verdict.figures["exponent of operations, mamba"] == pytest.approx(wrong.get("flops", 1))
+
+
+def test_a_cache_that_saves_nothing_is_told(tmp_path: Path) -> None:
+    """The real counts hold; a decoder that reads its text again in both cases does not."""
+    values = {"depth": 1, "width": 16, "lengths": [8, 16, 32], "timed": 0}
+    place = Place(tmp_path, tmp_path, "cpu")
+    rows = [{**trial.values, **row} for trial in generation_time.trials(**values)
+            for row in generation_time.work(trial.values, place)]  # fmt: skip
+    assert generation_time.claim(rows).holds
+    again = {row["tokens"]: row["flops"] for row in rows if row["model"] == "no cache"}
+    broken = [row | {"flops": again[row["tokens"]]} if row["model"] == "cache" else row for row in rows]
+    assert not generation_time.claim(broken).holds
+
+
 # -- what is drawn ----------------------------------------------------------------------------------------------------
 
 
 def test_costs_are_drawn_by_model() -> None:
-    rows = [{"model": name, "tokens": 64 * 2**i, "seconds": n + i + 1.0, "bytes": 8 * n + i + 1, "step": None}
+    rows = [{"model": name, "tokens": 64 * 2**i, "flops": n + i + 1.0, "bytes": 8 * n + i + 1, "step": None}
             for n, name in enumerate(efficient_attention.MODELS) for i in range(2)]  # fmt: skip
     found = curves(efficient_attention.plot(rows))
     for n, name in enumerate(efficient_attention.MODELS):
-        assert found["a forward pass, s"][name] == [(64, n + 1), (128, n + 2)]
+        assert found["operations of a pass"][name] == [(64, n + 1), (128, n + 2)]
         assert found["its highest memory, bytes"][name] == [(64, 8 * n + 1), (128, 8 * n + 2)]
-    assert found["one step behind it, s"] == {}
+    assert found["operations of a step"] == {}
 
 
 def test_errors_are_drawn_beside_those_of_bayes() -> None:

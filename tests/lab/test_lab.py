@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
@@ -17,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-import anyformer as af
 from anyformer import cli
 from anyformer.lab.experiment import choose_form, perform
 from anyformer.lab.grid import BASE, GridSearch, apply_changes, value_labels, work
@@ -411,20 +409,3 @@ def test_the_tiniest_form(name: str, tmp_path: Path) -> None:
     told = json.loads((tmp_path / "claim.json").read_text())
     assert told["form"] == "tiny" and told["holds"] == outcome.holds and told["claim"] == experiment(name).CLAIM
     assert (tmp_path / "plot.png").stat().st_size > 1000
-
-
-def test_the_memory_of_a_pass_is_counted() -> None:
-    """Byte by byte and every time the same: fused attention is linear in the text, and scores that are held show."""
-    from anyformer.lab.experiments.efficient_attention import HEADS, MODELS, highest
-
-    found: dict[str, list[int]] = {"sdpa": [], "eager": []}
-    for length in (128, 256):
-        model, ids = af.build(MODELS["full"](length), seed=0).eval(), torch.arange(length)[None]
-        read = functools.partial(model, input_ids=ids, use_cache=False)
-        for model.kernel, sizes in found.items():
-            with torch.no_grad():
-                sizes += [highest(read, "cpu", model) for _ in range(2)]
-    assert all(sizes[::2] == sizes[1::2] for sizes in found.values())
-    linear, square = found["sdpa"][::2], found["eager"][::2]
-    assert linear[1] == pytest.approx(2 * linear[0], rel=0.01)
-    assert square[1] >= 4 * HEADS * 256 * 256 and square[1] > 3 * square[0]
