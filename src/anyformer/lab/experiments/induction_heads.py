@@ -40,8 +40,8 @@ from anyformer.train.trainer import Callback, StepResult, Trainer
 CLAIM = (
     "with every seed the in-context score of two layers has a steep jump, that of one layer has none (a third of it at "
     "most); without its induction heads the model loses three quarters of what it is better by than one layer, without "
-    "the other heads of their layer it keeps half, where there are others; on new texts the loss of two layers falls at "
-    "least twice as far from tokens 3 and 4 to the last ones as that of one layer"
+    "the other heads of their layer it keeps half, where there are others; on new texts the loss of two layers falls "
+    "at least twice as far from tokens 3 and 4 to the last ones as that of one layer"
 )
 FORMS = {
     "tiny": Form(0.1, 0.1, {"steps": 6, "width": 16, "points": 3, "batch": 4, "texts": 100, "seeds": 1}),
