@@ -62,7 +62,7 @@ OPS: dict[str, dict[str, Any]] = {
     "DebertaAttention": {"num_heads": 4},
     "BranchedAttention": {"num_heads": 4, "feedforward": {"kind": "MLP", "width": 8}},
     "Synthesizer": {"num_heads": 4, "length": 16}, "ProductKeyMemory": {"keys": 4, "top_k": 2, "query_width": 4},
-    "LightweightConvolution": {"num_heads": 4, "kernel": 3}, "Gate": {}, "LSTM": {}, "GRU": {},
+    "LightweightConvolution": {"num_heads": 4, "kernel": 3}, "Gate": {}, "LSTM": {}, "GRU": {}, "S4": {"states": 8},
     "AdditiveAttention": {}, "InducedAttention": {"num_heads": 4, "points": {"kind": "Seeds", "num_heads": 2}},
     "LunaAttention": {"num_heads": 4, "tokens": 3}, "LSHAttention": {"num_heads": 4, "chunk": 4, "buckets": [4]},
     "ChunkAttention": {"num_heads": 4, "chunk": 3},

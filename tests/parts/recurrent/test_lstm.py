@@ -12,6 +12,7 @@ from anyformer import families
 from anyformer.parts.attention.bahdanau import AdditiveAttention
 from anyformer.parts.recurrent.lstm import GRU, LSTM, Recurrent
 from anyformer.parts.recurrent.mamba import PackedRows
+from anyformer.parts.recurrent.s4 import S4
 from anyformer.runtime.context import Memory
 from anyformer.runtime.mask import Causal
 from small import close, compiled_equals_eager, context, made
@@ -49,10 +50,9 @@ def test_what_is_read_is_torchs(kind: type[Recurrent], width: int | None) -> Non
         close(mine, theirs[0])
 
 
-@KINDS
-def test_compiled(kind: type[Recurrent]) -> None:
-    module = made(kind(), D)
-    compiled_equals_eager(lambda x: module(x, context(2)), torch.randn(2, 2, D))
+def test_compiled() -> None:
+    modules = [made(part, D) for part in (LSTM(), GRU(), S4(states=4))]
+    compiled_equals_eager(lambda x: [module(x, context(3)) for module in modules], torch.randn(2, 3, D))
 
 
 @KINDS
