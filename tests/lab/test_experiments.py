@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from anyformer.data import PythonDocs
+from anyformer.lab import recall
 from anyformer.lab.experiments import (
     efficient_attention,
     emergence,
@@ -27,6 +28,8 @@ from anyformer.lab.experiments import (
     next_sentence,
     norm_placement,
     positions,
+    state_spaces,
+    transformer_and_recurrence,
 )
 from anyformer.lab.narang_table import ROWS, row_named
 from anyformer.lab.runs import held_out
@@ -167,6 +170,45 @@ def test_a_twentieth_of_the_steps_warms_up(steps: int, warmup: int, tmp_path: Pa
         in_context_regression.work(values, Untrained(tmp_path, tmp_path, "cpu"))
 
 
+def test_answers_stand_where_they_are_asked_for() -> None:
+    for text in recall.palindromes(9, 5, 4, seed=0):
+        word, answer = text.split(recall.ASK)
+        assert answer == word[::-1] and len(word) == 5 and set(word) <= set("abcd")
+    for selective in (True, False):
+        texts = recall.copies(50, 3, 4, 6, 0, selective)
+        parts = [text.split(recall.ASK) for text in texts]
+        assert all(before.replace(recall.BLANK, "") == answer and len(before) == 9 for before, answer in parts)
+        starts = {before[:3] == answer for before, answer in parts}
+        assert (False in starts) is selective
+
+
+def test_answers_that_are_right_are_counted() -> None:
+    """By a model that says "b" wherever it is."""
+
+    def model(input_ids: Any) -> Any:
+        return SimpleNamespace(logits=torch.eye(256)[ord("b")].expand(*input_ids.shape, 256))
+
+    trainer: Any = SimpleNamespace(
+        tokenizer=SimpleNamespace(encode=lambda text: [*text.encode()]), device="cpu", model=model,
+        eval_mode=contextlib.nullcontext,
+    )  # fmt: skip
+    assert recall.answer_accuracy(trainer, ["abc|cba", "bba|abb"]) == [0.0, 1.0, 0.5]
+
+
+def test_a_text_read_in_pieces_is_the_text() -> None:
+    """The last piece of several says what a whole pass says, and the state is that of any other length."""
+    spec = state_spaces.model_spec("mamba", 8, 64, depth=1, states=4)
+    model, ids = build(spec, seed=0).eval(), torch.arange(64)[None]
+    state = model.new_state(1, capacity=64)
+    with torch.no_grad():
+        for piece in ids.split(16, 1):
+            said = model(input_ids=piece, past_key_values=state).logits
+        assert torch.allclose(said, model(input_ids=ids).logits[:, -16:], atol=1e-5)
+    rows = state_spaces.read_in_pieces(4 * state_spaces.PIECE, "cpu")
+    assert [row["read"] // state_spaces.PIECE for row in rows] == [1, 2, 4]
+    assert len({row["state"] for row in rows}) == len({row["bytes"] for row in rows}) == 1
+
+
 # -- what is claimed --------------------------------------------------------------------------------------------------
 
 
@@ -236,6 +278,47 @@ def test_a_cache_that_saves_nothing_is_told(tmp_path: Path) -> None:
     again = {row["tokens"]: row["flops"] for row in rows if row["model"] == "no cache"}
     broken = [row | {"flops": again[row["tokens"]]} if row["model"] == "cache" else row for row in rows]
     assert not generation_time.claim(broken).holds
+
+
+def recurrence_rows(depths: tuple[int, int] = (9, 9), far: float = 1.0, lstm: float = 0.2) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for kind in transformer_and_recurrence.KINDS:
+        both = depths if kind == "transformer" else (100, 200)
+        rows += [{"kind": kind, "tokens": 64 * (i + 1), "depth": depth, "flops": 9.0 * (i + 1), "seconds": i + 1.0}
+                 for i, depth in enumerate(both)]  # fmt: skip
+        last = far if kind == "transformer" else lstm
+        rows += [{"kind": kind, "seed": seed, "distance": 2 * i, "accuracy": last if i == 4 else 1.0}
+                 for seed in range(3) for i in range(1, 5)]  # fmt: skip
+    return rows
+
+
+@pytest.mark.parametrize(("wrong", "holds"), [
+    ({}, True), ({"depths": (9, 10)}, False), ({"far": 0.9}, False), ({"lstm": 0.7}, False),
+])  # fmt: skip
+def test_a_transformer_reads_at_once_and_recalls(wrong: dict[str, Any], holds: bool) -> None:
+    verdict = transformer_and_recurrence.claim(recurrence_rows(**wrong))
+    assert verdict.holds is holds
+    assert verdict.figures["exponent of depth, lstm"] == pytest.approx(1)
+    assert verdict.figures["smallest gap with a seed"] == pytest.approx(wrong.get("far", 1.0) - wrong.get("lstm", 0.2))
+
+
+@pytest.mark.parametrize(("wrong", "holds"), [
+    ({}, True), ({"selective-mamba": 0.9}, False), ({"selective-s4": 0.7}, False), ({"plain-s4": 0.9}, False),
+    ({"state": 1.0}, False), ({"bytes": 1.0}, False), ({"flops": 1.1}, False),
+])  # fmt: skip
+def test_mamba_chooses_what_it_keeps(wrong: dict[str, float], holds: bool) -> None:
+    right = {"selective-s4": 0.3, "selective-mamba": 1.0, "plain-s4": 1.0, "plain-mamba": 0.5}
+    rows: list[dict[str, Any]] = []
+    for name, share in right.items():
+        task, kind = name.split("-")
+        last = wrong.get(name, share)  # one seed of three
+        rows += [
+            {"task": task, "kind": kind, "seed": seed, "accuracy": last if seed == 2 else share} for seed in range(3)
+        ]
+    powers = {"state": 0.0, "bytes": 0.0, "flops": 1.0, "seconds": 1.3} | wrong
+    rows += [{"read": read, **{field: read ** powers[field] for field in ("state", "bytes", "flops", "seconds")}}
+             for read in (2**10, 2**15, 2**20)]  # fmt: skip
+    assert state_spaces.claim(rows).holds is holds
 
 
 # -- what is drawn ----------------------------------------------------------------------------------------------------

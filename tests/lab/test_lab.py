@@ -284,13 +284,16 @@ def test_an_empty_control_shows_nothing() -> None:
     """Where every head of the layer is an induction head, nothing is silenced and all is kept: that is said."""
     from anyformer.lab.experiments.induction_heads import EMPTY, claim
 
-    def learnt(seed: int, others: int, left: float) -> list[Row]:
+    def learnt(seed: int, others: int, left: float, gained: float = 2.0) -> list[Row]:
         falls = {"one": (0.0, -0.1, -0.2, -0.3), "two": (0.0, -0.1, -3.0, -4.0)}
         curves = [{"kind": kind, "step": 2**i, "score": score, "head": 0.9} for kind, scores in falls.items()
                   for i, score in enumerate(scores)]  # fmt: skip
         silenced = [("one", "nothing", 0, -0.3), ("two", "nothing", 0, -4.0), ("two", "induction", 4 - others, -0.3),
                     ("two", "others", others, left)]  # fmt: skip
         names = ("kind", "without", "heads", "score")
+        curves += [{"kind": kind, "first": first, "last": 2 * first - 2, "loss": 3.0 - fall, "slope": -fall}
+                   for kind, end in (("one", 1.0), ("two", gained))
+                   for first, fall in ((3, 0.0), (5, end))]  # fmt: skip
         return [{**row, "seed": seed} for row in [*curves, *(dict(zip(names, each)) for each in silenced)]]
 
     verdict = claim(learnt(0, 2, -3.8))
@@ -302,6 +305,7 @@ def test_an_empty_control_shows_nothing() -> None:
     both = claim([*learnt(0, 0, -4.0), *learnt(1, 1, -3.8)])
     assert both.holds and both.figures["seeds with a control"] == 1
     assert not claim([*learnt(0, 0, -4.0), *learnt(1, 1, -1.0)]).holds  # a control that was not kept
+    assert not claim([*learnt(0, 2, -3.8), *learnt(1, 2, -3.8, gained=1.9)]).holds  # a text that helps little more
 
 
 def test_made_up_language() -> None:
