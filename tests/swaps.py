@@ -84,6 +84,7 @@ POSITIONS: dict[str, dict[str, Any]] = {
     "Binary": {"bits": 6}, "Convolutional": {"kernel": 4, "groups": 4},
     "TreeDepth": {"scheme": {"kind": "Learned", "length": 32}},
     "Summed": {"parts": [{"kind": "Convolutional", "kernel": 4, "groups": 4}]},
+    "Concatenated": {"scheme": {"kind": "Sinusoidal", "length": 32}, "width": 6},
 }  # fmt: skip
 RELATIVE: dict[str, dict[str, Any]] = {
     "Rope": {}, "InputRope": {}, "BucketedBias": {"num_heads": 4}, "DistanceBias": {"num_heads": 4, "before": 3},
@@ -129,7 +130,7 @@ GROUND: dict[str, dict[str, Any]] = {
 NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those say "all" or stand in no text
     "Stages", "Funnel", "Merge", "PatchEmbedding", "WaveformEmbedding", "ConvolutionStem", "SpecAugment", "Vectors",
     "GridBias", "SegmentedSinusoids", "ConvolutionAdapter", "Block", "Parallel", "Reversible", "Stack", "Sublayer",
-    "Tokens", "Transform",
+    "Tokens", "Transform", "AxialRope",
     "ContinuousGridBias", "SpectrogramEmbedding", "Quantizer", "TrajectoryEmbedding", "VideoEmbedding", "GridPool",
     "GridVectors", "Skip", "SubsampledSpectrogram", "Convolution", "Convolutions", "ResidualDown",
     "ConvolutionEmbedding", "ConvEmbedding", "ConvDecoder", "GumbelCodes", "RoundedCodes", "GaussianLatent",
