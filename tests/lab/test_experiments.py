@@ -28,6 +28,7 @@ from anyformer.lab.experiments import (
     next_sentence,
     norm_placement,
     positions,
+    speed_and_quality,
     state_spaces,
     transformer_and_recurrence,
 )
@@ -36,6 +37,8 @@ from anyformer.lab.runs import held_out
 from anyformer.lab.trials import Place
 from anyformer.look.trace import trace
 from anyformer.models.construct import build
+from anyformer.specs.codec import kinds
+from anyformer.specs.part import Part
 
 Curves = dict[str, list[tuple[float, float]]]
 
@@ -85,6 +88,22 @@ PROPERTIES = {
 def test_properties_of_positions(scheme: str) -> None:
     found = positions.properties(positions.model_spec(scheme, 32, 1, 16), 16)
     assert tuple(found[name] for name in positions.PROPERTIES) == PROPERTIES[scheme]
+
+
+@pytest.mark.parametrize(("scheme", "answers"), [
+    ("sinusoidal", (True, True, True, True, True)), ("rope", (True, True, True, True, True)),
+    ("learned", (True, False, False, False, True)), ("integer", (True, False, False, True, False)),
+    ("binary", (True, False, True, True, False)), ("concatenated", (True, True, True, False, False)),
+    ("alibi", (None, None, True, True, False)),
+])  # fmt: skip
+def test_properties_that_the_lectures_ask_for(scheme: str, answers: tuple[bool | None, ...]) -> None:
+    found = positions.lecture_properties(scheme)
+    assert tuple(found[name] for name in positions.LECTURE) == answers
+
+
+def test_grids_have_forms_of_these_schemes() -> None:
+    kinds()
+    assert set(positions.GRID) <= set(positions.SCHEMES) and set(positions.GRID.values()) <= set(Part.kinds)
 
 
 def test_far_places_share_a_bucket() -> None:
@@ -319,6 +338,40 @@ def test_mamba_chooses_what_it_keeps(wrong: dict[str, float], holds: bool) -> No
     rows += [{"read": read, **{field: read ** powers[field] for field in ("state", "bytes", "flops", "seconds")}}
              for read in (2**10, 2**15, 2**20)]  # fmt: skip
     assert state_spaces.claim(rows).holds is holds
+
+
+def mixer_rows(**changes: dict[str, float]) -> list[dict[str, Any]]:
+    """Full attention recalls all, half of the others half of it; on text the rest are as good."""
+    rows = []
+    for seed, (i, name) in itertools.product(range(3), enumerate(speed_and_quality.MIXERS)):
+        own = {"recall": 0.5 if i % 2 else 1.0, "loss": 1.0, "cost": 9.0, "long cost": 10.0 - bool(i), "long": 99}
+        rows.append(
+            {"mixer": name, "seed": seed, **own, **(changes.get(name.replace("-", "_"), {}) if seed == 2 else {})}
+        )
+    return rows
+
+
+@pytest.mark.parametrize(("wrong", "holds"), [
+    ({}, True), ({"full": {"recall": 0.9}}, False),  # a cheaper one recalls more with a seed
+    ({name: {"recall": 2.0} for name in ("window",)}, False),
+    ({name.replace("-", "_"): {"loss": 2.0} for name in speed_and_quality.MIXERS[1:9]}, False),
+])  # fmt: skip
+def test_recall_is_what_cheaper_mixers_lose(wrong: dict[str, Any], holds: bool) -> None:
+    assert speed_and_quality.claim(mixer_rows(**wrong)).holds is holds
+
+
+def test_the_frontier() -> None:
+    """Dearer ones are there where they are better than all cheaper ones."""
+    costs, quality = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 1.0}, {"a": 0.5, "b": 0.4, "c": 0.9, "d": 0.1}
+    assert speed_and_quality.frontier(costs, quality) == ["a", "c"]
+
+
+@pytest.mark.parametrize("name", ["full", "window", "compressed", "convolution", "rwkv", "s4"])
+def test_efficient_mixers_cost_less_on_long_texts(name: str) -> None:
+    """A token of a text eight times as long costs as much, but where each sees all before it."""
+    short, long = (speed_and_quality.token_cost(name, 32, length) for length in (256, 2048))
+    grows = name in ("full", "compressed")
+    assert (long > 1.5 * short) if grows else long == pytest.approx(short, rel=0.15)
 
 
 # -- what is drawn ----------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.1, 0.1, {"lengths": [64, 128], "timed": 64}),
-    "small": Form(1, 0.5, {"lengths": [2**n for n in range(10, 17)], "timed": 2**12}),
+    "small": Form(1, 0.5, {"lengths": [2**n for n in range(10, 15)], "timed": 2**12}),
     "full": Form(8, 1, {"lengths": [2**n for n in range(10, 18)], "timed": 2**16}),
 }
 WINDOW, LATENTS, HEADS, WIDTH, DEPTH, WORDS = 512, 64, 4, 256, 2, 500
