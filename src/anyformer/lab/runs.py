@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -138,6 +140,19 @@ def held_out(trainer: Trainer, rows: int, length: int) -> Tensor:
     starts = [round(i * (total - length) / max(rows - 1, 1)) for i in range(rows)]
     found = np.stack([column.read(start, start + length) for start in starts]).astype(np.int64)
     return torch.from_numpy(found).to(trainer.device)
+
+
+def processor_seconds(run: Callable[[], Any], device: str, times: int = 3) -> float:
+    """The median time that a processor spends on it, after a first run: on a CPU other processes do not count, though
+    they slow it down somewhat; on a GPU it is the time until the device is done."""
+    clock, found = time.perf_counter if device.startswith("cuda") else time.process_time, list[float]()
+    for _ in range(times + 1):
+        begin = clock()
+        run()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        found.append(clock() - begin)
+    return statistics.median(found[1:])
 
 
 def mean(values: Sequence[float]) -> float:
