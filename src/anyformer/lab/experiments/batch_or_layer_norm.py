@@ -18,7 +18,8 @@ from torch import Tensor
 
 from anyformer.data import Data, Held
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.runs import LANGUAGE, WORDS, held_out_loss, mean, reader, training
+from anyformer.lab.made_up_language import Language
+from anyformer.lab.runs import WORDS, held_out_loss, mean, reader, training
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.models import Model
@@ -33,11 +34,12 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 4, "batches": [2, 4], "texts": 200, "seeds": 3}),
-    "small": Form(2, 0.5, {"depth": 2, "width": 32, "steps": 400, "batches": [4, 16], "texts": 10_000, "seeds": 3}),
+    "small": Form(2, 0.5, {"depth": 2, "width": 32, "steps": 250, "batches": [4, 16], "texts": 10_000, "seeds": 3}),
     "full": Form(90, 4, {"depth": 6, "width": 128, "steps": 2000, "batches": [4, 16, 64], "texts": 40_000, "seeds": 3}),
 }
 LENGTH, SENTENCES = 40, 4  # at most so many tokens and sentences a text
 HELD_OUT = 512  # texts
+LANGUAGE = Language(words=4)
 NORMS = {"layer": LayerNorm(eps=1e-12), "batch": BatchNorm()}
 LENGTHS = ("equal", "varied")
 
