@@ -59,7 +59,7 @@ def curves(rows: Sequence[Row]) -> dict[float, dict[int, list[Point]]]:
 
 
 def tokens_needed(curve: Sequence[Point], loss: float) -> float:
-    """The tokens after which the loss is first this low, between two evaluations by the logarithm; infinite if never."""
+    """The tokens after which the loss is first this low, between evaluations by the logarithm; infinite if never."""
     if loss >= curve[0].L:
         return curve[0].D
     for before, after in pairwise(curve):
