@@ -34,7 +34,7 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 4, "batches": [2, 4], "texts": 200, "seeds": 3}),
-    "small": Form(2, 0.5, {"depth": 2, "width": 32, "steps": 250, "batches": [4, 16], "texts": 10_000, "seeds": 3}),
+    "small": Form(2, 0.5, {"depth": 2, "width": 32, "steps": 200, "batches": [4, 16], "texts": 10_000, "seeds": 3}),
     "full": Form(90, 4, {"depth": 6, "width": 128, "steps": 2000, "batches": [4, 16, 64], "texts": 40_000, "seeds": 3}),
 }
 LENGTH, SENTENCES = 40, 4  # at most so many tokens and sentences a text

@@ -28,7 +28,7 @@ FORMS = {
         "depth": 1, "width": 16, "texts": 64, "batches": [4, 16], "lr": 2e-3, "rates": [1.0], "seeds": 3
     }),
     "small": Form(2, 0.5, {
-        "depth": 2, "width": 32, "texts": 3200, "batches": [8, 32, 128], "lr": 2e-3, "rates": [0.5, 1.0, 2.0],
+        "depth": 2, "width": 32, "texts": 2560, "batches": [8, 32, 128], "lr": 2e-3, "rates": [0.5, 1.0, 2.0],
         "seeds": 3,
     }),
     "full": Form(400, 4, {

@@ -28,7 +28,7 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"depth": 3, "width": 16, "steps": 2, "batch": 2, "texts": 100, "seeds": 3}),
-    "small": Form(2, 0.5, {"depth": 6, "width": 32, "steps": 200, "batch": 16, "texts": 1000, "seeds": 3}),
+    "small": Form(2, 0.5, {"depth": 6, "width": 32, "steps": 150, "batch": 16, "texts": 1000, "seeds": 3}),
     "full": Form(120, 4, {"depth": 12, "width": 128, "steps": 2000, "batch": 64, "texts": 20_000, "seeds": 3}),
 }
 LANGUAGE, LENGTH, DROPOUT = Language(words=4), 32, 0.1
