@@ -42,7 +42,7 @@ def trials(
     """Every size with every seed, all with the same number of tokens."""
     sizes = scale.trials(widths=widths, tokens=[tokens], batch=batch, data=data, library=library)
     return [
-        Trial(f"{trial.name}-{seed}", {**trial.values, "seed": seed, "evaluations": 24})
+        Trial(f"{trial.name}-{seed}", {**trial.values, "seed": seed, "evaluations": 12})
         for trial in sizes
         for seed in range(seeds)
     ]
