@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from anyformer import families
-from anyformer.data import Bytes, Data, Held, PythonDocs, Source, TextFiles, Vocabulary, Words
+from anyformer.data import Bytes, Data, Held, Loader, Plan, PythonDocs, Source, TextFiles, Vocabulary, Words
+from anyformer.evaluate import mean_losses
 from anyformer.lab.made_up_language import Language
 from anyformer.lab.trials import Place
 from anyformer.models import Model
@@ -153,6 +154,17 @@ def processor_seconds(run: Callable[[], Any], device: str, times: int = 3) -> fl
             torch.cuda.synchronize()
         found.append(clock() - begin)
     return statistics.median(found[1:])
+
+
+def held_out_loss(trainer: Trainer, objective: Objective, examples: int, most: int = 16, term: str = "loss") -> float:
+    """The mean of this term of an objective over held-out batches of so many examples, at most `most`."""
+    length = trainer.run.batch.length
+    assert length is not None
+    plan = Plan(trainer.splits.valid, seed=1, examples=examples, length=length, once=True)
+    with trainer.eval_mode(), Loader(plan, objective, pad=trainer.tokenizer.filler) as batches:
+        return mean_losses(
+            lambda batch, _: objective.losses(trainer.model, batch), objective, batches, trainer.device, most
+        )[term]
 
 
 def mean(values: Sequence[float]) -> float:
