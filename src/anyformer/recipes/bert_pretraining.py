@@ -7,7 +7,7 @@ size. Nine tenths of the steps see 128 tokens, the last tenth 512.
 from __future__ import annotations
 
 from anyformer.checkpoint import spec
-from anyformer.data import Data, Held, Mixture, Share, Stored, TextFiles
+from anyformer.data import Data, Held, Mixture, Share, TextFiles, TrainedWordPiece
 from anyformer.objectives.sentences import MaskedAndNext
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Begin, Evaluate, Keep, Run
@@ -32,7 +32,7 @@ def run(data: str = "data", name: str = "bert-base-pretraining") -> Run:
     return Run(
         name=name,
         model=spec(name.removesuffix("-pretraining")),
-        vocabulary=Stored(path="google-bert/bert-base-uncased"),
+        vocabulary=TrainedWordPiece(size=30522),
         data=Data(train=mixture(False), valid=mixture(True)),
         objective=MaskedAndNext(length=LENGTH),
         optimizer=AdamW(lr=1e-4, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01),
