@@ -14,6 +14,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from anyformer.data import HFDataset
 from anyformer.data.generated.cartpole import write_episodes
 from anyformer.data.generated.drawings import write_emoji, write_shapes
 from anyformer.data.generated.speech import write_digits
+from anyformer.data.generated.text import write_texts
 from anyformer.recipes import recipe
 from anyformer.specs.codec import to_json
 from anyformer.weights import hub
@@ -136,6 +138,7 @@ SAME = table(
 FOLLOWS = table("sentence1", "sentence2", "label", "idx", names=("sentence1", "sentence2", "label", "idx"))
 ANSWERED = table("idx", "question", "sentence", "label", names=("index", "question", "sentence", "label"))
 
+STAND_IN = "texts of the running Python, a stand-in for"
 ORIGINS: dict[str, Origin] = {
     "all-MiniLM-L6-v2": Origin("a small encoder for sentences", "sentence-transformers/all-MiniLM-L6-v2", model=True),
     "tiny_shakespeare": Origin("1.1 MB of plays", "karpathy/tiny_shakespeare", {
@@ -189,10 +192,11 @@ ORIGINS: dict[str, Origin] = {
     }),
     "summ_scitldr": Origin("3,229 papers in one sentence each", "allenai/scitldr"),
     "offline_rl_expert": Origin("600 episodes of CartPole by three policies, generated", generate=write_episodes),
-    "text": Origin("text files of your own, as many as there are"),
-    "books": Origin("text files of books, which are published in no one place any more"),
-    "wikipedia": Origin("text files of Wikipedia's articles, made from a dump of dumps.wikimedia.org"),
-    "gpt3": Origin("a folder of text files for each source of GPT-3, none of which is published"),
+    "text": Origin(f"{STAND_IN} your own texts", generate=write_texts),
+    "books": Origin(f"{STAND_IN} books", generate=partial(write_texts, library=False)),
+    "wikipedia": Origin(f"{STAND_IN} Wikipedia's articles", generate=write_texts),
+    "gpt3": Origin(f"{STAND_IN} GPT-3's sources, none of which is published", generate=partial(
+        write_texts, folders=("common_crawl", "webtext2", "books1", "books2", "wikipedia", "valid"))),
     "dialogue": Origin('conversations of your own, {"messages": [...]} a line in train.jsonl and valid.jsonl'),
     "spoken_digits": Origin("3,000 spoken digits of six voices, synthesised", generate=write_digits),
     "speech_fsdd": Origin("3,000 recordings of the Free Spoken Digit Dataset in fsdd.npz, with the arrays that"
