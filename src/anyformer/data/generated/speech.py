@@ -162,7 +162,7 @@ def speak_digits(
     """The arrays that `Recordings` reads, with "label" (the digit), "speaker" and "index" (the take) of each."""
     chosen = list(itertools.product(range(takes), SPEAKERS, enumerate(DIGITS)))
     audio: list[np.ndarray] = []
-    size = 5 * len(SPEAKERS) * len(DIGITS)  # synthesised at once
+    size = 2 * len(SPEAKERS) * len(DIGITS)  # synthesised at once
     for start in range(0, len(chosen), size):
         random = np.random.default_rng((seed, start))
         spoken = [
