@@ -186,10 +186,10 @@ def check_data(name: str, data: str) -> None:
     from anyformer.recipes import recipes
     from anyformer.recipes.shared.sources import folders_of, origin_of
 
-    for folder in folders_of(name) if name in recipes() else ():
+    for folder in folders_of(name, data) if name in recipes() else ():
         if not (Path(data) / folder).exists():
             origin = origin_of(folder)
-            how = f"`anyformer fetch {name}` gets it" if origin.public else f"it is {origin.about}"
+            how = f"`anyformer fetch {name}` gets it" if origin.available else f"it is {origin.about}"
             raise FileNotFoundError(f"{data}/{folder} is not there: {how} (--data DIR if it is elsewhere)")
 
 
