@@ -141,6 +141,39 @@ def test_what_a_device_holds() -> None:
     assert job.flops(DeviceLayout(recompute=True)) * 3 == job.flops(DeviceLayout()) * 4
 
 
+def test_experts_over_devices(run, tmp_path: Path) -> None:
+    """A device holds its experts and its piece of the rest; tokens travel instead of the experts' weights."""
+    config = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "intermediate_size": 256, "num_local_experts": 8, "vocab_size": 50257,
+              "architectures": ["MixtralForCausalLM"]}  # fmt: skip
+    spec = af.families.find("mixtral").read(config)
+    counted = af.count(spec)
+    experts = 2 * 8 * 3 * 64 * 256  # layers, experts, matrices
+    job, P, rest = TrainingJob(counted, 32, 16), counted.parameters, counted.parameters - experts
+    four = job.need(DeviceLayout(expert=4))
+    held = experts / 4 + rest / 4
+    assert (four.gradients, four.optimizer) == (4 * held, 8 * held)
+    assert four.weights == 4 * held + 2 * (experts / 4 + rest)  # half precision: not the experts of others
+    traffic = 2 * 4 * 32 * 2 * 64 * 2  # layers; there and back, forward and backward; tokens x experts x width in bf16
+    assert four.sent == 4 * (3 / 4) * (3 * 4 * rest + traffic)
+    both = job.need(DeviceLayout(shard=2, expert=2))
+    assert both.gradients == 4 * P / 4 and both.weights == 4 * P / 4 + 2 * (experts / 2 + rest)
+    assert both.sent == 4 * (3 * 4 * (experts / 2 / 2 + rest * 3 / 4) + traffic / 2)
+    assert four.sent < both.sent < job.need(DeviceLayout(shard=4)).sent
+    assert job.need(DeviceLayout(expert=4, recompute=True)).sent == 4 * (3 / 4) * (3 * 4 * rest + traffic * 6 / 4)
+    assert DeviceLayout(expert=8) in [*job.usual(8)] and DeviceLayout(shard=3, expert=4) in [*job.usual(12)]
+    assert parse_layout("expert=4", 8) == DeviceLayout(replicate=2, expert=4)
+    for way, why in ((DeviceLayout(expert=3), "8 experts cannot be split over mesh.expert=3"),
+                     (DeviceLayout(tensor=2, expert=2), "mesh.tensor splits the experts too")):  # fmt: skip
+        with pytest.raises(ValueError, match=why):
+            job.need(way)
+    (tmp_path / "spec.json").write_text(to_json(spec))
+    out = tmp_path / "run.json"
+    code, _, err = run("plan", tmp_path / "spec.json", "--length", 32, "--batch", 64, "--layout", "expert=4,shard=2",
+                       "--tokens", "1e6", "--out", out)  # fmt: skip
+    assert (code, err) == (0, "") and (read_run(out).mesh.expert, read_run(out).mesh.shard) == (4, 2)
+
+
 def test_the_simplest_layout_that_fits() -> None:
     job = TrainingJob(af.count(small()), 64, 64)
     need = job.need(DeviceLayout(replicate=4)).total
@@ -263,6 +296,7 @@ def test_pictures_are_as_long_as_they_are(run) -> None:
      (["gpt2", "--compute", "-1"], "--compute is -1"), (["gpt2", "--compute", "1", "--tokens", "1"], "not both"),
      (["gpt2", "--layout", "shard=3"], "needs a multiple of 3 devices; there are 8"),
      (["gpt2", "--layout", "tensor=8"], "12 heads cannot be split over mesh.tensor=8"),
+     (["gpt2", "--layout", "expert=2"], "this model has no experts to split over processes"),
      (["gpt2", "--layout", "pipeline=8"], "12 layers cannot be split into pipeline=8"),
      (["gpt2", "--utilisation", "40"], "at most 1"), (["gtp2"], "did you mean 'gpt2'?"),
      (["gpt2", "--devices", "0"], "--devices is 0"), (["gpt2", "--length", "4096"], "takes at most 1,024"),

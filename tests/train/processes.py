@@ -170,6 +170,7 @@ def troubles(folder: Path, mesh: Mesh) -> dict[str, Any]:
 def routed(crowded: bool) -> dict[str, float]:
     """The largest differences between experts that are spread over all processes and the same experts in each: a
     switch drops tokens and, where `crowded`, sends all to an expert of the first process."""
+    parallel.start("cpu")
     num, rank = parallel.world_size(), parallel.rank()
     part = MoE(num_experts=4, router=Switch(capacity=9 if crowded else 2), expert=GatedMLP(width=6, bias=True))
     torch.manual_seed(0)

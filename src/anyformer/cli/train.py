@@ -7,7 +7,8 @@ part of the model. The folder keeps the description, the environment, metrics.js
 stopped or killed continues with --resume. The folder opens as the best model by validation, DIR@last as the newest.
 
 On several devices: torchrun --nproc-per-node 8 -m anyformer train RECIPE. Each device has a copy of the model and its
-share of every batch; --set mesh.shard=8 also shards the parameters, --set mesh.tensor=2 splits each layer."""
+share of every batch; --set mesh.shard=8 also shards the parameters, --set mesh.tensor=2 splits each layer,
+--set mesh.expert=8 the experts."""
 
 from __future__ import annotations
 
