@@ -336,7 +336,7 @@ def slot_types(hint: Any) -> tuple[type[Part], ...]:
 def fits(kind: type[Part], slot: type[Part]) -> bool:
     """Whether a Part of this kind may stand where `slot` is asked for."""
     foreign = not any(base.__module__.startswith("anyformer.") for base in kind.mro()[:-2])
-    return issubclass(kind, slot) or (slot.open_slot and foreign)
+    return issubclass(kind, slot) or (foreign and slot.open_slot and abstract(slot))
 
 
 def kinds_for(hint: Any = Part) -> dict[str, type[Part]]:

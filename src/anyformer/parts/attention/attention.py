@@ -79,8 +79,6 @@ class Attention(
         "cross-attention (memory=True)",
         'entmax (normalizer="entmax")',
         'sparsemax (normalizer="sparsemax")',
-        "non-local block",
-        "non-local",
     ),
 ):
     """Scaled dot-product attention in several heads: softmax(q k^T / sqrt(K)) v [Vaswani et al. 2017]."""

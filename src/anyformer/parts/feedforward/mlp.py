@@ -56,8 +56,6 @@ class GatedMLP(
     sees="itself",
     called=(
         "SwiGLU (activation='silu')",
-        "swish (activation='silu')",
-        "SiLU (activation='silu')",
         "GeGLU (activation='gelu')",
         "ReGLU (activation='relu')",
         "GLU (activation='sigmoid')",

@@ -23,7 +23,7 @@ from anyformer.specs.part import Site
 WHOLE = "places are those of a whole grid: give no attention_mask"
 
 
-class NonLocal(Op, sees="all", called=("non-local block", "non-local neural network")):
+class NonLocal(Op, sees="all", called=("non-local block", "non-local", "non-local neural network")):
     """y = norm(o(sum f(x_i, x_j) v(x_j))) over all places j [Wang et al. 2018]. f is softmax(q k) ("embedded"), of the
     places themselves ("gaussian"), q k / M ("product") or relu(w [q, k]) / M ("concatenation"). The norm starts at
     zero: a new block changes nothing."""

@@ -40,7 +40,7 @@ class LSTM(Recurrent, sees="past", called=("long short-term memory", "RNN", "rec
         return LSTMModule(self, site)
 
 
-class GRU(Recurrent, sees="past", called=("gated recurrent unit", "RNN", "recurrent")):
+class GRU(Recurrent, sees="past", called=("gated recurrent unit",)):
     """From left to right: one gate mixes the state before with a candidate, another chooses what of the state the
     candidate sees [Cho et al. 2014]. One state instead of the LSTM's two, three products instead of four."""
 

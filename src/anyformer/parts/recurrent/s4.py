@@ -73,7 +73,7 @@ class LogUniform(Initializer):
 # -- the mixer --------------------------------------------------------------------------------------------------------
 
 
-class S4(Op, sees="past", called=("S4D", "structured state space", "SSM", "state space", "HiPPO")):
+class S4(Op, sees="past", called=("S4D", "structured state space", "HiPPO")):
     """A state space that is the same at every token: trained as one long convolution by Fourier transforms, decoded as
     a recurrence with a state of fixed size. What is remembered does not depend on the token, unlike Mamba's."""
 
