@@ -8,6 +8,8 @@ Tokens are compared with the plain path (`compile=False`): a row of the batch ma
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +39,7 @@ from torch import Tensor
 import anyformer as af
 from anyformer.transforms.fuse import fuse
 from anyformer.transforms.pack import pack
+from anyformer.transforms.quantize import quantize
 
 BATCHES = (1, 32, 8, 128)  # the most important first
 PROMPT, NEW, THEIRS = 128, 128, 32  # tokens: of the prompt, written, written by transformers without compiling
@@ -47,6 +50,7 @@ TIE, EXACT = (
 )  # two tokens whose scores differ by less, relative to the highest, may change places; tokens compared
 GPT_FAST = {1: 718, 32: 13_053}  # tokens/s, given by the maintainers: Llama-1B on one H200
 LIMITS = {1: 1_300, 32: 30_000}  # tokens/s that we want of Llama-1B, compiled
+FORMATS, SMALLER = ("int8", "fp8", "int4"), 1.6  # of weights, and how much faster than bf16 they should be
 PREPARATION = 3.0  # seconds: what the first default call may take longer than the next
 LENGTHS = {128: 0.006, 2048: None, 32768: None}  # prompt -> seconds that we want
 PEAK, SHARE = 989e12, 0.6  # FLOP/s in bf16 of an H100 or H200, and the part of it that 32,768 tokens should reach
@@ -82,6 +86,8 @@ def row_names(writer: Writer) -> list[str]:
             names += [f"{base}, compiled, static cache"]
         if writer.title == "Llama-1B" and batch in LIMITS:
             names += [f"{base}, {what}" for what in ("compiled, gpt-fast", "compiled, goal", "default, gpt-fast")]
+        if writer.title == "Llama-1B" and batch == 1:
+            names += [f"{base}, {format} weights" for format in FORMATS]
         names.append(f"exactness: {writer.title}, batch {batch}, default")
     calls = [f"first calls: {writer.title}, {path} generate" for path in ("default", "compiled")]
     return names + calls
@@ -130,8 +136,10 @@ def measure(writer: Writer, options: Any) -> Iterator[Row]:
             first = seconds(sides[path])  # nothing was called before the first
             again = seconds(sides[path])
             if path == "default":  # compiled steps: tests/generation/test_gpu.py
-                expected, tokens = (ours(wide, how, EXACT) for how in (False, None))
-                yield exact(f"exactness: {base}, {path}", wide, inputs, expected, tokens, expected.shape[1] - EXACT)
+                with full_precision():
+                    expected, tokens = (ours(wide, how, EXACT) for how in (False, None))
+                    row = exact(f"exactness: {base}, {path}", wide, inputs, expected, tokens, expected.shape[1] - EXACT)
+                yield row
             if number == 0:
                 name = f"first calls: {writer.title}, {path} generate"
                 note = f"preparation; the call took {first:.1f} s, the next {again:.2f} s"
@@ -176,7 +184,34 @@ def measure(writer: Writer, options: Any) -> Iterator[Row]:
             for path in ours_at:
                 yield given(f"decoding: {base}, {path}, gpt-fast", ours_at[path], GPT_FAST[batch], "gpt-fast, given")
             yield given(f"decoding: {base}, compiled, goal", ours_at["compiled"], LIMITS[batch], "goal")
+        if writer.title == "Llama-1B" and batch == 1:
+            yield from quantized_rows(base, default, lambda model: ours(model, None), new, options)
         empty_cache()
+
+
+def quantized_rows(base: str, model: Any, write: Callable[[Any], Any], new: int, options: Any) -> Iterator[Row]:
+    """Weights of fewer bits next to those of bf16, both by default."""
+    for format in FORMATS:
+        smaller = quantize(copy.deepcopy(model), format=format)
+        sides = {"bf16": lambda: write(model), format: lambda smaller=smaller: write(smaller)}  # type: ignore[misc]
+        for run in sides.values():
+            run()
+        with alone(options.lock):
+            spans = take_turns(sides, 2 if options.tiny else TURNS, 0.0)
+        times = {name: [t / new for t in spans[name]] for name in sides}
+        name = f"decoding: {base}, {format} weights"
+        yield compare(name, "tokens/s", times[format], times["bf16"], "ours, bf16", SMALLER, rate)
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """Products of fp32 in fp32, not in TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def rate(seconds_per_token: float) -> float:

@@ -38,7 +38,8 @@ MASKS: dict[str, dict[str, Any]] = {
     "Full": {}, "Causal": {}, "Window": {"size": 3}, "Dilated": {"step": 2}, "Global": {"first": 2},
     "SameBlock": {"size": 4}, "Strided": {"stride": 3}, "Fixed": {"stride": 4}, "Axial": {"columns": 4},
     "RandomBlocks": {"size": 2, "per_row": 2, "num_blocks": 3}, "Padding": {}, "SameDocument": {},
-    "SameReach": {},
+    "SameReach": {}, "BlockAndBefore": {"size": 3, "before": 2},
+    "GridBlocks": {"columns": 4, "size": [2, 2], "above": 1, "beside": 1},
     "All": {"masks": [{"kind": "Window", "size": 3}, {"kind": "Causal"}]},
     "Either": {"masks": [{"kind": "Causal"}, {"kind": "Global"}]}, "Not": {"mask": {"kind": "Causal"}},
 }  # fmt: skip
@@ -58,11 +59,12 @@ OPS: dict[str, dict[str, Any]] = {
     "ChannelMix": {"width": 24}, "MLP": {"width": 24}, "GatedMLP": {"width": 24},
     "MoE": {"num_experts": 3, "router": {"kind": "TopK"}, "expert": {"kind": "MLP", "width": 8}},
     "Unused": {"part": {"kind": "MLP", "width": 8}}, "PooledAttention": {"num_heads": 4},
-    "LocalRelation": {"num_heads": 4},
+    "LocalRelation": {"num_heads": 4}, "HaloAttention": {"num_heads": 4}, "NonLocal": {}, "CrissCross": {},
+    "TokenLearner": {"tokens": 3}, "PoolingAttention": {"num_heads": 4, "window": 2, "far": 4},
     "DebertaAttention": {"num_heads": 4},
     "BranchedAttention": {"num_heads": 4, "feedforward": {"kind": "MLP", "width": 8}},
     "Synthesizer": {"num_heads": 4, "length": 16}, "ProductKeyMemory": {"keys": 4, "top_k": 2, "query_width": 4},
-    "LightweightConvolution": {"num_heads": 4, "kernel": 3}, "Gate": {}, "LSTM": {},
+    "LightweightConvolution": {"num_heads": 4, "kernel": 3}, "Gate": {}, "LSTM": {}, "GRU": {}, "S4": {"states": 8},
     "AdditiveAttention": {}, "InducedAttention": {"num_heads": 4, "points": {"kind": "Seeds", "num_heads": 2}},
     "LunaAttention": {"num_heads": 4, "tokens": 3}, "LSHAttention": {"num_heads": 4, "chunk": 4, "buckets": [4]},
     "ChunkAttention": {"num_heads": 4, "chunk": 3},
@@ -76,7 +78,12 @@ NORMS: dict[str, dict[str, Any]] = {"LayerNorm": {}, "RMSNorm": {}, "ScaleNorm":
 RESIDUALS: dict[str, dict[str, Any]] = {
     "Add": {}, "Scaled": {}, "ReZero": {}, "Fixup": {}, "LayerScale": {}, "Activated": {}, "Halved": {"every": 2},
 }  # fmt: skip
-ROUTERS: dict[str, dict[str, Any]] = {"TopK": {}, "Switch": {"capacity": 3}, "NoisyTopK": {"top_k": 2}}
+ROUTERS: dict[str, dict[str, Any]] = {
+    "TopK": {},
+    "Switch": {"capacity": 3},
+    "GShard": {"capacity": 3},
+    "NoisyTopK": {"top_k": 2},
+}
 POSITIONS: dict[str, dict[str, Any]] = {
     "Learned": {"length": 32}, "AxialLearned": {"shape": [4, 8], "widths": [6, 10]},
     "SeparableLearned": {"length": 32, "frames": 4}, "Sinusoidal": {"length": 32},
@@ -84,11 +91,13 @@ POSITIONS: dict[str, dict[str, Any]] = {
     "Binary": {"bits": 6}, "Convolutional": {"kernel": 4, "groups": 4},
     "TreeDepth": {"scheme": {"kind": "Learned", "length": 32}},
     "Summed": {"parts": [{"kind": "Convolutional", "kernel": 4, "groups": 4}]},
+    "DegreeCentrality": {},
+    "Concatenated": {"scheme": {"kind": "Sinusoidal", "length": 32}, "width": 6},
 }  # fmt: skip
 RELATIVE: dict[str, dict[str, Any]] = {
     "Rope": {}, "InputRope": {}, "BucketedBias": {"num_heads": 4}, "DistanceBias": {"num_heads": 4, "before": 3},
     "RelativeVectors": {"before": 3}, "Alibi": {"num_heads": 4}, "RelativeSinusoids": {"num_heads": 4},
-    "Disentangled": {"num_heads": 4, "reach": 6},
+    "Disentangled": {"num_heads": 4, "reach": 6}, "ShortestPathBias": {"num_heads": 4, "edge_kinds": 2},
 }  # fmt: skip
 ROPES = {
     "LinearScaling": {"factor": 2.0}, "DynamicScaling": {"factor": 2.0, "length": 32},
@@ -96,7 +105,11 @@ ROPES = {
     "LongScaling": {"short": (1.5,), "long": (2.5,), "length": 32},
     "Llama3Scaling": {"factor": 2.0, "low_frequency_factor": 1.0, "high_frequency_factor": 4.0, "length": 16},
 }  # fmt: skip
-FEATURES: dict[str, dict[str, Any]] = {"EluFeatures": {}, "SoftmaxFeatures": {"count": 8}}
+FEATURES: dict[str, dict[str, Any]] = {
+    "EluFeatures": {},
+    "SoftmaxFeatures": {"count": 8},
+    "RandomFeatures": {"count": 256},
+}
 NECKS: dict[str, dict[str, Any]] = {
     "LayerMix": {}, "TextOnly": {},
     "SpeechNeck": {"norm": {"kind": "LayerNorm"}, "adapter": {"kind": "ConvolutionAdapter", "width": 16, "depth": 1}},
@@ -129,11 +142,11 @@ GROUND: dict[str, dict[str, Any]] = {
 NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those say "all" or stand in no text
     "Stages", "Funnel", "Merge", "PatchEmbedding", "WaveformEmbedding", "ConvolutionStem", "SpecAugment", "Vectors",
     "GridBias", "SegmentedSinusoids", "ConvolutionAdapter", "Block", "Parallel", "Reversible", "Stack", "Sublayer",
-    "Tokens", "Transform",
+    "Tokens", "Transform", "AxialRope",
     "ContinuousGridBias", "SpectrogramEmbedding", "Quantizer", "TrajectoryEmbedding", "VideoEmbedding", "GridPool",
-    "GridVectors", "Skip", "SubsampledSpectrogram", "Convolution", "Convolutions", "ResidualDown",
-    "ConvolutionEmbedding", "ConvEmbedding", "ConvDecoder", "GumbelCodes", "RoundedCodes", "GaussianLatent",
-    "KLEmbedding", "KLDecoder",
+    "GridVectors", "Skip", "SubsampledSpectrogram", "Convolution", "Convolutions", "ResidualDown", "OpLayer",
+    "LayersDown", "ConvolutionEmbedding", "ConvEmbedding", "ConvDecoder", "GumbelCodes", "RoundedCodes",
+    "GaussianLatent", "KLEmbedding", "KLDecoder",
     "AdaptiveNorm", "Gated", "StepAndLabel", "NoisyEmbedding", "Sinusoidal2D", "PairEmbedding",
     "Tower", "SegmentEmbedding", "Perceiver", "RowNorm", "TwoStreams", "OrderedText",
     "TransparentAttention",

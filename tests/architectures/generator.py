@@ -286,14 +286,17 @@ def stem(draw: Draw, place: Place) -> dict[str, Any]:
     return {"kind": "ConvolutionStem", "norm": draw(st.sampled_from(("layer", "group"))), **made}
 
 
-def convolutions(stride: int) -> Callable[[Draw, Place], Any]:
-    """Of which the first alone has a stride, and the last the width of its place."""
+def convolutions(stride: int, mixes: bool = True) -> Callable[[Draw, Place], Any]:
+    """Of which the first alone has a stride, and the last the width of its place; one may hold any op instead."""
 
     def make(draw: Draw, place: Place) -> list[dict[str, Any]]:
         made = [fields(draw, "Convolution", place) for _ in range(draw(st.integers(1, 2)))]
         if not place.careless:
             made = [{**without(each, "width"), "stride": 1 if i else stride} for i, each in enumerate(made)]
             made = [{**each, "width": 8} for each in made[:-1]] + made[-1:]
+        if mixes and draw(st.booleans()):  # an op before the last: as wide as what it reads
+            inner = dataclasses.replace(place, width=8 if len(made) > 1 else place.width, reshapes=False)
+            made.insert(-1, fields(draw, "OpLayer", inner))
         return made
 
     return make
@@ -315,7 +318,7 @@ UNFIT = {("Convolutional", "groups"), ("Binary", "bits"), ("SpecAugment", "time_
          ("ChunkAttention", "chunk"), ("ChunkAttention", "causal"),
          ("RecurrentAttention", "segment"), ("RecurrentAttention", "kept"), ("RecurrentAttention", "rate"),
          ("RoutingAttention", "decay"), ("RoutingAttention", "window"), ("RoutingAttention", "causal"),
-         ("SinkhornAttention", "block")}  # fmt: skip
+         ("SinkhornAttention", "block"), ("NonLocal", "norm")}  # fmt: skip
 
 FIELDS: dict[str, Any] = {
     # everywhere, by the name alone
@@ -348,9 +351,10 @@ FIELDS: dict[str, Any] = {
     "BlockTextEmbedding.random_blocks": st.integers(0, 1),
     "BlockTextEmbedding.block_size": st.sampled_from((1, 2, 4)), "LinformerAttention.projected": st.integers(2, 6),
     "SoftmaxFeatures.count": st.sampled_from((8, 16)), "DualState.states": SMALL,
-    "Switch.capacity": st.sampled_from((64, 2)), "DualState.head_width": st.sampled_from((4, 8)),
+    "Switch.capacity": st.sampled_from((64, 2)), "GShard.capacity": st.sampled_from((128, 3)),
+    "DualState.head_width": st.sampled_from((4, 8)),
     "DualState.step_high": st.sampled_from((None, 1.0)), "Switch.dtype": KEPT,
-    "Router.top_k": st.sampled_from((1, 2)), "PooledBalance.top_k": st.sampled_from((1, 2)),
+    "GShard.top_k": st.just(2), "Router.top_k": st.sampled_from((1, 2)), "PooledBalance.top_k": st.sampled_from((1, 2)),
     "TopK.top_groups": st.sampled_from((1, 2)), "TopK.group_best": st.sampled_from((1, 2)),
     "RelativeSinusoids.width": st.sampled_from((8, 16)), "Disentangled.bias": st.sampled_from(("qk", "q", "")),
     "Disentangled.reach": st.sampled_from((64, 5)), "Disentangled.buckets": st.sampled_from((None, 4, 7)),
@@ -363,7 +367,8 @@ FIELDS: dict[str, Any] = {
     "TextEmbedding.segments": st.sampled_from((0, 2)),
     "Numbering.first": KEPT, "WithoutToken.token": st.just(1), "TextEmbedding.order": st.permutations(STEPS),
     "TextEmbedding.unseen": KEPT, "GlobalTextEmbedding.global_tokens": st.sampled_from(("none", "first")),
-    "TreeDepth.scheme": absolute, "Summed.parts": lambda draw, place: [absolute(draw, place) for _ in range(2)],
+    "TreeDepth.scheme": absolute, "Concatenated.scheme": absolute,
+    "Summed.parts": lambda draw, place: [absolute(draw, place) for _ in range(2)],
     "Sinusoidal.length": st.sampled_from((ROOM, 4)), "Sinusoidal2D.rows": st.just(12),
     "Sinusoidal2D.columns": st.just(8), "Sinusoidal2D.prefix": st.integers(0, 1),
     "Binary.bits": st.sampled_from((7, 8)),
@@ -389,8 +394,10 @@ FIELDS: dict[str, Any] = {
     "PixelHead.patch_size": patch,
     "PatchEmbedding.image_size": st.just(list(IMAGE)), "PatchEmbedding.position": patch_positions,
     "PatchEmbedding.prefix": st.integers(0, 2), "Convolution.kernel": st.sampled_from((1, 3)),
-    "Convolutions.layers": convolutions(1), "ConvolutionEmbedding.layers": convolutions(2),
+    "Convolutions.layers": convolutions(1), "ConvolutionEmbedding.layers": convolutions(2, mixes=False),
     "ConvolutionEmbedding.image_size": st.just(list(IMAGE)), "ConvolutionEmbedding.pool": st.sampled_from((None, 1, 3)),
+    "LayersDown.layers": convolutions(2), "LayersDown.pool": st.sampled_from((None, 1, 3)),
+    "LayersDown.width": lambda draw, place: 2 * place.width,
     "ResidualDown.layers": convolutions(2), "ResidualDown.width": lambda draw, place: 2 * place.width,
     "ResidualDown.skip": lambda draw, place: {**fields(draw, "Convolution", place), "width": None, "stride": 2},
     "KLEmbedding.image_size": st.just(list(IMAGE)), "KLEmbedding.groups": st.sampled_from((1, 2)),
@@ -419,6 +426,12 @@ FIELDS: dict[str, Any] = {
     "Synthesizer.bias": st.sampled_from(("qkvo", "", "qv")), "ProductKeyMemory.keys": st.integers(4, 6),
     "ProductKeyMemory.query_width": st.sampled_from((4, 8)),
     "Convolving.causal": causal,
+    "PoolingAttention.bias": st.sampled_from(("qkvo", "", "qv")),
+    "TokenLearner.mixer": lambda draw, place: without(
+        fields(draw, "Attention", dataclasses.replace(place, memory=False)), "position"),
+    # of few random features sums of weights may be near zero, and what is divided by them as large as it likes
+    "RandomFeatures.count": st.just(256),
+    "LinearAttention.gate": lambda draw, place: place.writes and draw(st.booleans()),
     "LSHAttention.chunk": st.sampled_from((2, 4, 16)), "LSHAttention.buckets": st.sampled_from(([4], [2, 2])),
     "LSHAttention.causal": causal, "LSHAttention.own_bucket": causal, "LSHAttention.bias": st.booleans(),
     "LSHAttention.after": lambda draw, place: 0 if place.writes else draw(st.integers(0, 1)),

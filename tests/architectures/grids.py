@@ -36,6 +36,11 @@ def position(draw: Any, place: Any) -> dict[str, Any] | None:
     return {"kind": "GridVectors", "size": sides(1, 2, 4)(draw, place)} if draw(st.booleans()) else None
 
 
+def step(draw: Any, place: Any) -> int:
+    """One place in how many looks: more than one where the stream may change its grid."""
+    return draw(st.sampled_from((1, 2))) if place.reshapes or place.careless else 1
+
+
 def out(draw: Any, place: Any) -> int | None:
     """The width that leaves, where it may be another."""
     return 2 * place.width if (place.reshapes or place.careless) and draw(st.integers(0, 3)) == 3 else None
@@ -57,6 +62,14 @@ def patches(draw: Any, made: dict[str, Any]) -> dict[str, Any]:
 
 FIELDS: dict[str, Any] = {
     "out": out, "LocalRelation.size": st.sampled_from((1, 3, 5)), "LocalRelation.prior": st.sampled_from((4, None)),
+    "GridBlocks.size": st.sampled_from(([2, 2], [1, 3])), "step": step,
+    "Dilated.step": st.integers(1, 4), "HaloAttention.block": st.sampled_from((2, 1, 4)),
+    "HaloAttention.halo": st.sampled_from((1, 0, 3)), "HaloAttention.bias": st.sampled_from(("qkv", "", "q")),
+    "HaloAttention.relative": lambda draw, place: place.width // place.heads % 2 == 0 and draw(st.booleans()),
+    # it starts at zero, and a norm that is drawn behind it makes the first step of training a jump
+    "NonLocal.norm": lambda draw, place: draw(st.sampled_from(NORMS)) if place.careless else None,
+    "NonLocal.pool": st.integers(1, 3), "CrissCross.reduction": st.sampled_from((1, 2, 8)),
+    "OpLayer.pool": lambda draw, place: draw(st.integers(1, 2)) if place.careless else 1,
      "PooledAttention.queries": pool(False), "PooledAttention.keys": pool(True),
     "PooledAttention.position": position, "PooledAttention.bias": st.sampled_from(("qkvo", "", "qv")),
     "GridVectors.size": sides(1, 2, 4), "SeparableLearned.frames": st.sampled_from((1, 2, 4)),

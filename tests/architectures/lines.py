@@ -79,6 +79,10 @@ def inputs_of(spec: Any, batch: int = 3, labels: bool = False) -> dict[str, Any]
         out["encoder_hidden_states"] = torch.randn(batch, 7, spec.width, generator=generator)
     if any(getattr(part, "tree", False) for _, part in walk(spec)):
         out["tree_parents"] = torch.tensor([-1, *(t // 2 for t in range(1, LENGTH))]).expand(shape).clone()
+    if any(part.reads_graph for _, part in walk(spec)):  # a ring of three kinds of edges
+        place = torch.arange(LENGTH)
+        ring = ((place[:, None] - place).abs() % (LENGTH - 2) == 1) * (1 + (place[:, None] + place) % 3)
+        out["graph_edges"] = ring.expand(*shape, -1).clone()
     if labels:
         out |= labels_of(spec, out, generator)
     return out
@@ -204,7 +208,7 @@ def n3_a_batch_is_its_rows(model: Any) -> None:
 
 
 VECTORS = ("inputs_embeds", "states", "actions", "returns_to_go", "input_features", "points")  # (..., T, width)
-TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "global_attention_mask", "tree_parents")
+TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "global_attention_mask", "tree_parents", "graph_edges")
 
 
 def pad(inputs: dict[str, Any], where: str, names: tuple[str, ...], token: int = 0) -> dict[str, Any]:
@@ -216,6 +220,8 @@ def pad(inputs: dict[str, Any], where: str, names: tuple[str, ...], token: int =
         if name == "tree_parents" and name in out:
             moved = torch.where(out[name] < 0, out[name], out[name] + widths[0])
             out[name] = F.pad(moved, widths, value=-1)
+        elif name == "graph_edges" and name in out:
+            out[name] = F.pad(out[name], (*widths, *widths))
         elif name in VECTORS and name in out:
             out[name] = F.pad(out[name], (0, 0, *widths), value=0.5)
         elif name in out:
@@ -279,7 +285,7 @@ def n7_packed_documents_are_texts(model: Any) -> None:
         return
     inputs = {name: value[:1] for name, value in inputs_of(spec).items()}
     along = [name for name in (*TOKEN_INPUTS, "decoder_input_ids") if name in inputs and name != "tree_parents"]
-    if spec.embedding.inputs[0] != "input_ids" or "tree_parents" in inputs:
+    if spec.embedding.inputs[0] != "input_ids" or {"tree_parents", "graph_edges"} & inputs.keys():
         return
     cuts = (0, 5, LENGTH)
     documents = (torch.arange(LENGTH) >= cuts[1]).long()[None]
@@ -373,7 +379,7 @@ def g2_three_and_one_are_four(model: Any) -> None:
         return
     inputs = inputs_of(spec)
     read = spec.embedding.row(LENGTH, spec.width)
-    given = (*read, "decoder_input_ids", "encoder_hidden_states", "tree_parents")
+    given = (*read, "decoder_input_ids", "encoder_hidden_states", "tree_parents", "graph_edges")
     inputs = {n: v[:, :5] if n == name else v for n, v in inputs.items() if n in given or "decoder_" + n == name}
     options = {"do_sample": False, "eos_token_id": []}
     if (position_limit(spec) or 8) < 8:

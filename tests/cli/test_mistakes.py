@@ -129,7 +129,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("train --text texts --freeze embeding", "freeze: no parameter matches 'embeding'; did you mean 'embedding"),
     ("train --text texts --log wandbb", "did you mean 'wandb'?"),
     ("fetch sst3", "no recipe 'sst3'; did you mean 'sst2'?"),
-    ("fetch cartpole", "data/offline_rl_expert cannot be fetched"),
+    ("fetch dialogue", "data/dialogue cannot be fetched"),
     # evaluation
     ("eval gpt2", "give a recipe"),
     ("eval gpt2 run.json --split dev", "dev", "valid"),

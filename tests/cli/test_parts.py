@@ -112,7 +112,7 @@ def test_no_other_name_is_said_twice_where_both_fit() -> None:
     "name, kind",
     [("rotary", "Rope"), ("swiglu", "GatedMLP"), ("mamba", "SelectiveState"), ("mamba2", "DualState"),
      ("rmsnorm", "RMSNorm"), ("gqa", "Attention"), ("alibi", "Alibi"), ("moe", "MoE"), ("mla", "LatentAttention"),
-     ("Longformer", "LocalAttention"), ("bpe", "TrainedBPE")],
+     ("Longformer", "LocalAttention"), ("bpe", "TrainedBPE"), ("swish", "MLP")],
 )  # fmt: skip
 def test_parts_by_the_names_that_people_use(name: str, kind: str, run: Command) -> None:
     code, out, _ = run("parts", name)

@@ -31,6 +31,8 @@ from anyformer.data import (
     Stored,
     TextFiles,
     TrainedBPE,
+    TrainedUnigram,
+    TrainedWordPiece,
     Worded,
     open_table,
     texts_of,
@@ -430,6 +432,49 @@ def test_a_made_vocabulary_reads_back_what_it_writes(tmp_path, vocabulary):
         assert other.vocab == tokenizer.vocab
     else:
         assert len(tokenizer) == 258 and len(tokenizer.encode("the \u00fc")) == 6
+
+
+SENTENCES = ["the cat and the hat sat there", "a cat that sat on the other hat", "The Caf\u00e9 on the hill"] * 4
+
+
+@pytest.mark.parametrize(
+    "vocabulary", [TrainedWordPiece(size=90), TrainedUnigram(size=60)], ids=["wordpiece", "unigram"]
+)
+def test_pieces_are_read_as_other_software_reads_them(tmp_path, vocabulary):
+    """What was trained is written, reads back what it wrote, and `tokenizers` and transformers give the same ids."""
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    tokenizer = vocabulary.make(iter(SENTENCES), tmp_path)
+    special = [*vocabulary.special.values()]
+    assert [tokenizer.token(i) for i in range(len(special))] == special
+    assert len(special) < len(tokenizer) <= vocabulary.size
+    assert len(tokenizer.encode("the cat")) < 8, "six letters and two special tokens, or more"
+    for text in ("the hat sat", "that other cat"):
+        assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    core = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in (*SENTENCES[:3], "hatchet", "\u732b sat", "", "Cafe\u0301 [MASK] </s>"):
+        ids = tokenizer.encode(text)
+        assert ids == theirs(text)["input_ids"] == core.encode(text).ids, text
+    assert theirs("a cat", "the hat")["input_ids"] == tokenizer.encode("a cat", "the hat")
+    assert tokenizer.encode("\u732b")[-2] == tokenizer.unk_token_id == theirs.unk_token_id
+
+
+def test_wordpieces_are_berts(tmp_path):
+    tokenizer = TrainedWordPiece(size=120).make(iter(SENTENCES), tmp_path / "one")
+    words = [tokenizer.token(i) for i in tokenizer.encode("Caf\u00e9 Thecat", "sat")]
+    assert words == ["[CLS]", "cafe", "the", "##c", "##at", "[SEP]", "sat", "[SEP]"]
+    again = TrainedWordPiece(size=120).make(SENTENCES, tmp_path / "two")
+    assert again.vocab == tokenizer.vocab, "one data set has one vocabulary"
+    cased = TrainedWordPiece(size=120, lowercase=False).make(SENTENCES, tmp_path / "cased")
+    assert cased.encode("The") != cased.encode("the") and tokenizer.encode("The") == tokenizer.encode("the")
+    few = TrainedWordPiece(size=120, alphabet=5).make(SENTENCES, tmp_path / "few")
+    assert few.encode("v")[1] == few.unk_token_id and few.encode("t")[1] != few.unk_token_id
+    small = TrainedWordPiece(size=10).make(SENTENCES, tmp_path / "small")
+    assert len(small) == 10, "letters that do not fit are left out, the rarest first"
+    with pytest.raises(ValueError, match="'unk_token' is missing"):
+        TrainedUnigram(special={"pad_token": "<pad>", "eos_token": "</s>"})
+    with pytest.raises(ValueError, match="TrainedWordPiece.size is 5; it must be at least 6"):
+        TrainedWordPiece(size=5)
 
 
 def test_a_vocabulary_may_put_tokens_around_texts(tmp_path):

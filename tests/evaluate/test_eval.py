@@ -15,6 +15,7 @@ import anyformer as af
 from anyformer import cli, families
 from anyformer.data import CSV, Bytes, Data, JSONLines, TextFiles
 from anyformer.evaluate import Evaluation
+from anyformer.evaluate.by_position import group_losses
 from anyformer.evaluate.predict import Predictor, predictions, right_answers
 from anyformer.inputs.text import Tokenizer
 from anyformer.objectives.answer import Answer
@@ -241,13 +242,32 @@ def test_bits_per_byte_and_perplexity_of_a_text(tmp_path: Path, capsys: pytest.C
     assert {name: found[name] for name in trainer.scores} == pytest.approx(trainer.scores, rel=1e-5)
     # by hand: every token but the first of each text, and an end token after each; 140 bytes in 142 tokens
     model, nats, count = af.load(tmp_path / "run"), 0.0, 0
+    by_index: dict[int, list[float]] = {}
     for line in (tmp_path / "text.txt").read_text().splitlines():
         ids = torch.tensor([[*Tokenizer.load(tmp_path / "run").encode(line), model.spec.source["eos_token_id"]]])
         with torch.no_grad():
             nats += float(model(input_ids=ids, labels=ids).loss) * (ids.shape[1] - 1)
+            each = torch.nn.functional.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:], reduction="none")
+        for index, loss in enumerate(each.tolist(), 1):
+            by_index.setdefault(index, []).append(loss)
         count += ids.shape[1] - 1
     assert count == 140 and found["perplexity"] == pytest.approx(math.exp(nats / 140), rel=1e-4)
     assert found["bits_per_byte"] == pytest.approx(nats / 140 * 142 / 140 / math.log(2), rel=1e-4)
+    groups = evaluated(capsys, str(tmp_path / "run"), "--by", "position")["positions"]
+    assert [(group["first"], group["last"]) for group in groups][:4] == [(1, 1), (2, 2), (3, 4), (5, 8)]
+    assert sum(group["tokens"] for group in groups) == 140 and groups[-1]["last"] == 80
+    for group in groups:
+        own = [loss for index in range(group["first"], group["last"] + 1) for loss in by_index[index]]
+        assert group["tokens"] == len(own) and group["loss"] == pytest.approx(sum(own) / len(own), rel=1e-4)
+
+
+def test_the_derivative_of_a_loss_by_index() -> None:
+    """A loss that is a line in log(index) has one slope; an index without tokens is left out."""
+    sums = [5.0 - 0.5 * math.log(index) for index in range(1, 3)]
+    groups = group_losses(sums, [1, 1])
+    assert [group.slope for group in groups] == pytest.approx([-0.5, -0.5])
+    assert group_losses([3.0], [2])[0].slope is None and group_losses([3.0], [2])[0].loss == 1.5
+    assert [group.first for group in group_losses([1.0, 0.0, 2.0, 2.0], [1, 0, 1, 1])] == [1, 3]
 
 
 def test_translations_are_written_with_beams(

@@ -326,9 +326,32 @@ def test_refused(config: dict[str, Any], what: str) -> None:
         af.build(description(**config), device="meta")
 
 
+def test_rivals_of_the_same_table() -> None:
+    """The decoder alone is plain causal attention; experts change the feed-forward of the compressed layers alone."""
+    plain, base = af.spec("transformer-d"), af.count(af.spec("t-dmca")).parameters
+    assert {type(plain.decoder.layer(i).steps["attention"].op).__name__ for i in range(5)} == {"Attention"}
+    assert af.count(plain).parameters == base - 2 * 2 * (3 * 512 * 512 + 512)  # no convolutions
+    for experts in (128, 256):
+        counted = af.count(af.spec(f"t-dmca-moe-{experts}"))
+        expert = 512 * 2048 + 2048 + 2048 * 512 + 512
+        routers = counted.parameters - base - 2 * (experts - 1) * expert
+        assert 0 < routers <= 2 * 2 * (512 + 1) * experts
+        assert counted.parameters - counted.active == 2 * (experts - 2) * expert  # two experts a token
+    small = description(layers="LFM", num_experts=3)
+    assert families.find("dmca").recover(small)["num_experts"] == 3
+    out = af.build(small, seed=0)(input_ids=text(20, 1), labels=text(20, 1))
+    assert out.loss.isfinite()
+
+
 def test_every_field_shapes_the_description() -> None:
     family = families.find("dmca")
-    other = {"layers": "MLM", "activation_function": "gelu", "tie_word_embeddings": False, "pad_token_id": 3}
+    other = {
+        "layers": "MLM",
+        "activation_function": "gelu",
+        "tie_word_embeddings": False,
+        "pad_token_id": 3,
+        "num_experts": 4,
+    }
     for name, field in family.fields.items():
         value = other.get(name, 0.35 if isinstance(field.default, float) else None)
         value = field.default * 2 if value is None else value

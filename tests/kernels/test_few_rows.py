@@ -106,6 +106,23 @@ def test_a_sum_with_the_stream(M: int) -> None:
     close(few_rows.linear(x, [weight], [bias], onto=onto), onto + F.linear(x, weight, bias), torch.bfloat16)
 
 
+@pytest.mark.parametrize("kind", [None, "rms"])
+@pytest.mark.parametrize("M", [1, 6])
+@torch.no_grad()
+def test_a_stream_wider_than_the_weights(M: int, kind: str | None) -> None:
+    """It is rounded before a norm or a product, and what is added to it is rounded before the sum, which is not."""
+    stream, dtype = 30 * draw(M, 72, dtype=torch.float32), torch.float16
+    normed, norm = (stream.to(dtype), None) if kind is None else plain_norm(stream.to(dtype), kind)
+    weight = draw(72, 72, dtype=dtype, scale=0.1)
+    inner = few_rows.linear(stream, [weight], [None], norm=norm)
+    close(inner, F.linear(normed, weight), dtype)
+    found = few_rows.linear(inner, [weight], [None], onto=stream)
+    assert found.dtype == torch.float32
+    branch = (found - stream).double()
+    assert torch.allclose(branch, branch.half().double(), rtol=0, atol=2e-5)  # the stream's own rounding
+    close(found, stream + F.linear(inner, weight), torch.float32 if INTERPRETED else dtype)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF])
 @pytest.mark.parametrize("interleaved, fraction", [(False, 1.0), (True, 1.0), (False, 0.5), (None, 1.0)])
 @torch.no_grad()

@@ -99,4 +99,8 @@ def test_equals_the_published_loop() -> None:
 def test_is_an_operator_for_compilers() -> None:
     for train in (False, True):
         decay, u, k, v, state = (t.detach().requires_grad_(train) for t in make(2, 20, 6))
-        torch.library.opcheck(torch.ops.anyformer.wkv.default, (decay, u, k, v, state, torch.ones(2, 20), train))
+        turned = k.detach().mT.contiguous().mT.requires_grad_(train)
+        for given in (k, turned):
+            torch.library.opcheck(
+                torch.ops.anyformer.wkv.default, (decay, u, given, v, state, torch.ones(2, 20), train)
+            )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from anyformer.lab.configurations import ACTIVATIONS, NORMS, PLACEMENTS, POSITIONS, cell, cells
 from anyformer.models.construct import skeleton
+from anyformer.parts.activation import ACTIVATIONS as FUNCTIONS
 from anyformer.parts.norm import RMSNorm
 from anyformer.parts.residual import Scaled
 from architectures.lines import broken
@@ -35,6 +37,15 @@ def test_the_sample_has_every_value() -> None:
 @pytest.mark.parametrize("each", SAMPLE, ids="-".join)
 def test_cells_train_and_keep_the_lines(each: tuple[str, str, str, str], tmp_path: Path) -> None:
     assert broken(cell(*each, **SMALL, depth=1), tmp_path) is None
+
+
+def test_gelu_is_the_tanh_form() -> None:
+    """As the slide writes it: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    x = torch.linspace(-4, 4, 33, dtype=torch.float64)
+    slide = x / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+    for name in ("GeLU", "GeGLU"):
+        feedforward = cell("pre", "LayerNorm", name, "RoPE").decoder.layers.steps["feedforward"].op
+        assert torch.allclose(FUNCTIONS[feedforward.activation](x), slide, atol=1e-12, rtol=0)
 
 
 def test_norms_stand_where_they_are_said_to() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -14,23 +15,30 @@ import pytest
 import torch
 
 from anyformer.data import PythonDocs
+from anyformer.lab import recall
 from anyformer.lab.experiments import (
     efficient_attention,
     emergence,
     experts,
     few_shot,
+    generation_time,
     in_context_regression,
     induction_heads,
     modifications,
     next_sentence,
     norm_placement,
     positions,
+    speed_and_quality,
+    state_spaces,
+    transformer_and_recurrence,
 )
 from anyformer.lab.narang_table import ROWS, row_named
 from anyformer.lab.runs import held_out
 from anyformer.lab.trials import Place
 from anyformer.look.trace import trace
 from anyformer.models.construct import build
+from anyformer.specs.codec import kinds
+from anyformer.specs.part import Part
 
 Curves = dict[str, list[tuple[float, float]]]
 
@@ -80,6 +88,22 @@ PROPERTIES = {
 def test_properties_of_positions(scheme: str) -> None:
     found = positions.properties(positions.model_spec(scheme, 32, 1, 16), 16)
     assert tuple(found[name] for name in positions.PROPERTIES) == PROPERTIES[scheme]
+
+
+@pytest.mark.parametrize(("scheme", "answers"), [
+    ("sinusoidal", (True, True, True, True, True)), ("rope", (True, True, True, True, True)),
+    ("learned", (True, False, False, False, True)), ("integer", (True, False, False, True, False)),
+    ("binary", (True, False, True, True, False)), ("concatenated", (True, True, True, False, False)),
+    ("alibi", (None, None, True, True, False)),
+])  # fmt: skip
+def test_properties_that_the_lectures_ask_for(scheme: str, answers: tuple[bool | None, ...]) -> None:
+    found = positions.lecture_properties(scheme)
+    assert tuple(found[name] for name in positions.LECTURE) == answers
+
+
+def test_grids_have_forms_of_these_schemes() -> None:
+    kinds()
+    assert set(positions.GRID) <= set(positions.SCHEMES) and set(positions.GRID.values()) <= set(Part.kinds)
 
 
 def test_far_places_share_a_bucket() -> None:
@@ -165,6 +189,45 @@ def test_a_twentieth_of_the_steps_warms_up(steps: int, warmup: int, tmp_path: Pa
         in_context_regression.work(values, Untrained(tmp_path, tmp_path, "cpu"))
 
 
+def test_answers_stand_where_they_are_asked_for() -> None:
+    for text in recall.palindromes(9, 5, 4, seed=0):
+        word, answer = text.split(recall.ASK)
+        assert answer == word[::-1] and len(word) == 5 and set(word) <= set("abcd")
+    for selective in (True, False):
+        texts = recall.copies(50, 3, 4, 6, 0, selective)
+        parts = [text.split(recall.ASK) for text in texts]
+        assert all(before.replace(recall.BLANK, "") == answer and len(before) == 9 for before, answer in parts)
+        starts = {before[:3] == answer for before, answer in parts}
+        assert (False in starts) is selective
+
+
+def test_answers_that_are_right_are_counted() -> None:
+    """By a model that says "b" wherever it is."""
+
+    def model(input_ids: Any) -> Any:
+        return SimpleNamespace(logits=torch.eye(256)[ord("b")].expand(*input_ids.shape, 256))
+
+    trainer: Any = SimpleNamespace(
+        tokenizer=SimpleNamespace(encode=lambda text: [*text.encode()]), device="cpu", model=model,
+        eval_mode=contextlib.nullcontext,
+    )  # fmt: skip
+    assert recall.answer_accuracy(trainer, ["abc|cba", "bba|abb"]) == [0.0, 1.0, 0.5]
+
+
+def test_a_text_read_in_pieces_is_the_text() -> None:
+    """The last piece of several says what a whole pass says, and the state is that of any other length."""
+    spec = state_spaces.model_spec("mamba", 8, 64, depth=1, states=4)
+    model, ids = build(spec, seed=0).eval(), torch.arange(64)[None]
+    state = model.new_state(1, capacity=64)
+    with torch.no_grad():
+        for piece in ids.split(16, 1):
+            said = model(input_ids=piece, past_key_values=state).logits
+        assert torch.allclose(said, model(input_ids=ids).logits[:, -16:], atol=1e-5)
+    rows = state_spaces.read_in_pieces(4 * state_spaces.PIECE, "cpu")
+    assert [row["read"] // state_spaces.PIECE for row in rows] == [1, 2, 4]
+    assert len({row["state"] for row in rows}) == len({row["bytes"] for row in rows}) == 1
+
+
 # -- what is claimed --------------------------------------------------------------------------------------------------
 
 
@@ -197,17 +260,131 @@ def test_experts_may_cost_a_twentieth_more() -> None:
         assert verdict.holds is holds and verdict.figures["a token costs more by"] == pytest.approx(dearer)
 
 
+def costs_by_length(**powers: float) -> list[dict[str, Any]]:
+    """As claimed, but where another power of the length is given."""
+    rows = []
+    for name, tokens in itertools.product(efficient_attention.MODELS, (1024, 2048, 4096, 8192)):
+        own = {
+            "flops": 2.0 if name == "full" else 1.0,
+            "bytes": 1.0,
+            "bytes with scores": 2.0,
+            "step": 0.0,
+            "state": 0.0,
+        }
+        own |= {"step": 1.0} if name == "full" else {}
+        own |= {field: power for field, power in powers.items() if name == "mamba"}
+        rows.append({"model": name, "tokens": tokens, **{field: 8.0 * tokens**power for field, power in own.items()}})
+    return rows
+
+
+@pytest.mark.parametrize(("wrong", "holds"), [
+    ({}, True), ({"flops": 1.2}, False), ({"bytes": 1.2}, False), ({"step": 0.1}, False), ({"state": 0.1}, False),
+])  # fmt: skip
+def test_efficient_attention_is_linear_in_all_it_costs(wrong: dict[str, float], holds: bool) -> None:
+    verdict = efficient_attention.claim(costs_by_length(**wrong))
+    assert verdict.holds is holds
+    assert verdict.figures["exponent of operations, full"] == pytest.approx(2)
+    assert verdict.figures["exponent of operations, mamba"] == pytest.approx(wrong.get("flops", 1))
+
+
+def test_a_cache_that_saves_nothing_is_told(tmp_path: Path) -> None:
+    """The real counts hold; a decoder that reads its text again in both cases does not."""
+    values = {"depth": 1, "width": 16, "lengths": [8, 16, 32], "timed": 0}
+    place = Place(tmp_path, tmp_path, "cpu")
+    rows = [{**trial.values, **row} for trial in generation_time.trials(**values)
+            for row in generation_time.work(trial.values, place)]  # fmt: skip
+    assert generation_time.claim(rows).holds
+    again = {row["tokens"]: row["flops"] for row in rows if row["model"] == "no cache"}
+    broken = [row | {"flops": again[row["tokens"]]} if row["model"] == "cache" else row for row in rows]
+    assert not generation_time.claim(broken).holds
+
+
+def recurrence_rows(depths: tuple[int, int] = (9, 9), far: float = 1.0, lstm: float = 0.2) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for kind in transformer_and_recurrence.KINDS:
+        both = depths if kind == "transformer" else (100, 200)
+        rows += [{"kind": kind, "tokens": 64 * (i + 1), "depth": depth, "flops": 9.0 * (i + 1), "seconds": i + 1.0}
+                 for i, depth in enumerate(both)]  # fmt: skip
+        last = far if kind == "transformer" else lstm
+        rows += [{"kind": kind, "seed": seed, "distance": 2 * i, "accuracy": last if i == 4 else 1.0}
+                 for seed in range(3) for i in range(1, 5)]  # fmt: skip
+    return rows
+
+
+@pytest.mark.parametrize(("wrong", "holds"), [
+    ({}, True), ({"depths": (9, 10)}, False), ({"far": 0.9}, False), ({"lstm": 0.7}, False),
+])  # fmt: skip
+def test_a_transformer_reads_at_once_and_recalls(wrong: dict[str, Any], holds: bool) -> None:
+    verdict = transformer_and_recurrence.claim(recurrence_rows(**wrong))
+    assert verdict.holds is holds
+    assert verdict.figures["exponent of depth, lstm"] == pytest.approx(1)
+    assert verdict.figures["smallest gap with a seed"] == pytest.approx(wrong.get("far", 1.0) - wrong.get("lstm", 0.2))
+
+
+@pytest.mark.parametrize(("wrong", "holds"), [
+    ({}, True), ({"selective-mamba": 0.9}, False), ({"selective-s4": 0.7}, False), ({"plain-s4": 0.9}, False),
+    ({"state": 1.0}, False), ({"bytes": 1.0}, False), ({"flops": 1.1}, False),
+])  # fmt: skip
+def test_mamba_chooses_what_it_keeps(wrong: dict[str, float], holds: bool) -> None:
+    right = {"selective-s4": 0.3, "selective-mamba": 1.0, "plain-s4": 1.0, "plain-mamba": 0.5}
+    rows: list[dict[str, Any]] = []
+    for name, share in right.items():
+        task, kind = name.split("-")
+        last = wrong.get(name, share)  # one seed of three
+        rows += [
+            {"task": task, "kind": kind, "seed": seed, "accuracy": last if seed == 2 else share} for seed in range(3)
+        ]
+    powers = {"state": 0.0, "bytes": 0.0, "flops": 1.0, "seconds": 1.3} | wrong
+    rows += [{"read": read, **{field: read ** powers[field] for field in ("state", "bytes", "flops", "seconds")}}
+             for read in (2**10, 2**15, 2**20)]  # fmt: skip
+    assert state_spaces.claim(rows).holds is holds
+
+
+def mixer_rows(**changes: dict[str, float]) -> list[dict[str, Any]]:
+    """Full attention recalls all, half of the others half of it; on text the rest are as good."""
+    rows = []
+    for seed, (i, name) in itertools.product(range(3), enumerate(speed_and_quality.MIXERS)):
+        own = {"recall": 0.5 if i % 2 else 1.0, "loss": 1.0, "cost": 9.0, "long cost": 10.0 - bool(i), "long": 99}
+        rows.append(
+            {"mixer": name, "seed": seed, **own, **(changes.get(name.replace("-", "_"), {}) if seed == 2 else {})}
+        )
+    return rows
+
+
+@pytest.mark.parametrize(("wrong", "holds"), [
+    ({}, True), ({"full": {"recall": 0.9}}, False),  # a cheaper one recalls more with a seed
+    ({name: {"recall": 2.0} for name in ("window",)}, False),
+    ({name.replace("-", "_"): {"loss": 2.0} for name in speed_and_quality.MIXERS[1:9]}, False),
+])  # fmt: skip
+def test_recall_is_what_cheaper_mixers_lose(wrong: dict[str, Any], holds: bool) -> None:
+    assert speed_and_quality.claim(mixer_rows(**wrong)).holds is holds
+
+
+def test_the_frontier() -> None:
+    """Dearer ones are there where they are better than all cheaper ones."""
+    costs, quality = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 1.0}, {"a": 0.5, "b": 0.4, "c": 0.9, "d": 0.1}
+    assert speed_and_quality.frontier(costs, quality) == ["a", "c"]
+
+
+@pytest.mark.parametrize("name", ["full", "window", "compressed", "convolution", "rwkv", "s4"])
+def test_efficient_mixers_cost_less_on_long_texts(name: str) -> None:
+    """A token of a text eight times as long costs as much, but where each sees all before it."""
+    short, long = (speed_and_quality.token_cost(name, 32, length) for length in (256, 2048))
+    grows = name in ("full", "compressed")
+    assert (long > 1.5 * short) if grows else long == pytest.approx(short, rel=0.15)
+
+
 # -- what is drawn ----------------------------------------------------------------------------------------------------
 
 
 def test_costs_are_drawn_by_model() -> None:
-    rows = [{"model": name, "tokens": 64 * 2**i, "seconds": n + i + 1.0, "bytes": 8 * n + i + 1, "step": None}
+    rows = [{"model": name, "tokens": 64 * 2**i, "flops": n + i + 1.0, "bytes": 8 * n + i + 1, "step": None}
             for n, name in enumerate(efficient_attention.MODELS) for i in range(2)]  # fmt: skip
     found = curves(efficient_attention.plot(rows))
     for n, name in enumerate(efficient_attention.MODELS):
-        assert found["a forward pass, s"][name] == [(64, n + 1), (128, n + 2)]
+        assert found["operations of a pass"][name] == [(64, n + 1), (128, n + 2)]
         assert found["its highest memory, bytes"][name] == [(64, 8 * n + 1), (128, 8 * n + 2)]
-    assert found["one step behind it, s"] == {}
+    assert found["operations of a step"] == {}
 
 
 def test_errors_are_drawn_beside_those_of_bayes() -> None:

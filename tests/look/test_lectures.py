@@ -39,6 +39,8 @@ def test_a_walk() -> None:
     scene = Scene(planted(), {"input_ids": torch.tensor([[4, 7, 2, 9, 1, 4]])}, words=lambda i: f"$w{i}")
     figure = lectures.walk(scene)
     figure.canvas.draw()
+    named = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert named[0] == r"0: \$w4 4" and named[3] == r"3: \$w9 9" and len(named) == 6
     assert figure.axes[3].get_yticklabels()[-1].get_text() == r"\$w7"  # the induction circuit's answer
 
 

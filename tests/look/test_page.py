@@ -69,6 +69,7 @@ def test_a_page_of_each_kind(family: str) -> None:
     assert len(data["maps"]) == len(data["held"]) == number
     assert [len(held) for held in data["held"]] == [each["heads"] for each in data["maps"]]
     assert len(data["predictions"]) == len(data["tokens"]) == (5 if family == "t5" else 9)
+    assert len(data["ids"]) == len(data["tokens"]) and "token id ${data.ids[i]}" in page
     assert (data["source"] is not None) == (family == "t5")
     assert "why" not in data["lens"] and "why" not in data["contributions"]
     assert {table["by"] for table in data["tables"]} >= {"head", "sublayer"}

@@ -29,6 +29,7 @@ from small import close
 from tiny import CONFIGS, model_of
 
 KNOWN = VocabularyInfo(size=50, mask=4, begin=2, end=3, apart=(0, 2, 3, 4))
+DISTILBERT = {"dim": "hidden_size", "n_heads": "num_attention_heads", "hidden_dim": "intermediate_size"}
 ROWS = [np.array([2, *range(10, 10 + n), 3], np.int32) for n in (25, 12)]
 
 
@@ -40,6 +41,12 @@ def built(family: str, architecture: str, seed: int = 0, **more: Any) -> Any:
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
     return model
+
+
+def small_student(**more: int) -> Any:
+    bert = {ours: CONFIGS["bert"][theirs] for ours, theirs in DISTILBERT.items()}
+    config = {**bert, "architectures": ["DistilBertForMaskedLM"], "vocab_size": 50, "n_layers": 2, **more}
+    return af.build(families.find("distilbert").read(config), seed=1).eval()
 
 
 def masked_batch(objective: Objective) -> Batch:
@@ -125,6 +132,67 @@ def test_the_teacher_goes_along_unseen(tmp_path: Path) -> None:
     assert both.frozen.dtype == torch.float64 and not both.frozen.training
     assert not any(parameter.requires_grad for parameter in both.frozen.parameters())
     assert set(objective.losses(both, masked_batch(objective))) == {"soft", "cosine", "hard"}
+
+
+def test_a_student_starts_with_every_second_layer(tmp_path: Path) -> None:
+    """As published: by transformers' names, layer j of DistilBERT is layer 2 j of BERT, and the rest is the same."""
+    import transformers
+
+    teacher = built("bert", "BertForMaskedLM", 2, num_hidden_layers=4)
+    af.save(teacher, tmp_path / "teacher", format="hf")
+    student = small_student()
+    objective = Distill(of=Masked(known=KNOWN), teacher=str(tmp_path / "teacher"), layers=(0, 2))
+    objective.initialize(student)
+    af.save(student, tmp_path / "student", format="hf")
+    ours = transformers.DistilBertForMaskedLM.from_pretrained(tmp_path / "student").state_dict()
+    theirs = transformers.BertForMaskedLM.from_pretrained(tmp_path / "teacher").state_dict()
+    names = {
+        "distilbert.embeddings.position_embeddings.weight": "bert.embeddings.position_embeddings.weight",
+        "distilbert.embeddings.word_embeddings.weight": "bert.embeddings.word_embeddings.weight",
+        "distilbert.embeddings.LayerNorm.bias": "bert.embeddings.LayerNorm.bias",
+        "vocab_transform.weight": "cls.predictions.transform.dense.weight",
+        "vocab_layer_norm.weight": "cls.predictions.transform.LayerNorm.weight",
+        "vocab_projector.bias": "cls.predictions.bias",
+    }
+    for j, i in enumerate(objective.layers):
+        mine, its = f"distilbert.transformer.layer.{j}", f"bert.encoder.layer.{i}"
+        names |= {
+            f"{mine}.attention.q_lin.weight": f"{its}.attention.self.query.weight",
+            f"{mine}.attention.out_lin.bias": f"{its}.attention.output.dense.bias",
+            f"{mine}.ffn.lin1.weight": f"{its}.intermediate.dense.weight",
+            f"{mine}.ffn.lin2.weight": f"{its}.output.dense.weight",
+            f"{mine}.sa_layer_norm.weight": f"{its}.attention.output.LayerNorm.weight",
+            f"{mine}.output_layer_norm.bias": f"{its}.output.LayerNorm.bias",
+        }
+    assert [name for name in names if not torch.equal(ours[name], theirs[names[name]])] == []
+
+
+def test_a_student_with_all_layers_is_its_teacher(tmp_path: Path) -> None:
+    """With every layer and no segments nothing is left to learn; pretraining's head has the language model below it."""
+    teacher = built("bert", "BertForPreTraining", 2)
+    with torch.no_grad():
+        teacher.embedding.segments.weight.zero_()
+    af.save(teacher, tmp_path)
+    student = small_student()
+    objective = Distill(of=Masked(known=KNOWN), teacher=str(tmp_path), layers=(0, 1), hard=0.0)
+    before = objective.losses(objective.module(student), masked_batch(objective))
+    objective.initialize(student)
+    after = objective.losses(objective.module(student), masked_batch(objective))
+    assert before["soft"].item() > 1 and abs(after["soft"].item()) < 1e-3 and abs(after["cosine"].item()) < 1e-3
+
+
+def test_layers_that_no_student_can_have(tmp_path: Path) -> None:
+    af.save(built("bert", "BertForMaskedLM"), tmp_path)
+    student = small_student()
+    for layers, line in (
+        ((0, 2), "no layer 2; its last is 1"),
+        ((1,), "1 layers of the teacher, and the student has 2"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            Distill(of=Masked(), teacher=str(tmp_path), layers=layers).initialize(student)
+    wide = small_student(hidden_dim=48)
+    with pytest.raises(ValueError, match=r"feedforward.op.up.weight \(48, 24\) cannot come from the teacher"):
+        Distill(of=Masked(), teacher=str(tmp_path), layers=(0, 1)).initialize(wide)
 
 
 def test_distillation_mistakes() -> None:

@@ -23,10 +23,14 @@ from anyformer.data import TSV, Bytes, Data, TextFiles
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.translate import Translate
+from anyformer.parts.feedforward.mlp import GatedMLP
+from anyformer.parts.feedforward.moe import ExpertsModule, MoE, Switch
 from anyformer.parts.norm import RMSNorm
 from anyformer.parts.position.absolute import DistanceBias
+from anyformer.runtime.context import Context
 from anyformer.specs.codec import override
-from anyformer.train import parallel
+from anyformer.specs.part import Site
+from anyformer.train import parallel, shard
 from anyformer.train.optim import Adafactor, AdamW, Cosine
 from anyformer.train.parallel import Mesh
 from anyformer.train.progress import Metrics
@@ -121,8 +125,10 @@ def trained(run: Run, folder: Path) -> dict[str, Any]:
     if parallel.rank() == 0:
         trainer.callbacks.append(Metrics())
     trainer.fit()
+    spread = [m for m in trainer.core.module.modules() if isinstance(m, ExpertsModule)]
+    experts = [(module.num_experts, parallel.local_tensor(module.up).shape[0]) for module in spread]
     model = gather_model(trainer.model, trainer.device)
-    return {"values": log.values, "rows": log.rows, "weights": model.state_dict()}
+    return {"values": log.values, "rows": log.rows, "weights": model.state_dict(), "experts": experts}
 
 
 def troubles(folder: Path, mesh: Mesh) -> dict[str, Any]:
@@ -161,11 +167,45 @@ def troubles(folder: Path, mesh: Mesh) -> dict[str, Any]:
     return {"said": every}
 
 
+def routed(crowded: bool) -> dict[str, float]:
+    """The largest differences between experts that are spread over all processes and the same experts in each: a
+    switch drops tokens and, where `crowded`, sends all to an expert of the first process."""
+    parallel.start("cpu")
+    num, rank = parallel.world_size(), parallel.rank()
+    part = MoE(num_experts=4, router=Switch(capacity=9 if crowded else 2), expert=GatedMLP(width=6, bias=True))
+    torch.manual_seed(0)
+    one, several = (part.build(Site(width=8, address="moe")) for _ in range(2))
+    with torch.no_grad():
+        for parameter in one.parameters():
+            parameter.normal_()
+        if crowded:
+            one.router.weight[0] = 100.0
+        several.load_state_dict(one.state_dict())
+    shard.spread_experts(several, dist.device_mesh.init_device_mesh("cpu", (num,)))
+    index = torch.arange(9)
+    x = torch.randn(3, 9, 8, generator=torch.Generator().manual_seed(rank)).abs()
+    results = []
+    for module in (one, several):
+        own = x.clone().requires_grad_()
+        y = module(own, Context(index=index, positions=index[None].expand(3, -1)))
+        (y * torch.arange(8)).sum().backward()
+        results.append((y, own.grad, module.router.weight.grad))
+    pairs = dict(zip(("output", "input", "router"), zip(*results, strict=True), strict=True))
+    for name, parameter in one.experts.named_parameters():
+        dist.all_reduce(parameter.grad)  # spread, an expert gets the gradients of all processes at once
+        mine = parallel.local_tensor(several.experts.get_parameter(name).grad)
+        pairs[name] = parameter.grad.chunk(num)[rank], mine
+    return {name: float(((a - b).abs().max() / a.abs().max().clamp(min=1)).detach()) for name, (a, b) in pairs.items()}
+
+
 def every_case(folder: Path, cases: list[Case]) -> None:
     found: dict[str, Any] = {}
     for case, family, *meshes in cases:
         if family == "troubles":
             found[case] = troubles(folder, Mesh(**meshes[0]))
+            continue
+        if family == "routed":
+            found[case] = {"differences": [routed(crowded) for crowded in (False, True)]}
             continue
         for i, mesh in enumerate(meshes, 1):
             run = run_of(family, folder, Mesh(**mesh), steps=STEPS * i // len(meshes))

@@ -58,8 +58,8 @@ def test_every_recipe_names_its_data() -> None:
 
 @pytest.mark.parametrize("name", recipes())
 def test_what_is_fetched_is_what_the_recipe_reads(name: str, played: list[str], tmp_path: Path) -> None:
-    folders = [folder for folder in folders_of(name) if not ORIGINS[folder].model]
-    private = [folder for folder in folders if not ORIGINS[folder].public]
+    folders = [each for each in folders_of(name) if not ORIGINS[each].model and not ORIGINS[each].generate]
+    private = [folder for folder in folders if not ORIGINS[folder].available]
     for folder in private:
         with pytest.raises(ValueError, match=f"{folder} cannot be fetched: "):
             fetch(folder, tmp_path)
@@ -133,5 +133,5 @@ def test_without_a_network_or_the_library(
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     assert cli.main(["fetch", "sst2", "--data", str(tmp_path / "data"), "--offline"]) == 2
     assert "'sentence-transformers/all-MiniLM-L6-v2' is not in the cache" in capsys.readouterr().err
-    assert cli.main(["fetch", "cartpole", "--data", str(tmp_path)]) == 2
-    assert "cannot be fetched: 600 episodes of gymnasium's CartPole-v1" in capsys.readouterr().err
+    assert cli.main(["fetch", "dialogue", "--data", str(tmp_path)]) == 2
+    assert "cannot be fetched: conversations of your own" in capsys.readouterr().err

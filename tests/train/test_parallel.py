@@ -34,11 +34,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 import processes
 
 FAMILIES = tuple(processes.CONFIGS)
-COPIES, SHARD, TENSOR = {}, {"shard": 2}, {"tensor": 2}  # type: ignore[var-annotated]
+COPIES, SHARD, TENSOR, EXPERT = {}, {"shard": 2}, {"tensor": 2}, {"expert": 2}  # type: ignore[var-annotated]
 BOTH, HYBRID, WIDE = {"shard": 2, "tensor": 2}, {"replicate": 2, "shard": 2}, {"replicate": 2, "tensor": 2}
 EVERYDAY = {
     2: [*([f"{name}-shard", name, SHARD] for name in FAMILIES), ["t5-tensor", "t5", TENSOR],
         ["llama-to-pieces", "llama", COPIES, TENSOR],
+        ["mixtral-spread", "mixtral", SHARD, EXPERT], ["routed", "routed", EXPERT],
         ["troubles", "troubles", TENSOR]],
     4: [["llama-both", "llama", BOTH]],
 }  # fmt: skip
@@ -48,6 +49,8 @@ SLOW = {
     4: [*([f"{name}-{kind}-of-4", name, mesh] for name in FAMILIES
           for kind, mesh in (("copies", COPIES), ("shard", {"shard": 4}), ("both", BOTH), ("hybrid", HYBRID),
                              ("wide", WIDE))),
+        *([f"mixtral-spread-{i}", "mixtral", mesh]
+          for i, mesh in enumerate(({"expert": 4}, {"shard": 2, "expert": 2}, {"replicate": 2, "expert": 2}))),
         ["llama-about", "llama", BOTH, HYBRID], ["mixtral-about", "mixtral", WIDE, COPIES],
         ["t5-about", "t5", COPIES, BOTH], ["bert-about", "bert", HYBRID, WIDE]],
 }  # fmt: skip
@@ -103,6 +106,14 @@ def by_two(place: Path) -> dict[str, Any]:
 
 def test_two_are_one(place: Path, by_two: dict[str, Any]) -> None:
     check_all(place, by_two)
+
+
+def test_experts_are_spread_over_processes(by_two: dict[str, Any]) -> None:
+    """Each process has two of the four experts, not a piece of all, also of tokens that are dropped or of none."""
+    assert by_two["mixtral-spread"]["experts"] == [(2, 2), (2, 2)]
+    assert by_two["mixtral-shard"]["experts"] == [(4, 2), (4, 2)]
+    for differences in by_two["routed"]["differences"]:
+        assert len(differences) == 7 and max(differences.values()) < 1e-5, differences
 
 
 @pytest.mark.slow
@@ -239,6 +250,17 @@ def test_what_cannot_be_split_is_named(family: str, changes: dict[str, Any], num
     spec = families.find(family).read({"vocab_size": 50, **processes.CONFIGS[family], **changes})
     with pytest.raises(ValueError, match=re.escape(message)):
         shard.plan(af.build(spec, device="meta"), num)
+
+
+def test_experts_that_cannot_be_spread() -> None:
+    specs = {name: families.find(name).read({"vocab_size": 50, **processes.CONFIGS[name]}) for name in FAMILIES}
+    line = "decoder.layers.0.feedforward.op.experts: 4 experts cannot be split over mesh.expert=3 processes"
+    with pytest.raises(ValueError, match=re.escape(line)):
+        shard.check_experts(af.build(specs["mixtral"], device="meta"), 3)
+    with pytest.raises(ValueError, match=r"no experts to split over processes; set mesh.expert=1"):
+        shard.check_experts(af.build(specs["llama"], device="meta"), 2)
+    with pytest.raises(ValueError, match=r"set mesh.tensor or mesh.expert to 1"):
+        Mesh(tensor=2, expert=2)
 
 
 def test_every_linear_layer_of_a_block_has_its_place() -> None:

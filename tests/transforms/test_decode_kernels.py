@@ -12,6 +12,8 @@ import torch
 import anyformer as af
 from anyformer.kernels import decode, few_rows
 from anyformer.models import Call
+from anyformer.parts.feedforward.mlp import GatedMLP
+from anyformer.parts.feedforward.moe import MoE, TopK
 from anyformer.runtime.mask import Causal, Window
 from anyformer.transforms.decode_kernels import decode_kernels
 from anyformer.transforms.quantize import quantize
@@ -25,14 +27,35 @@ SMALL = {"width": 32, "decoder.depth": 2}
 HEADS = {"decoder.layers.attention.op.num_heads": 2, "decoder.layers.attention.op.head_width": 16}
 KV = {"decoder.layers.attention.op.num_kv_heads": 1}
 WINDOW = {"decoder.layers.attention.op.mask": Causal() & Window(size=8)}
+DUAL = {"num_heads": 4, "head_width": 10, "groups": 2, "states": 6, "step_high": 0.5}
 CASES: dict[str, tuple[str, dict[str, Any], int]] = {  # name, changes, residual steps that are fused
     "biases and layer norm": ("gpt2", {**SMALL, **HEADS}, 4),
     "rotary, grouped, gated": ("llama3.2-1b", {**SMALL, **HEADS, **KV}, 4),
     "window": ("llama3.2-1b", {**SMALL, **HEADS, **KV, **WINDOW}, 4),
     "biased projections": ("qwen2-7b", {**SMALL, **HEADS, **KV}, 4),
     "norm after the sum": ("gpt1", {**SMALL, **HEADS}, 4),
-    "experts": ("mixtral-8x7b", {**SMALL, **HEADS, **KV, "decoder.layers.feedforward.op.expert.width": 24}, 2),
-    "recurrence": ("mamba-130m", SMALL, 0),
+    "experts": ("mixtral-8x7b", {**SMALL, **HEADS, **KV, "decoder.layers.feedforward.op.expert.width": 24}, 4),
+    "experts beside a shared one": (
+        "mixtral-8x7b",
+        {
+            **SMALL,
+            **HEADS,
+            **KV,
+            "decoder.layers.feedforward.op": MoE(
+                num_experts=6,
+                router=TopK(top_k=3, groups=2, top_groups=1),
+                expert=GatedMLP(width=24, activation="gelu"),
+                shared=GatedMLP(width=20, activation="silu"),
+            ),
+        },
+        4,
+    ),
+    "recurrence by heads": (
+        "mamba2-130m",
+        {**SMALL, **{f"decoder.layers.mixer.op.{k}": v for k, v in DUAL.items()}},
+        2,
+    ),
+    "recurrence": ("mamba-130m", {**SMALL, "decoder.layers.mixer.op.width": 72}, 2),
 }
 
 

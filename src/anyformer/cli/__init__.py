@@ -31,7 +31,7 @@ VERBS = {
     "run": "Run a task: fill masks, classify, tag, answer, embed, translate, ...",
     "train": "Train a model by a recipe or on your data, or resume a run",
     "glue": "Fine-tune a model for each of GLUE's nine tasks and report its score",
-    "fetch": "Fetch the public data of a recipe",
+    "fetch": "Fetch or generate the data of a recipe",
     "schema": "Print the JSON schema of a run.json, for editors",
     "eval": "Evaluate a model: loss and published metrics on a data set",
     "lab": "Run experiments that check a claim, and grids of trainings",

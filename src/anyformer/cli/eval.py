@@ -16,6 +16,7 @@ from anyformer.cli.settings import device_flag
 from anyformer.cli.texts import as_json
 
 SPLITS = ("test", "valid", "train")
+BY = ("position",)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -27,6 +28,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--metrics", metavar="NAMES", help="metrics such as bleu,chrf, or none (default: those of the task)"
+    )
+    parser.add_argument(
+        "--by", metavar="WHAT", help="position: the loss by token index, and its derivative by log(index)"
     )
     parser.add_argument(
         "--num-beams", type=int, metavar="N", default=1, help="beam search with N beams, for tasks that generate text"
@@ -48,10 +52,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from anyformer.specs.messages import nearest
 
-    for name, valid in (("split", SPLITS), ("dtype", DTYPES)):
+    for name, valid in (("split", SPLITS), ("dtype", DTYPES), ("by", BY)):
         given = getattr(options, name)
         if given is not None and given not in valid:
             raise ValueError(f"no {name} {given!r}; {nearest(given, valid)}")
+    if options.by and (options.metrics or options.save):
+        raise ValueError("--by position computes the loss only; leave --metrics and --save out")
     for name in ("num_beams", "batch", "most"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -64,10 +70,24 @@ def run(options: argparse.Namespace) -> None:
 
     about = f"{facts['model']}: {facts['examples']:,} examples of {facts['recipe']}, {facts['split']}"
     print(about + (f", {facts['num_beams']} beams" if "num_beams" in facts else ""))
+    if options.by:
+        table(
+            ("tokens before", "tokens", "loss", "slope"),
+            [position_row(each) for each in scores["positions"]],
+            (1, 2, 3),
+        )
+        return
     table(("metric", "value"), [(name, f"{value:.4f}") for name, value in scores.items()], right=(1,))
 
 
-def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, Any]]:
+def position_row(each: dict[str, Any]) -> tuple[str, ...]:
+    """Cells of a table."""
+    index = f"{each['first']:,}" if each["first"] == each["last"] else f"{each['first']:,} to {each['last']:,}"
+    slope = "" if each["slope"] is None else f"{each['slope']:.4f}"
+    return index, f"{each['tokens']:,}", f"{each['loss']:.4f}", slope
+
+
+def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
     """Scores, and what they are of."""
     from anyformer.cli.terminal import progress, spinner
     from anyformer.cli.train import find_run
@@ -95,6 +115,8 @@ def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, float], dict[
             usual = Evaluation(source, description.objective, None).names
             names = [*dict.fromkeys((*usual, *description.evaluate.metrics))]
         if home.is_file():
+            if options.by:
+                raise ValueError("--by position needs a model; a file of predictions has no losses")
             return score_predictions(
                 home, Evaluation(source, description.objective, None, names), description.name, split
             )
@@ -105,6 +127,20 @@ def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, float], dict[
         if options.save is not None and Path(options.save).is_dir():
             raise ValueError(f"--save {options.save} is a folder")
         model = load(folder, dtype=options.dtype, device=device)
+    if options.by:
+        from dataclasses import asdict
+
+        from anyformer.train.evaluate_split import evaluate_by_position
+
+        with spinner(f"{description.name}, {split}"):
+            groups = evaluate_by_position(model, description, split, evaluation, options.batch)
+        facts = {
+            "model": str(folder),
+            "recipe": description.name,
+            "split": split,
+            "examples": len(evaluation.split or ()),
+        }
+        return {"positions": [asdict(group) for group in groups]}, facts
     with progress(f"{description.name}, {split}") as advance:
         settings = {"size": options.batch, "num_beams": options.num_beams, "progress": advance}
         scores = evaluate(model, description, split, evaluation, **settings)

@@ -1,8 +1,8 @@
 """Plan a training before you pay for it. NAME is a description; --tokens or --compute gives the amount of training.
 
-Compare the compute with Chinchilla's and Kaplan's laws, show the memory and traffic of each device for several layouts,
-choose the simplest layout that fits, and give its time and cost. With --out, also write the run.json and show the
-command that starts it.
+Compare the compute with Chinchilla's and Kaplan's laws, predict the loss of a language model by them, show the memory
+and traffic of each device for several layouts, choose the simplest layout that fits, and give its time and cost. With
+--out, also write the run.json and show the command that starts it. Without NAME, show the best sizes for --compute.
 
 Memory is that of `anyformer train`: fp32 weights, gradients and two moments, products in bf16, no dropout."""
 
@@ -13,6 +13,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anyformer.cli import Mistake
 from anyformer.cli.count import check_there, find_model, length_of
 from anyformer.cli.settings import setting
 from anyformer.cli.texts import as_json
@@ -21,9 +22,13 @@ if TYPE_CHECKING:
     from anyformer.planning.layout import DeviceLayout, Need, TrainingJob
     from anyformer.train.accelerators import Accelerator
 
+ONLY_A_MODEL = ("set", "tokens", "corpus", "length", "batch", "price", "layout", "recipe", "out")
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="a name from `anyformer zoo`, a model folder, or a spec.json")
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="a name from `anyformer zoo`, a model folder, or a spec.json"
+    )
     parser.add_argument(
         "--set", metavar="PATH=VALUE", action="append", default=[], help="set a value by its address; can be repeated"
     )
@@ -59,6 +64,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     check(options)
+    if options.name is None:
+        show_budget(options)
+        return
     device = device_of(options)
     check_there(options.name)
 
@@ -132,6 +140,10 @@ def check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"--{name} is {value:g}; it must be above 0")
+    if options.name is None:
+        given = [f"--{name}" for name, value in vars(options).items() if name in ONLY_A_MODEL and value]
+        if options.compute is None or given:
+            raise Mistake(f"give NAME{f' for {given[0]}' if given else ', or --compute to see the best sizes for it'}")
     if options.tokens is not None and options.compute is not None:
         raise ValueError("give --tokens or --compute, not both")
     if not 0 < options.utilisation <= 1:
@@ -151,12 +163,55 @@ def device_of(options: argparse.Namespace) -> Any:
 
 
 def compute(options: argparse.Namespace, counted: Any, tokens: float, token: float) -> dict[str, Any]:
-    from anyformer.planning.compute import chinchilla, epochs, estimate, kaplan
+    from anyformer.planning.compute import epochs, estimate
 
     spent = options.compute or token * tokens
-    laws = [dataclasses.asdict(law(spent)) for law in (chinchilla, kaplan)]
+    found: dict[str, Any] = {"optimal": optimal(spent)}
+    if counted.spec.writes and not counted.spec.pair and not counted.spec.towers:  # the laws are of language models
+        tables = sum(size for address, size in counted.parts.items() if address.startswith("embedding."))
+        found["loss"] = losses(counted.active, counted.active - tables, tokens)
     seen = {} if options.corpus is None else {"epochs": epochs(tokens, options.corpus)}
-    return {"compute": spent, "estimate": estimate(counted.active, tokens), "optimal": laws, **seen}
+    return {"compute": spent, "estimate": estimate(counted.active, tokens), **found, **seen}
+
+
+def losses(parameters: float, without_embeddings: float, tokens: float) -> dict[str, float]:
+    """By each of the laws, in nats a token."""
+    from anyformer.planning.compute import hoffmann_loss, kaplan_loss
+
+    return {"Hoffmann": hoffmann_loss(parameters, tokens), "Kaplan": kaplan_loss(without_embeddings, tokens)}
+
+
+def optimal(spent: float) -> list[dict[str, Any]]:
+    """Sizes and tokens that the laws would spend this compute on."""
+    from anyformer.planning.compute import LAWS
+
+    found = [law(spent) for law in LAWS]
+    return [
+        {**dataclasses.asdict(each), "loss": losses(each.parameters, each.parameters, each.tokens)} for each in found
+    ]
+
+
+def show_budget(options: argparse.Namespace) -> None:
+    if options.json:
+        print(as_json({"compute": options.compute, "optimal": optimal(options.compute)}, indent=1))
+        return
+    print(f"{options.compute:.3g} FLOPs would train")
+    show_laws(optimal(options.compute))
+
+
+def show_laws(rows: list[dict[str, Any]]) -> None:
+    from anyformer.cli.terminal import short_number, table
+
+    names = {name: None for row in rows for name in row.get("loss", {})}
+    table(
+        ("by", "parameters", "tokens", *(f"loss by {name}" for name in names)),
+        [
+            (row["law"], short_number(row["parameters"]), short_number(row["tokens"]))
+            + tuple(f"{row['loss'][name]:.2f}" for name in names)
+            for row in rows
+        ],
+        right=range(1, 3 + len(names)),
+    )
 
 
 def layouts(job: TrainingJob, devices: int, asked: DeviceLayout | None) -> tuple[list[Need], dict[str, str]]:
@@ -210,7 +265,7 @@ def write(options: argparse.Namespace, job: TrainingJob, way: DeviceLayout, step
 
 
 def show(result: dict[str, Any], options: argparse.Namespace, kind: str) -> None:
-    from anyformer.cli.terminal import bytes_of, short_number, table
+    from anyformer.cli.terminal import bytes_of, table
 
     size, tokens, spent = result["parameters"], result["tokens"], result["compute"]
     print(
@@ -220,8 +275,13 @@ def show(result: dict[str, Any], options: argparse.Namespace, kind: str) -> None
     if "epochs" in result:
         print(f"each of {options.corpus:.3g} tokens is seen {result['epochs']:.3g} times")
     print(f"{spent:.3g} FLOPs, attention counted (6 N D: {result['estimate']:.3g}); they would also train")
-    laws = [(law["law"], short_number(law["parameters"]), short_number(law["tokens"])) for law in result["optimal"]]
-    table(("by", "parameters", "tokens"), laws, right=(1, 2))
+    laws = result["optimal"]
+    if "loss" in result:
+        this = {"law": "this plan", "parameters": result["active"], "tokens": tokens, "loss": result["loss"]}
+        laws = [this, *laws]
+    else:  # no loss of a text
+        laws = [{name: value for name, value in law.items() if name != "loss"} for law in laws]
+    show_laws(laws)
     device = result["device"]
     print(
         f"\n{result['devices']:,} x {device['name']}: {device['flops'] / 1e12:,.0f} TFLOP/s of which"

@@ -7,7 +7,8 @@ part of the model. The folder keeps the description, the environment, metrics.js
 stopped or killed continues with --resume. The folder opens as the best model by validation, DIR@last as the newest.
 
 On several devices: torchrun --nproc-per-node 8 -m anyformer train RECIPE. Each device has a copy of the model and its
-share of every batch; --set mesh.shard=8 also shards the parameters, --set mesh.tensor=2 splits each layer."""
+share of every batch; --set mesh.shard=8 also shards the parameters, --set mesh.tensor=2 splits each layer,
+--set mesh.expert=8 the experts."""
 
 from __future__ import annotations
 
@@ -186,10 +187,10 @@ def check_data(name: str, data: str) -> None:
     from anyformer.recipes import recipes
     from anyformer.recipes.shared.sources import folders_of, origin_of
 
-    for folder in folders_of(name) if name in recipes() else ():
+    for folder in folders_of(name, data) if name in recipes() else ():
         if not (Path(data) / folder).exists():
             origin = origin_of(folder)
-            how = f"`anyformer fetch {name}` gets it" if origin.public else f"it is {origin.about}"
+            how = f"`anyformer fetch {name}` gets it" if origin.available else f"it is {origin.about}"
             raise FileNotFoundError(f"{data}/{folder} is not there: {how} (--data DIR if it is elsewhere)")
 
 

@@ -12,7 +12,16 @@ from anyformer.data.shards import DataSplit
 from anyformer.data.source import Beside, First, Held, Numbers, Row, Source, Where
 from anyformer.data.table import CSV, IDX, TSV, Arrays, HFDataset, JSONLines, Parquet, SQuAD, open_table
 from anyformer.data.text import Columns, ParallelText, PythonDocs, TextFiles
-from anyformer.data.vocabulary import Bytes, Stored, TrainedBPE, Vocabulary, Words, texts_of
+from anyformer.data.vocabulary import (
+    Bytes,
+    Stored,
+    TrainedBPE,
+    TrainedUnigram,
+    TrainedWordPiece,
+    Vocabulary,
+    Words,
+    texts_of,
+)
 
 __all__ = [
     "Data", "Splits", "DataSplit", "prepare", "Plan", "MixedPlan", "plan_of", "Loader", "StepBatches",
@@ -20,5 +29,6 @@ __all__ = [
     "TextToText", "TextFiles",
     "ParallelText", "Columns", "PythonDocs", "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays", "IDX",
     "SQuAD", "Captions", "Worded", "Episodes", "ImageFolder", "SoundFolder", "Recordings", "JoinedRecordings",
-    "Vocabulary", "Bytes", "TrainedBPE", "Words", "Stored", "texts_of", "open_table",
+    "Vocabulary", "Bytes", "TrainedBPE", "TrainedUnigram", "TrainedWordPiece", "Words", "Stored", "texts_of",
+    "open_table",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,6 +141,82 @@ class TrainedBPE(BuiltVocabulary, called=("BPE", "byte pair encoding")):
         return core
 
 
+class PieceVocabulary(BuiltVocabulary):
+    """`size` pieces of words, or fewer where the data has fewer; what no piece can write is the unknown token."""
+
+    size: int = 8192
+
+    def check(self) -> None:
+        super().check()
+        if "unk_token" not in self.special:
+            raise ValueError(f"{type(self).__name__}.special: 'unk_token' is missing; it stands for unknown words")
+        at_least(self, len(self.special) + self.sentinels + 1, "size")
+
+
+class TrainedWordPiece(PieceVocabulary, called=("WordPiece",)):
+    """BERT's pieces: the longest that fits from the left, and "##" before those inside a word [Wu et al. 2016;
+    Devlin et al. 2019]. With `lowercase` texts lose their capitals and accents (BERT uncased)."""
+
+    special: Mapping[str, str] = Table(
+        {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    )
+    begin: str | None = "cls_token"
+    end: str | None = "sep_token"
+    lowercase: bool = True
+    alphabet: int = 1000  # the most frequent letters; words with others are unknown
+
+    def core(self, texts: Iterable[str], tokens: list[str]) -> Any:
+        import tokenizers
+        from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+        texts = list(texts) if isinstance(texts, Iterator) else texts  # they are read twice
+        normalizer = normalizers.BertNormalizer(lowercase=self.lowercase)
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update("".join(normalizer.normalize_str(text).split()))
+        letters = sorted(sorted(counts), key=lambda letter: -counts[letter])[: self.alphabet]
+        # in this order, so that one data set has one vocabulary: the trainer breaks ties by the ids of the letters
+        symbols = [*tokens, *letters, *(f"##{letter}" for letter in letters)]
+
+        def build(vocabulary: dict[str, int]) -> Any:
+            core = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=self.special["unk_token"]))
+            core.normalizer, core.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
+            core.decoder = decoders.WordPiece()
+            return core
+
+        scratch = build({})
+        trainer = trainers.WordPieceTrainer(vocab_size=self.size, special_tokens=symbols, show_progress=False)
+        scratch.train_from_iterator(texts, trainer)
+        pieces = sorted(scratch.get_vocab(), key=scratch.token_to_id)[: self.size]
+        core = build({piece: i for i, piece in enumerate(pieces)})
+        core.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True) for token in tokens])
+        return core
+
+
+class TrainedUnigram(PieceVocabulary, called=("Unigram", "SentencePiece")):
+    """Pieces with probabilities; a text is read as its most probable pieces, spaces included [Kudo 2018, SentencePiece;
+    T5's kind]. The trainer gives slightly different pieces each time: a run keeps those that it began with."""
+
+    special: Mapping[str, str] = Table({"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"})
+    end: str | None = "eos_token"
+
+    def core(self, texts: Iterable[str], tokens: list[str]) -> Any:
+        import tokenizers
+        from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+        core = tokenizers.Tokenizer(models.Unigram())
+        core.normalizer, core.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
+        core.decoder = decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(
+            vocab_size=self.size,
+            special_tokens=tokens,
+            unk_token=self.special["unk_token"],
+            show_progress=False,
+        )
+        core.train_from_iterator(texts, trainer)
+        return core
+
+
 def _byte_pairs(tokens: list[str]) -> Any:
     """No merges: the special tokens, then the 256 bytes."""
     import tokenizers
@@ -152,11 +229,21 @@ def _byte_pairs(tokens: list[str]) -> Any:
     return core
 
 
-def texts_of(source: Source, columns: tuple[str, ...]) -> Iterator[str]:
+def texts_of(source: Source, columns: tuple[str, ...]) -> Iterable[str]:
     """Every text in these columns, words of a list included; long ones in parts that have the same words."""
-    for row in source.rows(columns):
-        for value in (row.example[name] for name in columns) if row.example is not None else ():
-            if isinstance(value, (str, LongText)):
-                yield from split_at_spaces(value)
-            elif isinstance(value, (list, tuple)):
-                yield " ".join(item for item in value if isinstance(item, str))
+    return _Texts(source, columns)
+
+
+class _Texts:
+    """Texts that can be read more than once."""
+
+    def __init__(self, source: Source, columns: tuple[str, ...]) -> None:
+        self.source, self.columns = source, columns
+
+    def __iter__(self) -> Iterator[str]:
+        for row in self.source.rows(self.columns):
+            for value in (row.example[name] for name in self.columns) if row.example is not None else ():
+                if isinstance(value, (str, LongText)):
+                    yield from split_at_spaces(value)
+                elif isinstance(value, (list, tuple)):
+                    yield " ".join(item for item in value if isinstance(item, str))

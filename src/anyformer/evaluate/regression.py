@@ -1,4 +1,4 @@
-"""Linear regression in context: the predictions of a model next to those of statistics.
+"""Regression in context: the predictions of a model next to those of statistics.
 
 B sequences, N points, P numbers a point. Whatever predicts says of every point what it makes of the pairs before it.
 """
@@ -50,20 +50,53 @@ def neighbours(points: Tensor, values: Tensor, count: int = 3) -> Tensor:
     return chosen.sum(-1) / known.sum(-1).clamp(min=1)
 
 
+def closeness(points: Tensor, scale: float) -> Tensor:
+    """(B, N, P) -> (B, N, N): the logarithm of the kernel exp(-distance^2 / 2 scale^2)"""
+    return torch.cdist(points, points).square() / (-2 * scale**2)
+
+
+def smoother(points: Tensor, values: Tensor, scale: float) -> Tensor:
+    """The mean of the values before each, near ones with more weight [Nadaraya 1964; Watson 1964]: attention whose
+    scores are those of the kernel. 0 where there is none."""
+    later = torch.ones(points.shape[1], points.shape[1], dtype=torch.bool, device=points.device).triu()
+    weights = closeness(points, scale).masked_fill(later, float("-inf")).softmax(-1).nan_to_num(0.0)
+    return (weights * values[:, None]).sum(-1)
+
+
+def gaussian_process(points: Tensor, values: Tensor, scale: float, noise: float) -> Tensor:
+    """Kernel ridge regression of the pairs before each: what Bayes says of smooth functions, if of many waves."""
+    near, found = closeness(points, scale).exp(), [torch.zeros_like(values[:, 0])]
+    square = near + noise**2 * torch.eye(near.shape[-1], dtype=near.dtype, device=near.device)
+    for n in range(1, values.shape[1]):
+        weights = torch.linalg.solve(square[:, :n, :n], values[:, :n])
+        found.append((near[:, n, :n] * weights).sum(-1))
+    return torch.stack(found, 1)
+
+
+def estimators(objective: Regress) -> dict[str, Estimator]:
+    """Bayes for the functions that this objective draws, and others."""
+    scale, noise = objective.scale, objective.noise
+    weight = objective.width * noise**2
+    found: dict[str, Estimator] = {
+        "bayes": lambda points, values: ridge(points, values, weight),
+        "least squares": least_squares,
+        "neighbours": neighbours,
+    }
+    if scale is not None:
+        found["bayes"] = lambda points, values: gaussian_process(points, values, scale, noise)
+    return found
+
+
 @torch.no_grad()
 def curves(
     model: TransformerModule | None, objective: Regress, count: int = 2**17, batch: int = 4096, seed: int = 0
 ) -> dict[str, list[float]]:
     """The mean squared error after 0, 1, ..., `context` pairs, the noise of the value that is asked for included: of
-    the model, of Bayes (ridge with width x noise^2), of least squares and of the 3 nearest neighbours, all on the same
-    `count` sequences. Their seeds are small, and those of a training any of 63 bits: it has not seen them."""
+    the model, of Bayes (for linear functions, ridge with width x noise^2), of least squares and of the 3 nearest
+    neighbours, all on the same `count` sequences. Their seeds are small, and those of a training any of 63 bits: it
+    has not seen them."""
     device = torch.device("cpu") if model is None else model.device
-    weight = objective.width * objective.noise**2
-    predictors: dict[str, Estimator] = {
-        "bayes": lambda points, values: ridge(points, values, weight),
-        "least squares": least_squares,
-        "neighbours": neighbours,
-    }
+    predictors = estimators(objective)
     if model is not None:
         was, asked = model.training, model.eval()
         predictors = {"model": lambda x, y: asked(points=x.float(), values=y.float()).predictions, **predictors}

@@ -41,6 +41,13 @@ ORIGINAL = "of the first published files; no class reads it"
 UNREAD = Ignored(None, ORIGINAL)
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 
+
+def small(width: int, depth: int, published: float) -> Size:
+    """Of "Well-Read Students Learn Better" [Turc et al. 2019]."""
+    shape = {"num_hidden_layers": depth, "num_attention_heads": width // 64, "intermediate_size": 4 * width}
+    return Size({"hidden_size": width, **shape}, published)
+
+
 BERT = Family(
     name="bert",
     about="encoders for text, and decoders made of them",
@@ -70,7 +77,15 @@ BERT = Family(
     checks=(encoder.check_decoder,),
     # pretraining leaves a pooler and a next-sentence head behind that most classes have no use for
     dropped=("~embeddings.position_ids", "~pooler.dense.{p}", "cls.seq_relationship.{p}"),
-    sizes={"bert-base": Size({}, 110e6), "bert-large": Size(LARGE, 340e6)},
+    sizes={
+        "bert-base": Size({}, 110e6),
+        "bert-large": Size(LARGE, 340e6),
+        "bert-tiny": small(128, 2, 4.4e6),
+        "bert-mini": small(256, 4, 11.3e6),
+        "bert-small": small(512, 4, 29.1e6),
+        "bert-medium": small(512, 8, 41.7e6),
+        "bert-multilingual": Size({"vocab_size": 119547}, note="bert-base with a vocabulary of 104 languages, cased"),
+    },
 )
 
 FAMILIES = (BERT,)

@@ -1,6 +1,10 @@
 """T-DMCA [Liu et al. 2018]: the Transformer's decoder alone, for texts of thousands of tokens; its layers look in turn
 inside blocks (L) and at keys and values that a strided convolution made fewer (M). transformers has no class of it:
-there are descriptions, saved in our own form, and config fields are named as those of the original Transformer here."""
+there are descriptions, saved in our own form, and config fields are named as those of the original Transformer here.
+
+Its rivals in the paper's table: `transformer-d` has full layers (F) alone; `t-dmca-moe-128` and `t-dmca-moe-256` have
+experts in the compressed layers (which layers is our choice); `transformer-base` is the encoder and decoder; LSTM and
+AdditiveAttention are the parts of seq2seq with attention."""
 
 from __future__ import annotations
 
@@ -11,20 +15,24 @@ from anyformer.families.base.fields import ConfigField, Field, activation_at, ti
 from anyformer.families.base.template import Config
 from anyformer.models import DecoderModel, Model
 from anyformer.parts.activation import activation_named
+from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.memory_compressed import BlockAttention, CompressedAttention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.feedforward.moe import MoE, NoisyTopK
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal, Xavier
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Sinusoidal
+from anyformer.runtime.mask import Causal
 from anyformer.specs.messages import quote
+from anyformer.specs.part import walk
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rule
 
-KINDS = {"L": "local", "M": "compressed"}
+KINDS = {"L": "local", "M": "compressed", "F": "full"}
 FIRST = "decoder.layers.0"  # its feed-forward is that of all
 
 
@@ -34,12 +42,21 @@ def order(spec: DecoderModel) -> str:
     return "".join(letters[stack.pattern[i % len(stack.pattern)]] for i in range(stack.depth))
 
 
+def expert_count(spec: DecoderModel) -> int:
+    return next((part.num_experts for _, part in walk(spec) if isinstance(part, MoE)), 0)
+
+
+def inner_width(spec: DecoderModel) -> int:
+    return next(part.width for _, part in walk(spec) if isinstance(part, MLP))
+
+
 FIELDS: dict[str, ConfigField] = {
     "vocab_size": Field(32000, "embedding.tokens.vocab_size"),
     "d_model": Field(512, "width"),
     "layers": Field("LMLML", order),
     "num_heads": Field(8, "decoder.layers.attention.op.num_heads"),
-    "d_ff": Field(2048, f"{FIRST}.feedforward.op.width"),
+    "d_ff": Field(2048, inner_width),
+    "num_experts": Field(0, expert_count),  # in the compressed layers; 0: none
     "block_size": Field(256, "decoder.layers.local.attention.op.size"),
     "kernel_size": Field(3, "decoder.layers.compressed.attention.op.kernel"),
     "stride": Field(3, "decoder.layers.compressed.attention.op.stride"),
@@ -54,11 +71,15 @@ FIELDS: dict[str, ConfigField] = {
 
 def describe(c: Config) -> Model:
     if not c.layers or set(c.layers) - KINDS.keys():
-        raise ValueError(f"layers {quote(c.layers)}: a letter for each layer, L (local) or M (memory-compressed)")
+        raise ValueError(
+            f"layers {quote(c.layers)}: a letter for each layer: L (local), M (memory-compressed), F (full)"
+        )
 
-    def layer(op: Any) -> Block:
+    def layer(op: Any, experts: int = 0) -> Block:
         norm = LayerNorm()
-        inner = MLP(width=c.d_ff, activation=activation_named(c.activation_function))
+        inner: Any = MLP(width=c.d_ff, activation=activation_named(c.activation_function))
+        if experts:
+            inner = MoE(num_experts=experts, router=NoisyTopK(top_k=min(2, experts)), expert=inner)
         return Block(
             attention=Sublayer(op=op, out_norm=norm, dropout=c.dropout),
             feedforward=Sublayer(op=inner, out_norm=norm, dropout=c.dropout),
@@ -75,7 +96,10 @@ def describe(c: Config) -> Model:
         decoder=Stack(
             layers={
                 "local": layer(BlockAttention(size=c.block_size, **shared)),
-                "compressed": layer(CompressedAttention(kernel=c.kernel_size, stride=c.stride, **shared)),
+                "compressed": layer(
+                    CompressedAttention(kernel=c.kernel_size, stride=c.stride, **shared), c.num_experts
+                ),
+                **({"full": layer(Attention(mask=Causal(), **shared))} if "F" in c.layers else {}),
             },
             pattern=tuple(KINDS[letter] for letter in c.layers),
             depth=len(c.layers),
@@ -98,6 +122,13 @@ FAMILIES = (
         describe=describe,
         rules=rules,
         architectures=(),
-        sizes={"t-dmca": Size({}, note="L-M-L-M-L, blocks of 256 tokens, one key for three; no mixture of experts")},
+        sizes={
+            "t-dmca": Size({}, note="L-M-L-M-L, blocks of 256 tokens, one key for three; no mixture of experts"),
+            **{
+                f"t-dmca-moe-{count}": Size({"num_experts": count}, note=f"{count} experts in the two layers M")
+                for count in (128, 256)
+            },
+            "transformer-d": Size({"layers": "FFFFF"}, note="the decoder alone, each layer sees the whole past"),
+        },
     ),
 )

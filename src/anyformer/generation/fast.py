@@ -26,7 +26,7 @@ from anyformer.generation.search_state import Search
 from anyformer.generation.stepper import Stepper
 from anyformer.kernels import few_rows, hardware
 from anyformer.kernels.launch import compile_ahead, launch_errors, start_compiler
-from anyformer.kernels.recording import graph_capture
+from anyformer.kernels.recording import capture, graph_capture
 from anyformer.models import Call, TransformerModule, position_limit
 from anyformer.parts.embedding.text import TokensModule, check_ids
 from anyformer.parts.position.absolute import Sinusoidal
@@ -302,7 +302,7 @@ class DecodeRecording:
                     self.begin(stepper)
                     step()
             torch.cuda.current_stream().wait_stream(stream)
-            with torch.cuda.graph(graph):
+            with capture(graph):
                 scores = step()
         return StepGraph(graph.replay, scores, how)
 
@@ -366,7 +366,7 @@ class PromptRecording:
             with torch.cuda.stream(stream):
                 self.forward()
             torch.cuda.current_stream().wait_stream(stream)
-            with torch.cuda.graph(self.graph):
+            with capture(self.graph):
                 self.scores = self.forward()
 
     def forward(self) -> Tensor:

@@ -105,13 +105,15 @@ def attend(
     weights: Callable[[Tensor], Tensor] | None = None,
     values: Callable[[Tensor], Tensor] | None = None,
     talk: Callable[[Tensor, bool], Tensor] | None = None,
+    normalize: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """softmax(scale * q k^T + bias) v over what is visible. q (B,H,T,K), k and v (B,G,S,K), bias (1 or B, H, T, S).
 
     Returns (B,H,T,K). `weights` is shown the attention weights (B,H,T,S) and gives them back or puts others in their
     place; only the eager kernel has them in hand, for the others they are computed once more, so that looking changes
     no result. `values` maps the weights to what is added to the result; `talk` mixes scores (.., False), then weights
-    (.., True) of the heads. A query that sees nothing gets zeros on every kernel.
+    (.., True) of the heads; `normalize` makes weights of scores in the place of softmax.
+    A query that sees nothing gets zeros on every kernel.
     """
     if kernel not in KERNELS:
         raise ValueError(f"unknown attention kernel {quote(kernel)}; {nearest(kernel, KERNELS)}")
@@ -119,10 +121,11 @@ def attend(
         raise ValueError("the flex kernel needs a CUDA device; use kernel='sdpa'")
     if kernel == "auto":
         kernel = "sdpa"
-    if values is not None or talk is not None or (softcap is not None and kernel == "sdpa"):  # SDPA has none of them
+    own = values is not None or talk is not None or normalize is not None  # of which fused kernels have none
+    if own or (softcap is not None and kernel == "sdpa"):
         kernel = "eager"
     if kernel == "eager":
-        seen = _weights(q, k, visible, bias, scale, softcap, v.dtype, talk)
+        seen = _weights(q, k, visible, bias, scale, softcap, v.dtype, talk, normalize)
         if talk is not None:
             seen, dropout = talk(F.dropout(seen, dropout) if dropout else seen, True), 0.0
         return _mix_values(seen if weights is None else weights(seen), v, dropout, values)
@@ -148,6 +151,7 @@ def _weights(
     softcap: float | None,
     dtype: torch.dtype,
     talk: Callable[[Tensor, bool], Tensor] | None = None,
+    normalize: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """(B, H, T, S), 0 where a key is not visible."""
     # scores of half precision are kept in fp32, as the fused kernels do: they may be beyond fp16's range
@@ -158,12 +162,13 @@ def _weights(
         scores = scores + bias
     if talk is not None:
         scores = talk(scores.to(dtype), False).to(scores.dtype)
+    weigh = normalize or functools.partial(torch.softmax, dim=-1)
     if visible.everything:
-        return scores.softmax(-1).to(dtype)
+        return weigh(scores).to(dtype)
     # the finite minimum instead of -inf, then an exact zero: a row that sees nothing has a finite gradient too
     hidden = visible.hidden()
     scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
-    return scores.softmax(-1).to(dtype).masked_fill(hidden, 0)
+    return weigh(scores).to(dtype).masked_fill(hidden, 0)
 
 
 def _mix_values(weights: Tensor, v: Tensor, dropout: float, values: Callable[[Tensor], Tensor] | None) -> Tensor:

@@ -49,12 +49,12 @@ def power_above(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def norm_rows(x: Tensor, norm: NormWeights) -> Tensor:
-    """(M, K), each row normed."""
+def norm_rows(x: Tensor, norm: NormWeights, dtype: torch.dtype | None = None) -> Tensor:
+    """(M, K), each row rounded to `dtype`, then normed."""
     from anyformer.kernels.few_rows_triton import normalize
 
     (M, K), x = x.shape, x.contiguous()
-    out, width = torch.empty_like(x), power_above(K)
+    out, width = torch.empty_like(x, dtype=dtype), power_above(K)
     given, warps = (norm.weight, norm.bias, norm.eps), min(max(width // 512, 1), 16)
     launch(normalize, (M,), x, out, *given, K, width, norm.kind, norm.affine, num_warps=warps)
     return out
@@ -73,16 +73,17 @@ def linear(
 ) -> Tensor:
     """x (M, K), normed first, times one to three weights (N, K): (M, sum of N). The activation is of all outputs; with
     `gated` it is of the first weight's, which are multiplied by the second's. `onto` (M, N) is added. Of one
-    row, weights may have 8 bits, int8 or fp8, and a scale (N,) for each output."""
+    row, weights may have 8 bits, int8 or fp8, and a scale (N,) for each output. Where x or `onto` is a stream wider
+    than the weights, x is rounded to their type first, and the sum keeps the type of `onto`."""
     from anyformer.kernels.few_rows_triton import one_row, some_rows
 
     (M, K), sizes, x = x.shape, [len(weight) for weight in weights], x.contiguous()
-    N = sizes[0] if gated else sum(sizes)
-    if M > 1 and norm is not None:
-        x = norm_rows(x, norm)
-    if M > 1 and onto is not None and biases[0] is None:
+    N, dtype = sizes[0] if gated else sum(sizes), x.dtype if scales else weights[0].dtype
+    if M > 1:
+        x = x.to(dtype) if norm is None else norm_rows(x, norm, dtype)
+    if M > 1 and onto is not None and onto.dtype == dtype and biases[0] is None:
         return torch.addmm(onto, x, weights[0].t())  # torch divides the sums of long rows among programs
-    out = torch.empty(M, N, dtype=x.dtype, device=x.device)
+    out = torch.empty(M, N, dtype=dtype if onto is None else onto.dtype, device=x.device)
     unused = 3 - len(weights)  # places of pointers
     weights, biases = [*weights, *[weights[0]] * unused], [*biases, *[None] * unused]
     factors = [*scales, *[scales[0]] * unused] if scales else [out] * 3

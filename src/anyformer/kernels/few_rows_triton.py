@@ -34,10 +34,10 @@ def round_to(x, to):
 
 
 @triton.jit
-def statistics(x, K, WIDTH: tl.constexpr, NORM: tl.constexpr, eps):
-    """The mean (0 for an RMSNorm) and 1 / spread of a row of K."""
+def statistics(x, like, K, WIDTH: tl.constexpr, NORM: tl.constexpr, eps):
+    """The mean (0 for an RMSNorm) and 1 / spread of a row of K, rounded to the type of `like` first."""
     c = tl.arange(0, WIDTH)
-    row = tl.load(x + c, mask=c < K, other=0.0).to(tl.float32)
+    row = round_to(tl.load(x + c, mask=c < K, other=0.0), like)
     mean = 0.0
     if NORM == "layer":
         mean = tl.sum(row, 0) / K
@@ -67,8 +67,8 @@ def normalize(
         gdc_launch_dependents()
         gdc_wait()
     row, c = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
-    mean, spread = statistics(x + row * K, K, WIDTH, NORM, eps)
-    value = tl.load(x + row * K + c, mask=c < K, other=0.0).to(tl.float32)
+    mean, spread = statistics(x + row * K, out, K, WIDTH, NORM, eps)
+    value = round_to(tl.load(x + row * K + c, mask=c < K, other=0.0), out)
     value = apply_norm(value, mean, spread, weight, bias, c, c < K, out, NORM, AFFINE)
     tl.store(out + row * K + c, value.to(out.dtype.element_ty), mask=c < K)
 
@@ -82,7 +82,7 @@ def product(rows, first, x, like, mean, spread, norm_weight, norm_bias, inside_n
     sums = tl.zeros((ROWS, BLOCK), tl.float32)
     for start in tl.static_range(0, K, BLOCK):
         k = start + c
-        left = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+        left = round_to(tl.load(x + k, mask=k < K, other=0.0), like)
         if NORM != "none":
             left = apply_norm(left, mean, spread, norm_weight, norm_bias, k, k < K, like, NORM, AFFINE)
         if start == 0:
@@ -127,7 +127,7 @@ def one_row(
         gdc_wait()
     mean, spread = 0.0, 1.0
     if NORM != "none":
-        mean, spread = statistics(x, K, WIDTH, NORM, eps)
+        mean, spread = statistics(x, out, K, WIDTH, NORM, eps)
     total = product(rows, first, x, out, mean, spread, norm_weight, norm_bias, inside, K, ROWS, BLOCK, NORM, AFFINE)
     if SCALED:
         total *= tl.load(scale + n, mask=inside, other=0.0).to(tl.float32)
@@ -145,7 +145,7 @@ def one_row(
             other += tl.load(b1 + n, mask=inside, other=0.0).to(tl.float32)
         total = round_to(total, out) * round_to(other, out)
     if ONTO:
-        total = round_to(total, out) + tl.load(onto + n, mask=inside, other=0.0).to(tl.float32)
+        total = round_to(total, x) + tl.load(onto + n, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + before + n, total.to(out.dtype.element_ty), mask=inside)
 
 
@@ -204,7 +204,7 @@ def some_rows(
         sums = round_to(sums, out) * round_to(sums1, out)
     places, both = m.to(tl.int64)[None, :] * total_n + (before + n)[:, None], inside[:, None] & real[None, :]
     if ONTO:
-        sums = round_to(sums, out) + tl.load(onto + places, mask=both, other=0.0).to(tl.float32)
+        sums = round_to(sums, x) + tl.load(onto + places, mask=both, other=0.0).to(tl.float32)
     tl.store(out + places, sums.to(out.dtype.element_ty), mask=both)
 
 

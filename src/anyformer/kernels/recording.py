@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +38,18 @@ def graph_capture() -> Iterator[None]:
         yield
     finally:
         _graphs -= 1
+
+
+@contextlib.contextmanager
+def capture(graph: Any, **options: Any) -> Iterator[None]:
+    """What is launched inside goes into the CUDA graph. The workspaces of cuBLAS do, too, and torch keeps one for all
+    graphs, in the memory of the first: each graph gets its own, which stays as long as the graph does."""
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        with torch.cuda.graph(graph, **options):
+            yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 @contextlib.contextmanager

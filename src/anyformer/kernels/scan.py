@@ -184,7 +184,7 @@ def _scan(
 def _(x, dt, A, b, c, state, keep, train):
     shape = (x.shape[0], *A.shape)
     windows = -(-x.shape[1] // FUSED_WINDOW) if has_fused_kernel(x) else ScanPlan(x, A.shape[0]).windows
-    return torch.empty_like(x), x.new_empty(shape), x.new_empty(windows if train else 0, *shape)
+    return x.new_empty(x.shape), x.new_empty(shape), x.new_empty(windows if train else 0, *shape)  # contiguous
 
 
 @torch.library.custom_op("anyformer::selective_scan_backward", mutates_args=())
@@ -233,12 +233,14 @@ def _scan_backward(
         gstate[rows] = enters
     T = plan.T
     gdtx, gdt = gdtx[:, :T], gdt[:, :T]
-    return gdtx * dt, torch.addcmul(gdt, gdtx, x), gA, gb[:, :T].contiguous(), gc[:, :T].contiguous(), gstate
+    each = gdtx * dt, torch.addcmul(gdt, gdtx, x), gb[:, :T], gc[:, :T]
+    gx, gdt, gb, gc = (t.contiguous() for t in each)
+    return gx, gdt, gA, gb, gc, gstate
 
 
 @_scan_backward.register_fake
 def _(gy, glast, x, dt, A, b, c, starts, keep):
-    return tuple(torch.empty_like(t) for t in (x, dt, A, b, c, glast))
+    return tuple(t.new_empty(t.shape) for t in (x, dt, A, b, c, glast))
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:

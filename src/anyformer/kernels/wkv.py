@@ -229,7 +229,7 @@ def _wkv(
 
 @_wkv.register_fake
 def _(decay, u, k, v, state, keep, train):
-    return torch.empty_like(k), k.new_empty(ScanPlan(k, 1).windows if train else 0, k.shape[0], 3, k.shape[2])
+    return k.new_empty(k.shape), k.new_empty(ScanPlan(k, 1).windows if train else 0, k.shape[0], 3, k.shape[2])
 
 
 @torch.library.custom_op("anyformer::wkv_backward", mutates_args=())
@@ -259,7 +259,7 @@ def _wkv_backward(
 
 @_wkv_backward.register_fake
 def _(gy, decay, u, k, v, keep, starts):
-    return tuple(torch.empty_like(t) for t in (decay, u, k, v, starts[0]))
+    return tuple(t.new_empty(t.shape) for t in (decay, u, k, v, starts[0]))
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:

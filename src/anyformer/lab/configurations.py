@@ -36,7 +36,7 @@ PLACEMENTS = {"post": ("out_norm",), "pre": ("pre_norm",), "sandwich": ("pre_nor
 NORMS: dict[str, Norm] = {"LayerNorm": LayerNorm(), "RMSNorm": RMSNorm(), "DeepNorm": LayerNorm()}
 PLAIN: dict[str, Activation] = {
     "ReLU": "relu",
-    "GeLU": "gelu",
+    "GeLU": "gelu_tanh",
     "Swish": "silu",
     "ELU": "elu",
     "SeLU": "selu",
@@ -45,7 +45,7 @@ PLAIN: dict[str, Activation] = {
 }
 GATED: dict[str, Activation] = {
     "GLU": "sigmoid",
-    "GeGLU": "gelu",
+    "GeGLU": "gelu_tanh",
     "ReGLU": "relu",
     "SwiGLU": "silu",
     "LiGLU": "identity",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,8 @@ import torch
 from torch import Tensor
 
 from anyformer import families
-from anyformer.data import Bytes, Data, Held, PythonDocs, Source, TextFiles, Vocabulary, Words
+from anyformer.data import Bytes, Data, Held, Loader, Plan, PythonDocs, Source, TextFiles, Vocabulary, Words
+from anyformer.evaluate import mean_losses
 from anyformer.lab.made_up_language import Language
 from anyformer.lab.trials import Place
 from anyformer.models import Model
@@ -138,6 +141,30 @@ def held_out(trainer: Trainer, rows: int, length: int) -> Tensor:
     starts = [round(i * (total - length) / max(rows - 1, 1)) for i in range(rows)]
     found = np.stack([column.read(start, start + length) for start in starts]).astype(np.int64)
     return torch.from_numpy(found).to(trainer.device)
+
+
+def processor_seconds(run: Callable[[], Any], device: str, times: int = 3) -> float:
+    """The median time that a processor spends on it, after a first run: on a CPU other processes do not count, though
+    they slow it down somewhat; on a GPU it is the time until the device is done."""
+    clock, found = time.perf_counter if device.startswith("cuda") else time.process_time, list[float]()
+    for _ in range(times + 1):
+        begin = clock()
+        run()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        found.append(clock() - begin)
+    return statistics.median(found[1:])
+
+
+def held_out_loss(trainer: Trainer, objective: Objective, examples: int, most: int = 16, term: str = "loss") -> float:
+    """The mean of this term of an objective over held-out batches of so many examples, at most `most`."""
+    length = trainer.run.batch.length
+    assert length is not None
+    plan = Plan(trainer.splits.valid, seed=1, examples=examples, length=length, once=True)
+    with trainer.eval_mode(), Loader(plan, objective, pad=trainer.tokenizer.filler) as batches:
+        return mean_losses(
+            lambda batch, _: objective.losses(trainer.model, batch), objective, batches, trainer.device, most
+        )[term]
 
 
 def mean(values: Sequence[float]) -> float:

@@ -110,7 +110,8 @@ def work(values: Values, place: Place) -> list[Row]:
         batch=values["batch"],
         length=LENGTH,
         lr=min(0.256 / values["width"], 4e-3),
-        every=max(values["steps"] // 6, 1),
+        seed=values.get("seed", 0),
+        every=max(values["steps"] // values.get("evaluations", 6), 1),
         batches=24,
     )
     lines = [line for line in read_metrics(place.train(run).folder) if "valid/loss" in line]

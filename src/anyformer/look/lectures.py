@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from anyformer.look import published
+
 if TYPE_CHECKING:
     from anyformer.look.views import Scene
 
@@ -134,7 +136,7 @@ def experts(tokens: int = 40, number: int = 8, capacity: int = 6, seed: int = 0)
 
 
 def walk(scene: Scene) -> Any:
-    """A prompt's walk: vectors of its tokens, attention, the stream by depth, the words that come next."""
+    """A prompt's walk: positions, tokens and their ids, vectors, attention, the stream, the words that come next."""
     from anyformer.look.figures import new, plain
     from anyformer.look.maps import attention
     from anyformer.look.residual_stream import logit_lens, stream_norms
@@ -147,7 +149,7 @@ def walk(scene: Scene) -> Any:
     figure, axes = new(2, 2, 11, 8)
     places = range(len(tokens))
     axes[0, 0].imshow(lens.states[0][0, :, :64].T.float().numpy(), aspect="auto", cmap="RdBu")
-    axes[0, 0].set_title("embedding: a vector a token (64 numbers of it)", fontsize=9)
+    axes[0, 0].set_title("embedding: a vector for each position, token and token id (64 numbers of it)", fontsize=9)
     maps = attention(inside.run).maps
     middle = maps[len(maps) // 2]
     axes[0, 1].imshow(middle.weights[0].mean(0).float().numpy(), aspect="auto", cmap="viridis")
@@ -155,7 +157,11 @@ def walk(scene: Scene) -> Any:
     axes[0, 1].set_yticks(places, tokens, fontsize=7)
     axes[1, 0].imshow(stream_norms(inside.run)[:, 0].numpy(), aspect="auto", cmap="viridis")
     axes[1, 0].set_title("residual stream: length of the vectors, layer by layer", fontsize=9)
-    for axis in (axes[0, 0], axes[0, 1], axes[1, 0]):
+    ids = inside.token_ids(scene.target, scene.inputs)
+    assert ids is not None, "of models that read texts"
+    named = [f"{i}: {token} {number}" for i, (token, number) in enumerate(zip(tokens, ids, strict=True))]
+    axes[0, 0].set_xticks(places, named, fontsize=7, rotation=60)
+    for axis in (axes[0, 1], axes[1, 0]):
         axis.set_xticks(places, tokens, fontsize=7, rotation=60)
     best = predictions[-1][::-1]
     axes[1, 1].barh([plain(word) for word, _, _ in best], [share for _, share, _ in best])
@@ -306,7 +312,13 @@ PICTURES: dict[str, Picture] = {
     "positions": Picture("position encodings as heat maps: sines, binary, rotary, ALiBi, T5's buckets", positions),
     "masks": Picture("who may look at whom: full, causal, window, dilated, global, random, strided, ...", masks),
     "experts": Picture("where a switch sends tokens, and which of them it drops", experts),
-    "walk": Picture("a prompt's walk through a model: vectors, attention, stream, next words", walk, "text"),
+    "sizes": Picture("published models: parameters by date, with our counts", published.sizes),
+    "compute": Picture("published models: compute of training by date, with 6 N D", published.compute),
+    "context": Picture("published models: context length by date", published.context),
+    "glue": Picture("published models: GLUE and SuperGLUE by date and by size", published.glue),
+    "walk": Picture(
+        "a prompt's walk through a model: tokens, ids, vectors, attention, stream, next words", walk, "text"
+    ),
     "vit": Picture("inside a ViT: first filters, likeness of positions, attention distance by depth", vit, "image"),
     "windows": Picture(
         "windows and shifted windows (Swin) over an image, or none: INPUT can be left out", windows, "image", bare=True

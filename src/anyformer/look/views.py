@@ -103,6 +103,7 @@ class Inside:
         return {
             "name": scene.name,
             "tokens": self.labels(scene.target),
+            "ids": self.token_ids(scene.target, scene.inputs),
             "source": self.source(),
             "media": scene.media,
             "predictions": self.predictions(),
@@ -126,10 +127,15 @@ class Inside:
 
     def labels(self, name: str, inputs: Data | None = None) -> list[str]:
         """What stands at each place: words, or the numbers of patches, frames or steps."""
-        ids = (self.scene.inputs if inputs is None else inputs).get(name)
-        if isinstance(ids, Tensor) and ids.dim() == 2 and not ids.is_floating_point():
-            return [self.scene.words(int(i)) for i in ids[0]]
+        ids = self.token_ids(name, self.scene.inputs if inputs is None else inputs)
+        if ids is not None:
+            return [self.scene.words(i) for i in ids]
         return self.scene.media.get("places") or [str(i) for i in range(self.length)]
+
+    def token_ids(self, name: str, inputs: Data) -> list[int] | None:
+        """Of the first text, where an input is one."""
+        ids = inputs.get(name)
+        return ids[0].tolist() if isinstance(ids, Tensor) and ids.dim() == 2 and not ids.is_floating_point() else None
 
     def source(self) -> list[str] | None:
         """What the encoder of a pair read."""

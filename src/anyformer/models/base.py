@@ -51,8 +51,9 @@ class TransformerModule(PublishedModule):
     def __init__(self, spec: Model) -> None:
         super().__init__()
         self.spec = spec
-        tree = any(part.reads_tree for _, part in walk(spec))
-        self.tree_inputs = ("tree_parents",) if tree else ()  # where positions are those in a dependency tree
+        # where positions are those in a dependency tree, or in a graph
+        reads = {"tree_parents": lambda part: part.reads_tree, "graph_edges": lambda part: part.reads_graph}
+        self.tree_inputs = tuple(name for name, reads in reads.items() if any(reads(part) for _, part in walk(spec)))
         if any(part.routes for _, part in walk(spec)):  # where experts are chosen
             self.common = (*self.common, "output_router_logits")
         always = any(isinstance(part, LayerMix) and part.tells for _, part in walk(spec))
@@ -139,7 +140,7 @@ class TransformerModule(PublishedModule):
     def declare(self) -> None:
         """Gathers, once all parts are built, what can be given and what can be listened to."""
         self.inputs, self.shows = self.input_names(), declared_taps(self)
-        kinds: dict[str, Kind] = {**COMMON, "tree_parents": "integers"}
+        kinds: dict[str, Kind] = {**COMMON, "tree_parents": "integers", "graph_edges": "integers"}
         for part in (self.spec.head, *(model.embedding for model in self.spec.readers)):
             kinds.update({} if part is None else part.input_kinds)
         for name in self.inputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -33,6 +34,9 @@ class Distill(ObjectiveWrapper):
     soft     KL(teacher || student) of the answers at `temperature`, times its square, over all tokens that are no pads
     hard     what `of` asks
     cosine   1 - cosine of the last hidden states, over the same tokens
+
+    With `layers` a student that is built from its description starts with these layers of the teacher, and with the
+    teacher's weights at all other addresses. DistilBERT took one of two: 0, 2, 4, 7, 9, 11.
     """
 
     second_model: ClassVar[bool] = True
@@ -42,6 +46,7 @@ class Distill(ObjectiveWrapper):
     soft: float = 5.0
     hard: float = 2.0
     cosine: float = 1.0
+    layers: tuple[int, ...] = ()
 
     def check(self) -> None:
         positive(self, "temperature")
@@ -50,6 +55,13 @@ class Distill(ObjectiveWrapper):
             raise ValueError("Distill: soft, hard and cosine are all 0")
         if not isinstance(self.of, (NextToken, Masked, Rewrite, Classify, Tag, Choose)):
             raise ValueError(f"Distill: {type(self.of).__name__} has no logits to distill")
+
+    def initialize(self, model: TransformerModule) -> None:
+        from anyformer.checkpoint import load
+
+        super().initialize(model)
+        if self.layers:
+            copy_layers(model, load(self.teacher), self.layers)
 
     def module(self, model: TransformerModule) -> nn.Module:
         from anyformer.checkpoint import load
@@ -119,6 +131,31 @@ class Distill(ObjectiveWrapper):
             return torch.where(counts, apart, 0).sum()
 
         return by_chunks(chunk, ours.part.vocab_size, states.x.flatten(0, 1), shown.x.flatten(0, 1), counted.flatten())
+
+
+LAYER = re.compile(r"(?<=\blayers\.)(\d+)(?=\.)")
+
+
+@torch.no_grad()
+def copy_layers(student: TransformerModule, teacher: TransformerModule, layers: tuple[int, ...]) -> None:
+    """Gives each tensor of the student the teacher's at the same address; layer i of the student is layer layers[i] of
+    the teacher. What the student does not have (BERT's segments) is left out."""
+    theirs = teacher.state_dict()
+    depth = 1 + max((int(found[0]) for name in theirs if (found := LAYER.search(name))), default=-1)
+    if max(layers) >= depth:
+        raise ValueError(f"Distill.layers: the teacher has no layer {max(layers)}; its last is {depth - 1}")
+    ours = dict(student.named_parameters())
+    if (count := 1 + max((int(found[0]) for name in ours if (found := LAYER.search(name))), default=-1)) != len(layers):
+        raise ValueError(f"Distill.layers: {len(layers)} layers of the teacher, and the student has {count}")
+    below = isinstance(teacher.head, PretrainingModule) and not isinstance(student.head, PretrainingModule)
+    for name, tensor in ours.items():
+        source = LAYER.sub(lambda found: str(layers[int(found[0])]), name, count=1)
+        if below and source.startswith("head."):
+            source = source.replace("head.", "head.lm.", 1)
+        if source not in theirs or theirs[source].shape != tensor.shape:
+            shape = f"it is {tuple(theirs[source].shape)} there" if source in theirs else "it is not there"
+            raise ValueError(f"Distill.layers: {name} {tuple(tensor.shape)} cannot come from the teacher: {shape}")
+        tensor.copy_(theirs[source])
 
 
 def find_language_head(model: TransformerModule) -> LMHeadModule | None:

@@ -127,6 +127,9 @@ class Objective(Part):
         where the model does not fit this objective."""
         return model
 
+    def initialize(self, model: TransformerModule) -> None:
+        """Called once for a model that was built from its description, before it is trained (weights of a teacher)."""
+
     def before_step(self, trained: Any, step: int) -> None:
         """Called before each training step, for values that depend on its number (a falling temperature)."""
 

@@ -1,4 +1,4 @@
-"""Regression in context [Garg et al. 2022]: every example is another linear function, given by noisy values only."""
+"""Regression in context [Garg et al. 2022]: every example is another function, given by noisy values only."""
 
 from __future__ import annotations
 
@@ -16,21 +16,26 @@ from anyformer.objectives.examples import field
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, scalars
 from anyformer.parts.embedding.regression_pairs import KINDS, PairEmbedding
 from anyformer.parts.head.regression import PairModule
-from anyformer.specs.checks import at_least
+from anyformer.specs.checks import at_least, positive
+
+WAVES = 32  # of a smooth function
 
 
 class Regress(Objective):
     """Column "number", which with chance decides what is drawn, on the device: a function beta ~ N(0, I / width),
     points x ~ N(0, I) and values beta x + N(0, noise^2). The value at each point is predicted from the 0 to
-    `context` pairs before it."""
+    `context` pairs before it. With `scale`, functions are not linear but smooth: of a Gaussian process whose values at
+    two points go together by exp(-distance^2 / 2 scale^2), made of waves [Rahimi and Recht 2007]."""
 
     width: int = 5
     context: int = 40
     noise: float = 0.5
+    scale: float | None = None
 
     def check(self) -> None:
         at_least(self, 1, "width", "context")
         at_least(self, 0, "noise")
+        positive(self, "scale")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -68,10 +73,27 @@ class Regress(Objective):
     def draw(self, seeds: Tensor) -> Batch:
         """(B,) -> "points" (B, context + 1, width) and "values" (B, context + 1)."""
         N, P = self.context + 1, self.width
-        beta, points, noise = normal(seeds, P + N * P + N).split((P, N * P, N), dim=1)
+        drawn = P if self.scale is None else WAVES * (P + 2)
+        function, points, noise = normal(seeds, drawn + N * P + N).split((drawn, N * P, N), dim=1)
         points = points.view(-1, N, P)
-        values = (points * beta[:, None]).sum(-1) / math.sqrt(P)  # no product, which half precision would round
+        values = linear(function, points) if self.scale is None else smooth(function, points, self.scale)
         return {"points": points, "values": values + self.noise * noise}
+
+
+# no matrix products, which half precision would round
+
+
+def linear(beta: Tensor, points: Tensor) -> Tensor:
+    """(B, P), (B, N, P) -> (B, N)"""
+    return (points * beta[:, None]).sum(-1) / math.sqrt(points.shape[-1])
+
+
+def smooth(numbers: Tensor, points: Tensor, scale: float) -> Tensor:
+    """(B, WAVES (P + 2)), (B, N, P) -> (B, N): waves of random directions and lengths, and how much of each."""
+    waves = numbers.view(len(numbers), WAVES, -1)
+    phase = (points[:, :, None] * waves[:, None, :, 2:]).sum(-1) / scale  # (B, N, WAVES)
+    values = waves[:, None, :, 0] * phase.cos() + waves[:, None, :, 1] * phase.sin()
+    return values.sum(-1) / math.sqrt(WAVES)
 
 
 def seeds_of(batch: Batch) -> Tensor:

@@ -65,5 +65,8 @@ class ObjectiveWrapper(Objective):
     def module(self, model: TransformerModule) -> nn.Module:
         return self.of.module(model)
 
+    def initialize(self, model: TransformerModule) -> None:
+        self.of.initialize(model)
+
     def before_step(self, trained: Any, step: int) -> None:
         self.of.before_step(trained, step)

@@ -16,6 +16,7 @@ class Op(Part):
 
     open_slot: ClassVar[bool] = True
     packs: ClassVar[bool] = True  # rows may hold several documents that do not see each other
+    reads_grid: ClassVar[bool] = False  # looks over a grid whatever its tokens may see of each other
 
     @property
     def mask(self) -> Mask | None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def run_of(base: Run, name: str, job: TrainingJob, way: DeviceLayout, steps: int) -> Run:
     """The run that a plan is about, with the data, the objective and the optimiser of another one."""
     if way.pipeline > 1:
-        raise ValueError("`anyformer train` has no pipelines: a run.json is written for replicate, shard and tensor")
-    sharded = way.shard * way.tensor > 1
+        raise ValueError("`anyformer train` has no pipelines: a run.json is written for other layouts")
+    sharded = way.shard * way.tensor * way.expert > 1
     changes = {
         "name": name,
         "model": job.spec,
@@ -29,7 +29,7 @@ def run_of(base: Run, name: str, job: TrainingJob, way: DeviceLayout, steps: int
         "precision": "bf16",
         "compile": base.compile and not sharded,
         "batch": Batch(examples=job.batch, micro=job.micro, length=job.length),
-        "mesh": Mesh(replicate=way.replicate, shard=way.shard, tensor=way.tensor),
+        "mesh": Mesh(replicate=way.replicate, shard=way.shard, tensor=way.tensor, expert=way.expert),
         "recompute": ("*.layers.*",) if way.recompute else (),
     }
     embedding = dict(job.spec.items())["embedding"]

@@ -27,6 +27,20 @@ def epochs(tokens: float, corpus: float) -> float:
     return tokens / corpus
 
 
+# -- scaling laws: loss in nats a token of dense language models, each on its own text ---------------------------------
+
+
+def hoffmann_loss(parameters: float, tokens: float) -> float:
+    """L = E + A / N^alpha + B / D^beta, N with embeddings [Hoffmann et al. 2022, equation 10]."""
+    return 1.69 + 406.4 / parameters**0.34 + 410.7 / tokens**0.28
+
+
+def kaplan_loss(parameters: float, tokens: float) -> float:
+    """L = ((N_c / N)^(alpha_N / alpha_D) + D_c / D)^alpha_D, N without embeddings [Kaplan et al. 2020, equation 1.5];
+    with endless data or an endless model it is (N_c / N)^0.076 or (D_c / D)^0.095."""
+    return ((8.8e13 / parameters) ** (0.076 / 0.095) + 5.4e13 / tokens) ** 0.095
+
+
 @dataclasses.dataclass(frozen=True)
 class Optimum:
     """The size and the number of tokens that a law would spend C FLOPs on."""
@@ -42,8 +56,18 @@ def chinchilla(compute: float) -> Optimum:
     return Optimum("Chinchilla", parameters, compute / (6 * parameters))
 
 
+def hoffmann(compute: float) -> Optimum:
+    """Where `hoffmann_loss` is least with 6 N D = C [equation 4, the third approach]. Its rounded constants give a
+    smaller model and more tokens than the rule of 20 a parameter: 32B and 3.0T for 5.88e23."""
+    parameters = (0.34 * 406.4 / (0.28 * 410.7) * (compute / 6) ** 0.28) ** (1 / (0.34 + 0.28))
+    return Optimum("Hoffmann's fit", parameters, compute / (6 * parameters))
+
+
 def kaplan(compute: float) -> Optimum:
     """The size grows with C to the 0.73, 1.3e9 parameters (embeddings apart) at a petaflop-day [Kaplan et al. 2020];
     the tokens are what is left."""
     parameters = 1.3e9 * (compute / PETAFLOP_DAY) ** 0.73
     return Optimum("Kaplan", parameters, compute / (6 * parameters))
+
+
+LAWS = (chinchilla, hoffmann, kaplan)

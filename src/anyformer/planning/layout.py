@@ -6,45 +6,49 @@ P parameters, in training as `anyformer train` keeps them: fp32 weights, gradien
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from anyformer.counting import Count, rows
-from anyformer.counting.survey import Survey
+from anyformer.counting.survey import Survey, walk_modules
 from anyformer.models.construct import skeleton
 from anyformer.parts.feedforward.moe import ExpertsModule
 from anyformer.train import shard
 from anyformer.train.accelerators import Accelerator
+from anyformer.train.parallel import Mesh
 
 USABLE = 0.9  # of a device's memory; the rest is for kernels, buffers and fragmentation
 MACHINE = 8  # devices for tensor parallelism, which communicates in every layer
 MOST = 2**16  # devices at most
+SIZES = ("replicate", "shard", "expert", "tensor", "pipeline")
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceLayout:
-    """Devices = replicate x shard x tensor x pipeline; `recompute` keeps only the inputs of layers."""
+    """Devices = replicate x shard x expert x tensor x pipeline; `recompute` keeps only the inputs of layers. Devices of
+    different experts process different texts and send each other tokens; the rest is over shard x expert devices."""
 
     replicate: int = 1
     shard: int = 1
     tensor: int = 1
     pipeline: int = 1
     recompute: bool = False
+    expert: int = 1
 
     @property
     def devices(self) -> int:
-        return self.replicate * self.shard * self.tensor * self.pipeline
+        return self.texts * self.tensor * self.pipeline
 
     @property
     def texts(self) -> int:
         """Texts that are processed at once, by as many groups of devices."""
-        return self.replicate * self.shard
+        return self.replicate * self.shard * self.expert
 
     def __str__(self) -> str:
-        named = [(name, getattr(self, name)) for name in ("replicate", "shard", "tensor", "pipeline")]
+        named = [(name, getattr(self, name)) for name in SIZES]
         shown = " ".join(f"{name}={size}" for name, size in named if size > 1) or "one device"
         return f"{shown}, recomputed" if self.recompute else shown
 
@@ -77,13 +81,16 @@ class TrainingJob:
         self.counted, self.spec, self.length, self.batch, self.micro = counted, counted.spec, length, batch, micro
         self.work = counted.work(length, half=torch.bfloat16)
         self.model: nn.Module = skeleton(self.spec, Survey)
-        sizes: dict[str, int] = {}  # by layer
+        every = walk_modules(self.model)  # also the layers that another one stands for
+        self.experts = {address: module for address, module, _ in every if isinstance(module, ExpertsModule)}
+        kinds = self._kinds(self.experts)
+        sizes: dict[str, list[int]] = {}  # by layer: of experts, and of the rest
         for address, size in counted.parts.items():
             names = address.split(".")
             if "layers" in names[:-1]:
                 layer = ".".join(names[: names.index("layers") + 2])
-                sizes[layer] = sizes.get(layer, 0) + size
-        self.inside, self.largest = sum(sizes.values()), max(sizes.values(), default=0)
+                sizes.setdefault(layer, [0, 0])[not self._kinds([address.rpartition(".")[0]]) <= kinds] += size
+        self.inside, self.layers = sum(map(sum, sizes.values())), [*sizes.values()]
         self.splits: dict[int, int] = {}
         self.outside, self.depth = counted.parameters - self.inside, len(sizes)
 
@@ -98,15 +105,20 @@ class TrainingJob:
     def _split(self, tensor: int) -> int:
         if tensor == 1:
             return 0
-        chosen = set(shard.plan(self.model, tensor))
-        chosen |= {address for address, module in self.model.named_modules() if isinstance(module, ExpertsModule)}
-        kinds = {next(iter(rows([(address, 0)], 99))) for address in chosen}
+        kinds = self._kinds({*shard.plan(self.model, tensor), *self.experts})
         table = rows(((address.rpartition(".")[0], size) for address, size in self.counted.parts.items()), 99)
         return sum(size for row, size in table.items() if row in kinds)
+
+    def _kinds(self, addresses: Iterable[str]) -> set[str]:
+        """As they stand in tables: without the numbers of layers."""
+        return {next(iter(rows([(address, 0)], 99))) for address in addresses}
 
     def check(self, layout: DeviceLayout) -> None:
         """ValueError if the model or the batch cannot be divided like this."""
         self.split(layout.tensor)
+        if layout.expert > 1:
+            Mesh(tensor=layout.tensor, expert=layout.expert)
+            shard.check_experts(self.model, layout.expert)
         if self.depth % layout.pipeline:
             raise ValueError(f"{self.depth} layers cannot be split into pipeline={layout.pipeline} equal stages")
         if self.batch % (layout.texts * self.micro):
@@ -117,30 +129,43 @@ class TrainingJob:
 
     def need(self, layout: DeviceLayout) -> Need:
         self.check(layout)
-        t, layers = layout.tensor, self.work.layers
-        P = self.outside + (self.inside - self.split(t) * (1 - 1 / t)) / layout.pipeline
-        layer = self.largest / t
+        t, e, layers = layout.tensor, layout.expert, self.work.layers
+        own = sum(experts for experts, _ in self.layers) / layout.pipeline / e if e > 1 else 0.0  # experts of a device
+        rest = self.outside + (self.inside - self.split(t) * (1 - 1 / t)) / layout.pipeline - own * e
+        P = own + rest
+        held = own / layout.shard + rest / (layout.shard * e)
+        layer = max((experts / e + others for experts, others in self.layers), default=0) / t
+        gathered = layer if layout.shard > 1 else max((others for _, others in self.layers), default=0) / t
         copies = 2 * (layer + self.outside if layout.recompute else P)  # autograd keeps them for the backward pass
-        buffers = 4.0 * (2 * layer + self.outside) if layout.shard > 1 else 4.0 * P * (layout.replicate > 1)
+        pieces = layout.shard * e > 1
+        buffers = 4.0 * (2 * gathered + self.outside) if pieces else 4.0 * P * (layout.replicate > 1)
         # a layer's input and that of its second norm are whole on each of them
         inside = [min(kept, 2 * given) + max(kept - 2 * given, 0) / t for given, kept in layers]
         once = self.work.kept - sum(kept for _, kept in layers)
         kept = sum(given for given, _ in layers) + max(inside, default=0) if layout.recompute else sum(inside)
         steps = self.batch // (layout.texts * self.micro)
-        sent = _ring(layout.replicate) * 2 * 4 * P / layout.shard + steps * _ring(layout.shard) * 3 * 4 * P
+        sent = _ring(layout.replicate) * 2 * 4 * held
+        sent += steps * 3 * 4 * (_ring(layout.shard) * own + _ring(layout.shard * e) * rest)
+        # there and back, forward and backward: each token in bf16 to each of its experts that is elsewhere
+        sent += steps * self.micro * _ring(e) * self.routed / layout.pipeline * (6 if layout.recompute else 4)
         stream = self.micro * sum(given for given, _ in layers) / 2 / layout.pipeline  # bf16 products
         sent += steps * _ring(t) * 2 * stream * (6 if layout.recompute else 4)  # twice a layer, forward and backward
         sent += steps * 2 * self.micro * max((given for given, _ in layers), default=0) * (layout.pipeline > 1)
         # of a pipeline, the first stage has as many texts under way as there are stages
         return Need(
             layout,
-            4 * P / layout.shard + copies,
-            4 * P / layout.shard,
-            8 * P / layout.shard,
+            4 * held + copies,
+            4 * held,
+            8 * held,
             self.micro * (once + kept),
             buffers,
             sent,
         )
+
+    @property
+    def routed(self) -> float:
+        """Bytes of one text's tokens in bf16, once for each expert that they go to."""
+        return sum(2.0 * self.length * module.top_k * module.up.shape[1] for module in self.experts.values())
 
     def flops(self, layout: DeviceLayout) -> int:
         """Of one step, on all devices together."""
@@ -155,20 +180,29 @@ class TrainingJob:
     # -- layouts ------------------------------------------------------------------------------------------------------
 
     def usual(self, devices: int) -> Iterator[DeviceLayout]:
-        """The usual ones: data parallel, FSDP, FSDP with tensor parallel, pipeline."""
+        """The usual ones: data parallel, FSDP, FSDP with tensor parallel, pipeline, and expert parallel."""
         yield DeviceLayout(replicate=devices)
         if devices > 1:
             yield DeviceLayout(shard=devices)
             inside = _largest(devices, MACHINE)
             yield DeviceLayout(shard=devices // inside, tensor=inside)
             yield DeviceLayout(replicate=devices // inside, pipeline=inside)
+            if spread := self.spread(devices):
+                yield DeviceLayout(shard=devices // spread[-1], expert=spread[-1])
 
     def layouts(self, devices: int) -> Iterator[DeviceLayout]:
-        """The layouts of `anyformer train`, simplest first: tensor parallel last, most shards last."""
-        for tensor in (size for size in range(1, MACHINE + 1) if devices % size == 0):
+        """The layouts of `anyformer train`, simplest first: tensor and expert parallel last, most shards last."""
+        inner = [(size, 1) for size in range(1, MACHINE + 1) if devices % size == 0]
+        for tensor, expert in (*inner, *((1, size) for size in self.spread(devices))):
+            data = devices // (tensor * expert)
             for recompute in (False, True):
-                for pieces in (size for size in range(1, devices // tensor + 1) if devices // tensor % size == 0):
-                    yield DeviceLayout(devices // tensor // pieces, pieces, tensor, 1, recompute)
+                for pieces in (size for size in range(1, data + 1) if data % size == 0):
+                    yield DeviceLayout(data // pieces, pieces, tensor, 1, recompute, expert)
+
+    def spread(self, devices: int) -> list[int]:
+        """Numbers of devices, more than one, that the experts can be divided by."""
+        numbers = [module.num_experts for module in self.experts.values()]
+        return [n for n in range(2, devices + 1) if numbers and devices % n == 0 and not any(e % n for e in numbers)]
 
     def smallest(self, devices: int, device: Accelerator) -> Need | None:
         """The simplest layout that fits on this many devices, or else on two, four, ... times as many."""
@@ -202,10 +236,11 @@ def parse_layout(text: str, devices: int) -> DeviceLayout:
             raise ValueError(f"--layout {text!r}: {name} is given twice")
         if name == "recompute" and not equals:
             sizes[name] = True
-        elif name in ("replicate", "shard", "tensor", "pipeline") and value.isdecimal() and int(value) > 0:
+        elif name in SIZES and value.isdecimal() and int(value) > 0:
             sizes[name] = int(value)
         else:
-            raise ValueError(f"--layout {text!r}: the fields are replicate=, shard=, tensor=, pipeline= and recompute")
+            fields = ", ".join(f"{name}=" for name in SIZES)
+            raise ValueError(f"--layout {text!r}: the fields are {fields} and recompute")
     layout = DeviceLayout(**sizes)
     if "replicate" not in sizes and devices % layout.devices == 0:
         layout = dataclasses.replace(layout, replicate=devices // layout.devices)

@@ -7,7 +7,7 @@ size. Nine tenths of the steps see 128 tokens, the last tenth 512.
 from __future__ import annotations
 
 from anyformer.checkpoint import spec
-from anyformer.data import Data, Held, Mixture, Share, Stored, TextFiles
+from anyformer.data import Data, Held, Mixture, Share, TextFiles, TrainedWordPiece
 from anyformer.objectives.sentences import MaskedAndNext
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Begin, Evaluate, Keep, Run
@@ -19,21 +19,19 @@ RECIPES = {
 STEPS, SHORT, LENGTH = 1_000_000, 128, 512
 
 
+def mixture(data: str, out: bool) -> Mixture:
+    """Books and Wikipedia, without one paragraph in a thousand, or (`out`) only these."""
+    sources = {name: TextFiles(path=f"{data}/{name}", unit="paragraph") for name in ("books", "wikipedia")}
+    held = {name: Held(source=source, one_in=1000, out=out) for name, source in sources.items()}
+    return Mixture(shares=tuple(Share(name=name, source=source) for name, source in held.items()))
+
+
 def run(data: str = "data", name: str = "bert-base-pretraining") -> Run:
-    def documents(folder: str) -> TextFiles:
-        return TextFiles(path=f"{data}/{folder}", unit="paragraph")
-
-    def mixture(out: bool) -> Mixture:
-        names = ("books", "wikipedia")
-        return Mixture(
-            shares=tuple(Share(name=each, source=Held(source=documents(each), one_in=1000, out=out)) for each in names)
-        )
-
     return Run(
         name=name,
         model=spec(name.removesuffix("-pretraining")),
-        vocabulary=Stored(path="google-bert/bert-base-uncased"),
-        data=Data(train=mixture(False), valid=mixture(True)),
+        vocabulary=TrainedWordPiece(size=30522),
+        data=Data(train=mixture(data, out=False), valid=mixture(data, out=True)),
         objective=MaskedAndNext(length=LENGTH),
         optimizer=AdamW(lr=1e-4, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01),
         schedule=Linear(warmup=10_000),

@@ -1,10 +1,14 @@
-"""Pictures of emoji and their names (CLIP): two small towers from scratch."""
+"""Pictures of emoji and their names (CLIP): two small towers from scratch.
+
+The pictures are those of an emoji font if {data}/image_text_emoji has them, else drawn (`anyformer fetch emoji`).
+"""
 
 from __future__ import annotations
 
 from anyformer import families
 from anyformer.data import Arrays, Beside, Data, Held, JSONLines, Source, TrainedBPE, Worded
 from anyformer.objectives.match import MatchImage
+from anyformer.recipes.shared.folders import first_of
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
@@ -32,7 +36,7 @@ IMAGE = {
 
 
 def pairs(data: str) -> Source:
-    folder = f"{data}/image_text_emoji"
+    folder = first_of(f"{data}/image_text_emoji", f"{data}/drawn_emoji")
     images = Arrays(path=f"{folder}/emoji32.npz", fields={"image": "images"})
     texts = Worded(source=JSONLines(path=f"{folder}/captions.jsonl.gz"), forms=FORMS)
     return Beside(sources=(images, texts))

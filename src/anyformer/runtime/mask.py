@@ -198,6 +198,51 @@ class SameBlock(Mask, sees="all", called=("chunked",)):
         return q // self.size == k // self.size
 
 
+class BlockAndBefore(Mask, sees="all", called=("Image Transformer (1D)", "local 1D attention")):
+    """The query's own block of `size` tokens and the `before` tokens that come before it: 1D local attention of the
+    Image Transformer [Parmar et al. 2018]; combine with Causal."""
+
+    counting: ClassVar[bool] = True
+
+    size: int
+    before: int
+
+    def check(self) -> None:
+        at_least(self, 1, "size")
+        at_least(self, 0, "before")
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        q, k = rows.in_text(b, q, k)
+        first = q // self.size * self.size
+        return (k >= first - self.before) & (k < first + self.size)
+
+
+class GridBlocks(Mask, sees="all", called=("Image Transformer (2D)", "local 2D attention")):
+    """On a grid `columns` wide, in reading order: the query's own block of `size` (rows, columns), and round it `above`
+    rows before it and `beside` columns to the left and the right: 2D local attention of the Image Transformer [Parmar
+    et al. 2018]; combine with Causal."""
+
+    counting: ClassVar[bool] = True
+
+    columns: int
+    size: tuple[int, int]
+    above: int
+    beside: int
+
+    def check(self) -> None:
+        at_least(self, 1, "columns")
+        at_least(self, 0, "above", "beside")
+        if min(self.size) < 1:
+            raise ValueError(f"GridBlocks.size is {self.size}; a block has at least one row and one column")
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        q, k = rows.in_text(b, q, k)
+        top, left = q // self.columns // self.size[0] * self.size[0], q % self.columns // self.size[1] * self.size[1]
+        row, column = k // self.columns, k % self.columns
+        down = (row >= top - self.above) & (row < top + self.size[0])
+        return down & (column >= left - self.beside) & (column < left + self.size[1] + self.beside)
+
+
 class Strided(Mask, sees="all", called=("Sparse Transformer",)):
     """The previous `stride` tokens, and every stride-th before them [Child et al. 2019]; combine with Causal."""
 

@@ -158,6 +158,11 @@ class Part:
         return False
 
     @property
+    def reads_graph(self) -> bool:
+        """Whether it reads the graph whose nodes the tokens are (the input `graph_edges`)."""
+        return False
+
+    @property
     def layer_sharing(self) -> LayerSharing | None:
         """How the layers of a Stack use weights or states of the first; None: they do not."""
         return None

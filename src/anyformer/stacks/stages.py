@@ -77,7 +77,7 @@ class StagesModule(nn.Module):
             x = self.level(0, x, grid, ctx)
         for i, stage in enumerate(self.stages):
             if i >= self.first:
-                x, grid = self.down[i - self.first](x, grid)
+                x, grid = self.down[i - self.first](x, grid, ctx)
             if not self.images:
                 x = self.level(i, x, grid, ctx)
             index = places(x.shape[1], x.device)

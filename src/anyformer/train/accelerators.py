@@ -32,10 +32,13 @@ ACCELERATORS = {
         Accelerator("A10", 125 * T, 24 * G, 600 * G, 64 * G),
         Accelerator("4090", 165 * T, 24 * G, 1008 * G, 64 * G),
         Accelerator("V100", 125 * T, 32 * G, 900 * G, 300 * G),
+        Accelerator("P100", 21.2 * T, 16 * G, 732 * G, 160 * G),
         Accelerator("T4", 65 * T, 16 * G, 300 * G, 32 * G),
         Accelerator("TPU-v5p", 459 * T, 95 * G, 2765 * G, 600 * G),
         Accelerator("TPU-v5e", 197 * T, 16 * G, 819 * G, 200 * G),
         Accelerator("TPU-v4", 275 * T, 32 * G, 1228 * G, 300 * G),
+        Accelerator("TPU-v3", 123 * T, 32 * G, 900 * G, 328 * G),  # v2, v3: a chip of two cores [Jouppi et al. 2020]
+        Accelerator("TPU-v2", 46 * T, 16 * G, 700 * G, 248 * G),
     )
 }
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -14,9 +15,11 @@ from anyformer.data import Data, Loader, Plan, Source
 from anyformer.data.prepare import prepare_split
 from anyformer.data.source import lines
 from anyformer.evaluate import Evaluation, mean_losses
+from anyformer.evaluate.by_position import PositionLoss, losses_by_position
 from anyformer.evaluate.predict import Predictions, Predictor
 from anyformer.inputs.text import Tokenizer, check_vocabulary_size
 from anyformer.models import TransformerModule, position_limit
+from anyformer.objectives.causal import NextToken
 from anyformer.objectives.objective import Objective
 from anyformer.specs.messages import quote
 from anyformer.train.run import Run
@@ -63,6 +66,29 @@ def loss_module(model: TransformerModule, task: Objective) -> nn.Module:
     return trained
 
 
+@contextlib.contextmanager
+def split_batches(
+    model: TransformerModule, run: Run, split: str, evaluation: Evaluation, size: int
+) -> Iterator[Callable[[Objective], Loader]]:
+    """Prepare a split: an objective's batches of `size` examples, each example once."""
+    check_vocabulary_size(model, evaluation.tokenizer)
+    task = evaluation.task
+    check_label_order(model, task.labels)
+    pad = 0 if evaluation.tokenizer is None else evaluation.tokenizer.filler
+    length = length_limit(run, model.spec) if task.packs else position_limit(model.spec)
+    with tempfile.TemporaryDirectory(prefix="anyformer-eval-") as folder, torch.inference_mode():
+        unfit = "skip" if evaluation.skip else "error"
+        records = prepare_split(split, evaluation.source, unfit, task, evaluation.tokenizer, Path(folder), length, None)
+        evaluation.split, evaluation.left_out = records, list(records.problems)
+        row = task.reads(length) if task.packs and length is not None else length
+
+        def batches(objective: Objective) -> Loader:
+            plan = Plan(records, seed=run.seed, examples=size, length=row, packs=task.packs, once=True)
+            return Loader(plan, objective, pad=pad)
+
+        yield batches
+
+
 def evaluate(
     model: TransformerModule,
     run: Run,
@@ -74,30 +100,34 @@ def evaluate(
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, float]:
     """The loss and the metrics of an evaluation, in batches of `size` examples."""
-    check_vocabulary_size(model, evaluation.tokenizer)
     task = evaluation.task
     trained = loss_module(model, task)
-    check_label_order(model, task.labels)
-    pad = 0 if evaluation.tokenizer is None else evaluation.tokenizer.filler
-    length = length_limit(run, model.spec) if task.packs else position_limit(model.spec)
-    with tempfile.TemporaryDirectory(prefix="anyformer-eval-") as folder, torch.inference_mode():
-        unfit = "skip" if evaluation.skip else "error"
-        records = prepare_split(split, evaluation.source, unfit, task, evaluation.tokenizer, Path(folder), length, None)
-        evaluation.split, evaluation.left_out = records, list(records.problems)
-        row = task.reads(length) if task.packs and length is not None else length
+    with split_batches(model, run, split, evaluation, size) as of_objective:
 
         def means(objective: Objective) -> dict[str, float]:
-            plan = Plan(records, seed=run.seed, examples=size, length=row, packs=task.packs, once=True)
-            with Loader(plan, objective, pad=pad) as batches:
+            with of_objective(objective) as batches:
                 return mean_losses(lambda batch, _: objective.losses(trained, batch), objective, batches, model.device)
 
         terms = means(task)
         loss = sum(terms.values())
         scores = {"loss": loss, **(terms if len(terms) > 1 else {})}
+        pad = 0 if evaluation.tokenizer is None else evaluation.tokenizer.filler
         job = Predictor(model, evaluation.tokenizer, pad, size=size, num_beams=num_beams, progress=progress)
         if not evaluation.names and evaluation.kind is not None:  # predictions only, for scoring elsewhere
             evaluation.ask(job)
         return scores | evaluation(job, lambda plain: loss if plain == task else sum(means(plain).values()))
+
+
+def evaluate_by_position(
+    model: TransformerModule, run: Run, split: str, evaluation: Evaluation, size: int = 32
+) -> list[PositionLoss]:
+    """The loss of a next-token objective by token index."""
+    task = evaluation.task
+    if not isinstance(task, NextToken):
+        raise ValueError(f"--by position needs a model that learns the next token, not {type(task).__name__}")
+    with split_batches(model, run, split, evaluation, size) as of_objective, of_objective(task) as steps:
+        each = (batch for step in steps for batch, real in zip(step.batches, step.real, strict=True) if real)
+        return losses_by_position(model, each)
 
 
 def read_predictions(path: Path) -> Predictions:

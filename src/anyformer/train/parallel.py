@@ -31,16 +31,21 @@ Result = TypeVar("Result")
 TIMEOUT = datetime.timedelta(hours=1)  # of a process that the others wait for
 
 
-class Mesh(Part, called=("DDP", "FSDP", "tensor parallel")):
-    """Processes = replicate x shard x tensor: copies of the model (default: as many as there are processes for),
-    each with its parameters over `shard` processes (FSDP2), each layer computed by `tensor` processes together."""
+class Mesh(Part, called=("DDP", "FSDP", "tensor parallel", "expert parallel")):
+    """Processes = replicate x shard x expert x tensor: copies of the model (default: as many as there are processes
+    for), each with its parameters over `shard` processes (FSDP2), each layer computed by `tensor` processes together.
+    With `expert`, that many processes keep different experts and send each other tokens [Lepikhin et al. 2020]; other
+    parameters are over shard x expert processes."""
 
     replicate: int | None = None
     shard: int = 1
     tensor: int = 1
+    expert: int = 1
 
     def check(self) -> None:
-        at_least(self, 1, "replicate", "shard", "tensor")
+        at_least(self, 1, "replicate", "shard", "tensor", "expert")
+        if self.tensor > 1 and self.expert > 1:
+            raise ValueError("mesh.tensor splits the experts too; set mesh.tensor or mesh.expert to 1")
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
@@ -170,15 +175,16 @@ class Layout:
     `data_rank` of `data_size` says which share of a batch this process gets."""
 
     def __init__(self, mesh: Mesh, device: torch.device) -> None:
-        num, inner = world_size(), mesh.shard * mesh.tensor
+        num, inner = world_size(), mesh.shard * mesh.tensor * mesh.expert
         replicate = mesh.replicate or max(num // inner, 1)
         if replicate * inner != num:
             sizes = f"replicate={replicate}, shard={mesh.shard}, tensor={mesh.tensor}"
+            sizes += f", expert={mesh.expert}" if mesh.expert > 1 else ""
             many = "one process" if num == 1 else f"{num} processes"
             raise ValueError(f"the mesh ({sizes}) needs {replicate * inner} processes; torchrun started {many}")
         self.device, self.sharded = device, inner > 1
         self.data_rank, self.data_size = rank() // mesh.tensor, num // mesh.tensor
-        self.tensor = mesh.tensor
+        self.tensor, self.expert = mesh.tensor, mesh.expert
         self.partial: list[tuple[nn.Module, str]] = []  # parameters with only a share of their gradient in a process
         self.statistics: list[tuple[nn.Module, str]] = []
         self.copies: Any = None  # DistributedDataParallel
@@ -189,9 +195,12 @@ class Layout:
         if self.sharded:
             logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # counsels to flatten
             names = ("replicate", "shard", "tensor")
-            shape = (replicate, mesh.shard, mesh.tensor)
+            shape = (replicate, mesh.shard * mesh.expert, mesh.tensor)
             self.mesh = dist.device_mesh.init_device_mesh(device.type, shape, mesh_dim_names=names)
             self.data_mesh = self.mesh["replicate", "shard"] if replicate > 1 else self.mesh["shard"]
+        if self.expert > 1:  # the same processes, another way: of an expert there are replicate x shard
+            names, shape = ("replicate", "shard", "expert"), (replicate, mesh.shard, mesh.expert)
+            self.expert_mesh = dist.device_mesh.init_device_mesh(device.type, shape, mesh_dim_names=names)
 
     def place(self, step: nn.Module) -> nn.Module:
         """Distribute `step.module` in place. Returns the module to call in training."""
@@ -215,8 +224,22 @@ class Layout:
 
             self.partial = split(step.module, self.mesh["tensor"])  # type: ignore[arg-type]
         if self.data_size > 1:
-            _fully_shard(step, self.data_mesh)
+            _fully_shard(step, self.data_mesh, self._place_experts(step.module) if self.expert > 1 else set())  # type: ignore[arg-type]
         return step.to(self.device)
+
+    def _place_experts(self, model: nn.Module) -> set[nn.Parameter]:
+        """Distribute the experts. Returns their parameters if each process has its own, which nobody else shards."""
+        from torch.distributed.fsdp import fully_shard
+
+        from anyformer.train.shard import spread_experts
+
+        modules = spread_experts(model, self.expert_mesh["expert"])
+        if self.expert == self.data_size:
+            return {parameter for module in modules for parameter in module.parameters()}
+        data = self.expert_mesh["replicate", "shard"] if self.expert_mesh.shape[0] > 1 else self.expert_mesh["shard"]
+        for module in modules:
+            fully_shard(module, mesh=data)
+        return set()
 
     def sync_context(self, last: bool) -> AbstractContextManager[Any]:
         """Around forward and backward of a micro-batch: gradients are synchronized only after the last one."""
@@ -282,7 +305,7 @@ def _data_parallel(step: nn.Module) -> nn.Module:
     return copies
 
 
-def _fully_shard(step: nn.Module, mesh: Any) -> None:
+def _fully_shard(step: nn.Module, mesh: Any, ignored: set[nn.Parameter]) -> None:
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     blocks = [layer for stack in step.modules() if isinstance(stack, StackModule) for layer in stack.layers]
@@ -294,9 +317,9 @@ def _fully_shard(step: nn.Module, mesh: Any) -> None:
     for block in blocks:
         ids = {id(parameter) for parameter in block.parameters()}
         if ids and not ids & outside and all(seen[i] == 1 for i in ids):
-            fully_shard(block, mesh=mesh)
+            fully_shard(block, mesh=mesh, ignored_params=ignored)
     # reshard the rest after each pass too: the average may be swapped in between passes
-    fully_shard(step, mesh=mesh, reshard_after_forward=True)
+    fully_shard(step, mesh=mesh, reshard_after_forward=True, ignored_params=ignored)
     for module in step.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

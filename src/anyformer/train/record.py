@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import graph_capture
+from anyformer.kernels.recording import capture, graph_capture
 from anyformer.objectives.objective import Batch, Objective
 
 Terms = dict[str, Tensor]
@@ -172,7 +172,7 @@ class Recorder:
             torch.cuda.current_stream().wait_stream(stream)
             self.clear_gradients()
             try:
-                with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads load batches
+                with capture(graph, capture_error_mode="thread_local"):  # other threads load batches
                     terms = self.do(batch, divisors)
             except RuntimeError:
                 draws.graphsafe_set_state(before)  # after a failed capture the generator would raise

@@ -1,7 +1,10 @@
-"""Tensor parallelism by addresses [Shoeybi et al. 2019]: several processes compute each layer together.
+"""Tensor and expert parallelism by addresses.
+
+Tensor parallelism [Shoeybi et al. 2019]: several processes compute each layer together.
 
 q, k, v, gate and up are split by output (heads, inner features), o and down by input, and their results are summed.
 Each expert lives in one process. Everything else (norms, embeddings, model heads, other mixers) is replicated.
+Expert parallelism [Lepikhin et al. 2020]: processes with different examples have different experts; tokens travel.
 Parameters are DTensors, which FSDP2 and checkpoints understand. H heads, E experts.
 """
 
@@ -14,10 +17,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
+from anyformer.kernels.grouped import cast
 from anyformer.parts.attention.attention import AttentionModule
 from anyformer.parts.attention.deberta import DebertaAttentionModule
 from anyformer.parts.attention.transparent import TransparentAttentionModule
@@ -72,9 +77,9 @@ def _check_heads(address: str, module: AttentionModule, num: int) -> None:
         raise ValueError(f"{address}: heads with a learned scale cannot be split; set mesh.tensor=1")
 
 
-def _check_divides(name: str, size: int, num: int) -> None:
+def _check_divides(name: str, size: int, num: int, field: str = "tensor") -> None:
     if size % num:
-        raise ValueError(f"{name} cannot be split over mesh.tensor={num} processes")
+        raise ValueError(f"{name} cannot be split over mesh.{field}={num} processes")
 
 
 def split(model: nn.Module, mesh: Any) -> list[tuple[nn.Module, str]]:
@@ -131,11 +136,15 @@ def _own_position(mesh: Any, inner: Any, q: Tensor, *args: Any) -> tuple[Tensor,
 
 def _split_experts(module: ExpertsModule, mesh: Any) -> None:
     """Every process gets E / num experts and computes the tokens routed to them."""
+    _keep_experts(module, mesh)
+    module.forward = functools.partial(_local_experts, mesh, module, module.forward)  # type: ignore[method-assign]
+
+
+def _keep_experts(module: ExpertsModule, mesh: Any) -> None:
     for name, parameter in list(module.named_parameters(recurse=False)):
         pieces = distribute_tensor(parameter.detach(), mesh, [Shard(0)], src_data_rank=None)
         setattr(module, name, nn.Parameter(pieces, requires_grad=parameter.requires_grad))
     module.num_experts //= mesh.size()
-    module.forward = functools.partial(_local_experts, mesh, module, module.forward)  # type: ignore[method-assign]
 
 
 def _local_experts(mesh: Any, module: ExpertsModule, inner: Any, x: Tensor, routing: Routing) -> Tensor:
@@ -145,6 +154,59 @@ def _local_experts(mesh: Any, module: ExpertsModule, inner: Any, x: Tensor, rout
     own = Routing(torch.where(here, mine, module.num_experts), weights, routing.logits)
     with _plain(module):
         return _sum_partial(inner(_share_input(x, mesh), own), mesh)
+
+
+def check_experts(model: nn.Module, num: int) -> list[ExpertsModule]:
+    """Every module of experts; ValueError if there is none, or if they cannot be divided by `num` processes."""
+    found = {address: module for address, module in model.named_modules() if isinstance(module, ExpertsModule)}
+    if not found:
+        raise ValueError("this model has no experts to split over processes; set mesh.expert=1")
+    for address, module in found.items():
+        _check_divides(f"{address}: {module.num_experts} experts", module.num_experts, num, "expert")
+    return [*found.values()]
+
+
+def spread_experts(model: nn.Module, mesh: Any) -> list[ExpertsModule]:
+    """Expert parallelism, in place: every process of the mesh keeps E / num experts of each layer, and gets the tokens
+    that are routed to them from all. Returns the modules."""
+    found = check_experts(model, mesh.size())
+    for module in found:
+        _keep_experts(module, mesh)
+        module.forward = functools.partial(_travel, mesh, module, module.forward)  # type: ignore[method-assign]
+    return found
+
+
+def _travel(mesh: Any, module: ExpertsModule, inner: Any, x: Tensor, routing: Routing) -> Tensor:
+    """(N, D) -> (N, D): tokens go to the processes of their experts, and what these say comes back."""
+    num, E, k, group = mesh.size(), module.num_experts, routing.experts.shape[1], mesh.get_group()
+    chosen, order = routing.experts.flatten().sort(stable=True)
+    sent = torch.bincount(chosen // E, minlength=num + 1)[:num]  # the rest goes nowhere and stays
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    there, back = sent.tolist(), received.tolist()
+    order = order[: sum(there)]
+    with _plain(module):
+        rows = cast(x, x)[0].index_select(0, order // k)  # in the precision of the products
+        rows = _Exchange.apply(rows, back, there, group)
+        experts = _Exchange.apply(chosen[: len(order)] % E, back, there, group)[:, None]
+        y = inner(rows, Routing(experts, torch.ones_like(experts, dtype=rows.dtype), routing.logits))
+    y = _Exchange.apply(y, there, back, group) * routing.weights.flatten()[order, None]
+    return y.new_zeros(x.shape).index_add(0, order // k, y).to(x.dtype)
+
+
+class _Exchange(torch.autograd.Function):
+    """Rows for each process of the group, in its order -> rows from each of them; gradients go the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, received: list[int], sent: list[int], group: Any) -> Tensor:
+        ctx.sizes = sent, received, group
+        result = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(result, rows.contiguous(), received, sent, group=group)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        return _Exchange.apply(gradients[0], *ctx.sizes), None, None, None
 
 
 @contextlib.contextmanager

@@ -307,6 +307,7 @@ def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
             model.spec = with_special_tokens(model.spec, tokenizer)
     else:
         model = build(with_special_tokens(run.model, tokenizer), seed=run.seed)
+        run.objective.initialize(model)
     name_labels(model, labels)
     for part in (part for _, part in walk(run.objective) if isinstance(part, Objective)):
         model.spec = model.spec.replace(source=Table({**model.spec.source, **part.source_fields}))

@@ -3,16 +3,18 @@
     with decode_kernels(model, rows=1) as used:      # of one token a row, on CUDA, without gradients
         ...
 
-A residual step around attention or a feed-forward becomes two to five launches: the norm is part of the projections,
-gate and activation of the inner layer, the sum of the last one. Every module decides for itself: norms and linear
-layers elsewhere run alone, and whatever has no program runs as it is. Outputs stay equal but for the order of sums; the
-model is as it was after the block. `used` says how many residual steps were fused, and why others were not.
+A residual step around attention, Mamba's mixer, a feed-forward or experts becomes two to eight launches: the norm is
+part of the projections, gate and activation of the inner layer, the sum of the last one. Every module decides for
+itself: norms and linear layers elsewhere run alone, and whatever has no program runs as it is. Outputs stay equal but
+for the order of sums; the model is as it was after the block. `used` says how many residual steps were fused, and why
+others were not.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -20,14 +22,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyformer.kernels import few_rows
+from anyformer.kernels import few_experts, few_rows
 from anyformer.kernels.decode import attend_new, attends_new
 from anyformer.kernels.few_rows import NormWeights
+from anyformer.kernels.mamba_step import conv_step, dual_step, selective_step
 from anyformer.parts.activation import ACTIVATIONS
 from anyformer.parts.attention.attention import AttentionModule
 from anyformer.parts.feedforward.mlp import GatedMLPModule, MLPModule
+from anyformer.parts.feedforward.moe import ExpertsModule, MoEModule, TopKModule
 from anyformer.parts.norm import RMSNormModule
 from anyformer.parts.position.rotary import RopeModule
+from anyformer.parts.recurrent.mamba import ConvolvingModule, SelectiveStateModule
+from anyformer.parts.recurrent.mamba2 import DualStateModule
 from anyformer.parts.residual import ScaledModule
 from anyformer.runtime.context import Context
 from anyformer.runtime.state import Static
@@ -81,19 +87,37 @@ def decode_kernels(model: nn.Module, rows: int) -> Iterator[Used]:
 def obstacle(step: SublayerModule, rows: int) -> str | None:
     """Why a residual step of so many rows has no program."""
     op: Any = step.op
-    if step.skip is not None or step.of_block or step.normed_skip or step.zero_pads or step.wide:
+    if step.skip is not None or step.of_block or step.normed_skip or step.zero_pads:
         return "a residual step of its own kind"
     if step.pre_norm is not None and norm_weights(step.pre_norm) is None:
         return f"{type(step.pre_norm).__name__} before {type(op).__name__}"
+    if (why := op_obstacle(op, rows)) is not None:
+        return why
+    dtype, first = weight_dtype(op), next(op.parameters(), None)
+    if step.wide and (first is None or first.dtype != dtype):  # to which the stream is rounded
+        return f"{type(op).__name__} in several types"
+    norm = None if step.pre_norm is None else getattr(step.pre_norm, "weight", None)
+    if norm is not None and dtype.is_floating_point and dtype.itemsize > 1 and norm.dtype != dtype:
+        return "a norm of another type than the layer behind it"
+    return None
+
+
+def op_obstacle(op: Any, rows: int) -> str | None:
+    """Why what a residual step is around has no program."""
+    if type(op) is MoEModule:
+        return experts_obstacle(op)
     layers = LAYERS.get(type(op))
     if layers is None:
         return type(op).__name__
     found = [getattr(op, name) for name in layers]
     if not all(is_plain(layer, rows) for layer in found) or len({layer.weight.dtype for layer in found}) > 1:
         return f"a layer of {type(op).__name__} is not a plain one"
-    norm = None if step.pre_norm is None else getattr(step.pre_norm, "weight", None)
-    if norm is not None and norm.dtype != found[0].weight.dtype and not isinstance(found[0], QuantizedLinear):
-        return "a norm of another type than the layer behind it"
+    if isinstance(op, ConvolvingModule) and (isinstance(found[0], QuantizedLinear) or type(op.conv) is not nn.Conv1d):
+        return f"a layer of {type(op).__name__} is not a plain one"
+    if isinstance(op, DualStateModule):
+        types = {weight.dtype for weight in op.norm.parameters()} - {found[0].weight.dtype}
+        if types or norm_weights(op.norm) is None:
+            return f"{type(op.norm).__name__} in {type(op).__name__}"
     if not isinstance(op, AttentionModule) and op.activation not in NAMES:
         return "an activation without a program"
     if isinstance(op, AttentionModule) and op.position is not None and op.position.turns_stream:
@@ -101,10 +125,26 @@ def obstacle(step: SublayerModule, rows: int) -> str | None:
     return None
 
 
+def experts_obstacle(op: MoEModule) -> str | None:
+    experts = op.experts
+    weights = list(experts.parameters(recurse=False))
+    if type(experts) is not ExpertsModule or not all(weight.is_contiguous() for weight in weights):
+        return "experts of their own kind"
+    if len({weight.dtype for weight in weights}) > 1:
+        return "experts of several types"
+    return None if experts.activation in NAMES else "an activation without a program"
+
+
+def weight_dtype(op: Any) -> torch.dtype:
+    return op.experts.up.dtype if isinstance(op, MoEModule) else getattr(op, LAYERS[type(op)][0]).weight.dtype
+
+
 LAYERS: dict[type, tuple[str, ...]] = {
     AttentionModule: ("q", "k", "v", "o"),
     GatedMLPModule: ("gate", "up", "down"),
     MLPModule: ("up", "down"),
+    SelectiveStateModule: ("up", "gate", "select", "step", "down"),
+    DualStateModule: ("gate", "up", "step", "down"),
 }
 
 
@@ -133,9 +173,16 @@ def norm_weights(norm: Any) -> NormWeights | None:
     return found if found.weight is None or len(found.weight) <= few_rows.WIDEST else None
 
 
-def takes(x: Tensor) -> bool:
-    """Whether this is one token of each row, and few rows of them."""
-    return x.dim() == 3 and x.shape[1] == 1 and few_rows.fits(x, x.shape[0])
+def takes(x: Tensor, like: Tensor | None = None) -> bool:
+    """Whether this is one token of each row, and few rows of them; the weights are like `like`, or like x."""
+    return x.dim() == 3 and x.shape[1] == 1 and few_rows.fits(x if like is None else like, x.shape[0])
+
+
+def remembers(op: ConvolvingModule, x: Tensor, ctx: Context) -> bool:
+    """Whether the memory of a recurrence is written in place, row by row, and no row has pads or a new document."""
+    store = ctx.store(op.address)
+    in_place = store is not None and store.static and all(len(held) == len(x) for held in store.tensors.values())
+    return in_place and ctx.padding is None and ctx.documents is None
 
 
 # -- the modules as programs -------------------------------------------------------------------------------------------
@@ -185,10 +232,14 @@ class FewRowsRMSNorm(FewRowsNorm, RMSNormModule):
 class FewRowsSublayer(SublayerModule):
     def forward(self, x: Tensor, ctx: Context, onto: Tensor | None = None) -> Tensor:
         onto = x if onto is None else onto
-        if self.is_skipped(ctx) or not takes(x):
+        like = next(self.op.parameters()) if self.wide else x
+        if self.is_skipped(ctx) or ctx.taps is not None or not takes(x, like):
             return super().forward(x, ctx, onto)
-        adds = self.post_norm is None and isinstance(self.residual, ScaledModule) and self.residual.plain
-        op = attention if isinstance(self.op, AttentionModule) else feedforward
+        if isinstance(self.op, ConvolvingModule) and not remembers(self.op, x, ctx):
+            return super().forward(x, ctx, onto)
+        adds = self.post_norm is None and isinstance(self.residual, ScaledModule) and (self.residual.plain or self.wide)
+        onto = onto.float() if self.wide else onto
+        op = OPS.get(type(self.op), feedforward)
         norm = None if self.pre_norm is None else norm_weights(self.pre_norm)
         y = op(self.op, x[:, 0], norm, onto[:, 0] if adds else None, ctx)[:, None]
         if not adds:
@@ -245,6 +296,71 @@ def attention(op: AttentionModule, x: Tensor, norm: NormWeights | None, onto: Te
     return linear(mixed[:, 0], op.o, onto=onto)
 
 
+def selective_state(
+    op: SelectiveStateModule, x: Tensor, norm: NormWeights | None, onto: Tensor | None, ctx: Context
+) -> Tensor:
+    """(B, D) -> (B, D)"""
+    store = ctx.store(op.address)
+    assert store is not None
+    both = linear(x, op.up, op.gate, norm=norm)  # (B, 2 I)
+    mixed = conv_step(both, op.conv.weight, op.conv.bias, store.tensors["window"], NAMES[op.activation])
+    chosen, gate = linear(mixed, op.select), both[:, op.part.width :]
+    by_channel = op.step.weight, op.step_bias, op.rate, op.skip
+    return linear(selective_step(mixed, gate, chosen, *by_channel, store.tensors["state"]), op.down, onto=onto)
+
+
+def dual_state(op: DualStateModule, x: Tensor, norm: NormWeights | None, onto: Tensor | None, ctx: Context) -> Tensor:
+    """(B, D) -> (B, D)"""
+    store, part, behind = ctx.store(op.address), op.part, norm_weights(op.norm)
+    assert store is not None and behind is not None
+    gate, up, step = linear(x, op.gate, op.up, op.step, norm=norm).split(
+        [op.sizes[0], sum(op.sizes), part.num_heads], dim=1
+    )
+    mixed = conv_step(up, op.conv.weight, op.conv.bias, store.tensors["window"], NAMES[op.activation])
+    limits = part.step_low, math.inf if part.step_high is None else part.step_high
+    y = dual_step(mixed, gate, step, op.step_bias, op.rate, op.skip, store.tensors["state"], limits)
+    return linear(few_rows.norm_rows(y, behind), op.down, onto=onto)
+
+
+def experts(op: MoEModule, x: Tensor, norm: NormWeights | None, onto: Tensor | None, ctx: Context) -> Tensor:
+    """(B, D) -> (B, D)"""
+    inside, dtype = op.experts, weight_dtype(op)
+    x = x.to(dtype) if norm is None else few_rows.norm_rows(x, norm, dtype)
+    chosen, weights = route(op, x, ctx)
+    layers = inside.up, inside.up_bias, inside.down
+    sums = few_experts.expert_rows(x, chosen, *layers, NAMES[inside.activation], inside.gated)
+    shared = None
+    if op.shared is not None:
+        fused = op_obstacle(op.shared, len(x)) is None
+        shared = feedforward(op.shared, x, None, None, ctx) if fused else op.shared(x[:, None], ctx)[:, 0]
+    return few_experts.combine(sums, chosen, weights, inside.down_bias, inside.num_experts, dtype, shared, onto)
+
+
+def route(op: MoEModule, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+    """x (B, D) -> the experts of each row (B, k), and their weights."""
+    if not chooses_plainly(op.router, x.dtype):
+        routing = op.router(x[:, None], ctx)
+        return routing.experts, routing.weights
+    logits, part = few_rows.linear(x, [op.router.weight], [None]), op.router.part
+    return few_experts.choose(logits, part.top_k, part.score, part.normalize, part.scale)
+
+
+def chooses_plainly(router: Any, dtype: torch.dtype) -> bool:
+    """Whether the highest of all scores choose, and scores are a product in the type of the model."""
+    if type(router) is not TopKModule or router.part.groups > 1 or router.part.float32:
+        return False
+    few = len(router.weight) <= few_experts.MOST_EXPERTS
+    return few and router.correction is None and router.weight.dtype == dtype and router.weight.is_contiguous()
+
+
+OPS: dict[type, Any] = {  # others are feed-forwards
+    AttentionModule: attention,
+    SelectiveStateModule: selective_state,
+    DualStateModule: dual_state,
+    MoEModule: experts,
+}
+
+
 def by_head(x: Tensor, width: int) -> Tensor:
     """(B, H K) -> (B, H, 1, K)"""
     return x.unflatten(1, (-1, width))[:, :, None]
@@ -252,7 +368,8 @@ def by_head(x: Tensor, width: int) -> Tensor:
 
 def turns_and_keeps(op: AttentionModule, ctx: Context) -> bool:
     """Whether queries and keys are turned by rotary positions or not at all, and keys then go to a static store."""
-    plain = op.q_norm is None and op.learned_scale is None and op.talk is None and op.value_width == op.head_width
+    plain = all(each is None for each in (op.q_norm, op.learned_scale, op.talk, op.normalize))
+    plain = plain and op.value_width == op.head_width
     turned = op.position is None or type(op.position) is RopeModule
     return plain and turned and isinstance(ctx.store(op.address), Static)
 

@@ -11,13 +11,14 @@ from anyformer.parts.attention.synthesizer import Synthesizer
 from anyformer.runtime.mask import FULL, Causal
 from small import close, compiled_equals_eager, context, made
 
-D, H, K, L, T = 12, 3, 4, 10, 6
+D, H, K, L, T = 12, 3, 5, 10, 6  # heads need not divide the width
 KINDS = [(scores, products) for scores in ("dense", "random", "factorized") for products in ("none", "plus", "alpha")]
 over_kinds = pytest.mark.parametrize("scores, products", KINDS)
 
 
 def module_of(scores: Any, products: Any, mask: Any = FULL) -> Any:
-    return made(Synthesizer(num_heads=H, length=L, scores=scores, products=products, rank=2, mask=mask), D)
+    part = Synthesizer(num_heads=H, head_width=K, length=L, scores=scores, products=products, rank=2, mask=mask)
+    return made(part, D)
 
 
 def by_heads(x: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from anyformer.kernels.grouped import gathered_linear, grouped_linear
 from anyformer.parts.feedforward.mlp import MLP, GatedMLP
-from anyformer.parts.feedforward.moe import MoE, NoisyTopK, Switch, TopK, rebalance
+from anyformer.parts.feedforward.moe import GShard, MoE, NoisyTopK, Switch, TopK, rebalance
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Site
 
@@ -95,7 +95,7 @@ def test_experts_are_a_loop_over_tokens(name: str, expert) -> None:
 
 def test_one_graph_whatever_the_routing() -> None:
     """Forward and backward compile whole, and other tokens need no other graph."""
-    for router in (*ROUTERS.values(), Switch(capacity=2)):
+    for router in (*ROUTERS.values(), Switch(capacity=2), GShard(capacity=2)):
         torch._dynamo.reset()
         module = made(MoE(num_experts=E, router=router, expert=GatedMLP(width=9)))
         compiled = torch.compile(lambda x, m=module: m(x, context()), fullgraph=True, backend="aot_eager")
@@ -125,6 +125,55 @@ def test_a_switch_drops_who_comes_too_late() -> None:
         # documents have places of their own
         out = module(x, context(documents=torch.tensor([[0, 0, 0, 1, 1, 1, 2]])))
         assert [bool(row.any()) for row in out[0]] == [True, True, False, True, True, False, True]
+
+
+@pytest.mark.parametrize("capacity", [0, 2, 3, 20])
+@torch.no_grad()
+def test_two_experts_with_capacity(capacity: int) -> None:
+    """GShard: token by token, its first choice and then its second, while an expert has room."""
+    part = MoE(num_experts=3, router=GShard(capacity=capacity), expert=MLP(width=9))
+    module, x = made(part), torch.randn(B, T, D, generator=torch.Generator().manual_seed(3))
+    padding, documents = torch.ones(B, T, dtype=torch.bool), torch.tensor([[0, 0, 0, 1, 1, 1, 1], [0] * 7])
+    padding[1, 2:4] = False
+    for more in ({}, {"padding": padding}, {"documents": documents}):
+        expected = torch.zeros(B, T, D)
+        for b in range(B):
+            taken = [0, 0, 0]
+            real = [t for t in range(T) if "padding" not in more or padding[b, t]]
+            for t in real:
+                if "documents" in more and t and documents[b, t] != documents[b, t - 1]:
+                    taken = [0, 0, 0]
+                scores = (module.router.weight @ x[b, t]).softmax(-1)
+                first, second = scores.argsort(descending=True)[:2].tolist()
+                for e in (first, second):
+                    taken[e] += 1
+                    if taken[e] <= capacity:
+                        share = scores[e] / (scores[first] + scores[second])
+                        expected[b, t] += share * one_expert(module, part, e, x[b, t])
+        shown = torch.ones(B, T, 1) if "padding" not in more else padding[..., None].float()
+        assert torch.allclose(module(x, context(**more)) * shown, expected, atol=1e-6)
+
+
+def test_a_second_expert_is_used_by_chance() -> None:
+    """In training as often as 2 x its share, up to always; the first and evaluation know no chance."""
+    router = GShard(capacity=10**6).make(Site(width=D, address="router"), 2).train()
+    with torch.no_grad():
+        router.weight.zero_()[0, 0] = 1.0
+    for score, share in ((2.0, 1 / (1 + 2.718281828**2)), (0.0, 0.5)):
+        x = torch.zeros(40, 500, D)
+        x[..., 0] = score
+        ctx = Context(index=torch.arange(500), positions=torch.arange(500)[None])
+        routing = router.train()(x, ctx)
+        used = routing.weights.gt(0).float().mean(0)
+        assert used[0] == 1 and abs(float(used[1]) - 2 * share) < 0.015  # 5 standard deviations of 20,000 draws
+        assert torch.allclose(routing.weights[:, 1].max(), torch.tensor(share), atol=1e-5)
+        assert router.eval()(x, ctx).weights.gt(0).all()
+    always = GShard(threshold=0.0).make(Site(width=D, address="router"), 2).train()
+    with torch.no_grad():
+        always.weight.copy_(router.weight)
+    assert always(x[:1, :5], Context(index=torch.arange(5), positions=torch.arange(5)[None])).weights.gt(0).all()
+    with pytest.raises(ValueError, match="sends a token to 2 experts"):
+        GShard(top_k=1)
 
 
 def test_noise_is_learned_and_unequal_use_costs() -> None:

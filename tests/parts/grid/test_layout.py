@@ -17,7 +17,7 @@ from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.patches import PatchEmbedding, VideoEmbedding
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.feedforward.moe import MoE, TopK
-from anyformer.parts.grid.layout import Grid, GridVectors, KeyGrid, SeparableLearned, Volume, with_stride
+from anyformer.parts.grid.layout import AxialRope, Grid, GridVectors, KeyGrid, SeparableLearned, Volume, with_stride
 from anyformer.parts.grid.local_relation import LocalRelation
 from anyformer.parts.grid.merge import Merge
 from anyformer.parts.grid.pooled_attention import GridPool, PooledAttention, Skip
@@ -331,3 +331,45 @@ def test_shifted_windows_see_the_same_on_any_batch_and_grid() -> None:
         moved = x.clone()
         moved[:, 0] += 1.0  # the corner comes in round the edge, alone in its window's region
         assert torch.equal(run(moved, grid)[:, 1:], whole[:, 1:]), "a token sees what the shift brought together"
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_axial_rotary_positions(before: int) -> None:
+    """The first half of a head turns by rows, the second by columns, as complex numbers [Su et al. 2021]."""
+    ctx, module = context(before=before), AxialRope(base=50.0).build(Site(width=8))
+    q, k = torch.randn(2, 2, 3, before + 12, 8, generator=torch.Generator().manual_seed(0)).unbind(0)
+    found = module.rotate(q, k, ctx)
+    frequency = 50.0 ** -torch.tensor([0.0, 0.5])
+    for x, turned in zip((q, k), found, strict=True):
+        expected = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()).clone()  # (B, H, T, 4)
+        for place in range(12):
+            row, column = divmod(place, GRID.columns)
+            angle = torch.cat((row * frequency, column * frequency))
+            expected[:, :, before + place] *= torch.polar(torch.ones(4), angle)
+        close(turned, torch.view_as_real(expected).flatten(-2))
+    q, k = (x[:, :, :1].expand_as(x) for x in (q, k))  # one vector everywhere: only distances are left
+    q, k = module.rotate(q, k, ctx)
+    scores = (q @ k.mT)[..., before:, before:].unflatten(-1, GRID).unflatten(2, GRID)
+    close(scores[:, :, 1:, 1:, 1:, 1:], scores[:, :, :-1, :-1, :-1, :-1], 1e-5)
+    with pytest.raises(ValueError, match="6 is no multiple of 4"):
+        AxialRope().build(Site(width=6))
+
+
+def test_a_vit_with_axial_rotary_positions() -> None:
+    """Instead of learned positions, and for images of any size; a text has no rows and columns."""
+    embedding = PatchEmbedding(image_size=(8, 8), patch_size=(2, 2), channels=1, prefix=1, pad=True)
+    attention = Attention(num_heads=2, position=AxialRope())
+    layers = Block(attention=Sublayer(op=attention, pre_norm=LayerNorm()), mlp=Sublayer(op=MLP(width=8)))
+    spec = EncoderModel(
+        width=16, embedding=embedding, encoder=Stack(layers=layers, depth=2), init={"*": Normal(std=0.3)}
+    )
+    model = af.build(spec).eval()
+    image = torch.zeros(1, 1, 8, 8)
+    image[..., 2:4, 2:4] = torch.tensor([[0.3, 1.0], [-1.0, 0.5]])
+    out = model(pixel_values=image).last_hidden_state
+    flipped = model(pixel_values=image.mT).last_hidden_state
+    assert out.shape == (1, 17, 16) and model(pixel_values=image[..., :6]).last_hidden_state.shape == (1, 13, 16)
+    assert (out - flipped).abs().max() > 1e-3  # rows are not columns
+    text = af.override(af.spec("gpt2"), {"decoder.layers.attention.op.position": None})
+    with pytest.raises(ValueError, match="AxialRope needs an image"):
+        af.override(text, {"decoder.layers.attention.op.position": AxialRope()})

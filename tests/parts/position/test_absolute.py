@@ -23,6 +23,7 @@ from anyformer.parts.position.absolute import (
     Binary,
     BucketedBias,
     Computed,
+    Concatenated,
     Convolutional,
     DistanceBias,
     Integer,
@@ -661,3 +662,18 @@ def test_axial_positions_that_are_none(fields: dict, line: str) -> None:
 def test_axial_positions_of_another_width() -> None:
     with pytest.raises(ValueError, match=r"here: the widths \(4, 4\) add up to 8, not 12"):
         made(AxialLearned(shape=(2, 3), widths=(4, 4)), 12)
+
+
+def test_concatenated_positions() -> None:
+    """W [x; p], of which adding is a case."""
+    module, x = made(Concatenated(scheme=Sinusoidal(length=9), width=6), D), torch.randn(2, 5, D)
+    p = made(Sinusoidal(length=9), 6)(torch.arange(5)[None])
+    expected = torch.cat((x, p.expand(2, -1, -1)), -1) @ module.project.weight.T
+    close(module.add(x, context(5)), expected)
+    added = made(Concatenated(scheme=Sinusoidal(length=9), width=D), D)
+    with torch.no_grad():
+        added.project.weight.copy_(torch.cat((torch.eye(D), torch.eye(D)), 1))
+    close(added.add(x, context(5)), add_position(made(Sinusoidal(length=9), D), x, context(5)))
+    assert Concatenated(scheme=Learned(length=9), width=2).max_length == 9
+    with pytest.raises(ValueError, match="Concatenated.scheme says where a number stands, and Summed does not"):
+        Concatenated(scheme=Summed(parts=(Integer(),)), width=4)

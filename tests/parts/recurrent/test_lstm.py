@@ -1,4 +1,4 @@
-"""The LSTM against torch's, and additive attention against its formula."""
+"""The LSTM and the GRU against torch's, and additive attention against its formula."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 import anyformer as af
 from anyformer import families
 from anyformer.parts.attention.bahdanau import AdditiveAttention
-from anyformer.parts.recurrent.lstm import LSTM
+from anyformer.parts.recurrent.lstm import GRU, LSTM, Recurrent
 from anyformer.parts.recurrent.mamba import PackedRows
+from anyformer.parts.recurrent.s4 import S4
 from anyformer.runtime.context import Memory
 from anyformer.runtime.mask import Causal
 from small import close, compiled_equals_eager, context, made
@@ -21,33 +22,43 @@ D, T = 10, 7
 
 
 def oracle(module: Any) -> Any:
-    """torch.nn.LSTM with the same weights; its second bias is nothing."""
-    theirs = torch.nn.LSTM(D, module.width, batch_first=True)
+    """torch.nn.LSTM or GRU with the same weights; the LSTM's second bias is nothing."""
+    theirs = {4: torch.nn.LSTM, 3: torch.nn.GRU}[module.num_gates](D, module.width, batch_first=True)
     with torch.no_grad():
         theirs.weight_ih_l0.copy_(module.gates.weight)
         theirs.weight_hh_l0.copy_(module.recurrent.weight)
         theirs.bias_ih_l0.copy_(module.gates.bias)
         theirs.bias_hh_l0.zero_()
+        if module.recurrent.bias is not None:
+            theirs.bias_hh_l0.copy_(module.recurrent.bias)
     return theirs
 
 
+KINDS = pytest.mark.parametrize("kind", [LSTM, GRU])
+
+
 @pytest.mark.parametrize("width", [None, 6])
-def test_lstm_is_torchs(width: int | None) -> None:
+@KINDS
+def test_what_is_read_is_torchs(kind: type[Recurrent], width: int | None) -> None:
     """By the fast path, and step by step."""
-    module, x = made(LSTM(width=width), D), torch.randn(2, T, D)
-    expected = oracle(module)(x)[0]
+    module, x = made(kind(width=width), D), torch.randn(2, T, D)
+    expected, last = oracle(module)(x)
     close(module(x, context(T)), expected if module.o is None else module.o(expected))
-    close(module.steps(x, x.new_zeros(2, 2, module.width), PackedRows())[0], expected)
+    y, state = module.steps(x, x.new_zeros(len(module.states), 2, module.width), PackedRows())
+    close(y, expected)
+    for mine, theirs in zip(state, last if kind is LSTM else [last], strict=True):
+        close(mine, theirs[0])
 
 
-def test_lstm_compiled() -> None:
-    module = made(LSTM(), D)
-    compiled_equals_eager(lambda x: module(x, context(2)), torch.randn(2, 2, D))
+def test_compiled() -> None:
+    modules = [made(part, D) for part in (LSTM(), GRU(), S4(states=4))]
+    compiled_equals_eager(lambda x: [module(x, context(3)) for module in modules], torch.randn(2, 3, D))
 
 
-def test_a_padded_prompt_is_remembered_as_it_is() -> None:
+@KINDS
+def test_a_padded_prompt_is_remembered_as_it_is(kind: type[Recurrent]) -> None:
     """Pads leave the memory as it was: the next token is written as after the text alone."""
-    spec = af.override(families.find("gpt2").read(CONFIGS["gpt2"]), {"decoder.layers.attention.op": LSTM()})
+    spec = af.override(families.find("gpt2").read(CONFIGS["gpt2"]), {"decoder.layers.attention.op": kind()})
     model, ids = af.build(spec).eval(), torch.randint(5, 50, (1, 6))
     mask = torch.tensor([[0, 0, 1, 1, 1, 1]])
     with torch.no_grad():
@@ -61,9 +72,10 @@ def test_a_padded_prompt_is_remembered_as_it_is() -> None:
         close(found, model(input_ids=ids[:, 5:], past_key_values=alone).logits)
 
 
-def test_documents_and_pads() -> None:
+@KINDS
+def test_documents_and_pads(kind: type[Recurrent]) -> None:
     """N4 and N7: each text as if it were alone."""
-    module, a, b = made(LSTM(), D), torch.randn(1, 3, D), torch.randn(1, 4, D)
+    module, a, b = made(kind(), D), torch.randn(1, 3, D), torch.randn(1, 4, D)
     first, second = module(a, context(3)), module(b, context(4))
     packed = module(torch.cat((a, b), 1), context(7, documents=torch.tensor([[0] * 3 + [1] * 4])))
     close(packed, torch.cat((first, second), 1))

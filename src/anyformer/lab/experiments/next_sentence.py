@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from anyformer.data import Data, Held, JSONLines, Loader, Plan
-from anyformer.evaluate import mean_losses
+from anyformer.data import Data, Held, JSONLines
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.made_up_language import Language
-from anyformer.lab.runs import WORDS, mean, reader, training
+from anyformer.lab.runs import WORDS, held_out_loss, mean, reader, training
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.objectives.classify import Classify
@@ -109,11 +108,7 @@ def work(values: Values, place: Place) -> list[Row]:
 def masked_loss(trainer: Trainer) -> float:
     """The loss of hidden words in pairs that were held out, which follow each other: the same for all."""
     objective = MaskedAndNext(length=LENGTH, short=0.0, next_rate=1.0, mask=1.0, random=0.0).ready(trainer.tokenizer)
-    plan = Plan(trainer.splits.valid, seed=1, examples=64, length=LENGTH, once=True)
-    with trainer.eval_mode(), Loader(plan, objective, pad=trainer.tokenizer.filler) as batches:
-        return mean_losses(
-            lambda batch, _: objective.losses(trainer.model, batch), objective, batches, trainer.device, 16
-        )["masked"]
+    return held_out_loss(trainer, objective, 64, term="masked")
 
 
 def pairs(language: Language, number: int) -> Iterator[dict[str, str]]:

@@ -16,6 +16,7 @@ function textView(element, words, name) {
   const spans = words.map((word, i) => {
     const span = make("span", { role: "option", onclick: () => choose({ [name]: i }) }, shown(word));
     const sure = name === "position" && data.writes && i > 0 && likely(i - 1, word);
+    if (name === "position" && data.ids) span.title = `position ${i}, token id ${data.ids[i]}`;
     if (sure) span.style.borderBottomColor = tint(sure);
     return span;
   });

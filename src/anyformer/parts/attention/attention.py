@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.kernels.attention import attend
+from anyformer.kernels.entmax import NORMALIZERS, Normalizer
 from anyformer.parts.fused_linear import Joined
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import InHeads, Op
@@ -76,6 +77,10 @@ class Attention(
         "MQA (num_kv_heads=1)",
         "multi-query (num_kv_heads=1)",
         "cross-attention (memory=True)",
+        'entmax (normalizer="entmax")',
+        'sparsemax (normalizer="sparsemax")',
+        "non-local block",
+        "non-local",
     ),
 ):
     """Scaled dot-product attention in several heads: softmax(q k^T / sqrt(K)) v [Vaswani et al. 2017]."""
@@ -93,6 +98,7 @@ class Attention(
     qk_norm: Norm | None = None  # over each head's queries and keys
     softcap: float | None = None  # softcap * tanh(scores / softcap) (Gemma 2)
     dropout: float = 0.0  # on the attention weights
+    normalizer: Normalizer = "softmax"  # of scores into weights; with the others most are exactly 0, in plain torch
     talking: bool = False  # heads mix scores before softmax and weights after it [Shazeer et al. 2020]
     memory: bool = False  # keys and values come from the memory: cross-attention
     memory_width: int | None = None
@@ -161,6 +167,7 @@ class AttentionModule(InHeads):
             self.scale, self.learned_scale = 1.0, part.learned_scale.build(site.child("learned_scale", width=H))
         if part.scale_by_layer:
             self.scale /= site.layer + 1
+        self.normalize = NORMALIZERS[part.normalizer]
         self.talk = TalkingHeads(H) if part.talking else None
         self.num_kv_heads = G
         self.qkv: Joined | None = None  # all three in one product, where transforms/fuse.py joined them
@@ -236,6 +243,7 @@ class AttentionModule(InHeads):
             weights=ctx.weights(self.address),
             values=values,
             talk=self.talk,
+            normalize=self.normalize,
         )
         return self.finish(out, v, ctx).transpose(1, 2).flatten(2)
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.attention import EVERYTHING, attend
-from anyformer.parts.init import Initializer
+from anyformer.parts.init import Initializer, Normal
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
@@ -215,18 +215,66 @@ class SoftmaxFeaturesModule(nn.Module):
         return (power - largest).exp(), largest
 
 
+class RandomFeatures(Features, sees="itself", called=("RFA features", "Fourier features")):
+    """Of x / |x|, for `count` random w with learned scales: the sines and cosines of w x, whose products have the mean
+    exp(q k) but for a factor ("gaussian"), or what of w x is above 0 ("arccos") [Peng et al. 2021]. The w are drawn
+    with the weights and saved with them; in the paper each pass of training draws others."""
+
+    count: int = 64
+    kernel: Literal["gaussian", "arccos"] = "gaussian"
+
+    def check(self) -> None:
+        at_least(self, 1, "count")
+
+    def width(self, head_width: int) -> int:
+        return 2 * self.count if self.kernel == "gaussian" else self.count
+
+    def build(self, site: Site) -> nn.Module:
+        return RandomFeaturesModule(self, site.width)
+
+
+class RandomFeaturesModule(nn.Module):
+    starts: ClassVar[dict[str, Any]] = {"weight": Normal(std=1.0), "scale": 1.0}
+    exact: ClassVar[tuple[str, ...]] = ("weight",)
+    weight: Tensor
+
+    def __init__(self, part: RandomFeatures, head_width: int) -> None:
+        super().__init__()
+        self.part = part
+        self.register_buffer("weight", torch.empty(part.count, head_width))
+        self.scale = nn.Parameter(torch.empty(head_width))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        turned = torch.matmul(F.normalize(x, dim=-1), (self.weight.to(x.dtype) * self.scale.to(x.dtype)).t())
+        found = F.relu(turned) if self.part.kernel == "arccos" else torch.cat((turned.sin(), turned.cos()), dim=-1)
+        return found * self.part.count**-0.5, None
+
+
 # -- sums over keys ----------------------------------------------------------------------------------------------------
 
 
-class LinearAttention(Projections, sees="past", called=("linear transformer", "Performer (features=SoftmaxFeatures)")):
+class LinearAttention(
+    Projections,
+    sees="past",
+    called=(
+        "linear transformer",
+        "Performer (features=SoftmaxFeatures)",
+        "random feature attention (features=RandomFeatures, gate=True)",
+        "RFA (features=RandomFeatures, gate=True)",
+    ),
+):
     """phi(q) sum phi(k) v / phi(q) sum phi(k): over all tokens, or over those up to the query, by sums that are carried
-    from chunk to chunk and, while decoding, from step to step."""
+    from chunk to chunk and, while decoding, from step to step. With `gate` the sums forget: S = g S + (1 - g) phi(k) v,
+    where each token has a g between 0 and 1 for each head [Peng et al. 2021]."""
 
     features: Features = EluFeatures()
     mask: Mask = FULL  # or Causal
+    gate: bool = False
 
     def check(self) -> None:
         super().check()
+        if self.gate and not isinstance(self.mask, Causal):
+            raise ValueError("LinearAttention.gate forgets what came before a token: set mask=Causal()")
         if not isinstance(self.mask, (Full, Causal)):
             raise ValueError(f"LinearAttention.mask is Full or Causal: sums leave no key out, got {quote(self.mask)}")
 
@@ -239,6 +287,7 @@ class LinearAttentionModule(ProjectionsModule):
         super().__init__(part, site)
         self.part, self.causal, self.mask_key = part, isinstance(part.mask, Causal), f"these, {part.mask!r}"
         self.features = part.features.build(site.child("features", width=self.head_width))
+        self.gate = nn.Linear(site.width, part.num_heads) if part.gate else None
 
     def state_spec(self) -> PerRow | None:
         if not self.causal:
@@ -254,9 +303,13 @@ class LinearAttentionModule(ProjectionsModule):
         wide = torch.promote_types(x.dtype, torch.float32)
         q, k, v = (self.heads(t).to(wide) for t in self.projections(x, ctx))
         (q, _), (k, power) = self.features(q), self.features(k)  # what multiplies a query falls out
+        forgotten = None
+        if self.gate is not None:
+            own, forgotten = gate_powers(self.gate(x).to(wide), ctx.tokens)
+            power = own if power is None else power + own
         v = F.pad(v, (0, 1), value=1.0)  # the last column sums up the weights
         eager, listen = ctx.kernel == "eager" and ctx.state is None, ctx.watch(self.address)
-        out = None if eager else self.sums(q, k, power, v, ctx)
+        out = None if eager else self.sums(q, k, power, v, ctx, forgotten)
         if out is None or listen is not None:
             weights = self.weights(q, k, power, ctx)
             if listen is not None:
@@ -277,7 +330,9 @@ class LinearAttentionModule(ProjectionsModule):
         weights = weights * seen
         return ratio(weights, weights.sum(-1, keepdim=True))
 
-    def sums(self, q: Tensor, k: Tensor, power: Tensor | None, v: Tensor, ctx: Context) -> Tensor:
+    def sums(
+        self, q: Tensor, k: Tensor, power: Tensor | None, v: Tensor, ctx: Context, forgotten: Tensor | None
+    ) -> Tensor:
         """(B, H, T, K)"""
         tokens, documents = ctx.tokens, ctx.documents
         if tokens is not None:
@@ -287,6 +342,7 @@ class LinearAttentionModule(ProjectionsModule):
             store = ctx.store(self.address)
             past = None if store is None else tuple(store.tensors[n].expand(q.shape[0], -1, -1, -1) for n in NAMES)
             out, _, last = causal_sums(q, k, power, v, documents, past)
+            last = last if forgotten is None else (last[0], last[1] + forgotten)  # powers are those of the next token
             for name, tensor in zip(NAMES, last, strict=True):
                 if store is not None:
                     store.replace(name, tensor)
@@ -310,7 +366,19 @@ LEAST = -1e30  # the power of a sum over nothing
 
 def ratio(a: Tensor, b: Tensor) -> Tensor:
     """a / b, and 0 where nothing was seen."""
-    return torch.where(b > 0, a / torch.where(b > 0, b, 1), 0)
+    return torch.where(b != 0, a / torch.where(b != 0, b, 1), 0)
+
+
+def gate_powers(logits: Tensor, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Logits (B, T, H) of g -> powers (B, H, T, 1) by whose exponentials keys count, and one (B, H, 1, 1) by whose
+    exponential a call multiplies what came before it. A key counts (1 - g_s) g_(s+1) ... g_t at the token t; what
+    depends on t falls out of the ratio, so that log(1 - g_s) - (log g_1 + ... + log g_s) is left."""
+    keeps = F.logsigmoid(logits)
+    if tokens is not None:
+        keeps = keeps * tokens[..., None]  # nothing is forgotten at a pad
+    total = keeps.cumsum(1)
+    power = F.logsigmoid(-logits) - total
+    return power.transpose(1, 2)[..., None], total[:, -1, :, None, None]
 
 
 def causal_sums(
@@ -326,7 +394,7 @@ def causal_sums(
     whose exponentials they are to be multiplied, and what to go on from. In a chunk all pairs, before it one sum."""
     (B, H, _, M), V = q.shape, v.shape[-1]
     total, c = (q.new_zeros(B, H, M, V), q.new_zeros(B, H, 1, 1)) if past is None else past
-    c = torch.where(total[..., -1:].sum(2, keepdim=True) > 0, c, LEAST)  # of a sum that is still empty
+    c = torch.where(total[..., -1:].abs().sum(2, keepdim=True) > 0, c, LEAST)  # of a sum that is still empty
     carry = None if documents is None else documents[:, :1]  # the past goes on in the first document
     outs, powers = [], []
     each = [q.split(CHUNK, 2), k.split(CHUNK, 2), v.split(CHUNK, 2)]

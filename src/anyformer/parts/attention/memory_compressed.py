@@ -85,6 +85,7 @@ class BlockAttentionModule(AttentionModule):
             softcap=self.part.softcap,
             kernel=ctx.kernel,
             dropout=self.part.dropout if self.training else 0.0,
+            normalize=self.normalize,
         )
         out = out.transpose(1, 2).reshape(B, n * size, -1)[:, :T]
         return self.o(ctx.tap(self.address, "mixed", rows.unpack(out)))

@@ -33,6 +33,7 @@ class Synthesizer(Op, sees="past", called=("dense synthesizer", "random synthesi
 
     num_heads: int
     length: int
+    head_width: int | None = None  # default: the width divided by the heads
     scores: Literal["dense", "random", "factorized"] = "dense"
     products: Literal["none", "plus", "alpha"] = "none"
     rank: int = 16
@@ -41,7 +42,7 @@ class Synthesizer(Op, sees="past", called=("dense synthesizer", "random synthesi
     dropout: float = 0.0  # on the attention weights
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads", "length", "rank")
+        at_least(self, 1, "num_heads", "length", "rank", "head_width")
         chance(self, "dropout")
         if set(self.bias) - set("qkvo"):
             raise ValueError(f"Synthesizer.bias names projections among 'qkvo', got {quote(self.bias)}")
@@ -55,15 +56,14 @@ class Synthesizer(Op, sees="past", called=("dense synthesizer", "random synthesi
 
 
 class SynthesizerModule(InHeads):
-    o: nn.Linear
-
     def __init__(self, part: Synthesizer, site: Site) -> None:
-        super().__init__(site, part.num_heads)
+        super().__init__(site, part.num_heads, part.head_width)
         self.part, self.mask_key = part, repr(part.mask)
         D, H, L, K = site.width, part.num_heads, part.length, self.head_width
-        names = "vo" if part.products == "none" else "qkvo"
+        names = "v" if part.products == "none" else "qkv"
         for name in names:
-            self.add_module(name, nn.Linear(D, D, bias=name in part.bias))
+            self.add_module(name, nn.Linear(D, H * K, bias=name in part.bias))
+        self.o = nn.Linear(H * K, D, bias="o" in part.bias)
         self.starts: dict[str, Any] = {
             "share": 0.0,
             "places": Normal(std=K**-0.5),
@@ -72,7 +72,7 @@ class SynthesizerModule(InHeads):
             "columns": Normal(std=part.rank**-0.5),
         }
         if part.scores == "dense":
-            self.inner = nn.Linear(D, D, bias=bool(part.bias))
+            self.inner = nn.Linear(D, H * K, bias=bool(part.bias))
             self.places = nn.Parameter(torch.empty(H, K, L))
         elif part.scores == "random":
             self.table = nn.Parameter(torch.empty(H, L, L))

@@ -13,7 +13,11 @@ from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Site
 
 
-class MLP(Reshaping, sees="itself", called=("FFN", "feed-forward", "position-wise")):
+class MLP(
+    Reshaping,
+    sees="itself",
+    called=("FFN", "feed-forward", "position-wise", "swish (activation='silu')", "SiLU (activation='silu')"),
+):
     """down(activation(up(x)))"""
 
     width: int
@@ -52,6 +56,8 @@ class GatedMLP(
     sees="itself",
     called=(
         "SwiGLU (activation='silu')",
+        "swish (activation='silu')",
+        "SiLU (activation='silu')",
         "GeGLU (activation='gelu')",
         "ReGLU (activation='relu')",
         "GLU (activation='sigmoid')",

@@ -170,25 +170,78 @@ class SwitchModule(nn.Module):
         logits = F.linear(seen, self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
         logits = ctx.tap(self.address, "logits", logits)
         weights, experts = logits.softmax(-1).to(x.dtype).max(-1)  # (B, T)
-        kept = self.rank(experts, ctx) <= self.part.capacity
+        chosen = ctx.remember(self.address, {"expert": experts.int()})[0]["expert"]
+        kept = ranks(experts[..., None], chosen[..., None], self.num_experts, ctx)[..., 0] <= self.part.capacity
         experts = experts.masked_fill(~kept, self.num_experts)
         weights = ctx.tap(self.address, "weights", weights.masked_fill(~kept, 0).view(-1, 1))
         return Routing(experts.view(-1, 1), weights, logits)
 
-    def rank(self, experts: Tensor, ctx: Context) -> Tensor:
-        """(B, T) -> (B, T): the how manieth token of its text (or document) each one is at its expert. Pads come
-        after all real tokens, wherever they stand."""
-        chosen = ctx.remember(self.address, {"expert": experts.int()})[0]["expert"].long()
-        taken = F.one_hot(chosen, self.num_experts)  # (B, S, E)
-        real = None if ctx.padding is None else ctx.padding[:, : chosen.shape[1], None]
-        before = (taken if real is None else taken * real).cumsum(1)
-        if ctx.documents is not None and before.shape[1] == experts.shape[1]:
-            first = first_of_document(ctx.documents)
-            before = before - F.pad(before, (0, 0, 1, 0)).take_along_dim(first[..., None], 1)
-        if real is not None:
-            pads = (taken * ~real).cumsum(1) + before[:, -1:]
-            before = torch.where(real, before, pads)
-        return ctx.of_these(before).gather(2, experts[..., None])[..., 0]
+
+def ranks(experts: Tensor, chosen: Tensor, num_experts: int, ctx: Context) -> Tensor:
+    """(B, T, k) -> (B, T, k): each choice's rank at its expert, from 1, among those of its text (or document) in the
+    order of its tokens. `chosen` (B, S, k) has the choices of the past too, `num_experts` where there is none. Pads
+    come after all real tokens, wherever they stand."""
+    taken = F.one_hot(chosen.long(), num_experts + 1)[..., :num_experts]  # (B, S, k, E)
+    real = None if ctx.padding is None else ctx.padding[:, : chosen.shape[1], None, None]
+    before = _count(taken if real is None else taken * real)
+    if ctx.documents is not None and before.shape[1] == experts.shape[1]:
+        first = first_of_document(ctx.documents)
+        before = before - F.pad(before[:, :, -1], (0, 0, 1, 0)).take_along_dim(first[..., None], 1)[:, :, None]
+    if real is not None:
+        pads = _count(taken * ~real) + before[:, -1:, -1:]
+        before = torch.where(real, before, pads)
+    return ctx.of_these(before).gather(3, experts.clamp(max=num_experts - 1)[..., None])[..., 0]
+
+
+def _count(taken: Tensor) -> Tensor:
+    """(B, S, k, E) running sums over tokens and, within each, over its choices."""
+    return taken.flatten(1, 2).cumsum(1).view_as(taken)
+
+
+class GShard(Router, sees="past", called=("top-2 router", "GLaM")):
+    """The two best experts, weighted by their shares of both; `capacity` choices an expert and text, and what comes
+    later than that is dropped. In training the second expert is used with a chance in proportion to its share [Lepikhin
+    et al. 2020]. The paper seats all first choices of a group before any second one; here each token's two choices are
+    seated in the order of the text, so that no token depends on later ones."""
+
+    top_k: int = 2
+    capacity: int = 128
+    threshold: float = 0.5  # a second share below it is used with the chance share / threshold; 0: always (GLaM)
+
+    def check(self) -> None:
+        at_least(self, 0, "capacity", "threshold")
+        if self.top_k != 2:
+            raise ValueError(f"GShard.top_k is {self.top_k}; it sends a token to 2 experts")
+
+    def make(self, site: Site, num_experts: int) -> nn.Module:
+        return GShardModule(self, site, num_experts)
+
+
+class GShardModule(nn.Module):
+    tapped: ClassVar[Declared] = ROUTER
+
+    def __init__(self, part: GShard, site: Site, num_experts: int) -> None:
+        super().__init__()
+        self.part, self.address, self.num_experts = part, site.address, num_experts
+        self.weight = nn.Parameter(torch.empty(num_experts, site.width))
+
+    def state_spec(self) -> PerToken:
+        """The experts of every token: capacity counts those of the past too."""
+        return PerToken({"experts": (2,)}, dtypes={"experts": torch.int32})
+
+    def forward(self, x: Tensor, ctx: Context) -> Routing:
+        E, threshold = self.num_experts, self.part.threshold
+        logits = ctx.tap(self.address, "logits", F.linear(x.float(), self.weight.float()))
+        weights, experts = logits.softmax(-1).topk(2, dim=-1)  # (B, T, 2), the best first
+        weights = weights / weights.sum(-1, keepdim=True)
+        if self.training and threshold:
+            unused = weights[..., 1] < threshold * torch.rand_like(weights[..., 1])
+            experts = torch.stack((experts[..., 0], experts[..., 1].masked_fill(unused, E)), dim=-1)
+        chosen = ctx.remember(self.address, {"experts": experts.int()})[0]["experts"]
+        kept = (experts < E) & (ranks(experts, chosen, E, ctx) <= self.part.capacity)
+        experts, weights = experts.masked_fill(~kept, E), weights.to(x.dtype).masked_fill(~kept, 0)
+        weights = ctx.tap(self.address, "weights", weights.view(-1, 2))
+        return Routing(experts.view(-1, 2), weights, logits)
 
 
 class NoisyTopK(Router, sees="itself", called=("sparsely-gated",)):

@@ -6,8 +6,9 @@ is moved on the way in or out. B batch, N pixels of the grid, D width.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,17 +16,39 @@ from torch import Tensor, nn
 
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.base import Embedding
-from anyformer.parts.grid.layout import Down, Grid
+from anyformer.parts.computed import places
+from anyformer.parts.grid.layout import Down, Grid, Sides, as_image
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import BatchNorm, Norm
-from anyformer.parts.op import Op
+from anyformer.parts.op import Op, Reshaping
 from anyformer.runtime.context import Context
 from anyformer.runtime.state import State
 from anyformer.specs.checks import at_least
-from anyformer.specs.part import Part, Site
+from anyformer.specs.part import Part, Site, walk
 
 
-class Convolution(Part, sees="all"):
+class GridLayer(Part):
+    """One of the layers that go over a grid one after another: its module maps x (B, N, inputs), the grid and the
+    `Context` of the pass to the first two."""
+
+    @property
+    def stride(self) -> int:
+        """One place in how many stays along each side."""
+        return 1
+
+    def coarser(self, grid: Grid) -> Grid:
+        return Grid(*(-(-side // self.stride) for side in grid))
+
+    def out_width(self, width: int, default: int | None = None) -> int:
+        """What leaves of `width` channels, in a place that is `default` wide."""
+        return width
+
+    if TYPE_CHECKING:  # only kinds that can be built by themselves declare it
+
+        def build(self, site: Site, inputs: int | None = None) -> nn.Module: ...
+
+
+class Convolution(GridLayer, sees="all"):
     """One over the grid, with zeros around it, a norm and an activation. Every `stride`-th row and column stays."""
 
     kernel: int = 3
@@ -40,8 +63,8 @@ class Convolution(Part, sees="all"):
         if self.kernel % 2 == 0:
             raise ValueError(f"Convolution.kernel is odd, so that pixels keep their places; got {self.kernel}")
 
-    def coarser(self, grid: Grid) -> Grid:
-        return Grid(*(-(-side // self.stride) for side in grid))
+    def out_width(self, width: int, default: int | None = None) -> int:
+        return self.width or default or width
 
     def build(self, site: Site, inputs: int | None = None) -> nn.Module:
         return ConvolutionLayer(self, inputs or site.width, site)
@@ -57,7 +80,7 @@ class ConvolutionLayer(nn.Module):
         self.norm = part.norm.build(site.child("norm", width=width)) if part.norm else None
         self.activation = ACTIVATIONS[part.activation]
 
-    def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
+    def forward(self, x: Tensor, grid: Grid, ctx: Context | None = None) -> tuple[Tensor, Grid]:
         y = self.taps(x.unflatten(1, grid))
         x, grid = y.flatten(1, 2), Grid(y.shape[1], y.shape[2])
         return self.activation(x if self.norm is None else self.norm(x)), grid
@@ -82,24 +105,77 @@ class ChannelsLastConv(nn.Module):
         return F.conv2d(pixels, weight, self.bias, self.stride, self.kernel // 2).permute(0, 2, 3, 1)
 
 
+class OpLayer(GridLayer, sees="all", called=("attention in a bottleneck",)):
+    """Any op on the grid in the place of a convolution, with a norm and an activation: what stands in the bottleneck of
+    LR-Net [Hu et al. 2019], of stand-alone self-attention [Ramachandran et al. 2019] and of HaloNet [Vaswani et al.
+    2021]. A grid gets coarser by the op's own stride, or by the mean of each `pool` x `pool` places after it."""
+
+    requires: ClassVar[tuple[str, ...]] = ("a grid",)
+
+    op: Op
+    pool: int = 1
+    norm: Norm | None = BatchNorm()
+    activation: Activation = "relu"
+
+    def check(self) -> None:
+        at_least(self, 1, "pool")
+        if len({1, *self.strides}) > 2 or len({*self.strides}) > 1:
+            raise ValueError(f"OpLayer.op has the stride {self.strides}; rows and columns need the same")
+        for path, part in walk(self.op, "op"):
+            if (sharing := part.layer_sharing) is not None:
+                line = f"the first layer holds what all share, and its grid may be another; set {sharing.off}"
+                raise ValueError(f"OpLayer.{path}: {line}")
+
+    @property
+    def strides(self) -> Sides:
+        return self.op.stride if isinstance(self.op, Reshaping) else ()
+
+    @property
+    def stride(self) -> int:
+        return self.pool * (self.strides[0] if self.strides else 1)
+
+    def out_width(self, width: int, default: int | None = None) -> int:
+        return self.op.out_width(width)
+
+    def build(self, site: Site, inputs: int | None = None) -> nn.Module:
+        return OpLayerModule(self, inputs or site.width, site)
+
+
+class OpLayerModule(nn.Module):
+    def __init__(self, part: OpLayer, inputs: int, site: Site) -> None:
+        super().__init__()
+        self.part, self.op = part, part.op.build(site.child("op", width=inputs))
+        self.norm = part.norm.build(site.child("norm", width=part.out_width(inputs))) if part.norm else None
+        self.activation = ACTIVATIONS[part.activation]
+
+    def forward(self, x: Tensor, grid: Grid, ctx: Context) -> tuple[Tensor, Grid]:
+        index, pool = places(x.shape[1], x.device), self.part.pool
+        x = self.op(x, ctx.replace(grid, index=index, positions=index[None], bias=None, shared={}))
+        if pool > 1:  # what is left over at the edges is averaged too
+            image = as_image(x, self.part.replace(pool=1).coarser(grid))
+            x = F.avg_pool2d(image, pool, ceil_mode=True).flatten(2).transpose(1, 2)
+        return self.activation(x if self.norm is None else self.norm(x)), self.part.coarser(grid)
+
+
 class ConvolutionChain(nn.Module):
     """One after another; the last is as wide as its place."""
 
-    def __init__(self, layers: tuple[Convolution, ...], inputs: int, site: Site) -> None:
+    def __init__(self, layers: tuple[GridLayer, ...], inputs: int, site: Site) -> None:
         super().__init__()
         self.layers = nn.ModuleList()
         for i, layer in enumerate(layers):
             self.layers.append(layer.build(site.child(f"layers.{i}"), inputs))
-            inputs = layer.width or site.width
+            inputs = layer.out_width(inputs, site.width)
 
-    def run(self, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
+    def run(self, x: Tensor, grid: Grid, ctx: Context | None = None) -> tuple[Tensor, Grid]:
         for layer in self.layers:
-            x, grid = layer(x, grid)
+            x, grid = layer(x, grid, ctx)
         return x, grid
 
 
 def check_layers(part: Any) -> None:
-    if not part.layers or part.layers[-1].width is not None:
+    last = part.layers[-1] if part.layers else None
+    if not isinstance(last, Convolution) or last.width is not None:
         line = "one Convolution or more, of which the last is as wide as its place: leave its width out"
         raise ValueError(f"{type(part).__name__}.layers: {line}")
 
@@ -110,7 +186,7 @@ class Convolutions(Op, sees="all", called=("ResNet", "bottleneck")):
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
-    layers: tuple[Convolution, ...]
+    layers: tuple[GridLayer, ...]
 
     def check(self) -> None:
         check_layers(self)
@@ -131,7 +207,7 @@ class ConvolutionsModule(ConvolutionChain):
         assert grid is not None, "convolutions go over grids"
         if ctx.padding is not None:
             raise ValueError("convolutions go over whole grids: give no attention_mask")
-        return self.run(x, grid)[0]
+        return self.run(x, grid, ctx)[0]
 
 
 class ResidualDown(Down, sees="all", called=("ResNet's first layer of a stage",)):
@@ -139,7 +215,7 @@ class ResidualDown(Down, sees="all", called=("ResNet's first layer of a stage",)
     convolution too [He et al. 2016]."""
 
     width: int
-    layers: tuple[Convolution, ...]
+    layers: tuple[GridLayer, ...]
     skip: Convolution
     activation: Activation = "relu"
 
@@ -172,10 +248,60 @@ class ResidualDownModule(ConvolutionChain):
         self.skip = part.skip.build(wider.child("skip"), site.width)
         self.activation = ACTIVATIONS[part.activation]
 
-    def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
+    def forward(self, x: Tensor, grid: Grid, ctx: Context) -> tuple[Tensor, Grid]:
         skip, _ = self.skip(x, grid)
-        x, grid = self.run(x, grid)
+        x, grid = self.run(x, grid, ctx)
         return self.activation(skip + x), grid
+
+
+class LayersDown(Down, sees="all", called=("stem",)):
+    """Layers one after another, then the largest of each `pool` x `pool` neighbours at every second place: a stem that
+    convolutions alone do not make (LR-Net's)."""
+
+    width: int
+    layers: tuple[GridLayer, ...]
+    pool: int | None = None
+
+    def check(self) -> None:
+        at_least(self, 1, "width", "pool")
+        if not self.layers or (self.pool is not None and self.pool % 2 == 0):
+            raise ValueError("LayersDown: one layer or more, and an odd pool")
+
+    def coarser(self, grid: Grid) -> Grid:
+        for layer in self.layers:
+            grid = layer.coarser(grid)
+        return grid if self.pool is None else halved(grid)
+
+    def out_width(self, width: int) -> int:
+        for layer in self.layers:
+            width = layer.out_width(width, self.width)
+        return width
+
+    def build(self, site: Site) -> nn.Module:
+        return LayersDownModule(self, site)
+
+
+class LayersDownModule(ConvolutionChain):
+    def __init__(self, part: LayersDown, site: Site) -> None:
+        if part.out_width(site.width) != part.width:
+            found = f"its layers make {site.width} channels {part.out_width(site.width)}"
+            raise ValueError(f"{site.address}: {found}, and LayersDown.width is {part.width}")
+        super().__init__(part.layers, site.width, dataclasses.replace(site, width=part.width))
+        self.pool = part.pool
+
+    def forward(self, x: Tensor, grid: Grid, ctx: Context) -> tuple[Tensor, Grid]:
+        x, grid = self.run(x, grid, ctx)
+        return (x, grid) if self.pool is None else max_pool(x, grid, self.pool)
+
+
+def halved(grid: Grid) -> Grid:
+    return Grid(*(-(-side // 2) for side in grid))
+
+
+def max_pool(x: Tensor, grid: Grid, size: int) -> tuple[Tensor, Grid]:
+    """The largest of each `size` x `size` neighbours at every second place."""
+    y = F.max_pool2d(x.unflatten(1, grid).permute(0, 3, 1, 2), size, stride=2, padding=size // 2)
+    return y.permute(0, 2, 3, 1).flatten(1, 2), halved(grid)
 
 
 class GridEmbedding(Embedding):
@@ -233,7 +359,7 @@ class ConvolutionEmbedding(GridEmbedding, sees="all", called=("ResNet stem",)):
         grid = Grid(*self.image_size)
         for layer in self.layers:
             grid = layer.coarser(grid)
-        return grid if self.pool is None else Grid(*(-(-side // 2) for side in grid))
+        return grid if self.pool is None else halved(grid)
 
     def check(self) -> None:
         check_layers(self)
@@ -255,7 +381,6 @@ class ConvolutionEmbeddingModule(ConvolutionChain):
         x, grid = pixels.permute(0, 2, 3, 1).flatten(1, 2).contiguous(), Grid(pixels.shape[2], pixels.shape[3])
         x, grid = self.run(x, grid)
         if pool is not None:
-            y = F.max_pool2d(x.unflatten(1, grid).permute(0, 3, 1, 2), pool, stride=2, padding=pool // 2)
-            x, grid = y.permute(0, 2, 3, 1).flatten(1, 2), Grid(y.shape[2], y.shape[3])
+            x, grid = max_pool(x, grid, pool)
         index = torch.arange(x.shape[1], device=x.device)
         return x, Context(index=index, positions=index[None], extras=(grid,))

@@ -8,15 +8,16 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.position.absolute import AttentionPosition, AttentionPositionModule, Learned, check_positions
+from anyformer.parts.position.rotary import Rope, RopeModule
 from anyformer.runtime.context import Context
-from anyformer.specs.checks import at_least
+from anyformer.specs.checks import at_least, positive
 from anyformer.specs.part import Part, Site
 
 Sides = tuple[int, ...]  # rows and columns, of a video after its frames
@@ -71,8 +72,16 @@ def as_image(x: Tensor, grid: Layout | None) -> Tensor:
     return x.transpose(1, 2).unflatten(2, grid).contiguous()
 
 
+def partition(x: Tensor, size: int) -> Tensor:
+    """(B, rows, columns, D) -> (B, N, T, D), windows and tokens in reading order"""
+    B, rows, columns, D = x.shape
+    cut = x.reshape(B, rows // size, size, columns // size, size, D).transpose(2, 3)
+    return cut.reshape(B, -1, size * size, D)
+
+
 class Down(Part):
-    """A step between stages: its module maps x (B, N, D) and the grid to both, the grid coarser or x wider."""
+    """A step between stages: its module maps x (B, N, D), the grid and the `Context` to the first
+    two, the grid coarser or x wider."""
 
     def coarser(self, grid: Grid) -> Grid:
         """The grid after this step."""
@@ -180,6 +189,42 @@ class GridVectorsModule(AttentionPositionModule):
         before = q.shape[2] - math.prod(grid)
         total = total.flatten(2 + sides).flatten(2, 1 + sides)
         return q, F.pad(total, (before, 0, before, 0)) if before else total
+
+
+class AxialRope(AttentionPosition, sees="itself", called=("2D rotary", "2-D RoPE", "axial rotary")):
+    """Rotary positions of an image: in each head the first half of the channels turns by the row of a patch, the second
+    half by its column [Su et al. 2021; Heo et al. 2024]. Scores depend on how far apart two patches are along each
+    side, grids can have any size, and tokens before the grid do not turn."""
+
+    requires: ClassVar[tuple[str, ...]] = (NEEDS[2],)
+
+    base: float = 100.0  # lower than that of texts: the sides of a grid are short
+
+    def check(self) -> None:
+        positive(self, "base")
+
+    def build(self, site: Site) -> nn.Module:
+        if site.width % 4:
+            raise ValueError(
+                f"{site.address}: AxialRope turns pairs of half a head, and {site.width} is no multiple of 4"
+            )
+        return AxialRopeModule(self, site.width)
+
+
+class AxialRopeModule(RopeModule):
+    """Pairs are neighbours; each half of a head has the frequencies of a head half as wide."""
+
+    def __init__(self, part: AxialRope, head_width: int) -> None:
+        super().__init__(Rope(base=part.base, interleaved=True), head_width // 2)
+        self.key, self.width = f"axial {self.key}", head_width
+
+    def tables(self, ctx: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin, (1, 1, T, K / 2)."""
+        sides = [torch.arange(side, device=ctx.index.device) for side in layout(ctx)]
+        place = torch.cartesian_prod(*sides)  # (N, 2) row and column of each patch
+        angle = (place[..., None].float() * self.frequency()).flatten(1)  # (N, K / 2)
+        angle = F.pad(angle, (0, 0, ctx.index.shape[-1] - len(place), 0))[None, None]
+        return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
 def distances(length: int, count: int, device: torch.device) -> Tensor:

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.computed import Computed
-from anyformer.parts.grid.layout import Grid, layout
-from anyformer.parts.op import InHeads, Op
+from anyformer.parts.grid.layout import Grid, Sides, layout
+from anyformer.parts.op import InHeads, Reshaping
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import MIXER, Declared
 from anyformer.specs.checks import at_least, chance
@@ -27,24 +27,31 @@ LIKENESS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-class LocalRelation(Op, sees="all", called=("LR-Net", "pixel attention", "neighbourhood attention")):
+class LocalRelation(Reshaping, sees="all", called=("LR-Net", "pixel attention", "neighbourhood attention")):
     """Each place of an image sees the `size` x `size` places round it, those over the edge left out: in each group of
     channels by how alike one number of its is to one of theirs, and by a small MLP of where they stand to it. What is
-    seen are the channels themselves [Hu et al. 2019]. Time and memory grow with the places, not with their square."""
+    seen are the channels themselves [Hu et al. 2019]. Time and memory grow with the places, not with their square.
+    With `step` only every so many places along each side look, at all: a coarser grid leaves."""
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
+    reads_grid: ClassVar[bool] = True
 
     num_heads: int  # groups of channels
     size: int = 7
+    step: int = 1
     likeness: Literal["square", "distance", "product"] = "square"  # -(q - k)^2, -|q - k| or q k
     prior: int | None = 16  # inner width of the MLP of offsets; None: places count alike
     dropout: float = 0.0  # on the weights
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads", "size", "prior")
+        at_least(self, 1, "num_heads", "size", "step", "prior", "out")
         chance(self, "dropout")
         if self.size % 2 == 0:
             raise ValueError(f"LocalRelation.size is {self.size}; a neighbourhood round a place has an odd side")
+
+    @property
+    def stride(self) -> Sides:
+        return () if self.step == 1 else (self.step, self.step)
 
     @property
     def causal_alternative(self) -> str:
@@ -60,7 +67,7 @@ class LocalRelationModule(InHeads):
     def __init__(self, part: LocalRelation, site: Site) -> None:
         super().__init__(site, part.num_heads)
         self.part, D, H = part, site.width, part.num_heads
-        self.q, self.k, self.o = nn.Linear(D, H), nn.Linear(D, H), nn.Linear(D, D)
+        self.q, self.k, self.o = nn.Linear(D, H), nn.Linear(D, H), nn.Linear(D, part.out_width(D))
         self.up = nn.Linear(2, part.prior) if part.prior else None
         self.down = nn.Linear(part.prior, H) if part.prior else None
         self.offsets = Computed(lambda: offsets(part.size))
@@ -68,30 +75,32 @@ class LocalRelationModule(InHeads):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.padding is not None:
             raise ValueError("neighbours are those of a whole grid: give no attention_mask")
-        grid, side = layout(ctx), self.part.size
+        grid, side, step = layout(ctx), self.part.size, self.part.step
         assert isinstance(grid, Grid)
-        q, k, v = (ctx.tap(self.address, name, t) for name, t in (("q", self.q(x)), ("k", self.k(x)), ("v", x)))
+        looks = x if step == 1 else x.unflatten(1, grid)[:, ::step, ::step].flatten(1, 2)
+        q, k, v = (ctx.tap(self.address, name, t) for name, t in (("q", self.q(looks)), ("k", self.k(x)), ("v", x)))
         wide = torch.promote_types(x.dtype, torch.float32)
         scores = LIKENESS[self.part.likeness](
-            q.to(wide)[..., None], neighbourhoods(k.to(wide), grid, side)
+            q.to(wide)[..., None], neighbourhoods(k.to(wide), grid, side, step)
         )  # (B, N, H, S)
         if self.up is not None and self.down is not None:
             scores = scores + self.down(F.relu(self.up(self.offsets().to(x.dtype)))).t()
-        inside = ctx.once(f"neighbours {side}", lambda: neighbourhoods(torch.ones_like(k[:1, :, :1]), grid, side) > 0)
+        ones = torch.ones_like(k[:1, :, :1])
+        inside = ctx.once(f"neighbours {side} {step}", lambda: neighbourhoods(ones, grid, side, step) > 0)
         weights = scores.masked_fill(~inside, float("-inf")).softmax(-1).to(x.dtype).transpose(1, 2)  # (B, H, N, S)
         weights = ctx.tap(self.address, "weights", weights)
         if self.training and self.part.dropout:
             weights = F.dropout(weights, self.part.dropout)
-        near = neighbourhoods(v, grid, side).unflatten(2, (-1, self.head_width))  # (B, N, H, m, S)
+        near = neighbourhoods(v, grid, side, step).unflatten(2, (-1, self.head_width))  # (B, N, H, m, S)
         mixed = torch.einsum("bhns,bnhms->bnhm", weights, near).flatten(2)
         return self.o(ctx.tap(self.address, "mixed", mixed))
 
 
-def neighbourhoods(x: Tensor, grid: Grid, side: int) -> Tensor:
-    """(B, N, C) -> (B, N, C, S): what stands round each place, zeros over the edge."""
+def neighbourhoods(x: Tensor, grid: Grid, side: int, step: int = 1) -> Tensor:
+    """(B, N, C) -> (B, N, C, S): what stands round each place, or every `step`-th, zeros over the edge."""
     far = side // 2
     image = F.pad(x.unflatten(1, grid), (0, 0, far, far, far, far))
-    return image.unfold(1, side, 1).unfold(2, side, 1).flatten(-2).flatten(1, 2)
+    return image.unfold(1, side, step).unfold(2, side, step).flatten(-2).flatten(1, 2)
 
 
 def offsets(side: int) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from anyformer.parts.grid.layout import Down, Grid
 from anyformer.parts.norm import Norm
+from anyformer.runtime.context import Context
 from anyformer.specs.part import Site
 
 
@@ -37,7 +38,7 @@ class MergeModule(nn.Module):
         after = site.child("post_norm", width=part.out_width(site.width))
         self.post_norm = part.post_norm.build(after) if part.post_norm else None
 
-    def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
+    def forward(self, x: Tensor, grid: Grid, ctx: Context) -> tuple[Tensor, Grid]:
         x = x.unflatten(1, grid)
         if grid[0] % 2 or grid[1] % 2:
             x = F.pad(x, (0, 0, 0, grid[1] % 2, 0, grid[0] % 2))

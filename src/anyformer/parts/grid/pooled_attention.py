@@ -99,6 +99,7 @@ class PooledAttention(Reshaping, sees="all", called=("MViT", "pooling attention"
     leaves than came [Fan et al. 2021]. `add_queries` joins the pooled queries to what they found [Li et al. 2022]."""
 
     packs: ClassVar[bool] = False
+    reads_grid: ClassVar[bool] = True
 
     num_heads: int
     queries: GridPool | None = None

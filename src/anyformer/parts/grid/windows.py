@@ -14,9 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.computed import Computed, cache_by_size, places
-from anyformer.parts.grid.layout import Grid
-from anyformer.parts.grid.local_relation import LocalRelation
-from anyformer.parts.grid.pooled_attention import PooledAttention
+from anyformer.parts.grid.layout import Grid, partition
 from anyformer.parts.op import Op
 from anyformer.parts.position.bias import AttentionPositionModule, HeadwisePosition
 from anyformer.runtime.context import Context
@@ -40,7 +38,7 @@ class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attenti
         if self.size < 1 or not 0 <= self.shift < self.size:
             raise ValueError(f"windows of {self.size} tokens a side cannot be shifted by {self.shift}")
         for path, part in walk(self.mixer, "mixer"):
-            if isinstance(part, PooledAttention | LocalRelation):
+            if isinstance(part, Op) and part.reads_grid:
                 kind = type(part).__name__
                 raise ValueError(f"Windows.{path}: {kind} looks over the seams of shifted windows; Attention does not")
             if self.shift and isinstance(part, Op) and not part.packs:
@@ -96,13 +94,6 @@ class WindowsModule(nn.Module):
         B, height, width, D = x.shape
         inner = ctx.once(f"windows {size} {shift}", lambda: window_context(ctx, B, height, width, size, shift))
         return partition(x, size).view(-1, size * size, D), inner
-
-
-def partition(x: Tensor, size: int) -> Tensor:
-    """(B, rows, columns, D) -> (B, N, T, D), windows and tokens in reading order"""
-    B, rows, columns, D = x.shape
-    cut = x.reshape(B, rows // size, size, columns // size, size, D).transpose(2, 3)
-    return cut.reshape(B, -1, size * size, D)
 
 
 def window_context(ctx: Context, B: int, height: int, width: int, size: int, shift: int) -> Context:

@@ -35,7 +35,7 @@ from anyformer.specs.part import Site
 __all__ = [
     "AbsolutePosition", "AttentionPosition", "AttentionPositionModule", "Computed", "add_position",
     "Learned", "AxialLearned", "Sinusoidal", "Sinusoidal2D", "Integer", "Binary", "Convolutional", "TreeDepth",
-    "Summed",
+    "Summed", "Concatenated",
     "Alibi", "BucketedBias", "DistanceBias", "RelativeVectors",
 ]  # fmt: skip
 
@@ -347,6 +347,12 @@ class ConvolutionalModule(InputPosition):
         return ACTIVATIONS[part.activation](y[..., : x.shape[1]]).transpose(1, 2)  # an even kernel makes one too many
 
 
+def check_numbered(part: TreeDepth | Concatenated) -> None:
+    if not part.scheme.numbered:
+        kind, own = type(part.scheme).__name__, type(part).__name__
+        raise ValueError(f"{own}.scheme says where a number stands, and {kind} does not; Sinusoidal does")
+
+
 class TreeDepth(AbsolutePosition, sees="all"):
     """A scheme applied to each token's depth in its dependency tree instead of its place in the row, as
     `Summed(parts=(Sinusoidal(...), TreeDepth(...)))` [Wang et al. 2019]; the input `tree_parents` has the tree."""
@@ -358,9 +364,7 @@ class TreeDepth(AbsolutePosition, sees="all"):
     scheme: AbsolutePosition
 
     def check(self) -> None:
-        if not self.scheme.numbered:
-            kind = type(self.scheme).__name__
-            raise ValueError(f"TreeDepth.scheme says where a number stands, and {kind} does not; Sinusoidal does")
+        check_numbered(self)
 
     @property
     def causal_alternative(self) -> str:
@@ -399,3 +403,35 @@ class SummedModule(InputPosition):
         for part in self.parts:
             x = add_position(part, x, ctx)
         return x
+
+
+class Concatenated(AbsolutePosition, sees="itself", called=("concatenated positions", "positions by concatenation")):
+    """The vector of a scheme of this `width` is put next to the token's instead of being added to it, and both are
+    projected to the width of the model: W [x; p] = W1 x + W2 p, so adding p is the case W1 = W2 = 1."""
+
+    numbered: ClassVar[bool] = False
+
+    scheme: AbsolutePosition
+    width: int
+
+    def check(self) -> None:
+        at_least(self, 1, "width")
+        check_numbered(self)
+
+    @property
+    def max_length(self) -> int | None:
+        return self.scheme.max_length
+
+    def build(self, site: Site) -> nn.Module:
+        return ConcatenatedModule(self, site)
+
+
+class ConcatenatedModule(InputPosition):
+    def __init__(self, part: Concatenated, site: Site) -> None:
+        super().__init__()
+        self.scheme = part.scheme.build(site.child("scheme", width=part.width))
+        self.project = nn.Linear(site.width + part.width, site.width, bias=False)
+
+    def add(self, x: Tensor, ctx: Context) -> Tensor:
+        position = self.scheme(ctx.positions).to(x.dtype)
+        return self.project(torch.cat((x, position.expand(*x.shape[:2], -1)), dim=-1))

@@ -1,1 +1,1 @@
-"""Mixers with a state of fixed size: Mamba, Mamba-2, RWKV, LSTM."""
+"""Mixers with a state of fixed size: Mamba, Mamba-2, RWKV, S4, LSTM, GRU."""

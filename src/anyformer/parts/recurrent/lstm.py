@@ -1,10 +1,12 @@
-"""The long short-term memory, with which the lectures begin [Hochreiter and Schmidhuber 1997].
+"""The gated recurrent networks with which the lectures begin: the long short-term memory [Hochreiter and Schmidhuber
+1997] and the gated recurrent unit [Cho et al. 2014].
 
-B rows, T tokens, D width, W width of the memory.
+B rows, T tokens, D width, W width of the hidden state.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -21,70 +23,125 @@ from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site
 
 
-class LSTM(Op, sees="past", called=("long short-term memory", "RNN", "recurrent")):
-    """From left to right: what is kept of the cell, what is written to it and what is said of it are gates of the token
-    and of what was said before."""
+class Recurrent(Op, sees="past"):
+    """A recurrent network, from left to right: a token changes a hidden state, which is also what comes out."""
 
     width: int | None = None  # W; default: D, and projected back to D where it is another
 
     def check(self) -> None:
         at_least(self, 1, "width")
 
+
+class LSTM(Recurrent, sees="past", called=("long short-term memory", "RNN", "recurrent")):
+    """From left to right: what is kept of the cell, what is written to it and what is read from it are gates of the
+    token and of the hidden state before."""
+
     def build(self, site: Site) -> nn.Module:
         return LSTMModule(self, site)
 
 
-class LSTMModule(nn.Module):
-    tapped: ClassVar[Declared] = {"mixed": None}
+class GRU(Recurrent, sees="past", called=("gated recurrent unit", "RNN", "recurrent")):
+    """From left to right: one gate mixes the state before with a candidate, another chooses what of the state the
+    candidate sees [Cho et al. 2014]. One state instead of the LSTM's two, three products instead of four."""
 
-    def __init__(self, part: LSTM, site: Site) -> None:
+    def build(self, site: Site) -> nn.Module:
+        return GRUModule(self, site)
+
+
+State = tuple[Tensor, ...]  # (B, W) each; the first is the hidden state
+
+
+class RecurrentModule(nn.Module):
+    tapped: ClassVar[Declared] = {"mixed": None}
+    states: ClassVar[tuple[str, ...]]
+    num_gates: ClassVar[int]
+    kernel: ClassVar[Callable[..., Any]]  # torch's, over all tokens
+
+    def __init__(self, part: Recurrent, site: Site) -> None:
         super().__init__()
         self.address, self.width = site.address, part.width or site.width
-        self.gates = nn.Linear(site.width, 4 * self.width)  # of the token, in torch's order: write, keep, value, say
-        self.recurrent = nn.Linear(self.width, 4 * self.width, bias=False)
+        self.gates = nn.Linear(site.width, self.num_gates * self.width)  # of the token, in torch's order
+        self.recurrent = self.make_recurrent()
         self.o = nn.Linear(self.width, site.width) if self.width != site.width else None
         start = Uniform(low=-(self.width**-0.5), high=self.width**-0.5)
         self.starts: dict[str, Any] = {"gates.weight": start, "recurrent.weight": start}
 
+    def make_recurrent(self) -> nn.Linear:
+        return nn.Linear(self.width, self.num_gates * self.width)
+
     def state_spec(self) -> PerRow:
-        return PerRow({"said": (self.width,), "cell": (self.width,)})
+        return PerRow({name: (self.width,) for name in self.states})
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         rows, store = PackedRows.from_context(ctx), ctx.store(self.address)
         x = rows.pack(x)
         if store is None:
-            before = x.new_zeros(2, x.shape[0], self.width).unbind(0)
+            before = x.new_zeros(len(self.states), x.shape[0], self.width).unbind(0)
         else:
-            before = tuple(store.tensors[name].expand(x.shape[0], -1).to(x.dtype) for name in ("said", "cell"))
+            before = tuple(store.tensors[name].expand(x.shape[0], -1).to(x.dtype) for name in self.states)
         plain = type(self.gates) is type(self.recurrent) is nn.Linear  # neither adapted nor quantised
         goes_on = rows.keep is None and (rows.real is None or store is None)  # pads at the end change no real token
-        if plain and goes_on and not is_recording() and not x.is_meta:
-            weights = [self.gates.weight, self.recurrent.weight, self.gates.bias, torch.zeros_like(self.gates.bias)]
-            states = [each[None].contiguous() for each in before]
-            y, said, cell = torch.lstm(x, states, weights, True, 1, 0.0, self.training, False, True)
-            last = said[0], cell[0]
-        else:
-            y, last = self.steps(x, before, rows)
+        fast = plain and goes_on and not is_recording() and not x.is_meta
+        y, last = self.all_at_once(x, before) if fast else self.steps(x, before, rows)
         if store is not None:
-            for name, tensor in zip(("said", "cell"), last, strict=True):
+            for name, tensor in zip(self.states, last, strict=True):
                 store.replace(name, tensor)
         y = ctx.tap(self.address, "mixed", y)
         return rows.unpack(y if self.o is None else self.o(y))
 
-    def steps(self, x: Tensor, before: Any, rows: PackedRows) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def all_at_once(self, x: Tensor, before: State) -> tuple[Tensor, State]:
+        """By torch's kernel, which takes one state as it is and two in a list."""
+        bias = self.recurrent.bias
+        bias = torch.zeros_like(self.gates.bias) if bias is None else bias
+        weights = [self.gates.weight, self.recurrent.weight, self.gates.bias, bias]
+        states = [each[None].contiguous() for each in before]
+        given = states if len(states) > 1 else states[0]
+        y, *last = type(self).kernel(x, given, weights, True, 1, 0.0, self.training, False, True)
+        return y, tuple(each[0] for each in last)
+
+    def steps(self, x: Tensor, before: State, rows: PackedRows) -> tuple[Tensor, State]:
         """One token after another: a new document begins with nothing, and a pad leaves all as it was."""
-        said, cell = before
-        found, gates = [], self.gates(x)
+        state, outs, gates = before, [], self.gates(x)
         for t in range(x.shape[1]):
             if rows.keep is not None:
                 keep = rows.keep[:, t, None].to(x.dtype)
-                said, cell = said * keep, cell * keep
-            write, hold, value, say = (gates[:, t] + self.recurrent(said)).chunk(4, dim=-1)
-            new = torch.sigmoid(hold) * cell + torch.sigmoid(write) * torch.tanh(value)
-            out = torch.sigmoid(say) * torch.tanh(new)
+                state = tuple(each * keep for each in state)
+            new = self.step(gates[:, t], state)
             if rows.real is not None:
                 real = rows.real[:, t].bool()
-                new, out = torch.where(real, new, cell), torch.where(real, out, said)
-            said, cell = out, new
-            found.append(said)
-        return torch.stack(found, dim=1), (said, cell)
+                new = tuple(torch.where(real, after, each) for after, each in zip(new, state, strict=True))
+            state = new
+            outs.append(state[0])
+        return torch.stack(outs, dim=1), state
+
+    def step(self, gates: Tensor, state: State) -> State:
+        """The state after a token, of which the gates are given (B, num_gates W)."""
+        raise NotImplementedError
+
+
+class LSTMModule(RecurrentModule):
+    states = ("hidden", "cell")
+    num_gates = 4  # write, keep, value, read
+    kernel = torch.lstm
+
+    def make_recurrent(self) -> nn.Linear:
+        return nn.Linear(self.width, 4 * self.width, bias=False)  # the bias of the token's gates is enough
+
+    def step(self, gates: Tensor, state: State) -> State:
+        hidden, cell = state
+        write, keep, value, read = (gates + self.recurrent(hidden)).chunk(4, dim=-1)
+        cell = torch.sigmoid(keep) * cell + torch.sigmoid(write) * torch.tanh(value)
+        return torch.sigmoid(read) * torch.tanh(cell), cell
+
+
+class GRUModule(RecurrentModule):
+    states = ("hidden",)
+    num_gates = 3  # reset, keep, value
+    kernel = torch.gru
+
+    def step(self, gates: Tensor, state: State) -> State:
+        (hidden,) = state
+        token, past = gates.chunk(3, dim=-1), self.recurrent(hidden).chunk(3, dim=-1)
+        reset, keep = (torch.sigmoid(a + b) for a, b in zip(token[:2], past[:2], strict=True))
+        value = torch.tanh(token[2] + reset * past[2])
+        return (torch.lerp(value, hidden, keep),)

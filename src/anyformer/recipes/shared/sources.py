@@ -1,7 +1,7 @@
-"""Where the data of the recipes come from, and how those that are public get here: the folders of `--data`.
+"""Where the data of the recipes come from, and how they get here: the folders of `--data`.
 
 A data set of the Hugging Face hub is read through `datasets` (the extra `data`) and written in the form that recipes
-read; a published model is copied from the hub's cache.
+read; a published model is copied from the hub's cache; other data are generated here, without a network.
 """
 
 from __future__ import annotations
@@ -14,33 +14,42 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from anyformer.data import HFDataset
+from anyformer.data.generated.cartpole import write_episodes
+from anyformer.data.generated.drawings import write_emoji, write_shapes
+from anyformer.data.generated.speech import write_digits
+from anyformer.data.generated.text import write_texts
 from anyformer.recipes import recipe
 from anyformer.specs.codec import to_json
 from anyformer.weights import hub
 from anyformer.weights.manifest import atomic_folder
 
+Progress = Callable[[int, int], object]  # how many are done, of how many
 Rows = Iterable[Mapping[str, Any]]
 PARQUET = "refs/convert/parquet"  # the hub's own copy of data sets that are published as code
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Of one folder: what it is, where it is published, and how each of its files is made of that."""
+    """Of one folder: what it is, where it is published, and how each of its files is made of that; or the function
+    (folder, seed, progress) that generates it."""
 
     about: str
     page: str = ""  # a data set of the hub, or a model there
     files: Mapping[str, tuple[HFDataset, Callable[[Rows], bytes]]] = dataclasses.field(default_factory=dict)
     model: bool = False
+    generate: Callable[[Path, int, Progress], None] | None = None
 
     @property
-    def public(self) -> bool:
-        return bool(self.files) or self.model
+    def available(self) -> bool:
+        """Whether `fetch` gets it."""
+        return bool(self.files) or self.model or self.generate is not None
 
 
 # -- how rows are written ----------------------------------------------------------------------------------------------
@@ -129,6 +138,7 @@ SAME = table(
 FOLLOWS = table("sentence1", "sentence2", "label", "idx", names=("sentence1", "sentence2", "label", "idx"))
 ANSWERED = table("idx", "question", "sentence", "label", names=("index", "question", "sentence", "label"))
 
+STAND_IN = "texts of the running Python, a stand-in for"
 ORIGINS: dict[str, Origin] = {
     "all-MiniLM-L6-v2": Origin("a small encoder for sentences", "sentence-transformers/all-MiniLM-L6-v2", model=True),
     "tiny_shakespeare": Origin("1.1 MB of plays", "karpathy/tiny_shakespeare", {
@@ -181,32 +191,37 @@ ORIGINS: dict[str, Origin] = {
         for kind, column in (("images-idx3", "image"), ("labels-idx1", "label"))
     }),
     "summ_scitldr": Origin("3,229 papers in one sentence each", "allenai/scitldr"),
-    "offline_rl_expert": Origin("600 episodes of gymnasium's CartPole-v1 by three policies in cartpole_mixed.npz, which"
-                                " you make with the arrays that `anyformer parts Episodes` names"),
-    "text": Origin("text files of your own, as many as there are"),
-    "books": Origin("text files of books, which are published in no one place any more"),
-    "wikipedia": Origin("text files of Wikipedia's articles, made from a dump of dumps.wikimedia.org"),
-    "gpt3": Origin("a folder of text files for each source of GPT-3, none of which is published"),
+    "offline_rl_expert": Origin("600 episodes of CartPole by three policies, generated", generate=write_episodes),
+    "text": Origin(f"{STAND_IN} your own texts", generate=write_texts),
+    "books": Origin(f"{STAND_IN} books", generate=partial(write_texts, library=False)),
+    "wikipedia": Origin(f"{STAND_IN} Wikipedia's articles", generate=write_texts),
+    "gpt3": Origin(f"{STAND_IN} GPT-3's sources, none of which is published", generate=partial(
+        write_texts, folders=("common_crawl", "webtext2", "books1", "books2", "wikipedia", "valid"))),
     "dialogue": Origin('conversations of your own, {"messages": [...]} a line in train.jsonl and valid.jsonl'),
-    "speech_fsdd": Origin("3,000 recordings of the Free Spoken Digit Dataset in fsdd.npz, which you make with"
-                          " the arrays that `anyformer parts Recordings` names, label, speaker and index"),
+    "spoken_digits": Origin("3,000 spoken digits of six voices, synthesised", generate=write_digits),
+    "speech_fsdd": Origin("3,000 recordings of the Free Spoken Digit Dataset in fsdd.npz, with the arrays that"
+                          " `anyformer parts Recordings` names, label, speaker and index"),
+    "shapes": Origin("6,000 pictures of shapes in colours, drawn", generate=write_shapes),
+    "drawn_emoji": Origin("2,156 emoji with their names, drawn", generate=write_emoji),
     "image_text_emoji": Origin("1,903 pictures of emoji with their names, which you draw from an emoji font"),
 }  # fmt: skip
 
 
-def folders_of(name: str) -> list[str]:
+def folders_of(name: str, data: str = "DATA") -> list[str]:
     """The folders of `--data` that a recipe reads, models too."""
-    return [*dict.fromkeys(re.findall(r'"DATA/([^/"]+)', to_json(recipe(name, "DATA"))))]
+    return [*dict.fromkeys(re.findall(rf'"{re.escape(data)}/([^/"]+)', to_json(recipe(name, data))))]
 
 
 def origin_of(folder: str) -> Origin:
     return ORIGINS.get(folder, Origin("data of your own"))
 
 
-def fetch(folder: str, home: Path, offline: bool = False) -> Path:
-    """Puts a folder of public data under `home`, whole or not at all."""
+def fetch(
+    folder: str, home: Path, offline: bool = False, seed: int = 0, progress: Progress = lambda done, total: None
+) -> Path:
+    """Puts a folder of data under `home`, whole or not at all. `seed` is for data that are generated."""
     origin, target = origin_of(folder), home / folder
-    if not origin.public:
+    if not origin.available:
         raise ValueError(f"{target} cannot be fetched: {origin.about}")
     if origin.model:
         source = hub.resolve(origin.page, offline=offline)
@@ -215,6 +230,10 @@ def fetch(folder: str, home: Path, offline: bool = False) -> Path:
                 shutil.copyfile(file, made / file.name)
         return target
     with atomic_folder(target) as made:
+        if origin.generate is not None:
+            origin.generate(made, seed, progress)
+            (made / "SOURCE.md").write_text(f"{origin.about} by anyformer with seed {seed}\n")
+            return target
         for name, (dataset, write) in origin.files.items():
             content = write(row.example for row in dataset.raw() if row.example is not None)
             (made / name).write_bytes(gzip.compress(content, mtime=0) if name.endswith(".gz") else content)

@@ -1,8 +1,12 @@
-"""Spoken digits (FSDD): 3,000 recordings of 6 speakers, joined into strings as one of them would say them."""
+"""Spoken digits: 3,000 recordings of 6 speakers, joined into strings as one of them would say them.
+
+They are the Free Spoken Digit Dataset if {data}/speech_fsdd has it, else synthesised (`anyformer fetch digits`).
+"""
 
 from __future__ import annotations
 
 from anyformer.data import Held, JoinedRecordings, Recordings, Source, Where, Words
+from anyformer.recipes.shared.folders import first_of
 
 RATE = 8000
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -16,7 +20,11 @@ def words() -> Words:
 
 def recordings(data: str, least: int | None = None, most: int | None = None) -> Source:
     """Those whose number among the recordings of one digit by one speaker is from `least` to `most`."""
-    every = Recordings(path=f"{data}/speech_fsdd/fsdd.npz", fields=("speaker", "index"), texts=DIGITS)
+    every = Recordings(
+        path=first_of(f"{data}/speech_fsdd/fsdd.npz", f"{data}/spoken_digits/digits.npz"),
+        fields=("speaker", "index"),
+        texts=DIGITS,
+    )
     return Where(source=every, column="index", least=least, most=most)
 
 

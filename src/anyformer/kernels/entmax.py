@@ -1,0 +1,56 @@
+"""Weights that can be exactly zero: entmax [Peters et al. 2019] with alpha = 1.5, and sparsemax [Martins and Astudillo
+2016], which is entmax with alpha = 2; softmax is its limit at alpha = 1.
+
+    p = max((alpha - 1) x - tau, 0) ^ (1 / (alpha - 1)),   tau so that p adds up to 1
+
+Exact by sorting: where the largest k are the support, tau is the root of a linear (sparsemax) or quadratic equation.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Normalizer = Literal["softmax", "entmax", "sparsemax"]
+
+
+def entmax(x: Tensor) -> Tensor:
+    """1.5-entmax over the last dimension."""
+    return Entmax.apply(x, 1.5)
+
+
+def sparsemax(x: Tensor) -> Tensor:
+    return Entmax.apply(x, 2.0)
+
+
+NORMALIZERS: dict[str, Any] = {"softmax": None, "entmax": entmax, "sparsemax": sparsemax}
+
+
+class Entmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, alpha: float) -> Tensor:
+        # p is at most 1, so tau is at least the largest - 1, and what is below that has no weight: where it is cut off
+        # changes nothing, and masked scores (the least number there is) can be squared
+        z = ((alpha - 1) * (x - x.amax(-1, keepdim=True))).clamp(min=-1.0)
+        best = z.sort(dim=-1, descending=True).values
+        k = torch.arange(1, z.shape[-1] + 1, device=z.device, dtype=z.dtype)
+        mean = best.cumsum(-1) / k  # of the k largest
+        if alpha == 2:
+            tau = mean - 1 / k  # sum of (z - tau) = 1
+        else:
+            variance = (best**2).cumsum(-1) / k - mean**2
+            tau = mean - (1 / k - variance).clamp(min=0).sqrt()  # sum of (z - tau)^2 = 1
+        support = (tau < best).sum(-1, keepdim=True).clamp(min=1)
+        p = (z - tau.gather(-1, support - 1)).clamp(min=0)
+        p = p if alpha == 2 else p**2
+        ctx.save_for_backward(p)
+        ctx.alpha = alpha
+        return p
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (p,), (g,) = ctx.saved_tensors, gradients
+        s = (p > 0).to(p.dtype) if ctx.alpha == 2 else p.sqrt()  # p ^ (2 - alpha) on the support
+        return s * (g - (s * g).sum(-1, keepdim=True) / s.sum(-1, keepdim=True)), None

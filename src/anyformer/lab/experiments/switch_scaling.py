@@ -1,0 +1,171 @@
+"""Switch scaling: more experts behind the Switch router mean a lower loss at equal FLOPs a token.
+
+Every token goes to one expert, whose weight is its softmax; an expert takes 1.25 times its fair share of the tokens of
+a text and the rest get nothing from this layer; a loss asks for equal shares [Fedus et al. 2021]. `experts` is the same
+without a capacity and with a sigmoid. The small form reads its 32 artificial languages, more than one expert holds, but
+a text goes from one to another: here a capacity is that of a text, in the paper of all texts of a device, and a text of
+one language wants one expert.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor
+
+from anyformer.counting import count
+from anyformer.data import Data, Held
+from anyformer.lab.experiment import Form, Verdict
+from anyformer.lab.experiments.experts import LENGTH, tongues
+from anyformer.lab.runs import held_out, mean, texts, training, writer
+from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.look import figures
+from anyformer.look.maps import routing
+from anyformer.look.trace import trace
+from anyformer.models import Model
+from anyformer.parts.feedforward.balance import SwitchBalance
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.feedforward.moe import MoE, Switch
+from anyformer.train.progress import read_metrics
+
+CLAIM = (
+    "the mean loss falls with every larger number of experts, and with every seed from the first number to the last; a "
+    "token costs less than 5 % more FLOPs"
+)
+FORMS = {
+    "tiny": Form(0.2, 0.1, {
+        "depth": 1, "width": 16, "steps": 2, "batch": 2, "experts": [1, 2], "text": "tongues", "seeds": 3
+    }),
+    "small": Form(2, 0.5, {
+        "depth": 1, "width": 32, "steps": 600, "batch": 32, "experts": [1, 4, 16], "text": "tongues", "seeds": 3
+    }),
+    "full": Form(240, 4, {
+        "depth": 4, "width": 128, "steps": 2000, "batch": 64, "experts": [1, 4, 16, 64], "text": "library", "seeds": 3
+    }),
+}  # fmt: skip
+CAPACITY, BALANCE = 1.25, 0.01  # of an expert's fair share; weight of the loss, as in the paper
+STAY = 8  # letters in one language
+
+
+def trials(
+    depth: int,
+    width: int,
+    steps: int,
+    batch: int,
+    experts: list[int],
+    text: str,
+    seeds: int,
+    data: str | None = None,
+) -> list[Trial]:
+    same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "text": text, "data": data}
+    found = []
+    for number in experts:
+        counted = count(switch_model(number, width, depth))
+        sizes = {"parameters": counted.parameters, "flops": counted.flops(LENGTH, causal=True) // LENGTH}
+        found += [
+            Trial(f"experts-{number}-{seed}", {"experts": number, **sizes, **same, "seed": seed})
+            for seed in range(seeds)
+        ]
+    return found
+
+
+def switch_model(experts: int, width: int, depth: int) -> Model:
+    """A decoder with so many experts in every layer; one of them is an ordinary feed-forward."""
+    if experts == 1:
+        return writer(width, depth, 4, LENGTH, scaled=True)
+    router = Switch(capacity=math.ceil(CAPACITY * LENGTH / experts), jitter=0.01)
+    expert = MLP(width=4 * width, activation="gelu_tanh", bias=False)
+    op = MoE(num_experts=experts, router=router, expert=expert)
+    balance = SwitchBalance(weight=BALANCE, z_weight=0.0, encoder=False)
+    return writer(width, depth, 4, LENGTH, {"decoder.layers.feedforward.op": op, "head.balance": balance}, scaled=True)
+
+
+def work(values: Values, place: Place) -> list[Row]:
+    if values["text"] == "tongues" and values["data"] is None:
+        source = place.texts("tongues", lambda: tongues(3000, stay=STAY))
+        data = Data(train=Held(source=source), valid=Held(source=source, out=True))
+    else:
+        data = texts(place, values["text"], values["data"])
+    run = training(
+        "switch",
+        switch_model(values["experts"], values["width"], values["depth"]),
+        data,
+        place.device,
+        steps=values["steps"],
+        batch=values["batch"],
+        length=LENGTH,
+        lr=3e-3 if values["width"] < 100 else 1e-3,
+        every=max(values["steps"] // 8, 1),
+        seed=values["seed"],
+    )
+    trainer = place.train(run)
+    rows: list[Row] = [
+        {"step": line["step"], "loss": line["valid/loss"]}
+        for line in read_metrics(trainer.folder)
+        if "valid/loss" in line
+    ]
+    if values["experts"] > 1:
+        with trainer.eval_mode():
+            routed = routing(trace(trainer.model, input_ids=held_out(trainer, 16, LENGTH)))
+            rows += [{"layer": layer, **load(each.experts, values["experts"])} for layer, each in enumerate(routed)]
+    return rows
+
+
+def load(chosen: Tensor, experts: int) -> dict[str, float]:
+    """Of the tokens, the share of the busiest expert, and of those that found theirs full (number `experts`)."""
+    shares = chosen.flatten().bincount(minlength=experts + 1).float() / chosen.numel()
+    return {"busiest": float(shares[:-1].max()), "dropped": float(shares[-1])}
+
+
+def last_losses(rows: Sequence[Row]) -> dict[int, list[float]]:
+    """experts -> the last loss of every seed"""
+    last = {(row["experts"], row["seed"]): row["loss"] for row in rows if "step" in row}
+    found: dict[int, list[float]] = {}
+    for (number, _), loss in last.items():
+        found.setdefault(number, []).append(loss)
+    return found
+
+
+def claim(rows: Sequence[Row]) -> Verdict:
+    losses = last_losses(rows)
+    means = [mean(each) for each in losses.values()]
+    first, *_, last = losses.values()
+    gains = [before - after for before, after in zip(first, last, strict=True)]
+    costs = {row["experts"]: row["flops"] for row in rows}
+    dearer = max(costs.values()) / min(costs.values()) - 1
+    falls = all(after < before for before, after in pairwise(means))
+    return Verdict(
+        falls and min(gains) > 0 and dearer < 0.05,
+        {
+            **{f"loss with {number} experts": value for number, value in zip(losses, means)},
+            "least gain of a seed": min(gains),
+            "a token costs more by": dearer,
+            **{
+                f"{what}, {number} experts": max(row[what] for row in rows if what in row and row["experts"] == number)
+                for what in ("busiest", "dropped")
+                for number in [*losses][1:]
+            },
+        },
+    )
+
+
+def plot(rows: Sequence[Row]) -> Any:
+    figure, axes = figures.new(2, 1, 11, 4)
+    sizes = {row["experts"]: row["parameters"] for row in rows}
+    for number, size in sizes.items():
+        own = [row for row in rows if row["experts"] == number and "step" in row]
+        steps = sorted({row["step"] for row in own})
+        curve = [mean([row["loss"] for row in own if row["step"] == step]) for step in steps]
+        axes[0, 0].plot(steps, curve, marker="o", markersize=3, label=f"{number}: {size:,}")
+    axes[0, 0].legend(frameon=False, fontsize=8, title="experts: parameters")
+    axes[0, 0].set(xlabel="step", title="loss at equal FLOPs a token")
+    losses = last_losses(rows)
+    axes[0, 1].plot([*losses], [mean(each) for each in losses.values()])
+    axes[0, 1].plot(*zip(*((number, loss) for number, each in losses.items() for loss in each)), "o", color="C0")
+    axes[0, 1].set(xscale="log", xlabel="experts", title="at the end: a point a seed, and the mean")
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+    return figure

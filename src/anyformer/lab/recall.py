@@ -1,0 +1,65 @@
+"""Texts that end with an answer which only their beginning tells, and how often a model is right about it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from anyformer.data import Data
+from anyformer.lab.runs import training
+from anyformer.lab.trials import Place, Values
+from anyformer.models import Model
+from anyformer.train.trainer import Trainer
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+BLANK, ASK = ".", "|"  # a token that says nothing, and that after which the answer comes
+
+
+def draw_letters(draw: np.random.Generator, number: int, size: int, letters: int) -> np.ndarray:
+    """(number, size) of the first so many letters."""
+    return np.array(list(LETTERS))[draw.integers(0, letters, (number, size))]
+
+
+def palindromes(number: int, size: int, letters: int, seed: int) -> list[str]:
+    """abcd|dcba: answer i stands 2 i + 2 tokens after its letter."""
+    words = ["".join(row) for row in draw_letters(np.random.default_rng(seed), number, size, letters)]
+    return [word + ASK + word[::-1] for word in words]
+
+
+def copies(number: int, size: int, letters: int, blanks: int, seed: int, selective: bool) -> list[str]:
+    """Letters and blanks, and the letters in their order. The letters come first, or where `selective`, anywhere among
+    the blanks [Gu and Dao 2023, section 4.1.1]."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for row in draw_letters(draw, number, size, letters):
+        places = np.sort(draw.permutation(size + blanks)[:size]) if selective else np.arange(size)
+        text = np.full(size + blanks, BLANK)
+        text[places] = row
+        found.append("".join((*text, ASK, *row)))
+    return found
+
+
+def train_on(place: Place, name: str, texts: list[str], spec: Model, values: Values, lr: float) -> Trainer:
+    """A row of a batch is one text and the end token."""
+    data = Data(train=place.texts(name, lambda: texts))
+    run = training(
+        name,
+        spec,
+        data,
+        place.device,
+        steps=values["steps"],
+        batch=values["batch"],
+        length=len(texts[0]) + 1,
+        lr=lr,
+        seed=values["seed"],
+    )
+    return place.train(run)
+
+
+def answer_accuracy(trainer: Trainer, texts: list[str]) -> list[float]:
+    """How often each token of the answers is right."""
+    ids = torch.tensor([trainer.tokenizer.encode(text) for text in texts], device=trainer.device)
+    start = texts[0].index(ASK)
+    with trainer.eval_mode():
+        said = trainer.model(input_ids=ids).logits[:, start:-1].argmax(-1)
+    return (said == ids[:, start + 1 :]).float().mean(0).tolist()

@@ -1,0 +1,100 @@
+"""Two levels of attention: to a window, then to a larger one whose keys are pooled [Zhang et al. 2021].
+
+B batch, T tokens, M pooled keys, H heads, K head width, D width.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.kernels.attention import EVERYTHING, attend
+from anyformer.parts.attention.linear import Projections, ProjectionsModule
+from anyformer.parts.attention.set_transformer import LATER, ONE_TEXT
+from anyformer.parts.recurrent.mamba import PackedRows
+from anyformer.runtime.context import Context
+from anyformer.runtime.taps import MIXER, Declared
+from anyformer.specs.checks import at_least, chance
+from anyformer.specs.part import Site
+
+
+class PoolingAttention(Projections, sees="all", called=("Poolingformer", "two-level pooling attention")):
+    """y is attention to the tokens less than `window` away. Queries, keys and values of y look on: to the means of each
+    `kernel` keys, one every `stride`, that overlap the tokens less than `far` away. o(y + what they found) leaves
+    [Zhang et al. 2021, pooling by the mean]. All pairs are computed and masked here; the paper's kernel skips them."""
+
+    packs: ClassVar[bool] = False
+
+    window: int
+    far: int
+    kernel: int = 5
+    stride: int = 4
+    dropout: float = 0.0  # on the weights of both levels
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 1, "window", "far", "kernel", "stride")
+        chance(self, "dropout")
+        if self.stride > self.kernel:
+            raise ValueError(f"PoolingAttention.stride is {self.stride}: means of {self.kernel} would leave keys out")
+
+    @property
+    def causal_alternative(self) -> str:
+        return f"CompressedAttention(num_heads={self.num_heads})"
+
+    def build(self, site: Site) -> nn.Module:
+        return PoolingAttentionModule(self, site)
+
+
+class PoolingAttentionModule(ProjectionsModule):
+    tapped: ClassVar[Declared] = {**MIXER, "far_weights": None}
+
+    def __init__(self, part: PoolingAttention, site: Site) -> None:
+        super().__init__(part, site)
+        self.part, D = part, site.width
+        self.far_q, self.far_k, self.far_v = (nn.Linear(D, D, bias=name in part.bias) for name in "qkv")
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        if ctx.state is not None or ctx.documents is not None:
+            raise ValueError(f"{self.address}: {ONE_TEXT if ctx.state is None else LATER}")
+        part, rows = self.part, PackedRows.from_context(ctx)  # real tokens first, so that a text begins at 0
+        x = rows.pack(x)
+        real = x.new_ones(1, x.shape[1], 1) if rows.real is None else rows.real.to(x.dtype)
+        q, k, v = self.projections(x, ctx)
+        at = torch.arange(x.shape[1], device=x.device)
+        near = ((at[:, None] - at).abs() < part.window) & (real[..., 0] > 0)[:, None]  # (1 or B, T, T)
+        y = self.level(q, k, v, near, "weights", ctx)
+        (k, v), count = (self.pool(t * real) for t in (self.far_k(y), self.far_v(y))), self.pool(real)
+        first = torch.arange(count.shape[1], device=x.device) * part.stride
+        seen = (first < at[:, None] + part.far) & (first + part.kernel > at[:, None] - part.far + 1)
+        k, v = (t / count.clamp(min=1 / part.kernel) for t in (k, v))  # means of the tokens that there are
+        z = self.level(self.far_q(y), k, v, seen & (count[..., 0] > 0)[:, None], "far_weights", ctx)
+        return rows.unpack(self.o(ctx.tap(self.address, "mixed", y + z)))
+
+    def pool(self, x: Tensor) -> Tensor:
+        """(B, T, C) -> (B, M, C) sums of each `kernel` tokens over `kernel`, zeros behind the last."""
+        part, T = self.part, x.shape[1]
+        M = -(-T // part.stride)
+        x = F.pad(x, (0, 0, 0, (M - 1) * part.stride + part.kernel - T)) if M else x
+        return x.unfold(1, part.kernel, part.stride)[:, :M].mean(-1)
+
+    def level(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, name: str, ctx: Context) -> Tensor:
+        """(B, T, H K) and keys that are seen (1 or B, T, S) -> (B, T, H K)"""
+        hidden = torch.zeros(seen.shape, dtype=q.dtype, device=q.device)
+        hidden = hidden.masked_fill(~seen, torch.finfo(q.dtype).min)[:, None].expand(-1, self.part.num_heads, -1, -1)
+        listen = ctx.wants(self.address, name)
+        out = attend(
+            self.heads(q),
+            self.heads(k),
+            self.heads(v),
+            EVERYTHING,
+            bias=hidden,
+            scale=self.head_width**-0.5,
+            kernel=ctx.kernel,
+            weights=(lambda found: ctx.tap(self.address, name, found)) if listen else None,
+            dropout=self.part.dropout if self.training else 0.0,
+        )
+        return out.transpose(1, 2).flatten(2)

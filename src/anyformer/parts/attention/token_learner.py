@@ -1,0 +1,75 @@
+"""A few tokens that are learned from all, and looked up again by all [Ryoo et al. 2021].
+
+B batch, T tokens, S learned tokens, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.attention.set_transformer import LATER, ONE_TEXT
+from anyformer.parts.op import Op
+from anyformer.runtime.context import Context
+from anyformer.runtime.taps import Declared
+from anyformer.specs.checks import at_least
+from anyformer.specs.part import Site
+
+
+class TokenLearner(Op, sees="all", called=("token learner and fuser", "TokenFuser")):
+    """`tokens` maps, each a softmax over all places of what a small MLP says of them, sum the places up to as many
+    tokens; the `mixer` runs on these alone, and each place reads them back through sigmoid gates of its own (the
+    TokenFuser) [Ryoo et al. 2021, with the MLP of their later version]."""
+
+    packs: ClassVar[bool] = False
+
+    tokens: int = 8
+    width: int | None = None  # of the MLP; default: half of the model's
+    mixer: Attention | None = None
+
+    def check(self) -> None:
+        at_least(self, 1, "tokens", "width")
+        if self.mixer is not None and (self.mixer.memory or self.mixer.position is not None):
+            raise ValueError("TokenLearner.mixer: learned tokens have no places and no memory; set position=None")
+
+    @property
+    def causal_alternative(self) -> str:
+        return "LinearAttention(num_heads=..., mask=Causal())"
+
+    def build(self, site: Site) -> nn.Module:
+        return TokenLearnerModule(self, site)
+
+
+class TokenLearnerModule(nn.Module):
+    tapped: ClassVar[Declared] = {"weights": None, "tokens": None, "gates": None}
+
+    def __init__(self, part: TokenLearner, site: Site) -> None:
+        super().__init__()
+        self.address, D, S = site.address, site.width, part.tokens
+        W = part.width or max(D // 2, 1)
+        self.up, self.down = nn.Linear(D, W), nn.Linear(W, S)
+        self.mixer = part.mixer.build(site.child("mixer")) if part.mixer else None
+        self.fuse, self.gate = nn.Linear(S, S, bias=False), nn.Linear(D, S)
+
+    def state_spec(self) -> None:
+        return None
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        if ctx.state is not None or ctx.documents is not None:
+            raise ValueError(f"{self.address}: {ONE_TEXT if ctx.state is None else LATER}")
+        scores = self.down(F.gelu(self.up(x))).to(torch.promote_types(x.dtype, torch.float32))  # (B, T, S)
+        if ctx.tokens is not None:
+            scores = scores.masked_fill(~ctx.tokens[..., None], torch.finfo(scores.dtype).min)
+        weights = ctx.tap(self.address, "weights", scores.softmax(1).to(x.dtype).transpose(1, 2))  # (B, S, T)
+        learned = torch.matmul(weights, x)
+        if self.mixer is not None:
+            index = torch.arange(learned.shape[1], device=x.device)
+            alone: dict[str, Any] = {"padding": None, "bias": None, "extras": (), "shared": {}}
+            learned = self.mixer(learned, ctx.replace(index=index, positions=index[None], **alone))
+        learned = ctx.tap(self.address, "tokens", learned)  # (B, S, D)
+        gates = ctx.tap(self.address, "gates", self.gate(x).sigmoid())  # (B, T, S)
+        return torch.matmul(gates, self.fuse(learned.transpose(1, 2)).transpose(1, 2))

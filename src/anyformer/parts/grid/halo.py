@@ -1,0 +1,155 @@
+"""Attention of blocks of an image to what stands in them and round them: HaloNet [Vaswani et al. 2021], and with blocks
+of one place stand-alone self-attention [Ramachandran et al. 2019].
+
+B batch, N places of a grid, b side of a block, h of its halo, s = b + 2 h, n blocks, t queries of one, H heads, K head
+width, D width.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.kernels.attention import EVERYTHING, attend
+from anyformer.parts.computed import Computed
+from anyformer.parts.grid.layout import Grid, Sides, layout, partition
+from anyformer.parts.init import Normal
+from anyformer.parts.op import InHeads, Reshaping
+from anyformer.runtime.context import Context
+from anyformer.runtime.taps import MIXER, Declared
+from anyformer.specs.checks import at_least, chance
+from anyformer.specs.messages import quote
+from anyformer.specs.part import Site
+
+
+class HaloAttention(
+    Reshaping,
+    sees="all",
+    called=("HaloNet", "blocked local attention", "SASA (block=1)", "stand-alone self-attention (block=1)"),
+):
+    """The places of each `block` x `block` square look at it and at the `halo` places round it, those over the edge
+    left out: softmax(q (k + r)) v, where half of r is learned for each distance in rows and half for each in columns.
+    With blocks of one place every pixel has its own neighbourhood of 2 `halo` + 1 a side. With `step` only every so
+    many places of a block look: a coarser grid leaves. `out` is the width of the values; there is no output
+    projection, because a convolution of 1 x 1 follows in the bottleneck where it stands."""
+
+    requires: ClassVar[tuple[str, ...]] = ("a grid",)
+    reads_grid: ClassVar[bool] = True
+
+    num_heads: int
+    block: int = 1
+    halo: int = 3
+    step: int = 1  # divides the block
+    bias: str = ""  # which of the projections q, k and v have one
+    relative: bool = True  # r; without, places count alike
+    scale: float = 1.0  # of the scores; published without
+    dropout: float = 0.0  # on the weights
+
+    def check(self) -> None:
+        at_least(self, 1, "num_heads", "block", "step", "out")
+        at_least(self, 0, "halo")
+        chance(self, "dropout")
+        if self.block % self.step:
+            raise ValueError(f"HaloAttention.step is {self.step}; it must divide the block of {self.block}")
+        if set(self.bias) - set("qkv"):
+            raise ValueError(f"HaloAttention.bias names projections among 'qkv', got {quote(self.bias)}")
+
+    @property
+    def stride(self) -> Sides:
+        return () if self.step == 1 else (self.step, self.step)
+
+    @property
+    def causal_alternative(self) -> str:
+        return "Attention(num_heads=..., mask=Causal() & Window(size=...))"
+
+    def build(self, site: Site) -> nn.Module:
+        return HaloAttentionModule(self, site)
+
+
+class HaloAttentionModule(InHeads):
+    tapped: ClassVar[Declared] = MIXER
+
+    def __init__(self, part: HaloAttention, site: Site) -> None:
+        super().__init__(site, part.num_heads)
+        D, K, out = site.width, self.head_width, part.out_width(site.width)
+        if out % part.num_heads:
+            raise ValueError(f"{site.address}: values of {out} channels are not a multiple of {part.num_heads} heads")
+        if part.relative and K % 2:
+            raise ValueError(f"{site.address}: half of a head's {K} channels is for rows and half for columns")
+        self.part, self.value_width = part, out // part.num_heads
+        self.q, self.k, self.v = (
+            nn.Linear(D, width, bias=name in part.bias) for name, width in zip("qkv", (D, D, out), strict=True)
+        )
+        self.rows: nn.Parameter | None = None
+        self.columns: nn.Parameter | None = None
+        if part.relative:
+            count = 2 * (part.block + part.halo) - 1
+            self.rows, self.columns = (nn.Parameter(torch.empty(count, K // 2)) for _ in range(2))
+            self.starts = {name: Normal(std=K**-0.5) for name in ("rows", "columns")}
+        self.entries = Computed(lambda: entries(part))
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        if ctx.padding is not None:
+            raise ValueError("blocks are cut from whole grids: give no attention_mask")
+        grid, part, (B, _, _) = layout(ctx), self.part, x.shape
+        assert isinstance(grid, Grid)
+        looks = x if part.step == 1 else x.unflatten(1, grid)[:, :: part.step, :: part.step].flatten(1, 2)
+        projected = (("q", self.q(looks)), ("k", self.k(x)), ("v", self.v(x)))
+        q, k, v = (ctx.tap(self.address, name, t) for name, t in projected)
+        side, after = part.block // part.step, Grid(*(-(-length // part.step) for length in grid))
+        image = F.pad(q.unflatten(1, after), (0, 0, 0, -after.columns % side, 0, -after.rows % side))
+        q = self.split(partition(image, side), self.head_width)
+        k, v = (self.split(self.windows(t, grid), width) for t, width in ((k, self.head_width), (v, self.value_width)))
+        hidden = ctx.once(
+            f"halo {part.block} {part.halo}",
+            lambda: torch.where(self.windows(torch.ones_like(x[:1, :, :1]), grid) > 0, 0.0, float("-inf")),
+        )  # (1, n, s s, 1)
+        bias = hidden.to(q.dtype)[0, :, None, None, :, 0].repeat(B, 1, 1, 1)  # (B n, 1, 1, s s)
+        bias = bias.expand(-1, q.shape[1], q.shape[2], -1) if self.rows is None else bias + self.distances(q)
+        out = attend(
+            q,
+            k,
+            v,
+            EVERYTHING,
+            bias=bias,
+            scale=part.scale,
+            kernel=ctx.kernel,
+            weights=ctx.weights(self.address),
+            dropout=part.dropout if self.training else 0.0,
+        )  # (B n, H, t, V)
+        height, wide = image.shape[1] // side, image.shape[2] // side  # in blocks
+        out = out.transpose(1, 2).flatten(2).view(B, height, wide, side, side, -1).transpose(2, 3)
+        out = out.reshape(B, height * side, wide * side, -1)[:, : after.rows, : after.columns].flatten(1, 2)
+        return ctx.tap(self.address, "mixed", out)
+
+    def split(self, x: Tensor, width: int) -> Tensor:
+        """(B, n, t, H K) -> (B n, H, t, K)"""
+        return x.unflatten(-1, (-1, width)).flatten(0, 1).transpose(1, 2)
+
+    def windows(self, x: Tensor, grid: Grid) -> Tensor:
+        """(B, N, C) -> (B, n, s s, C): each block and its halo, zeros over the edge."""
+        b, h = self.part.block, self.part.halo
+        image = F.pad(x.unflatten(1, grid), (0, 0, h, h + -grid.columns % b, h, h + -grid.rows % b))
+        cut = image.unfold(1, b + 2 * h, b).unfold(2, b + 2 * h, b)  # (B, rows, columns, C, s, s)
+        return cut.flatten(1, 2).flatten(-2).transpose(-1, -2)
+
+    def distances(self, q: Tensor) -> Tensor:
+        """(B n, H, t, s s) q r, of rows and columns apart."""
+        assert self.rows is not None and self.columns is not None
+        down, right = self.entries()  # (t, s) each
+        by_row, by_column = (
+            torch.einsum("bhtk,tsk->bhts", half, table[at])
+            for half, table, at in zip(q.chunk(2, -1), (self.rows, self.columns), (down, right), strict=True)
+        )
+        return (by_row[..., :, None] + by_column[..., None, :]).flatten(-2) * self.part.scale
+
+
+def entries(part: HaloAttention) -> Tensor:
+    """(2, t, s) which learned distance each query of a block has to each row, and to each column, of its window."""
+    line = torch.arange(0, part.block, part.step)
+    queries = torch.cartesian_prod(line, line).view(-1, 2).t()  # (2, t)
+    keys = torch.arange(part.block + 2 * part.halo) - part.halo
+    return keys - queries[..., None] + part.block + part.halo - 1

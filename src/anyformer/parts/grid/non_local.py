@@ -1,0 +1,137 @@
+"""Each place of an image looks at all of it, or at its row and its column.
+
+B batch, N places of a grid, M of them that are looked at, R rows, C columns, W inner width, H heads, K head width, D
+width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.parts.grid.layout import Grid, layout, on_grid
+from anyformer.parts.norm import BatchNorm, Norm
+from anyformer.parts.op import InHeads, Op
+from anyformer.runtime.context import Context
+from anyformer.runtime.taps import MIXER, Declared
+from anyformer.specs.checks import at_least
+from anyformer.specs.part import Site
+
+WHOLE = "places are those of a whole grid: give no attention_mask"
+
+
+class NonLocal(Op, sees="all", called=("non-local block", "non-local neural network")):
+    """y = norm(o(sum f(x_i, x_j) v(x_j))) over all places j [Wang et al. 2018]. f is softmax(q k) ("embedded"), of the
+    places themselves ("gaussian"), q k / M ("product") or relu(w [q, k]) / M ("concatenation"). The norm starts at
+    zero: a new block changes nothing."""
+
+    requires: ClassVar[tuple[str, ...]] = ("a grid",)
+    reads_grid: ClassVar[bool] = True
+    packs: ClassVar[bool] = False
+
+    similarity: Literal["embedded", "gaussian", "product", "concatenation"] = "embedded"
+    width: int | None = None  # W; default: half of the model's
+    pool: int = 1  # only the largest values of each `pool` x `pool` places are looked at
+    norm: Norm | None = BatchNorm()
+
+    def check(self) -> None:
+        at_least(self, 1, "width", "pool")
+
+    @property
+    def causal_alternative(self) -> str:
+        return "Attention(num_heads=1, mask=Causal())"
+
+    def build(self, site: Site) -> nn.Module:
+        return NonLocalModule(self, site)
+
+
+class NonLocalModule(nn.Module):
+    def __init__(self, part: NonLocal, site: Site) -> None:
+        super().__init__()
+        self.part, self.address, D = part, site.address, site.width
+        W, projects = part.width or max(D // 2, 1), part.similarity != "gaussian"
+        self.q, self.k = (nn.Linear(D, W) if projects else None for _ in range(2))
+        self.v, self.o = nn.Linear(D, W), nn.Linear(W, D)
+        self.join = nn.Linear(2 * W, 1, bias=False) if part.similarity == "concatenation" else None
+        self.norm = part.norm.build(site.child("norm")) if part.norm else None
+        scaled = self.norm is not None and "weight" in dict(self.norm.named_parameters())
+        self.starts: dict[str, Any] = {"norm.weight": 0.0} if scaled else {}
+        self.tapped: Declared = MIXER if projects else {name: MIXER[name] for name in ("v", "weights", "mixed")}
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        if ctx.padding is not None or ctx.documents is not None:
+            raise ValueError(WHOLE)
+        size, seen = self.part.pool, x
+        if size > 1:
+            seen = on_grid(x, layout(ctx), lambda image: F.max_pool2d(image, size, ceil_mode=True))
+        q = x if self.q is None else ctx.tap(self.address, "q", self.q(x))
+        k = seen if self.k is None else ctx.tap(self.address, "k", self.k(seen))
+        v = ctx.tap(self.address, "v", self.v(seen))
+        weights = ctx.tap(self.address, "weights", self.weights(q, k)[:, None])[:, 0]
+        y = self.o(ctx.tap(self.address, "mixed", torch.matmul(weights, v)))
+        return y if self.norm is None else self.norm(y)
+
+    def weights(self, q: Tensor, k: Tensor) -> Tensor:
+        """(B, N, M)"""
+        if self.join is not None:
+            of_query, of_key = self.join.weight[0].chunk(2)
+            return F.relu((q @ of_query)[..., None] + (k @ of_key)[:, None]) / k.shape[1]
+        scores = torch.matmul(q, k.transpose(1, 2))
+        if self.part.similarity == "product":
+            return scores / k.shape[1]
+        return scores.to(torch.promote_types(q.dtype, torch.float32)).softmax(-1).to(q.dtype)
+
+
+class CrissCross(Op, sees="all", called=("CC-Net", "criss-cross attention")):
+    """Each place looks at its row and its column: softmax(q k) v over R + C - 1 places [Huang et al. 2019]. Two such
+    layers in a row with the same weights (`Stack.order`) connect all places; a residual ReZero is the published one."""
+
+    requires: ClassVar[tuple[str, ...]] = ("a grid",)
+    reads_grid: ClassVar[bool] = True
+    packs: ClassVar[bool] = False
+
+    num_heads: int = 1
+    reduction: int = 8  # queries and keys are so many times narrower than the model
+    bias: bool = True
+
+    def check(self) -> None:
+        at_least(self, 1, "num_heads", "reduction")
+
+    @property
+    def causal_alternative(self) -> str:
+        return "Attention(num_heads=1, mask=Causal() & Axial(columns=...))"
+
+    def build(self, site: Site) -> nn.Module:
+        return CrissCrossModule(self, site)
+
+
+class CrissCrossModule(InHeads):
+    tapped: ClassVar[Declared] = MIXER
+
+    def __init__(self, part: CrissCross, site: Site) -> None:
+        super().__init__(site, part.num_heads)
+        H, D = part.num_heads, site.width
+        K = max(self.head_width // part.reduction, 1)
+        self.q, self.k, self.v = (nn.Linear(D, width, bias=part.bias) for width in (H * K, H * K, D))
+        self.num_heads = H
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        if ctx.padding is not None or ctx.documents is not None:
+            raise ValueError(WHOLE)
+        grid, H = layout(ctx), self.num_heads
+        assert isinstance(grid, Grid)
+        projected = zip("qkv", (self.q(x), self.k(x), self.v(x)), strict=True)
+        q, k, v = (ctx.tap(self.address, name, t).unflatten(2, (H, -1)).unflatten(1, grid) for name, t in projected)
+        down = torch.einsum("brchk,bschk->bhrcs", q, k)  # to every row s of its column
+        right = torch.einsum("brchk,brdhk->bhrcd", q, k)  # to every column d of its row
+        wide = torch.promote_types(x.dtype, torch.float32)
+        own = torch.eye(grid.rows, dtype=torch.bool, device=x.device)[:, None]  # which the row has too
+        scores = torch.cat((down.to(wide).masked_fill(own, float("-inf")), right.to(wide)), dim=-1)
+        weights = scores.softmax(-1).to(x.dtype).flatten(2, 3)
+        weights = ctx.tap(self.address, "weights", weights)  # (B, H, N, R + C)
+        down, right = weights.unflatten(2, grid).split((grid.rows, grid.columns), -1)
+        mixed = torch.einsum("bhrcs,bschk->brchk", down, v) + torch.einsum("bhrcd,brdhk->brchk", right, v)
+        return ctx.tap(self.address, "mixed", mixed.flatten(3).flatten(1, 2))

@@ -1,0 +1,137 @@
+"""Tokens that are the nodes of a graph, as Graphormer sees them [Ying et al. 2021]: how many edges a node has, how far
+apart two nodes are, and which edges lie between them.
+
+A graph is given as `graph_edges` (B, T, T): 0 where no edge leads from node i to node j, otherwise its kind, from 1.
+B batch, T nodes, H heads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.parts.base import AbsolutePosition, InputPosition
+from anyformer.parts.position.bias import AttentionPositionModule, HeadwisePosition
+from anyformer.runtime.context import Context
+from anyformer.specs.checks import at_least
+from anyformer.specs.part import Site
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """The graph of each row."""
+
+    edges: Tensor  # (B, T, T) kind of the edge from i to j, 0 for none
+
+
+def edges_of(ctx: Context) -> Tensor:
+    """(B, T, T) kinds of edges between the tokens of this call, of which pads have none."""
+    graph, T = ctx.extra(Graph), ctx.index.shape[-1]
+    if graph is None:
+        raise ValueError("positions in a graph need the input graph_edges: (batch, nodes, nodes), 0 for no edge")
+    if graph.edges.shape[1:] != (T, T) or ctx.state is not None:
+        raise ValueError(f"graph_edges is {tuple(graph.edges.shape)} for {T} nodes; a graph cannot grow while decoding")
+    if ctx.tokens is None:
+        return graph.edges
+    return graph.edges * (ctx.tokens[:, :, None] & ctx.tokens[:, None])
+
+
+def distances(edges: Tensor, reach: int) -> Tensor:
+    """(B, T, T) edges on the shortest path from i to j, `reach` + 1 where there is none of at most `reach`."""
+    linked = (edges != 0).float()
+    reached = torch.eye(edges.shape[1], device=edges.device).expand_as(linked)
+    apart = torch.full_like(edges, reach + 1).masked_fill(reached > 0, 0)
+    for step in range(1, reach + 1):
+        reached = ((reached + reached @ linked) > 0).float()
+        apart = apart.masked_fill((reached > 0) & (apart > reach), step)
+    return apart
+
+
+def path_sums(edges: Tensor, apart: Tensor, values: Tensor) -> Tensor:
+    """(B, T, T, H) sums along a shortest path from i to j, of `values` (N, R, H) of the n-th edge on it and its kind;
+    of several paths that with the lowest nodes, read from its end."""
+    B, T = edges.shape[:2]
+    sums = values.new_zeros(B, T, T, values.shape[-1])
+    for step in range(1, values.shape[0] + 1):
+        # (B, i, p, j): p is one step nearer to i, and has an edge to j
+        before = ((apart == step - 1)[..., None] & (edges != 0)[:, None]).float().argmax(2)  # (B, i, j), the lowest p
+        kind = edges.gather(1, before)  # of the edge from p to j
+        more = sums.gather(2, before[..., None].expand_as(sums)) + values[step - 1][kind]
+        sums = torch.where((apart == step)[..., None], more, sums)
+    return sums
+
+
+class DegreeCentrality(AbsolutePosition, sees="all", called=("centrality encoding", "Graphormer centrality")):
+    """Learned vectors for the number of edges that lead to a node and from it, added to the node's [Ying et al. 2021];
+    the input `graph_edges` has the graph."""
+
+    reads_graph: ClassVar[bool] = True
+    requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)
+    numbered: ClassVar[bool] = False
+
+    most: int = 16  # degrees from here on share a vector
+
+    def check(self) -> None:
+        at_least(self, 1, "most")
+
+    @property
+    def causal_alternative(self) -> str:
+        return "Learned(length=...)"
+
+    def build(self, site: Site) -> nn.Module:
+        return DegreeCentralityModule(self, site.width)
+
+
+class DegreeCentralityModule(InputPosition):
+    def __init__(self, part: DegreeCentrality, width: int) -> None:
+        super().__init__()
+        self.into, self.out = (nn.Embedding(part.most + 1, width) for _ in range(2))
+
+    def add(self, x: Tensor, ctx: Context) -> Tensor:
+        linked = edges_of(ctx) != 0
+        into, out = (linked.sum(side).clamp(max=self.into.num_embeddings - 1) for side in (1, 2))
+        return x + (self.into(into) + self.out(out)).to(x.dtype)
+
+
+class ShortestPathBias(HeadwisePosition, sees="all", called=("Graphormer", "spatial encoding", "graph distance bias")):
+    """One learned scalar a head and length of the shortest path from query to key, one more where there is none; with
+    `edge_kinds`, also the mean over the edges of that path of a scalar a head, kind of edge and place on the path
+    [Ying et al. 2021]. The input `graph_edges` has the graph."""
+
+    reads_graph: ClassVar[bool] = True
+    requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)
+
+    reach: int = 8  # longer paths count as none
+    edge_kinds: int = 0  # kinds of edges that are told apart along a path; 0: none
+
+    def check(self) -> None:
+        at_least(self, 1, "num_heads", "reach")
+        at_least(self, 0, "edge_kinds")
+
+    @property
+    def causal_alternative(self) -> str:
+        return f"Alibi(num_heads={self.num_heads})"
+
+    def build(self, site: Site) -> nn.Module:
+        return ShortestPathBiasModule(self)
+
+
+class ShortestPathBiasModule(AttentionPositionModule):
+    def __init__(self, part: ShortestPathBias) -> None:
+        super().__init__()
+        self.part, H = part, part.num_heads
+        self.table = nn.Embedding(part.reach + 2, H)
+        self.edges = nn.Parameter(torch.zeros(part.reach, part.edge_kinds + 1, H)) if part.edge_kinds else None
+
+    def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
+        reach = self.part.reach
+        edges = ctx.once("graph edges", lambda: edges_of(ctx))
+        apart = ctx.once(f"graph distances {reach}", lambda: distances(edges, reach))
+        found = self.table(apart)
+        if self.edges is not None:
+            sums = path_sums(edges.clamp(max=self.part.edge_kinds), apart, self.edges)
+            found = found + sums / apart.clamp(min=1)[..., None]
+        return q, found.permute(0, 3, 1, 2).to(q.dtype).contiguous()

@@ -1,0 +1,60 @@
+"""Operations, memory and depth of a forward pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import anyformer as af
+from anyformer.counting.forward import forward_cost
+from anyformer.counting.step import Live
+from anyformer.lab.runs import writer
+from anyformer.models import Model
+from anyformer.parts.recurrent.lstm import LSTM
+
+WIDTH, HEADS, LENGTH = 32, 4, 48
+
+
+def decoder(length: int = LENGTH) -> Model:
+    return writer(WIDTH, 2, HEADS, length)
+
+
+def recurrent(length: int) -> Model:
+    return writer(WIDTH, 2, HEADS, length, {"decoder.layers.attention.op": LSTM()})
+
+
+def test_products_are_those_that_torch_counts() -> None:
+    """And everything else is a small part of all."""
+    model = af.build(decoder(), seed=0).eval()
+    model.kernel = "eager"  # torch does not count the fused kernel of a CPU
+    with FlopCounterMode(display=False) as torchs, torch.no_grad():
+        model(input_ids=torch.ones(1, LENGTH, dtype=torch.long), use_cache=False)
+    assert torchs.get_total_flops() < forward_cost(decoder(), LENGTH).flops < 1.05 * torchs.get_total_flops()
+
+
+def test_memory_is_that_of_a_real_pass() -> None:
+    """Fused attention is linear in the text; scores that are kept are not."""
+    for length in (128, 256):
+        model = af.build(decoder(length), seed=0).eval()
+        model.kernel = "eager"
+        with Live((*model.parameters(), *model.buffers())) as live, torch.no_grad():
+            model(input_ids=torch.ones(1, length, dtype=torch.long), use_cache=False)
+        assert forward_cost(decoder(length), length, fused=False).bytes == pytest.approx(live.most, rel=0.1)
+    fused, scores = ([forward_cost(decoder(n), n, fused=each).bytes for n in (512, 1024)] for each in (True, False))
+    assert fused[1] == pytest.approx(2 * fused[0], rel=0.01)
+    assert scores[1] > 3.5 * scores[0] and scores[1] >= 4 * HEADS * 1024**2
+
+
+def test_depth_of_recurrence_grows_with_the_text() -> None:
+    parallel = [forward_cost(decoder(n), n).depth for n in (16, 32)]
+    steps = [forward_cost(recurrent(n), n).depth for n in (16, 32, 48)]
+    assert parallel[0] == parallel[1] < steps[0]
+    assert steps[2] - steps[1] == steps[1] - steps[0] >= 16 * 3
+
+
+def test_a_step_with_a_state_costs_the_same_anywhere() -> None:
+    short, long = (forward_cost(recurrent(n), n, step=True).flops for n in (8, 40))
+    assert short == long < forward_cost(recurrent(8), 8).flops
+    near, far = (forward_cost(decoder(n), n, step=True).flops for n in (8, 40))
+    assert near < far < forward_cost(decoder(40), 40).flops / 20

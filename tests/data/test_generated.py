@@ -1,0 +1,145 @@
+"""Data that the package generates: the same for one seed, true to its physics, and worth learning from."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anyformer.data.generated import cartpole, drawings, speech
+from anyformer.inputs.recordings import AudioRecording
+
+
+def test_our_cartpole_is_gymnasiums() -> None:
+    """From every state of some episodes, the same next state and the same end."""
+    gymnasium = pytest.importorskip("gymnasium")
+    world: Any = gymnasium.make("CartPole-v1").unwrapped
+    random = np.random.default_rng(0)
+    states = random.uniform(-1, 1, (300, 4)) * (2.5, 2.0, 0.22, 2.0)
+    actions = random.integers(2, size=300)
+    ours = cartpole.push(states, actions)
+    fallen = cartpole.has_fallen(ours)
+    assert 0 < fallen.sum() < 300
+    for state, action, after, ended in zip(states, actions.tolist(), ours, fallen, strict=True):
+        world.reset()
+        world.state = state
+        _, reward, theirs, _, _ = world.step(action)
+        assert np.array_equal(np.asarray(world.state), after) and theirs == ended and reward == 1
+
+
+def test_episodes_of_three_qualities() -> None:
+    arrays = cartpole.play_episodes(60, seed=3)
+    lengths = np.diff(arrays["episode_offsets"])
+    means = [lengths[arrays["level"] == level].mean() for level in range(3)]
+    assert means[0] < 50 < means[1] < 450 < means[2] <= cartpole.LONGEST
+    assert len(arrays["obs"]) == len(arrays["actions"]) == len(arrays["rewards"]) == lengths.sum()
+    start, end = arrays["episode_offsets"][1:3]  # a stored step leads to the next one
+    moved = cartpole.push(arrays["obs"][start : end - 1].astype(float), arrays["actions"][start : end - 1])
+    assert np.abs(moved - arrays["obs"][start + 1 : end]).max() < 1e-5  # states are stored in 32 bits
+    assert cartpole.has_fallen(arrays["obs"]).sum() == 0, "an episode ends before the state that ends it"
+
+
+@pytest.fixture(scope="module")
+def digits() -> dict[str, np.ndarray]:
+    return speech.speak_digits(seed=1, takes=2)
+
+
+def spectra(samples: np.ndarray, frames: int = 12) -> np.ndarray:
+    """Log energies of 16 bands over the length of a word."""
+    rows = np.lib.stride_tricks.sliding_window_view(samples / 32768, 256)[::64] * np.hanning(256)
+    energies = (np.abs(np.fft.rfft(rows))[:, 1:] ** 2).reshape(len(rows), 16, 8).sum(-1)
+    logs = np.log(energies + 1e-4)
+    places = np.linspace(0, len(logs) - 1, frames)
+    return np.stack([np.interp(places, np.arange(len(logs)), band) for band in logs.T], 1).ravel()
+
+
+def test_digits_sound_alike_across_voices_and_unlike_each_other(digits: dict[str, np.ndarray]) -> None:
+    """The nearest of ten templates, means over five voices, is the right digit for most words of a sixth voice; chance
+    is 10 %."""
+    offsets, label, speaker = digits["offsets"], digits["label"], digits["speaker"]
+    features = np.stack([spectra(digits["audio"][a:b]) for a, b in itertools.pairwise(offsets)])
+    right = []
+    for voice in speech.SPEAKERS:
+        others = np.stack([features[(label == digit) & (speaker != voice)].mean(0) for digit in range(10)])
+        own = features[speaker == voice]
+        right.append(((own[:, None] - others) ** 2).sum(-1).argmin(1) == label[speaker == voice])
+    assert np.concatenate(right).mean() > 0.8
+
+
+def test_a_vowel_has_its_formants() -> None:
+    """The spectrum of a steady "ee" and "ah" peaks near the formants that were asked for."""
+    random = np.random.default_rng(0)
+    voice = speech.Speaker(100, 1.0, 1.0, 0.0)
+    for formants in (speech.IY, speech.AA):
+        take = speech.articulate((speech.vowel(800, *formants),), voice, random)
+        (samples,) = speech.synthesise([take], random)
+        power = np.abs(np.fft.rfft(samples[1000:5096] * np.hanning(4096))) ** 2
+        smooth = np.convolve(power, np.ones(101), mode="same")  # over harmonics, 200 Hz wide
+        hertz = np.arange(len(power)) * speech.RATE / 4096
+        for low, high, wanted in ((150, 900, formants[0]), (900, 2700, formants[1])):
+            band = (hertz > low) & (hertz < high)
+            if wanted < high:
+                assert abs(hertz[band][smooth[band].argmax()] - wanted) < 150, formants
+
+
+def test_wav_files_hold_the_recordings(tmp_path: Path) -> None:
+    speech.write_digits(tmp_path, 1, lambda done, total: None, takes=1)
+    stored = np.load(tmp_path / "digits.npz")
+    assert len(list((tmp_path / "wav").iterdir())) == 60
+    with AudioRecording.open(tmp_path / "wav" / "seven_ben.wav") as recording:
+        samples, rate = recording.read(), recording.rate
+    (i,) = np.flatnonzero((stored["label"] == 7) & (stored["speaker"] == "ben"))
+    assert rate == speech.RATE == stored["rate"]
+    a, b = stored["offsets"][i : i + 2]
+    assert np.array_equal(np.rint(samples * 32768), stored["audio"][a:b])
+
+
+def test_shapes_are_what_their_captions_say() -> None:
+    pictures, rows = drawings.draw_shapes(120, seed=2)
+    assert pictures.shape == (120, 32, 32, 3) and pictures.dtype == np.uint8
+    colours = {name: np.asarray(drawings.COLOURS[name], float) for name in drawings.PALETTE}
+    for picture, row in zip(pictures, rows, strict=True):
+        away = np.abs(picture.astype(float) - colours[row["colour"]]).max(-1)
+        own = away < 30  # the figure: within the variation of the colour
+        ys, xs = np.nonzero(own)
+        x, y = xs.mean() / 16 - 1, ys.mean() / 16 - 1
+        sides = {"left": -x, "right": x, "top": -y, "bottom": y}
+        far = {side for side, distance in sides.items() if distance > 0.2}
+        assert far == {row["place"]} - {"centre"}, row
+        channel = {"red": 0, "green": 1, "blue": 2}.get(row["colour"])
+        assert channel is None or picture[own].mean(0).argmax() == channel, row
+        assert (len(xs) > 110) == (row["size"] == "large") or row["shape"] in ("cross", "star", "ring", "triangle"), row
+    held = {(row["shape"], row["colour"]) for row in rows if row["unseen"]}
+    taught = {(row["shape"], row["colour"]) for row in rows if not row["unseen"]}
+    assert held and not held & taught and {c for _, c in taught} == set(drawings.PALETTE)
+
+
+def test_no_two_emoji_are_the_same() -> None:
+    """Of some faces, and of all others."""
+    names, pictures = [], []
+    for canvas, name, _, keywords in itertools.chain(itertools.islice(drawings.faces(), 200), drawings.symbols()):
+        names.append(name)
+        pictures.append(canvas.picture().tobytes())
+        assert keywords
+    assert len({*names}) == len(names) == len({*pictures})
+
+
+def test_the_seed_decides(tmp_path: Path) -> None:
+    """Two runs give the same bytes, another seed gives others."""
+    writers: list[Any] = [
+        lambda folder, seed: cartpole.write_episodes(folder, seed, print, count=6),
+        lambda folder, seed: speech.write_digits(folder, seed, print, takes=1),
+        lambda folder, seed: drawings.write_shapes(folder, seed, print, count=8),
+        lambda folder, seed: drawings.write_emoji(folder, seed, print, most=8),
+    ]
+    for number, write in enumerate(writers):
+        files = []
+        for name, seed in (("one", 0), ("two", 0), ("three", 1)):
+            folder = tmp_path / f"{name}{number}"
+            folder.mkdir()
+            write(folder, seed)
+            files.append({path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()})
+        assert files[0] == files[1] != files[2] and files[0].keys() == files[2].keys()

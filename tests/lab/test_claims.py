@@ -1,0 +1,217 @@
+"""Claims of experiments on made-up rows: they hold where the claim is true, and one false part is enough to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+import torch
+
+from anyformer.counting import count
+from anyformer.evaluate.regression import curves as errors
+from anyformer.evaluate.regression import gaussian_process, smoother
+from anyformer.lab.experiments import (
+    batch_or_layer_norm,
+    batch_size,
+    experts,
+    larger_learn_from_fewer,
+    neighbours,
+    sharing,
+    switch_scaling,
+    what_tuning_changes,
+)
+from anyformer.lab.scale import Point
+from anyformer.lab.trials import Row
+from anyformer.models.construct import build
+from anyformer.objectives.regress import Regress
+
+SEEDS = range(3)
+
+
+def switch(last: float = 1.5, cost: int = 101, middle: float = 1.8) -> list[Row]:
+    losses = {1: 2.0, 4: middle, 16: 1.6}
+    return [
+        {"experts": n, "seed": seed, "step": 1, "loss": last if (n, seed) == (16, 2) else loss, "parameters": 9 * n,
+         "flops": cost if n > 1 else 100, "busiest": 0.3, "dropped": 0.1}
+        for n, loss in losses.items() for seed in SEEDS
+    ]  # fmt: skip
+
+
+def norms(other: float = 1.2, large: float = 0.1) -> list[Row]:
+    """Held-out loss of the last BatchNorm, and its distance from the running statistics in the larger batches."""
+    return [
+        {"norm": norm, "lengths": lengths, "batch": batch, "seed": seed, "train": 1.0, "own statistics": 1.1,
+         "held out": 1.0 if norm == "layer" else other if (batch, seed) == (16, 2) else 1.3,
+         "distance": 0.0 if norm == "layer" else 0.2 if batch == 4 else large}
+        for norm, lengths in product(batch_or_layer_norm.NORMS, batch_or_layer_norm.LENGTHS)
+        for batch, seed in product((4, 16), SEEDS)
+    ]  # fmt: skip
+
+
+def tuned(last: float = 0.3, control: float = 0.2) -> list[Row]:
+    rows: list[Row] = []
+    for seed in SEEDS:
+        ends = {"tuned": last if seed == 2 else 0.3, "control": control}
+        back = {"tuned": {"without": 1.0}, "control": {}}
+        rows += [{"seed": seed, "kind": kind, "layer": i, "moved": each, **back[kind]}
+                 for kind, end in ends.items() for i, each in enumerate((0.2, 0.2, end))]  # fmt: skip
+        rows.append({"seed": seed, "accuracy": 0.8, "loss": 0.5})
+    return rows
+
+
+def looked_up(line: float = 0.9, bayes: float = 0.01, smooth: float = 0.5) -> list[Row]:
+    """Distances: of ridge from the model of smooth functions, of Bayes, of the smoother from that of linear ones."""
+    far = {"linear": {"neighbours": 0.5, "smoother": smooth, "ridge": bayes, "bayes": bayes},
+           "smooth": {"neighbours": 0.2, "smoother": 0.3, "ridge": line, "bayes": bayes}}  # fmt: skip
+    return [
+        {"functions": functions, "name": name, "seed": seed, "pairs": pairs, "error": 0.1,
+         **({} if name == "model" else {"distance": far[functions][name] if pairs > 1 else 9.0})}
+        for functions in far for name in ("model", *far[functions]) for seed in SEEDS for pairs in range(4)
+    ]  # fmt: skip
+
+
+def shared(
+    size: int = 40, loss: float = 1.2, dropped: float = 1.4, steps: tuple[float, ...] = (0.3, 0.3, 0.2)
+) -> list[Row]:
+    found: list[Row] = []
+    for kind, dropout, seed in product(sharing.KINDS, (0.0, sharing.DROPOUT), SEEDS):
+        own, last = kind == "own", seed == 2
+        row = {"kind": kind, "dropout": dropout, "seed": seed, "parameters": 100 if own else size}
+        value = 1.0 if own else (dropped if last else 1.4) if dropout else (loss if last else 1.2)
+        found.append({**row, "loss": value})
+        distances = (0.5, 0.2, 0.5) if own else steps
+        found += [{**row, "layer": i, "distance": each, "angle": 20.0} for i, each in enumerate(distances)]
+    return found
+
+
+def batches(larger: float = 0.9, best: float = 4e-3) -> list[Row]:
+    """The loss of the larger batch with the last seed; the best rate of the largest batch."""
+    return [
+        {"batch": batch, "lr": lr, "seed": seed,
+         "loss": (larger if batch == 32 and seed == 2 else {8: 1.0, 32: 0.9, 128: 1.1}[batch])
+         + (0.5 if lr != (best if batch == 128 else 2e-3) else 0.0)}
+        for batch in (8, 32, 128) for lr in (1e-3, 2e-3, 4e-3) for seed in SEEDS
+    ]  # fmt: skip
+
+
+def sizes(falls: float = 0.5, start: float = 4.0) -> list[Row]:
+    """Losses of three sizes by step, cost in proportion to size; `falls` by step of the largest with the last seed."""
+    speed = {1e3: 0.2, 4e3: 0.35, 16e3: 0.5}
+    return [
+        {"parameters": N, "seed": seed, "step": step, "steps": 8, "tokens": 8000, "flops": 6 * N * 8000,
+         "loss": (start if N > 1e3 else 4.0) - (falls if (N, seed) == (16e3, 2) else fall) * step**0.5}
+        for N, fall in speed.items() for seed in SEEDS for step in range(1, 9)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("experiment", "rows", "false"), [
+    (switch_scaling, switch, [{"last": 2.1}, {"cost": 106}, {"middle": 2.05}, {"middle": 1.5}]),
+    (batch_or_layer_norm, norms, [{"other": 0.99}, {"large": 0.25}]),
+    (what_tuning_changes, tuned, [{"last": 0.19}, {"control": 0.35}]),
+    (neighbours, looked_up, [{"line": 0.25}, {"bayes": 0.6}, {"smooth": 0.001}]),
+    (sharing, shared, [
+        {"size": 51}, {"loss": 0.9}, {"dropped": 1.1}, {"steps": (0.9, 0.1, 0.9)}, {"steps": (0.3, 0.2, 0.01)}
+    ]),
+    (batch_size, batches, [{"larger": 1.01}, {"best": 2e-3}]),
+    (larger_learn_from_fewer, sizes, [{"falls": 0.3}, {"falls": 0.0}, {"start": 9.0}]),
+], ids=lambda value: getattr(value, "__name__", "").rpartition(".")[2])  # fmt: skip
+def test_a_false_claim_fails(experiment: Any, rows: Callable[..., list[Row]], false: list[dict[str, Any]]) -> None:
+    assert experiment.claim(rows()).holds
+    for change in false:
+        assert not experiment.claim(rows(**change)).holds, change
+    assert len(experiment.plot(rows()).axes) >= 2
+
+
+# -- what is measured -------------------------------------------------------------------------------------------------
+
+
+def test_a_text_goes_from_tongue_to_tongue() -> None:
+    text = experts.tongues(1, 4000, stay=8)[0]
+    marks = [letter for letter in text if letter in experts.MARKS]
+    moves = sum(a != b for a, b in pairwise(marks))
+    assert moves == pytest.approx(4000 / 8 * 31 / 32, rel=0.15) and len(set(marks)) == len(experts.MARKS)
+
+
+def test_experts_beyond_their_capacity_are_counted() -> None:
+    chosen = torch.tensor([[0], [0], [0], [1], [2], [2], [2], [2]])  # of two experts; 2 means full
+    assert switch_scaling.load(chosen, 2) == {"busiest": 3 / 8, "dropped": 0.5}
+    costs = [trial.values["flops"] for trial in switch_scaling.trials(**switch_scaling.FORMS["small"].values)]
+    assert max(costs) < 1.05 * min(costs)
+
+
+def test_a_batch_is_normed_by_itself_and_then_by_what_was_seen_before() -> None:
+    norm = build(batch_or_layer_norm.norm_model("batch", 16, 1), seed=0).eval().encoder.layers[0].attention.out_norm
+    norm.running_mean.fill_(3.0)
+    x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0)) * 2 + 1
+    with batch_or_layer_norm.own_statistics(norm) as distances:
+        own = norm(x)
+    assert torch.allclose(own.mean((0, 1)), torch.zeros(16), atol=1e-5)
+    assert distances == [pytest.approx(float((x.mean((0, 1)) - 3).abs().mean()))]
+    assert torch.allclose(norm(x), (x - 3) / (1 + 1e-5) ** 0.5, atol=1e-5) and norm.running_mean is not None
+
+
+def test_one_layer_goes_back_and_returns() -> None:
+    model = build(sharing.layers_model("own", 0.0, 16, 2), seed=0)
+    before = {name: value.clone() for name, value in what_tuning_changes.layers(model).items()}
+    with torch.no_grad():
+        for i, layer in enumerate(model.encoder.layers):
+            for value in layer.parameters():
+                value.mul_(1 + 0.1 * (i + 1))
+    assert what_tuning_changes.distances(before, model) == [(0, pytest.approx(0.1)), (1, pytest.approx(0.2))]
+    with what_tuning_changes.layer_at(model, before, 1):
+        assert what_tuning_changes.distances(before, model) == [(0, pytest.approx(0.1)), (1, 0.0)]
+    assert what_tuning_changes.distances(before, model)[1] == (1, pytest.approx(0.2))
+
+
+def test_one_layer_runs_as_often_as_all_others() -> None:
+    own, one = (sharing.layers_model(kind, 0.0, 16, 3) for kind in sharing.KINDS)
+    assert count(own).flops(8) == count(one).flops(8) and count(one).parameters < count(own).parameters
+    with torch.no_grad():
+        rows = sharing.steps_between(build(one, seed=0).eval(), torch.ones(1, 4, dtype=torch.long))
+    assert [row["layer"] for row in rows] == [0, 1, 2] and all(row["distance"] > 0 for row in rows)
+
+
+def test_batches_of_all_sizes_read_the_same_number_of_texts() -> None:
+    found = batch_size.trials(**batch_size.FORMS["small"].values)
+    assert {trial.values["texts"] % trial.values["batch"] for trial in found} == {0}
+    middle = {trial.values["batch"]: trial.values["lr"] for trial in found[3::9]}
+    assert middle[128] == pytest.approx(4 * middle[8])
+
+
+def test_tokens_needed_lie_between_two_evaluations() -> None:
+    curve = [Point(1, tokens, tokens, loss) for tokens, loss in ((10, 4.0), (100, 3.0), (1000, 2.0))]
+    needed = larger_learn_from_fewer.tokens_needed
+    assert needed(curve, 2.5) == pytest.approx(10**2.5) and needed(curve, 5.0) == 10
+    assert needed(curve, 1.9) == float("inf")
+
+
+# -- smooth functions -------------------------------------------------------------------------------------------------
+
+
+def test_smooth_functions_are_of_their_gaussian_process() -> None:
+    """Two points at a distance of one scale go together by exp(-1/2); Bayes is better than all others."""
+    objective = Regress(width=1, context=8, noise=0.1, scale=0.7)
+    made = objective.draw(torch.arange(20_000))
+    apart = (made["points"][:, 0, 0] - made["points"][:, 1, 0]).abs()
+    near = (apart > 0.65) & (apart < 0.75)
+    assert float((made["values"][near, 0] * made["values"][near, 1]).mean()) == pytest.approx(0.607, abs=0.06)
+    found = errors(None, objective, count=4000)
+    assert found["bayes"][0] == pytest.approx(1.01, rel=0.05)
+    assert all(found["bayes"][n] < min(found["neighbours"][n], found["least squares"][n]) for n in range(1, 9))
+
+
+def test_estimators_are_those_of_others() -> None:
+    processes = pytest.importorskip("sklearn.gaussian_process")
+    made = Regress(width=2, context=6, noise=0.3, scale=0.7).draw(torch.arange(3))
+    points, values = made["points"].double(), made["values"].double()
+    said, mean = gaussian_process(points, values, 0.7, 0.3), smoother(points, values, 0.4)
+    assert not said[:, 0].any() and not mean[:, 0].any()
+    for row, n in product(range(3), range(1, 7)):
+        kernel = processes.kernels.RBF(0.7, "fixed")
+        theirs = processes.GaussianProcessRegressor(kernel, alpha=0.09, optimizer=None)
+        theirs.fit(points[row, :n].numpy(), values[row, :n].numpy())
+        assert float(said[row, n]) == pytest.approx(theirs.predict(points[row, n : n + 1].numpy())[0], abs=1e-9)
+        weights = (-(points[row, :n] - points[row, n]).square().sum(-1) / 0.32).exp()
+        assert float(mean[row, n]) == pytest.approx(float((weights * values[row, :n]).sum() / weights.sum()))

@@ -1,0 +1,106 @@
+"""Every recipe whose data are generated: `fetch`, then `train`, from an empty folder and without a network."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from anyformer import cli
+from anyformer.data import Stored
+from anyformer.data.generated import speech
+from anyformer.recipes import recipe, recipes
+from anyformer.recipes.shared import sources
+from anyformer.recipes.shared.sources import ORIGINS, folders_of
+
+GENERATED = [name for name in recipes() if folders_of(name) and all(ORIGINS[f].generate for f in folders_of(name))]
+HUB = {name for name in GENERATED if isinstance(recipe(name).vocabulary, Stored)}  # their vocabulary is published
+SMALLER: dict[str, dict[str, Any]] = {  # the same writers, for fewer examples
+    "offline_rl_expert": {"count": 30}, "spoken_digits": {"takes": 8}, "shapes": {"count": 60},
+    "drawn_emoji": {"most": 60}, "text": {"most": 20}, "books": {"most": 10},
+    "wikipedia": {"most": 10},
+}  # fmt: skip
+FEW_STRINGS = {"data.train.count": 4, "data.valid.count": 2, "batch.examples": 2}
+TEXT = {"vocabulary.size": 300, "model.embedding.tokens.vocab_size": 300, "precision": "fp32", "batch.examples": 2}
+BERT = {
+    **TEXT,
+    "model.head.lm.vocab_size": 300,
+    "model.encoder.depth": 1,
+    "batch.micro": "null",
+    "batch.begin.steps": 1,
+    "batch.begin.length": 32,
+    "batch.length": 64,
+    "objective.length": 64,
+}
+SMALL: dict[str, dict[str, Any]] = {  # smaller models, and fewer examples of them
+    "cartpole": {"model.decoder.depth": 1, "batch.examples": 4},
+    "digits": {**FEW_STRINGS, "data.test": "null", "model.encoder.depth": 1},
+    "digits-seq2seq": {**FEW_STRINGS, "data.test": "null", "model.encoder.depth": 1},
+    "digits-wav2vec": FEW_STRINGS,
+    "digits-wav2vec-tenth": {**FEW_STRINGS, "data.test": "null"},
+    "digits-scratch-tenth": {**FEW_STRINGS, "data.test": "null", "model.encoder.depth": 1},
+    "emoji": {"batch.examples": 8, "model.text.encoder.depth": 1},
+    "shapes": {"batch.examples": 8},
+    "bert-base-pretraining": BERT,
+    "bert-large-pretraining": BERT,
+    "gpt2-124m": {
+        **TEXT,
+        "model.head.vocab_size": 300,
+        "model.decoder.depth": 1,
+        "compile": "false",
+        "batch.length": 64,
+    },
+}
+NAMES: list[Any] = [name for name in SMALL if name != "bert-large-pretraining"]
+NAMES += [pytest.param("bert-large-pretraining", marks=pytest.mark.slow)]  # BERT's other size
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all recipes: those that read the same data share it, and one begins from another's run."""
+    return tmp_path_factory.mktemp("empty")
+
+
+def test_all_of_them_are_here() -> None:
+    assert {"cartpole", "digits", "emoji", "shapes"} <= {*GENERATED}
+    assert {*GENERATED} - HUB == {*SMALL} and not HUB - {"distilbert"} - {n for n in recipes() if n.startswith("gpt3")}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fetch_and_train(
+    name: str, empty: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def blocked(*given: Any, **options: Any) -> Any:
+        raise AssertionError("a socket was opened")
+
+    for each in ("socket", "getaddrinfo", "create_connection"):
+        monkeypatch.setattr(socket, each, blocked)
+    monkeypatch.chdir(empty)
+    torch.set_num_threads(1)
+    monkeypatch.setattr(speech, "SPEAKERS", {name: speech.SPEAKERS[name] for name in ("ada", "ben")})
+    for folder, less in SMALLER.items():
+        origin: Any = ORIGINS[folder]
+        monkeypatch.setitem(
+            sources.ORIGINS, folder, dataclasses.replace(origin, generate=partial(origin.generate, **less))
+        )
+    before = "digits-wav2vec"  # whose run another recipe begins from
+    if name == f"{before}-tenth" and not (empty / "runs" / before).is_dir():
+        fetch_and_train(before, empty, capsys)
+    fetch_and_train(name, empty, capsys)
+    assert not [path for path in empty.rglob(".saving-*")], "nothing half done is left"
+
+
+def fetch_and_train(name: str, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if (empty / "runs" / name).is_dir():
+        return
+    assert cli.main(["fetch", name]) == 0
+    assert f"`anyformer train {name} --data data` trains with it" in capsys.readouterr().out
+    changes = {"steps": 2, "evaluate.every": 2, "evaluate.batches": 1, "keep.every": 2, **SMALL[name]}
+    sets = [word for path, value in changes.items() for word in ("--set", f"{path}={value}")]
+    assert cli.main(["train", name, "--device", "cpu", *sets]) == 0, capsys.readouterr().err
+    assert list((empty / "runs" / name / "checkpoints").iterdir())
