@@ -1,14 +1,16 @@
 """The table of "Do Transformer Modifications Transfer Across Implementations and Applications?" [Narang et al. 2021]:
 one encoder-decoder like T5-base, and every row as a change of its description.
 
-`python -m anyformer.lab.narang_table` prints the rows with our parameters and operations beside the paper's.
+`python -m anyformer.lab.narang_table` prints the rows, or those it is given by
+name, with our parameters and operations beside the paper's.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anyformer.counting import count
@@ -483,11 +485,11 @@ def lookup_flops(spec: EncoderDecoderModel) -> int:
     return total
 
 
-def table() -> str:
+def table(rows: Sequence[PaperRow] = ROWS) -> str:
     """Markdown: our parameters in millions and operations in 10^12, beside the paper's."""
     lines = ["| | M parameters | paper | ratio | T operations | paper | ratio |", f"|---|{'--:|' * 6}"]
     notes: list[str] = []
-    for row in ROWS:
+    for row in rows:
         if row.note and row.note not in notes:
             notes.append(row.note)
         mark = f" [{notes.index(row.note) + 1}]" if row.note else ""
@@ -499,4 +501,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    print(table())
+    print(table([row_named(name) for name in sys.argv[1:]] or ROWS))
