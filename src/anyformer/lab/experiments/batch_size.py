@@ -37,7 +37,7 @@ FORMS = {
     }),
 }  # fmt: skip
 LANGUAGE, LENGTH = Language(words=2), 32
-HIDDEN = 0.3  # of the words: with 0.15 a short training learns nothing
+HIDDEN = 0.3  # of the words: with 0.15 a short training learns too little
 
 
 def trials(

@@ -32,7 +32,7 @@ FORMS = {
     "full": Form(120, 4, {"depth": 12, "width": 128, "steps": 2000, "batch": 64, "texts": 20_000, "seeds": 3}),
 }
 LANGUAGE, LENGTH, DROPOUT = Language(words=2), 32, 0.1
-HIDDEN = 0.3  # of the words: with 0.15 a short training learns nothing
+HIDDEN = 0.3  # of the words: with 0.15 a short training learns too little
 KINDS = ("own", "shared")
 
 
