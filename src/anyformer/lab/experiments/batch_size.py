@@ -28,7 +28,7 @@ FORMS = {
         "depth": 1, "width": 16, "texts": 64, "batches": [4, 16], "lr": 2e-3, "rates": [1.0], "seeds": 3
     }),
     "small": Form(2, 0.5, {
-        "depth": 2, "width": 32, "texts": 2560, "batches": [8, 32, 128], "lr": 2e-3, "rates": [0.5, 1.0, 2.0],
+        "depth": 2, "width": 32, "texts": 5120, "batches": [8, 32, 128], "lr": 2e-3, "rates": [0.5, 1.0, 2.0],
         "seeds": 3,
     }),
     "full": Form(400, 4, {
@@ -36,7 +36,8 @@ FORMS = {
         "seeds": 3,
     }),
 }  # fmt: skip
-LANGUAGE, LENGTH = Language(words=4), 32
+LANGUAGE, LENGTH = Language(words=2), 32
+HIDDEN = 0.3  # of the words: with 0.15 a short training learns too little
 
 
 def trials(
@@ -68,7 +69,7 @@ def work(values: Values, place: Place) -> list[Row]:
         batch=values["batch"],
         length=LENGTH,
         lr=values["lr"],
-        objective=Masked(),
+        objective=Masked(rate=HIDDEN),
         vocabulary=WORDS,
         seed=values["seed"],
         batches=max(1024 // values["batch"], 1),  # the same number of texts for all

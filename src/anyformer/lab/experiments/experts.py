@@ -83,10 +83,9 @@ def experts_model(experts: int, width: int, depth: int) -> Model:
     return writer(width, depth, 4, LENGTH, changes, scaled=True)
 
 
-def tongues(number: int, length: int = 400, stay: int | None = None) -> list[str]:
+def tongues(number: int, length: int = 400) -> list[str]:
     """Texts, each in one tongue. What follows a letter is one of two, which ones depends on the tongue and on nothing
-    else; the tongue's mark stands between letters now and then, and does not change what follows. With `stay` a text
-    goes to another tongue after about so many letters, and begins there with its mark."""
+    else; the tongue's mark stands between letters now and then, and does not change what follows."""
     draw = np.random.default_rng(0)
     after = draw.integers(0, LETTERS, (len(MARKS), LETTERS, FOLLOWERS))
     tongue, letter = draw.integers(0, len(MARKS), number), draw.integers(0, LETTERS, number)
@@ -94,10 +93,6 @@ def tongues(number: int, length: int = 400, stay: int | None = None) -> list[str
     letters, found = np.array(list(string.ascii_lowercase[:LETTERS])), [mark]
     for _ in range(length - 1):
         marked = draw.random(number) < MARKED
-        if stay is not None:
-            moved = draw.random(number) < 1 / stay
-            tongue = np.where(moved, draw.integers(0, len(MARKS), number), tongue)
-            mark, marked = np.array(list(MARKS))[tongue], marked | moved
         letter = np.where(marked, letter, after[tongue, letter, draw.integers(0, FOLLOWERS, number)])
         found.append(np.where(marked, mark, letters[letter]))
     return ["".join(text) for text in np.stack(found, 1)]

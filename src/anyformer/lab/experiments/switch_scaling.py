@@ -2,9 +2,7 @@
 
 Every token goes to one expert, whose weight is its softmax; an expert takes 1.25 times its fair share of the tokens of
 a text and the rest get nothing from this layer; a loss asks for equal shares [Fedus et al. 2021]. `experts` is the same
-without a capacity and with a sigmoid. The small form reads its 32 artificial languages, more than one expert holds, but
-a text goes from one to another: here a capacity is that of a text, in the paper of all texts of a device, and a text of
-one language wants one expert.
+without a capacity and with a sigmoid, and has the texts: 32 artificial languages, more than one expert holds.
 """
 
 from __future__ import annotations
@@ -47,7 +45,6 @@ FORMS = {
     }),
 }  # fmt: skip
 CAPACITY, BALANCE = 1.25, 0.01  # of an expert's fair share; weight of the loss, as in the paper
-STAY = 8  # letters in one language
 
 
 def trials(
@@ -85,7 +82,7 @@ def switch_model(experts: int, width: int, depth: int) -> Model:
 
 def work(values: Values, place: Place) -> list[Row]:
     if values["text"] == "tongues" and values["data"] is None:
-        source = place.texts("tongues", lambda: tongues(3000, stay=STAY))
+        source = place.texts("tongues", lambda: tongues(3000))
         data = Data(train=Held(source=source), valid=Held(source=source, out=True))
     else:
         data = texts(place, values["text"], values["data"])
