@@ -1,4 +1,5 @@
-"""Fill in the last column of docs/lectures.md: `python docs/lectures.py`.
+"""Fill in the last column of docs/lectures.md: `python docs/lectures.py`, or `python docs/lectures.py WORDS` for the rows
+with these words in their command.
 
 Quick commands run here, and their results are written. Results of trainings and experiments are quotations: "figure
 ([page](results/page.md))", where the page must contain the figure ("..." leaves words out). An experiment without a
@@ -16,6 +17,7 @@ import runpy
 import shlex
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,13 +119,15 @@ def parts_cell(command: str, words: list[str]) -> str:
     kinds = json.loads(run(command, "--json"))
     if len(kinds) > 2:
         return f"{len(kinds)} kinds: " + ", ".join(f"`{kind['name']}`" for kind in kinds)
-    return "; ".join(f"`{kind['name']}`: {kind['about']}" for kind in kinds).replace("|", "\\|")
+    told = (f"`{kind['name']}`: {textwrap.shorten(kind['about'], 120, placeholder=' ...')}" for kind in kinds)
+    return "; ".join(told).replace("|", "\\|")
 
 
 def plan_cell(command: str, words: list[str]) -> str:
     plan = json.loads(run(command, "--json"))
-    optimal = ", ".join(f"{each['law']}'s optimum {short(each['parameters'])}" for each in plan["optimal"])
-    return f"{plan['compute']:.3g} FLOPs; {optimal}"
+    optimal = ", ".join(f"{each['law']} {short(each['parameters'])}" for each in plan["optimal"])
+    losses = ", ".join(f"{loss:.2f} by {law}" for law, loss in (plan.get("loss") or {}).items())
+    return f"{plan['compute']:.3g} FLOPs" + f"; loss {losses}" * bool(losses) + f"; best size: {optimal}" * bool(optimal)
 
 
 def look_cell(command: str, words: list[str]) -> str:
@@ -164,8 +168,9 @@ def experiment_result(name: str) -> str:
 
     for line in (DOCS / "results" / "lab.md").read_text("utf-8").splitlines():
         if line.startswith(f"| {name} | "):
-            figure = line.split(" | ")[2].replace("**", "").partition(" ([")[0]
-            return f"{figure} ([lab](results/lab.md))"
+            first, *rest = re.split(r"(?<=[;.]) ", line.split(" | ")[2].replace("**", "").partition(" ([")[0])
+            figure = next((first + f" {piece}" for piece in rest[:1] if len(first + piece) < 120), first)
+            return f"{figure.rstrip(';.')} ([lab](results/lab.md))"
     return f"not measured yet; claim: {experiment(name).CLAIM}"
 
 
@@ -183,8 +188,9 @@ def is_quoted(result: str) -> bool:
     return match is not None and all(piece in page for piece in plain(match[1]).split(" ... "))
 
 
-def fill(text: str) -> str:
-    found = {row: row._replace(result=result(row) or row.result) for row in rows(text)}
+def fill(text: str, words: str = "") -> str:
+    """The page with new results, of rows with these words in their command."""
+    found = {row: row._replace(result=words in row.command and result(row) or row.result) for row in rows(text)}
     return "\n".join(str(found[Row(*(cell or "" for cell in match.groups()))]) if (match := ROW.match(line)) else line
                      for line in text.split("\n"))  # fmt: skip
 
@@ -195,7 +201,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
         os.chdir(place)
         try:
-            PAGE.write_text(fill(before), "utf-8")
+            PAGE.write_text(fill(before, " ".join(sys.argv[1:])), "utf-8")
         finally:
             os.chdir(folder)
     for row in rows(PAGE.read_text("utf-8")):
