@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +22,10 @@ from anyformer.lab.experiments import (
     sharing,
     switch_scaling,
     what_tuning_changes,
+    windows_and_pixels,
 )
 from anyformer.lab.scale import Point
-from anyformer.lab.trials import Row
+from anyformer.lab.trials import Place, Row
 from anyformer.models.construct import build
 from anyformer.objectives.regress import Regress
 
@@ -106,6 +108,18 @@ def sizes(falls: float = 0.5, start: float = 4.0) -> list[Row]:
     ]  # fmt: skip
 
 
+def images(cheaper: float = 0.9, **powers: float) -> list[Row]:
+    """Costs by power of the patches; `cheaper` is the share that a Swin takes of a ViT's operations at the first."""
+    own = {"vit_flops": 2.0, "swin_flops": 1.0, "vit_bytes": 1.0, "swin_bytes": 1.0, "vit_bytes with scores": 2.0,
+           "swin_bytes with scores": 1.0, "vit_seconds": 2.0, "swin_seconds": 1.0} | powers  # fmt: skip
+    return [
+        {"model": name, "side": side, "tokens": side**2,
+         **{field: (cheaper if (name, field) == ("swin", "flops") else 1.0) * (side / 8) ** (2 * own[f"{name}_{field}"])
+            for field in (*windows_and_pixels.COSTS, "seconds")}}
+        for name in windows_and_pixels.MODELS for side in (8, 16, 32)
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("experiment", "rows", "false"), [
     (switch_scaling, switch, [{"last": 2.1}, {"cost": 106}, {"middle": 2.05}, {"middle": 1.5}]),
     (batch_or_layer_norm, norms, [{"other": 0.99}, {"large": 0.25}]),
@@ -116,6 +130,10 @@ def sizes(falls: float = 0.5, start: float = 4.0) -> list[Row]:
     ]),
     (batch_size, batches, [{"larger": 1.01}, {"best": 2e-3}]),
     (larger_learn_from_fewer, sizes, [{"falls": 0.3}, {"falls": 0.0}, {"start": 9.0}]),
+    (windows_and_pixels, images, [
+        {"cheaper": 1.1}, {"vit_flops": 1.8}, {"swin_flops": 1.1}, {"vit_bytes": 1.1}, {"swin_bytes": 1.1},
+        {"vit_bytes with scores": 1.8}, {"swin_bytes with scores": 1.1},
+    ]),
 ], ids=lambda value: getattr(value, "__name__", "").rpartition(".")[2])  # fmt: skip
 def test_a_false_claim_fails(experiment: Any, rows: Callable[..., list[Row]], false: list[dict[str, Any]]) -> None:
     assert experiment.claim(rows()).holds
@@ -185,6 +203,16 @@ def test_tokens_needed_lie_between_two_evaluations() -> None:
     needed = larger_learn_from_fewer.tokens_needed
     assert needed(curve, 2.5) == pytest.approx(10**2.5) and needed(curve, 5.0) == 10
     assert needed(curve, 1.9) == float("inf")
+
+
+def test_a_window_sees_its_own_patches(tmp_path: Path) -> None:
+    """The real counts of four sizes hold; a Swin that is a ViT does not."""
+    place = Place(tmp_path, tmp_path, "cpu")
+    rows = [{**trial.values, **row} for trial in windows_and_pixels.trials([224, 448, 896], 0)
+            for row in windows_and_pixels.work(trial.values, place)]  # fmt: skip
+    assert windows_and_pixels.claim(rows).holds
+    same = {row["side"]: row for row in rows if row["model"] == "vit"}
+    assert not windows_and_pixels.claim([{**same[row["side"]], "model": row["model"]} for row in rows]).holds
 
 
 # -- smooth functions -------------------------------------------------------------------------------------------------
