@@ -7,9 +7,11 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from anyformer import families
 from anyformer.counting import count
 from anyformer.evaluate.regression import curves as errors
 from anyformer.evaluate.regression import gaussian_process, smoother
@@ -19,6 +21,7 @@ from anyformer.lab.experiments import (
     experts,
     larger_learn_from_fewer,
     neighbours,
+    return_asked_and_reached,
     sharing,
     switch_scaling,
     what_tuning_changes,
@@ -28,6 +31,7 @@ from anyformer.lab.scale import Point
 from anyformer.lab.trials import Place, Row
 from anyformer.models.construct import build
 from anyformer.objectives.regress import Regress
+from anyformer.tasks.each.play import answer
 
 SEEDS = range(3)
 
@@ -120,6 +124,17 @@ def images(cheaper: float = 0.9, **powers: float) -> list[Row]:
     ]  # fmt: skip
 
 
+def played(slope: float = 0.9, short: float = 0.9, cloned: float = 100.0) -> list[Row]:
+    """What a Decision Transformer reaches of what it is asked for, with the long and the short window; the clone."""
+    slopes = {20: slope, 1: short}
+    return [
+        {"kind": kind, "seed": seed, "window": window, "asked": asked,
+         "reached": cloned if kind == "cloned" else 100 + (slopes[window] if seed == 2 else 0.9) * (asked - 100)}
+        for kind, seed, window in product(return_asked_and_reached.KINDS, SEEDS, return_asked_and_reached.WINDOWS)
+        for asked in return_asked_and_reached.ASKED
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("experiment", "rows", "false"), [
     (switch_scaling, switch, [{"last": 2.1}, {"cost": 106}, {"middle": 2.05}, {"middle": 1.5}]),
     (batch_or_layer_norm, norms, [{"other": 0.99}, {"large": 0.25}]),
@@ -130,6 +145,7 @@ def images(cheaper: float = 0.9, **powers: float) -> list[Row]:
     ]),
     (batch_size, batches, [{"larger": 1.01}, {"best": 2e-3}]),
     (larger_learn_from_fewer, sizes, [{"falls": 0.3}, {"falls": 0.0}, {"start": 9.0}]),
+    (return_asked_and_reached, played, [{"slope": -0.1}, {"short": 0.0}, {"cloned": 470.0}]),
     (windows_and_pixels, images, [
         {"cheaper": 1.1}, {"vit_flops": 1.8}, {"swin_flops": 1.1}, {"vit_bytes": 1.1}, {"swin_bytes": 1.1},
         {"vit_bytes with scores": 1.8}, {"swin_bytes with scores": 1.1},
@@ -203,6 +219,28 @@ def test_tokens_needed_lie_between_two_evaluations() -> None:
     needed = larger_learn_from_fewer.tokens_needed
     assert needed(curve, 2.5) == pytest.approx(10**2.5) and needed(curve, 5.0) == 10
     assert needed(curve, 1.9) == float("inf")
+
+
+def test_a_pole_is_balanced_for_as_long_as_in_gymnasium() -> None:
+    """The same answers from the same start states keep the pole up for as long in its own CartPole-v1."""
+    gymnasium: Any = pytest.importorskip("gymnasium")
+    config = {**return_asked_and_reached.CONFIG, "hidden_size": 16, "n_layer": 1}
+    model = build(families.find("decision_transformer").read(config), seed=0).eval()
+    asked, states = np.array([20.0, 500.0, 100.0]), np.random.default_rng(1000).uniform(-0.05, 0.05, (3, 4))
+    world, reached = gymnasium.make("CartPole-v1").unwrapped, []
+    for row, request in enumerate(asked):
+        world.reset(seed=0)
+        world.state, ended, now = tuple(states[row]), False, 0
+        seen: dict[str, list[np.ndarray]] = {"states": [], "actions": [], "returns_to_go": []}
+        while not ended:
+            seen["states"].append(np.array(world.state)[None])
+            seen["actions"].append(np.zeros((1, 2)))
+            seen["returns_to_go"].append(np.array([[(request - now) / 500]]))
+            taken = answer(model, {name: each[-20:] for name, each in seen.items()}, now).argmax(-1)
+            seen["actions"][-1] = np.eye(2)[taken]
+            ended, now = world.step(int(taken[0]))[2], now + 1
+        reached.append(now)
+    assert return_asked_and_reached.balance(model, asked, 20, 500.0, 500).tolist() == reached
 
 
 def test_a_window_sees_its_own_patches(tmp_path: Path) -> None:
