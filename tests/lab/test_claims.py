@@ -26,6 +26,7 @@ from anyformer.lab.experiments import (
     switch_scaling,
     what_tuning_changes,
     windows_and_pixels,
+    words_and_pictures,
 )
 from anyformer.lab.scale import Point
 from anyformer.lab.trials import Place, Row
@@ -135,6 +136,12 @@ def played(slope: float = 0.9, short: float = 0.9, cloned: float = 100.0) -> lis
     ]  # fmt: skip
 
 
+def named(last: float = 0.6) -> list[Row]:
+    """The share of new pairs that are named rightly with the last seed."""
+    return [{"pairs": part, "seed": seed, "name": last if (part, seed) == ("unseen", 2) else 0.9, "colour": 0.9,
+             "shape": 0.9} for part, seed in product(words_and_pictures.PARTS, SEEDS)]  # fmt: skip
+
+
 @pytest.mark.parametrize(("experiment", "rows", "false"), [
     (switch_scaling, switch, [{"last": 2.1}, {"cost": 106}, {"middle": 2.05}, {"middle": 1.5}]),
     (batch_or_layer_norm, norms, [{"other": 0.99}, {"large": 0.25}]),
@@ -150,6 +157,7 @@ def played(slope: float = 0.9, short: float = 0.9, cloned: float = 100.0) -> lis
         {"cheaper": 1.1}, {"vit_flops": 1.8}, {"swin_flops": 1.1}, {"vit_bytes": 1.1}, {"swin_bytes": 1.1},
         {"vit_bytes with scores": 1.8}, {"swin_bytes with scores": 1.1},
     ]),
+    (words_and_pictures, named, [{"last": 0.49}]),
 ], ids=lambda value: getattr(value, "__name__", "").rpartition(".")[2])  # fmt: skip
 def test_a_false_claim_fails(experiment: Any, rows: Callable[..., list[Row]], false: list[dict[str, Any]]) -> None:
     assert experiment.claim(rows()).holds
@@ -241,6 +249,18 @@ def test_a_pole_is_balanced_for_as_long_as_in_gymnasium() -> None:
             ended, now = world.step(int(taken[0]))[2], now + 1
         reached.append(now)
     assert return_asked_and_reached.balance(model, asked, 20, 500.0, 500).tolist() == reached
+
+
+def test_a_name_is_right_if_colour_and_shape_are() -> None:
+    rows = [
+        {"colour": "red", "shape": "star", "unseen": 1},
+        {"colour": "red", "shape": "ring", "unseen": 1},
+        {"colour": "blue", "shape": "ring", "unseen": 1},
+        {"colour": "blue", "shape": "star", "unseen": 0},
+    ]
+    unseen, seen = words_and_pictures.shares_right(["red star", "red star", "red star", "blue star"], rows)
+    assert seen == {"pairs": "seen", "name": 1.0, "colour": 1.0, "shape": 1.0}
+    assert [unseen[what] for what in ("name", "colour", "shape")] == pytest.approx([1 / 3, 2 / 3, 1 / 3])
 
 
 def test_a_window_sees_its_own_patches(tmp_path: Path) -> None:
