@@ -36,7 +36,7 @@ KINDS = {
     "albert": "AlbertTokenizer", "big_bird": "BigBirdTokenizer", "clip": "CLIPTokenizer",
     "gpt_neox": "GPTNeoXTokenizer", "openai-gpt": "OpenAIGPTTokenizer", "reformer": "ReformerTokenizer",
     "deberta": "DebertaTokenizer", "deberta-v2": "DebertaV2Tokenizer", "xlnet": "XLNetTokenizer",
-    **dict.fromkeys(("linformer", "dmca", "limoe", "reka", "vatt", "reserve"), ""),  # published without
+    **dict.fromkeys(("linformer", "dmca", "limoe", "reka", "vatt", "reserve", "etc"), ""),  # published without
 }  # fmt: skip
 
 END = "<|endoftext|>"
