@@ -98,6 +98,7 @@ RELATIVE: dict[str, dict[str, Any]] = {
     "Rope": {}, "InputRope": {}, "BucketedBias": {"num_heads": 4}, "DistanceBias": {"num_heads": 4, "before": 3},
     "RelativeVectors": {"before": 3}, "Alibi": {"num_heads": 4}, "RelativeSinusoids": {"num_heads": 4},
     "Disentangled": {"num_heads": 4, "reach": 6}, "ShortestPathBias": {"num_heads": 4, "edge_kinds": 2},
+    "GlobalLocalVectors": {"first": 2, "reach": 3},
 }  # fmt: skip
 ROPES = {
     "LinearScaling": {"factor": 2.0}, "DynamicScaling": {"factor": 2.0, "length": 32},
@@ -116,7 +117,7 @@ NECKS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 TEXTS: dict[str, dict[str, Any]] = {
     "TextEmbedding": {}, "GlobalTextEmbedding": {"global_tokens": "first"}, "SegmentedText": {},
-    "BlockTextEmbedding": {"block_size": 2, "random_blocks": 1},
+    "BlockTextEmbedding": {"block_size": 2, "random_blocks": 1}, "SubwordBlocks": {"blocks": 3, "downsample": 1},
 }  # fmt: skip
 SLOTS: dict[str, dict[str, dict[str, Any]]] = {
     "decoder.layers.attention.op.mask": MASKS, "decoder.layers.attention.op": OPS,

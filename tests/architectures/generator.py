@@ -364,7 +364,7 @@ FIELDS: dict[str, Any] = {
     "Tokens.scale": st.sampled_from((None, 2.0)), "TextEmbedding.position": absolute, "Vectors.position": absolute,
     "WaveformEmbedding.position": absolute, "SegmentEmbedding.position": absolute,
     "SegmentEmbedding.size": st.integers(2, 6),  # of one sample each there would be more than ROOM
-    "TextEmbedding.segments": st.sampled_from((0, 2)),
+    "TextEmbedding.segments": st.sampled_from((0, 2)), "SubwordBlocks.kernel": st.sampled_from((0, 1, 5)),
     "Numbering.first": KEPT, "WithoutToken.token": st.just(1), "TextEmbedding.order": st.permutations(STEPS),
     "TextEmbedding.unseen": KEPT, "GlobalTextEmbedding.global_tokens": st.sampled_from(("none", "first")),
     "TreeDepth.scheme": absolute, "Concatenated.scheme": absolute,

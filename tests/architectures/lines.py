@@ -15,7 +15,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from catalogue import close, is_causal, is_encoder_decoder, make_labels, randomise, results
+from catalogue import (
+    TOKEN_LABELS,
+    close,
+    is_causal,
+    is_encoder_decoder,
+    make_labels,
+    make_token_labels,
+    randomise,
+    results,
+)
 from torch import Tensor
 
 import anyformer as af
@@ -68,8 +77,7 @@ def inputs_of(spec: Any, batch: int = 3, labels: bool = False) -> dict[str, Any]
             out["timesteps"] = torch.randint(0, spec.embedding.steps, out["timesteps"].shape, generator=generator)
     else:
         out[name] = torch.randn(batch, SAMPLES, generator=generator)
-    if getattr(spec.embedding, "segments", 0):
-        out["token_type_ids"] = torch.randint(0, spec.embedding.segments, shape, generator=generator)
+    out |= make_token_labels(spec, shape, generator)
     if "global_attention_mask" in spec.embedding.inputs:
         out["global_attention_mask"] = (torch.rand(shape, generator=generator) < 0.3).long()
         out["global_attention_mask"][..., 4] = 1
@@ -171,7 +179,7 @@ def beside(spec: Any, inputs: dict[str, Any]) -> list[str]:
     """The names of what runs along the text that a model writes, or the episode it reads."""
     if is_encoder_decoder(spec):
         return []
-    along = ("token_type_ids", "global_attention_mask", *(spec.embedding.inputs[1:] if lives(spec) else ()))
+    along = (*TOKEN_LABELS, "global_attention_mask", *(spec.embedding.inputs[1:] if lives(spec) else ()))
     return [name for name in along if name in inputs]
 
 
@@ -208,7 +216,7 @@ def n3_a_batch_is_its_rows(model: Any) -> None:
 
 
 VECTORS = ("inputs_embeds", "states", "actions", "returns_to_go", "input_features", "points")  # (..., T, width)
-TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "global_attention_mask", "tree_parents", "graph_edges")
+TOKEN_INPUTS = ("input_ids", "attention_mask", *TOKEN_LABELS, "global_attention_mask", "tree_parents", "graph_edges")
 
 
 def pad(inputs: dict[str, Any], where: str, names: tuple[str, ...], token: int = 0) -> dict[str, Any]:

@@ -212,6 +212,15 @@ def spec_of(case: Case) -> Any:
     return families.find(case.model_type).read({**case.config, "architectures": [case.architecture]})
 
 
+# inputs that label each token -> the field that says how many labels there are
+TOKEN_LABELS = {"token_type_ids": "segments", "task_type_ids": "tasks", "langs": "languages"}
+
+
+def make_token_labels(spec: Any, shape: tuple[int, ...], generator: torch.Generator) -> dict[str, Tensor]:
+    counts = {name: getattr(spec.embedding, field, 0) for name, field in TOKEN_LABELS.items()}
+    return {name: torch.randint(0, n, shape, generator=generator) for name, n in counts.items() if n}
+
+
 def is_text(spec: Any) -> bool:
     return "input_ids" in spec.embedding.inputs
 
@@ -242,8 +251,9 @@ def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, lab
         if getattr(spec.embedding, "global_tokens", "") == "none":
             out["global_attention_mask"] = (torch.rand(shape, generator=generator) < 0.15).long()
             out["global_attention_mask"][..., length // 2] = 1
-        if spec.embedding.segments:
-            out["token_type_ids"] = torch.randint(0, spec.embedding.segments, shape, generator=generator)
+        out |= make_token_labels(spec, shape, generator)
+        if len(shape) == 3:  # which the published class cannot take
+            out.pop("task_type_ids", None)
     elif "time steps" in spec.embedding.gives:
         read = spec.embedding
         widths = {"states": read.state_width, "actions": read.action_width, "rewards": 1, "returns_to_go": 1}

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from catalogue import (
+    TOKEN_LABELS,
     Case,
     cases,
     close,
@@ -67,7 +68,7 @@ def prompts(case: Case, rows: tuple[int, ...] = (0, 1, 2), side: str = "") -> di
     """Prompts of unequal length: a decoder's padded on the left, an encoder's on the right, unless said."""
     spec = spec_of(case)
     inputs = {n: v[list(rows)] for n, v in make_inputs(case, batch=3, length=max(LENGTHS)).items()}
-    inputs = {n: v for n, v in inputs.items() if n not in ("decoder_input_ids", "token_type_ids")}
+    inputs = {n: v for n, v in inputs.items() if n not in ("decoder_input_ids", *TOKEN_LABELS)}
     if not is_text(spec):
         return inputs
     longest = max(LENGTHS[row] for row in rows)

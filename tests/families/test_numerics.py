@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from catalogue import (
+    TOKEN_LABELS,
     Case,
     af_walk,
     belonging,
@@ -81,7 +82,7 @@ def pad(inputs: dict[str, Any], where: str, names: tuple[str, ...], token: int =
 
 
 STEPS = ("states", "actions", "rewards", "returns_to_go", "input_features", "inputs_embeds")  # (batch, steps, numbers)
-TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "global_attention_mask")
+TOKEN_INPUTS = ("input_ids", "attention_mask", "global_attention_mask", *TOKEN_LABELS)
 
 
 @over_catalogue("N1", structure)
@@ -329,7 +330,7 @@ def test_g1_cached_decoding_equals_no_cache(case: Case) -> None:
     inputs = make_inputs(case, batch=2)
     names = spec.embedding.inputs if "time steps" in spec.embedding.gives else (f"{side(spec)}input_ids",)
     new = {name: inputs.pop(name) for name in names if name in inputs}
-    rest = {k: v for k, v in inputs.items() if k != "token_type_ids"}
+    rest = {k: v for k, v in inputs.items() if k not in TOKEN_LABELS}
     T = new[names[0]].shape[1]
     full = run(model, {**rest, **new}, use_cache=False)
     for state in (model.new_state(), model.new_state(2, capacity=3 * T + 3)):
@@ -350,7 +351,7 @@ def test_g1_decoding_goes_on_after_padding(case: Case, where: str) -> None:
         pytest.skip("this model does not write")
     if where == "right" and any(isinstance(part, Window) for _, part in af_walk(spec)):
         pytest.skip("a window counts places, pads among them, as published: behind 32 pads it sees no text")
-    inputs = {k: v for k, v in make_inputs(case, batch=2).items() if k != "token_type_ids"}
+    inputs = {k: v for k, v in make_inputs(case, batch=2).items() if k not in TOKEN_LABELS}
     name, mask_name = f"{side(spec)}input_ids", f"{side(spec)}attention_mask"
     ids = inputs.pop(name)
     prompt, new = ids[:, :6], ids[:, 6:9]
@@ -423,7 +424,7 @@ def compiled_equals_eager(case: Case, model: Any, backend: str) -> None:
 def compiled_steps_equal_eager(case: Case, model: Any, backend: str) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend=backend, dynamic=False)
-    inputs = {k: v for k, v in make_inputs(case).items() if k != "token_type_ids"}
+    inputs = {k: v for k, v in make_inputs(case).items() if k not in TOKEN_LABELS}
     name = f"{side(model.spec)}input_ids"
     ids = inputs.pop(name)
     states = [model.new_state(2, capacity=12) for _ in range(2)]

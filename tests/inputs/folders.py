@@ -180,6 +180,7 @@ FAMILIES: dict[str, Callable[[Path], Any]] = {
     "deit": saved(images("DeiTImageProcessor", size={"height": 16, "width": 16}, crop_size=SMALL)),
     "distilbert": saved(tokenizer("DistilBertTokenizer", word_pieces(BERT))),
     "electra": saved(tokenizer("ElectraTokenizer", word_pieces(BERT))),
+    "ernie": saved(tokenizer("BertTokenizer", word_pieces(BERT))),
     "funnel": saved(tokenizer("FunnelTokenizer", word_pieces(FUNNEL))),
     "gpt2": saved(tokenizer("GPT2Tokenizer", byte_pairs([END]), pad_token=END)),
     "gpt_neox": saved(NEOX),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from anyformer import families
 from anyformer.counting import count
 from anyformer.evaluate.regression import curves as errors
 from anyformer.evaluate.regression import gaussian_process, smoother
@@ -17,14 +20,18 @@ from anyformer.lab.experiments import (
     batch_size,
     larger_learn_from_fewer,
     neighbours,
+    return_asked_and_reached,
     sharing,
     switch_scaling,
     what_tuning_changes,
+    windows_and_pixels,
+    words_and_pictures,
 )
 from anyformer.lab.scale import Point
-from anyformer.lab.trials import Row
+from anyformer.lab.trials import Place, Row
 from anyformer.models.construct import build
 from anyformer.objectives.regress import Regress
+from anyformer.tasks.each.play import answer
 
 SEEDS = range(3)
 
@@ -105,6 +112,35 @@ def sizes(falls: float = 0.5, start: float = 4.0) -> list[Row]:
     ]  # fmt: skip
 
 
+def images(cheaper: float = 0.9, **powers: float) -> list[Row]:
+    """Costs by power of the patches; `cheaper` is the share that a Swin takes of a ViT's operations at the first."""
+    own = {"vit_flops": 2.0, "swin_flops": 1.0, "vit_bytes": 1.0, "swin_bytes": 1.0, "vit_bytes with scores": 2.0,
+           "swin_bytes with scores": 1.0, "vit_seconds": 2.0, "swin_seconds": 1.0} | powers  # fmt: skip
+    return [
+        {"model": name, "side": side, "tokens": side**2,
+         **{field: (cheaper if (name, field) == ("swin", "flops") else 1.0) * (side / 8) ** (2 * own[f"{name}_{field}"])
+            for field in (*windows_and_pixels.COSTS, "seconds")}}
+        for name in windows_and_pixels.MODELS for side in (8, 16, 32)
+    ]  # fmt: skip
+
+
+def played(slope: float = 0.9, short: float = 0.9, cloned: float = 100.0) -> list[Row]:
+    """What a Decision Transformer reaches of what it is asked for, with the long and the short window; the clone."""
+    slopes = {20: slope, 1: short}
+    return [
+        {"kind": kind, "seed": seed, "window": window, "asked": asked,
+         "reached": cloned if kind == "cloned" else 100 + (slopes[window] if seed == 2 else 0.9) * (asked - 100)}
+        for kind, seed, window in product(return_asked_and_reached.KINDS, SEEDS, return_asked_and_reached.WINDOWS)
+        for asked in return_asked_and_reached.ASKED
+    ]  # fmt: skip
+
+
+def named(last: float = 0.6) -> list[Row]:
+    """The share of new pairs that are named rightly with the last seed."""
+    return [{"pairs": part, "seed": seed, "name": last if (part, seed) == ("unseen", 2) else 0.9, "colour": 0.9,
+             "shape": 0.9} for part, seed in product(words_and_pictures.PARTS, SEEDS)]  # fmt: skip
+
+
 @pytest.mark.parametrize(("experiment", "rows", "false"), [
     (switch_scaling, switch, [{"last": 2.1}, {"cost": 106}, {"middle": 2.05}, {"middle": 1.5}]),
     (batch_or_layer_norm, norms, [{"other": 0.99}, {"large": 0.25}]),
@@ -115,6 +151,12 @@ def sizes(falls: float = 0.5, start: float = 4.0) -> list[Row]:
     ]),
     (batch_size, batches, [{"larger": 1.01}, {"best": 2e-3}]),
     (larger_learn_from_fewer, sizes, [{"falls": 0.3}, {"falls": 0.0}, {"start": 9.0}]),
+    (return_asked_and_reached, played, [{"slope": -0.1}, {"short": 0.0}, {"cloned": 470.0}]),
+    (windows_and_pixels, images, [
+        {"cheaper": 1.1}, {"vit_flops": 1.8}, {"swin_flops": 1.1}, {"vit_bytes": 1.1}, {"swin_bytes": 1.1},
+        {"vit_bytes with scores": 1.8}, {"swin_bytes with scores": 1.1},
+    ]),
+    (words_and_pictures, named, [{"last": 0.49}]),
 ], ids=lambda value: getattr(value, "__name__", "").rpartition(".")[2])  # fmt: skip
 def test_a_false_claim_fails(experiment: Any, rows: Callable[..., list[Row]], false: list[dict[str, Any]]) -> None:
     assert experiment.claim(rows()).holds
@@ -177,6 +219,50 @@ def test_tokens_needed_lie_between_two_evaluations() -> None:
     needed = larger_learn_from_fewer.tokens_needed
     assert needed(curve, 2.5) == pytest.approx(10**2.5) and needed(curve, 5.0) == 10
     assert needed(curve, 1.9) == float("inf")
+
+
+def test_a_pole_is_balanced_for_as_long_as_in_gymnasium() -> None:
+    """The same answers from the same start states keep the pole up for as long in its own CartPole-v1."""
+    gymnasium: Any = pytest.importorskip("gymnasium")
+    config = {**return_asked_and_reached.CONFIG, "hidden_size": 16, "n_layer": 1}
+    model = build(families.find("decision_transformer").read(config), seed=0).eval()
+    asked, states = np.array([20.0, 500.0, 100.0]), np.random.default_rng(1000).uniform(-0.05, 0.05, (3, 4))
+    world, reached = gymnasium.make("CartPole-v1").unwrapped, []
+    for row, request in enumerate(asked):
+        world.reset(seed=0)
+        world.state, ended, now = tuple(states[row]), False, 0
+        seen: dict[str, list[np.ndarray]] = {"states": [], "actions": [], "returns_to_go": []}
+        while not ended:
+            seen["states"].append(np.array(world.state)[None])
+            seen["actions"].append(np.zeros((1, 2)))
+            seen["returns_to_go"].append(np.array([[(request - now) / 500]]))
+            taken = answer(model, {name: each[-20:] for name, each in seen.items()}, now).argmax(-1)
+            seen["actions"][-1] = np.eye(2)[taken]
+            ended, now = world.step(int(taken[0]))[2], now + 1
+        reached.append(now)
+    assert return_asked_and_reached.balance(model, asked, 20, 500.0, 500).tolist() == reached
+
+
+def test_a_name_is_right_if_colour_and_shape_are() -> None:
+    rows = [
+        {"colour": "red", "shape": "star", "unseen": 1},
+        {"colour": "red", "shape": "ring", "unseen": 1},
+        {"colour": "blue", "shape": "ring", "unseen": 1},
+        {"colour": "blue", "shape": "star", "unseen": 0},
+    ]
+    unseen, seen = words_and_pictures.shares_right(["red star", "red star", "red star", "blue star"], rows)
+    assert seen == {"pairs": "seen", "name": 1.0, "colour": 1.0, "shape": 1.0}
+    assert [unseen[what] for what in ("name", "colour", "shape")] == pytest.approx([1 / 3, 2 / 3, 1 / 3])
+
+
+def test_a_window_sees_its_own_patches(tmp_path: Path) -> None:
+    """The real counts of four sizes hold; a Swin that is a ViT does not."""
+    place = Place(tmp_path, tmp_path, "cpu")
+    rows = [{**trial.values, **row} for trial in windows_and_pixels.trials([224, 448, 896], 0)
+            for row in windows_and_pixels.work(trial.values, place)]  # fmt: skip
+    assert windows_and_pixels.claim(rows).holds
+    same = {row["side"]: row for row in rows if row["model"] == "vit"}
+    assert not windows_and_pixels.claim([{**same[row["side"]], "model": row["model"]} for row in rows]).holds
 
 
 # -- smooth functions -------------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from anyformer.look.trace import trace
 from anyformer.models.construct import build
 from anyformer.specs.codec import kinds
 from anyformer.specs.part import Part
+from anyformer.train.start import setup
 
 Curves = dict[str, list[tuple[float, float]]]
 
@@ -201,6 +202,24 @@ def test_answers_stand_where_they_are_asked_for() -> None:
         assert (False in starts) is selective
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_most_texts_of_a_row_are_whole(seed: int, tmp_path: Path) -> None:
+    """Wherever a row begins, as seeds do differently: the last answer of most texts is learnt with its letter."""
+    texts, rows = recall.palindromes(40, 5, 4, seed=0), list[str]()
+
+    class Untrained(Place):
+        def train(self, run: Any, *callbacks: Any, name: str = "run") -> Any:
+            trainer = setup(run, tmp_path / "run", device="cpu", records=tmp_path / "records")
+            with trainer.feed(0) as steps:
+                rows.extend(trainer.tokenizer.decode(ids) for ids in next(iter(steps)).batches[0]["input_ids"].tolist())
+
+    place = Untrained(tmp_path / "trial", tmp_path / "shared", "cpu")
+    spec = transformer_and_recurrence.model_spec("transformer", 16, recall.row_length(texts[0]))
+    recall.train_on(place, "texts", texts, spec, {"steps": 2, "batch": 8, "seed": seed}, lr=1e-3)
+    assert len(rows) == 2
+    assert all(sum(text in texts for text in row.split("<|endoftext|>")) >= recall.TEXTS - 1 for row in rows)
+
+
 def test_answers_that_are_right_are_counted() -> None:
     """By a model that says "b" wherever it is."""
 
@@ -326,7 +345,7 @@ def test_a_transformer_reads_at_once_and_recalls(wrong: dict[str, Any], holds: b
     ({"state": 1.0}, False), ({"bytes": 1.0}, False), ({"flops": 1.1}, False),
 ])  # fmt: skip
 def test_mamba_chooses_what_it_keeps(wrong: dict[str, float], holds: bool) -> None:
-    right = {"selective-s4": 0.3, "selective-mamba": 1.0, "plain-s4": 1.0, "plain-mamba": 0.5}
+    right = {"selective-s4": 0.3, "selective-mamba": 1.0, "plain-s4": 1.0}
     rows: list[dict[str, Any]] = []
     for name, share in right.items():
         task, kind = name.split("-")

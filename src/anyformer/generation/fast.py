@@ -91,7 +91,7 @@ def read_prompt(
     plain = stepper.use_cache and not (stepper.source or stepper.wants_hidden or stepper.pair or stepper.chunk)
     if more < ENOUGH:
         recordings(model).short[rows, capacity] += 1
-    if not plain or rows * bucket > MOST_TOKENS or stepper.segments is not None:
+    if not plain or rows * bucket > MOST_TOKENS or stepper.labels:
         return None
     if why_unwanted(model, rows, capacity, more, compiled) or model_obstacle(model, max_length):
         return None
@@ -162,7 +162,7 @@ def recording_key(
     capacity: int,
     compiled: bool,
     state: State | None = None,
-    segments: bool = False,
+    labels: tuple[str, ...] = (),
 ) -> Any:
     """What a recording depends on. Without a state: that of a text without pads inside it, and without a memory."""
     tensors = [*model.parameters(), *model.buffers()]
@@ -173,7 +173,7 @@ def recording_key(
         BACKEND,
         model.kernel,
         state is None or state.holes is None,
-        segments,
+        labels,
         None if state is None or state.memory is None else state.memory.shape,
         state is None or state.memory_padding is None,
         tuple((tensor.data_ptr(), tensor.dtype, tensor._version if compiled else 0) for tensor in tensors),
@@ -184,7 +184,7 @@ def find_recording(stepper: Stepper, capacity: int, compiled: bool) -> DecodeRec
     """The recording that fits this text: one made before, or a new one."""
     model, state = stepper.model, stepper.state
     assert state is not None
-    key = recording_key(model, stepper.rows, capacity, compiled, state, stepper.segments is not None)
+    key = recording_key(model, stepper.rows, capacity, compiled, state, tuple(stepper.labels))
     kept = recordings(model)
     if key not in kept:
         # the oldest go; what states hold between two texts is never more than the weights, or little
@@ -220,7 +220,7 @@ class DecodeRecording:
         self.model, self.prefix = stepper.model, stepper.prefix
         device, rows = self.model.device, stepper.rows
         self.state = State.allocate(self.model, rows, capacity=capacity)
-        names = [f"{self.prefix}input_ids", *(() if stepper.segments is None else ("token_type_ids",))]
+        names = [f"{self.prefix}input_ids", *stepper.labels]
         self.buffers = Buffers(
             {name: torch.zeros(rows, 1, dtype=torch.long, device=device) for name in names},
             torch.zeros(rows, capacity, dtype=torch.long, device=device),
@@ -313,8 +313,8 @@ class DecodeRecording:
         buffers = self.buffers
         assert stepper.state is not None
         self.state.adopt(stepper.state)
-        if stepper.segments is not None:
-            buffers.inputs["token_type_ids"].copy_(stepper.segments[:, -1:])
+        for name, labels in stepper.labels.items():
+            buffers.inputs[name].copy_(labels[:, -1:])
         buffers.count.zero_()
         buffers.broken.zero_()
         return self.state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -81,7 +82,8 @@ def prompt_of(model: TransformerModule, inputs: dict[str, Any], s: Settings) -> 
     ids, mask, embeds = rest.pop("input_ids", None), rest.pop("attention_mask", None), rest.pop("inputs_embeds", None)
     if ids is None:
         ids = torch.zeros(embeds.shape[0], 0, dtype=torch.long, device=embeds.device)
-    return dataclasses.replace(align_prompt(ids, mask, embeds, rest, "attention_mask"), read=read)
+    aligned = align_prompt(ids, mask, embeds, rest, "attention_mask", model.spec.embedding.token_labels)
+    return dataclasses.replace(aligned, read=read)
 
 
 def guess_mask(ids: Tensor, s: Settings) -> Tensor | None:
@@ -92,7 +94,14 @@ def guess_mask(ids: Tensor, s: Settings) -> Tensor | None:
     return None if mask is None or not bool(mask.any(1).all()) else mask.long()
 
 
-def align_prompt(ids: Tensor, mask: Tensor | None, embeds: Tensor | None, rest: dict[str, Any], name: str) -> Prompt:
+def align_prompt(
+    ids: Tensor,
+    mask: Tensor | None,
+    embeds: Tensor | None,
+    rest: dict[str, Any],
+    name: str,
+    token_labels: Sequence[str] = (),
+) -> Prompt:
     read = ids if embeds is None else embeds
     if mask is not None:
         if mask.shape != read.shape[:2]:
@@ -104,8 +113,8 @@ def align_prompt(ids: Tensor, mask: Tensor | None, embeds: Tensor | None, rest: 
         return Prompt(ids, ids, None, embeds, rest)
     moved = align_right(ids, mask) if ids.shape == mask.shape else ids  # of vectors there may be no ids
     embeds = None if embeds is None else align_right(embeds, mask)
-    segments = {n: align_right(v, mask) for n, v in rest.items() if n == "token_type_ids"}
-    return Prompt(ids, moved, align_right(mask, mask), embeds, {**rest, **segments})
+    labels = {n: align_right(rest[n].expand(mask.shape), mask) for n in token_labels if n in rest}
+    return Prompt(ids, moved, align_right(mask, mask), embeds, {**rest, **labels})
 
 
 def decoder_prompt(model: TransformerModule, inputs: dict[str, Any], s: Settings) -> Prompt:

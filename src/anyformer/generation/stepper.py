@@ -30,6 +30,11 @@ def align_right(ids: Tensor, mask: Tensor) -> Tensor:
     return ids.gather(1, order if ids.dim() == 2 else order[..., None].expand_as(ids))
 
 
+def extend(labels: Tensor, length: int) -> Tensor:
+    """Labels (B, T) of a prompt for a row of this length: what is written has the label of the prompt's last token."""
+    return torch.cat((labels, labels[:, -1:].expand(-1, max(length - labels.shape[1], 0))), dim=1)
+
+
 class Stepper:
     """A model, what it read, and what it remembers."""
 
@@ -39,7 +44,8 @@ class Stepper:
         self.model, self.source = model, dict(source)
         self.pair = model.spec.pair  # an encoder read the source
         self.prefix = "decoder_" if self.pair else ""
-        self.segments: Tensor | None = self.source.pop("token_type_ids", None) if not self.pair else None
+        names = () if self.pair else model.spec.embedding.token_labels
+        self.labels = {name: self.source.pop(name) for name in names if name in self.source}  # (B, T) each
         self.use_cache, self.chunk = use_cache and model.remembers, chunk
         self.state: State | None = None
         self.mask: Tensor | None = None  # (B, T) of the decoder's row; None when nothing is padded
@@ -103,9 +109,7 @@ class Stepper:
         n = tokens.shape[1]
         if self.mask is not None and self.length:
             self.mask = F.pad(self.mask, (0, n), value=True)
-        if self.segments is not None:  # what is written belongs to the segment that the prompt ended in
-            more = max(self.length + n - self.segments.shape[1], 0)
-            self.segments = torch.cat((self.segments, self.segments[:, -1:].expand(-1, more)), dim=1)
+        self.labels = {name: extend(labels, self.length + n) for name, labels in self.labels.items()}
         if self.recording is not None and n == keep == 1:
             self.length += 1
             return self.recording.read(tokens[:, 0])[:, None]
@@ -129,8 +133,7 @@ class Stepper:
             if self.state is not None and self.state.capacity is not None:  # a static state wants the whole row
                 row = F.pad(row, (0, self.state.capacity - row.shape[1]), value=True)
             inputs[f"{self.prefix}attention_mask"] = row
-        if self.segments is not None:
-            inputs["token_type_ids"] = self.segments[:, self.length - given.shape[1] : self.length]
+        inputs |= {n: v[:, self.length - given.shape[1] : self.length] for n, v in self.labels.items()}
         if self.model.predicts_by_position:
             inputs = self.model.embedding.ask_next(inputs)
         shown = OutputCollector(self.model.shows, ("output_hidden_states",), None) if self.wants_hidden else None
@@ -178,8 +181,7 @@ class Stepper:
         self.length -= count
         if self.mask is not None:
             self.mask = self.mask[:, : self.length]
-        if self.segments is not None:
-            self.segments = self.segments[:, : self.length]
+        self.labels = {n: v[:, : self.length] for n, v in self.labels.items()}
         if self.read_ids is not None:
             self.read_ids = self.read_ids[:, :-count]
         if self.embeds is not None:
@@ -190,7 +192,8 @@ class Stepper:
         if self.state is not None:
             self.state.reorder(rows, same_memory)
         self.rows = rows.shape[0]
-        for name in ("mask", "segments", "read_ids", "embeds", "hidden"):
+        self.labels = {n: v.index_select(0, rows) for n, v in self.labels.items()}
+        for name in ("mask", "read_ids", "embeds", "hidden"):
             value = getattr(self, name)
             setattr(self, name, None if value is None else value.index_select(0, rows))
         if not same_memory:
@@ -209,10 +212,13 @@ class Stepper:
         mask = torch.cat([F.pad(own, (length - own.shape[1], 0), value=False) for own in real])
         if self.state is not None:
             self.state = State.concatenate([each.state for each in every if each.state is not None])
-        for name in ("segments", "read_ids"):
-            held = [getattr(each, name) for each in every]
-            if all(each is not None for each in held):
-                setattr(self, name, torch.cat([F.pad(each, (length - each.shape[1], 0)) for each in held]))
+
+        def end_together(rows: list[Tensor]) -> Tensor:
+            return torch.cat([F.pad(row, (length - row.shape[1], 0)) for row in rows])
+
+        self.labels = {name: end_together([each.labels[name] for each in every]) for name in self.labels}
+        if self.read_ids is not None:
+            self.read_ids = end_together([each.read_ids for each in every if each.read_ids is not None])
         for name, first in list(self.source.items()):
             values = [each.source[name] for each in every]
             longest = max(value.shape[1] for value in values)
@@ -230,9 +236,8 @@ class Stepper:
             self.state.trim(count)
         self.length -= count
         self.mask = boolean_mask(self.mask[:, count:])
-        for name in ("segments", "read_ids"):
-            value = getattr(self, name)
-            setattr(self, name, None if value is None else value[:, count:])
+        self.labels = {n: v[:, count:] for n, v in self.labels.items()}
+        self.read_ids = None if self.read_ids is None else self.read_ids[:, count:]
 
     def repeat(self, times: int) -> None:
         """Every row `times` times, one copy after the other."""

@@ -27,7 +27,7 @@ KINDS = {
     "bart": "BartTokenizer", "bert": "BertTokenizer", "distilbert": "BertTokenizer", "t5": "T5Tokenizer",
     "mt5": "MT5Tokenizer", "umt5": "T5Tokenizer", "llama": "LlamaTokenizer", "mistral": "LlamaTokenizer",
     "mixtral": "LlamaTokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "marian": "MarianTokenizer",
-    "fsmt": "FSMTTokenizer", "electra": "ElectraTokenizer", "mamba": "GPTNeoXTokenizer",
+    "fsmt": "FSMTTokenizer", "electra": "ElectraTokenizer", "ernie": "BertTokenizer", "mamba": "GPTNeoXTokenizer",
     "rwkv": "GPTNeoXTokenizer", "mamba2": "GPTNeoXTokenizer",
     "m2m_100": "M2M100Tokenizer", "longformer": "LongformerTokenizer", "switch_transformers": "T5Tokenizer",
     "whisper": "WhisperTokenizer", "wav2vec2": "Wav2Vec2CTCTokenizer", "wav2vec2-conformer": "Wav2Vec2CTCTokenizer",
@@ -36,7 +36,7 @@ KINDS = {
     "albert": "AlbertTokenizer", "big_bird": "BigBirdTokenizer", "clip": "CLIPTokenizer",
     "gpt_neox": "GPTNeoXTokenizer", "openai-gpt": "OpenAIGPTTokenizer", "reformer": "ReformerTokenizer",
     "deberta": "DebertaTokenizer", "deberta-v2": "DebertaV2Tokenizer", "xlnet": "XLNetTokenizer",
-    **dict.fromkeys(("linformer", "dmca", "limoe", "reka", "vatt", "reserve"), ""),  # published without
+    **dict.fromkeys(("linformer", "dmca", "limoe", "reka", "vatt", "reserve", "etc"), ""),  # published without
 }  # fmt: skip
 
 END = "<|endoftext|>"

@@ -13,6 +13,12 @@ from anyformer.train.trainer import Trainer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 BLANK, ASK = ".", "|"  # a token that says nothing, and that after which the answer comes
+TEXTS = 4  # in a row: rows begin anywhere in a text, and with one in each, none would ever be whole
+
+
+def row_length(text: str) -> int:
+    """Tokens of a row, an end token after each text."""
+    return TEXTS * (len(text) + 1)
 
 
 def draw_letters(draw: np.random.Generator, number: int, size: int, letters: int) -> np.ndarray:
@@ -40,7 +46,7 @@ def copies(number: int, size: int, letters: int, blanks: int, seed: int, selecti
 
 
 def train_on(place: Place, name: str, texts: list[str], spec: Model, values: Values, lr: float) -> Trainer:
-    """A row of a batch is one text and the end token."""
+    """A batch has as many tokens as `values["batch"]` texts."""
     data = Data(train=place.texts(name, lambda: texts))
     run = training(
         name,
@@ -48,8 +54,8 @@ def train_on(place: Place, name: str, texts: list[str], spec: Model, values: Val
         data,
         place.device,
         steps=values["steps"],
-        batch=values["batch"],
-        length=len(texts[0]) + 1,
+        batch=values["batch"] // TEXTS,
+        length=row_length(texts[0]),
         lr=lr,
         seed=values["seed"],
     )

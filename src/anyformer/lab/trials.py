@@ -31,6 +31,7 @@ from anyformer.train.progress import Metrics
 from anyformer.train.run import Run
 from anyformer.train.start import setup
 from anyformer.train.trainer import Callback, Trainer
+from anyformer.weights.manifest import atomic_folder
 
 Values = dict[str, Any]  # JSON values
 Row = dict[str, Any]
@@ -74,6 +75,17 @@ class Place:
             if not path.is_file():
                 write(path, "\n".join(make()) + "\n")
         return TextFiles(path=str(path), unit="line")
+
+    def data(self, name: str, make: Callable[[Path], object]) -> str:
+        """Generated data: the folder `name` of a shared data folder, which the first trial makes. Returns the data
+        folder, as recipes take it."""
+        home = self.shared / "generated"
+        home.mkdir(parents=True, exist_ok=True)
+        with FileLock(home / f".{name}.lock"):
+            if not (home / name).is_dir():
+                with atomic_folder(home / name) as made:
+                    make(made)
+        return str(home)
 
 
 Work = Callable[[Values, Place], list[Row]]  # a module-level function, so that other processes can import it

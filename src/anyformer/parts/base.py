@@ -34,6 +34,7 @@ class Embedding(Part):
 
     inputs: ClassVar[tuple[str, ...]] = ()
     input_kinds: ClassVar[Mapping[str, Kind]] = {}  # of inputs that are not common (runtime/inputs.py)
+    token_labels: ClassVar[tuple[str, ...]] = ()  # inputs (B, T) that label each token: its segment, its language
     by_position: ClassVar[bool] = False  # can be asked for the token at any position: see OrderedText
     hides: ClassVar[bool] = True  # tokens hidden by attention_mask are visible to no token
 

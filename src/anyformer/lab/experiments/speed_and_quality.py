@@ -16,7 +16,7 @@ import torch
 from anyformer.counting import count
 from anyformer.counting.forward import forward_cost
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.recall import answer_accuracy, palindromes, train_on
+from anyformer.lab.recall import answer_accuracy, palindromes, row_length, train_on
 from anyformer.lab.runs import LANGUAGE, each_loss, mean, writer
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
@@ -102,8 +102,8 @@ def work(values: Values, place: Place) -> list[Row]:
     length = 2 * values["size"] + 1
     number = values["steps"] * values["batch"] // 2
     halves = zip(palindromes(number, *shape, seed=0), language_texts(number, length, seed=0))
-    spec = model_spec(name, width, length + 1)
     texts = [text for both in halves for text in both]
+    spec = model_spec(name, width, row_length(texts[0]))
     trainer = train_on(place, "both", texts, spec, values, lr=min(0.15 / width, 3e-3))
     row: Row = {"recall": mean(answer_accuracy(trainer, palindromes(ASKED, *shape, seed=1)))}
     ids = [trainer.tokenizer.encode(text) for text in language_texts(ASKED, length, seed=1)]

@@ -1,10 +1,12 @@
 """State spaces: S4, the same at every token, cannot choose what it keeps; Mamba can, and reads a million tokens.
 
 Two layers of S4 or of Mamba learn to copy letters after a stretch of blanks. Where the letters stand first, their
-distances are fixed and both can learn it; where they stand anywhere among the blanks, a model must choose by the token
+distances are fixed and S4 can learn it; where they stand anywhere among the blanks, a model must choose by the token
 what goes into its state [Gu and Dao 2023, section 4.1.1]. A small Mamba then reads 2^20 tokens in pieces through its
 decoding state: the bytes of the state and the most bytes that live at once are added up for every piece, and the
-operations of a pass are counted (`counting/forward.py`). Processor time is measured and not judged.
+operations of a pass are counted (`counting/forward.py`). Processor time is measured and not judged. Texts of a few
+blanks fit into the state of S4 whole, and the layers above it find the letters there: the small form is too short for
+the claim (docs/results/lab.md).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import torch
 from anyformer.counting.forward import forward_cost
 from anyformer.counting.step import Live
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.recall import answer_accuracy, copies, train_on
+from anyformer.lab.recall import answer_accuracy, copies, row_length, train_on
 from anyformer.lab.runs import mean, writer
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
@@ -36,12 +38,13 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"width": 16, "steps": 2, "batch": 4, "size": 2, "blanks": 3, "tokens": 2**12}),
-    "small": Form(3, 1, {"width": 32, "steps": 400, "batch": 32, "size": 6, "blanks": 18, "tokens": 2**20, "seeds": 3}),
+    "small": Form(3, 1, {"width": 32, "steps": 700, "batch": 32, "size": 3, "blanks": 13, "tokens": 2**20, "seeds": 3}),
     "full": Form(
         240, 8, {"width": 64, "steps": 8000, "batch": 64, "size": 16, "blanks": 240, "tokens": 2**22, "seeds": 3}
     ),
 }
 KINDS, TASKS = ("s4", "mamba"), ("selective", "plain")
+RUNS = (("selective", "s4"), ("selective", "mamba"), ("plain", "s4"))
 LETTERS, ASKED, PIECE = 8, 256, 2**11
 
 
@@ -51,15 +54,14 @@ def trials(width: int, steps: int, batch: int, size: int, blanks: int, tokens: i
         Trial("longest-text", {"tokens": tokens}),
         *(
             Trial(f"{task}-{kind}-seed-{seed}", {"task": task, "kind": kind, **same, "seed": seed})
-            for task in TASKS
-            for kind in KINDS
+            for task, kind in RUNS
             for seed in range(seeds)
         ),
     ]
 
 
 def model_spec(kind: str, width: int, length: int, depth: int = 2, states: int = 16) -> Model:
-    op = S4() if kind == "s4" else SelectiveState(width=2 * width, states=states)
+    op = S4(gated=False) if kind == "s4" else SelectiveState(width=2 * width, states=states)
     return writer(width, depth, 1, length, {"embedding.position": None, "decoder.layers.attention.op": op}, scaled=True)
 
 
@@ -69,8 +71,8 @@ def work(values: Values, place: Place) -> list[Row]:
     selective = values["task"] == "selective"
     shape = values["size"], LETTERS, values["blanks"]
     texts = copies(values["steps"] * values["batch"], *shape, seed=0, selective=selective)
-    spec = model_spec(values["kind"], values["width"], len(texts[0]) + 1)
-    trainer = train_on(place, values["task"], texts, spec, values, lr=0.16 / values["width"])
+    spec = model_spec(values["kind"], values["width"], row_length(texts[0]))
+    trainer = train_on(place, values["task"], texts, spec, values, lr=0.32 / values["width"])
     return [{"accuracy": mean(answer_accuracy(trainer, copies(ASKED, *shape, seed=1, selective=selective)))}]
 
 
@@ -111,7 +113,7 @@ def exponent(rows: Sequence[Row], field: str) -> float:
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
-    right = {(task, kind): accuracies(rows, task, kind) for task in TASKS for kind in KINDS}
+    right = {(task, kind): accuracies(rows, task, kind) for task, kind in RUNS}
     longest = [row for row in rows if "read" in row]
     flat = len({row["state"] for row in longest}) == 1 and len({row["bytes"] for row in longest}) == 1
     chooses = min(right["selective", "mamba"]) >= 0.95 and max(right["selective", "s4"]) <= 0.6

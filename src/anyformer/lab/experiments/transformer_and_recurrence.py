@@ -18,7 +18,7 @@ import torch
 
 from anyformer.counting.forward import forward_cost
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.recall import answer_accuracy, palindromes, train_on
+from anyformer.lab.recall import answer_accuracy, palindromes, row_length, train_on
 from anyformer.lab.runs import mean, processor_seconds, writer
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
@@ -38,7 +38,7 @@ FORMS = {
         1,
         {
             "width": 48,
-            "steps": 300,
+            "steps": 200,
             "batch": 32,
             "size": 16,
             "letters": 8,
@@ -51,7 +51,7 @@ FORMS = {
         6,
         {
             "width": 256,
-            "steps": 3000,
+            "steps": 2000,
             "batch": 128,
             "size": 64,
             "letters": 16,
@@ -86,7 +86,7 @@ def work(values: Values, place: Place) -> list[Row]:
         return [cost(values["kind"], values["width"], length, place.device) for length in values["lengths"]]
     shape = values["size"], values["letters"]
     texts = palindromes(values["steps"] * values["batch"], *shape, seed=0)
-    spec = model_spec(values["kind"], values["width"], len(texts[0]) + 1)
+    spec = model_spec(values["kind"], values["width"], row_length(texts[0]))
     trainer = train_on(place, "palindromes", texts, spec, values, lr=min(0.15 / values["width"], 3e-3))
     right = answer_accuracy(trainer, palindromes(ASKED, *shape, seed=1))
     return [{"distance": 2 * i + 2, "accuracy": share} for i, share in enumerate(right)]

@@ -97,6 +97,7 @@ class TextEmbedding(Embedding, sees="itself"):
         "token_type_ids",
         "document_ids",
     )
+    token_labels: ClassVar[tuple[str, ...]] = ("token_type_ids",)
 
     tokens: Tokens
     position: AbsolutePosition | None = None
@@ -152,7 +153,8 @@ class TextEmbeddingModule(nn.Module):
         at = {step: site.width if i > widened else self.width for i, step in enumerate(part.order)}
         self.tokens = part.tokens.build(site.child("tokens"))
         self.position = part.position.build(site.child("position", width=at["position"])) if part.position else None
-        self.segments = nn.Embedding(part.segments, at["segments"]) if part.segments else None
+        self.segment_width = at["segments"]
+        self.segments = nn.Embedding(part.segments, self.segment_width) if part.segments else None
         self.norm = part.norm.build(site.child("norm", width=at["norm"])) if part.norm else None
         project = part.tokens.width is not None
         self.project = nn.Linear(self.width, site.width, bias=part.project_bias) if project else None
@@ -186,7 +188,7 @@ class TextEmbeddingModule(nn.Module):
             ctx = numbering.renumber(ctx)
         for step in self.part.order:
             if step == "segments":
-                x = self.add_segments(x, inputs.get("token_type_ids"))
+                x = self.add_segments(x, inputs)
             elif step == "position" and self.position is not None:
                 x = add_position(self.position, x, ctx)
             elif step == "norm" and self.norm is not None:
@@ -199,7 +201,8 @@ class TextEmbeddingModule(nn.Module):
             x = x.masked_fill(~ctx.tokens[..., None], 0)
         return x, ctx
 
-    def add_segments(self, x: Tensor, kinds: Tensor | None) -> Tensor:
+    def add_segments(self, x: Tensor, inputs: dict[str, Any]) -> Tensor:
+        kinds = inputs.get("token_type_ids")
         check_shape("token_type_ids", kinds, tuple(x.shape[:2]), (1, x.shape[1]))
         if self.segments is not None:
             return x + (self.segments.weight[0] if kinds is None else self.segment_vectors(kinds))

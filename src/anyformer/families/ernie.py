@@ -1,0 +1,53 @@
+"""ERNIE [Sun et al. 2019]: BERT that learned to fill in whole phrases and names; from ERNIE 2.0 on [Sun et al. 2020]
+each token also has a vector for the task it is read for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyformer.families.base.family import Size
+from anyformer.families.base.fields import Absent, Field
+from anyformer.families.base.template import Config, Entry
+from anyformer.families.bert import BERT, LARGE
+from anyformer.models import Model
+from anyformer.parts.embedding.labelled_text import TaskText
+from anyformer.specs.addresses import value_at
+
+
+def add_tasks(spec: Model, value: bool, c: Config) -> Model:
+    if not value:
+        return spec
+    embedding = dict(value_at(spec, "embedding").items())
+    return spec.replace(embedding=TaskText(tasks=c.task_type_vocab_size, **embedding))
+
+
+def tasks(spec: Any) -> int:
+    if not isinstance(spec.embedding, TaskText):
+        raise Absent
+    return spec.embedding.tasks
+
+
+CLASSES = {
+    name.replace("Bert", "Ernie").replace("LMHeadModel", "ForCausalLM"): each for name, each in BERT.classes.items()
+}
+SECOND = {"type_vocab_size": 4, "use_task_id": True}
+OF_BERT = "as large as BERT; the paper prints no count of its own"
+
+ERNIE = BERT.but(
+    name="ernie",
+    about="encoders for text that know the task they read for, and decoders made of them",
+    classes=CLASSES,
+    config={
+        "use_task_id": Entry(False, lambda spec: isinstance(spec.embedding, TaskText), build=add_tasks),
+        "task_type_vocab_size": Field(3, tasks),
+    },
+    weights={"~embeddings.task_type_embeddings": "embedding.tasks"},
+    prefix="ernie.",
+    sizes={
+        "ernie-1.0-base": Size({"vocab_size": 18000, "max_position_embeddings": 513, "hidden_act": "relu"}),
+        "ernie-2.0-base": Size(SECOND, 110e6, OF_BERT),
+        "ernie-2.0-large": Size({**LARGE, **SECOND}, 340e6, OF_BERT),
+    },
+)
+
+FAMILIES = (ERNIE,)

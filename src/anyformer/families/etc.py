@@ -1,0 +1,74 @@
+"""ETC [Ainslie et al. 2020]: BERT whose first tokens are global and see all, while the rest of a long text sees a
+radius; positions are labels of pairs. transformers has no class of it: there are descriptions, saved in our own form,
+and config fields are named as BERT's. Global and long tokens share all weights but the vectors of labels, where the
+paper also has feed-forwards of their own."""
+
+from __future__ import annotations
+
+from anyformer.families import bert
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import Field
+from anyformer.families.base.template import Class, Weights
+from anyformer.families.shared import encoder
+from anyformer.models import Model
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.attention.etc import GlobalLocalVectors
+from anyformer.parts.embedding.segments import SegmentedText
+from anyformer.parts.embedding.text import Tokens
+from anyformer.runtime.mask import Global, Mask, Window
+from anyformer.specs.addresses import edit, value_at
+
+OP = "encoder.layers.attention.op"
+
+
+def mask(radius: int, first: int) -> Mask:
+    """A token sees `radius` tokens on each side and the global ones; those see all."""
+    return Window(size=radius + 1, ahead=True) | Global(first=first)
+
+
+def radius(spec: Model) -> int:
+    return int(value_at(spec, f"{OP}.mask").masks[0].size - 1)
+
+
+def weights(spec: Model) -> Weights:
+    raise ValueError("no files of an etc are published; load a folder that anyformer saved (spec.json)")
+
+
+SMALL = {
+    "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512,
+    "max_position_embeddings": 528, "num_global_tokens": 16, "type_vocab_size": 16, "local_radius": 16,
+}  # fmt: skip
+ETC = Family(
+    name="etc",
+    about="encoders for long and structured texts: global tokens, and a radius for the rest",
+    template=edit(
+        bert.TEMPLATE,
+        {
+            "embedding": SegmentedText(
+                tokens=Tokens(vocab_size=30522, padding_index=0), segments=230, norm=encoder.NORM, dropout=0.1
+            ),
+            "length": 4326,
+            OP: Attention(num_heads=12, dropout=0.1, mask=mask(84, 230), position=GlobalLocalVectors(first=230)),
+        },
+    ),
+    classes={"": Class(bert.LM)},
+    config={
+        **encoder.CONFIG,
+        "max_position_embeddings": "length",
+        "local_radius": Field(84, radius),
+        "num_global_tokens": f"{OP}.position.first",
+        "relative_pos_max_distance": f"{OP}.position.reach",
+    },
+    computed={
+        "head.unused_bias": lambda c: not c.tie_word_embeddings,
+        f"{OP}.mask": lambda c: mask(c.local_radius, c.num_global_tokens),
+    },
+    weights=weights,
+    checks=(encoder.check,),
+    sizes={
+        "etc-base": Size({}, note="texts of 4096 behind 230 global tokens, a radius of 84"),
+        "etc-tiny": Size(SMALL, note="a size of our own: 16 global tokens and a radius of 16"),
+    },
+)
+
+FAMILIES = (ETC,)

@@ -1,0 +1,162 @@
+"""Return asked and reached: a Decision Transformer balances a pole for as long as it is asked to; a clone cannot.
+
+Both learn from the same CartPole episodes of a random, a medium and an expert policy, in windows of 20 steps, the clone
+without returns [Chen et al. 2021]. Each then plays from new start states and sees the last 20 steps, or the last one
+alone. The clone is judged with the 20 steps, which show whose episode it continues; one state does not, and how the
+clone does with it is told and not judged.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from anyformer import families
+from anyformer.data.generated.cartpole import LONGEST, has_fallen, push, write_episodes
+from anyformer.lab.experiment import Form, Verdict
+from anyformer.lab.runs import mean
+from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.look import figures
+from anyformer.models import TransformerModule
+from anyformer.recipes.cartpole import CONFIG
+from anyformer.recipes.cartpole import run as cartpole
+from anyformer.specs.codec import override
+from anyformer.tasks.each.play import answer
+
+CLAIM = (
+    "with either window and every seed, the return asked for and that reached by a Decision Transformer correlate by "
+    "at least 0.7 over all episodes; with the long window, asked for the most, it reaches more than behaviour cloning"
+)
+FORMS = {
+    "tiny": Form(0.2, 0.1, {"width": 16, "depth": 1, "steps": 2, "episodes": 60, "plays": 2, "longest": 20}),
+    "small": Form(3, 1, {"width": 48, "depth": 2, "steps": 500, "plays": 6, "seeds": 3}),
+    "full": Form(60, 8, {"width": 128, "depth": 3, "steps": 3000, "plays": 20, "seeds": 5}),
+}
+KINDS, WINDOWS, ASKED = ("asked", "cloned"), (20, 1), (20.0, 100.0, 200.0, 300.0, 400.0, 500.0)
+FOLDER = "offline_rl_expert"
+
+
+def trials(
+    width: int, depth: int, steps: int, plays: int, episodes: int = 600, longest: int = LONGEST, seeds: int = 1
+) -> list[Trial]:
+    same = {"width": width, "depth": depth, "steps": steps, "plays": plays, "episodes": episodes, "longest": longest}
+    return [
+        Trial(f"{kind}-seed-{seed}", {"kind": kind, **same, "seed": seed}) for kind in KINDS for seed in range(seeds)
+    ]
+
+
+def work(values: Values, place: Place) -> list[Row]:
+    write = partial(write_episodes, seed=0, progress=lambda done, total: None, count=values["episodes"])
+    shape = {"hidden_size": values["width"], "n_layer": values["depth"]}
+    steps, asks = values["steps"], values["kind"] == "asked"
+    run = override(
+        cartpole(place.data(FOLDER, write)),
+        {
+            "model": families.find("decision_transformer").read({**CONFIG, **shape}),
+            "objective.asks": asks,
+            "batch.examples": 32,
+            "steps": steps,
+            "schedule.warmup": max(steps // 20, 1),
+            "seed": values["seed"],
+            "evaluate.every": steps,
+            "keep.every": steps,
+            "keep.best": False,
+        },
+    )
+    trainer = place.train(run)
+    requests = np.repeat(ASKED if asks else ASKED[-1:], values["plays"])
+    rows: list[Row] = []
+    with trainer.eval_mode():
+        for window in WINDOWS:
+            scale = 500.0 if asks else float("inf")  # the clone has only seen returns of 0
+            won = balance(trainer.model, requests, window, scale, values["longest"])
+            rows += [{"window": window, "asked": a, "reached": r} for a, r in zip(requests.tolist(), won.tolist())]
+    return rows
+
+
+def balance(model: TransformerModule, asked: np.ndarray, window: int, scale: float, longest: int) -> np.ndarray:
+    """(N,) returns asked for -> (N,) reached: steps until each pole falls, from start states that differ."""
+    states = np.random.default_rng(1000).uniform(-0.05, 0.05, (len(asked), 4))
+    seen: dict[str, list[np.ndarray]] = {"states": [], "actions": [], "returns_to_go": []}
+    won, going = np.zeros(len(asked)), np.ones(len(asked), bool)
+    for now in range(longest):
+        seen["states"].append(states)
+        seen["actions"].append(np.zeros((len(asked), 2)))
+        seen["returns_to_go"].append((asked - won)[:, None] / scale)
+        taken = answer(model, {name: each[-window:] for name, each in seen.items()}, now).argmax(-1)
+        seen["actions"][-1] = np.eye(2)[taken]
+        won += going
+        states = push(states, taken)
+        going &= ~has_fallen(states)
+        states[~going] = 0.0  # an ended episode stands still
+        if not going.any():
+            break
+    return won
+
+
+# -- what it shows ----------------------------------------------------------------------------------------------------
+
+
+def correlation(rows: Sequence[Row]) -> float:
+    """Of the return asked for with that reached; 0 where all reach the same."""
+    reached = [row["reached"] for row in rows]
+    return statistics.correlation([row["asked"] for row in rows], reached) if len({*reached}) > 1 else 0.0
+
+
+def chosen(rows: Sequence[Row], kind: str, window: int) -> list[Row]:
+    return [row for row in rows if (row["kind"], row["window"]) == (kind, window)]
+
+
+def of_seeds(rows: Sequence[Row], kind: str, window: int) -> list[list[Row]]:
+    own = chosen(rows, kind, window)
+    return [[row for row in own if row["seed"] == seed] for seed in sorted({row["seed"] for row in own})]
+
+
+def most(rows: Sequence[Row]) -> float:
+    """Mean return where the most is asked for."""
+    return mean([row["reached"] for row in rows if row["asked"] == ASKED[-1]])
+
+
+def claim(rows: Sequence[Row]) -> Verdict:
+    rises = {window: [correlation(each) for each in of_seeds(rows, "asked", window)] for window in WINDOWS}
+    best = {
+        (kind, window): [most(each) for each in of_seeds(rows, kind, window)] for kind in KINDS for window in WINDOWS
+    }
+    long = WINDOWS[0]
+    more = [asked - cloned for asked, cloned in zip(best["asked", long], best["cloned", long], strict=True)]
+    return Verdict(
+        min(map(min, rises.values())) >= 0.7 and min(more) > 0,
+        {
+            **{f"correlation, {window} steps seen": text(each) for window, each in rises.items()},
+            **{f"reached, {kind}, {window} steps seen": text(each, 1) for (kind, window), each in best.items()},
+            **{
+                f"reached when asked for {asked:g}, {long} steps seen": mean(
+                    [row["reached"] for row in chosen(rows, "asked", long) if row["asked"] == asked]
+                )
+                for asked in ASKED
+            },
+        },
+    )
+
+
+def text(values: Sequence[float], digits: int = 2) -> str:
+    return ", ".join(f"{value:.{digits}f}" for value in values)
+
+
+def plot(rows: Sequence[Row]) -> Any:
+    figure, axes = figures.new(2, 1, 11, 4.5)
+    for axis, window in zip(axes[0], WINDOWS, strict=True):
+        own = chosen(rows, "asked", window)
+        axis.plot((0, 500), (0, 500), color="#777777", linewidth=0.8, label="as asked")
+        axis.plot([row["asked"] for row in own], [row["reached"] for row in own], "o", alpha=0.3, label="an episode")
+        means = [mean([row["reached"] for row in own if row["asked"] == asked]) for asked in ASKED]
+        axis.plot(ASKED, means, color="C0", label="mean")
+        axis.axhline(most(chosen(rows, "cloned", window)), color="C1", label="cloned, mean")
+        axis.set(xlabel="return asked for", title=f"return reached, {window} steps seen")
+        axis.legend(frameon=False, fontsize=8)
+        axis.grid(alpha=0.3)
+    return figure

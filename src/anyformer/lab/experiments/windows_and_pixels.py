@@ -1,0 +1,110 @@
+"""Windows and pixels: what a larger image costs a ViT, whose patches all see each other, and a Swin with windows.
+
+Four layers each, of width 96 on patches of 4 x 4 pixels; the Swin has windows of 7 x 7 and halves the grid after two
+layers (the first half of Swin-T). Operations and the most bytes that live at once are counted on the meta device
+(`counting/forward.py`): no other work of the machine changes them, and no seed. Attention is counted as one kernel, and
+its memory also with the scores kept. An exponent is the slope between the two largest images, on logarithms, over
+patches: 1 is linear, 2 quadratic. Processor time is measured on smaller images, and not judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from anyformer import families
+from anyformer.counting.forward import forward_cost
+from anyformer.lab.experiment import Form, Verdict
+from anyformer.lab.experiments.efficient_attention import exponent
+from anyformer.lab.runs import processor_seconds
+from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.look import figures
+from anyformer.models import Model
+from anyformer.models.construct import build
+
+CLAIM = (
+    "with the number of patches the operations of a ViT grow with an exponent of at least 1.9, those of a Swin with at "
+    "most 1.05, and so does memory where scores are kept; a kernel that keeps none makes the memory of both linear (at "
+    "most 1.05); at every size the Swin takes fewer operations"
+)
+FORMS = {
+    "tiny": Form(0.1, 0.1, {"sides": [56, 112], "timed": 56}),
+    "small": Form(1, 0.5, {"sides": [112 * 2**n for n in range(5)], "timed": 448}),
+    "full": Form(8, 1, {"sides": [112 * 2**n for n in range(6)], "timed": 896}),
+}
+PATCH, WIDTH, HEADS, WINDOW = 4, 96, 3, 7
+
+
+def vit(side: int) -> Model:
+    shape = {"hidden_size": WIDTH, "num_hidden_layers": 4, "num_attention_heads": HEADS, "intermediate_size": 4 * WIDTH}
+    config = {"architectures": ["ViTModel"], "image_size": side, "patch_size": PATCH, **shape}
+    return families.find("vit").read(config)
+
+
+def swin(side: int) -> Model:
+    shape = {"embed_dim": WIDTH, "depths": [2, 2], "num_heads": [HEADS, 2 * HEADS], "window_size": WINDOW}
+    config = {"architectures": ["SwinModel"], "image_size": side, "patch_size": PATCH, **shape}
+    return families.find("swin").read(config)
+
+
+MODELS: dict[str, Callable[[int], Model]] = {"vit": vit, "swin": swin}
+COSTS = {"flops": "operations", "bytes": "memory", "bytes with scores": "memory with scores kept"}
+
+
+def trials(sides: list[int], timed: int) -> list[Trial]:
+    return [
+        Trial(f"{name}-{side}", {"model": name, "side": side, "tokens": (side // PATCH) ** 2, "timed": side <= timed})
+        for name in MODELS
+        for side in sides
+    ]
+
+
+def work(values: Values, place: Place) -> list[Row]:
+    side = values["side"]
+    spec = MODELS[values["model"]](side)
+    cost, scores = (forward_cost(spec, values["tokens"], fused=fused) for fused in (True, False))
+    row: Row = {"flops": cost.flops, "bytes": cost.bytes, "bytes with scores": scores.bytes}
+    if values["timed"]:
+        model = build(spec, seed=0).to(place.device).eval()
+        image = torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(0)).to(place.device)
+        with torch.no_grad():
+            row["seconds"] = processor_seconds(lambda: model(image), place.device, times=1)
+    return [row]
+
+
+# -- what it shows ----------------------------------------------------------------------------------------------------
+
+
+def claim(rows: Sequence[Row]) -> Verdict:
+    found = {(name, field): exponent(rows, name, field) for name in MODELS for field in (*COSTS, "seconds")}
+    square = min(found["vit", "flops"], found["vit", "bytes with scores"])
+    linear = max(*(found["swin", field] for field in COSTS), found["vit", "bytes"])
+    operations = {(row["model"], row["side"]): row["flops"] for row in rows}
+    ratios = {side: operations["vit", side] / flops for (name, side), flops in operations.items() if name == "swin"}
+    names = {**COSTS, "seconds": "time"}
+    return Verdict(
+        square >= 1.9 and linear <= 1.05 and min(ratios.values()) > 1,
+        {
+            **{f"exponent of {names[field]}, {name}": e for (name, field), e in found.items() if not math.isnan(e)},
+            **{f"operations of the ViT / of the Swin, {side} x {side}": ratio for side, ratio in ratios.items()},
+        },
+    )
+
+
+def plot(rows: Sequence[Row]) -> Any:
+    figure, axes = figures.new(3, 1, 15, 4.5)
+    drawn = (("flops",), ("bytes", "bytes with scores"), ("seconds",))
+    titles = ("operations of a pass", "its highest memory, bytes", "processor time (s)")
+    for axis, fields, title in zip(axes[0], drawn, titles, strict=True):
+        for number, name in enumerate(MODELS):
+            for field, line in zip(fields, ("-", "--")):
+                points = [(row["tokens"], row[field]) for row in rows if row["model"] == name and row.get(field)]
+                label = f"{name}, scores kept" if field == "bytes with scores" else name
+                axis.loglog(*zip(*points), line, marker="o", markersize=3, color=f"C{number}", label=label)
+        axis.set(xlabel="patches", title=title)
+        axis.legend(frameon=False, fontsize=8)
+        axis.grid(alpha=0.3)
+    return figure

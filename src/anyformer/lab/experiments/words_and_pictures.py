@@ -1,0 +1,129 @@
+"""Words and pictures: a small CLIP names pictures of shapes in colours, also pairs that it has never seen together.
+
+Two towers learn from drawn shapes and their captions [Radford et al. 2021]; one pair of colour and shape in eight is
+kept out of training. Then each of new pictures chooses among the names of all 64 pairs ("red star"): no label was ever
+taught. Pictures of the pairs that were kept out can be right only if colour and shape were learnt apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+
+from anyformer import families
+from anyformer.data.generated.drawings import PALETTE, SHAPES, draw_shapes, write_shapes
+from anyformer.lab.experiment import Form, Verdict
+from anyformer.lab.runs import mean
+from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.look import figures
+from anyformer.recipes.shapes import IMAGE, TEXT
+from anyformer.recipes.shapes import run as shapes
+from anyformer.specs.codec import override
+from anyformer.train.trainer import Trainer
+
+NAMES = [f"{colour} {shape}" for colour, shape in product(PALETTE, SHAPES)]
+CHANCE = 1 / len(NAMES)
+CLAIM = (
+    f"with every seed, at least a half of the pictures of pairs that were kept out of training choose their name among "
+    f"all {len(NAMES)} (chance: {100 * CHANCE:.1f} %)"
+)
+FORMS = {
+    "tiny": Form(0.2, 0.1, {"width": 16, "depth": 1, "steps": 2, "pictures": 200, "asked": 40}),
+    "small": Form(3, 1, {"width": 64, "depth": 2, "steps": 600, "pictures": 4000, "asked": 2000, "seeds": 3}),
+    "full": Form(60, 6, {"width": 192, "depth": 4, "steps": 4000, "pictures": 20000, "asked": 8000, "seeds": 5}),
+}
+PARTS = ("unseen", "seen")  # pairs of colour and shape
+
+
+def trials(width: int, depth: int, steps: int, pictures: int, asked: int, seeds: int = 1) -> list[Trial]:
+    same = {"width": width, "depth": depth, "steps": steps, "pictures": pictures, "asked": asked}
+    return [Trial(f"seed-{seed}", {**same, "seed": seed}) for seed in range(seeds)]
+
+
+def work(values: Values, place: Place) -> list[Row]:
+    width, steps = values["width"], values["steps"]
+    write = partial(write_shapes, seed=0, progress=lambda done, total: None, count=values["pictures"])
+    tower = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": values["depth"]}
+    config = {"text_config": TEXT | tower, "vision_config": IMAGE | tower, "projection_dim": width}
+    run = override(
+        shapes(place.data("shapes", write)),
+        {
+            "model": families.find("clip").read(config),
+            "steps": steps,
+            "seed": values["seed"],
+            "schedule.warmup": max(steps // 20, 1),
+            "evaluate.every": max(steps // 6, 1),
+            "evaluate.batches": 2,
+            "keep.every": steps,
+            "keep.best": False,
+        },
+    )
+    pictures, rows = draw_shapes(values["asked"], seed=1)
+    return shares_right(choose_names(place.train(run), pictures), rows)
+
+
+def choose_names(trainer: Trainer, pictures: np.ndarray) -> list[str]:
+    """The name that each picture is nearest to."""
+    objective, filler = trainer.objective, trainer.tokenizer.filler
+
+    def collate(examples: list[dict[str, Any]]) -> Any:
+        records: list[Any] = [objective.encode(each, trainer.tokenizer) for each in examples]
+        return objective.collate(records, filler)
+
+    texts = collate([{"image": pictures[0], "text": name} for name in NAMES])
+    said: list[str] = []
+    with trainer.eval_mode():
+        for start in range(0, len(pictures), 200):
+            shown = collate([{"image": each, "text": NAMES[0]} for each in pictures[start : start + 200]])
+            inputs = trainer.to_device({**texts, "pixel_values": shown["pixel_values"]})
+            said += [NAMES[i] for i in trainer.model(**inputs).logits_per_image.argmax(-1).tolist()]
+    return said
+
+
+def shares_right(said: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[Row]:
+    """A row for pictures of unseen pairs, and one for the others: shares with the right name, colour and shape."""
+    found: list[Row] = []
+    for part in PARTS:
+        own = [(name.split(), row) for name, row in zip(said, rows) if row["unseen"] == (part == "unseen")]
+        right = torch.tensor([(colour == row["colour"], shape == row["shape"]) for (colour, shape), row in own]).float()
+        colour, shape = right.mean(0).tolist()
+        found.append({"pairs": part, "name": float(right.prod(1).mean()), "colour": colour, "shape": shape})
+    return found
+
+
+# -- what it shows ----------------------------------------------------------------------------------------------------
+
+
+def shares(rows: Sequence[Row], part: str, field: str = "name") -> list[float]:
+    """Of every seed."""
+    return [row[field] for row in rows if row["pairs"] == part]
+
+
+def claim(rows: Sequence[Row]) -> Verdict:
+    return Verdict(
+        min(shares(rows, "unseen")) >= 0.5,
+        {
+            **{f"right, {part} pairs": ", ".join(f"{each:.3f}" for each in shares(rows, part)) for part in PARTS},
+            **{f"{what} right, unseen pairs": mean(shares(rows, "unseen", what)) for what in ("colour", "shape")},
+            "chance": CHANCE,
+        },
+    )
+
+
+def plot(rows: Sequence[Row]) -> Any:
+    figure, axes = figures.new(2, 1, 9, 4)
+    for axis, part in zip(axes[0], PARTS, strict=True):
+        for place, what in enumerate(("name", "colour", "shape")):
+            own = shares(rows, part, what)
+            axis.bar(place, mean(own), color="#cccccc")
+            axis.plot([place] * len(own), own, "o", color="C0")
+            axis.hlines(CHANCE if what == "name" else CHANCE**0.5, place - 0.4, place + 0.4, "C1", linestyle=":")
+        axis.set_xticks(range(3), ("both", "colour", "shape"))
+        axis.set(title=f"right, {part} pairs; a point a seed, dotted: chance", ylim=(0, 1.05))
+        axis.grid(alpha=0.3)
+    return figure

@@ -1,0 +1,55 @@
+"""ERNIE's tasks: the first where none are given, one for a whole text, and what is written belongs to the last."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from catalogue import every_case, make_inputs, shared
+
+import anyformer as af
+
+MODEL = next(case for case in every_case() if case.id == "ErnieModel")
+WRITER = next(case for case in every_case() if case.id == "ErnieForCausalLM")
+
+
+@torch.no_grad()
+def test_without_labels_the_first_task_and_one_label_for_a_whole_text() -> None:
+    model, ids = shared(MODEL), make_inputs(MODEL)["input_ids"]
+    first, second = torch.zeros_like(ids), torch.tensor([[2], [3]])
+
+    def read(**tasks: torch.Tensor) -> torch.Tensor:
+        return model(input_ids=ids, **tasks).last_hidden_state
+
+    assert torch.equal(read(), read(task_type_ids=first))
+    assert torch.equal(read(task_type_ids=second), read(task_type_ids=second.expand_as(ids).contiguous()))
+    assert not torch.allclose(read(), read(task_type_ids=second), atol=1e-3)
+
+
+def test_labels_that_are_wrong_are_named() -> None:
+    model, ids = shared(MODEL), make_inputs(MODEL)["input_ids"]
+    for bad in (4, -1):
+        with pytest.raises(ValueError, match=rf"task_type_ids: {bad} is none of the 4 tasks"):
+            model(input_ids=ids, task_type_ids=torch.full_like(ids, bad))
+    with pytest.raises(ValueError, match=r"task_type_ids has the shape \(2, 17\).* got \(2, 5\)"):
+        model(input_ids=ids, task_type_ids=ids[:, :5] * 0)
+    with pytest.raises(ValueError, match="task_type_ids are whole numbers"):
+        model(input_ids=ids, task_type_ids=ids * 0.0)
+
+
+@torch.no_grad()
+def test_what_is_written_belongs_to_the_task_the_prompt_ended_in() -> None:
+    """Also where prompts are padded, and where one label stands for the whole text."""
+    model, ids = shared(WRITER), make_inputs(WRITER, length=6)["input_ids"]
+    tasks = torch.randint(0, 4, ids.shape, generator=torch.Generator().manual_seed(1))
+    for labels in (tasks, torch.tensor([[3], [1]])):
+        text, kinds = ids, labels.expand_as(ids)
+        for _ in range(4):
+            logits = model(input_ids=text, task_type_ids=kinds, use_cache=False).logits
+            text = torch.cat((text, logits[:, -1:].argmax(-1)), 1)
+            kinds = torch.cat((kinds, kinds[:, -1:]), 1)
+        options = {"max_new_tokens": 4, "eos_token_id": []}
+        assert torch.equal(af.generate(model, ids, task_type_ids=labels, **options), text)
+        mask, padded = torch.nn.functional.pad(torch.ones_like(ids), (0, 2)), torch.nn.functional.pad(ids, (0, 2))
+        labels = labels if labels.shape[1] == 1 else torch.nn.functional.pad(labels, (0, 2))
+        found = af.generate(model, padded, task_type_ids=labels, attention_mask=mask, **options)
+        assert torch.equal(found[:, -4:], text[:, -4:])

@@ -1,0 +1,88 @@
+"""ETC's four pieces of attention and the labels of its pairs, written out; no class of it is published."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import anyformer as af
+from anyformer import families
+from anyformer.parts.attention.etc import GlobalLocalVectors
+from small import close
+
+GLOBALS, RADIUS, REACH, T = 3, 2, 4, 14
+SMALL = {
+    "vocab_size": 40, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
+    "max_position_embeddings": 64, "num_global_tokens": GLOBALS, "type_vocab_size": GLOBALS, "local_radius": RADIUS,
+    "relative_pos_max_distance": REACH, "initializer_range": 0.5,
+}  # fmt: skip
+OP = "encoder.layers.1.attention.op"
+
+
+def model() -> Any:
+    return af.build(families.find("etc").read(SMALL), seed=0).eval()
+
+
+def text() -> dict[str, Tensor]:
+    """Three global tokens, each of a sentence of its own, and behind them the tokens of these sentences."""
+    ids = torch.randint(1, 40, (2, T), generator=torch.Generator().manual_seed(0))
+    kinds = torch.tensor([[0, 1, 2, *[0] * 5, *[1] * 4, *[2] * 2], [0, 1, 2, *[0] * 2, *[1] * 3, *[2] * 6]])
+    return {"input_ids": ids, "token_type_ids": kinds}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("linked", [True, False])
+def test_four_pieces(linked: bool) -> None:
+    """The weights of a layer from its queries and keys, pair by pair."""
+    made, given = model(), text()
+    kinds = given["token_type_ids"]
+    if not linked:
+        del given["token_type_ids"]
+    run = af.trace(made, keep=[f"{OP}.q", f"{OP}.k", f"{OP}.weights"], **given)
+    q, k = (run[f"{OP}.{name}"].unflatten(-1, (2, 6)).transpose(1, 2) for name in "qk")
+    position = made.get_submodule(f"{OP}.position")
+    scores = torch.full((2, 2, T, T), -torch.inf)
+    for b in range(2):
+        for i in range(T):
+            for j in range(T):
+                of_global, to_global = i < GLOBALS, j < GLOBALS
+                if not of_global and not to_global and abs(i - j) > RADIUS:
+                    continue
+                label = max(-REACH, min(REACH, j - i)) + REACH
+                if of_global != to_global:
+                    label = 2 * REACH + 1 + int(linked and bool(kinds[b, i] == kinds[b, j]))
+                vector = (position.of_global if of_global else position.of_long).weight[label]
+                scores[b, :, i, j] = (q[b, :, i] * (k[b, :, j] + vector)).sum(-1) * 6**-0.5
+    close(run[f"{OP}.weights"], scores.softmax(-1), 1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("widths", [(9, 0), (0, 9)])
+def test_pads_and_packed_documents_change_nothing(widths: tuple[int, int]) -> None:
+    made, given = model(), text()
+    padded = {name: F.pad(tensor, widths) for name, tensor in given.items()}
+    mask = F.pad(torch.ones(2, T, dtype=torch.long), widths)
+    plain = made(**given).logits
+    for made.kernel in ("eager", "sdpa"):
+        close(made(**padded, attention_mask=mask).logits[:, widths[0] : widths[0] + T], plain, 1e-5)
+    packed = {name: tensor.flatten()[None] for name, tensor in given.items()}
+    documents = torch.arange(2).repeat_interleave(T)[None]
+    close(made(**packed, document_ids=documents).logits.view_as(plain), plain, 1e-5)
+
+
+def test_the_named_sizes_and_their_fields() -> None:
+    family, spec = families.find("etc"), families.find("etc").read(SMALL)
+    for name, value in {**SMALL, "local_radius": 5, "num_global_tokens": 4}.items():
+        assert family.fields[name].recover(family.read({**SMALL, name: value})) == value
+    table = 2 * (2 * REACH + 3) * 6
+    plain = af.override(spec, {"encoder.layers.attention.op.position": None})
+    assert af.count(spec).parameters - af.count(plain).parameters == 2 * table
+    assert 4e6 < af.count(af.spec("etc-tiny")).parameters < 5e6
+    position = af.spec("etc-base").encoder.layers.steps["attention"].op.position
+    assert position == GlobalLocalVectors(first=230, reach=12)
+    with pytest.raises(ValueError, match="no files of an etc"):
+        family.rules(spec)
