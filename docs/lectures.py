@@ -127,7 +127,9 @@ def plan_cell(command: str, words: list[str]) -> str:
     plan = json.loads(run(command, "--json"))
     optimal = ", ".join(f"{each['law']} {short(each['parameters'])}" for each in plan["optimal"])
     losses = ", ".join(f"{loss:.2f} by {law}" for law, loss in (plan.get("loss") or {}).items())
-    return f"{plan['compute']:.3g} FLOPs" + f"; loss {losses}" * bool(losses) + f"; best size: {optimal}" * bool(optimal)
+    return (
+        f"{plan['compute']:.3g} FLOPs" + f"; loss {losses}" * bool(losses) + f"; best size: {optimal}" * bool(optimal)
+    )
 
 
 def look_cell(command: str, words: list[str]) -> str:
