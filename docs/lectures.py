@@ -122,8 +122,11 @@ def parts_cell(command: str, words: list[str]) -> str:
 
 def plan_cell(command: str, words: list[str]) -> str:
     plan = json.loads(run(command, "--json"))
-    optimal = ", ".join(f"{each['law']}'s optimum {short(each['parameters'])}" for each in plan["optimal"])
-    return f"{plan['compute']:.3g} FLOPs; {optimal}"
+    optimal = ", ".join(f"{each['law']} {short(each['parameters'])}" for each in plan["optimal"])
+    losses = ", ".join(f"{loss:.2f} by {law}" for law, loss in (plan.get("loss") or {}).items())
+    return (
+        f"{plan['compute']:.3g} FLOPs" + f"; loss {losses}" * bool(losses) + f"; best size: {optimal}" * bool(optimal)
+    )
 
 
 def look_cell(command: str, words: list[str]) -> str:
@@ -164,8 +167,9 @@ def experiment_result(name: str) -> str:
 
     for line in (DOCS / "results" / "lab.md").read_text("utf-8").splitlines():
         if line.startswith(f"| {name} | "):
-            figure = line.split(" | ")[2].replace("**", "").partition(" ([")[0]
-            return f"{figure} ([lab](results/lab.md))"
+            first, *rest = re.split(r"(?<=[;.]) ", line.split(" | ")[2].replace("**", "").partition(" ([")[0])
+            figure = next((first + f" {piece}" for piece in rest[:1] if len(first + piece) < 120), first)
+            return f"{figure.rstrip(';.')} ([lab](results/lab.md))"
     return f"not measured yet; claim: {experiment(name).CLAIM}"
 
 
