@@ -1,4 +1,5 @@
-"""Fill in the last column of docs/lectures.md: `python docs/lectures.py`.
+"""Fill in the last column of docs/lectures.md: `python docs/lectures.py`, or `python docs/lectures.py WORDS` for the rows
+with these words in their command.
 
 Quick commands run here, and their results are written. Results of trainings and experiments are quotations: "figure
 ([page](results/page.md))", where the page must contain the figure ("..." leaves words out). An experiment without a
@@ -16,6 +17,7 @@ import runpy
 import shlex
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,7 +119,8 @@ def parts_cell(command: str, words: list[str]) -> str:
     kinds = json.loads(run(command, "--json"))
     if len(kinds) > 2:
         return f"{len(kinds)} kinds: " + ", ".join(f"`{kind['name']}`" for kind in kinds)
-    return "; ".join(f"`{kind['name']}`: {kind['about']}" for kind in kinds).replace("|", "\\|")
+    told = (f"`{kind['name']}`: {textwrap.shorten(kind['about'], 120, placeholder=' ...')}" for kind in kinds)
+    return "; ".join(told).replace("|", "\\|")
 
 
 def plan_cell(command: str, words: list[str]) -> str:
@@ -187,8 +190,9 @@ def is_quoted(result: str) -> bool:
     return match is not None and all(piece in page for piece in plain(match[1]).split(" ... "))
 
 
-def fill(text: str) -> str:
-    found = {row: row._replace(result=result(row) or row.result) for row in rows(text)}
+def fill(text: str, words: str = "") -> str:
+    """The page with new results, of rows with these words in their command."""
+    found = {row: row._replace(result=words in row.command and result(row) or row.result) for row in rows(text)}
     return "\n".join(str(found[Row(*(cell or "" for cell in match.groups()))]) if (match := ROW.match(line)) else line
                      for line in text.split("\n"))  # fmt: skip
 
@@ -199,7 +203,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
         os.chdir(place)
         try:
-            PAGE.write_text(fill(before), "utf-8")
+            PAGE.write_text(fill(before, " ".join(sys.argv[1:])), "utf-8")
         finally:
             os.chdir(folder)
     for row in rows(PAGE.read_text("utf-8")):

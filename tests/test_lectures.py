@@ -26,6 +26,7 @@ def page_module() -> Any:
 lectures = page_module()
 ROWS = list(lectures.rows(lectures.PAGE.read_text("utf-8")))
 COMMANDS = {row.command: None for row in ROWS if row.command}
+TABLE = [command for command in COMMANDS if command.startswith("python ")]
 LAB = ["--form", "tiny", "--jobs", "1", "--device", "cpu"]
 HERE = ("regression", "--text", "--csv", "--tags")  # trainings whose data every machine has
 
@@ -44,8 +45,11 @@ def smaller(command: str) -> list[str]:
 
 
 def marks(command: str) -> Any:
-    """Experiments are slow, as in tests/lab/test_lab.py."""
-    dear = command.startswith(("anyformer lab run", "anyformer scale"))
+    """Experiments are slow, as in tests/lab/test_lab.py, and so are all rows of Narang's table but one in ten, whose
+    counts tests/lab/test_narang_table.py has."""
+    dear = (
+        command.startswith(("anyformer lab run", "anyformer scale")) or command in TABLE and TABLE.index(command) % 10
+    )
     return pytest.param(command, marks=pytest.mark.slow) if dear else command
 
 
@@ -57,6 +61,9 @@ def test_every_command_runs(command: str, tmp_path: Path, monkeypatch: pytest.Mo
     for name, write in GIVEN.items():
         if name in command:
             write(Path(name))
+    if "runs/books" in command:
+        GIVEN["books"](Path("books"))
+        lectures.run("anyformer train --text books", *SMALLER["train"])
     own = [row for row in ROWS if row.command == command]
     results = [lectures.result(row) for row in own]
     assert [result or row.result for row, result in zip(own, results, strict=True)] == [row.result for row in own], (
