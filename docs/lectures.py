@@ -1,5 +1,5 @@
-"""Fill in the last column of docs/lectures.md: `python docs/lectures.py`, or `python docs/lectures.py WORDS` for the rows
-with these words in their command.
+"""Fill in the last column of docs/lectures.md: `python docs/lectures.py`, or `python docs/lectures.py WORDS` for the
+rows with these words in their command.
 
 Quick commands run here, and their results are written. Results of trainings and experiments are quotations: "figure
 ([page](results/page.md))", where the page must contain the figure ("..." leaves words out). An experiment without a
@@ -192,7 +192,7 @@ def is_quoted(result: str) -> bool:
 
 def fill(text: str, words: str = "") -> str:
     """The page with new results, of rows with these words in their command."""
-    found = {row: row._replace(result=words in row.command and result(row) or row.result) for row in rows(text)}
+    found = {row: row._replace(result=(words in row.command and result(row)) or row.result) for row in rows(text)}
     return "\n".join(str(found[Row(*(cell or "" for cell in match.groups()))]) if (match := ROW.match(line)) else line
                      for line in text.split("\n"))  # fmt: skip
 

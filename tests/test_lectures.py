@@ -47,8 +47,8 @@ def smaller(command: str) -> list[str]:
 def marks(command: str) -> Any:
     """Experiments are slow, as in tests/lab/test_lab.py, and so are all rows of Narang's table but one in ten, whose
     counts tests/lab/test_narang_table.py has."""
-    dear = (
-        command.startswith(("anyformer lab run", "anyformer scale")) or command in TABLE and TABLE.index(command) % 10
+    dear = command.startswith(("anyformer lab run", "anyformer scale")) or (
+        command in TABLE and TABLE.index(command) % 10
     )
     return pytest.param(command, marks=pytest.mark.slow) if dear else command
 
