@@ -72,6 +72,7 @@ OPS: dict[str, dict[str, Any]] = {
     "RoutingAttention": {"num_heads": 4, "clusters": 2, "window": 4, "decay": 1.0},
     "RecurrentAttention": {"num_heads": 4, "segment": 2, "kept": 2, "compressed": 2, "rate": 2},
     "BranchedConvolution": {"left": TAPS, "right": TAPS, "out": TAPS}, "TokenConvolution": {},
+    "LanguageSpecific": {"op": {"kind": "MLP", "width": 8}, "tokens": [5, 6, 7]},
 }  # fmt: skip
 NORMS: dict[str, dict[str, Any]] = {"LayerNorm": {}, "RMSNorm": {}, "ScaleNorm": {}, "UnitNorm": {},
                                     "BatchNorm": {}}  # fmt: skip

@@ -209,7 +209,11 @@ def absolute(draw: Draw, place: Place) -> dict[str, Any]:
 
 def op(draw: Draw, place: Place) -> dict[str, Any]:
     """Any mixer or feed-forward."""
-    names = [name for name in fitting(OPS, place) if not place.nested or name not in ("Windows", "Unused")]
+    names = [
+        name
+        for name in fitting(OPS, place)
+        if not place.nested or name not in ("Windows", "Unused", "LanguageSpecific")
+    ]
     inner = dataclasses.replace(place, nested=place.nested + 1)
     for _ in range(5):
         made = fields(draw, choose(draw, names), inner)
@@ -454,6 +458,8 @@ FIELDS: dict[str, Any] = {
     "Look.bias": st.sampled_from(("qkvo", "", "v")), "Write.count": st.just(ROOM),
     "value_width": st.sampled_from((4, 8)), "Perceiver.rounds": st.integers(1, 2),
     "BranchedConvolution.out": lambda draw, place: fields(draw, "Convolved", place),
+    # one that texts do not have, so that the first op is for what stands before the other
+    "LanguageSpecific.tokens": st.sampled_from(([VOCABULARY, 3], [3])),
 } | grids.FIELDS  # fmt: skip
 
 # -- blocks, stacks, models -------------------------------------------------------------------------------------------

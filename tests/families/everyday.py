@@ -43,6 +43,7 @@ STANDS_FOR: dict[str, str] = {
     "ReformerForQuestionAnswering": "LSH and chunk attention, reversible layers, axial positions, span head",
     "BertForNextSentencePrediction": "pooler, next sentence head",
     "ErnieForMaskedLM": "a vector for the task of each token",
+    "XLMWithLMHeadModel": "a vector for the language of each token",
     "AlbertForPreTraining": "shared layers, sentence order head",
     "DistilBertForMaskedLM-odd": "sines in a position table",
     "DebertaV2ForMultipleChoice-odd": "disentangled attention, token convolution, multiple choice",

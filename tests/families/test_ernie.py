@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from catalogue import every_case, make_inputs, shared
+import torch.nn.functional as F
+from catalogue import close, every_case, make_inputs, shared
 
 import anyformer as af
 
@@ -36,20 +37,22 @@ def test_labels_that_are_wrong_are_named() -> None:
         model(input_ids=ids, task_type_ids=ids * 0.0)
 
 
+@pytest.mark.parametrize("whole", [False, True])
 @torch.no_grad()
-def test_what_is_written_belongs_to_the_task_the_prompt_ended_in() -> None:
-    """Also where prompts are padded, and where one label stands for the whole text."""
+def test_what_is_written_belongs_to_the_task_the_prompt_ended_in(whole: bool) -> None:
+    """Also where prompts are padded, and where one label stands for the whole text: the same scores."""
     model, ids = shared(WRITER), make_inputs(WRITER, length=6)["input_ids"]
-    tasks = torch.randint(0, 4, ids.shape, generator=torch.Generator().manual_seed(1))
-    for labels in (tasks, torch.tensor([[3], [1]])):
-        text, kinds = ids, labels.expand_as(ids)
-        for _ in range(4):
-            logits = model(input_ids=text, task_type_ids=kinds, use_cache=False).logits
-            text = torch.cat((text, logits[:, -1:].argmax(-1)), 1)
-            kinds = torch.cat((kinds, kinds[:, -1:]), 1)
-        options = {"max_new_tokens": 4, "eos_token_id": []}
-        assert torch.equal(af.generate(model, ids, task_type_ids=labels, **options), text)
-        mask, padded = torch.nn.functional.pad(torch.ones_like(ids), (0, 2)), torch.nn.functional.pad(ids, (0, 2))
-        labels = labels if labels.shape[1] == 1 else torch.nn.functional.pad(labels, (0, 2))
-        found = af.generate(model, padded, task_type_ids=labels, attention_mask=mask, **options)
-        assert torch.equal(found[:, -4:], text[:, -4:])
+    tasks = torch.tensor([[3], [1]]) if whole else torch.tensor([[0, 1, 2, 3, 0, 3], [3, 2, 2, 0, 1, 2]])
+    text, kinds, expected = ids, tasks.expand_as(ids), []
+    for _ in range(4):
+        expected.append(model(input_ids=text, task_type_ids=kinds, use_cache=False).logits[:, -1])
+        text, kinds = torch.cat((text, expected[-1].argmax(-1)[:, None]), 1), torch.cat((kinds, kinds[:, -1:]), 1)
+
+    def write(**inputs: torch.Tensor) -> None:
+        found = af.generate(model, **inputs, max_new_tokens=4, eos_token_id=[], return_dict=True)
+        assert torch.equal(found.sequences[:, -4:], text[:, -4:])
+        close(torch.stack(found.scores), torch.stack(expected))
+
+    write(input_ids=ids, task_type_ids=tasks)
+    labels = tasks if whole else F.pad(tasks, (0, 2))
+    write(input_ids=F.pad(ids, (0, 2)), attention_mask=F.pad(torch.ones_like(ids), (0, 2)), task_type_ids=labels)

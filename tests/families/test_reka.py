@@ -73,6 +73,24 @@ def test_towers_are_those_of_their_families() -> None:
         close(made(inputs_embeds=vectors).logits, out.logits)
 
 
+def test_frames_of_a_video_stand_one_behind_the_other() -> None:
+    """A video of three frames is read, and written about, as three pictures in their order."""
+    made, generator = model(), torch.Generator().manual_seed(1)
+    video = torch.randn(2, 3, 3, 16, 16, generator=generator)  # two videos of three frames
+    ids = torch.randint(5, 60, (2, 18), generator=generator)
+    ids[:, 2:14] = 4
+    pictures = torch.stack([video[i, :, frame] for i in range(2) for frame in range(3)])
+    with torch.no_grad():
+        seen, each = made(input_ids=ids, pixel_values=video), made(input_ids=ids, pixel_values=pictures)
+        close(seen.logits, each.logits, 0)
+        backwards = made(input_ids=ids, pixel_values=video.flip(2))
+        assert (backwards.logits[:, -1] - seen.logits[:, -1]).abs().max() > 1e-3
+    options = {"max_new_tokens": 5, "suppress_tokens": [3, 4], "eos_token_id": [], "pad_token_id": 7}
+    written = af.generate(made, input_ids=ids, pixel_values=video, **options)
+    assert torch.equal(af.generate(made, input_ids=ids, pixel_values=pictures, **options), written)
+    assert torch.equal(af.generate(made, input_ids=ids[1:], pixel_values=video[1:], **options)[0], written[1])
+
+
 @pytest.mark.parametrize("where", ["left", "right"])
 def test_n3_n4_neither_pads_nor_other_rows_change_a_text(where: str) -> None:
     made, given = model(), told()

@@ -30,7 +30,8 @@ SHIFTED = {"kind": "Learned", "length": 32, "offset": 1}
 # beside what is swapped in: what looks back a few tokens only, with every way to say where they stand
 MORE: dict[str, dict[str, Any]] = {
     "window": {f"{OP}.mask": WINDOW}, "window, learned": {f"{OP}.mask": WINDOW, ABSOLUTE: part_of(ABSOLUTE, "Learned")},
-    **{f"window, {kind}": {f"{OP}.mask": WINDOW, POSITION: part_of(POSITION, kind)} for kind in SLOTS[POSITION]},
+    **{f"window, {kind}": {f"{OP}.mask": WINDOW, POSITION: part_of(POSITION, kind)} for kind in SLOTS[POSITION]
+       if part_of(POSITION, kind).sees != "all"},
     "memory alone": {OP: part_of(OP, "RecurrentAttention").replace(compressed=0, kept=3)},
     "blocks, rotary": {OP: part_of(OP, "BlockAttention").replace(position=part_of(POSITION, "Rope"))},
     "real tokens are counted": {"embedding.numbering": {"kind": "RealTokens"}, ABSOLUTE: SHIFTED},

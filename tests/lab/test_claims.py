@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,12 @@ from anyformer.evaluate.regression import gaussian_process, smoother
 from anyformer.lab.experiments import (
     batch_or_layer_norm,
     batch_size,
+    images_by_data,
     larger_learn_from_fewer,
     neighbours,
     return_asked_and_reached,
     sharing,
+    speech_from_few_labels,
     switch_scaling,
     what_tuning_changes,
     windows_and_pixels,
@@ -141,6 +144,25 @@ def named(last: float = 0.6) -> list[Row]:
              "shape": 0.9} for part, seed in product(words_and_pictures.PARTS, SEEDS)]  # fmt: skip
 
 
+def by_data(few: float = 0.3, many: float = 0.95) -> list[Row]:
+    """Accuracies of the ViT with the last seed, on the fewest images and on the most."""
+    right = {"resnet": {100: 0.5, 400: 0.8, 1600: 1.0}, "vit": {100: 0.3, 400: 0.6, 1600: 0.95}}
+    last = {("vit", 100): few, ("vit", 1600): many}
+    return [
+        {"kind": kind, "images": size, "seed": seed, "best step": 9, "stopped": True,
+         "accuracy": last.get((kind, size), each) if seed == 2 else each}
+        for kind, own in right.items() for size, each in own.items() for seed in SEEDS
+    ]  # fmt: skip
+
+
+def heard(last: float = 0.5) -> list[Row]:
+    """The share that the pretrained model transcribes with the last seed and the fewest labels."""
+    right = {("pretrained", 50): 0.6, ("scratch", 50): 0.4, ("pretrained", 200): 0.9, ("scratch", 200): 0.95}
+    return [{"kind": kind, "labels": labels, "seed": seed,
+             "right": last if (kind, labels, seed) == ("pretrained", 50, 2) else each}
+            for (kind, labels), each in right.items() for seed in SEEDS]  # fmt: skip
+
+
 @pytest.mark.parametrize(("experiment", "rows", "false"), [
     (switch_scaling, switch, [{"last": 2.1}, {"cost": 106}, {"middle": 2.05}, {"middle": 1.5}]),
     (batch_or_layer_norm, norms, [{"other": 0.99}, {"large": 0.25}]),
@@ -156,6 +178,8 @@ def named(last: float = 0.6) -> list[Row]:
         {"cheaper": 1.1}, {"vit_flops": 1.8}, {"swin_flops": 1.1}, {"vit_bytes": 1.1}, {"swin_bytes": 1.1},
         {"vit_bytes with scores": 1.8}, {"swin_bytes with scores": 1.1},
     ]),
+    (images_by_data, by_data, [{"few": 0.5}, {"many": 0.85}]),
+    (speech_from_few_labels, heard, [{"last": 0.4}, {"last": 0.3}]),
     (words_and_pictures, named, [{"last": 0.49}]),
 ], ids=lambda value: getattr(value, "__name__", "").rpartition(".")[2])  # fmt: skip
 def test_a_false_claim_fails(experiment: Any, rows: Callable[..., list[Row]], false: list[dict[str, Any]]) -> None:
@@ -253,6 +277,20 @@ def test_a_name_is_right_if_colour_and_shape_are() -> None:
     unseen, seen = words_and_pictures.shares_right(["red star", "red star", "red star", "blue star"], rows)
     assert seen == {"pairs": "seen", "name": 1.0, "colour": 1.0, "shape": 1.0}
     assert [unseen[what] for what in ("name", "colour", "shape")] == pytest.approx([1 / 3, 2 / 3, 1 / 3])
+
+
+def test_a_training_ends_when_held_out_images_are_not_read_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts is the accuracy on other images at the best moment, not the best one on them."""
+    pairs = iter([(0.2, 0.9), (0.5, 0.4), (0.5, 0.8), (0.4, 0.8), (0.3, 0.8), (0.5, 1.0)])
+    watch, reasons = images_by_data.Converge(images_by_data.pictures("data", "t10k")), list[str]()
+    watch.parts = [[], []]
+    values = (each for pair in pairs for each in pair)
+    monkeypatch.setattr(images_by_data, "accuracy", lambda trainer, batches: next(values))
+    for step in range(1, 7):
+        assert not reasons
+        trainer: Any = SimpleNamespace(step=step, stop=reasons.append)
+        watch.on_evaluate(trainer, {})
+    assert (watch.accuracy, watch.step) == (0.4, 2) and reasons == ["no better on held-out images"]
 
 
 def test_a_window_sees_its_own_patches(tmp_path: Path) -> None:

@@ -208,6 +208,7 @@ def test_many_workers_write_the_files_of_one(place: Path) -> None:
     (("grid", "run.json", "--set", 'objective={"kind": "Masked"}'), "a model that sees both sides"),
     (("run", "masking-rate", "--form", "tiny", "--data", "nothing.txt"), "nothing.txt: no such file or folder"),
     (("run", "masking-rate", "--form", "tiny", "--data", "empty.txt"), "--data empty.txt: it has no text"),
+    (("run", "images-by-data", "--form", "tiny", "--data", "."), "--data .: no folder fashion_mnist there"),
     (("grid", "run.json", "--set", "steps"), "--set takes PATH=VALUE,VALUE,..., got 'steps'"),
     (("grid", "shakespear"), "did you mean 'shakespeare'?"),
     (("grid", *GRID, "--on", "rays"), "did you mean 'ray'?"),
@@ -365,12 +366,15 @@ def test_every_seed_counts() -> None:
             last = own["seed"] == 2  # the others are as claimed
             far = {"alibi": alibi if last else 1.0, "sinusoidal": sinusoidal if last else 1.5, "learned": None}
             found.append(own | dict.fromkeys(positions.PROPERTIES, own["scheme"] not in positions.ADDED))
+            found[-1] |= dict.fromkeys(positions.LECTURE, own["scheme"] in ("sinusoidal", "rope"))
             found += [own | {"times": 1, "loss": 1.0}, own | {"times": 4, "loss": far.get(own["scheme"], 1.1)}]
         return found
 
     assert positions.claim(schemes()).holds
     assert not positions.claim(schemes(alibi=1.04)).holds and not positions.claim(schemes(sinusoidal=1.05)).holds
     assert positions.claim(schemes()).figures["lost by alibi"] == pytest.approx(0.02 / 3)
+    without = [row | {"linear shift": False} if "linear shift" in row else row for row in schemes()]
+    assert not positions.claim(without).holds
 
 
 def test_pairs_of_sentences() -> None:

@@ -259,9 +259,9 @@ def count(spec: Model) -> Count:
             seen.add((copy, id(module)))
             modules.append((address, module))
             if isinstance(module, PartlyUsed):
-                own = module.named_parameters(address, recurse=False)
+                own = module.named_parameters(address)
                 sizes = [parameter.numel() for name, parameter in own if not spec.owner_of(name)]
                 experts += sum(sizes)
-                idle += sum(round(size * module.unused) for size in sizes)
+                idle += round(sum(sizes) * module.unused)
     remembered = tuple(each for _, each in declarations(model, modules))
     return Count(parts, remembered, experts, idle, tables, fixed, spec)

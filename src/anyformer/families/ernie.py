@@ -7,7 +7,7 @@ from typing import Any
 
 from anyformer.families.base.family import Size
 from anyformer.families.base.fields import Absent, Field
-from anyformer.families.base.template import Config, Entry
+from anyformer.families.base.template import Config, Entry, whole
 from anyformer.families.bert import BERT, LARGE
 from anyformer.models import Model
 from anyformer.parts.embedding.labelled_text import TaskText
@@ -43,6 +43,7 @@ ERNIE = BERT.but(
     },
     weights={"~embeddings.task_type_embeddings": "embedding.tasks"},
     prefix="ernie.",
+    checks=(*BERT.checks, whole("task_type_vocab_size")),
     sizes={
         "ernie-1.0-base": Size({"vocab_size": 18000, "max_position_embeddings": 513, "hidden_act": "relu"}),
         "ernie-2.0-base": Size(SECOND, 110e6, OF_BERT),

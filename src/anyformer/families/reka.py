@@ -1,5 +1,6 @@
-"""Reka's layout [Ormazabal et al. 2024]: a decoder reads what one tower sees and another hears between its tokens. The
-sizes were not published, nor the weights: here are a LLaVA's parts and the encoder of a Whisper beside them, in
+"""Reka's layout [Ormazabal et al. 2024]: a decoder reads what one tower sees and another hears between its tokens.
+Frames of a video are pictures, one behind the other: `pixel_values` may be (videos, channels, frames, height, width).
+The sizes were not published, nor the weights: here are a LLaVA's parts and the encoder of a Whisper beside them, in
 descriptions that are saved in our own form."""
 
 from __future__ import annotations

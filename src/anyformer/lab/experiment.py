@@ -102,7 +102,8 @@ def perform(
     each = experiment(name)
     if data is not None and "data" not in inspect.signature(each.trials).parameters:
         raise ValueError(f"--data: {name} generates its own data; leave --data out")
-    check_data(data)
+    if data is not None:
+        getattr(each, "check_data", check_data)(data)
     given = each.FORMS[form].values | ({} if data is None else {"data": data})
     every = Trials(each.trials(**given), each.work, folder, str(place))
     larger = list(each.FORMS)[list(each.FORMS).index(form) + 1 :]
@@ -137,9 +138,9 @@ def perform(
     return outcome
 
 
-def check_data(path: str | None) -> None:
-    """ValueError if the path has no text, before any trial starts."""
-    if path is not None and not any(row.example for row in TextFiles(path=path, unit="paragraph").raw()):
+def check_data(path: str) -> None:
+    """ValueError if the path has no text, before any trial starts. An experiment with other data has its own."""
+    if not any(row.example for row in TextFiles(path=path, unit="paragraph").raw()):
         raise ValueError(f"--data {path}: it has no text")
 
 

@@ -52,12 +52,17 @@ class TowerModule(nn.Module):
         self.down = nn.Linear(site.width, site.width, bias=part.bias)
 
     def forward(self, given: Tensor, kernel: str, taps: Taps | None) -> Tensor:
-        """(M pictures or sounds, ...) -> (M, N, D)"""
+        """(M pictures or sounds, ...) -> (M, N, D). Videos (M, C, frames, height, width) in the place of pictures are
+        their frames, one behind the other -> (M, frames N, D)"""
+        videos = len(given) if given.dim() == 5 and "an image" in self.part.model.embedding.gives else 0
+        if videos:
+            given = given.transpose(1, 2).flatten(0, 1)
         shown = OutputCollector(self.model.shows, ("output_hidden_states",), taps)
         self.model(Call({self.reads: given}, taps=shown, kernel=kernel))
         states = self.model.collect_outputs(shown)["hidden_states"]
         x = torch.cat([states[layer][:, self.part.skip :] for layer in self.part.layers], dim=-1)
-        return self.down(ACTIVATIONS[self.part.activation](self.up(x)))
+        x = self.down(ACTIVATIONS[self.part.activation](self.up(x)))
+        return x.reshape(videos, -1, x.shape[-1]) if videos else x
 
 
 class TowerInputModel(Model):

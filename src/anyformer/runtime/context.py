@@ -31,6 +31,13 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True)
+class TokenIds:
+    """The ids of the tokens of this call, where it was given ids."""
+
+    ids: Tensor  # (B, T)
+
+
+@dataclasses.dataclass(frozen=True)
 class StackOutputs:
     """Named outputs of the model that a stack computes beside its hidden states (XLNet's `mems`)."""
 

@@ -36,6 +36,9 @@ class Funnel(Backbone, sees="all"):
         for name, stack in (*((f"stages.{i}", stage) for i, stage in enumerate(self.stages)), ("top", self.top)):
             if stack is not None:
                 stack.check_inner(f"Funnel.{name}")
+            for path, part in walk(stack, f"Funnel.{name}"):
+                if "token ids" in part.requires:
+                    raise ValueError(f"{path}: {type(part).__name__} needs a token at each place; a Stack has that")
         for i, stage in enumerate(self.stages[1:] if self.pool.queries_only else (), 1):
             for path, part in walk(stage.layer(0), f"Funnel.stages.{i}.layers.0") if stage.depth else ():
                 if isinstance(part, LatentAttention):

@@ -133,3 +133,5 @@ def test_how_it_starts() -> None:
     assert 0.6 < float((sizes / hippo(4)[1]).mean()) < 1.4  # 16 channels: a mean of 1
     with pytest.raises(ValueError, match="even number, not 3"):
         S4(states=3)
+    with pytest.raises(ValueError, match="above step_high 0.1"):
+        S4(step_low=2.0)

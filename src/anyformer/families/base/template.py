@@ -218,6 +218,16 @@ def divides(part: str, whole: str) -> Callable[[Config], None]:
     return check
 
 
+def whole(name: str) -> Callable[[Config], None]:
+    """A check of a family: a field that no address holds as it is, is a whole number."""
+
+    def check(c: Config) -> None:
+        if type(value := getattr(c, name)) is not int:
+            raise ValueError(f"{name} is {quote(value)}, which is not a whole number")
+
+    return check
+
+
 equal_heads = divides("num_attention_heads", "hidden_size")  # under the names that most families have
 
 

@@ -86,6 +86,8 @@ class S4(Op, sees="past", called=("S4D", "structured state space", "HiPPO")):
     def check(self) -> None:
         at_least(self, 2, "states")
         positive(self, "step_low", "step_high")
+        if self.step_low > self.step_high:
+            raise ValueError(f"S4.step_low is {self.step_low}, above step_high {self.step_high}")
         if self.states % 2:
             raise ValueError(f"states are pairs of conjugate numbers, so an even number, not {self.states}")
 

@@ -1,0 +1,229 @@
+"""Images by data: a ResNet and a ViT that learn from few images, from more, and from many.
+
+Which of eight shapes a drawn picture shows; or which garment, from a folder with fashion_mnist (`--data`). A subset is
+part of every larger one. Each training goes on until its accuracy on held-out images has not risen for PATIENCE
+evaluations, at a constant rate and without augmentation; what counts is the accuracy on other images at its best
+moment. Convolutions know that neighbouring pixels belong together and a ViT must learn it: the lectures say that it
+needs more images for that, and with enough of them is ahead [Dosovitskiy et al. 2021, figure 4]. The second half needs
+more images than there are here, so the claim is the first one and the end of the lead; where they cross, if they do,
+is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anyformer import families
+from anyformer.counting import count
+from anyformer.data import Arrays, Beside, Data, First, Held, JSONLines, Source
+from anyformer.data.generated.drawings import SHAPES, write_shapes
+from anyformer.lab.experiment import Form, Verdict
+from anyformer.lab.runs import mean
+from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.look import figures
+from anyformer.models import Model
+from anyformer.objectives.images import ClassifyImage
+from anyformer.parts.grid.convolution import Convolution, ConvolutionEmbedding
+from anyformer.recipes.fashion_mnist import LABELS, SIDE, pictures
+from anyformer.specs.codec import override
+from anyformer.train.optim import AdamW, Constant
+from anyformer.train.run import Batch, Evaluate, Keep, Run
+from anyformer.train.trainer import Callback, Trainer
+
+CLAIM = (
+    "with every seed the ResNet is more accurate on the fewest images, and on the most its lead has shrunk to at most "
+    "a half of that"
+)
+FORMS = {
+    "tiny": Form(0.2, 0.1, {"sizes": [40, 80], "width": 16, "depth": 1, "steps": 2, "every": 1, "test": 50}),
+    "small": Form(3, 1, {"sizes": [100, 400, 1600], "width": 48, "depth": 2, "steps": 600, "every": 50, "seeds": 3}),
+    "full": Form(
+        600,
+        20,
+        {"sizes": [100, 1000, 10000, 50000], "width": 192, "depth": 6, "steps": 20000, "every": 500, "seeds": 3},
+    ),
+}
+KINDS, PATIENCE = ("resnet", "vit"), 4
+
+
+def trials(
+    sizes: list[int],
+    width: int,
+    depth: int,
+    steps: int,
+    every: int,
+    test: int = 1000,
+    seeds: int = 1,
+    data: str | None = None,
+) -> list[Trial]:
+    """`test` images to stop by, and as many to measure with."""
+    same: Values = {"width": width, "depth": depth, "steps": steps, "every": every, "test": test}
+    same |= {"most": max(sizes), "data": data}
+    return [
+        Trial(f"{kind}-{size}-seed-{seed}", {"kind": kind, "images": size, **same, "seed": seed})
+        for kind in KINDS
+        for size in sizes
+        for seed in range(seeds)
+    ]
+
+
+def check_data(path: str) -> None:
+    if not (Path(path) / "fashion_mnist").is_dir():
+        raise ValueError(f"--data {path}: no folder fashion_mnist there; `anyformer fetch fashion-mnist` makes it")
+
+
+def model_spec(kind: str, width: int, depth: int, side: int, channels: int, labels: Sequence[str]) -> Model:
+    """A ViT with patches of 8 x 8 (4 x 4 where the side asks for it), or a ResNet of three stages."""
+    told = {
+        "id2label": {str(i): name for i, name in enumerate(labels)},
+        "label2id": {n: i for i, n in enumerate(labels)},
+    }
+    if kind == "vit":
+        shape: dict[str, Any] = {
+            "hidden_size": width,
+            "num_hidden_layers": depth,
+            "num_attention_heads": max(width // 16, 1),
+        }
+        image = {"image_size": side, "patch_size": 8 if side % 8 == 0 else 4, "num_channels": channels}
+        vit = {"architectures": ["ViTForImageClassification"], **shape, "intermediate_size": 4 * width, **image}
+        return families.find("vit").read({**vit, **told})
+    first = max(width // 3, 4)
+    stages: dict[str, Any] = {
+        "embedding_size": first,
+        "hidden_sizes": [first, 2 * first, 4 * first],
+        "depths": [max(depth // 2, 1)] * 3,
+    }
+    config: dict[str, Any] = {
+        "architectures": ["ResNetForImageClassification"],
+        "layer_type": "basic",
+        **stages,
+        **told,
+    }
+    stem = ConvolutionEmbedding(layers=(Convolution(stride=2),), pool=None, channels=channels, image_size=(side, side))
+    return override(families.find("resnet").read(config), {"embedding": stem})
+
+
+class Converge(Callback):
+    """Stops where the accuracy on held-out images does not rise, and notes that on other images at its best moment."""
+
+    def __init__(self, test: Source) -> None:
+        self.test, self.held, self.accuracy, self.step, self.waited = test, -1.0, 0.0, 0, 0
+
+    def on_start(self, trainer: Trainer) -> None:
+        encode: Any = trainer.objective.encode
+        tests = [encode(row.example, None) for row in self.test.rows(trainer.objective.columns)]
+        self.parts = [
+            [trainer.objective.collate(each[i : i + 250], 0) for i in range(0, len(each), 250)]
+            for each in (list(trainer.splits.valid), tests)
+        ]
+
+    def on_evaluate(self, trainer: Trainer, scores: dict[str, float]) -> None:
+        held, other = (accuracy(trainer, each) for each in self.parts)
+        self.waited = 0 if held > self.held else self.waited + 1
+        if not self.waited:
+            self.held, self.accuracy, self.step = held, other, trainer.step
+        if self.waited >= PATIENCE:
+            trainer.stop("no better on held-out images")
+
+
+def accuracy(trainer: Trainer, batches: Sequence[Any]) -> float:
+    with trainer.eval_mode(), trainer.autocast():
+        moved = map(trainer.to_device, batches)
+        right = [trainer.model(batch["pixel_values"]).logits.argmax(-1) == batch["labels"] for batch in moved]
+    return float(torch.cat(right).float().mean())
+
+
+def images(values: Values, place: Place) -> tuple[Source, Source, ClassifyImage]:
+    """To learn from, to hold out, and how they are read."""
+    if values["data"] is not None:
+        objective = ClassifyImage(labels=LABELS, image_size=(SIDE, SIDE), mean=(0.2860,), std=(0.3530,))
+        return pictures(values["data"], "train"), pictures(values["data"], "t10k"), objective
+    parts: list[Source] = []
+    for name, seed, number in (("train", 0, values["most"]), ("held-out", 1, 2 * values["test"])):
+        write = partial(write_shapes, seed=seed, progress=lambda done, total: None, count=number)
+        folder = f"{place.data(f'shapes-{name}', write)}/shapes-{name}"
+        drawn = Arrays(path=f"{folder}/shapes32.npz", fields={"image": "images"})
+        told = JSONLines(path=f"{folder}/captions.jsonl.gz", columns={"label": "shape"})
+        parts.append(Beside(sources=(drawn, told)))
+    return parts[0], parts[1], ClassifyImage(labels=tuple(SHAPES), image_size=(32, 32))
+
+
+def work(values: Values, place: Place) -> list[Row]:
+    train, held, objective = images(values, place)
+    side, channels = objective.image_size[0], 1 if values["data"] else 3
+    spec = model_spec(values["kind"], values["width"], values["depth"], side, channels, objective.labels)
+    steps = values["steps"]
+    held = First(source=held, count=2 * values["test"], seed=0)
+    run = Run(
+        name="images-by-data",
+        model=spec,
+        data=Data(train=First(source=train, count=values["images"], seed=0), valid=Held(source=held, one_in=2)),
+        objective=objective,
+        optimizer=AdamW(lr=1e-3, weight_decay=0.05),
+        schedule=Constant(warmup=20),  # nobody knows when it ends
+        batch=Batch(examples=32 if place.device == "cpu" else 128),
+        steps=steps,
+        seed=values["seed"],
+        evaluate=Evaluate(every=values["every"], batches=1, patience=None),
+        keep=Keep(every=steps, last=1, best=False),
+    )
+    watch = Converge(Held(source=held, one_in=2, out=True))
+    trainer = place.train(run, watch)
+    found = {"accuracy": watch.accuracy, "best step": watch.step, "stopped": trainer.step < steps}
+    return [{**found, "parameters": count(spec).parameters, "flops": count(spec).flops(1)}]
+
+
+# -- what it shows ----------------------------------------------------------------------------------------------------
+
+
+def accuracies(rows: Sequence[Row], kind: str) -> dict[int, list[float]]:
+    """images -> accuracy of every seed"""
+    found: dict[int, list[float]] = {}
+    for row in rows:
+        if row["kind"] == kind:
+            found.setdefault(row["images"], []).append(row["accuracy"])
+    return found
+
+
+def claim(rows: Sequence[Row]) -> Verdict:
+    resnet, vit = (accuracies(rows, kind) for kind in KINDS)
+    leads = {size: [a - b for a, b in zip(resnet[size], vit[size], strict=True)] for size in resnet}
+    fewest, *_, most = leads.values()
+    shrinks = all(last <= first / 2 for first, last in zip(fewest, most, strict=True))
+    ahead = [size for size, each in leads.items() if mean(each) < 0]
+    every = {
+        (kind, size): mean(each) for size in leads for kind, each in (("ResNet", resnet[size]), ("ViT", vit[size]))
+    }
+    return Verdict(
+        min(fewest) > 0 and shrinks,
+        {
+            **{f"accuracy, {kind}, {size:,} images": value for (kind, size), value in every.items()},
+            **{
+                f"lead of the ResNet, {size:,} images": ", ".join(f"{e:.3f}" for e in own)
+                for size, own in leads.items()
+            },
+            "they cross at": f"{ahead[0]:,} images" if ahead else "no size tried",
+            "trainings that stopped by themselves": f"{sum(row['stopped'] for row in rows)} of {len(rows)}",
+        },
+    )
+
+
+def plot(rows: Sequence[Row]) -> Any:
+    figure, axes = figures.new(2, 1, 10, 4)
+    for number, (kind, label) in enumerate(zip(KINDS, ("ResNet", "ViT"), strict=True)):
+        found = accuracies(rows, kind)
+        axes[0, 0].plot([*found], [mean(each) for each in found.values()], color=f"C{number}", label=label)
+        points = [(size, value) for size, each in found.items() for value in each]
+        axes[0, 0].plot(*zip(*points), "o", markersize=4, color=f"C{number}")
+        own = [(row["images"], row["best step"]) for row in rows if row["kind"] == kind]
+        axes[0, 1].plot(*zip(*own), "o", markersize=4, color=f"C{number}", label=label)
+    for axis, title in zip(axes[0], ("accuracy on new images, a point a seed", "best step"), strict=True):
+        axis.set(xscale="log", xlabel="images to learn from", title=title)
+        axis.legend(frameon=False)
+        axis.grid(alpha=0.3)
+    return figure

@@ -1,0 +1,141 @@
+"""Speech from few labels: wav2vec 2.0 first listens to digits without labels, then needs few of them.
+
+A small wav2vec 2.0 learns from strings of spoken digits without a word of text, then what a digit is called (CTC) from
+few labelled recordings; another has those labels alone, the same model and as many steps of them
+[Baevski et al. 2020, table 1]. The digits are synthesised. What counts is how many new recordings are transcribed
+rightly; chance is one in ten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from anyformer import families
+from anyformer.data import Data, Held
+from anyformer.data.generated.speech import write_digits
+from anyformer.evaluate import Evaluation
+from anyformer.evaluate.predict import Predictor
+from anyformer.lab.experiment import Form, Verdict
+from anyformer.lab.runs import mean
+from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.look import figures
+from anyformer.recipes.digits_wav2vec import CONFIG
+from anyformer.recipes.digits_wav2vec import run as digits
+from anyformer.recipes.shared.spoken_digits import HELD, recordings, strings
+from anyformer.specs.codec import override
+from anyformer.train.run import Pretrained, Run
+from anyformer.train.trainer import Trainer
+
+CLAIM = (
+    "with every seed and the fewest labels, more new recordings are transcribed rightly after pretraining without "
+    "labels than from scratch"
+)
+FORMS = {
+    "tiny": Form(0.3, 0.1, {"width": 16, "depth": 1, "steps": 2, "tuning": 2, "takes": 10, "one_in": [3]}),
+    "small": Form(
+        3, 1, {"width": 64, "depth": 2, "steps": 800, "tuning": 250, "takes": 30, "one_in": [20], "seeds": 3}
+    ),
+    "full": Form(
+        300, 20, {"width": 192, "depth": 6, "steps": 5000, "tuning": 1500, "takes": 50, "one_in": [40, 10], "seeds": 3}
+    ),
+}
+KINDS = ("pretrained", "scratch")
+
+
+def trials(
+    width: int, depth: int, steps: int, tuning: int, takes: int, one_in: list[int], seeds: int = 1
+) -> list[Trial]:
+    """One recording in `one_in` has a label."""
+    same = {"width": width, "depth": depth, "steps": steps, "tuning": tuning, "takes": takes, "one_in": one_in}
+    return [Trial(f"seed-{seed}", {**same, "seed": seed}) for seed in range(seeds)]
+
+
+def model_spec(architecture: str, width: int, depth: int) -> Any:
+    half = max(width // 2, 16)
+    shape = {"hidden_size": width, "num_hidden_layers": depth, "intermediate_size": 4 * width, "conv_dim": [half] * 5}
+    codes = {"codevector_dim": half, "proj_codevector_dim": half, "num_negatives": 20}
+    return families.find("wav2vec2").read({**CONFIG, **shape, **codes, "architectures": [architecture]})
+
+
+def shortened(run: Run, steps: int, seed: int, **changes: Any) -> Run:
+    """A recipe with other steps; its only checkpoint is the last."""
+    same = {"steps": steps, "seed": seed, "schedule.warmup": max(steps // 10, 1), "batch.examples": 32}
+    kept = {"evaluate.every": steps, "evaluate.metrics": (), "evaluate.batches": 2, "keep.every": steps}
+    return override(run, {**same, **kept, "keep.last": 1, **changes})
+
+
+def work(values: Values, place: Place) -> list[Row]:
+    write = partial(write_digits, seed=0, progress=lambda done, total: None, takes=values["takes"])
+    data, seed = place.data("spoken_digits", write), values["seed"]
+    known, watched, new = recordings(data, least=HELD), recordings(data, 5, HELD - 1), recordings(data, most=4)
+    spec = partial(model_spec, width=values["width"], depth=values["depth"])
+    joined = strings(known, 2000).replace(least=2, most=3)
+    heard = Data(train=joined, valid=joined.replace(source=watched, count=64))
+    changes = {"model": spec("Wav2Vec2ForPreTraining"), "objective.negatives": 20, "objective.span": 5, "data": heard}
+    place.train(shortened(digits(data), values["steps"], seed, **changes), name="pretrained")
+    rows: list[Row] = []
+    for one_in in values["one_in"]:
+        labelled = Held(source=known, one_in=one_in, out=True, stratify="label")
+        for kind in KINDS:
+            first = Pretrained(path=str(place.folder / "pretrained"), architecture="Wav2Vec2ForCTC")
+            run = shortened(
+                digits(data, "digits-wav2vec-tenth" if kind == "pretrained" else "digits-scratch-tenth"),
+                values["tuning"],
+                seed,
+                model=first if kind == "pretrained" else spec("Wav2Vec2ForCTC"),
+                data=Data(train=labelled, valid=watched),
+            )
+            trainer = place.train(run, name=f"{kind}-{one_in}")
+            labels = sum(row.example is not None for row in labelled.rows(("text",)))
+            rows.append({"kind": kind, "labels": labels, "right": share_right(trainer, new)})
+    return rows
+
+
+def share_right(trainer: Trainer, source: Any) -> float:
+    """Of recordings whose transcript is theirs."""
+    evaluation = Evaluation(source, trainer.objective, trainer.tokenizer, ())
+    with trainer.eval_mode():
+        answered = evaluation.ask(Predictor(trainer.model, trainer.tokenizer, trainer.tokenizer.filler, size=64))
+    return mean([float(mine == right) for mine, right in zip(answered.predicted, answered.wanted, strict=True)])
+
+
+# -- what it shows ----------------------------------------------------------------------------------------------------
+
+
+def shares(rows: Sequence[Row], kind: str, labels: int) -> list[float]:
+    """Of every seed."""
+    return [row["right"] for row in rows if (row["kind"], row["labels"]) == (kind, labels)]
+
+
+def numbers(rows: Sequence[Row]) -> list[int]:
+    return sorted({row["labels"] for row in rows})
+
+
+def claim(rows: Sequence[Row]) -> Verdict:
+    found = {(kind, labels): shares(rows, kind, labels) for labels in numbers(rows) for kind in KINDS}
+    few = numbers(rows)[0]
+    gains = [after - before for after, before in zip(found["pretrained", few], found["scratch", few], strict=True)]
+    return Verdict(
+        min(gains) > 0,
+        {
+            **{f"right, {kind}, {n} labels": ", ".join(f"{v:.3f}" for v in own) for (kind, n), own in found.items()},
+            "least gain of a seed": min(gains),
+        },
+    )
+
+
+def plot(rows: Sequence[Row]) -> Any:
+    few, most = numbers(rows)[0], numbers(rows)[-1]
+    figure, axes = figures.new(2, 1, 9, 4, sharey=True)
+    for axis, labels in zip(axes[0], (few, most), strict=True):
+        for place, kind in enumerate(KINDS):
+            own = shares(rows, kind, labels)
+            axis.bar(place, mean(own), color="#cccccc")
+            axis.plot([place] * len(own), own, "o", color="C0")
+        axis.axhline(0.1, color="#777777", linestyle=":")
+        axis.set_xticks(range(len(KINDS)), KINDS)
+        axis.set(title=f"new recordings transcribed, {labels} labels", ylim=(0, 1.05))
+        axis.grid(alpha=0.3)
+    return figure
