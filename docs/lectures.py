@@ -81,7 +81,9 @@ def result(row: Row) -> str | None:
     """What a quick command gives, after running it, or what is known of an experiment; None for all others."""
     command, words = row.command, (shlex.split(row.command) if row.command.startswith("anyformer ") else [])
     quoted, model = QUOTATION.match(row.result), HUB.search(command)
-    if not command or {"--help", "--show"} & {*words} or (model is not None and not Path(model[0]).is_dir()):
+    if not command or {"--help", "--show"} & {*words}:
+        return None
+    if model is not None and not Path(model[0]).is_dir() and "--picture" not in words:
         return None
     if words[1:3] == ["lab", "run"]:
         return None if is_quoted(row.result) else experiment_result(words[3])
@@ -135,7 +137,8 @@ def plan_cell(command: str, words: list[str]) -> str:
 def look_cell(command: str, words: list[str]) -> str:
     from anyformer.look.lectures import PICTURES
 
-    run(command)
+    if (model := HUB.search(command)) is None or Path(model[0]).is_dir():
+        run(command)
     return f"a picture: {PICTURES[words[words.index('--picture') + 1]].about.partition(', or none')[0]}"
 
 
