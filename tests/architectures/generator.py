@@ -209,7 +209,11 @@ def absolute(draw: Draw, place: Place) -> dict[str, Any]:
 
 def op(draw: Draw, place: Place) -> dict[str, Any]:
     """Any mixer or feed-forward."""
-    names = [name for name in fitting(OPS, place) if not place.nested or name not in ("Windows", "Unused", "LanguageSpecific")]
+    names = [
+        name
+        for name in fitting(OPS, place)
+        if not place.nested or name not in ("Windows", "Unused", "LanguageSpecific")
+    ]
     inner = dataclasses.replace(place, nested=place.nested + 1)
     for _ in range(5):
         made = fields(draw, choose(draw, names), inner)
