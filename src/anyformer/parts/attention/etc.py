@@ -22,7 +22,7 @@ class GlobalLocalVectors(
     sees="itself",
     called=("ETC", "Extended Transformer Construction", "global-local attention", "structured input"),
 ):
-    """A learned vector a label of a pair, added to the keys; global queries have one table, others another. Two global tokens
+    """A learned vector a label, added to the keys; global queries have one table, all others another. Two global tokens
     are labelled by their distance, and so are two others; a global token and another by whether they are of one segment
     (`token_type_ids` that a SegmentedText reads), which links a global token to its sentence. With the mask
     `Window(size=radius + 1, ahead=True) | Global(first=...)` an Attention has ETC's four pieces [Ainslie et al. 2020].
