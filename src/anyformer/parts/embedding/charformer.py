@@ -22,9 +22,10 @@ from anyformer.specs.part import Site
 class SubwordBlocks(
     TextEmbedding, sees="all", called=("Charformer", "GBST", "gradient-based subword tokenization", "soft subwords")
 ):
-    """Characters as a TextEmbedding reads them, then a convolution, then blocks of 1, 2, ... `blocks` characters side
-    by side, each the mean of what is in it. At every character a softmax of one learned score a block chooses among the
-    blocks that it is in, and each `downsample` characters leave as their mean [Tay et al. 2021]."""
+    """Characters become subwords that are learned (GBST) [Tay et al. 2021]. They are read as by a TextEmbedding and
+    convolved; blocks of 1, 2, ... `blocks` of them, side by side, are each the mean of what is in it. At every
+    character a softmax of one learned score a block mixes the blocks that it is in, and each `downsample` characters
+    leave as their mean."""
 
     blocks: int = 4  # M, the largest block
     kernel: int = 5  # of the convolution before the blocks; 0: none
