@@ -119,6 +119,7 @@ NECKS: dict[str, dict[str, Any]] = {
 TEXTS: dict[str, dict[str, Any]] = {
     "TextEmbedding": {}, "GlobalTextEmbedding": {"global_tokens": "first"}, "SegmentedText": {},
     "BlockTextEmbedding": {"block_size": 2, "random_blocks": 1}, "SubwordBlocks": {"blocks": 3, "downsample": 1},
+    "TaskText": {}, "LanguageText": {"languages": 2},
 }  # fmt: skip
 SLOTS: dict[str, dict[str, dict[str, Any]]] = {
     "decoder.layers.attention.op.mask": MASKS, "decoder.layers.attention.op": OPS,

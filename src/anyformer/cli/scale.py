@@ -102,7 +102,8 @@ def run(options: argparse.Namespace) -> None:
     folder = Path(options.out or f"runs/scale/{options.name}")
     largest, *others = scale.trials(**values)  # the dearest first
     scale.check_number([(trial.values["parameters"], trial.values["tokens"]) for trial in others])
-    check_data(options.data)
+    if options.data is not None:
+        check_data(options.data)
     trials = Trials([largest, *others], scale.work, folder, str(device))
     jobs = default_jobs(device.type, options.jobs)
     if trials.remaining:
