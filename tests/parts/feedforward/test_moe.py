@@ -127,6 +127,27 @@ def test_a_switch_drops_who_comes_too_late() -> None:
         assert [bool(row.any()) for row in out[0]] == [True, True, False, True, True, False, True]
 
 
+@pytest.mark.parametrize("router", [Switch(capacity=2, limit="batch"), GShard(capacity=2, limit="batch", threshold=0)])
+@torch.no_grad()
+def test_a_limit_of_all_texts_together(router: Switch | GShard) -> None:
+    """In training, B * capacity tokens an expert, the first tokens of all texts before the second ones, without pads;
+    afterwards no limit, so that no text depends on those beside it."""
+    module = made(MoE(num_experts=3, router=router, expert=MLP(width=9)))
+    x, padding = torch.randn(B, T, D, generator=torch.Generator().manual_seed(3)), torch.ones(B, T, dtype=torch.bool)
+    padding[1, 5:] = False
+    chosen = (x @ module.router.weight.T).topk(router.top_k, dim=-1).indices
+    kept = module.train().router(x, context(padding=padding)).experts.view(B, T, router.top_k) < 3
+    taken, dropped = [0, 0, 0], 0
+    for t in range(T):
+        for b in (b for b in range(B) if padding[b, t]):
+            for k, e in enumerate(chosen[b, t].tolist()):
+                taken[e] += 1
+                assert bool(kept[b, t, k]) == (taken[e] <= 2 * B)
+                dropped += taken[e] > 2 * B
+    assert dropped
+    assert (module.eval().router(x, context(padding=padding)).experts < 3).all()
+
+
 @pytest.mark.parametrize("capacity", [0, 2, 3, 20])
 @torch.no_grad()
 def test_two_experts_with_capacity(capacity: int) -> None:

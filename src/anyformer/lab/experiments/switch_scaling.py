@@ -1,8 +1,8 @@
 """Switch scaling: more experts behind the Switch router mean a lower loss at equal FLOPs a token.
 
 Every token goes to one expert, whose weight is its softmax; an expert takes 1.25 times its fair share of the tokens of
-a text and the rest get nothing from this layer; a loss asks for equal shares [Fedus et al. 2021]. `experts` is the same
-without a capacity and with a sigmoid, and has the texts: 32 artificial languages, more than one expert holds.
+a batch and the rest get nothing from this layer; a loss asks for equal shares [Fedus et al. 2021]. `experts` is the
+same without a capacity and with a sigmoid, and has the texts: 32 artificial languages, more than one expert holds.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def switch_model(experts: int, width: int, depth: int) -> Model:
     """A decoder with so many experts in every layer; one of them is an ordinary feed-forward."""
     if experts == 1:
         return writer(width, depth, 4, LENGTH, scaled=True)
-    router = Switch(capacity=math.ceil(CAPACITY * LENGTH / experts), jitter=0.01)
+    router = Switch(capacity=math.ceil(CAPACITY * LENGTH / experts), limit="batch", jitter=0.01)
     expert = MLP(width=4 * width, activation="gelu_tanh", bias=False)
     op = MoE(num_experts=experts, router=router, expert=expert)
     balance = SwitchBalance(weight=BALANCE, z_weight=0.0, encoder=False)
@@ -105,9 +105,8 @@ def work(values: Values, place: Place) -> list[Row]:
         if "valid/loss" in line
     ]
     if values["experts"] > 1:
-        with trainer.eval_mode():
-            routed = routing(trace(trainer.model, input_ids=held_out(trainer, 16, LENGTH)))
-            rows += [{"layer": layer, **load(each.experts, values["experts"])} for layer, each in enumerate(routed)]
+        routed = routing(trace(trainer.model.train(), input_ids=held_out(trainer, 16, LENGTH)))  # limits as in training
+        rows += [{"layer": layer, **load(each.experts, values["experts"])} for layer, each in enumerate(routed)]
     return rows
 
 

@@ -138,6 +138,7 @@ class Switch(Router, sees="past", called=("Switch Transformer", "top-1 router"))
 
     top_k: int = 1
     capacity: int = 64
+    limit: Literal["text", "batch"] = "text"  # batch: of all texts together, in training alone, as in the paper
     bias: bool = False
     jitter: float = 0.0  # the router reads its input times 1 +- this in training
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"  # that the router computes in
@@ -171,10 +172,25 @@ class SwitchModule(nn.Module):
         logits = ctx.tap(self.address, "logits", logits)
         weights, experts = logits.softmax(-1).to(x.dtype).max(-1)  # (B, T)
         chosen = ctx.remember(self.address, {"expert": experts.int()})[0]["expert"]
-        kept = ranks(experts[..., None], chosen[..., None], self.num_experts, ctx)[..., 0] <= self.part.capacity
+        kept = has_room(self, experts[..., None], chosen[..., None], ctx)[..., 0]
         experts = experts.masked_fill(~kept, self.num_experts)
         weights = ctx.tap(self.address, "weights", weights.masked_fill(~kept, 0).view(-1, 1))
         return Routing(experts.view(-1, 1), weights, logits)
+
+
+def has_room(router: SwitchModule | GShardModule, experts: Tensor, chosen: Tensor, ctx: Context) -> Tensor:
+    """(B, T, k) whether each choice is one of the first that its expert takes, of its text or of all B texts."""
+    part, E = router.part, router.num_experts
+    if part.limit == "text":
+        return ranks(experts, chosen, E, ctx) <= part.capacity
+    if not router.training:  # a text would depend on those beside it
+        return torch.ones_like(experts, dtype=torch.bool)
+    taken = F.one_hot(experts, E + 1)[..., :E]  # (B, T, k, E)
+    if ctx.padding is not None:
+        taken = taken * ctx.padding[:, :, None, None]
+    by_time = taken.transpose(0, 1)  # the first tokens of all texts, then the second ones: none depends on later ones
+    before = by_time.flatten(0, 2).cumsum(0).view_as(by_time).transpose(0, 1)
+    return before.gather(3, experts.clamp(max=E - 1)[..., None])[..., 0] <= part.capacity * len(experts)
 
 
 def ranks(experts: Tensor, chosen: Tensor, num_experts: int, ctx: Context) -> Tensor:
@@ -206,6 +222,7 @@ class GShard(Router, sees="past", called=("top-2 router", "GLaM")):
 
     top_k: int = 2
     capacity: int = 128
+    limit: Literal["text", "batch"] = "text"  # batch: of all texts together, in training alone, as in the paper
     threshold: float = 0.5  # a second share below it is used with the chance share / threshold; 0: always (GLaM)
 
     def check(self) -> None:
@@ -238,7 +255,7 @@ class GShardModule(nn.Module):
             unused = weights[..., 1] < threshold * torch.rand_like(weights[..., 1])
             experts = torch.stack((experts[..., 0], experts[..., 1].masked_fill(unused, E)), dim=-1)
         chosen = ctx.remember(self.address, {"experts": experts.int()})[0]["experts"]
-        kept = (experts < E) & (ranks(experts, chosen, E, ctx) <= self.part.capacity)
+        kept = (experts < E) & has_room(self, experts, chosen, ctx)
         experts, weights = experts.masked_fill(~kept, E), weights.to(x.dtype).masked_fill(~kept, 0)
         weights = ctx.tap(self.address, "weights", weights.view(-1, 2))
         return Routing(experts.view(-1, 2), weights, logits)
