@@ -1,8 +1,8 @@
 """Return asked and reached: a Decision Transformer balances a pole for as long as it is asked to; a clone cannot.
 
-Both learn from the same CartPole episodes of a random, a medium and an expert policy, in windows of 20 steps, the clone
-without returns [Chen et al. 2021]. Each then plays from new start states and sees the last 20 steps, or the last one
-alone. The clone is judged with the 20 steps, which show whose episode it continues; one state does not, and how the
+Both learn from the same CartPole episodes of a random, a medium and an expert policy, in windows of 20 steps or of one,
+the clone without returns [Chen et al. 2021]. Each then plays from new start states with the window that it learned
+with. The clone is judged with the 20 steps, which show whose episode it continues; one state does not, and how the
 clone does with it is told and not judged.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,8 @@ def trials(
 ) -> list[Trial]:
     same = {"width": width, "depth": depth, "steps": steps, "plays": plays, "episodes": episodes, "longest": longest}
     return [
-        Trial(f"{kind}-seed-{seed}", {"kind": kind, **same, "seed": seed}) for kind in KINDS for seed in range(seeds)
+        Trial(f"{kind}-{window}-seed-{seed}", {"kind": kind, "window": window, **same, "seed": seed})
+        for kind, window, seed in product(KINDS, WINDOWS, range(seeds))
     ]
 
 
@@ -58,6 +60,7 @@ def work(values: Values, place: Place) -> list[Row]:
         {
             "model": families.find("decision_transformer").read({**CONFIG, **shape}),
             "objective.asks": asks,
+            "objective.steps": values["window"],
             "batch.examples": 32,
             "steps": steps,
             "schedule.warmup": max(steps // 20, 1),
@@ -69,13 +72,10 @@ def work(values: Values, place: Place) -> list[Row]:
     )
     trainer = place.train(run)
     requests = np.repeat(ASKED if asks else ASKED[-1:], values["plays"])
-    rows: list[Row] = []
+    scale = 500.0 if asks else float("inf")  # the clone has only seen returns of 0
     with trainer.eval_mode():
-        for window in WINDOWS:
-            scale = 500.0 if asks else float("inf")  # the clone has only seen returns of 0
-            won = balance(trainer.model, requests, window, scale, values["longest"])
-            rows += [{"window": window, "asked": a, "reached": r} for a, r in zip(requests.tolist(), won.tolist())]
-    return rows
+        won = balance(trainer.model, requests, values["window"], scale, values["longest"])
+    return [{"asked": a, "reached": r} for a, r in zip(requests.tolist(), won.tolist(), strict=True)]
 
 
 def balance(model: TransformerModule, asked: np.ndarray, window: int, scale: float, longest: int) -> np.ndarray:
