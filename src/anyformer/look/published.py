@@ -3,7 +3,7 @@
 published.csv holds figures that papers print: N parameters (and those that a token uses), D training tokens, compute in
 FLOPs, the longest context in tokens, GLUE and SuperGLUE on the test sets. An empty cell: not published, or not sure.
 `checked` says which of a row's figures we compared with a text, and with which: an address, a file of a repository, the
-paper's own text in a public copy ("paper"; another paper's by its number), or cards and notes that repeat it ("quoted").
+paper's own text in a public copy ("paper"; another's by its number), or cards and notes that repeat it ("quoted").
 """
 
 from __future__ import annotations
