@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,22 @@ def test_every_row_has_a_source_and_a_figure() -> None:
         assert arxiv is None or f"20{arxiv[1]}-{arxiv[2]}" <= model.date, model.name
         assert model.parameters or model.context, model.name
         assert not model.zoo or model.zoo in known, model.name
+
+
+def test_what_was_checked_is_a_figure_of_the_row() -> None:
+    """And docs/looking.md has the right numbers of rows and of figures."""
+    figures = ("parameters", "active", "tokens", "compute", "context", "glue", "superglue")
+    printed = {(model.name, name) for model in MODELS for name in figures if getattr(model, name) is not None}
+    checked = []
+    for model in MODELS:
+        for part in filter(None, model.checked.split("; ")):
+            names, where = part.split(": ")
+            assert where in ("paper", "quoted") or "/" in where or where.startswith("arXiv:"), model.name
+            checked += [(model.name, name) for name in names.split(", ")]
+    assert len(checked) == len(set(checked)) and set(checked) <= printed, set(checked) - printed
+    rows = len({name for name, _ in checked})
+    docs = (Path(__file__).parents[2] / "docs/looking.md").read_text()
+    assert f"{len(checked)} of the {len(printed)} figures, in {rows} of the {len(MODELS)} rows" in docs
 
 
 def test_our_counts_are_the_published_ones() -> None:

@@ -2,6 +2,8 @@
 
 published.csv holds figures that papers print: N parameters (and those that a token uses), D training tokens, compute in
 FLOPs, the longest context in tokens, GLUE and SuperGLUE on the test sets. An empty cell: not published, or not sure.
+`checked` says which of a row's figures we compared with a text, and with which: an address, a file of a repository, the
+paper's own text in a public copy ("paper"; another's by its number), or cards and notes that repeat it ("quoted").
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ class PublishedModel:
     source: str
     zoo: str = ""  # its name in `anyformer zoo`
     note: str = ""
+    checked: str = ""  # "parameters, context: where; tokens: where"; the other figures are from `source`, unchecked
     parameters: float | None = None
     active: float | None = None  # of experts; None: all
     tokens: float | None = None
@@ -53,7 +56,7 @@ class PublishedModel:
 
 @functools.cache
 def published_models() -> tuple[PublishedModel, ...]:
-    text = {"name", "date", "kind", "source", "zoo", "note"}
+    text = {"name", "date", "kind", "source", "zoo", "note", "checked"}
     rows = csv.DictReader(files("anyformer.look").joinpath("published.csv").read_text("utf-8").splitlines())
     return tuple(
         PublishedModel(**{name: value if name in text else float(value) for name, value in row.items() if value})  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ def epochs(tokens: float, corpus: float) -> float:
 
 
 # -- scaling laws: loss in nats a token of dense language models, each on its own text ---------------------------------
+# All constants were compared with texts that quote the papers' equations.
 
 
 def hoffmann_loss(parameters: float, tokens: float) -> float:
