@@ -127,12 +127,17 @@ def images(cheaper: float = 0.9, **powers: float) -> list[Row]:
     ]  # fmt: skip
 
 
-def played(slope: float = 0.9, short: float = 0.9, cloned: float = 100.0) -> list[Row]:
+def played(slope: float = 0.9, short: float = 0.0, cloned: float = 100.0) -> list[Row]:
     """What a Decision Transformer reaches of what it is asked for, with the long and the short window; the clone."""
-    slopes = {20: slope, 1: short}
+    slopes = {
+        **{(seed, 20): 0.9 for seed in SEEDS},
+        **{(seed, 1): 0.0 for seed in SEEDS},
+        (2, 20): slope,
+        (2, 1): short,
+    }
     return [
         {"kind": kind, "seed": seed, "window": window, "asked": asked,
-         "reached": cloned if kind == "cloned" else 100 + (slopes[window] if seed == 2 else 0.9) * (asked - 100)}
+         "reached": cloned if kind == "cloned" else 100 + slopes[seed, window] * (asked - 100)}
         for kind, seed, window in product(return_asked_and_reached.KINDS, SEEDS, return_asked_and_reached.WINDOWS)
         for asked in return_asked_and_reached.ASKED
     ]  # fmt: skip
@@ -173,7 +178,7 @@ def heard(last: float = 0.5) -> list[Row]:
     ]),
     (batch_size, batches, [{"larger": 1.01}, {"best": 2e-3}]),
     (larger_learn_from_fewer, sizes, [{"falls": 0.3}, {"falls": 0.0}, {"start": 9.0}]),
-    (return_asked_and_reached, played, [{"slope": -0.1}, {"short": 0.0}, {"cloned": 470.0}]),
+    (return_asked_and_reached, played, [{"slope": -0.1}, {"short": 0.9}, {"cloned": 470.0}]),
     (windows_and_pixels, images, [
         {"cheaper": 1.1}, {"vit_flops": 1.8}, {"swin_flops": 1.1}, {"vit_bytes": 1.1}, {"swin_bytes": 1.1},
         {"vit_bytes with scores": 1.8}, {"swin_bytes with scores": 1.1},
