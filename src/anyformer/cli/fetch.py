@@ -1,4 +1,4 @@
-"""Fetch the data of a recipe into data/ (or --data DIR): public data through `datasets` and the Hugging Face hub;
+"""Fetch the data of a recipe into data/ (or --data DIR): public data from the Hugging Face hub (`datasets`) or the web;
 episodes, speech and drawings are generated here, without a network. Without RECIPE, list the data of each recipe and
 its origin. Existing files are kept."""
 
