@@ -85,20 +85,16 @@ def test_every_recipe_names_its_data() -> None:
     for name in recipes():
         for folder in folders_of(name):
             assert ORIGINS[folder].about, f"{name} reads {folder}, and nothing says where that is from"
+            assert ORIGINS[folder].available, f"{name} reads {folder}, which a fresh machine cannot have"
     assert folders_of("quickstart") == [] and folders_of("squad-scratch") == ["qa_squad11_part", "qa_xquad"]
 
 
 @pytest.mark.parametrize("name", recipes())
 def test_what_is_fetched_is_what_the_recipe_reads(name: str, played: list[str], tmp_path: Path) -> None:
     folders = [each for each in folders_of(name) if not ORIGINS[each].model and not ORIGINS[each].generate]
-    private = [folder for folder in folders if not ORIGINS[folder].available]
-    for folder in private:
-        with pytest.raises(ValueError, match=f"{folder} cannot be fetched: "):
-            fetch(folder, tmp_path)
     for folder in folders:
-        if folder not in private:
-            assert fetch(folder, tmp_path) == tmp_path / folder
-    if private or not folders:
+        assert fetch(folder, tmp_path) == tmp_path / folder
+    if not folders:
         return
     run = recipe(name, str(tmp_path))
     for split in filter(None, (run.data.train, run.data.valid, run.data.test)):
@@ -210,5 +206,5 @@ def test_without_a_network_or_the_library(
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     assert cli.main(["fetch", "sst2", "--data", str(tmp_path / "data"), "--offline"]) == 2
     assert "'sentence-transformers/all-MiniLM-L6-v2' is not in the cache" in capsys.readouterr().err
-    assert cli.main(["fetch", "dialogue", "--data", str(tmp_path)]) == 2
-    assert "cannot be fetched: conversations of your own" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="speech_fsdd cannot be fetched: 3,000 recordings"):
+        fetch("speech_fsdd", tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import socket
 from functools import partial
 from pathlib import Path
@@ -10,8 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 
-from anyformer import cli
+import anyformer as af
+import vocabularies
+from anyformer import cli, families
 from anyformer.data import Stored
 from anyformer.data.generated import speech
 from anyformer.recipes import recipe, recipes
@@ -23,7 +27,7 @@ HUB = {name for name in GENERATED if isinstance(recipe(name).vocabulary, Stored)
 SMALLER: dict[str, dict[str, Any]] = {  # the same writers, for fewer examples
     "offline_rl_expert": {"count": 30}, "spoken_digits": {"takes": 8}, "shapes": {"count": 60},
     "drawn_emoji": {"most": 60}, "text": {"most": 20}, "books": {"most": 10},
-    "wikipedia": {"most": 10},
+    "wikipedia": {"most": 10}, "dialogue": {"most": 40},
 }  # fmt: skip
 FEW_STRINGS = {"data.train.count": 4, "data.valid.count": 2, "batch.examples": 2}
 TEXT = {"vocabulary.size": 300, "model.embedding.tokens.vocab_size": 300, "precision": "fp32", "batch.examples": 2}
@@ -39,6 +43,7 @@ BERT = {
 }
 SMALL: dict[str, dict[str, Any]] = {  # smaller models, and fewer examples of them
     "cartpole": {"model.decoder.depth": 1, "batch.examples": 4},
+    "dialogue": {"objective.length": 512, "batch.examples": 2, "batch.micro": 2},
     "digits": {**FEW_STRINGS, "data.test": "null", "model.encoder.depth": 1},
     "digits-seq2seq": {**FEW_STRINGS, "data.test": "null", "model.encoder.depth": 1},
     "digits-wav2vec": FEW_STRINGS,
@@ -58,6 +63,25 @@ SMALL: dict[str, dict[str, Any]] = {  # smaller models, and fewer examples of th
 }
 NAMES: list[Any] = [name for name in SMALL if name != "bert-large-pretraining"]
 NAMES += [pytest.param("bert-large-pretraining", marks=pytest.mark.slow)]  # BERT's other size
+
+
+TEMPLATE = "{% for each in messages %}<{{ each.role }}> {{ each.content }}{{ eos_token }}\n{% endfor %}"
+SIZES = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 512, "vocab_size": 360}
+
+
+def publish(cache: Path) -> None:
+    """Puts small models of the published names into the hub's cache, as if they had been fetched."""
+    home = cache / "models--HuggingFaceTB--SmolLM2-135M-Instruct"
+    folder = home / "snapshots" / "main"
+    af.save(
+        af.build(families.find("gpt2").read({**SIZES, "architectures": ["GPT2LMHeadModel"]}), seed=0),
+        folder,
+        format="hf",
+    )
+    vocabularies.whole(folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    vocabularies.write(folder, "tokenizer_config.json", {**config, "chat_template": TEMPLATE})
+    vocabularies.write(home / "refs", "main", "main")
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +105,10 @@ def test_fetch_and_train(
     for each in ("socket", "getaddrinfo", "create_connection"):
         monkeypatch.setattr(socket, each, blocked)
     monkeypatch.chdir(empty)
+    monkeypatch.setenv("ANYFORMER_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(empty / "cache"))
+    if not (empty / "cache").is_dir():
+        publish(empty / "cache")
     torch.set_num_threads(1)
     monkeypatch.setattr(speech, "SPEAKERS", {name: speech.SPEAKERS[name] for name in ("ada", "ben")})
     for folder, less in SMALLER.items():

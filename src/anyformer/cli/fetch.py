@@ -1,6 +1,6 @@
 """Fetch the data of a recipe into data/ (or --data DIR): public data from the Hugging Face hub (`datasets`) or the web;
-episodes, speech and drawings are generated here, without a network. Without RECIPE, list the data of each recipe and
-its origin. Existing files are kept."""
+episodes, speech, drawings, texts and conversations are generated here, without a network. Without RECIPE, list the data
+of each recipe and its origin. Existing files are kept."""
 
 from __future__ import annotations
 
@@ -26,15 +26,7 @@ def run(options: argparse.Namespace) -> None:
         for name in recipes():
             for folder in folders_of(name, options.data):
                 origin = origin_of(folder)
-                here = (
-                    "is there"
-                    if (home / folder).is_dir()
-                    else "generate"
-                    if origin.generate
-                    else "fetch"
-                    if origin.available
-                    else "bring it"
-                )
+                here = "is there" if (home / folder).is_dir() else "generate" if origin.generate else "fetch"
                 about = f"{origin.about} ({origin.page})" if origin.page else origin.about
                 rows.append((name, str(home / folder), here, about))
         table(("recipe", "reads", "", "which is"), rows)

@@ -23,6 +23,7 @@ import numpy as np
 
 from anyformer.data import HFDataset
 from anyformer.data.generated.cartpole import write_episodes
+from anyformer.data.generated.conversations import write_conversations
 from anyformer.data.generated.drawings import write_emoji, write_shapes
 from anyformer.data.generated.speech import write_digits
 from anyformer.data.generated.text import write_texts
@@ -211,7 +212,8 @@ ORIGINS: dict[str, Origin] = {
     "wikipedia": Origin(f"{STAND_IN} Wikipedia's articles", generate=write_texts),
     "gpt3": Origin(f"{STAND_IN} GPT-3's sources, none of which is published", generate=partial(
         write_texts, folders=("common_crawl", "webtext2", "books1", "books2", "wikipedia", "valid"))),
-    "dialogue": Origin('conversations of your own, {"messages": [...]} a line in train.jsonl and valid.jsonl'),
+    "dialogue": Origin("3,000 conversations about the running Python's library, a stand-in for your own",
+                       generate=write_conversations),
     "spoken_digits": Origin("3,000 spoken digits of six voices, synthesised", generate=write_digits),
     "speech_fsdd": Origin("3,000 recordings of the Free Spoken Digit Dataset in fsdd.npz, with the arrays that"
                           " `anyformer parts Recordings` names, label, speaker and index"),
