@@ -7,6 +7,7 @@ import dataclasses
 import gzip
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +20,8 @@ from anyformer import cli
 from anyformer.data.source import Source
 from anyformer.data.web import WebFile
 from anyformer.recipes import recipe, recipes
-from anyformer.recipes.shared.sources import ORIGINS, fetch, folders_of
+from anyformer.recipes.shared.sources import ORIGINS, fetch, folders_of, models_of
+from anyformer.specs.codec import to_json
 from anyformer.specs.part import walk
 
 ANSWERS = {"text": ["a tree"], "answer_start": [7]}
@@ -87,6 +89,17 @@ def test_every_recipe_names_its_data() -> None:
             assert ORIGINS[folder].about, f"{name} reads {folder}, and nothing says where that is from"
             assert ORIGINS[folder].available, f"{name} reads {folder}, which a fresh machine cannot have"
     assert folders_of("quickstart") == [] and folders_of("squad-scratch") == ["qa_squad11_part", "qa_xquad"]
+
+
+def test_every_published_model_is_fetched() -> None:
+    """Whatever in a recipe reads like a hub id and is neither data nor a run."""
+    models = {}
+    for name in recipes():
+        named = re.findall(r'"([\w.-]+/[\w.-]+)"', to_json(recipe(name, "DATA")))
+        models[name] = models_of(name)
+        assert {*models[name]} == {each for each in named if not each.startswith(("DATA/", "runs/", "./"))}, name
+    assert models["scitldr"] == ["facebook/bart-base"] and models["distilbert"] == ["google-bert/bert-base-uncased"]
+    assert not models["sst2"] and not models["gpt3-small"]
 
 
 @pytest.mark.parametrize("name", recipes())
@@ -178,6 +191,7 @@ def test_the_verb(
     listed = capsys.readouterr().out
     alone = {"quickstart", "regression"}  # read nothing that has to be there
     assert {name for name in recipes() if name not in listed} == alone and "nyu-mll/glue" in listed
+    assert "google-t5/t5-small" in listed
     assert cli.main(["train", "shakespeare"]) == 2
     assert "data/tiny_shakespeare is not there: `anyformer fetch shakespeare` gets it" in capsys.readouterr().err
     assert cli.main(["fetch", "shakespeare"]) == 0
@@ -206,5 +220,8 @@ def test_without_a_network_or_the_library(
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     assert cli.main(["fetch", "sst2", "--data", str(tmp_path / "data"), "--offline"]) == 2
     assert "'sentence-transformers/all-MiniLM-L6-v2' is not in the cache" in capsys.readouterr().err
+    (tmp_path / "data" / "dialogue").mkdir(parents=True)  # its data are there, its model is not
+    assert cli.main(["fetch", "dialogue", "--data", str(tmp_path / "data")]) == 2
+    assert "'HuggingFaceTB/SmolLM2-135M-Instruct' is not in the cache" in capsys.readouterr().err
     with pytest.raises(ValueError, match="speech_fsdd cannot be fetched: 3,000 recordings"):
         fetch("speech_fsdd", tmp_path)

@@ -57,6 +57,15 @@ def resolve(
         raise
 
 
+def in_cache(name: str) -> bool:
+    """Whether a model can be had without a network."""
+    try:
+        resolve(name, offline=True)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def no_such_folder(name: str) -> str:
     """The error message for a folder that is not there: with the nearest one beside it, or some of those that are."""
     home, _, last = os.path.normpath(os.path.expanduser(name)).rpartition("/")

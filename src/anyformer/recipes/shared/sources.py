@@ -21,15 +21,18 @@ from typing import Any
 
 import numpy as np
 
-from anyformer.data import HFDataset
+from anyformer.data import HFDataset, Stored
 from anyformer.data.generated.cartpole import write_episodes
 from anyformer.data.generated.conversations import write_conversations
 from anyformer.data.generated.drawings import write_emoji, write_shapes
 from anyformer.data.generated.speech import write_digits
 from anyformer.data.generated.text import write_texts
 from anyformer.data.web import WebFile
+from anyformer.objectives.distill import Distill
 from anyformer.recipes import recipe
 from anyformer.specs.codec import to_json
+from anyformer.specs.part import walk
+from anyformer.train.run import Pretrained
 from anyformer.weights import hub
 from anyformer.weights.manifest import atomic_folder
 
@@ -226,6 +229,16 @@ ORIGINS: dict[str, Origin] = {
 def folders_of(name: str, data: str = "DATA") -> list[str]:
     """The folders of `--data` that a recipe reads, models too."""
     return [*dict.fromkeys(re.findall(rf'"{re.escape(data)}/([^/"]+)', to_json(recipe(name, data))))]
+
+
+def models_of(name: str, data: str = "DATA") -> list[str]:
+    """The published models that a recipe begins with or learns from. They stay in the hub's cache."""
+    named = (
+        part.teacher if isinstance(part, Distill) else part.path
+        for _, part in walk(recipe(name, data))
+        if isinstance(part, (Pretrained, Stored, Distill))
+    )
+    return [*dict.fromkeys(model for model in named if not model.startswith((f"{data}/", "runs/")))]
 
 
 def origin_of(folder: str) -> Origin:
