@@ -20,7 +20,7 @@ from anyformer import cli
 from anyformer.data.source import Source
 from anyformer.data.web import WebFile
 from anyformer.recipes import recipe, recipes
-from anyformer.recipes.shared.sources import ORIGINS, fetch, folders_of, models_of
+from anyformer.recipes.shared.sources import ORIGINS, fetch, folders_of, models_of, runs_of
 from anyformer.specs.codec import to_json
 from anyformer.specs.part import walk
 
@@ -192,12 +192,24 @@ def test_the_verb(
     alone = {"quickstart", "regression"}  # read nothing that has to be there
     assert {name for name in recipes() if name not in listed} == alone and "nyu-mll/glue" in listed
     assert "google-t5/t5-small" in listed
+    assert "runs/digits-wav2vec" in listed and "runs/fashion-vae" in listed and "runs/fashion-kl" in listed
     assert cli.main(["train", "shakespeare"]) == 2
     assert "data/tiny_shakespeare is not there: `anyformer fetch shakespeare` gets it" in capsys.readouterr().err
     assert cli.main(["fetch", "shakespeare"]) == 0
     assert "`anyformer train shakespeare --data data` trains with it" in capsys.readouterr().out
     assert cli.main(["fetch", "shakespeare"]) == 0 and played == ["karpathy/tiny_shakespeare"]
     assert "is there" in capsys.readouterr().out
+
+
+def test_a_recipe_that_reads_the_run_of_another_says_so(
+    played: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = "`anyformer train fashion-vae --data data` comes first: fashion-dalle reads its run\n"
+    assert cli.main(["fetch", "fashion-dalle"]) == 0 and first in capsys.readouterr().out
+    Path("runs", "fashion-vae").mkdir(parents=True)
+    assert cli.main(["fetch", "fashion-dalle"]) == 0 and first not in capsys.readouterr().out
+    assert all({*runs_of(name)} <= {*recipes()} for name in recipes())
 
 
 def test_without_a_network_or_the_library(

@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from anyformer.cli.terminal import progress, table
     from anyformer.recipes import recipes
-    from anyformer.recipes.shared.sources import fetch, folders_of, models_of, origin_of
+    from anyformer.recipes.shared.sources import fetch, folders_of, models_of, origin_of, runs_of
     from anyformer.weights import hub
 
     home = Path(options.data).expanduser()
@@ -34,6 +34,9 @@ def run(options: argparse.Namespace) -> None:
             for model in models_of(name, options.data):
                 here = "is there" if hub.in_cache(model) else "fetch"
                 rows.append((name, model, here, "a published model, in the hub's cache"))
+            for before in runs_of(name):
+                here = "is there" if Path("runs", before).is_dir() else "train"
+                rows.append((name, f"runs/{before}", here, f"a run of the recipe {before}"))
         table(("recipe", "reads", "", "which is"), rows)
         return
     folders, models = folders_of(options.recipe, options.data), models_of(options.recipe, options.data)
@@ -50,5 +53,8 @@ def run(options: argparse.Namespace) -> None:
     for model in models:
         hub.resolve(model, offline=options.offline)  # shows its own progress
         print(f"{model} is in the hub's cache")
+    for before in runs_of(options.recipe):
+        if not Path("runs", before).is_dir():
+            print(f"`anyformer train {before} --data {options.data}` comes first: {options.recipe} reads its run")
     if folders or models:
         print(f"`anyformer train {options.recipe} --data {options.data}` trains with it")

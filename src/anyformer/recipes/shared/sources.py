@@ -241,6 +241,11 @@ def models_of(name: str, data: str = "DATA") -> list[str]:
     return [*dict.fromkeys(model for model in named if not model.startswith((f"{data}/", "runs/")))]
 
 
+def runs_of(name: str) -> list[str]:
+    """The recipes whose runs a recipe reads: they are trained first."""
+    return [*dict.fromkeys(re.findall(r'"(?:\./)?runs/([^/"]+)"', to_json(recipe(name))))]
+
+
 def origin_of(folder: str) -> Origin:
     return ORIGINS.get(folder, Origin("data of your own"))
 
