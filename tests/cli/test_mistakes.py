@@ -129,7 +129,6 @@ COMMANDS: list[tuple[str, ...]] = [
     ("train --text texts --freeze embeding", "freeze: no parameter matches 'embeding'; did you mean 'embedding"),
     ("train --text texts --log wandbb", "did you mean 'wandb'?"),
     ("fetch sst3", "no recipe 'sst3'; did you mean 'sst2'?"),
-    ("fetch dialogue", "data/dialogue cannot be fetched"),
     # evaluation
     ("eval gpt2", "give a recipe"),
     ("eval gpt2 run.json --split dev", "dev", "valid"),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import itertools
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from anyformer.data.generated import cartpole, drawings, speech
+from anyformer.data.generated import cartpole, conversations, drawings, speech
 from anyformer.inputs.recordings import AudioRecording
 
 
@@ -127,6 +131,65 @@ def test_no_two_emoji_are_the_same() -> None:
     assert len({*names}) == len(names) == len({*pictures})
 
 
+def test_what_is_said_of_python_is_what_python_says() -> None:
+    """`inspect` is asked about what the conversations are made of."""
+    seen: set[str] = set()
+    for module in map(importlib.import_module, ("textwrap", "shutil", "calendar", "string", "configparser")):
+        for subject in conversations.find_subjects(Path(str(module.__file__))):
+            thing: Any = module
+            for name in subject.name.split("."):
+                owner, thing = thing, inspect.getattr_static(thing, name)
+            thing = getattr(thing, "__func__", thing)  # of a class method
+            assert subject.module == module.__name__ and inspect.isclass(thing) == (subject.methods is not None)
+            assert " ".join(str(inspect.getdoc(thing)).split()).startswith(" ".join(subject.paragraphs)), subject
+            seen.add(name := "class" if inspect.isclass(thing) else "method" if inspect.isclass(owner) else "function")
+            if subject.call:
+                signature = inspect.signature(thing)
+                given = [*signature.parameters.values()][name == "method" :]
+                optional = {
+                    p.name for p in given if p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+                }
+                assert {n.lstrip("*"): left_out for n, left_out in subject.parameters.items()} == {
+                    p.name: p.name in optional for p in given
+                }, subject
+                written = re.findall(r"\w+", subject.call.partition("(")[2])
+                assert {p.name for p in given} <= {*written} and "self" not in written, subject
+    assert seen == {"class", "method", "function"}
+
+
+def test_conversations_have_turns_and_hold_modules_out(tmp_path: Path) -> None:
+    conversations.write_conversations(tmp_path, 0, lambda done, total: None, most=200)
+    modules: dict[str, set[str]] = {}
+    for split, count in (("train", 190), ("valid", 10)):
+        talks = [json.loads(line)["messages"] for line in (tmp_path / f"{split}.jsonl").open()]
+        assert len(talks) == count
+        for talk in talks:
+            assert [message["role"] for message in talk] == ["user", "assistant"] * (len(talk) // 2)
+            assert 4 <= len(talk) <= 8 and all(message["content"].strip() for message in talk)
+            (name,) = re.findall(r"`(.+?)`", talk[0]["content"])
+            modules.setdefault(split, set()).add(name)
+    parents = {split: {name.rpartition(".")[0] for name in names} for split, names in modules.items()}
+    assert not parents["train"] & parents["valid"]
+
+
+def test_answers_are_right() -> None:
+    parameters = {"text": False, "width": True, "**more": True}
+    subject = conversations.Subject("m", "f", ["Folds.", "Well."], "f(text, width=3, **more)", parameters, None)
+    turns = [
+        turn for seed in range(40) for turn in conversations.follow_ups(subject, ["no"], np.random.default_rng(seed))
+    ]
+    takes = "It takes `text`, `width` and `**more`; `width` and `**more` can be left out."
+    assert {question: answer for questions, answer in turns for question in questions} == {
+        "How do I import it?": "`from m import f`", "Where is `f` imported from?": "`from m import f`",
+        "Tell me more.": "Well.", "What else should I know?": "Well.",
+        "How do I call it?": "`f(text, width=3, **more)`", "What is its signature?": "`f(text, width=3, **more)`",
+        "Which parameters does it have?": takes, "What does it take?": takes,
+        "Does it have a parameter `text`?": "Yes. It must be given.",
+        "Does it have a parameter `width`?": "Yes. It can be left out.",
+        "Does it have a parameter `no`?": f"No. {takes}",
+    }  # fmt: skip
+
+
 def test_the_seed_decides(tmp_path: Path) -> None:
     """Two runs give the same bytes, another seed gives others."""
     writers: list[Any] = [
@@ -134,6 +197,7 @@ def test_the_seed_decides(tmp_path: Path) -> None:
         lambda folder, seed: speech.write_digits(folder, seed, print, takes=1),
         lambda folder, seed: drawings.write_shapes(folder, seed, print, count=8),
         lambda folder, seed: drawings.write_emoji(folder, seed, print, most=8),
+        lambda folder, seed: conversations.write_conversations(folder, seed, print, most=20),
     ]
     for number, write in enumerate(writers):
         files = []

@@ -1,9 +1,15 @@
-"""Recipes name their data and what fetches it; what is fetched is what they read. A table plays the hub."""
+"""Recipes name their data and what fetches it; what is fetched is what they read. A table plays the hub, and files of
+this machine the web."""
 
 from __future__ import annotations
 
+import dataclasses
+import gzip
+import hashlib
+import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +18,10 @@ import pytest
 
 from anyformer import cli
 from anyformer.data.source import Source
+from anyformer.data.web import WebFile
 from anyformer.recipes import recipe, recipes
-from anyformer.recipes.shared.sources import ORIGINS, fetch, folders_of
+from anyformer.recipes.shared.sources import ORIGINS, fetch, folders_of, models_of, runs_of
+from anyformer.specs.codec import to_json
 from anyformer.specs.part import walk
 
 ANSWERS = {"text": ["a tree"], "answer_start": [7]}
@@ -35,9 +43,35 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 
 
+# as SciTLDR-A's lines are; the last one has no end
+PAPER: dict[str, Any] = {
+    "source": ["We study trees.", "They are tall."], "source_labels": [0, 1], "rouge_scores": [0.1, 0.5],
+    "paper_id": "p1", "target": ["Trees are tall.", "Tall trees."], "title": "Trees",
+}  # fmt: skip
+PAPERS = "\n".join(json.dumps({**PAPER, "paper_id": f"p{i}"}) for i in range(2)).encode()
+
+
+def put_on_web(
+    monkeypatch: pytest.MonkeyPatch, web: Path, contents: dict[str, bytes], folder: str = "summ_scitldr"
+) -> None:
+    """Files of the web, of which those in `contents` are files here; their checksums stay."""
+    web.mkdir(exist_ok=True)
+    files = dict(ORIGINS[folder].files)
+    for name, content in contents.items():
+        (web / name).write_bytes(content)
+        file = files[name]
+        assert isinstance(file, WebFile)
+        files[name] = dataclasses.replace(file, url=(web / name).as_uri())
+    monkeypatch.setitem(ORIGINS, folder, dataclasses.replace(ORIGINS[folder], files=files))
+
+
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def played(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """What was asked of `datasets`, which has these rows."""
+    files = {name: WebFile("", hashlib.sha256(PAPERS).hexdigest()) for name in ORIGINS["summ_scitldr"].files}
+    monkeypatch.setitem(ORIGINS, "summ_scitldr", dataclasses.replace(ORIGINS["summ_scitldr"], files=files))
+    put_on_web(monkeypatch, tmp_path_factory.mktemp("web"), {name: PAPERS for name in files})
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     datasets = pytest.importorskip("datasets")
     asked: list[str] = []
 
@@ -53,31 +87,39 @@ def test_every_recipe_names_its_data() -> None:
     for name in recipes():
         for folder in folders_of(name):
             assert ORIGINS[folder].about, f"{name} reads {folder}, and nothing says where that is from"
+            assert ORIGINS[folder].available, f"{name} reads {folder}, which a fresh machine cannot have"
     assert folders_of("quickstart") == [] and folders_of("squad-scratch") == ["qa_squad11_part", "qa_xquad"]
+
+
+def test_every_published_model_is_fetched() -> None:
+    """Whatever in a recipe reads like a hub id and is neither data nor a run."""
+    models = {}
+    for name in recipes():
+        named = re.findall(r'"([\w.-]+/[\w.-]+)"', to_json(recipe(name, "DATA")))
+        models[name] = models_of(name)
+        assert {*models[name]} == {each for each in named if not each.startswith(("DATA/", "runs/", "./"))}, name
+    assert models["scitldr"] == ["facebook/bart-base"] and models["distilbert"] == ["google-bert/bert-base-uncased"]
+    assert not models["sst2"] and not models["gpt3-small"]
 
 
 @pytest.mark.parametrize("name", recipes())
 def test_what_is_fetched_is_what_the_recipe_reads(name: str, played: list[str], tmp_path: Path) -> None:
     folders = [each for each in folders_of(name) if not ORIGINS[each].model and not ORIGINS[each].generate]
-    private = [folder for folder in folders if not ORIGINS[folder].available]
-    for folder in private:
-        with pytest.raises(ValueError, match=f"{folder} cannot be fetched: "):
-            fetch(folder, tmp_path)
     for folder in folders:
-        if folder not in private:
-            assert fetch(folder, tmp_path) == tmp_path / folder
-    if private or not folders:
+        assert fetch(folder, tmp_path) == tmp_path / folder
+    if not folders:
         return
-    data = recipe(name, str(tmp_path)).data
-    for split in filter(None, (data.train, data.valid, data.test)):
-        rows = [row for row in split.raw()]
+    run = recipe(name, str(tmp_path))
+    for split in filter(None, (run.data.train, run.data.valid, run.data.test)):
+        rows = [row for row in split.rows(run.objective.columns)]
         assert rows and all(row.example is not None for row in rows), rows
         assert any(isinstance(part, Source) for _, part in walk(split))
     assert {*played} <= {origin.page for origin in ORIGINS.values()} | {"SetFit/sst2"}
 
 
-def rows_of(source: Source) -> list[dict[str, Any]]:
+def rows_of(source: Source | None) -> list[Mapping[str, Any]]:
     """Under the names that the objective knows."""
+    assert source is not None
     return [row.example for row in source.rows(()) if row.example is not None]
 
 
@@ -97,6 +139,50 @@ def test_rows_come_back_as_they_were(played: list[str], tmp_path: Path) -> None:
     assert [int(row["label"]) for row in pictures] == [0, 1, 2, 3, 4, 5] and int(pictures[2]["image"].max()) == 2
 
 
+@pytest.fixture
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as the environment says."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+
+def test_papers_come_back_as_they_were(played: list[str], tmp_path: Path) -> None:
+    fetch("summ_scitldr", tmp_path)
+    papers = rows_of(recipe("scitldr", str(tmp_path)).data.test)
+    assert papers == [{**PAPER, "paper_id": "p0"}, {**PAPER, "paper_id": "p1"}]
+    page = "https://github.com/allenai/scitldr"
+    assert page in (tmp_path / "summ_scitldr" / "SOURCE.md").read_text().split()
+
+
+def test_checksums_are_those_of_the_published_papers(
+    shared_data: Path, online: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of the pinned commit, with nothing but their addresses changed."""
+    stored = {name: gzip.decompress((shared_data / "summ_scitldr" / name).read_bytes())
+              for name in ORIGINS["summ_scitldr"].files}  # fmt: skip
+    put_on_web(monkeypatch, tmp_path / "web", stored)
+    fetch("summ_scitldr", tmp_path)
+    data = recipe("scitldr", str(tmp_path)).data
+    assert [len(rows_of(split)) for split in (data.train, data.valid, data.test)] == [1992, 619, 618]
+
+
+def test_a_file_that_is_another_or_none(
+    online: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = ["fetch", "scitldr", "--data", str(tmp_path / "data")]
+    for name, contents, why in (
+        ("other", {"train.jsonl.gz": PAPERS}, "train.jsonl.gz is not what was published: its SHA-256 is "),
+        ("none", {"train.jsonl.gz": b""}, "train.jsonl.gz cannot be reached: "),
+    ):
+        put_on_web(monkeypatch, tmp_path / name, contents)
+        if name == "none":
+            (tmp_path / name / "train.jsonl.gz").unlink()
+        assert cli.main(call) == 2
+        assert why in (line := capsys.readouterr().err) and line.count("\n") == 1
+    assert cli.main([*call, "--offline"]) == 2
+    assert "is in no cache: fetch it without offline" in capsys.readouterr().err
+    assert not [*(tmp_path / "data").rglob("*")]  # nothing half done
+
+
 def test_the_verb(
     played: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,12 +191,25 @@ def test_the_verb(
     listed = capsys.readouterr().out
     alone = {"quickstart", "regression"}  # read nothing that has to be there
     assert {name for name in recipes() if name not in listed} == alone and "nyu-mll/glue" in listed
+    assert "google-t5/t5-small" in listed
+    assert "runs/digits-wav2vec" in listed and "runs/fashion-vae" in listed and "runs/fashion-kl" in listed
     assert cli.main(["train", "shakespeare"]) == 2
     assert "data/tiny_shakespeare is not there: `anyformer fetch shakespeare` gets it" in capsys.readouterr().err
     assert cli.main(["fetch", "shakespeare"]) == 0
     assert "`anyformer train shakespeare --data data` trains with it" in capsys.readouterr().out
     assert cli.main(["fetch", "shakespeare"]) == 0 and played == ["karpathy/tiny_shakespeare"]
     assert "is there" in capsys.readouterr().out
+
+
+def test_a_recipe_that_reads_the_run_of_another_says_so(
+    played: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = "`anyformer train fashion-vae --data data` comes first: fashion-dalle reads its run\n"
+    assert cli.main(["fetch", "fashion-dalle"]) == 0 and first in capsys.readouterr().out
+    Path("runs", "fashion-vae").mkdir(parents=True)
+    assert cli.main(["fetch", "fashion-dalle"]) == 0 and first not in capsys.readouterr().out
+    assert all({*runs_of(name)} <= {*recipes()} for name in recipes())
 
 
 def test_without_a_network_or_the_library(
@@ -133,5 +232,8 @@ def test_without_a_network_or_the_library(
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     assert cli.main(["fetch", "sst2", "--data", str(tmp_path / "data"), "--offline"]) == 2
     assert "'sentence-transformers/all-MiniLM-L6-v2' is not in the cache" in capsys.readouterr().err
-    assert cli.main(["fetch", "dialogue", "--data", str(tmp_path)]) == 2
-    assert "cannot be fetched: conversations of your own" in capsys.readouterr().err
+    (tmp_path / "data" / "dialogue").mkdir(parents=True)  # its data are there, its model is not
+    assert cli.main(["fetch", "dialogue", "--data", str(tmp_path / "data")]) == 2
+    assert "'HuggingFaceTB/SmolLM2-135M-Instruct' is not in the cache" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="speech_fsdd cannot be fetched: 3,000 recordings"):
+        fetch("speech_fsdd", tmp_path)

@@ -10,20 +10,22 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 
-from anyformer import cli
-from anyformer.data import Stored
+import anyformer as af
+import vocabularies
+from anyformer import cli, families
 from anyformer.data.generated import speech
-from anyformer.recipes import recipe, recipes
+from anyformer.recipes import distilbert, recipe, recipes
 from anyformer.recipes.shared import sources
-from anyformer.recipes.shared.sources import ORIGINS, folders_of
+from anyformer.recipes.shared.sources import ORIGINS, folders_of, models_of
 
 GENERATED = [name for name in recipes() if folders_of(name) and all(ORIGINS[f].generate for f in folders_of(name))]
-HUB = {name for name in GENERATED if isinstance(recipe(name).vocabulary, Stored)}  # their vocabulary is published
+OTHER_SIZES = {name for name in recipes() if name.startswith("gpt3") and name != "gpt3-small"}  # too large for a test
 SMALLER: dict[str, dict[str, Any]] = {  # the same writers, for fewer examples
     "offline_rl_expert": {"count": 30}, "spoken_digits": {"takes": 8}, "shapes": {"count": 60},
     "drawn_emoji": {"most": 60}, "text": {"most": 20}, "books": {"most": 10},
-    "wikipedia": {"most": 10},
+    "wikipedia": {"most": 10}, "gpt3": {"most": 30}, "dialogue": {"most": 40},
 }  # fmt: skip
 FEW_STRINGS = {"data.train.count": 4, "data.valid.count": 2, "batch.examples": 2}
 TEXT = {"vocabulary.size": 300, "model.embedding.tokens.vocab_size": 300, "precision": "fp32", "batch.examples": 2}
@@ -37,8 +39,17 @@ BERT = {
     "batch.length": 64,
     "objective.length": 64,
 }
+GPT = {
+    **TEXT,
+    "model.head.vocab_size": 300,
+    "model.decoder.depth": 1,
+    "compile": "false",
+    "batch.length": 64,
+    "batch.micro": "null",
+}
 SMALL: dict[str, dict[str, Any]] = {  # smaller models, and fewer examples of them
     "cartpole": {"model.decoder.depth": 1, "batch.examples": 4},
+    "dialogue": {"objective.length": 512, "batch.examples": 2, "batch.micro": 2},
     "digits": {**FEW_STRINGS, "data.test": "null", "model.encoder.depth": 1},
     "digits-seq2seq": {**FEW_STRINGS, "data.test": "null", "model.encoder.depth": 1},
     "digits-wav2vec": FEW_STRINGS,
@@ -48,16 +59,43 @@ SMALL: dict[str, dict[str, Any]] = {  # smaller models, and fewer examples of th
     "shapes": {"batch.examples": 8},
     "bert-base-pretraining": BERT,
     "bert-large-pretraining": BERT,
-    "gpt2-124m": {
-        **TEXT,
+    "distilbert": {
+        "model.embedding.tokens.vocab_size": 300,
         "model.head.vocab_size": 300,
-        "model.decoder.depth": 1,
-        "compile": "false",
+        "model.encoder.depth": 1,
+        "objective.layers": "[1]",
+        "precision": "fp32",
+        "batch.examples": 2,
+        "batch.micro": "null",
         "batch.length": 64,
     },
+    "gpt2-124m": GPT,
+    "gpt3-small": GPT,
 }
 NAMES: list[Any] = [name for name in SMALL if name != "bert-large-pretraining"]
 NAMES += [pytest.param("bert-large-pretraining", marks=pytest.mark.slow)]  # BERT's other size
+
+
+TEMPLATE = "{% for each in messages %}<{{ each.role }}> {{ each.content }}{{ eos_token }}\n{% endfor %}"
+CHAT = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 512, "vocab_size": 360}
+TEACHER = {"num_hidden_layers": 2, "vocab_size": 300}
+
+
+def publish(cache: Path) -> None:
+    """Puts small models of the published names into the hub's cache, as if they had been fetched."""
+    chat, teacher = (
+        cache / f"models--{name.replace('/', '--')}"
+        for name in ("HuggingFaceTB/SmolLM2-135M-Instruct", distilbert.TEACHER)
+    )
+    for home, family, config, vocabulary in (
+        (chat, "gpt2", {**CHAT, "architectures": ["GPT2LMHeadModel"]}, vocabularies.whole),
+        (teacher, "bert", {**TEACHER, "architectures": ["BertForMaskedLM"]}, vocabularies.bert),
+    ):
+        folder = home / "snapshots" / "main"
+        af.save(af.build(families.find(family).read(config), seed=0), folder, format="hf")
+        vocabulary(folder)
+        vocabularies.write(home / "refs", "main", "main")
+    vocabularies.write(chat / "snapshots" / "main", "chat_template.jinja", TEMPLATE)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +106,10 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_all_of_them_are_here() -> None:
     assert {"cartpole", "digits", "emoji", "shapes"} <= {*GENERATED}
-    assert {*GENERATED} - HUB == {*SMALL} and not HUB - {"distilbert"} - {n for n in recipes() if n.startswith("gpt3")}
+    assert {*GENERATED} == {*SMALL} | OTHER_SIZES
+    small = recipe("gpt3-small")  # stands for the other sizes
+    for name in OTHER_SIZES:
+        assert (recipe(name).vocabulary, recipe(name).data) == (small.vocabulary, small.data)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -81,6 +122,10 @@ def test_fetch_and_train(
     for each in ("socket", "getaddrinfo", "create_connection"):
         monkeypatch.setattr(socket, each, blocked)
     monkeypatch.chdir(empty)
+    monkeypatch.setenv("ANYFORMER_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(empty / "cache"))
+    if not (empty / "cache").is_dir():
+        publish(empty / "cache")
     torch.set_num_threads(1)
     monkeypatch.setattr(speech, "SPEAKERS", {name: speech.SPEAKERS[name] for name in ("ada", "ben")})
     for folder, less in SMALLER.items():
@@ -99,7 +144,9 @@ def fetch_and_train(name: str, empty: Path, capsys: pytest.CaptureFixture[str]) 
     if (empty / "runs" / name).is_dir():
         return
     assert cli.main(["fetch", name]) == 0
-    assert f"`anyformer train {name} --data data` trains with it" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"`anyformer train {name} --data data` trains with it" in said
+    assert all(f"{model} is in the hub's cache" in said for model in models_of(name))
     changes = {"steps": 2, "evaluate.every": 2, "evaluate.batches": 1, "keep.every": 2, **SMALL[name]}
     sets = [word for path, value in changes.items() for word in ("--set", f"{path}={value}")]
     assert cli.main(["train", name, "--device", "cpu", *sets]) == 0, capsys.readouterr().err

@@ -1,6 +1,7 @@
-"""Fetch the data of a recipe into data/ (or --data DIR): public data through `datasets` and the Hugging Face hub;
-episodes, speech and drawings are generated here, without a network. Without RECIPE, list the data of each recipe and
-its origin. Existing files are kept."""
+"""Fetch the data of a recipe into data/ (or --data DIR): public data from the Hugging Face hub (`datasets`) or the web;
+episodes, speech, drawings, texts and conversations are generated here, without a network. Without RECIPE, list the data
+of each recipe and its origin. Existing files are kept. A published model that the recipe begins with goes to the hub's
+cache, so that training needs no network."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from anyformer.cli.terminal import progress, table
     from anyformer.recipes import recipes
-    from anyformer.recipes.shared.sources import fetch, folders_of, origin_of
+    from anyformer.recipes.shared.sources import fetch, folders_of, models_of, origin_of, runs_of
+    from anyformer.weights import hub
 
     home = Path(options.data).expanduser()
     if options.recipe is None:
@@ -26,21 +28,19 @@ def run(options: argparse.Namespace) -> None:
         for name in recipes():
             for folder in folders_of(name, options.data):
                 origin = origin_of(folder)
-                here = (
-                    "is there"
-                    if (home / folder).is_dir()
-                    else "generate"
-                    if origin.generate
-                    else "fetch"
-                    if origin.available
-                    else "bring it"
-                )
+                here = "is there" if (home / folder).is_dir() else "generate" if origin.generate else "fetch"
                 about = f"{origin.about} ({origin.page})" if origin.page else origin.about
                 rows.append((name, str(home / folder), here, about))
+            for model in models_of(name, options.data):
+                here = "is there" if hub.in_cache(model) else "fetch"
+                rows.append((name, model, here, "a published model, in the hub's cache"))
+            for before in runs_of(name):
+                here = "is there" if Path("runs", before).is_dir() else "train"
+                rows.append((name, f"runs/{before}", here, f"a run of the recipe {before}"))
         table(("recipe", "reads", "", "which is"), rows)
         return
-    folders = folders_of(options.recipe, options.data)
-    if not folders:
+    folders, models = folders_of(options.recipe, options.data), models_of(options.recipe, options.data)
+    if not folders and not models:
         print(f"{options.recipe} reads nothing that has to be fetched")
     for folder in folders:
         if (home / folder).is_dir():
@@ -50,5 +50,11 @@ def run(options: argparse.Namespace) -> None:
             fetch(folder, home, options.offline, options.seed, advance)
         origin = origin_of(folder)
         print(f"{home / folder}: {origin.about}" + (f", from {origin.page}" if origin.page else ""))
-    if folders:
+    for model in models:
+        hub.resolve(model, offline=options.offline)  # shows its own progress
+        print(f"{model} is in the hub's cache")
+    for before in runs_of(options.recipe):
+        if not Path("runs", before).is_dir():
+            print(f"`anyformer train {before} --data {options.data}` comes first: {options.recipe} reads its run")
+    if folders or models:
         print(f"`anyformer train {options.recipe} --data {options.data}` trains with it")

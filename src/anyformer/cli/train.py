@@ -185,12 +185,11 @@ def find_run(name: str, data: str, changes: Sequence[str], resume: bool = False)
 def check_data(name: str, data: str) -> None:
     """FileNotFoundError where a recipe's data is not there, with what gets it."""
     from anyformer.recipes import recipes
-    from anyformer.recipes.shared.sources import folders_of, origin_of
+    from anyformer.recipes.shared.sources import folders_of
 
     for folder in folders_of(name, data) if name in recipes() else ():
         if not (Path(data) / folder).exists():
-            origin = origin_of(folder)
-            how = f"`anyformer fetch {name}` gets it" if origin.available else f"it is {origin.about}"
+            how = f"`anyformer fetch {name}` gets it"
             raise FileNotFoundError(f"{data}/{folder} is not there: {how} (--data DIR if it is elsewhere)")
 
 

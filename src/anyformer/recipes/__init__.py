@@ -7,6 +7,7 @@ RECIPES has their names and descriptions, and the file has `run(data, name)`.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import pkgutil
 from pathlib import Path
@@ -23,6 +24,7 @@ def recipes() -> dict[str, str]:
     return {name: about for name, (_, about) in _modules().items()}
 
 
+@functools.cache
 def _modules() -> dict[str, tuple[str, str]]:
     """name -> (module, description)"""
     modules: dict[str, tuple[str, str]] = {}

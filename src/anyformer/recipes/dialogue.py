@@ -1,4 +1,7 @@
-"""A chat model trained further on conversations, {"messages": [...]} a line in dialogue/train.jsonl and valid.jsonl."""
+"""A chat model trained further on conversations: about Python's library as fetched, or your own.
+
+Each line of dialogue/train.jsonl and valid.jsonl is one: {"messages": [{"role": ..., "content": ...}, ...]}.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
 """GPT-3's eight sizes, with the batches, rates and mixture of texts of its paper [Brown et al. 2020, tables 2.1, 2.2].
 
-The texts are not published: each folder of {data}/gpt3 stands for one of its sources. The paper's batches also begin
-small and grow over the first 4 to 12 billion tokens; here they are as large from the start.
+The texts are not published: each folder of {data}/gpt3 stands for one of its sources, and the vocabulary is made from
+them, as large as GPT-2's, which the paper took. The paper's batches also begin small and grow over the first 4 to 12
+billion tokens; here they are as large from the start.
 """
 
 from __future__ import annotations
 
 from anyformer.checkpoint import spec
-from anyformer.data import Data, Mixture, Share, Stored, TextFiles
+from anyformer.data import Data, Mixture, Share, TextFiles, TrainedBPE
 from anyformer.objectives.causal import NextToken
 from anyformer.recipes.gpt2_124m import WITHOUT
 from anyformer.specs.codec import override
@@ -59,7 +60,7 @@ def run(data: str = "data", name: str = "gpt3-small") -> Run:
     return Run(
         name=name,
         model=override(spec(name), WITHOUT),
-        vocabulary=Stored(path="openai-community/gpt2"),
+        vocabulary=TrainedBPE(size=50257),
         data=Data(train=mixture(data), valid=TextFiles(path=f"{data}/gpt3/valid")),
         objective=NextToken(apart=False),
         optimizer=AdamW(lr=rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1),

@@ -50,11 +50,20 @@ def resolve(
     beside = "/" in name and bool(_folders(os.path.dirname(path)))  # then a folder is meant, or a model of the cache
     wanted = WANTED + PICKLES if pickles else WANTED
     try:
-        return _fetch(name, offline or beside or _asked_offline(), revision, wanted)
+        return _fetch(name, offline or beside or asked_offline(), revision, wanted)
     except FileNotFoundError:
         if beside:
             raise FileNotFoundError(no_such_folder(name)) from None
         raise
+
+
+def in_cache(name: str) -> bool:
+    """Whether a model can be had without a network."""
+    try:
+        resolve(name, offline=True)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def no_such_folder(name: str) -> str:
@@ -86,7 +95,7 @@ def run_of(name: str) -> tuple[str, str | None]:
     return name, None
 
 
-def _asked_offline() -> bool:
+def asked_offline() -> bool:
     """Read at each call: huggingface_hub reads its own variable only once, on import."""
     variables = ("ANYFORMER_OFFLINE", "HF_HUB_OFFLINE")
     return any(os.environ.get(variable, "").upper() in {"1", "ON", "YES", "TRUE"} for variable in variables)

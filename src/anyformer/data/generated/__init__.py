@@ -1,1 +1,2 @@
-"""Data that the package makes by itself, the same for one seed on every machine: episodes, speech, pictures, text."""
+"""Data that the package makes by itself, the same for one seed on every machine: episodes, speech, pictures, text,
+conversations."""

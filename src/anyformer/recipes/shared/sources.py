@@ -1,7 +1,8 @@
 """Where the data of the recipes come from, and how they get here: the folders of `--data`.
 
 A data set of the Hugging Face hub is read through `datasets` (the extra `data`) and written in the form that recipes
-read; a published model is copied from the hub's cache; other data are generated here, without a network.
+read; a file of the web is stored as it is; a published model is copied from the hub's cache; other data are generated
+here, without a network.
 """
 
 from __future__ import annotations
@@ -20,13 +21,18 @@ from typing import Any
 
 import numpy as np
 
-from anyformer.data import HFDataset
+from anyformer.data import HFDataset, Stored
 from anyformer.data.generated.cartpole import write_episodes
+from anyformer.data.generated.conversations import write_conversations
 from anyformer.data.generated.drawings import write_emoji, write_shapes
 from anyformer.data.generated.speech import write_digits
 from anyformer.data.generated.text import write_texts
+from anyformer.data.web import WebFile
+from anyformer.objectives.distill import Distill
 from anyformer.recipes import recipe
 from anyformer.specs.codec import to_json
+from anyformer.specs.part import walk
+from anyformer.train.run import Pretrained
 from anyformer.weights import hub
 from anyformer.weights.manifest import atomic_folder
 
@@ -41,8 +47,8 @@ class Origin:
     (folder, seed, progress) that generates it."""
 
     about: str
-    page: str = ""  # a data set of the hub, or a model there
-    files: Mapping[str, tuple[HFDataset, Callable[[Rows], bytes]]] = dataclasses.field(default_factory=dict)
+    page: str = ""  # a data set of the hub, a model there, or an address
+    files: Mapping[str, tuple[HFDataset, Callable[[Rows], bytes]] | WebFile] = dataclasses.field(default_factory=dict)
     model: bool = False
     generate: Callable[[Path, int, Progress], None] | None = None
 
@@ -131,6 +137,13 @@ def flickr(split: str, language: str) -> tuple[HFDataset, Callable[[Rows], bytes
     return HFDataset(name="bentrevett/multi30k", split=split), lines(language)
 
 
+def scitldr(split: str, sha256: str) -> WebFile:
+    """Of SciTLDR-A, whose papers are abstracts. On the hub it is published as code, which `datasets` no longer runs."""
+    commit = "5ccad9c00a60ad75c9e04abf7f27d0f53f983b20"
+    home = f"https://raw.githubusercontent.com/allenai/scitldr/{commit}/SciTLDR-Data/SciTLDR-A"
+    return WebFile(f"{home}/{split}.jsonl", sha256)
+
+
 JUDGED = table("", "label", "", "sentence")
 SAME = table(
     "label", "idx", "idx", "sentence1", "sentence2", names=("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")
@@ -190,14 +203,20 @@ ORIGINS: dict[str, Origin] = {
         for ours, theirs in (("train", "train"), ("t10k", "test"))
         for kind, column in (("images-idx3", "image"), ("labels-idx1", "label"))
     }),
-    "summ_scitldr": Origin("3,229 papers in one sentence each", "allenai/scitldr"),
+    "summ_scitldr": Origin("3,229 papers in one sentence each", "https://github.com/allenai/scitldr", {
+        f"{split}.jsonl.gz": scitldr(split, sha256) for split, sha256 in (
+            ("train", "b222771d387be585cfdf5ae957b36757138415a352e0a3e3b23f73f87c3b1119"),
+            ("dev", "3191fa98ccc09521332b7a1cd63b1930be4e8df125a235ccd31e40329709525e"),
+            ("test", "fb42dd6cd4f4a1928ae8a01a189456fbfe994a07e938bd49f68653933f6503c9"))
+    }),
     "offline_rl_expert": Origin("600 episodes of CartPole by three policies, generated", generate=write_episodes),
     "text": Origin(f"{STAND_IN} your own texts", generate=write_texts),
     "books": Origin(f"{STAND_IN} books", generate=partial(write_texts, library=False)),
     "wikipedia": Origin(f"{STAND_IN} Wikipedia's articles", generate=write_texts),
     "gpt3": Origin(f"{STAND_IN} GPT-3's sources, none of which is published", generate=partial(
         write_texts, folders=("common_crawl", "webtext2", "books1", "books2", "wikipedia", "valid"))),
-    "dialogue": Origin('conversations of your own, {"messages": [...]} a line in train.jsonl and valid.jsonl'),
+    "dialogue": Origin("3,000 conversations about the running Python's library, a stand-in for your own",
+                       generate=write_conversations),
     "spoken_digits": Origin("3,000 spoken digits of six voices, synthesised", generate=write_digits),
     "speech_fsdd": Origin("3,000 recordings of the Free Spoken Digit Dataset in fsdd.npz, with the arrays that"
                           " `anyformer parts Recordings` names, label, speaker and index"),
@@ -210,6 +229,21 @@ ORIGINS: dict[str, Origin] = {
 def folders_of(name: str, data: str = "DATA") -> list[str]:
     """The folders of `--data` that a recipe reads, models too."""
     return [*dict.fromkeys(re.findall(rf'"{re.escape(data)}/([^/"]+)', to_json(recipe(name, data))))]
+
+
+def models_of(name: str, data: str = "DATA") -> list[str]:
+    """The published models that a recipe begins with or learns from. They stay in the hub's cache."""
+    named = (
+        part.teacher if isinstance(part, Distill) else part.path
+        for _, part in walk(recipe(name, data))
+        if isinstance(part, (Pretrained, Stored, Distill))
+    )
+    return [*dict.fromkeys(model for model in named if not model.startswith((f"{data}/", "runs/")))]
+
+
+def runs_of(name: str) -> list[str]:
+    """The recipes whose runs a recipe reads: they are trained first."""
+    return [*dict.fromkeys(re.findall(r'"(?:\./)?runs/([^/"]+)"', to_json(recipe(name))))]
 
 
 def origin_of(folder: str) -> Origin:
@@ -226,16 +260,26 @@ def fetch(
     if origin.model:
         source = hub.resolve(origin.page, offline=offline)
         with atomic_folder(target) as made:
-            for file in (file for file in source.iterdir() if file.is_file()):
-                shutil.copyfile(file, made / file.name)
+            for path in (path for path in source.iterdir() if path.is_file()):
+                shutil.copyfile(path, made / path.name)
         return target
     with atomic_folder(target) as made:
         if origin.generate is not None:
             origin.generate(made, seed, progress)
             (made / "SOURCE.md").write_text(f"{origin.about} by anyformer with seed {seed}\n")
             return target
-        for name, (dataset, write) in origin.files.items():
-            content = write(row.example for row in dataset.raw() if row.example is not None)
+        for name, file in origin.files.items():
+            content = read(file, offline)
             (made / name).write_bytes(gzip.compress(content, mtime=0) if name.endswith(".gz") else content)
-        (made / "SOURCE.md").write_text(f"{origin.about}: https://huggingface.co/datasets/{origin.page}\n")
+        page = origin.page if "://" in origin.page else f"https://huggingface.co/datasets/{origin.page}"
+        (made / "SOURCE.md").write_text(f"{origin.about}: {page}\n")
     return target
+
+
+def read(file: tuple[HFDataset, Callable[[Rows], bytes]] | WebFile, offline: bool) -> bytes:
+    if not isinstance(file, WebFile):
+        dataset, write = file
+        return write(row.example for row in dataset.raw() if row.example is not None)
+    if offline or hub.asked_offline():
+        raise FileNotFoundError(f"{file.url} is in no cache: fetch it without offline")
+    return file.read()

@@ -1,0 +1,176 @@
+"""Conversations about the standard library of the running Python, answered by its own docstrings and definitions."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from anyformer.data.text import PythonDocs
+
+Progress = Callable[[int, int], object]
+
+ONE_IN = 20  # conversations is held out
+LEFT_OUT = {"idlelib", "lib2to3", "turtledemo"}  # programs
+SHORTEST, LONGEST = 10, 400  # characters of a paragraph: longer ones are manuals
+MOST_METHODS = 12  # that an answer lists
+PLAIN_METHODS = {"staticmethod", "classmethod"}  # decorators of what is called like other methods
+
+
+class Subject(NamedTuple):
+    """A function, method or class with a docstring."""
+
+    module: str  # "textwrap"
+    name: str  # "dedent", "TextWrapper.fill"
+    paragraphs: Sequence[str]  # of its docstring
+    call: str  # "dedent(text)"; "" where a class inherits how it is made
+    parameters: Mapping[str, bool]  # name -> whether it can be left out
+    methods: Mapping[str, Sequence[str]] | None  # of a class: its public methods -> the paragraphs of their docstrings
+
+
+def write_conversations(folder: Path, seed: int, progress: Progress, most: int = 3000) -> None:
+    """{"messages": [...]} a line in train.jsonl and valid.jsonl. No module is in both."""
+    random = np.random.default_rng(seed)
+    files = PythonDocs().files()
+    order = (files[i] for i in random.permutation(len(files)))
+    done, held_out = 0, -(-most // ONE_IN)
+    for split, count in (("valid", held_out), ("train", most - held_out)):
+        subjects: list[Subject] = []
+        while len(subjects) < count and (file := next(order, None)):
+            subjects += find_subjects(file)
+        names = sorted({name for subject in subjects for name in subject.parameters if "*" not in name})
+        with (folder / f"{split}.jsonl").open("w", encoding="utf-8", newline="\n") as out:
+            for i in random.permutation(len(subjects))[:count]:
+                out.write(json.dumps({"messages": converse(subjects[i], names, random)}, ensure_ascii=False) + "\n")
+                progress(done := done + 1, most)
+
+
+# -- what there is to ask about ----------------------------------------------------------------------------------------
+
+
+def find_subjects(file: Path) -> Iterator[Subject]:
+    """Of a file of the standard library, which is read, not imported."""
+    parts = file.relative_to(sysconfig.get_paths()["stdlib"]).with_suffix("").parts
+    parts = parts[:-1] if parts[-1] == "__init__" else parts
+    if parts[0] in LEFT_OUT or any(part.startswith("_") for part in parts):
+        return
+    for node in ast.parse(file.read_bytes()).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield from subjects_of(node, ".".join(parts))
+
+
+def subjects_of(node: ast.FunctionDef | ast.ClassDef, module: str, owner: str = "") -> Iterator[Subject]:
+    """What a definition says about itself and, of a class, what its methods say."""
+    if node.name.startswith("_"):
+        return
+    name, paragraphs = owner + node.name, paragraphs_of(node)
+    if isinstance(node, ast.FunctionDef):
+        decorators = {ast.unparse(each) for each in node.decorator_list}
+        if paragraphs and not (owner and decorators - PLAIN_METHODS):  # a property is not called
+            bound = bool(owner) and "staticmethod" not in decorators
+            yield Subject(module, name, paragraphs, *call_of(node.name, node.args, bound), None)
+        return
+    methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+    for method in methods.values():
+        yield from subjects_of(method, module, f"{name}.")
+    if paragraphs:
+        call = call_of(name, methods["__init__"].args, bound=True) if "__init__" in methods else ("", {})
+        public = {each: paragraphs_of(method) for each, method in methods.items() if not each.startswith("_")}
+        yield Subject(module, name, paragraphs, *call, public)
+
+
+def paragraphs_of(node: ast.FunctionDef | ast.ClassDef) -> Sequence[str]:
+    """The sentences that a docstring begins with, without examples and tables."""
+    found: list[str] = []
+    for paragraph in (ast.get_docstring(node) or "").split("\n\n"):
+        text = " ".join(paragraph.split())
+        if paragraph.startswith((" ", ">>>")) or "\n " in paragraph or not SHORTEST <= len(text) <= LONGEST:
+            break
+        found.append(text)
+    return found
+
+
+def call_of(name: str, arguments: ast.arguments, bound: bool) -> tuple[str, dict[str, bool]]:
+    """How a definition is called, and its parameters. The first parameter of a `bound` one is not given."""
+    given = [*arguments.posonlyargs, *arguments.args]
+    left_out = {each.arg for each in given[len(given) - len(arguments.defaults) :]}
+    left_out |= {a.arg for a, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value}
+    parameters = {each.arg: each.arg in left_out for each in (*given[bound:], *arguments.kwonlyargs)}
+    starred = {"*": arguments.vararg, "**": arguments.kwarg}
+    parameters |= {f"{mark}{each.arg}": True for mark, each in starred.items() if each is not None}
+    for each in ast.walk(arguments):
+        if isinstance(each, ast.arg):
+            each.annotation = None
+    written = ast.unparse(arguments)
+    if bound and given:
+        written = written.removeprefix(given[0].arg).removeprefix(", ").removeprefix("/").removeprefix(", ")
+    return f"{name}({written})", parameters
+
+
+# -- what is asked and answered ----------------------------------------------------------------------------------------
+
+
+def converse(subject: Subject, names: Sequence[str], random: np.random.Generator) -> list[dict[str, str]]:
+    """A question about a subject, and one to three more; `names` are parameters that others have."""
+    full = f"`{subject.module}.{subject.name}`"
+    kind = "class" if subject.methods is not None else "method" if "." in subject.name else "function"
+    asked = (f"What does {full} do?", f"What is the {kind} {full} for?", f"Explain the {kind} {full} in short.")
+    turns = [(asked, subject.paragraphs[0])]
+    more = list(follow_ups(subject, names, random))
+    turns += [more[i] for i in random.permutation(len(more))[: random.integers(1, 4)]]
+    messages = []
+    for questions, answer in turns:
+        messages.append({"role": "user", "content": draw(questions, random)})
+        messages.append({"role": "assistant", "content": answer})
+    return messages
+
+
+def follow_ups(
+    subject: Subject, names: Sequence[str], random: np.random.Generator
+) -> Iterator[tuple[Sequence[str], str]]:
+    """(ways to ask, answer)"""
+    first = subject.name.partition(".")[0]
+    yield ("How do I import it?", f"Where is `{first}` imported from?"), f"`from {subject.module} import {first}`"
+    if len(subject.paragraphs) > 1:
+        yield ("Tell me more.", "What else should I know?"), subject.paragraphs[1]
+    if subject.methods is not None:
+        if 0 < len(subject.methods) <= MOST_METHODS:
+            yield ("Which methods does it have?", "What methods does it define?"), f"{listed(subject.methods)}."
+        documented = [name for name, paragraphs in subject.methods.items() if paragraphs]
+        if documented:
+            method = draw(documented, random)
+            yield (f"What does its method `{method}` do?",), subject.methods[method][0]
+    if subject.call:
+        takes = taken(subject.parameters)
+        made = "How do I make one?" if subject.methods is not None else "How do I call it?"
+        yield (made, "What is its signature?"), f"`{subject.call}`"
+        yield ("Which parameters does it have?", "What does it take?"), takes
+        own = [name for name in subject.parameters if "*" not in name]
+        if among := own if own and random.random() < 0.5 else names:
+            name = draw(among, random)
+            known = subject.parameters.get(name)
+            answer = f"No. {takes}" if known is None else f"Yes. It {'can be left out' if known else 'must be given'}."
+            yield (f"Does it have a parameter `{name}`?",), answer
+
+
+def taken(parameters: Mapping[str, bool]) -> str:
+    """ "It takes `text` and `width`; `width` can be left out." """
+    if not parameters:
+        return "It takes no parameters."
+    optional = [name for name, left_out in parameters.items() if left_out]
+    return f"It takes {listed(parameters)}" + (f"; {listed(optional)} can be left out." if optional else ".")
+
+
+def listed(names: Iterable[str]) -> str:
+    """ "`a`, `b` and `c`" """
+    *before, last = (f"`{name}`" for name in names)
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+def draw(among: Sequence[str], random: np.random.Generator) -> str:
+    return among[int(random.integers(len(among)))]
