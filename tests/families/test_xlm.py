@@ -67,7 +67,7 @@ def test_languages_may_be_left_out_and_segments_are_tokens() -> None:
     [
         ({"asm": True}, "asm"),
         ({"is_encoder": False}, "is_encoder"),
-        ({"summary_use_proj": False}, "summary_use_proj is None: .* needs True"),
+        ({"summary_use_proj": False}, "summary_use_proj is False: .* needs True"),
         ({"summary_activation": "tanh"}, "summary_activation is tanh"),
         ({"summary_type": "attn"}, "summary_type"),
         ({"n_heads": 3}, "emb_dim 2048 is not a multiple of n_heads 3"),

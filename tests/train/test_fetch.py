@@ -237,3 +237,12 @@ def test_without_a_network_or_the_library(
     assert "'HuggingFaceTB/SmolLM2-135M-Instruct' is not in the cache" in capsys.readouterr().err
     with pytest.raises(ValueError, match="speech_fsdd cannot be fetched: 3,000 recordings"):
         fetch("speech_fsdd", tmp_path)
+
+
+def test_a_seed_that_makes_nothing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["fetch", "shapes", "--data", str(tmp_path)]
+    assert cli.main([*call, "--seed", "-1"]) == 2
+    assert "--seed is -1" in capsys.readouterr().err
+    (tmp_path / "shapes").mkdir()
+    assert cli.main([*call, "--seed", "4"]) == 0
+    assert "shapes is there, with the seed it was made with" in capsys.readouterr().out

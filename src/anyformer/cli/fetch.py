@@ -12,7 +12,7 @@ from pathlib import Path
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="a recipe; without it, list all")
     parser.add_argument("--data", metavar="DIR", default="data", help="folder of the data sets (default: data/)")
-    parser.add_argument("--seed", type=int, default=0, help="for generated data: another seed, other data (default: 0)")
+    parser.add_argument("--seed", type=int, help="for generated data: another seed, other data (default: 0)")
     parser.add_argument("--offline", action="store_true", help="do not use the network; read only the cache")
 
 
@@ -23,6 +23,8 @@ def run(options: argparse.Namespace) -> None:
     from anyformer.weights import hub
 
     home = Path(options.data).expanduser()
+    if options.seed is not None and options.seed < 0:
+        raise ValueError(f"--seed is {options.seed}; a seed is 0 or more")
     if options.recipe is None:
         rows = []
         for name in recipes():
@@ -44,10 +46,11 @@ def run(options: argparse.Namespace) -> None:
         print(f"{options.recipe} reads nothing that has to be fetched")
     for folder in folders:
         if (home / folder).is_dir():
-            print(f"{home / folder} is there")
+            kept = "" if options.seed is None or not origin_of(folder).generate else ", with the seed it was made with"
+            print(f"{home / folder} is there{kept}")
             continue
         with progress(folder) as advance:
-            fetch(folder, home, options.offline, options.seed, advance)
+            fetch(folder, home, options.offline, options.seed or 0, advance)
         origin = origin_of(folder)
         print(f"{home / folder}: {origin.about}" + (f", from {origin.page}" if origin.page else ""))
     for model in models:

@@ -74,11 +74,20 @@ def inputs_of(spec: Model, length: int, source_length: int | None = None) -> dic
     kinds = {name: torch.long if declared.get(name) == "integers" else torch.float32 for name in shapes}
     with torch.device("meta"):
         found = {name: torch.zeros(1, *choices, *shape, dtype=kinds[name]) for name, shape in shapes.items()}
+        for name, shape in graph_shapes(spec, source if spec.pair else length).items():
+            found[name] = torch.zeros(1, *choices, *shape, dtype=torch.long)
         if spec.pair:
             found["decoder_input_ids"] = torch.zeros(1, length, dtype=torch.long)
         elif any(part.reads_memory for _, part in walk(spec)):
             found["encoder_hidden_states"] = torch.zeros(1, source, memory_width(spec))
     return found
+
+
+def graph_shapes(spec: Model, length: int) -> dict[str, tuple[int, ...]]:
+    """The shape of a row's tree or graph, where positions are those in one."""
+    parts = [part for _, part in walk(spec)]
+    trees = {"tree_parents": (length,)} if any(part.reads_tree for part in parts) else {}
+    return {**trees, **({"graph_edges": (length, length)} if any(part.reads_graph for part in parts) else {})}
 
 
 def fixed_input(spec: Model) -> tuple[str, tuple[int, ...]] | None:

@@ -105,6 +105,8 @@ def describe(c: Config) -> Model:
         stride = 2 if i else 1
         if changes := stride > 1 or width != before or bool(down):  # the first layer is a step between stages
             skip = Convolution(kernel=1, stride=stride, activation="identity")
+            if depth < 1:
+                raise ValueError(f"depths is {c.depths}: the first layer of a stage leads to it, so it has at least 1")
             down.append(ResidualDown(width=width, layers=layers(narrow, heads, stride), skip=skip))
         found.append(Stack(layers=Block(convolutions=bottleneck(layers(narrow, heads))), depth=depth - changes))
         before = width

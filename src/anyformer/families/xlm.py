@@ -14,7 +14,7 @@ from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.labelled_text import LanguageText
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.likely_spans import LikelySpans
 from anyformer.parts.head.pool import Pool
@@ -82,10 +82,11 @@ def languages_used(spec: Any) -> bool:
 def check(c: Config) -> None:
     if c.architecture == "XLMForQuestionAnsweringSimple" and c.num_labels != 2:
         raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
-    if c.architecture != "XLMForSequenceClassification":
+    if c.architecture not in ("XLMForSequenceClassification", "XLMForMultipleChoice"):
         return
     for name, usual in SUMMARY.items():
-        if (value := getattr(c, name) or None) != (usual or None):
+        if (getattr(c, name) or None) != usual:
+            value = getattr(c, name)
             raise ValueError(f"{name} is {value}: the summary here is the scores of the labels, which needs {usual}")
 
 
@@ -133,6 +134,11 @@ XLM = Family(
         "XLMForSequenceClassification": Class(
             ClassifyHead(num_labels=2, pool=Pool(take="first", input_dropout=0.1)), "sequence_summary.summary"
         ),
+        "XLMForMultipleChoice": Class(  # the score of a choice is read from those of its labels
+            MultipleChoiceHead(pool=Pool(take="first", input_dropout=0.1, dense=True, width=2)),
+            "logits_proj",
+            weights={"sequence_summary.summary": "head.pool.dense"},
+        ),
         "XLMForTokenClassification": Class(TagHead(num_labels=2, dropout=0.1), "classifier"),
         "XLMForQuestionAnsweringSimple": Class(SpanHead(), "qa_outputs"),
         "XLMForQuestionAnswering": Class(
@@ -145,7 +151,11 @@ XLM = Family(
         ),
     },
     config=CONFIG,
-    computed={f"{INNER}.width": lambda c: 4 * c.emb_dim, "init": initial},
+    computed={
+        f"{INNER}.width": lambda c: 4 * c.emb_dim,
+        "head[MultipleChoiceHead].pool.width": lambda c: c.num_labels,
+        "init": initial,
+    },
     weights={
         "~embeddings": "embedding.tokens",
         "~position_embeddings": "embedding.position",

@@ -10,7 +10,7 @@ ODD = {
     "start_n_top": 3, "end_n_top": 4, "pad_token_id": 4,
 }  # fmt: skip
 CLASSES = ("XLMWithLMHeadModel", "XLMModel", "XLMForQuestionAnsweringSimple", "XLMForQuestionAnswering")
-LABELLED = ("XLMForSequenceClassification", "XLMForTokenClassification")
+LABELLED = ("XLMForSequenceClassification", "XLMForTokenClassification", "XLMForMultipleChoice")
 PADS = {"N4": "published: the last token, or the mean, may be a pad"}
 SPANS = {
     "N4": "published: answers may begin at a pad, and the last place speaks for the text, pad or not",

@@ -15,6 +15,8 @@ from anyformer.parts.embedding.charformer import SubwordBlocks
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.likely_spans import LikelySpans
+from anyformer.parts.head.span import SpanHead
 from anyformer.parts.init import Normal
 from anyformer.parts.position.absolute import Learned
 from anyformer.runtime.mask import Causal
@@ -96,6 +98,9 @@ def test_what_it_gives_and_what_it_costs() -> None:
     assert difference == (32 - 16) * 2 * (2 * D * 8)  # half as many vectors in the stack
     with pytest.raises(ValueError, match="future"):
         af.override(af.spec("gpt2"), {"embedding": SubwordBlocks(tokens=Tokens(vocab_size=50257))})
+    for head in (SpanHead(), LikelySpans()):  # labels are places of characters, which are gone
+        with pytest.raises(ValueError, match="head: .* needs a row of tokens, which SubwordBlocks does not give"):
+            spec.replace(head=head)
     with pytest.raises(ValueError, match="odd"):
         SubwordBlocks(tokens=CHARACTERS, kernel=4)
     placed = af.build(af.override(spec, {"embedding.position": Learned(length=8)}), seed=0)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer.models import EncoderModel
@@ -141,3 +142,12 @@ def test_how_far_apart_two_nodes_are_is_learned() -> None:
             found = model.eval()(input_ids=ids[:256], graph_edges=edges[:256]).logits.argmax(-1)
         accuracy.append(float((found == labels[:256]).float().mean()))
     assert accuracy[0] > 0.9 and accuracy[1] < 0.8, accuracy
+
+
+@pytest.mark.parametrize("spec", [graphormer(), graphormer(edge_kinds=3)])
+def test_a_graph_can_be_counted(spec: EncoderModel) -> None:
+    model, ids = af.build(spec).eval(), torch.ones(1, T, dtype=torch.long)
+    model.kernel = "eager"  # torch does not count the fused kernel of a CPU
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=ids, graph_edges=random_graph(2, batch=1))
+    assert af.count(spec).flops(T) == counter.get_total_flops()

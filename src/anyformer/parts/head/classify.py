@@ -89,7 +89,7 @@ class MultipleChoiceModule(HeadModule):
     def __init__(self, part: MultipleChoiceHead, site: Site) -> None:
         super().__init__()
         self.pool = part.pool.build(site.child("pool"))
-        self.out = nn.Linear(site.width, 1)
+        self.out = nn.Linear(part.pool.width or site.width, 1)
 
     def arrange(self, inputs: dict[str, Any]) -> dict[str, Any]:
         tensors = {name: v for name, v in inputs.items() if isinstance(v, Tensor) and name != "labels"}

@@ -34,6 +34,7 @@ class LikelySpans(Head, sees="all"):
         "p_mask",
     )
     input_kinds: ClassVar[Mapping[str, Kind]] = {"cls_index": "integers", "p_mask": "mask"}
+    requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)  # whose places the labels are
 
     starts: int = 5
     ends: int = 5

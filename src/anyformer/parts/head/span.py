@@ -21,6 +21,7 @@ class SpanHead(Head, called=("question answering", "extractive QA")):
 
     inputs: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
     remembers: ClassVar[bool] = False
+    requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)  # whose places the labels are
 
     dropout: float = 0.0
 
