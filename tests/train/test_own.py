@@ -43,6 +43,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lines = [{"sentence": text, "kind": kind, "score": i / 4} for i, (text, kind) in enumerate(rows)]
     (tmp_path / "bad.csv").write_text("text,kind\na,good\nb,\nc\nd,good\ne, \n")
     (tmp_path / "none.csv").write_text("text,kind\n,good\n")
+    (tmp_path / "none.txt").write_text(" \n\n")
+    (tmp_path / "hi.txt").write_text("hi\n")
     (tmp_path / "films.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return tmp_path
 
@@ -61,6 +63,21 @@ def test_from_a_folder_of_texts_to_a_model_that_writes(place: Path, capsys: pyte
     assert cli.main(["generate", "runs/texts", "aa", "--max-new-tokens", "3", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.strip()
     assert read_run(Path("runs/texts/run.json")).evaluate.sample
+
+
+def test_texts_in_other_encodings_and_in_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Windows' letters and line ends, all in one line, and a folder with a space in its name."""
+    (place / "my texts").mkdir()
+    (place / "my texts" / "a.txt").write_bytes("déjà vu à Nîmes\r\n".encode("cp1252") * 60)
+    source = shown(capsys, "--text", "my texts")["data"]["train"]
+    assert source["encoding"] == "cp1252" and shown(capsys, "--text", "texts")["data"]["train"].get("encoding") is None
+    (place / "my texts" / "b.txt").write_text("“word” " * 400, encoding="utf-8-sig")
+    run = from_text("my texts", tell=(said := list[str]()).append)
+    assert said == ["my texts: cp1252, utf-8"]
+    assert [row.example["text"][:8] for row in run.data.valid.raw()] == ["déjà vu ", "“word” “"]
+    assert cli.main(["train", "--text", "my texts", "--set", "model.decoder.depth=1", *TINY]) == 0
+    assert "`anyformer generate 'runs/my texts' PROMPT` uses it" in capsys.readouterr().out
+    assert shown(capsys, "--text", "my texts/b.txt", "--encoding", "latin-1")["data"]["train"]["encoding"]
 
 
 def test_from_a_table_to_a_classifier_that_transformers_opens(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,6 +208,9 @@ def test_a_description_of_no_family_learns_labels(place: Path, capsys: pytest.Ca
     (("--csv", "films.csv", "--label", "kind", "--encoding", "utf-9"), "no encoding 'utf-9'; did you mean 'utf-8'?"),
     (("--csv", "bad.csv", "--label", "kind"), "bad.csv: column 'kind' has a single value, 'good', in all 2 rows (3 rows"
      " skipped: 2 because column 'kind' is empty, 1 because 1 values for 2 columns)"),
+    (("--csv", "films.csv", "--label", "id", "--column", "text"), "column 'id' has another value in each of 32 rows"),
+    (("--text", "none.txt"), "none.txt: too little text; the last tenth is held out"),
+    (("--text", "hi.txt"), "hi.txt: too little text; the last tenth is held out"),
     (("--csv", "none.csv", "--label", "kind"), "none.csv: no row can be used; 1 rows skipped: 1 because"),
     (("--images", "nowhere"), "nowhere: no such folder"),
     (("--images", "texts"), "texts: no file ends in .png"),
@@ -235,7 +255,7 @@ def test_a_messy_table_is_read_and_every_lost_row_is_counted(place: Path, capsys
 @pytest.mark.parametrize("values, labels", [
     (["1", "0", "", "1"], ("0", "1")), ([1, 2, 10, 1], ("1", "2", "10")), ([True, False], ("False", "True")),
     (["1.0", "0.0", "1.0"], ("0.0", "1.0")), (["0.5", "2"], ()), ([*map(str, range(300)), "n/a"], ()),
-    (["1.5", "2.0", "beta"], ("1.5", "2.0", "beta")), ([["a"], "b", "c"], ("b", "c")),
+    (["1.5", "2", "NA", "NaN"], ()), (["1.5", "2.0", "beta"], ("1.5", "2.0", "beta")), ([["a"], "b", "c"], ("b", "c")),
 ], ids=lambda value: str(value)[:20])  # fmt: skip
 def test_labels_are_those_of_the_rows_that_can_be_used(values: list[Any], labels: tuple[str, ...], place: Path) -> None:
     Path("own.jsonl").write_text("".join(json.dumps({"text": "a", "kind": value}) + "\n" for value in values))

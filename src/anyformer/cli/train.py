@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ GO_WITH = {  # a flag -> the kinds of data that it is about
     "column": ("csv", "jsonl", "tags"),
     "model": OWN,
     "delimiter": ("csv",),
-    "encoding": ("csv", "jsonl", "tags"),
+    "encoding": ("text", "csv", "jsonl", "tags"),
 }
 
 
@@ -53,7 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="column of the texts (twice for pairs); with --tags of the words",
     )
     parser.add_argument("--delimiter", metavar="CHAR", help="delimiter of --csv (default: detected)")
-    parser.add_argument("--encoding", metavar="NAME", help="encoding of --csv, --jsonl or --tags (default: detected)")
+    parser.add_argument("--encoding", metavar="NAME", help="encoding of the files (default: detected)")
     parser.add_argument(
         "--model", metavar="NAME|FOLDER", help="model for your data: a name of the zoo, or a folder to train further"
     )
@@ -147,7 +148,7 @@ def own_run(options: argparse.Namespace) -> Run:
         words = options.column[0] if options.column else None
         return from_tags(options.tags, words, options.label, options.model, encoding=options.encoding, tell=tell)
     if options.text is not None:
-        return from_text(options.text, options.model)
+        return from_text(options.text, options.model, encoding=options.encoding, tell=tell)
     delimiter = {"tab": "\t", "\\t": "\t"}.get(options.delimiter, options.delimiter)
     return from_table(
         options.csv or options.jsonl,
@@ -237,4 +238,4 @@ def usage(objective: Objective, folder: Path) -> str:
 
     commands = (part.command for _, part in walk(objective) if isinstance(part, Objective))
     command = next(filter(None, commands), "")
-    return f"anyformer {command}".replace("RUN", str(folder)) if command else ""
+    return f"anyformer {command}".replace("RUN", shlex.quote(str(folder))) if command else ""
