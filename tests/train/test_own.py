@@ -19,10 +19,11 @@ from anyformer.objectives.examples import label_number
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.permuted import Permuted
 from anyformer.recipes.shared.own_images import from_images
+from anyformer.recipes.shared.own_pairs import from_pairs
 from anyformer.recipes.shared.own_tags import from_tags
 from anyformer.recipes.shared.own_text import from_table, from_text
 from anyformer.specs.codec import encode, to_json
-from anyformer.train.run import Pretrained, read_run
+from anyformer.train.run import Pretrained, description_of, read_run
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 import runs
@@ -73,7 +74,7 @@ def test_texts_in_other_encodings_and_in_one_line(place: Path, capsys: pytest.Ca
     assert source["encoding"] == "cp1252" and shown(capsys, "--text", "texts")["data"]["train"].get("encoding") is None
     (place / "my texts" / "b.txt").write_text("“word” " * 400, encoding="utf-8-sig")
     run = from_text("my texts", tell=(said := list[str]()).append)
-    assert said == ["my texts: cp1252, utf-8"]
+    assert said == ["my texts: encoding cp1252, utf-8 (--encoding sets another)"]
     assert [row.example["text"][:8] for row in run.data.valid.raw()] == ["déjà vu ", "“word” “"]
     assert cli.main(["train", "--text", "my texts", "--set", "model.decoder.depth=1", *TINY]) == 0
     assert "`anyformer generate 'runs/my texts' PROMPT` uses it" in capsys.readouterr().out
@@ -209,6 +210,9 @@ def test_a_description_of_no_family_learns_labels(place: Path, capsys: pytest.Ca
     (("--csv", "bad.csv", "--label", "kind"), "bad.csv: column 'kind' has a single value, 'good', in all 2 rows (3 rows"
      " skipped: 2 because column 'kind' is empty, 1 because 1 values for 2 columns)"),
     (("--csv", "films.csv", "--label", "id", "--column", "text"), "column 'id' has another value in each of 32 rows"),
+    (("--csv", "films.csv", "--target", "kind", "--label", "kind"), "give --label or --target, not both"),
+    (("--csv", "films.csv", "--target", "kindd", "--column", "text"), "no column 'kindd'; did you mean 'kind'?"),
+    (("--csv", "none.csv", "--target", "kind"), "none.csv: no row has a text in 'text' and in 'kind'"),
     (("--text", "none.txt"), "none.txt: too little text; the last tenth is held out"),
     (("--text", "hi.txt"), "hi.txt: too little text; the last tenth is held out"),
     (("--csv", "none.csv", "--label", "kind"), "none.csv: no row can be used; 1 rows skipped: 1 because"),
@@ -224,6 +228,27 @@ def test_mistakes(arguments: tuple[str, ...], line: str, place: Path, capsys: py
     assert cli.main(["train", *arguments, "--show"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and line in err and err.count("\n") == 1, err
+
+
+# -- pairs of texts
+
+
+def test_from_a_table_of_pairs_to_a_model_that_translates(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["cat", "dog", "sun", "sea"]
+    rows = [f"the {a} and the {b}\t{b} {a}".upper() if i else "english\tturned" for i, (a, b) in enumerate(
+        [("", ""), *((a, b) for a in words for b in words)])]  # fmt: skip
+    (place / "my pairs.tsv").write_text("\n".join([*rows, "no target\t"]))
+    small = ["--set", "model.encoder.depth=1", "--set", "model.decoder.depth=1"]
+    assert cli.main(["train", "--csv", "my pairs.tsv", "--target", "turned", *TINY, *small]) == 0
+    out, err = capsys.readouterr()
+    assert err == "my pairs.tsv: 16 rows; source: column 'english'; target: column 'turned'\n"
+    assert "skipped 1 of 17 rows" in out and "`anyformer run translate 'runs/my pairs' TEXT` uses it" in out
+    assert cli.main(["run", "translate", "runs/my pairs", "THE CAT AND THE DOG", "--device", "cpu"]) == 0
+    run = from_pairs("my pairs.tsv", "turned")
+    assert run.objective.columns == ("source", "target") and run.data.train.source.columns["target"] == "turned"
+    with pytest.raises(ValueError, match="--model gpt2 does not read one text and write another"):
+        from_pairs("my pairs.tsv", "turned", model="gpt2")
+    assert description_of(from_pairs("my pairs.tsv", "turned", model="t5-small").model).pair
 
 
 # -- messy tables

@@ -43,7 +43,7 @@ def from_text(
     encodings = dict.fromkeys([known_encoding(encoding)] if encoding else map(detect_encoding, files))
     if set(encodings) != {"utf-8"}:
         source = source.replace(encoding=encoding if encoding or len(encodings) > 1 else next(iter(encodings)))
-        tell(f"{path}: {', '.join(encodings)}")
+        tell(f"{path}: encoding {', '.join(encodings)} (--encoding sets another)")
     data = Data(train=source.replace(stop=0.9), valid=source.replace(start=0.9))
     size = sum(file.stat().st_size for file in files)
     if size < 2**16 and not all(any(True for _ in part.raw()) for part in (data.train, data.valid) if part):
@@ -175,7 +175,7 @@ def labels_of(path: str, column: str, values: LabelColumn, skipped: Mapping[str,
         )
     if len(labels) == values.total > 10:
         raise ValueError(
-            f"{path}: column {column!r} has another value in each of {values.total:,} rows: no class{after}"
+            f"{path}: column {column!r} has another value in each of {values.total:,} rows and is no label{after}"
         )
     return tuple(sorted(labels, key=float) if all(map(is_number, labels)) else labels)
 
