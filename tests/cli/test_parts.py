@@ -13,7 +13,7 @@ import torch
 
 import anyformer as af
 from anyformer import cli
-from anyformer.cli import listing
+from anyformer.cli import listing, search
 from anyformer.cli import parts as verb
 from anyformer.models import Model
 from anyformer.parts.condition import AdaptiveNorm
@@ -114,11 +114,35 @@ def test_no_other_name_is_said_twice_where_both_fit() -> None:
     "name, kind",
     [("rotary", "Rope"), ("swiglu", "GatedMLP"), ("mamba", "SelectiveState"), ("mamba2", "DualState"),
      ("rmsnorm", "RMSNorm"), ("gqa", "Attention"), ("alibi", "Alibi"), ("moe", "MoE"), ("mla", "LatentAttention"),
-     ("Longformer", "LocalAttention"), ("bpe", "TrainedBPE"), ("swish", "MLP")],
+     ("Longformer", "LocalAttention"), ("bpe", "TrainedBPE"), ("swish", "MLP"), ("multi-head attention", "Attention"),
+     ("masked language modelling", "Masked"), ("next sentence prediction", "MaskedAndNext"), ("InfoNCE", "Contrast"),
+     ("class token", "PatchEmbedding"), ("low-rank adaptation", "LoRA"), ("return-to-go", "Act"),
+     ("layer normalization", "LayerNorm")],
 )  # fmt: skip
 def test_parts_by_the_names_that_people_use(name: str, kind: str, run: Command) -> None:
     code, out, _ = run("parts", name)
     assert code == 0 and out.startswith(f"{kind}: ")
+
+
+@pytest.mark.parametrize(
+    "term, where",
+    [("beam search", "anyformer generate --num-beams"), ("nucleus sampling", "anyformer generate --top-p"),
+     ("speculative decoding", "anyformer generate --help"), ("KV cache", "anyformer generate --help"),
+     ("label smoothing", "Translate.smoothing"), ("gradient checkpointing", "Run.recompute"),
+     ("warm-up", "Cosine.warmup"), ("Noam schedule", "Noam"), ("in-context learning", "anyformer lab run neighbours"),
+     ("ALBERT", "anyformer zoo: albert"), ("zero-shot", "anyformer run zero-shot-image"),
+     ("induction heads", "anyformer lab run induction-heads"), ("fashion", "anyformer train fashion-mnist")],
+)  # fmt: skip
+def test_a_term_that_is_no_part_is_found_where_it_is_mentioned(term: str, where: str, run: Command) -> None:
+    code, out, err = run("parts", term)
+    assert code == 0 and err.startswith(f"anyformer: no Part is called {term!r}; it is mentioned here:")
+    assert where in [line.partition("  ")[0] for line in out.splitlines()[1:]]
+
+
+def test_a_term_that_nothing_mentions_is_a_mistake(run: Command) -> None:
+    code, out, err = run("parts", "chain of thoughtlessness")
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert not search.is_in("act", "a character") and search.is_in("warm-up", "warmup")
 
 
 def test_one_kind_is_told_whole(run: Command) -> None:

@@ -118,7 +118,7 @@ def test_rows_that_cannot_be_used_are_named_and_counted_also_the_second_time(tmp
 
 
 def test_nothing_to_learn_from_is_one_line(tmp_path, tokenizer):
-    with pytest.raises(ValueError, match="the train data has no usable example: 0 rows were skipped$"):
+    with pytest.raises(ValueError, match="the train data has no usable example: it is empty$"):
         prepare(Data(train=lines(tmp_path, "\n\n")), PlainObjective(), tokenizer, tmp_path / "p")
     with pytest.raises(
         ValueError, match=r"the train data has no usable example: 2 rows .*the first: .*a\.txt:1: it says bad"

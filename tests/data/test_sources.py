@@ -67,8 +67,8 @@ def texts(source):
 
 def test_text_by_file_paragraph_and_line(tmp_path):
     path = write(tmp_path / "a.txt", "one\ntwo\n\nthree\r\n\n\n")
-    assert texts(TextFiles(path=path)) == ["one\ntwo\n\nthree\r\n\n\n"]
-    assert texts(TextFiles(path=path, unit="paragraph")) == ["one\ntwo", "three\r"]
+    assert texts(TextFiles(path=path)) == ["one\ntwo\n\nthree\n\n\n"]
+    assert texts(TextFiles(path=path, unit="paragraph")) == ["one\ntwo", "three"]
     assert texts(TextFiles(path=path, unit="line")) == ["one", "two", "three"]
     places = [row.place for row in TextFiles(path=path, unit="paragraph").raw()]
     assert places == [f"{path}:1", f"{path}:4"]
@@ -81,6 +81,26 @@ def test_a_share_of_a_text_is_cut_at_a_line_and_nothing_is_lost(tmp_path):
     assert first + rest == whole and first.endswith("\n") and 0.88 < len(first) / len(whole) < 0.92
     lines = [texts(TextFiles(path=path, unit="line", **part)) for part in ({"stop": 0.9}, {"start": 0.9})]
     assert (len(lines[0]), len(lines[1])) == (90, 10) and lines[1][0] == "line 90"
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_share_of_one_long_line_is_cut_at_a_word(tmp_path, end):
+    path = write(tmp_path / "a.txt", whole := "word " * 200 + "last" + end)
+    (first,), (rest,) = (texts(TextFiles(path=path, **part)) for part in ({"stop": 0.9}, {"start": 0.9}))
+    assert first + rest == whole and rest.startswith("word ") and 0.88 < len(first) / len(whole) < 0.92
+
+
+def test_paragraphs_with_the_line_ends_of_windows(tmp_path):
+    path = write(tmp_path / "a.txt", b"one\r\ntwo\r\n\r\nthree\r\n")
+    assert texts(TextFiles(path=path, unit="paragraph")) == ["one\ntwo", "three"]
+
+
+def test_the_encoding_of_each_text_is_detected(tmp_path):
+    for name, encoding in (("a", "cp1252"), ("b", "utf-16"), ("c", "utf-8-sig")):
+        write(tmp_path / f"{name}.txt", "été\nfini".encode(encoding))
+    assert texts(TextFiles(path=str(tmp_path), encoding=None)) == ["été\nfini"] * 3
+    assert texts(TextFiles(path=str(tmp_path), encoding=None, unit="line")) == ["été", "fini"] * 3
+    assert texts(TextFiles(path=str(tmp_path), encoding="cp1252"))[0] == "été\nfini"
 
 
 def test_folders_patterns_and_compression(tmp_path):

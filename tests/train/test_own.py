@@ -19,10 +19,11 @@ from anyformer.objectives.examples import label_number
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.permuted import Permuted
 from anyformer.recipes.shared.own_images import from_images
+from anyformer.recipes.shared.own_pairs import from_pairs
 from anyformer.recipes.shared.own_tags import from_tags
 from anyformer.recipes.shared.own_text import from_table, from_text
 from anyformer.specs.codec import encode, to_json
-from anyformer.train.run import Pretrained, read_run
+from anyformer.train.run import Pretrained, description_of, read_run
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 import runs
@@ -43,6 +44,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lines = [{"sentence": text, "kind": kind, "score": i / 4} for i, (text, kind) in enumerate(rows)]
     (tmp_path / "bad.csv").write_text("text,kind\na,good\nb,\nc\nd,good\ne, \n")
     (tmp_path / "none.csv").write_text("text,kind\n,good\n")
+    (tmp_path / "none.txt").write_text(" \n\n")
+    (tmp_path / "hi.txt").write_text("hi\n")
     (tmp_path / "films.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return tmp_path
 
@@ -61,6 +64,21 @@ def test_from_a_folder_of_texts_to_a_model_that_writes(place: Path, capsys: pyte
     assert cli.main(["generate", "runs/texts", "aa", "--max-new-tokens", "3", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.strip()
     assert read_run(Path("runs/texts/run.json")).evaluate.sample
+
+
+def test_texts_in_other_encodings_and_in_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Windows' letters and line ends, all in one line, and a folder with a space in its name."""
+    (place / "my texts").mkdir()
+    (place / "my texts" / "a.txt").write_bytes("déjà vu à Nîmes\r\n".encode("cp1252") * 60)
+    source = shown(capsys, "--text", "my texts")["data"]["train"]
+    assert source["encoding"] == "cp1252" and shown(capsys, "--text", "texts")["data"]["train"].get("encoding") is None
+    (place / "my texts" / "b.txt").write_text("“word” " * 400, encoding="utf-8-sig")
+    run = from_text("my texts", tell=(said := list[str]()).append)
+    assert said == ["my texts: encoding cp1252, utf-8 (--encoding sets another)"]
+    assert [row.example["text"][:8] for row in run.data.valid.raw()] == ["déjà vu ", "“word” “"]
+    assert cli.main(["train", "--text", "my texts", "--set", "model.decoder.depth=1", *TINY]) == 0
+    assert "`anyformer generate 'runs/my texts' PROMPT` uses it" in capsys.readouterr().out
+    assert shown(capsys, "--text", "my texts/b.txt", "--encoding", "latin-1")["data"]["train"]["encoding"]
 
 
 def test_from_a_table_to_a_classifier_that_transformers_opens(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,6 +209,12 @@ def test_a_description_of_no_family_learns_labels(place: Path, capsys: pytest.Ca
     (("--csv", "films.csv", "--label", "kind", "--encoding", "utf-9"), "no encoding 'utf-9'; did you mean 'utf-8'?"),
     (("--csv", "bad.csv", "--label", "kind"), "bad.csv: column 'kind' has a single value, 'good', in all 2 rows (3 rows"
      " skipped: 2 because column 'kind' is empty, 1 because 1 values for 2 columns)"),
+    (("--csv", "films.csv", "--label", "id", "--column", "text"), "column 'id' has another value in each of 32 rows"),
+    (("--csv", "films.csv", "--target", "kind", "--label", "kind"), "give --label or --target, not both"),
+    (("--csv", "films.csv", "--target", "kindd", "--column", "text"), "no column 'kindd'; did you mean 'kind'?"),
+    (("--csv", "none.csv", "--target", "kind"), "none.csv: no row has a text in 'text' and in 'kind'"),
+    (("--text", "none.txt"), "none.txt: too little text; the last tenth is held out"),
+    (("--text", "hi.txt"), "hi.txt: too little text; the last tenth is held out"),
     (("--csv", "none.csv", "--label", "kind"), "none.csv: no row can be used; 1 rows skipped: 1 because"),
     (("--images", "nowhere"), "nowhere: no such folder"),
     (("--images", "texts"), "texts: no file ends in .png"),
@@ -204,6 +228,27 @@ def test_mistakes(arguments: tuple[str, ...], line: str, place: Path, capsys: py
     assert cli.main(["train", *arguments, "--show"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and line in err and err.count("\n") == 1, err
+
+
+# -- pairs of texts
+
+
+def test_from_a_table_of_pairs_to_a_model_that_translates(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["cat", "dog", "sun", "sea"]
+    rows = [f"the {a} and the {b}\t{b} {a}".upper() if i else "english\tturned" for i, (a, b) in enumerate(
+        [("", ""), *((a, b) for a in words for b in words)])]  # fmt: skip
+    (place / "my pairs.tsv").write_text("\n".join([*rows, "no target\t"]))
+    small = ["--set", "model.encoder.depth=1", "--set", "model.decoder.depth=1"]
+    assert cli.main(["train", "--csv", "my pairs.tsv", "--target", "turned", *TINY, *small]) == 0
+    out, err = capsys.readouterr()
+    assert err == "my pairs.tsv: 16 rows; source: column 'english'; target: column 'turned'\n"
+    assert "skipped 1 of 17 rows" in out and "`anyformer run translate 'runs/my pairs' TEXT` uses it" in out
+    assert cli.main(["run", "translate", "runs/my pairs", "THE CAT AND THE DOG", "--device", "cpu"]) == 0
+    run = from_pairs("my pairs.tsv", "turned")
+    assert run.objective.columns == ("source", "target") and run.data.train.source.columns["target"] == "turned"
+    with pytest.raises(ValueError, match="--model gpt2 does not read one text and write another"):
+        from_pairs("my pairs.tsv", "turned", model="gpt2")
+    assert description_of(from_pairs("my pairs.tsv", "turned", model="t5-small").model).pair
 
 
 # -- messy tables
@@ -235,7 +280,7 @@ def test_a_messy_table_is_read_and_every_lost_row_is_counted(place: Path, capsys
 @pytest.mark.parametrize("values, labels", [
     (["1", "0", "", "1"], ("0", "1")), ([1, 2, 10, 1], ("1", "2", "10")), ([True, False], ("False", "True")),
     (["1.0", "0.0", "1.0"], ("0.0", "1.0")), (["0.5", "2"], ()), ([*map(str, range(300)), "n/a"], ()),
-    (["1.5", "2.0", "beta"], ("1.5", "2.0", "beta")), ([["a"], "b", "c"], ("b", "c")),
+    (["1.5", "2", "NA", "NaN"], ()), (["1.5", "2.0", "beta"], ("1.5", "2.0", "beta")), ([["a"], "b", "c"], ("b", "c")),
 ], ids=lambda value: str(value)[:20])  # fmt: skip
 def test_labels_are_those_of_the_rows_that_can_be_used(values: list[Any], labels: tuple[str, ...], place: Path) -> None:
     Path("own.jsonl").write_text("".join(json.dumps({"text": "a", "kind": value}) + "\n" for value in values))

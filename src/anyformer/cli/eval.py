@@ -1,4 +1,4 @@
-"""Evaluate a model: its loss, and the published metrics of the task.
+"""Evaluate a model: its loss, and the published metrics of the task (perplexity and bits per byte for language models).
 
 MODEL is a model folder, a run's folder or a hub id; of a run the best checkpoint by validation is used, of RUN@last
 the newest. RECIPE gives the data and the objective: a recipe, a run.json or a run's folder (default: MODEL, if it is
@@ -27,7 +27,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--split", metavar="NAME", help="split to evaluate: test, valid or train (default: test if there is one)"
     )
     parser.add_argument(
-        "--metrics", metavar="NAMES", help="metrics such as bleu,chrf, or none (default: those of the task)"
+        "--metrics",
+        metavar="NAMES",
+        help="metrics such as bleu,chrf,rouge,wer,f1, or none (default: those of the task)",
     )
     parser.add_argument(
         "--by", metavar="WHAT", help="position: the loss by token index, and its derivative by log(index)"

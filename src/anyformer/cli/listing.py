@@ -44,6 +44,11 @@ def count_rows() -> list[dict[str, Any]]:
     ]
 
 
+def read_kinds() -> list[dict[str, Any]]:
+    """Our kinds, as they were when the table was written."""
+    return json.loads(PARTS.read_text(encoding="utf-8"))["kinds"]
+
+
 def find_kinds(name: str | None) -> tuple[list[dict[str, Any]], bool] | None:
     """Of the table of Parts: those that go by this name, each to be told whole, or those of an abstract kind of this
     name; all without a name, and None where nothing is called so."""

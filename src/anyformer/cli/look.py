@@ -1,8 +1,8 @@
 """Look inside a model while it reads: `anyformer look MODEL INPUT`.
 
 INPUT is a text, or the file of a picture or a recording for models that read those. The page shows the predictions at
-every position, attention, the residual stream, and the effect of changes inside the model on a prediction. It is one
-self-contained file (-o), or with --serve a page on this machine that computes values on demand."""
+every position, attention, the residual stream (logit lens), and the effect of changes inside the model on a
+prediction. It is one self-contained file (-o), or with --serve a page on this machine that computes on demand."""
 
 from __future__ import annotations
 

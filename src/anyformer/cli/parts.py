@@ -1,7 +1,8 @@
 """List every kind of Part that a description is made of; with NAME, its fields, the slots it fits, its paper.
 
-NAME may be any name that people use: rotary, swiglu, mamba, gqa. --slot lists the kinds that fit at an address, such as
-decoder.layers.attention.op, or in a field of a kind, such as Attention.position."""
+NAME may be any name that people use: rotary, swiglu, mamba, gqa. If no Part is called NAME, whatever mentions it is
+listed: Parts and fields, options, families, recipes, tasks, experiments. --slot lists the kinds that fit at an address,
+such as decoder.layers.attention.op, or in a field of a kind, such as Attention.position."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ from importlib.metadata import entry_points
 from textwrap import shorten
 from typing import Any
 
-from anyformer.cli import listing
+from anyformer.cli import listing, tell
+from anyformer.cli.search import mentions
 from anyformer.cli.texts import as_json
 
 WIDEST = 90  # letters of the one line on a kind
+MOST = 12  # places that mention a term
 LACKING = {"default": "(needed)"}
 
 Kind = dict[str, Any]  # what specs.slots.About says of one
@@ -32,7 +35,14 @@ def run(options: argparse.Namespace) -> None:
     if options.name is not None and options.slot is not None:
         raise ValueError("give NAME or --slot, not both")
     found = listing.find_kinds(options.name) if only_ours() and options.slot is None else None
-    kinds, whole = found or ask_kinds(options.name, options.slot)
+    try:
+        kinds, whole = found or ask_kinds(options.name, options.slot)
+    except ValueError:
+        rows = [] if options.name is None or options.json else mentions(options.name, listing.read_kinds())
+        if not rows:
+            raise
+        show_mentions(options.name, rows)
+        return
     if options.json:
         print(as_json(kinds, indent=1))
     elif whole:
@@ -77,9 +87,22 @@ def show_all(infos: list[Kind]) -> None:
     for group, kinds in groups.items():
         rows.append((group, "", ""))
         for each in kinds:
-            called = (name.partition(" (")[0] for name in each["called"])
-            rows.append((f"  {each['name']}", shorten(each["about"], WIDEST, placeholder=" ..."), ", ".join(called)))
+            called = ", ".join(name.partition(" (")[0] for name in each["called"])
+            rows.append((f"  {each['name']}", brief(each["about"]), brief(called)))
     table(("kind", "what it is", "also called"), rows)
+
+
+def brief(text: str) -> str:
+    return shorten(text, WIDEST, placeholder=" ...")
+
+
+def show_mentions(name: str, rows: list[tuple[str, str]]) -> None:
+    from anyformer.cli.terminal import table
+
+    tell(f"no Part is called {name!r}; it is mentioned here:")
+    table(("where", "what it is"), [(where, brief(about)) for where, about in rows[:MOST]])
+    if len(rows) > MOST:
+        tell(f"and in {len(rows) - MOST} more places")
 
 
 def show(each: Kind) -> None:

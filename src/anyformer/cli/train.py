@@ -1,6 +1,6 @@
 """Train a model. RECIPE is a name from --list, a run.json, or the folder of a run. Or use your own data: --text FOLDER
-trains a language model, --csv FILE --label COLUMN a text classifier, --images FOLDER an image classifier, --tags FILE a
-tagger of words; --model starts from another model.
+trains a language model, --csv FILE --label COLUMN a text classifier, --csv FILE --target COLUMN a model that translates
+or summarizes, --images FOLDER an image classifier, --tags FILE a tagger of words; --model starts from another model.
 
 Every field of the description can be set: --set steps=2000 --set optimizer.lr=1e-3; --freeze embedding does not train a
 part of the model. The folder keeps the description, the environment, metrics.jsonl and checkpoints; a run that was
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,10 +31,11 @@ LOGS = ("tensorboard", "wandb")
 OWN = ("text", "csv", "jsonl", "images", "tags")  # data of your own
 GO_WITH = {  # a flag -> the kinds of data that it is about
     "label": ("csv", "jsonl", "tags"),
+    "target": ("csv", "jsonl"),
     "column": ("csv", "jsonl", "tags"),
     "model": OWN,
     "delimiter": ("csv",),
-    "encoding": ("csv", "jsonl", "tags"),
+    "encoding": ("text", "csv", "jsonl", "tags"),
 }
 
 
@@ -45,6 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", metavar="DIR", help="train an image classifier on a folder with a folder per class")
     parser.add_argument("--tags", metavar="FILE", help="train a tagger of words: CoNLL columns, or JSON lines")
     parser.add_argument("--label", metavar="COLUMN", help="column to predict; with --tags a name, or a number from 1")
+    parser.add_argument("--target", metavar="COLUMN", help="column of texts to write, such as translations")
     parser.add_argument(
         "--column",
         metavar="COLUMN",
@@ -53,7 +56,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="column of the texts (twice for pairs); with --tags of the words",
     )
     parser.add_argument("--delimiter", metavar="CHAR", help="delimiter of --csv (default: detected)")
-    parser.add_argument("--encoding", metavar="NAME", help="encoding of --csv, --jsonl or --tags (default: detected)")
+    parser.add_argument("--encoding", metavar="NAME", help="encoding of the files (default: detected)")
     parser.add_argument(
         "--model", metavar="NAME|FOLDER", help="model for your data: a name of the zoo, or a folder to train further"
     )
@@ -93,8 +96,10 @@ def run(options: argparse.Namespace) -> None:
     for name, kinds in GO_WITH.items():
         if getattr(options, name) and given[0] not in kinds:
             raise ValueError(f"--{name} goes with {', '.join(f'--{kind}' for kind in kinds)}")
-    if options.csv and not options.label:
-        raise ValueError("--csv needs --label COLUMN, the column to predict")
+    if options.csv and not options.label and not options.target:
+        raise ValueError("--csv needs --label COLUMN, the column to predict, or --target COLUMN, the texts to write")
+    if options.label and options.target:
+        raise ValueError("give --label or --target, not both")
     for name in options.log:
         if name not in LOGS:
             raise ValueError(f"--log {name}; {nearest(name, LOGS)}")
@@ -147,18 +152,14 @@ def own_run(options: argparse.Namespace) -> Run:
         words = options.column[0] if options.column else None
         return from_tags(options.tags, words, options.label, options.model, encoding=options.encoding, tell=tell)
     if options.text is not None:
-        return from_text(options.text, options.model)
-    delimiter = {"tab": "\t", "\\t": "\t"}.get(options.delimiter, options.delimiter)
-    return from_table(
-        options.csv or options.jsonl,
-        options.label,
-        options.column,
-        options.model,
-        delimiter=delimiter,
-        encoding=options.encoding,
-        jsonl=options.jsonl is not None,
-        tell=tell,
-    )
+        return from_text(options.text, options.model, encoding=options.encoding, tell=tell)
+    path, reading = options.csv or options.jsonl, {"encoding": options.encoding, "jsonl": options.jsonl is not None}
+    reading["delimiter"] = {"tab": "\t", "\\t": "\t"}.get(options.delimiter, options.delimiter)
+    if options.target is not None:
+        from anyformer.recipes.shared.own_pairs import from_pairs
+
+        return from_pairs(path, options.target, options.column, options.model, **reading, tell=tell)
+    return from_table(path, options.label, options.column, options.model, **reading, tell=tell)
 
 
 def find_run(name: str, data: str, changes: Sequence[str], resume: bool = False) -> tuple[Run, str]:
@@ -236,4 +237,4 @@ def usage(objective: Objective, folder: Path) -> str:
 
     commands = (part.command for _, part in walk(objective) if isinstance(part, Objective))
     command = next(filter(None, commands), "")
-    return f"anyformer {command}".replace("RUN", str(folder)) if command else ""
+    return f"anyformer {command}".replace("RUN", shlex.quote(str(folder))) if command else ""

@@ -30,7 +30,7 @@ class Share(Part):
             raise ValueError(f"the share {quote(self.name)} has the weight {self.weight}; it must be 0 or more")
 
 
-class Mixture(Source):
+class Mixture(Source, called=("mixture of datasets",)):
     """Draws examples from several sources by weight; each source has its own epochs.
     Weights count examples, and tokens where texts are packed; batches in tokens are of one source each.
 

@@ -178,7 +178,8 @@ def _write_rows(
             progress(what, count)
     if not count:
         first = f"; the first: {writer.problems[0]}" if writer.problems else ""
-        raise ValueError(f"the {what} data has no usable example: {writer.bad - bad:,} rows were skipped{first}")
+        why = f"{writer.bad - bad:,} rows were skipped{first}" if writer.bad > bad else "it is empty"
+        raise ValueError(f"the {what} data has no usable example: {why}")
     if progress is not None:
         progress(what, count)
 

@@ -421,16 +421,17 @@ def detect_encoding(file: Path) -> str:
 
 
 class NotText(ValueError):
-    """A file that is not UTF-8; `line` is the first that is not."""
+    """A file that is not in its encoding; `line` is the first that is not."""
 
-    def __init__(self, line: int) -> None:
-        super().__init__("not UTF-8")
+    def __init__(self, line: int, encoding: str) -> None:
+        super().__init__(encoding_problem(encoding))
         self.line = line
 
 
-def read_text(file: Path) -> Iterator[str]:
-    """The text of a file, in parts cut anywhere."""
-    reader, line = codecs.getincrementaldecoder("utf-8-sig")(), 1
+def read_text(file: Path, encoding: str = "utf-8") -> Iterator[str]:
+    """The text of a file, in parts cut anywhere; its lines end in "\\n" only."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig" if encoding == "utf-8" else encoding)()
+    reader, line = io.IncrementalNewlineDecoder(decoder, translate=True), 1
     try:
         with open_bytes(file) as stream:
             raw = b"\0"
@@ -440,7 +441,7 @@ def read_text(file: Path) -> Iterator[str]:
                 line += text.count("\n")
                 yield text
     except UnicodeDecodeError as error:
-        raise NotText(line + error.object.count(b"\n", 0, error.start)) from None
+        raise NotText(line + error.object.count(b"\n", 0, error.start), encoding) from None
     except BROKEN as error:
         raise ValueError(f"{file}: cannot be read ({error})") from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -18,6 +18,7 @@ from anyformer.data.source import (
     Row,
     Source,
     TextLine,
+    detect_encoding,
     digest_of,
     find,
     known_encoding,
@@ -33,13 +34,16 @@ LONG = 2**22  # characters of a text that is not held whole
 class TextFiles(Files):
     """Plain text: each file, paragraph (between empty lines) or line is one example, {"text": ...}.
 
-    `start` and `stop` take a part of each file: shares of its lines, or of its characters up to where a line ends."""
+    `start` and `stop` take a part of each file: shares of its lines, or of its characters up to where a line ends (in
+    a last line that is longer than that, a word)."""
 
     unit: Literal["file", "paragraph", "line"] = "file"
     start: float = 0.0
     stop: float = 1.0
+    encoding: str | None = "utf-8"  # None: detected for each file
 
     def check(self) -> None:
+        known_encoding(self.encoding or "utf-8")
         if not 0 <= self.start < self.stop <= 1:
             raise ValueError(f"TextFiles: 0 <= start < stop <= 1 must hold, not {self.start} and {self.stop}")
 
@@ -54,10 +58,11 @@ class TextFiles(Files):
                 yield from self._texts(file)
 
     def _lines(self, file: Path) -> Iterator[Row]:
-        numbered: Iterable[TextLine] = lines(file)
+        encoding = self.encoding or detect_encoding(file)
+        numbered: Iterable[TextLine] = lines(file, encoding)
         if (self.start, self.stop) != (0, 1):
             total = sum(1 for _ in numbered)
-            numbered = islice(lines(file), round(self.start * total), round(self.stop * total))
+            numbered = islice(lines(file, encoding), round(self.start * total), round(self.stop * total))
         for number, line, problem in numbered:
             if line is None:
                 yield Row(f"{file}:{number}", None, problem)
@@ -65,19 +70,20 @@ class TextFiles(Files):
                 yield Row(f"{file}:{number}", {"text": line})
 
     def _texts(self, file: Path) -> Iterator[Row]:
+        read = partial(read_text, file, self.encoding or detect_encoding(file))
         try:
-            total = sum(map(len, read_text(file)))
+            total = sum(map(len, read()))
         except NotText as error:
             yield Row(f"{file}:{error.line}", None, str(error))
             return
-        start, stop = (_line_end(file, share, total) for share in (self.start, self.stop))
-        number = sum(part.count("\n") for part in _characters(file, 0, start)) + 1
+        start, stop = (_line_end(read, share, total) for share in (self.start, self.stop))
+        number = sum(part.count("\n") for part in _characters(read, 0, start)) + 1
         if self.unit == "file":
-            if any(part.strip() for part in _characters(file, start, stop)):
-                text = LongText(partial(_characters, file, start, stop))
+            if any(part.strip() for part in _characters(read, start, stop)):
+                text = LongText(partial(_characters, read, start, stop))
                 yield Row(f"{file}:{number}", {"text": text if stop - start > LONG else str(text)})
             return
-        for paragraph, size in _paragraphs(_characters(file, start, stop)):
+        for paragraph, size in _paragraphs(_characters(read, start, stop)):
             if paragraph is None:
                 yield Row(f"{file}:{number}", None, TOO_LONG)
             elif paragraph.strip():
@@ -85,10 +91,10 @@ class TextFiles(Files):
             number += size + 2
 
 
-def _characters(file: Path, start: int, stop: int) -> Iterator[str]:
+def _characters(read: Callable[[], Iterator[str]], start: int, stop: int) -> Iterator[str]:
     """The characters [start, stop) of a file."""
     seen = 0
-    for part in read_text(file):
+    for part in read():
         if seen < stop and seen + len(part) > start:
             yield part[max(start - seen, 0) : stop - seen]
         seen += len(part)
@@ -96,15 +102,16 @@ def _characters(file: Path, start: int, stop: int) -> Iterator[str]:
             return
 
 
-def _line_end(file: Path, share: float, total: int) -> int:
-    """Where the line ends that this share of the characters falls into."""
+def _line_end(read: Callable[[], Iterator[str]], share: float, total: int) -> int:
+    """Where the line ends that this share of the characters falls into; in the last line, where the word ends."""
     if share in (0, 1):
         return round(share * total)
-    place = int(share * total)
-    for part in _characters(file, place, total):
-        if "\n" in part:
-            return place + part.index("\n") + 1
-        place += len(part)
+    for end in "\n ":
+        place = int(share * total)
+        for part in _characters(read, place, total - 1):
+            if end in part:
+                return place + part.index(end) + 1
+            place += len(part)
     return total
 
 

@@ -119,7 +119,7 @@ class Bytes(BuiltVocabulary, called=("ByT5",)):
         return _byte_pairs(tokens)
 
 
-class TrainedBPE(BuiltVocabulary, called=("BPE", "byte pair encoding")):
+class TrainedBPE(BuiltVocabulary, called=("BPE", "byte pair encoding", "byte-level BPE")):
     """Byte pairs merged by how often they stand together in this data [Sennrich et al. 2016; Radford et al. 2019]."""
 
     size: int = 8192
@@ -193,7 +193,7 @@ class TrainedWordPiece(PieceVocabulary, called=("WordPiece",)):
         return core
 
 
-class TrainedUnigram(PieceVocabulary, called=("Unigram", "SentencePiece")):
+class TrainedUnigram(PieceVocabulary, called=("Unigram", "SentencePiece", "unigram tokenizer")):
     """Pieces with probabilities; a text is read as its most probable pieces, spaces included [Kudo 2018, SentencePiece;
     T5's kind]. The trainer gives slightly different pieces each time: a run keeps those that it began with."""
 

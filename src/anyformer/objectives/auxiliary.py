@@ -14,7 +14,7 @@ from anyformer.parts.head.language import next_labels
 from anyformer.specs.checks import at_least
 
 
-class Auxiliary(ObjectiveWrapper):
+class Auxiliary(ObjectiveWrapper, called=("auxiliary language model loss",)):
     """`of` is the task (Classify, Tag, ...), `weight` is lambda. The scores of the vocabulary are read off the token
     table, as GPT's are: no head is added to the model."""
 

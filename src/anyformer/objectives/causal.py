@@ -16,7 +16,7 @@ from anyformer.objectives.objective import Batch, HeadInputs, Objective, Record,
 from anyformer.runtime.mask import begins
 
 
-class NextToken(Objective, called=("CLM", "causal language modelling")):
+class NextToken(Objective, called=("CLM", "causal language modelling", "next-token prediction", "language modelling")):
     """Texts end with the tokenizer's end token and are packed into full rows. `apart`: documents of one row do not see
     each other, nor does one predict the first token of the next; otherwise a row is read as one text (GPT-2)."""
 

@@ -18,7 +18,7 @@ from anyformer.specs.checks import at_least, chance
 LEAST = 2  # spans, as published
 
 
-class Contrast(Sounds, called=("wav2vec 2.0", "contrastive")):
+class Contrast(Sounds, called=("wav2vec 2.0", "contrastive", "InfoNCE")):
     """About `hidden` of the frames are hidden each time, in spans of `span` that may lie over each other, and for each
     of them `negatives` others of the same recording are drawn. A frame is `reach` samples, every `hop`: the model's
     stem. Codes are drawn at a temperature that falls from the first of `temperatures` to the second, by the factor

@@ -15,7 +15,7 @@ from anyformer.objectives.recordings import Sounds
 from anyformer.parts.head.ctc import CTCModule
 
 
-class CTC(Sounds, called=("speech recognition",)):
+class CTC(Sounds, called=("speech recognition", "connectionist temporal classification")):
     """Also a column "text", the transcript. The loss is that of a token, all its alignments together."""
 
     command: ClassVar[str] = "run transcribe RUN FILE"

@@ -18,7 +18,10 @@ from anyformer.parts.head.trajectory import TrajectoryModule
 from anyformer.specs.checks import at_least
 
 
-class Act(Objective):
+class Act(
+    Objective,
+    called=("Decision Transformer", "return-to-go", "offline reinforcement learning", "offline RL"),
+):
     """Columns "states" (N, S), "actions" (N,) or (N, A) and "rewards" (N,) of an episode. Each time another window of
     `steps` is seen. Actions are numbers, or with `choices` one of so many. `asks` False leaves the return out, which is
     behaviour cloning."""

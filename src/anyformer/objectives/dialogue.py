@@ -18,7 +18,7 @@ from anyformer.objectives.objective import Batch, Objective, Record, pad_rows, p
 from anyformer.specs.checks import at_least
 
 
-class Dialogue(Objective, called=("SFT", "instruction tuning", "chat")):
+class Dialogue(Objective, called=("SFT", "instruction tuning", "chat", "supervised fine-tuning")):
     """Column "messages", a list of {"role": ..., "content": ...} with any number of turns, and "tools" where there are
     such, written by the checkpoint's chat template. What takes more than `length` tokens is cut after the last answer
     that fits."""

@@ -26,7 +26,10 @@ from anyformer.parts.head.pretraining import PretrainingModule
 from anyformer.specs.checks import at_least, positive
 
 
-class Distill(ObjectiveWrapper):
+class Distill(
+    ObjectiveWrapper,
+    called=("knowledge distillation", "teacher and student", "KL divergence"),
+):
     """`teacher` is the folder or hub id of a model with the same vocabulary (or labels); `of` gives the data and the
     hard targets. Three terms, each a mean with its factor; those with the factor 0 are left out. The defaults are
     DistilBERT's:

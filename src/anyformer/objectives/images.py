@@ -115,9 +115,9 @@ class ClassifyImage(LabelledPictures):
 
     fewest: ClassVar[tuple[int, str]] = (2, "two labels")
 
-    smoothing: float = 0.0  # of the labels
-    cut: float = 0.0
-    erase: float = 0.0
+    smoothing: float = 0.0  # label smoothing
+    cut: float = 0.0  # CutMix
+    erase: float = 0.0  # random erasing
 
     def check(self) -> None:
         super().check()

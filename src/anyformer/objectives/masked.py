@@ -19,7 +19,7 @@ from anyformer.objectives.vocabulary import VocabularyInfo, VocabularyObjective,
 from anyformer.specs.checks import at_least, chance
 
 
-class Masked(VocabularyObjective, called=("MLM",)):
+class Masked(VocabularyObjective, called=("MLM", "masked language modelling", "masked language modeling", "cloze")):
     """`rate` of the tokens are chosen: 80 % of these become the mask token, 10 % any token, 10 % stay as they are.
 
     Texts are packed into rows and masked anew each time [Liu et al. 2019]. With `length` they are cut into pieces of so

@@ -21,7 +21,7 @@ from anyformer.specs.checks import at_least, positive
 WAVES = 32  # of a smooth function
 
 
-class Regress(Objective):
+class Regress(Objective, called=("in-context regression",)):
     """Column "number", which with chance decides what is drawn, on the device: a function beta ~ N(0, I / width),
     points x ~ N(0, I) and values beta x + N(0, noise^2). The value at each point is predicted from the 0 to
     `context` pairs before it. With `scale`, functions are not linear but smooth: of a Gaussian process whose values at

@@ -15,7 +15,7 @@ from anyformer.specs.checks import at_least
 from anyformer.specs.messages import quote
 
 
-class Translate(Rewrite, called=("seq2seq", "summarize")):
+class Translate(Rewrite, called=("seq2seq", "summarize", "machine translation", "teacher forcing")):
     """`prefix` stands before every source ("translate English to German: ", T5). A model with tokens for languages
     (M2M-100) needs the code of the language to write, and of the language it reads where that is not its folder's.
 
@@ -25,7 +25,7 @@ class Translate(Rewrite, called=("seq2seq", "summarize")):
 
     command: ClassVar[str] = "run translate RUN TEXT"
 
-    smoothing: float = 0.1
+    smoothing: float = 0.1  # label smoothing
     prefix: str = ""
     source_language: str = ""
     target_language: str = ""

@@ -47,7 +47,7 @@ class Conditioned(nn.Module):
         return self.modulate(F.silu(condition.vector_for(self.layer)))[:, None]
 
 
-class AdaptiveNorm(Part, sees="itself", called=("adaLN", "adaLN-Zero", "FiLM", "modulation")):
+class AdaptiveNorm(Part, sees="itself", called=("adaLN", "adaLN-Zero", "FiLM", "modulation", "adaptive layer norm")):
     """A norm whose result is scaled and shifted by linear maps of the condition, which start at zero: at first it is
     the plain norm."""
 

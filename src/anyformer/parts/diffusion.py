@@ -28,7 +28,7 @@ from anyformer.specs.part import Part, Site
 MOST = 1_000_000  # steps: a hostile file must not fill the memory
 
 
-class NoiseSchedule(Part, sees="itself", called=("betas", "DDPM")):
+class NoiseSchedule(Part, sees="itself", called=("betas", "DDPM", "DDIM")):
     """The share of the noise's variance that each of `steps` steps adds: growing linearly from `start` to `end`, as the
     square of something linear (latent diffusion), or so that what is left of the picture is a squared cosine of the
     step [Nichol and Dhariwal 2021]."""

@@ -70,7 +70,7 @@ class Xavier(Initializer, called=("Glorot",)):
         (nn.init.xavier_normal_ if self.normal else nn.init.xavier_uniform_)(tensor, self.gain, generator=generator)
 
 
-class Kaiming(Initializer, called=("He",)):
+class Kaiming(Initializer, called=("He", "He initialization")):
     """Variance 1 / inputs, times a gain [He et al. 2015]."""
 
     gain: float = math.sqrt(2.0)

@@ -32,7 +32,9 @@ class Add(Residual, sees="itself", called=("skip connection", "residual connecti
         return ScaledModule(1.0, 1.0, self.float32)
 
 
-class Scaled(Residual, sees="itself", called=("DeepNorm (skip=alpha)", "half-step (branch=0.5)")):
+class Scaled(
+    Residual, sees="itself", called=("DeepNorm (skip=alpha)", "half-step (branch=0.5)", "DeepNet (skip=alpha)")
+):
     """skip * x + branch * f(x). The Conformer's half-step is branch=0.5; DeepNorm [Wang et al. 2022] is skip=alpha
     with the norm after the add: `Sublayer(residual=Scaled(skip=alpha), out_norm=LayerNorm())`, see `deepnorm`."""
 

@@ -134,7 +134,7 @@ class Full(Mask, sees="all", called=("bidirectional",)):
         return (q >= 0) & (k >= 0)
 
 
-class Causal(Mask, sees="past", called=("autoregressive", "triangular")):
+class Causal(Mask, sees="past", called=("autoregressive", "triangular", "causal mask", "look-ahead mask")):
     """A token sees itself and what came before."""
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
@@ -156,7 +156,7 @@ class Window(Mask, sees="all", called=("sliding window", "local")):
         return near & (k - q < self.size) if self.ahead else near
 
 
-class Dilated(Mask, sees="all"):
+class Dilated(Mask, sees="all", called=("dilated attention",)):
     """Every `step`-th token counted from the query [Beltagy et al. 2020]."""
 
     step: int = dataclasses.field(kw_only=False)
@@ -168,7 +168,14 @@ class Dilated(Mask, sees="all"):
         return (q - k) % self.step == 0
 
 
-class Global(Mask, sees="all"):
+class Global(
+    Mask,
+    sees="all",
+    called=(
+        "global attention",
+        "global tokens",
+    ),
+):
     """The first tokens see everything and are seen by everything."""
 
     counting: ClassVar[bool] = True
@@ -243,7 +250,7 @@ class GridBlocks(Mask, sees="all", called=("Image Transformer (2D)", "local 2D a
         return down & (column >= left - self.beside) & (column < left + self.size[1] + self.beside)
 
 
-class Strided(Mask, sees="all", called=("Sparse Transformer",)):
+class Strided(Mask, sees="all", called=("Sparse Transformer", "strided attention")):
     """The previous `stride` tokens, and every stride-th before them [Child et al. 2019]; combine with Causal."""
 
     stride: int = dataclasses.field(kw_only=False)
@@ -273,7 +280,7 @@ class Fixed(Mask, sees="all"):
         return (q // self.stride == k // self.stride) | (k % self.stride >= self.stride - self.summary)
 
 
-class Axial(Mask, sees="all"):
+class Axial(Mask, sees="all", called=("axial attention",)):
     """The same row or the same column of a grid `columns` wide, in reading order [Ho et al. 2019]."""
 
     counting: ClassVar[bool] = True
@@ -324,7 +331,7 @@ class Padding(Mask, sees="all"):
         return FULL.allows(b, q, k, rows) if rows.padding is None else rows.padding[b, k]
 
 
-class SameDocument(Mask, sees="all", called=("packing",)):
+class SameDocument(Mask, sees="all", called=("packing", "sequence packing")):
     """Packed documents do not see each other."""
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:

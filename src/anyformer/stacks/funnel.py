@@ -20,7 +20,7 @@ from anyformer.stacks.backbone import Backbone
 from anyformer.stacks.stack import Stack, StackModule
 
 
-class Funnel(Backbone, sees="all"):
+class Funnel(Backbone, sees="all", called=("Funnel Transformer",)):
     """Stages with a step down between each two, and optionally a `top` that reads the full length again: each token of
     the last stage stands for all it was made of, added to what the first stage said [Dai et al. 2020]. Pads on the left
     are moved to the end, so that the first token of a text is the first of its row; packed documents are refused."""

@@ -16,7 +16,7 @@ from anyformer.stacks.backbone import Backbone
 from anyformer.stacks.stack import Stack, StackModule
 
 
-class Stages(Backbone, sees="all"):
+class Stages(Backbone, sees="all", called=("hierarchical vision transformer",)):
     """Stacks one after another, each on a coarser and wider grid than the one before (Swin, ResNet)."""
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)

@@ -26,7 +26,16 @@ from anyformer.specs.checks import chance
 from anyformer.specs.part import Part, Site, walk
 
 
-class Sublayer(Part, sees="itself", called=("residual step",)):
+class Sublayer(
+    Part,
+    sees="itself",
+    called=(
+        "residual step",
+        "pre-LN (pre_norm=...)",
+        "post-LN (out_norm=...)",
+        "sandwich norm (pre_norm=..., post_norm=...)",
+    ),
+):
     """One residual step around any op."""
 
     op: Op
@@ -39,7 +48,7 @@ class Sublayer(Part, sees="itself", called=("residual step",)):
     of_block: bool = False  # the branch reads what came into the Block, not what the step before left (DeBERTa v2)
     zero_pads: bool = False  # pads leave as zeros
     dropout: float = 0.0  # on the branch, before its norm
-    drop_path: float = 0.0  # chance to skip the branch in the last layer, growing linearly to it [Huang et al. 2016]
+    drop_path: float = 0.0  # stochastic depth: chance to skip the branch in the last layer, growing to it linearly
 
     def check(self) -> None:
         chance(self, "dropout", "drop_path")

@@ -78,7 +78,7 @@ class Evaluate(Part):
     batches: int | None = None  # at most; default: all
     metrics: tuple[str, ...] = ()  # "accuracy", "bleu", ...: depend on the objective, see evaluate/metrics.py
     num_beams: int = 1  # for metrics that need generated text
-    patience: int | None = 5  # stop after this many evaluations without a better one; null: never
+    patience: int | None = 5  # early stopping: after so many evaluations without a better one; null: never
     best: str = "loss"  # the score that must improve: the loss or one of the metrics
     sample: str | None = None  # a prompt to continue at each evaluation
 
@@ -109,10 +109,10 @@ class Run(Part):
     schedule: Schedule = Constant()
     batch: Batch
     steps: int
-    precision: Literal["fp32", "bf16", "bf16-stream", "fp16"] = "fp32"  # bf16-stream: the residual stream is bf16 too
-    clip: float | None = 1.0  # maximum gradient norm over all parameters
-    ema: float | None = None  # decay of a moving average of the weights, which is evaluated and saved
-    recompute: tuple[str, ...] = ()  # addresses whose activations are recomputed in the backward pass
+    precision: Literal["fp32", "bf16", "bf16-stream", "fp16"] = "fp32"  # mixed; bf16-stream: the residual stream too
+    clip: float | None = 1.0  # gradient clipping: the maximum norm over all parameters
+    ema: float | None = None  # decay of an exponential moving average of the weights, which is evaluated and saved
+    recompute: tuple[str, ...] = ()  # gradient checkpointing: addresses whose activations are computed again backward
     compile: bool | Literal["whole"] = False  # true: block by block; whole: one graph, which takes longer to compile
     record: bool | None = None  # capture each step in a CUDA graph; null: on one GPU where it helps, see record.py
     lora: LoRA | None = None

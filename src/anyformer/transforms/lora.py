@@ -34,7 +34,7 @@ NAMES = ("lora_a", "lora_b")
 STARTS = {"*.lora_a": Kaiming(gain=1 / math.sqrt(3), normal=False), "*.lora_b": Value(value=0.0)}
 
 
-class LoRA(Part):
+class LoRA(Part, called=("low-rank adaptation",)):
     """Which linear layers get an adapter, by patterns of addresses, and how large a one. `also` names parameters that
     are learnt as they are; those that no checkpoint had (a new head) are among them unless `fresh` is off."""
 

@@ -79,6 +79,10 @@ class Attention(
         "cross-attention (memory=True)",
         'entmax (normalizer="entmax")',
         'sparsemax (normalizer="sparsemax")',
+        "multi-head attention",
+        "multi-query attention (num_kv_heads=1)",
+        "grouped-query attention (num_kv_heads=...)",
+        "encoder-decoder attention (memory=True)",
     ),
 ):
     """Scaled dot-product attention in several heads: softmax(q k^T / sqrt(K)) v [Vaswani et al. 2017]."""

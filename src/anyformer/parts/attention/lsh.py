@@ -233,7 +233,7 @@ class InChunks(Op):
             raise ValueError(f"{kind}.loose says which earlier tokens are looked at: set causal=True")
 
 
-class LSHAttention(InChunks, sees="past", called=("Reformer", "hashing attention")):
+class LSHAttention(InChunks, sees="past", called=("Reformer", "hashing attention", "locality-sensitive hashing")):
     """One projection gives queries and keys, which hash to buckets by the random rotation they are nearest to. In each
     of `rounds` a token looks at its chunk of the row sorted by bucket, at `before` chunks in front of it and at `after`
     behind it, and at itself only where there is nothing else.

@@ -29,7 +29,12 @@ from anyformer.specs.part import Site
 class RecurrentAttention(
     Projections,
     sees="past",
-    called=("Transformer-XL memory", "segment recurrence", "Compressive Transformer (compressed=...)"),
+    called=(
+        "Transformer-XL memory",
+        "segment recurrence",
+        "Compressive Transformer (compressed=...)",
+        "segment-level recurrence",
+    ),
 ):
     """A text is read in segments. A token sees its own from left to right, the `kept` tokens before the segment and,
     before those, `compressed` vectors, each made of `rate` tokens by their mean, their maximum or a convolution. Keys

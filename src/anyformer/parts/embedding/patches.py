@@ -28,7 +28,7 @@ from anyformer.specs.part import Site
 Size = tuple[int, int]  # rows, columns
 
 
-class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
+class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify", "class token", "CLS token")):
     """One vector a patch, after learned ones that belong to none [Dosovitskiy et al. 2021]. An image of another size
     than `image_size` needs `interpolate_pos_encoding=True` where positions are learned. All of an image is read at
     once; `attention_mask` hides tokens of it, where no grid is needed."""

@@ -34,7 +34,7 @@ class TimeConvolution(nn.Conv1d):
         return convolve(x, self.weight, self.bias, self.stride[0])
 
 
-class SpectrogramEmbedding(Embedding, sees="all"):
+class SpectrogramEmbedding(Embedding, sees="all", called=("log-mel spectrogram",)):
     """Frames of a spectrogram (batch, channels, frames) through convolutions of the model's width, whose strides make
     them fewer [Radford et al. 2022]. Silence is heard like any sound: `attention_mask` (batch, frames) says where there
     is something for augmentation to hide, and no more."""

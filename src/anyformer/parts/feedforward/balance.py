@@ -15,7 +15,13 @@ from anyformer.specs.checks import at_least
 from anyformer.specs.part import Part
 
 
-class Balance(Part):
+class Balance(
+    Part,
+    called=(
+        "load balancing loss",
+        "auxiliary loss",
+    ),
+):
     """`terms` are the named losses of a pass, `total` what is added to the loss of the labels."""
 
     def terms(self, ctx: Context) -> dict[str, Tensor]:
@@ -53,7 +59,7 @@ class PooledBalance(Balance):
         return self.weight * sum(terms.values(), torch.zeros(()))
 
 
-class SwitchBalance(Balance):
+class SwitchBalance(Balance, called=("router z-loss",)):
     """The same for every text on its own, and the squared log-sum of the logits, which keeps them small [Fedus et al.
     2021; Zoph et al. 2022]; for the encoder and the decoder, where they have some layers without experts too."""
 

@@ -16,7 +16,14 @@ from anyformer.specs.part import Site
 class MLP(
     Reshaping,
     sees="itself",
-    called=("FFN", "feed-forward", "position-wise", "swish (activation='silu')", "SiLU (activation='silu')"),
+    called=(
+        "FFN",
+        "feed-forward",
+        "position-wise",
+        "swish (activation='silu')",
+        "SiLU (activation='silu')",
+        "squared ReLU (activation='relu2')",
+    ),
 ):
     """down(activation(up(x)))"""
 

@@ -47,7 +47,7 @@ class Router(Part):
         raise NotImplementedError
 
 
-class TopK(Router, sees="itself", called=("Mixtral router",)):
+class TopK(Router, sees="itself", called=("Mixtral router", "top-k routing")):
     """The k experts with the highest scores (Mixtral), where experts stand in groups only those of the best groups
     [DeepSeek-V2, 2024], where `correction` is on chosen with a bias that balances the load without a loss and says
     nothing about the weights [Wang et al. 2024; DeepSeek-V3]."""
@@ -137,7 +137,7 @@ class Switch(Router, sees="past", called=("Switch Transformer", "top-1 router"))
     [Fedus et al. 2021]."""
 
     top_k: int = 1
-    capacity: int = 64
+    capacity: int = 64  # tokens an expert: capacity factor x tokens / experts in the paper
     limit: Literal["text", "batch"] = "text"  # batch: of all texts together, in training alone, as in the paper
     bias: bool = False
     jitter: float = 0.0  # the router reads its input times 1 +- this in training
@@ -261,7 +261,7 @@ class GShardModule(nn.Module):
         return Routing(experts.view(-1, 2), weights, logits)
 
 
-class NoisyTopK(Router, sees="itself", called=("sparsely-gated",)):
+class NoisyTopK(Router, sees="itself", called=("sparsely-gated", "noisy top-k gating")):
     """Softmax over the k best of noisy scores; the amount of noise is learned too [Shazeer et al. 2017]. In training
     the squared coefficients of variation of the experts' importance and of their load go to the losses."""
 
@@ -309,7 +309,7 @@ def _jitter(x: Tensor, amount: float) -> Tensor:
     return x * torch.empty_like(x).uniform_(1 - amount, 1 + amount) if amount else x
 
 
-class MoE(Op, sees="itself", called=("mixture of experts", "sparse experts")):
+class MoE(Op, sees="itself", called=("mixture of experts", "sparse experts", "DeepSeekMoE (shared=...)")):
     """`num_experts` feed-forward layers like `expert`; `shared` is one more that every token uses [Dai et al. 2024]."""
 
     routes: ClassVar[bool] = True

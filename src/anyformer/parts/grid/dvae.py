@@ -172,7 +172,7 @@ class Latent(Part):
         return self.width
 
 
-class GumbelCodes(Latent, sees="itself", called=("discrete VAE", "dVAE", "DALL-E")):
+class GumbelCodes(Latent, sees="itself", called=("discrete VAE", "dVAE", "DALL-E", "Gumbel softmax")):
     """Each place is one of so many codes: the likeliest, and while it learns one that is drawn, with the gradient of a
     softer draw at `temperature` [Jang et al. 2017]; `soft` hands on the softer draw itself, as DALL-E did while it
     lowered the temperature. The price is how far the chances are from equal, in nats."""
@@ -214,7 +214,9 @@ class GumbelCodesModule(nn.Module):
         return drawn.to(self.table.dtype) @ self.table, price
 
 
-class RoundedCodes(Latent, sees="itself", called=("FSQ", "finite scalar quantisation", "VQ-VAE")):
+class RoundedCodes(
+    Latent, sees="itself", called=("FSQ", "finite scalar quantisation", "VQ-VAE", "vector quantization")
+):
     """Each place is a few numbers, each rounded to one of so many `levels`, and a code is all of them together; the
     gradient passes as if nothing had been rounded [Mentzer et al. 2024]. It costs nothing, and every code is used."""
 

@@ -22,7 +22,7 @@ from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site, walk
 
 
-class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attention")):
+class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attention", "shifted window")):
     """The mixer runs in each window of `size` x `size` tokens on its own. With `shift` the grid is first moved that far
     up and left, so that windows straddle those of the layer before; what comes in round the edge is not seen by what
     was there [Liu et al. 2021]."""

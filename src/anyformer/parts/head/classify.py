@@ -36,7 +36,9 @@ class PooledOutputModule(HeadModule):
         return {"last_hidden_state": x, "pooler_output": self.pool(x, ctx, inputs)}
 
 
-class ClassifyHead(Head, called=("sequence classification",)):
+class ClassifyHead(
+    Head, called=("sequence classification", "text classification", "sentiment analysis", "natural language inference")
+):
     """Scores of C classes for a sequence; `problem` is the kind of labels, guessed from them where it is None."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels",)

@@ -21,7 +21,7 @@ from anyformer.specs.messages import quote
 from anyformer.specs.part import Part, Site
 
 
-class Pool(Part, called=("pooler", "mean pooling", "CLS")):
+class Pool(Part, called=("pooler", "mean pooling", "CLS", "CLS pooling", "average pooling", "sentence embedding")):
     """One vector of a sequence: `take` selects it; norm, dense layer and activation follow. "first", "last" and "mean"
     skip pads; with `padding_token`, "last" is the last token that is not this one. "token": the last position of
     `token` in the source (BART's end of the text); "mark": its first position, or 0 in a text without it; "highest":

@@ -54,7 +54,7 @@ class ProjectionModule(HeadModule):
         return {**outputs, "aux_loss": self.balance.total(terms), **terms} if terms else outputs
 
 
-class SimilarityHead(Head, sees="itself", called=("contrastive head", "CLIP")):
+class SimilarityHead(Head, sees="itself", called=("contrastive head", "CLIP", "contrastive loss")):
     """The cosine of every text with every image, times a learned factor whose logarithm starts at `scale`. The loss
     asks each text for its image among those of the batch, and each image for its text."""
 

@@ -16,7 +16,7 @@ from anyformer.runtime.context import Context
 from anyformer.specs.part import Site
 
 
-class SpanHead(Head, called=("question answering", "extractive QA")):
+class SpanHead(Head, called=("question answering", "extractive QA", "span prediction")):
     """Scores of each token to begin and to end the answer."""
 
     inputs: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")

@@ -19,7 +19,9 @@ from anyformer.specs.part import Site
 # -- one answer a token -----------------------------------------------------------------------------------------------
 
 
-class TagHead(Head, called=("token classification", "NER")):
+class TagHead(
+    Head, called=("token classification", "NER", "named entity recognition", "part-of-speech tagging", "POS tagging")
+):
     """Scores of C labels for each token."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels",)

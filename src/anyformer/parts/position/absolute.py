@@ -47,7 +47,7 @@ def add_position(position: nn.Module, x: Tensor, ctx: Context) -> Tensor:
     return x + position(ctx.positions).to(x.dtype)
 
 
-class Learned(AbsolutePosition, sees="itself", called=("learned positions", "WPE")):
+class Learned(AbsolutePosition, sees="itself", called=("learned positions", "WPE", "learned position embeddings")):
     """A table. `offset` rows stand before position 0 (BART's 2)."""
 
     length: int
@@ -142,7 +142,7 @@ class AxialLearnedModule(nn.Module):
         return x
 
 
-class Sinusoidal(AbsolutePosition, sees="itself", called=("sine", "sinusoids")):
+class Sinusoidal(AbsolutePosition, sees="itself", called=("sine", "sinusoids", "sinusoidal positional encoding")):
     """Fixed sines and cosines, sines in the first half of the width [Vaswani et al. 2017]; with `interleaved`, in
     turn. Computed for `length` positions once, and again where a text is longer: there is no limit."""
 
@@ -353,7 +353,7 @@ def check_numbered(part: TreeDepth | Concatenated) -> None:
         raise ValueError(f"{own}.scheme says where a number stands, and {kind} does not; Sinusoidal does")
 
 
-class TreeDepth(AbsolutePosition, sees="all"):
+class TreeDepth(AbsolutePosition, sees="all", called=("tree positions",)):
     """A scheme applied to each token's depth in its dependency tree instead of its place in the row, as
     `Summed(parts=(Sinusoidal(...), TreeDepth(...)))` [Wang et al. 2019]; the input `tree_parents` has the tree."""
 

@@ -96,7 +96,9 @@ class DegreeCentralityModule(InputPosition):
         return x + (self.into(into) + self.out(out)).to(x.dtype)
 
 
-class ShortestPathBias(HeadwisePosition, sees="all", called=("Graphormer", "spatial encoding", "graph distance bias")):
+class ShortestPathBias(
+    HeadwisePosition, sees="all", called=("Graphormer", "spatial encoding", "graph distance bias", "graph transformer")
+):
     """One learned scalar a head and length of the shortest path from query to key, one more where there is none; with
     `edge_kinds`, also the mean over the edges of that path of a scalar a head, kind of edge and place on the path
     [Ying et al. 2021]. The input `graph_edges` has the graph."""

@@ -106,7 +106,7 @@ class Llama3Scaling(RopeScaling, sees="itself"):
         at_least(self, 1, "length")
 
 
-class Rope(AttentionPosition, sees="itself", called=("rotary", "RoFormer")):
+class Rope(AttentionPosition, sees="itself", called=("rotary", "RoFormer", "rotary position embedding")):
     """Rotary positions [Su et al. 2021]: pairs of a head's channels turn by an angle that grows with the position."""
 
     base: float = 10000.0

@@ -70,7 +70,9 @@ class StepBias(Initializer):
 # -- the mixer ---------------------------------------------------------------------------------------------------------
 
 
-class SelectiveState(Op, sees="past", called=("Mamba", "S6", "SSM", "state space", "selective scan")):
+class SelectiveState(
+    Op, sees="past", called=("Mamba", "S6", "SSM", "state space", "selective scan", "state space model")
+):
     """Mamba's mixer: a short causal convolution, the selective scan, and a gate. A token chooses its time step (how
     much of the past is forgotten and how much of itself is written), what it writes (B) and what it reads (C)."""
 

@@ -25,7 +25,7 @@ from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site
 
 
-class TimeMix(Op, sees="past", called=("RWKV", "WKV")):
+class TimeMix(Op, sees="past", called=("RWKV", "WKV", "time mixing")):
     """Attention's peer: an average of the past, weighted by keys that fade by a rate of each channel, behind a gate."""
 
     width: int | None = None  # A; default: D
@@ -39,7 +39,7 @@ class TimeMix(Op, sees="past", called=("RWKV", "WKV")):
         return TimeMixModule(self, site)
 
 
-class ChannelMix(Op, sees="past", called=("RWKV feed-forward",)):
+class ChannelMix(Op, sees="past", called=("RWKV feed-forward", "channel mixing")):
     """The feed-forward's peer: gate * down(relu(up)^2)."""
 
     width: int  # F

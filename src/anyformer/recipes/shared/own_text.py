@@ -6,10 +6,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from anyformer.data import CSV, TSV, Data, Held, JSONLines, Source, TextFiles, TrainedBPE, open_table
+from anyformer.data.source import detect_encoding, known_encoding, lines
 from anyformer.generation.prompt import position_limit
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
@@ -28,16 +30,26 @@ from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, descript
 
 MOST_LABELS = 200
 TEXTS = ("text", "sentence", "content", "review", "document", "body")  # what a column of texts is usually called
+MISSING = {"na", "n/a", "nan", "none", "null", "nil", "missing", "unknown", "?", "-"}  # in a column of numbers
 Notify = Callable[[str], object]
 
 
-def from_text(path: str, model: str | None = None) -> Run:
+def from_text(
+    path: str, model: str | None = None, *, encoding: str | None = None, tell: Notify = lambda line: None
+) -> Run:
     """A model that learns to write what stands in text files: the last tenth of each shows whether it did."""
     source = TextFiles(path=path)
     files = source.files()
+    encodings = dict.fromkeys([known_encoding(encoding)] if encoding else map(detect_encoding, files))
+    if set(encodings) != {"utf-8"}:
+        source = source.replace(encoding=encoding if encoding or len(encodings) > 1 else next(iter(encodings)))
+        tell(f"{path}: encoding {', '.join(encodings)} (--encoding sets another)")
     data = Data(train=source.replace(stop=0.9), valid=source.replace(start=0.9))
-    start = files[0].open(encoding="utf-8", errors="replace").read(400) if files[0].suffix != ".gz" else ""
-    return text_run(data, name_of(path), sum(file.stat().st_size for file in files), model, " ".join(start.split()[:4]))
+    size = sum(file.stat().st_size for file in files)
+    if size < 2**16 and not all(any(True for _ in part.raw()) for part in (data.train, data.valid) if part):
+        raise ValueError(f"{path}: too little text; the last tenth is held out, and there must be words in it")
+    begin = " ".join((line.text or "")[:400] for line in islice(lines(files[0], next(iter(encodings))), 20))
+    return text_run(data, name_of(path), size, model, " ".join(begin.split()[:4]))
 
 
 def from_table(
@@ -148,8 +160,9 @@ class LabelColumn:
 
 def labels_of(path: str, column: str, values: LabelColumn, skipped: Mapping[str, int]) -> tuple[str, ...]:
     """The labels of a column in the order of their names; none where it has numbers that are not classes. Of those, one
-    value in ten may be something else ("n/a"); such rows are skipped later on."""
-    if (values.many or values.fractions) and values.numbers >= 0.9 * values.total:
+    value in ten may be something else, and any number of them missing ("n/a"); such rows are skipped later on."""
+    missing = {name.lower() for name in values.names if not is_number(name)} <= MISSING
+    if (values.many or values.fractions) and (missing or values.numbers >= 0.9 * values.total):
         return ()
     labels = sorted(values.names)
     after = f" ({skipped_reasons(skipped)})" if skipped else ""
@@ -159,6 +172,10 @@ def labels_of(path: str, column: str, values: LabelColumn, skipped: Mapping[str,
         raise ValueError(
             f"{path}: column {column!r} has a single value, {labels[0]!r}, in all {values.total:,} rows{after};"
             " a classifier needs two or more"
+        )
+    if len(labels) == values.total > 10:
+        raise ValueError(
+            f"{path}: column {column!r} has another value in each of {values.total:,} rows and is no label{after}"
         )
     return tuple(sorted(labels, key=float) if all(map(is_number, labels)) else labels)
 

@@ -1,0 +1,97 @@
+"""What mentions a term: Parts, their fields, options of commands, families, recipes, tasks and experiments.
+
+Nothing here imports torch."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+from anyformer.cli import VERBS, Parser, listing
+from anyformer.specs.messages import plain
+
+SMALL = {"a", "an", "and", "by", "for", "in", "of", "on", "or", "the", "to", "with"}
+
+Row = tuple[str, str, str]  # where, what is searched, what is shown
+
+
+def mentions(term: str, kinds: Iterable[dict[str, Any]]) -> list[tuple[str, str]]:
+    """(where, what it is) of all that mentions every word of a term, first where a name does."""
+    found: dict[str, str] = {}
+    for rows in (_names(kinds), _texts(kinds)):
+        for where, text, about in rows:
+            if is_in(term, text):
+                found.setdefault(where, about)
+    return [*found.items()]
+
+
+def is_in(term: str, text: str) -> bool:
+    """Whether a text has the words of a term, whatever their endings: masking is in "masked" and "warm-up" in "warmup".
+
+    >>> is_in("warm-up steps", "WarmupSteps"), is_in("act", "character")
+    (True, False)
+    """
+    words = [word for word in _words(term) if word not in SMALL]
+    there = _words(text)
+    pairs = {first + second for first, second in pairwise(there)}
+    stems = [word[: max(5, len(word) // 2 + 1)] for word in words]
+    if stems and all(_begins(stem, there) for stem in stems):
+        return True
+    return plain(term) in {*there, *pairs} or "".join(words) in there
+
+
+def _begins(stem: str, words: list[str]) -> bool:
+    """Short words only match whole ones, or their plural."""
+    return any(word.startswith(stem) if len(stem) > 4 else word.removesuffix("s") == stem for word in words)
+
+
+def _words(text: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[A-Z]+[0-9]*(?![a-z])|[A-Z]?[a-z]+[0-9]*|[0-9]+", text)]
+
+
+def _names(kinds: Iterable[dict[str, Any]]) -> Iterator[Row]:
+    from anyformer.lab.registry import experiments
+    from anyformer.recipes import recipes
+    from anyformer.tasks import TASKS
+
+    for kind in kinds:
+        for name in (kind["name"], *kind["called"]):
+            yield kind["name"], f"{name} {kind['group']}", kind["about"]
+        for field in kind["fields"]:
+            yield f"{kind['name']}.{field['name']}", field["name"], field["about"] or kind["about"]
+    for row in listing.read_rows():
+        yield f"anyformer zoo: {row['family']}", f"{row['family']} {row['name']}", row["about"]
+    for verb, about in VERBS.items():
+        yield f"anyformer {verb}", verb, about
+        yield from _options(verb)
+    for task, info in TASKS.items():
+        yield f"anyformer run {task}", f"{task} {info.line}", info.line
+    for name, about in experiments().items():
+        yield f"anyformer lab run {name}", f"{name} {about}", about
+    for name, about in recipes().items():
+        yield f"anyformer train {name}", f"{name} {about}", about
+
+
+def _options(verb: str) -> Iterator[Row]:
+    module = importlib.import_module(f"anyformer.cli.{verb}")
+    parser = Parser(prog=verb)
+    if "arguments" in vars(module):
+        module.arguments(parser)
+    for action in parser._actions:
+        flag = action.option_strings[-1] if action.option_strings else ""
+        yield f"anyformer {verb} {flag}".rstrip(), f"{flag} {action.help}", action.help or ""
+
+
+def _texts(kinds: Iterable[dict[str, Any]]) -> Iterator[Row]:
+    for kind in kinds:
+        for field in kind["fields"]:
+            yield f"{kind['name']}.{field['name']}", f"{kind['name']} {field['name']} {field['about']}", field["about"]
+        yield kind["name"], " ".join((kind["name"], *kind["called"], kind["text"])), kind["about"]
+    for row in listing.read_rows():
+        yield f"anyformer zoo: {row['family']}", f"{row['about']} {row['note']}", row["about"]
+    for verb, about in VERBS.items():
+        text = importlib.import_module(f"anyformer.cli.{verb}").__doc__ or ""
+        yield f"anyformer {verb} --help", f"{about} {text}", about

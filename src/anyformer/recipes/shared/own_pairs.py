@@ -1,0 +1,72 @@
+"""Runs on pairs of texts of your own, such as translations or summaries: what `anyformer train --target` stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anyformer import families
+from anyformer.data import Source, TrainedBPE, open_table
+from anyformer.generation.prompt import position_limit
+from anyformer.objectives.translate import Translate
+from anyformer.recipes.multi30k_en_de import CONFIG
+from anyformer.recipes.shared.models import with_vocabulary
+from anyformer.recipes.shared.own_text import Notify, describe_columns, held_out, name_of, text_columns
+from anyformer.train.optim import AdamW, Linear
+from anyformer.train.run import Batch, Evaluate, Keep, Run, description_of, model_of
+
+SIZE, LENGTH = 4000, 256  # of the vocabulary, and of a text in tokens
+
+
+def from_pairs(
+    path: str,
+    target: str,
+    columns: Sequence[str] = (),
+    model: str | None = None,
+    *,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    jsonl: bool = False,
+    tell: Notify = lambda line: None,
+) -> Run:
+    """A model that reads the text of one column and writes that of another. One row in ten is held out."""
+    source: Source = open_table(path, (*columns, target), delimiter=delimiter, encoding=encoding, jsonl=jsonl)
+    first = next((row.example for row in source.raw() if row.example is not None), None)
+    if first is None:
+        raise ValueError(f"{path}: no row that could be read")
+    texts = text_columns(path, list(first), target, columns)
+    if len(texts) > 1:
+        raise ValueError("--target is written from one --column")
+    named = {"source": texts[0], "target": target}
+    source = source.replace(columns=named, required=("source", "target"))
+    count = sum(row.example is not None for row in source.rows(()))
+    if not count:
+        raise ValueError(f"{path}: no row has a text in {texts[0]!r} and in {target!r}")
+    tell(f"{path}: {count:,} rows; {describe_columns(source, named, ())}")
+    vocabulary = TrainedBPE(size=SIZE, special={"eos_token": "</s>", "pad_token": "<pad>"}, end="eos_token")
+    steps = min(max(20 * count // 32, 200), 10_000)  # twenty times through the rows, within reason
+    run = Run(
+        name=name_of(path),
+        model=families.find("m2m_100").read({**CONFIG, "vocab_size": SIZE, "max_position_embeddings": LENGTH}),
+        vocabulary=vocabulary,
+        data=held_out(source),
+        objective=Translate(smoothing=0.1, length=LENGTH, target_length=LENGTH),
+        optimizer=AdamW(lr=1e-3, betas=(0.9, 0.98), weight_decay=0.0),
+        schedule=Linear(warmup=steps // 10),
+        batch=Batch(examples=32),
+        steps=steps,
+        keep=Keep(every=max(steps // 8, 1)),
+        evaluate=Evaluate(every=max(steps // 8, 1)),
+    )
+    if model is None:
+        return run
+    given = model_of(model)
+    if not description_of(given).pair:
+        raise ValueError(f"--model {model} does not read one text and write another; --target is for models that do")
+    given, new_vocabulary = with_vocabulary(model, given, vocabulary)
+    limit = min(position_limit(description_of(given)) or LENGTH, LENGTH)
+    return run.replace(
+        model=given,
+        vocabulary=new_vocabulary,
+        objective=Translate(smoothing=0.1, length=limit, target_length=limit),
+        optimizer=AdamW(lr=5e-5 if new_vocabulary is None else 5e-4),
+    )
