@@ -45,7 +45,9 @@ def is_in(term: str, text: str) -> bool:
 
 def _begins(stem: str, words: list[str]) -> bool:
     """Short words only match whole ones, or their plural."""
-    return any(word.startswith(stem) if len(stem) > 4 else word.removesuffix("s") == stem for word in words)
+    if len(stem) > 4:
+        return any(word.startswith(stem) for word in words)
+    return stem.removesuffix("s") in (word.removesuffix("s") for word in words)
 
 
 def _words(text: str) -> list[str]:

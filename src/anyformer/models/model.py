@@ -33,9 +33,8 @@ class Model(Part):
     state_name: str = "past_key_values"  # what the published class calls the decoding state
     state_offered: Offered = "always"  # when it returns one that nobody asked for
     init: Mapping[str, Initializer] = Table()
-    # tied embeddings and other weight tying: (parameter, the one whose storage it shares), by address; of two Parts
-    # that are alike, all that is in them
-    ties: tuple[tuple[str, str], ...] = ()
+    # (parameter, the one whose storage it shares), by address; of two Parts that are alike, all that is in them
+    ties: tuple[tuple[str, str], ...] = ()  # weight tying, such as tied embeddings
     family: str = ""
     architecture: str = ""
     source: Mapping[str, Any] = Table()

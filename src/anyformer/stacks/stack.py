@@ -43,7 +43,7 @@ class Stack(Backbone, sees="itself"):
     layers: Block | Mapping[str, Block]
     depth: int
     pattern: tuple[str, ...] = ()
-    order: tuple[int, ...] | None = None  # layer that runs at each step; shared parameters across layers (ALBERT)
+    order: tuple[int, ...] | None = None  # which layer runs at each step: cross-layer parameter sharing (ALBERT)
     timed: bool = False  # a learned vector of each step is added before it [Dehghani et al. 2019]
     position: AttentionPosition | None = None  # one bias shared by all layers (T5)
     norm: Norm | AdaptiveNorm | None = None  # after the last layer
