@@ -29,13 +29,7 @@ from anyformer.parts.diffusion import NoiseModule, NoisyEmbedding
 from anyformer.specs.checks import chance
 
 
-class Diffuse(
-    LabelledPictures,
-    called=(
-        "diffusion",
-        "classifier-free guidance",
-    ),
-):
+class Diffuse(LabelledPictures, called=("diffusion", "classifier-free guidance")):
     """Pictures drawn out of noise, asked for by their labels. Each time a picture is seen, noise of another step of
     the model's schedule is in it, and its label may be left out: guidance compares with what is drawn without one.
     With `vae`, the folder of an autoencoder, the numbers that it squeezes pictures into are drawn instead of pixels."""

@@ -29,13 +29,7 @@ from anyformer.parts.head.losses import binary_loss
 from anyformer.specs.checks import at_least
 
 
-class ReplacedTokens(
-    Masked,
-    called=(
-        "RTD",
-        "replaced token detection",
-    ),
-):
+class ReplacedTokens(Masked, called=("RTD", "replaced token detection")):
     """`generator` describes a masked language model, which is thrown away at the end. 15 % of the tokens are hidden
     from it (85 % of them behind a mask, as in the published code). `weight` is lambda, of the discriminator's mean loss
     over all tokens. `share`: addresses of tables that both have in common, where their shapes are equal."""

@@ -21,13 +21,7 @@ from anyformer.parts.head.pretraining import PretrainingModule
 FOLLOWS, RANDOM = 0, 1  # labels, as published checkpoints have them
 
 
-class MaskedAndNext(
-    Masked,
-    called=(
-        "NSP",
-        "next sentence prediction",
-    ),
-):
+class MaskedAndNext(Masked, called=("NSP", "next sentence prediction")):
     """Masked tokens of "[CLS] A [SEP] B [SEP]", and whether B follows A: half of the time it is of another document. An
     example is a document, its sentences on lines of their own (or, where there is one line, after each full stop).
 

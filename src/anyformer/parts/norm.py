@@ -19,14 +19,7 @@ class Norm(Part):
         at_least(self, 0, "eps")
 
 
-class LayerNorm(
-    Norm,
-    sees="itself",
-    called=(
-        "layer normalization",
-        "LN",
-    ),
-):
+class LayerNorm(Norm, sees="itself", called=("layer normalization", "LN")):
     """Mean and variance of each vector, then a learned scale and bias [Ba et al. 2016]."""
 
     bias: bool = True

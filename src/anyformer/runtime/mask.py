@@ -168,14 +168,7 @@ class Dilated(Mask, sees="all", called=("dilated attention",)):
         return (q - k) % self.step == 0
 
 
-class Global(
-    Mask,
-    sees="all",
-    called=(
-        "global attention",
-        "global tokens",
-    ),
-):
+class Global(Mask, sees="all", called=("global attention", "global tokens")):
     """The first tokens see everything and are seen by everything."""
 
     counting: ClassVar[bool] = True

@@ -24,14 +24,7 @@ from anyformer.stacks.stack import Stack, StackModule
 from anyformer.stacks.sublayer import Sublayer
 
 
-class TwoStreams(
-    Stack,
-    sees="itself",
-    called=(
-        "two-stream attention",
-        "XLNet",
-    ),
-):
+class TwoStreams(Stack, sees="itself", called=("two-stream attention", "XLNet")):
     """A Stack whose layers also read what they kept of the text before [Dai et al. 2019], and, once more with the same
     weights, the tokens that are asked for: these look at the text as it was before the layer, and nothing looks at
     them. No gradient goes into what is kept."""

@@ -15,13 +15,7 @@ from anyformer.specs.checks import at_least
 from anyformer.specs.part import Part
 
 
-class Balance(
-    Part,
-    called=(
-        "load balancing loss",
-        "auxiliary loss",
-    ),
-):
+class Balance(Part, called=("load balancing loss", "auxiliary loss")):
     """`terms` are the named losses of a pass, `total` what is added to the loss of the labels."""
 
     def terms(self, ctx: Context) -> dict[str, Tensor]:

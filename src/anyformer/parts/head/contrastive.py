@@ -22,14 +22,7 @@ from anyformer.specs.part import Part, Site
 PERPLEXITY, CODES = "codevector_perplexity", "codes"  # how many codes are used in effect; the numbers of each frame's
 
 
-class Quantizer(
-    Part,
-    sees="itself",
-    called=(
-        "codebook",
-        "product quantization",
-    ),
-):
+class Quantizer(Part, sees="itself", called=("codebook", "product quantization")):
     """Each frame becomes one code a group: the likeliest, and while training one that is drawn, with the gradient of
     its probability [Jang et al. 2017]."""
 

@@ -47,13 +47,7 @@ class PretrainingHead(Head):
         return PretrainingModule(self, site)
 
 
-class SentenceOrderHead(
-    PretrainingHead,
-    called=(
-        "SOP",
-        "sentence order prediction",
-    ),
-):
+class SentenceOrderHead(PretrainingHead, called=("SOP", "sentence order prediction")):
     """Masked tokens, and which of two pieces of a text came first [Lan et al. 2020]."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels", "sentence_order_label")
