@@ -41,7 +41,7 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"sizes": [40, 80], "width": 16, "depth": 1, "steps": 2, "every": 1, "test": 50}),
-    "small": Form(3, 1, {"sizes": [100, 400, 1600], "width": 48, "depth": 2, "steps": 600, "every": 50, "seeds": 3}),
+    "small": Form(3, 1, {"sizes": [100, 400, 1600], "width": 48, "depth": 2, "steps": 500, "every": 50, "seeds": 3}),
     "full": Form(
         600,
         20,
