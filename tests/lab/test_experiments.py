@@ -388,7 +388,7 @@ def test_the_frontier() -> None:
 @pytest.mark.parametrize("name", ["full", "window", "compressed", "convolution", "rwkv", "s4"])
 def test_efficient_mixers_cost_less_on_long_texts(name: str) -> None:
     """A token of a text eight times as long costs as much, but where each sees all before it."""
-    short, long = (speed_and_quality.token_cost(name, 32, length) for length in (256, 2048))
+    short, long = (speed_and_quality.token_cost(name, 32, length, 8) for length in (256, 2048))
     grows = name in ("full", "compressed")
     assert (long > 1.5 * short) if grows else long == pytest.approx(short, rel=0.15)
 

@@ -28,13 +28,13 @@ CLAIM = (
     "and at least half of the efficient mixers are 20 points below it; on text at least half of them lose 5 % at most"
 )
 FORMS = {
-    "tiny": Form(0.3, 0.2, {"width": 16, "steps": 2, "batch": 4, "size": 6, "letters": 4, "long": 64}),
-    "small": Form(3, 3, {"width": 32, "steps": 200, "batch": 32, "size": 20, "letters": 8, "long": 2048, "seeds": 3}),
+    "tiny": Form(0.3, 0.2, {"width": 16, "steps": 2, "batch": 4, "size": 8, "letters": 4, "long": 64}),
+    "small": Form(3, 3, {"width": 48, "steps": 150, "batch": 32, "size": 8, "letters": 8, "long": 2048, "seeds": 3}),
     "full": Form(
         600, 20, {"width": 128, "steps": 3000, "batch": 64, "size": 128, "letters": 16, "long": 16384, "seeds": 3}
     ),
 }
-HEADS, DEPTH, ASKED, NEAR = 4, 2, 256, 8
+HEADS, DEPTH, ASKED = 4, 2, 256
 SEES: dict[str, Any] = {"num_heads": HEADS, "mask": {"kind": "Causal"}}
 
 
@@ -44,13 +44,13 @@ def near(kind: str, **fields: int) -> dict[str, Any]:
     return {"kind": "Attention", "num_heads": HEADS, "mask": {"kind": "All", "masks": masks}}
 
 
-def mixers(width: int, length: int) -> dict[str, dict[str, Any]]:
+def mixers(width: int, length: int, reach: int) -> dict[str, dict[str, Any]]:
     """Every one with a reach or a state that does not grow with the text, but for the first and the fifth."""
     return {
         "full": {"kind": "Attention", **SEES},
-        "window": near("Window", size=NEAR),
-        "strided": near("Strided", stride=NEAR),
-        "blocks": {"kind": "BlockAttention", **SEES, "size": NEAR},
+        "window": near("Window", size=reach),
+        "strided": near("Strided", stride=reach),
+        "blocks": {"kind": "BlockAttention", **SEES, "size": reach},
         "compressed": {"kind": "CompressedAttention", "num_heads": HEADS},
         "linear": {"kind": "LinearAttention", **SEES},
         "performer": {"kind": "LinearAttention", **SEES, "features": {"kind": "SoftmaxFeatures", "count": 32}},
@@ -58,13 +58,13 @@ def mixers(width: int, length: int) -> dict[str, dict[str, Any]]:
         "reformer": {
             "kind": "LSHAttention",
             "num_heads": HEADS,
-            "chunk": NEAR,
+            "chunk": reach,
             "buckets": [4],
             "causal": True,
             "own_bucket": True,
         },
-        "routing": {"kind": "RoutingAttention", "num_heads": HEADS, "clusters": 4, "window": NEAR, "causal": True},
-        "convolution": {"kind": "LightweightConvolution", "num_heads": HEADS, "kernel": NEAR - 1, "causal": True},
+        "routing": {"kind": "RoutingAttention", "num_heads": HEADS, "clusters": 4, "window": reach, "causal": True},
+        "convolution": {"kind": "LightweightConvolution", "num_heads": HEADS, "kernel": reach - 1, "causal": True},
         "mamba": {"kind": "SelectiveState", "width": 2 * width},
         "mamba-2": {"kind": "DualState", "num_heads": HEADS, "head_width": width // 2, "states": 16},
         "rwkv": {"kind": "TimeMix"},
@@ -72,7 +72,7 @@ def mixers(width: int, length: int) -> dict[str, dict[str, Any]]:
     }
 
 
-MIXERS = tuple(mixers(32, 64))
+MIXERS = tuple(mixers(32, 64, 4))
 
 
 def trials(width: int, steps: int, batch: int, size: int, letters: int, long: int, seeds: int = 1) -> list[Trial]:
@@ -80,15 +80,15 @@ def trials(width: int, steps: int, batch: int, size: int, letters: int, long: in
     return [Trial(f"{name}-seed-{i}", {"mixer": name, **same, "seed": i}) for i in range(seeds) for name in MIXERS]
 
 
-def model_spec(name: str, width: int, length: int) -> Model:
+def model_spec(name: str, width: int, length: int, reach: int) -> Model:
     kinds()  # all of them, so that a kind is found by its name
-    changes = {"decoder.layers.attention.op": decode(mixers(width, length)[name])}
+    changes = {"decoder.layers.attention.op": decode(mixers(width, length, reach)[name])}
     return writer(width, DEPTH, HEADS, length, changes, scaled=True)
 
 
-def token_cost(name: str, width: int, length: int) -> float:
+def token_cost(name: str, width: int, length: int, reach: int) -> float:
     """Operations a token, by kernels that skip what a mask hides."""
-    spec = model_spec(name, width, length)
+    spec = model_spec(name, width, length, reach)
     counted = count(spec)
     return (forward_cost(spec, length).flops - counted.flops(length) + counted.needed_flops(length)) / length
 
@@ -99,18 +99,19 @@ def language_texts(number: int, length: int, seed: int) -> list[str]:
 
 def work(values: Values, place: Place) -> list[Row]:
     name, width, shape = values["mixer"], values["width"], (values["size"], values["letters"])
-    length = 2 * values["size"] + 1
+    length, reach = 2 * values["size"] + 1, values["size"] // 2  # two layers reach half of the farthest letter
     number = values["steps"] * values["batch"] // 2
     halves = zip(palindromes(number, *shape, seed=0), language_texts(number, length, seed=0))
     texts = [text for both in halves for text in both]
-    spec = model_spec(name, width, row_length(texts[0]))
-    trainer = train_on(place, "both", texts, spec, values, lr=min(0.15 / width, 3e-3))
+    spec = model_spec(name, width, row_length(texts[0]), reach)
+    trainer = train_on(place, "both", texts, spec, values, lr=min(0.3 / width, 6e-3))
     row: Row = {"recall": mean(answer_accuracy(trainer, palindromes(ASKED, *shape, seed=1)))}
     ids = [trainer.tokenizer.encode(text) for text in language_texts(ASKED, length, seed=1)]
     asked = torch.tensor(ids, device=trainer.device)
     with trainer.eval_mode():
         row["loss"] = float(each_loss(trainer.model(input_ids=asked).logits, asked).mean())
-    return [row | {"cost": token_cost(name, width, length), "long cost": token_cost(name, width, values["long"])}]
+    lengths = {"cost": length, "long cost": values["long"]}
+    return [row | {field: token_cost(name, width, tokens, reach) for field, tokens in lengths.items()}]
 
 
 # -- what it shows ----------------------------------------------------------------------------------------------------
