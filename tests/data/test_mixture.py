@@ -202,7 +202,7 @@ def test_a_share_that_is_too_small_or_empty(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the share 'c' is 1.0e-07 of the mixture; the minimum is 1.5e-05"):
         planned(tmp_path, mixture(a=1e7, c=1.0), examples=4)
     empty = Share(name="empty", source=NumberedRows(first=0, count=0), weight=1.0)
-    with pytest.raises(ValueError, match="the train/empty data has no usable example: 0 rows"):
+    with pytest.raises(ValueError, match="the train/empty data has no usable example: it is empty"):
         planned(tmp_path, Mixture(shares=(*mixture(a=1.0).shares, empty)), examples=4)
 
 

@@ -121,8 +121,8 @@ def test_an_objective_of_another_model(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("content, wrong", [
-    ("", "the train data has no usable example: 0 rows"),
-    ("text,label\n", "the train data has no usable example: 0 rows"),
+    ("", "the train data has no usable example: it is empty"),
+    ("text,label\n", "the train data has no usable example: it is empty"),
     ("text,label\nfine\n", "the train data has no usable example: 1 rows were skipped; the first: "),
     ("words,label\nfine,1\n", "no column 'text'"),
 ])  # fmt: skip

@@ -48,7 +48,7 @@ class Sublayer(
     of_block: bool = False  # the branch reads what came into the Block, not what the step before left (DeBERTa v2)
     zero_pads: bool = False  # pads leave as zeros
     dropout: float = 0.0  # on the branch, before its norm
-    drop_path: float = 0.0  # stochastic depth: chance to skip the branch in the last layer, growing to it linearly
+    drop_path: float = 0.0  # stochastic depth [Huang et al. 2016]: chance to skip the last branch, less before
 
     def check(self) -> None:
         chance(self, "dropout", "drop_path")

@@ -70,6 +70,7 @@ class Attention(
     called=(
         "self-attention",
         "multi-head",
+        "multi-head attention",
         "MHA",
         "SDPA",
         "GQA (num_kv_heads=...)",
@@ -77,12 +78,9 @@ class Attention(
         "MQA (num_kv_heads=1)",
         "multi-query (num_kv_heads=1)",
         "cross-attention (memory=True)",
+        "encoder-decoder attention (memory=True)",
         'entmax (normalizer="entmax")',
         'sparsemax (normalizer="sparsemax")',
-        "multi-head attention",
-        "multi-query attention (num_kv_heads=1)",
-        "grouped-query attention (num_kv_heads=...)",
-        "encoder-decoder attention (memory=True)",
     ),
 ):
     """Scaled dot-product attention in several heads: softmax(q k^T / sqrt(K)) v [Vaswani et al. 2017]."""
