@@ -243,7 +243,7 @@ def machine() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=GROUPS, help="measure only these rows")
-    parser.add_argument("--seconds", type=float, default=15, help="of turns, for each row (default: 15)")
+    parser.add_argument("--seconds", type=float, default=10, help="of turns, for each row (default: 10)")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--no-record", action="store_true", help="leave the history and the page as they are")
     options = parser.parse_args()
