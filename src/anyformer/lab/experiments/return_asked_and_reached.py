@@ -36,7 +36,7 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"width": 16, "depth": 1, "steps": 2, "episodes": 60, "plays": 2, "longest": 20}),
-    "small": Form(3, 1, {"width": 48, "depth": 2, "steps": 500, "plays": 5, "seeds": 3}),
+    "small": Form(3, 1, {"width": 48, "depth": 2, "steps": 500, "plays": 6, "seeds": 3}),
     "full": Form(60, 8, {"width": 128, "depth": 3, "steps": 3000, "plays": 20, "seeds": 5}),
 }
 KINDS, WINDOWS, ASKED = ("asked", "cloned"), (20, 1), (20.0, 100.0, 200.0, 300.0, 400.0, 500.0)
