@@ -7,7 +7,9 @@ import dataclasses
 import gzip
 import hashlib
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -54,7 +56,7 @@ PAPERS = "\n".join(json.dumps({**PAPER, "paper_id": f"p{i}"}) for i in range(2))
 def put_on_web(
     monkeypatch: pytest.MonkeyPatch, web: Path, contents: dict[str, bytes], folder: str = "summ_scitldr"
 ) -> None:
-    """Files of the web, of which those in `contents` are files here; their checksums stay."""
+    """Files on the web whose addresses are replaced by local files with `contents`; their checksums stay."""
     web.mkdir(exist_ok=True)
     files = dict(ORIGINS[folder].files)
     for name, content in contents.items():
@@ -237,6 +239,27 @@ def test_without_a_network_or_the_library(
     assert "'HuggingFaceTB/SmolLM2-135M-Instruct' is not in the cache" in capsys.readouterr().err
     with pytest.raises(ValueError, match="speech_fsdd cannot be fetched: 3,000 recordings"):
         fetch("speech_fsdd", tmp_path)
+
+
+def test_offline_asks_no_server_for_data_sets(tmp_path: Path) -> None:
+    """`datasets` heeds a variable that it reads once, so this needs a process of its own."""
+    pytest.importorskip("datasets")
+    others = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "ANYFORMER_OFFLINE")}
+    command = [
+        sys.executable,
+        "-m",
+        "anyformer",
+        "fetch",
+        "mrpc-scratch",
+        "--offline",
+        "--data",
+        str(tmp_path / "data"),
+    ]
+    done = subprocess.run(
+        command, env={**others, "HF_HOME": str(tmp_path)}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 2
+    assert "OfflineModeIsEnabled" in done.stderr and "Retrying" not in done.stderr
 
 
 def test_a_seed_that_makes_nothing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

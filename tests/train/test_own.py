@@ -209,7 +209,7 @@ def test_a_description_of_no_family_learns_labels(place: Path, capsys: pytest.Ca
     (("--csv", "films.csv", "--label", "kind", "--encoding", "utf-9"), "no encoding 'utf-9'; did you mean 'utf-8'?"),
     (("--csv", "bad.csv", "--label", "kind"), "bad.csv: column 'kind' has a single value, 'good', in all 2 rows (3 rows"
      " skipped: 2 because column 'kind' is empty, 1 because 1 values for 2 columns)"),
-    (("--csv", "films.csv", "--label", "id", "--column", "text"), "column 'id' has another value in each of 32 rows"),
+    (("--csv", "films.csv", "--label", "id", "--column", "text"), "'id' has a different value in each of its 32 rows"),
     (("--csv", "films.csv", "--target", "kind", "--label", "kind"), "give --label or --target, not both"),
     (("--csv", "films.csv", "--target", "kindd", "--column", "text"), "no column 'kindd'; did you mean 'kind'?"),
     (("--csv", "none.csv", "--target", "kind"), "none.csv: no row has a text in 'text' and in 'kind'"),

@@ -6,6 +6,7 @@ cache, so that training needs no network."""
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 
@@ -22,6 +23,8 @@ def run(options: argparse.Namespace) -> None:
     from anyformer.recipes.shared.sources import fetch, folders_of, models_of, origin_of, runs_of
     from anyformer.weights import hub
 
+    if options.offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # which huggingface_hub and datasets read when they are imported
     home = Path(options.data).expanduser()
     if options.seed is not None and options.seed < 0:
         raise ValueError(f"--seed is {options.seed}; a seed is 0 or more")

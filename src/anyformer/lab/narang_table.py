@@ -1,8 +1,7 @@
 """The table of "Do Transformer Modifications Transfer Across Implementations and Applications?" [Narang et al. 2021]:
 one encoder-decoder like T5-base, and every row as a change of its description.
 
-`python -m anyformer.lab.narang_table` prints the rows, or those it is given by
-name, with our parameters and operations beside the paper's.
+`python -m anyformer.lab.narang_table [NAME ...]` prints the rows with our parameters and operations beside the paper's.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class LanguageSpecificModule(PartlyUsed):
         """(B, T) the language of each token, by its number."""
         given, store = ctx.extra(TokenIds), ctx.store(self.address)
         if given is None:
-            raise ValueError(f"{self.address}: languages are told by their tokens; give input_ids")
+            raise ValueError(f"{self.address}: the language is read from its token; give input_ids")
         named = given.ids[..., None] == self.tokens()  # (B, T, N)
         found = named.any(-1) if ctx.tokens is None else named.any(-1) & ctx.tokens
         place = torch.arange(found.shape[1], device=found.device)

@@ -17,7 +17,8 @@ class Accelerator:
     link: float  # bytes per second to the other devices of a machine, both directions together
 
 
-# Compared with the texts named, most of which repeat a data sheet; "-": not found. FLOPs with sparsity were halved.
+# Each comment names the page that the figures were checked against, most of which repeat a data sheet; "-": none was
+# found. Where a page prints FLOPs with sparsity, half of them.
 # FLOPs of H100, A100, 4090: gist.github.com/mikasenghaas/d63ded03f1f0417b1677627119bacc0d; H200 has the H100's.
 T, G = 1e12, 1e9
 ACCELERATORS = {

@@ -140,7 +140,7 @@ def follow_ups(
         yield ("Tell me more.", "What else should I know?"), subject.paragraphs[1]
     if subject.methods is not None:
         if 0 < len(subject.methods) <= MOST_METHODS:
-            yield ("Which methods does it have?", "What methods does it define?"), f"{listed(subject.methods)}."
+            yield ("Which methods does it have?", "What methods does it define?"), f"{join_names(subject.methods)}."
         documented = [name for name, paragraphs in subject.methods.items() if paragraphs]
         if documented:
             method = draw(documented, random)
@@ -163,10 +163,10 @@ def taken(parameters: Mapping[str, bool]) -> str:
     if not parameters:
         return "It takes no parameters."
     optional = [name for name, left_out in parameters.items() if left_out]
-    return f"It takes {listed(parameters)}" + (f"; {listed(optional)} can be left out." if optional else ".")
+    return f"It takes {join_names(parameters)}" + (f"; {join_names(optional)} can be left out." if optional else ".")
 
 
-def listed(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     """ "`a`, `b` and `c`" """
     *before, last = (f"`{name}`" for name in names)
     return f"{', '.join(before)} and {last}" if before else last

@@ -5,8 +5,8 @@ part of every larger one. Each training goes on until its accuracy on held-out i
 evaluations, at a constant rate and without augmentation; what counts is the accuracy on other images at its best
 moment. Convolutions know that neighbouring pixels belong together and a ViT must learn it: the lectures say that it
 needs more images for that, and with enough of them is ahead [Dosovitskiy et al. 2021, figure 4]. The second half needs
-more images than there are here, so the claim is the first one and the end of the lead; where they cross, if they do,
-is told.
+more images than there are here, so the claim is about the first half and the shrinking lead. The verdict also reports
+where they cross, if they do.
 """
 
 from __future__ import annotations

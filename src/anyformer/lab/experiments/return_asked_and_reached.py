@@ -2,9 +2,9 @@
 
 Both learn from the same CartPole episodes of a random, a medium and an expert policy, in windows of 20 steps or of one,
 the clone without returns [Chen et al. 2021]. Each then plays from new start states with the window that it learned
-with. The clone is judged with the 20 steps, which show whose episode it continues; one state does not, and how the
-clone does with it is told and not judged. The first claim was that both windows correlate by 0.7; after the first run
-it became the paper's own, that the history is needed for it.
+with. The clone is judged with 20 steps, which show whose episode it continues. One state does not show that, so the
+clone's results with it are reported and not judged. The first claim was that both windows correlate by 0.7. After the
+first run it became the paper's own: the history is needed.
 """
 
 from __future__ import annotations

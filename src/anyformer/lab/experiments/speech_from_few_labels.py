@@ -59,7 +59,7 @@ def model_spec(architecture: str, width: int, depth: int) -> Any:
     return families.find("wav2vec2").read({**CONFIG, **shape, **codes, "architectures": [architecture]})
 
 
-def shortened(run: Run, steps: int, seed: int, **changes: Any) -> Run:
+def shorten(run: Run, steps: int, seed: int, **changes: Any) -> Run:
     """A recipe with other steps; its only checkpoint is the last."""
     same = {"steps": steps, "seed": seed, "schedule.warmup": max(steps // 10, 1), "batch.examples": 32}
     kept = {"evaluate.every": steps, "evaluate.metrics": (), "evaluate.batches": 2, "keep.every": steps}
@@ -74,13 +74,13 @@ def work(values: Values, place: Place) -> list[Row]:
     joined = strings(known, 2000).replace(least=2, most=3)
     heard = Data(train=joined, valid=joined.replace(source=watched, count=64))
     changes = {"model": spec("Wav2Vec2ForPreTraining"), "objective.negatives": 20, "objective.span": 5, "data": heard}
-    place.train(shortened(digits(data), values["steps"], seed, **changes), name="pretrained")
+    place.train(shorten(digits(data), values["steps"], seed, **changes), name="pretrained")
     rows: list[Row] = []
     for one_in in values["one_in"]:
         labelled = Held(source=known, one_in=one_in, out=True, stratify="label")
         for kind in KINDS:
             first = Pretrained(path=str(place.folder / "pretrained"), architecture="Wav2Vec2ForCTC")
-            run = shortened(
+            run = shorten(
                 digits(data, "digits-wav2vec-tenth" if kind == "pretrained" else "digits-scratch-tenth"),
                 values["tuning"],
                 seed,

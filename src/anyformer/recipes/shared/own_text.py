@@ -175,7 +175,8 @@ def labels_of(path: str, column: str, values: LabelColumn, skipped: Mapping[str,
         )
     if len(labels) == values.total > 10:
         raise ValueError(
-            f"{path}: column {column!r} has another value in each of {values.total:,} rows and is no label{after}"
+            f"{path}: column {column!r} has a different value in each of its {values.total:,} rows{after},"
+            " so it cannot be a label"
         )
     return tuple(sorted(labels, key=float) if all(map(is_number, labels)) else labels)
 
