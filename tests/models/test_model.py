@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import anyformer as af
+from anyformer import families
 from anyformer.models import DecoderModel, EncoderDecoderModel, EncoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.big_bird import BlockSparseAttention
@@ -222,3 +223,23 @@ def test_a_decoder_of_no_layers() -> None:
     """What a config with n_layer 0 describes, in transformers too: embedding, norm and head."""
     model = af.build(af.override(af.spec("gpt2"), {"decoder.depth": 0, "width": 16}))
     assert model(input_ids=torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 50257)
+
+
+WHISPER = {
+    "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 20, "num_mel_bins": 8, "max_source_positions": 10,
+    "max_target_positions": 12, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3,
+    "architectures": ["WhisperForConditionalGeneration"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("weights, given", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+def test_inputs_of_another_precision_are_read_in_that_of_the_weights(weights: torch.dtype, given: torch.dtype) -> None:
+    """A processor gives fp32, whatever the model was loaded in."""
+    model = af.build(families.find("whisper").read(WHISPER), seed=0).eval().to(weights)
+    sound = torch.randn(2, 8, 20, generator=torch.Generator().manual_seed(1)).to(given)
+    start = torch.tensor([[3, 5]] * 2)
+    expected = model(input_features=sound.to(weights), decoder_input_ids=start).logits
+    assert torch.equal(model(input_features=sound, decoder_input_ids=start).logits, expected)
+    written = [af.generate(model, input_features=x, max_new_tokens=5) for x in (sound, sound.to(weights))]
+    assert torch.equal(*written)

@@ -17,7 +17,7 @@ from anyformer.generation.scores import steps
 from anyformer.generation.search_state import Ending, Search
 from anyformer.generation.stepper import Stepper
 from anyformer.models import Call, TransformerModule
-from anyformer.runtime.inputs import check_given
+from anyformer.runtime.inputs import check_given, in_model_dtype
 from anyformer.runtime.state import State
 
 CANNOT_WRITE = "has no language-model head that writes from left to right"
@@ -45,6 +45,7 @@ def begin(
     known = {*model.inputs, *NOT_HERE} - {*model.common, *model.caching}
     inputs = {**named, **{name: options.pop(name) for name in list(options) if name in known}}
     check_given({**inputs, "past_key_values": state}, model.input_kinds)
+    inputs = in_model_dtype(inputs, model.input_kinds, model)
     s = settings_for(model, options)
     s.check(model.spec.head.vocab_size)
     if state is not None:

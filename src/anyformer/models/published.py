@@ -19,7 +19,7 @@ from anyformer.models.call import Call
 from anyformer.models.output import Output
 from anyformer.parts.head.base import HeadModule
 from anyformer.parts.head.language import LMHead
-from anyformer.runtime.inputs import check_given
+from anyformer.runtime.inputs import check_given, in_model_dtype
 from anyformer.runtime.taps import OUTPUTS, OutputCollector, Taps
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.services import service
@@ -114,7 +114,7 @@ def accept_inputs(model: Any, inputs: Mapping[str, Any], args: Sequence[Any] = (
             raise TypeError(f"this model takes no input {quote(name)}; {nearest(name, known)}")
     inputs = {name: value for name, value in inputs.items() if value is not None}
     check_given(inputs, model.input_kinds)
-    return inputs
+    return in_model_dtype(inputs, model.input_kinds, model)
 
 
 def returns_cache(spec: Any, inputs: Mapping[str, Any]) -> bool:

@@ -55,7 +55,7 @@ def vit() -> Model:
 def swin() -> Model:
     return families.find("swin").read({
         "architectures": ["SwinForImageClassification"], "image_size": SIDE, "patch_size": 2, "num_channels": 1,
-        "embed_dim": 96, "depths": [2, 6], "num_heads": [3, 6], "window_size": 7, "drop_path_rate": 0.2, **TOLD,
+        "embed_dim": 128, "depths": [2, 6], "num_heads": [4, 8], "window_size": 7, "drop_path_rate": 0.1, **TOLD,
     })  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def pictures(data: str, part: str) -> Beside:
 
 
 MODELS: dict[str, Any] = {"fashion-mnist": vit, "fashion-mnist-swin": swin, "fashion-mnist-resnet": resnet}
-STEPS = {"fashion-mnist": 9000, "fashion-mnist-swin": 6000, "fashion-mnist-resnet": 4000}
+STEPS = {"fashion-mnist": 9000, "fashion-mnist-swin": 12_000, "fashion-mnist-resnet": 4000}
 
 
 def run(data: str, name: str) -> Run:

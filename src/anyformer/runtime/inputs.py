@@ -52,6 +52,13 @@ def check_given(inputs: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
             raise ValueError(f"{name} is made of 0 and 1, got {value.dtype}")
 
 
+def in_model_dtype(inputs: Mapping[str, Any], kinds: Mapping[str, Kind], model: torch.nn.Module) -> dict[str, Any]:
+    """The inputs, floats in the dtype of the weights: a processor gives fp32 also for a model in bf16."""
+    floats = [name for name, value in inputs.items() if kinds.get(name) == "floats" and value is not None]
+    dtype = next(model.parameters()).dtype if floats else None
+    return {**inputs, **{name: inputs[name].to(dtype) for name in floats}}
+
+
 def check_shape(name: str, tensor: Tensor | None, *shapes: tuple[int, ...]) -> None:
     if tensor is not None and tuple(tensor.shape) not in shapes:
         raise ValueError(f"{name} has the shape {' or '.join(map(str, shapes))} here, got {tuple(tensor.shape)}")
