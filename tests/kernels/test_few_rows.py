@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from anyformer.kernels import few_rows
 from anyformer.kernels.few_rows import NormWeights
+from anyformer.kernels.quantized import dequantize, round_fp8, round_int4, round_int8
 from anyformer.parts.activation import ACTIVATIONS
 from anyformer.parts.norm import RMSNormModule
 from anyformer.parts.position.rotary import Rope, RopeModule
@@ -121,6 +123,32 @@ def test_a_stream_wider_than_the_weights(M: int, kind: str | None) -> None:
     branch = (found - stream).double()
     assert torch.allclose(branch, branch.half().double(), rtol=0, atol=2e-5)  # the stream's own rounding
     close(branch.to(dtype), F.linear(inner, weight), dtype)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("norm_kind", [None, "rms", "layer"])
+@pytest.mark.parametrize("K", [72, 300])
+@torch.no_grad()
+def test_weights_of_few_bits(K: int, norm_kind: str | None, kind: str) -> None:
+    """Side by side, gated, and onto a stream: as the plain formula with the weights that these stand for. K is no
+    multiple of the groups of 32: what fills the last one up counts nothing, also behind a norm that moves zeros."""
+    dtype = torch.float16  # the interpreter cuts off bits of bf16
+    x, onto = draw(1, K, dtype=dtype), draw(1, 50, dtype=dtype)
+    round_weight = {"int8": round_int8, "fp8": round_fp8, "int4": lambda weight: round_int4(weight, 32)}[kind]
+    tensors = [round_weight(draw(N, K, dtype=torch.float32, scale=0.1) + 0.05) for N in (50, 50, 20)]
+    weights, scales, *offsets = zip(*tensors, strict=True)
+    plain = [dequantize(*each, *[None] * (3 - len(each)), K).to(torch.float32) for each in tensors]
+    bias = [draw(len(weight), dtype=dtype) for weight in weights]
+    normed, norm = (x, None) if norm_kind is None else plain_norm(x, norm_kind)
+
+    def found(count: int, **options: Any) -> Tensor:
+        tables = {"scales": scales[:count], "offsets": offsets[0][:count] if offsets else ()}
+        return few_rows.linear(x, weights[:count], bias[:count], norm=norm, **tables, **options)
+
+    exact = [F.linear(normed.float(), weight, b.float()) for weight, b in zip(plain, bias, strict=True)]
+    close(found(3), torch.cat(exact, 1), dtype)
+    close(found(2, gated=True, activation="silu"), F.silu(exact[0].to(dtype)) * exact[1].to(dtype), dtype)
+    close(found(1, onto=onto), onto + exact[0].to(dtype), dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF])

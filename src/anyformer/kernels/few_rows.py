@@ -70,11 +70,13 @@ def linear(
     gated: bool = False,
     onto: Tensor | None = None,
     scales: Sequence[Tensor] = (),
+    offsets: Sequence[Tensor] = (),
 ) -> Tensor:
     """x (M, K), normed first, times one to three weights (N, K): (M, sum of N). The activation is of all outputs; with
     `gated` it is of the first weight's, which are multiplied by the second's. `onto` (M, N) is added. Of one
-    row, weights may have 8 bits, int8 or fp8, and a scale (N,) for each output. Where x or `onto` is a stream wider
-    than the weights, x is rounded to their type first, and the sum keeps the type of `onto`."""
+    row, weights may have 8 bits, int8 or fp8, and a scale (N,) for each output, or 4 bits and a scale and an offset
+    (N, groups) for each group of inputs. Where x or `onto` is a stream wider than the weights, x is rounded to their
+    type first, and the sum keeps the type of `onto`."""
     from anyformer.kernels.few_rows_triton import one_row, some_rows
 
     (M, K), sizes, x = x.shape, [len(weight) for weight in weights], x.contiguous()
@@ -87,6 +89,7 @@ def linear(
     unused = 3 - len(weights)  # places of pointers
     weights, biases = [*weights, *[weights[0]] * unused], [*biases, *[None] * unused]
     factors = [*scales, *[scales[0]] * unused] if scales else [out] * 3
+    steps = [*offsets, *[offsets[0]] * unused] if offsets else [out] * 3
     stream = out if onto is None else onto.contiguous()
     meta: dict[str, Any] = {
         "ACTIVATION": activation,
@@ -100,11 +103,12 @@ def linear(
     tensors = *weights, *(out if bias is None else bias for bias in biases)
     if M == 1:
         before = norm or NormWeights("none", None, None, 0.0)
-        rows, block, warps = one_row_shape(K, N, gated, bool(scales))
+        group = 2 * weights[0].shape[1] // offsets[0].shape[1] if offsets else 0
+        rows, block, warps = int4_shape(K, group) if offsets else one_row_shape(K, N, gated, bool(scales))
         places, row = (sum(-(-size // rows) for size in each),), (x, before.weight, before.bias, before.eps)
         shape = (K, rows, block, power_above(K), before.kind, before.affine)
-        meta["SCALED"] = bool(scales)
-        launch(one_row, places, *row, *tensors, *factors, stream, out, *sizes, *shape, num_warps=warps, **meta)
+        meta |= {"SCALED": bool(scales) and not offsets, "GROUP": group}
+        launch(one_row, places, *row, *tensors, *factors, *steps, stream, out, *sizes, *shape, num_warps=warps, **meta)
         return out
     *tile, warps, stages = some_rows_shape(M, K, gated, shared_memory(x.device))
     grid = (sum(-(-size // tile[1]) for size in each), -(-M // tile[0]))
@@ -124,6 +128,12 @@ def one_row_shape(K: int, N: int, gated: bool, of_bytes: bool) -> tuple[int, int
     if N > 32768:
         return 2, min(1024, block), 2
     return (4, block, 2) if K > 4096 or N > 2048 else (2, block, 4)
+
+
+def int4_shape(K: int, group: int) -> tuple[int, int, int]:
+    """Outputs of one program, groups it reads at once, warps: every thread reads 16 bytes of each of its rows."""
+    stored = min(power_above(K) // 2, 8192)
+    return 4, max(2 * stored // group, 1), min(max(stored // 512, 1), 16)
 
 
 def some_rows_shape(M: int, K: int, gated: bool, room: int) -> tuple[int, int, int, int, int]:

@@ -94,41 +94,94 @@ def product(rows, first, x, like, mean, spread, norm_weight, norm_bias, inside_n
 
 
 @triton.jit
+def load_groups(rows, inside, start, GROUPS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """(ROWS, BLOCK, HALF): the bytes of BLOCK groups of 4-bit weights, two weights each (kernels/quantized.py)."""
+    g, j = start + tl.arange(0, BLOCK), tl.arange(0, HALF)
+    here = inside[:, None] & (g < GROUPS)[None, :]
+    return tl.load(rows + (g[:, None] * HALF + j[None, :])[None, :, :], mask=here[:, :, None], other=0)
+
+
+@triton.jit
+def product_int4(rows, first, scale, offset, x, like, mean, spread, norm_weight, norm_bias, n, inside, K: tl.constexpr,
+                 GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr,
+                 AFFINE: tl.constexpr):  # fmt: skip
+    """As `product`, of 4-bit weights: BLOCK groups at once, each of which has a scale and an offset."""
+    HALF: tl.constexpr = GROUP // 2
+    GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
+    sums = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in tl.static_range(0, GROUPS, BLOCK):
+        g = start + tl.arange(0, BLOCK)
+        k = g[:, None] * GROUP + tl.arange(0, HALF)[None, :]  # of the low four bits; the high four are HALF further
+        left = round_to(tl.load(x + k, mask=k < K, other=0.0), like)
+        right = round_to(tl.load(x + k + HALF, mask=k + HALF < K, other=0.0), like)
+        if NORM != "none":
+            left = apply_norm(left, mean, spread, norm_weight, norm_bias, k, k < K, like, NORM, AFFINE)
+            left = tl.where(k < K, left, 0.0)
+            k += HALF
+            right = apply_norm(right, mean, spread, norm_weight, norm_bias, k, k < K, like, NORM, AFFINE)
+            right = tl.where(k < K, right, 0.0)
+        pairs = first
+        if start > 0:
+            pairs = load_groups(rows, inside, start, GROUPS, HALF, BLOCK)
+        low, high = (pairs & 15).to(tl.float32), (pairs >> 4).to(tl.float32)
+        tables, here = n[:, None] * GROUPS + g[None, :], inside[:, None] & (g < GROUPS)[None, :]
+        each = tl.sum(low * left[None, :, :] + high * right[None, :, :], 2)  # (ROWS, BLOCK)
+        sums += each * tl.load(scale + tables, mask=here, other=0.0).to(tl.float32)
+        sums += tl.load(offset + tables, mask=here, other=0.0).to(tl.float32) * tl.sum(left + right, 1)[None, :]
+    return tl.sum(sums, 1)
+
+
+@triton.jit
 def one_row(
-    x, norm_weight, norm_bias, eps, w0, w1, w2, b0, b1, b2, s0, s1, s2, onto, out, N0, N1, N2, K: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr, AFFINE: tl.constexpr,
-    ACTIVATION: tl.constexpr, GATED: tl.constexpr, WEIGHTS: tl.constexpr, BIASES: tl.constexpr, ONTO: tl.constexpr,
-    SCALED: tl.constexpr, EARLY: tl.constexpr,
+    x, norm_weight, norm_bias, eps, w0, w1, w2, b0, b1, b2, s0, s1, s2, o0, o1, o2, onto, out, N0, N1, N2,
+    K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr,
+    AFFINE: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr, WEIGHTS: tl.constexpr, BIASES: tl.constexpr,
+    ONTO: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """ROWS outputs of up to three weights (N, K) side by side, for one row x (K,). Weights of 8 bits have scales."""
+    """ROWS outputs of up to three weights (N, K) side by side, for one row x (K,). Weights of 8 bits have scales, those
+    of 4 bits scales and offsets for every GROUP of inputs; BLOCK are then groups."""
     if EARLY:
         gdc_launch_dependents()
     program, c = tl.program_id(0), tl.arange(0, BLOCK)
-    weight, bias, scale, N, before, start, has_bias = w0, b0, s0, N0, 0, program * ROWS, BIASES % 2
+    weight, bias, scale, offset, N, before, start = w0, b0, s0, o0, N0, 0, program * ROWS
+    has_bias = BIASES % 2
     if WEIGHTS > 1 and not GATED:
         own = tl.cdiv(N0, ROWS)
         if program >= own:
-            weight, bias, scale, N, before, start = w1, b1, s1, N1, N0, (program - own) * ROWS
+            weight, bias, scale, offset, N, before, start = w1, b1, s1, o1, N1, N0, (program - own) * ROWS
             has_bias = BIASES // 2 % 2
         if WEIGHTS > 2:
             own += tl.cdiv(N1, ROWS)
             if program >= own:
-                weight, bias, scale, N, before, start = w2, b2, s2, N2, N0 + N1, (program - own) * ROWS
+                weight, bias, scale, offset, N, before, start = w2, b2, s2, o2, N2, N0 + N1, (program - own) * ROWS
                 has_bias = BIASES // 4
     n = start + tl.arange(0, ROWS)
     inside = n < N
-    tile = inside[:, None] & (c < K)[None, :]
-    rows = weight + n.to(tl.int64)[:, None] * K
-    first = tl.load(rows + c[None, :], mask=tile, other=0.0)
-    if GATED:
-        rows1 = w1 + n.to(tl.int64)[:, None] * K
-        first1 = tl.load(rows1 + c[None, :], mask=tile, other=0.0)
+    if GROUP > 0:
+        HALF: tl.constexpr = GROUP // 2
+        GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
+        rows = weight + n.to(tl.int64)[:, None, None] * (GROUPS * HALF)
+        first = load_groups(rows, inside, 0, GROUPS, HALF, BLOCK)
+        if GATED:
+            rows1 = w1 + n.to(tl.int64)[:, None, None] * (GROUPS * HALF)
+            first1 = load_groups(rows1, inside, 0, GROUPS, HALF, BLOCK)
+    else:
+        tile = inside[:, None] & (c < K)[None, :]
+        rows = weight + n.to(tl.int64)[:, None] * K
+        first = tl.load(rows + c[None, :], mask=tile, other=0.0)
+        if GATED:
+            rows1 = w1 + n.to(tl.int64)[:, None] * K
+            first1 = tl.load(rows1 + c[None, :], mask=tile, other=0.0)
     if EARLY:
         gdc_wait()
     mean, spread = 0.0, 1.0
     if NORM != "none":
         mean, spread = statistics(x, out, K, WIDTH, NORM, eps)
-    total = product(rows, first, x, out, mean, spread, norm_weight, norm_bias, inside, K, ROWS, BLOCK, NORM, AFFINE)
+    if GROUP > 0:
+        total = product_int4(rows, first, scale, offset, x, out, mean, spread, norm_weight, norm_bias, n, inside, K,
+                             GROUP, ROWS, BLOCK, NORM, AFFINE)  # fmt: skip
+    else:
+        total = product(rows, first, x, out, mean, spread, norm_weight, norm_bias, inside, K, ROWS, BLOCK, NORM, AFFINE)
     if SCALED:
         total *= tl.load(scale + n, mask=inside, other=0.0).to(tl.float32)
     if has_bias:
@@ -136,9 +189,13 @@ def one_row(
     if ACTIVATION != "identity":
         total = activate(round_to(total, out), ACTIVATION)
     if GATED:
-        other = product(
-            rows1, first1, x, out, mean, spread, norm_weight, norm_bias, inside, K, ROWS, BLOCK, NORM, AFFINE
-        )
+        if GROUP > 0:
+            other = product_int4(rows1, first1, s1, o1, x, out, mean, spread, norm_weight, norm_bias, n, inside, K,
+                                 GROUP, ROWS, BLOCK, NORM, AFFINE)  # fmt: skip
+        else:
+            other = product(
+                rows1, first1, x, out, mean, spread, norm_weight, norm_bias, inside, K, ROWS, BLOCK, NORM, AFFINE
+            )
         if SCALED:
             other *= tl.load(s1 + n, mask=inside, other=0.0).to(tl.float32)
         if BIASES > 1:

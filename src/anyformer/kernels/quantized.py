@@ -103,15 +103,9 @@ def launch(x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor | None, bias
     M, has_bias = x.numel() // K, bias is not None
     group = 0 if offset is None else 2 * stored // offset.shape[1]
     out = torch.empty(*x.shape[:-1], N, dtype=x.dtype, device=x.device)
-    if M == 1 and offset is None:
-        return few_rows.linear(x.view(1, K), [weight], [bias], scales=[scale]).view_as(out)
     if M == 1:
-        # every thread reads 16 bytes of each of its rows at once
-        size, rows = min(power_above(stored), 8192), 4
-        shape = N, K, group, rows, max(2 * size // group, 1), has_bias
-        warps = min(max(size // 512, 1), 16)
-        programs.one_row_int4[-(-N // rows),](x, weight, scale, offset, bias, out, *shape, num_warps=warps)
-        return out
+        offsets = [] if offset is None else [offset]
+        return few_rows.linear(x.view(1, K), [weight], [bias], scales=[scale], offsets=offsets).view_as(out)
     columns = 16 if N <= 4096 else 32 if N <= 32768 else 64  # enough programs for every processor
     rows, grid = max(16, power_above(M)), (-(-N // columns),)
     if offset is None:

@@ -24,44 +24,6 @@ def load_int4(pointers, mask):
 
 
 @triton.jit
-def one_row_int4(
-    x,
-    weight,
-    scale,
-    offset,
-    bias,
-    out,
-    N,
-    K: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BIAS: tl.constexpr,
-):
-    """ROWS outputs for one row of x, BLOCK groups at once. weight (N, GROUPS * GROUP / 2), scale, offset (N, GROUPS)"""
-    HALF: tl.constexpr = GROUP // 2
-    GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
-    n, j = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, HALF)
-    rows, tables = weight + n.to(tl.int64)[:, None, None] * (GROUPS * HALF), n[:, None] * GROUPS
-    sums = tl.zeros((ROWS, BLOCK), tl.float32)
-    for start in range(0, GROUPS, BLOCK):
-        g = start + tl.arange(0, BLOCK)
-        here = (n[:, None] < N) & (g[None, :] < GROUPS)  # (ROWS, BLOCK)
-        low, high = load_int4(rows + (g[:, None] * HALF + j[None, :])[None, :, :], here[:, :, None])
-        k = g[:, None] * GROUP + j[None, :]  # (BLOCK, HALF)
-        left = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
-        right = tl.load(x + k + HALF, mask=k + HALF < K, other=0.0).to(tl.float32)
-        products = tl.sum(low * left[None, :, :] + high * right[None, :, :], 2)
-        sums += products * tl.load(scale + tables + g[None, :], mask=here, other=0.0).to(tl.float32)
-        step = tl.load(offset + tables + g[None, :], mask=here, other=0.0).to(tl.float32)
-        sums += step * tl.sum(left + right, 1)[None, :]
-    total = tl.sum(sums, 1)
-    if BIAS:
-        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
-    tl.store(out + n, total.to(out.dtype.element_ty), mask=n < N)
-
-
-@triton.jit
 def few_rows(
     x,
     weight,

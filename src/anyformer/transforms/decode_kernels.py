@@ -40,7 +40,7 @@ from anyformer.runtime.state import Static
 from anyformer.stacks.block import ParallelModule
 from anyformer.stacks.sublayer import SublayerModule, through
 from anyformer.transforms.pack import PackedLinear
-from anyformer.transforms.quantize import FP8Linear, Int8Linear, QuantizedLinear
+from anyformer.transforms.quantize import FP8Linear, Int4Linear, Int8Linear, QuantizedLinear
 
 NAMES = {function: name for name, function in ACTIVATIONS.items() if name in few_rows.ACTIVATIONS}
 
@@ -149,17 +149,18 @@ LAYERS: dict[type, tuple[str, ...]] = {
 
 
 def is_plain(layer: Any, rows: int) -> bool:
-    """Whether a layer is a product with a weight, and nothing else; of one row the weight may have 8 bits."""
+    """Whether a layer is a product with a weight, and nothing else; of one row the weight may have 8 or 4 bits."""
     kinds = (nn.Linear, PackedLinear, FewRowsLinear)
-    of_bytes = rows == 1 and isinstance(layer, (Int8Linear, FP8Linear))
-    return (type(layer) in kinds or of_bytes) and layer.weight.is_contiguous()
+    few_bits = rows == 1 and isinstance(layer, QuantizedLinear)
+    return (type(layer) in kinds or few_bits) and layer.weight.is_contiguous()
 
 
 def linear(x: Tensor, *layers: Any, **options: Any) -> Tensor:
     """(B, D) through layers side by side."""
-    scales = [layer.scale for layer in layers] if isinstance(layers[0], QuantizedLinear) else []
-    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-    return few_rows.linear(x, weights, biases, scales=scales, **options)
+    if isinstance(layers[0], QuantizedLinear):
+        options["scales"] = [layer.scale for layer in layers]
+        options["offsets"] = [layer.offset for layer in layers if layer.offset is not None]
+    return few_rows.linear(x, [layer.weight for layer in layers], [layer.bias for layer in layers], **options)
 
 
 def norm_weights(norm: Any) -> NormWeights | None:
@@ -197,18 +198,22 @@ class FewRowsLinear(nn.Linear):
         return few_rows.linear(flat, [self.weight], [self.bias]).view(*x.shape[:-1], self.out_features)
 
 
-class FewRowsBytes(QuantizedLinear):
+class FewRowsQuantized(QuantizedLinear):
     def forward(self, x: Tensor) -> Tensor:
         if not few_rows.fits(x, 1) or x.numel() != self.in_features:
             return super().forward(x)
         return linear(x.reshape(1, -1), self).view(*x.shape[:-1], self.out_features)
 
 
-class FewRowsInt8(FewRowsBytes, Int8Linear):
+class FewRowsInt8(FewRowsQuantized, Int8Linear):
     pass
 
 
-class FewRowsFP8(FewRowsBytes, FP8Linear):
+class FewRowsFP8(FewRowsQuantized, FP8Linear):
+    pass
+
+
+class FewRowsInt4(FewRowsQuantized, Int4Linear):
     pass
 
 
@@ -266,6 +271,7 @@ KINDS: dict[type, type] = {
     PackedLinear: FewRowsLinear,
     Int8Linear: FewRowsInt8,
     FP8Linear: FewRowsFP8,
+    Int4Linear: FewRowsInt4,
     nn.LayerNorm: FewRowsLayerNorm,
     RMSNormModule: FewRowsRMSNorm,
     SublayerModule: FewRowsSublayer,
