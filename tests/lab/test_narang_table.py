@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -161,3 +163,38 @@ def test_a_claim_of_losses_in_the_papers_order() -> None:
     assert verdict.figures["best"].startswith("Switch Transformer, Mixture of experts")
     turned = [{**row, "final": -row["final"]} for row in rows]
     assert not experiment.claim(turned).holds
+
+
+def test_ratios_of_speed_are_to_the_nearest_first_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """benchmarks/modifications_speed.py: a row that fails is written down, and the others go on."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import modifications_speed as speed
+
+    monkeypatch.setattr(speed, "AGAIN", 2)
+    rates = iter([4.0, 5.0, None, 8.0, 4.0, 2.0])
+
+    def measure(row: PaperRow, options: object) -> dict[str, object]:
+        rate = next(rates)
+        if rate is None:
+            raise RuntimeError("out of memory")
+        return {"steps per second": rate, "captured": True}
+
+    monkeypatch.setattr(speed, "measure", measure)
+    out = tmp_path / "steps.json"
+    asked = ["GeLU", "Fixup", "SwiGLU"]
+    monkeypatch.setattr("sys.argv", ["", "--tiny", "--out", str(out), "--rows", *asked])
+    speed.main()
+    rows = json.loads(out.read_text())["rows"]
+    first = ROWS[0].name
+    assert [row["name"] for row in rows] == [first, "GeLU", "Fixup", first, "SwiGLU", first]
+    assert [row["ratio"] for row in rows] == [1.0, 1.25, None, 1.0, 0.5, 1.0]
+    assert rows[2]["error"] == "RuntimeError: out of memory" and rows[1]["paper ratio"] == round(3.58 / 3.5, 3)
+
+
+def test_a_step_of_the_speed_table_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import modifications_speed as speed
+
+    found = speed.measure(row_named("Switch Transformer"), SimpleNamespace(tiny=True, device="cpu", batch=2))
+    slowest, fastest = found["slowest and fastest"]
+    assert 0 < slowest <= found["steps per second"] <= fastest and not found["captured"]
