@@ -4,8 +4,8 @@ Every row of Narang et al. (`lab/narang_table.py`), small, learns to fill in spa
 rows that are best in the paper with several seeds. Losses of texts that were held out are compared with the paper's
 losses of pre-training, by rank: early, after an eighth of the steps, and at the end.
 
-Each row is then fine-tuned on one task: to read a Python function and to write its name. Functions that are asked about
-are from the texts that were held out; an answer is right if every token of it is.
+Each row is then fine-tuned on one task: to read the name and the body of a Python function and to write its parameters.
+Functions that are asked about are from the texts that were held out; an answer is right if every token of it is.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ FORMS = {
 }  # fmt: skip
 DIVERGES = True  # a training that does is a result here
 LENGTH, SENTINELS, LEADING = 128, 32, 1.825  # rows whose final loss is at most this in the paper have several seeds
-NAME_LENGTH = 8  # tokens of a function's name; the rest is cut
-FUNCTION = re.compile(r"^([ \t]*)def (\w+)(\(.*\n(?:(?:\1[ \t]+.*|[ \t]*)\n)+)", re.M)  # indent, name, the rest
+ANSWER = 12  # tokens of a function's parameters; the rest is cut
+# indent, name, parameters without brackets among them, body
+FUNCTION = re.compile(r"^([ \t]*)def (\w+)\(([^()\[\]]+)\).*:[ \t]*\n((?:(?:\1[ \t]+.*|[ \t]*)\n)+)", re.M)
 
 
 def trials(
@@ -122,14 +123,14 @@ def fine_tune(run: Run, trained: Path, values: Values, place: Place) -> Row:
     """The task's figures; a training that diverges has none."""
     steps, batch = values["tuning"], values["batch"]
     tuning = override(run, {
-        "name": "naming", "model": Pretrained(path=str(trained)), "vocabulary": None, "steps": steps,
+        "name": "parameters", "model": Pretrained(path=str(trained)), "vocabulary": None, "steps": steps,
         "data": functions(texts(values["data"]), steps * batch, 8 * batch, place),
-        "objective": Translate(smoothing=0.0, length=LENGTH, target_length=NAME_LENGTH),
+        "objective": Translate(smoothing=0.0, length=LENGTH, target_length=ANSWER),
         "optimizer.lr": 1e-3, "schedule.warmup": max(steps // 10, 1),
         "evaluate.every": steps, "evaluate.batches": None, "keep.every": steps,
     })  # fmt: skip
     try:
-        trainer = place.train(tuning, name="naming")
+        trainer = place.train(tuning, name="task")
     except FloatingPointError as error:
         return {"task failed": str(error)}
     scores = [line for line in read_metrics(trainer.folder) if "valid/loss" in line]
@@ -137,28 +138,27 @@ def fine_tune(run: Run, trained: Path, values: Values, place: Place) -> Row:
 
 
 def functions(source: Source, learnt: int, asked: int, place: Place) -> Data:
-    """{"source": a function without its name, "target": its name}: at most so many to learn from and to ask about."""
+    """{"source": a function without its parameters, "target": these}: at most so many to learn from, and to ask for."""
 
     def make(folder: Path) -> None:
         seen = set[tuple[str, str]]()
         for name, out, most in (("train", False, learnt), ("valid", True, asked)):
             every = texts_of(Held(source=source, out=out), ("text",))
-            pairs = sorted({pair for text in every for pair in named_functions(text)} - seen)  # copies are not asked
+            pairs = sorted({pair for text in every for pair in without_parameters(text)} - seen)  # copies are not asked
             seen |= set(pairs)
             chosen = np.random.default_rng(0).permutation(len(pairs))[:most]
-            lines = (json.dumps({"source": pairs[i][1], "target": pairs[i][0]}) for i in chosen)
+            lines = (json.dumps(dict(zip(("source", "target"), pairs[i]))) for i in chosen)
             write(folder / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
 
     folder = Path(place.data("functions", make)) / "functions"
     return Data(train=JSONLines(path=str(folder / "train.jsonl")), valid=JSONLines(path=str(folder / "valid.jsonl")))
 
 
-def named_functions(text: str) -> Iterator[tuple[str, str]]:
-    """(name, function without it), also where it calls itself; __init__ and the like are left out, as they are too
-    easy."""
-    for _, name, rest in FUNCTION.findall(f"{text}\n"):
-        if not name.startswith("__"):
-            yield name, re.sub(rf"\b{name}\b", "_", rest).strip()
+def without_parameters(text: str) -> Iterator[tuple[str, str]]:
+    """(name and body, names of the parameters) of the functions in a text; those inside others are not apart."""
+    for _, name, given, body in FUNCTION.findall(f"{text}\n"):
+        names = [re.split("[:=]", each)[0].strip() for each in given.split(",")]
+        yield f"{name}\n{body.rstrip()}", ", ".join(filter(None, names))
 
 
 def share_right(trainer: Trainer) -> float:
@@ -241,7 +241,7 @@ def task_figures(rows: Sequence[Row]) -> dict[str, float]:
         ),
     }
     right = [each for several in losses(rows, "task accuracy").values() for each in several]
-    return {**found, "names right, at least": min(right), "names right, at most": max(right)}
+    return {**found, "task right, at least": min(right), "task right, at most": max(right)}
 
 
 def plot(rows: Sequence[Row]) -> Any:
