@@ -27,7 +27,8 @@ from _turns import empty_cache, seconds, warm_up
 import anyformer as af
 from anyformer.data import Data, PythonDocs
 from anyformer.data.loader import StepBatches
-from anyformer.lab.narang_table import READ, ROWS, WRITTEN, PaperRow, TableSize, row_named
+from anyformer.lab.narang_changes import TableSize
+from anyformer.lab.narang_table import READ, ROWS, WRITTEN, PaperRow, row_named
 from anyformer.objectives.span_corruption import SpanCorruption
 from anyformer.train.optim import AdamW
 from anyformer.train.run import Batch, Run

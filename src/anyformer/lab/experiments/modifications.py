@@ -22,7 +22,8 @@ from filelock import FileLock
 from anyformer.data import Data, Held, JSONLines, PythonDocs, Source, Stored, TextFiles, TrainedBPE, texts_of
 from anyformer.kernels.loss import IGNORED
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.narang_table import ROWS, TableSize, row_named
+from anyformer.lab.narang_changes import TableSize
+from anyformer.lab.narang_table import ROWS, row_named
 from anyformer.lab.trials import Place, Row, Trial, Values, write
 from anyformer.look import figures
 from anyformer.objectives.span_corruption import SpanCorruption
