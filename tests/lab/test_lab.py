@@ -243,7 +243,7 @@ def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
 def test_forms(name: str) -> None:
     """The forms cost more and more, trials have names of their own, and a budget gets the largest that fits."""
     forms = experiment(name).FORMS
-    assert list(forms) == ["tiny", "small", "full"]
+    assert [form for form in forms if form != "medium"] == ["tiny", "small", "full"]
     for kind in ("cpu", "cuda"):
         costs = [form.minutes(kind) for form in forms.values()]
         assert costs == sorted(costs)
@@ -256,7 +256,7 @@ def test_forms(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(experiments()))
 def test_trials_of_larger_forms(name: str) -> None:
-    for form in ("small", "full"):
+    for form in list(experiment(name).FORMS)[1:]:
         check_trials(name, form)
 
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import anyformer as af
+from anyformer.data import JSONLines
 from anyformer.lab.experiments import modifications as experiment
-from anyformer.lab.narang_table import ROWS, PaperRow, TableSize, activation, count_row, row_named
+from anyformer.lab.narang_changes import TableSize, activation
+from anyformer.lab.narang_table import ROWS, PaperRow, count_row, row_named
+from anyformer.lab.trials import Place
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.residual import Scaled
 from anyformer.specs.part import Site
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
+from anyformer.train.run import Pretrained, Run, read_run
 from architectures.lines import broken, check, inputs_of, random_model
 from small import close, context, filled
 
@@ -161,3 +169,116 @@ def test_a_claim_of_losses_in_the_papers_order() -> None:
     assert verdict.figures["best"].startswith("Switch Transformer, Mixture of experts")
     turned = [{**row, "final": -row["final"]} for row in rows]
     assert not experiment.claim(turned).holds
+
+
+def test_a_claim_tells_of_the_task_but_is_not_of_it() -> None:
+    """Less loss where SuperGLUE is higher is agreement; a row whose fine-tuning failed has no figure."""
+    rows = [
+        {"row": row.name, "early": row.early_loss, "final": row.final_loss, "task loss": 9 - row.superglue / 10,
+         "task accuracy": row.superglue / 100}
+        for row in ROWS
+    ]  # fmt: skip
+    rows[0] = {name: value for name, value in rows[0].items() if not name.startswith("task")}
+    verdict = experiment.claim(rows)
+    assert verdict.holds and verdict.figures["rank correlation, task and SuperGLUE"] == pytest.approx(1)
+    assert verdict.figures["rank correlation, task and our final loss"] == pytest.approx(
+        experiment.correlation([row.final_loss for row in ROWS[1:]], [-row.superglue for row in ROWS[1:]])
+    )
+    right = [verdict.figures[f"task right, at {end}"] for end in ("least", "most")]
+    assert right == pytest.approx([0.5395, 0.7677])
+
+
+FUNCTIONS = """
+class A:
+    def first(self, x: int = 3, *more) -> None:
+        def inside(y):
+            return y
+
+        return inside(x)
+    def pair(self, both: tuple[int, int]): pass
+
+def second(
+    a, b,
+):
+    return a
+"""
+
+
+def test_parameters_are_taken_out_of_functions() -> None:
+    assert [*experiment.without_parameters(FUNCTIONS)] == [
+        ("first\n        def inside(y):\n            return y\n\n        return inside(x)", "self, x, *more"),
+        ("second\n    return a", "a, b"),
+    ]
+
+
+def test_functions_that_are_asked_for_were_not_learnt_from(tmp_path: Path) -> None:
+    texts = [f"def same(a):\n    return 0\ndef own{i}(b{i}):\n    return {i}\n" for i in range(60)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    data = experiment.functions(JSONLines(path=str(tmp_path / "texts.jsonl")), 50, 8, Place(tmp_path, tmp_path, "cpu"))
+    learnt, asked = ([row.example for row in source.rows(("source", "target"))] for source in (data.train, data.valid))
+    assert (len(learnt), len(asked)) == (50, 3)  # of 60 texts three are held out, each with one function of its own
+    assert not {row["source"] for row in learnt} & {row["source"] for row in asked}
+    assert all(row["target"] == f"b{row['source'].split()[0][3:]}" for row in asked)
+
+
+def test_an_answer_is_right_where_every_token_is() -> None:
+    labels = torch.tensor([[3, 1, -100], [3, 2, 1], [4, 1, -100], [2, 1, -100]])
+    said = torch.tensor([[3, 1, 2], [3, 2, 2], [4, 1, 1], [3, 1, 1]])
+    batches = [SimpleNamespace(batches=[{"labels": labels}])]
+    trainer: Any = SimpleNamespace(
+        valid=lambda: nullcontext(batches), eval_mode=nullcontext, autocast=nullcontext, to_device=lambda batch: batch,
+        model=lambda labels: SimpleNamespace(logits=torch.nn.functional.one_hot(said, 5)),
+    )  # fmt: skip
+    assert experiment.share_right(trainer) == 0.5
+
+
+def test_a_row_is_trained_and_fine_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task begins with the weights of span corruption; where it diverges, these figures stay."""
+    values = experiment.trials(**{**experiment.FORMS["tiny"].values, "steps": 2, "tuning": 2})[0].values
+    [row] = experiment.work(values, Place(tmp_path / "a", tmp_path / "shared", "cpu"))
+    assert 0 < row["final"] < 9 and 0 < row["task loss"] < 9 and 0 <= row["task accuracy"] <= 1
+    run, task = (read_run(tmp_path / "a" / name / "run.json") for name in ("run", "task"))
+    assert task.model == Pretrained(path=str(tmp_path / "a" / "run")) and (run.steps, task.steps) == (2, 2)
+
+    def diverge(self: Place, run: Run, *callbacks: Any, name: str) -> None:
+        raise FloatingPointError("NaN")
+
+    monkeypatch.setattr(Place, "train", diverge)
+    assert experiment.fine_tune(run, tmp_path / "a" / "run", values, Place(tmp_path, tmp_path / "shared", "cpu")) == {
+        "task failed": "NaN"
+    }
+
+
+def test_ratios_of_speed_are_to_the_nearest_first_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """benchmarks/modifications_speed.py: a row that fails is written down, and the others go on."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import modifications_speed as speed
+
+    monkeypatch.setattr(speed, "AGAIN", 2)
+    rates = iter([4.0, 5.0, None, 8.0, 4.0, 2.0])
+
+    def measure(row: PaperRow, options: object) -> dict[str, object]:
+        rate = next(rates)
+        if rate is None:
+            raise RuntimeError("out of memory")
+        return {"steps per second": rate, "captured": True}
+
+    monkeypatch.setattr(speed, "measure", measure)
+    out = tmp_path / "steps.json"
+    asked = ["GeLU", "Fixup", "SwiGLU"]
+    monkeypatch.setattr("sys.argv", ["", "--tiny", "--out", str(out), "--rows", *asked])
+    speed.main()
+    rows = json.loads(out.read_text())["rows"]
+    first = ROWS[0].name
+    assert [row["name"] for row in rows] == [first, "GeLU", "Fixup", first, "SwiGLU", first]
+    assert [row["ratio"] for row in rows] == [1.0, 1.25, None, 1.0, 0.5, 1.0]
+    assert rows[2]["error"] == "RuntimeError: out of memory" and rows[1]["paper ratio"] == round(3.58 / 3.5, 3)
+
+
+def test_a_step_of_the_speed_table_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import modifications_speed as speed
+
+    found = speed.measure(row_named("Switch Transformer"), SimpleNamespace(tiny=True, device="cpu", batch=2))
+    slowest, fastest = found["slowest and fastest"]
+    assert 0 < slowest <= found["steps per second"] <= fastest and not found["captured"]

@@ -3,26 +3,36 @@
 Every row of Narang et al. (`lab/narang_table.py`), small, learns to fill in spans of text for equally many steps; the
 rows that are best in the paper with several seeds. Losses of texts that were held out are compared with the paper's
 losses of pre-training, by rank: early, after an eighth of the steps, and at the end.
+
+Each row is then fine-tuned on one task: to read the name and the body of a Python function and to write its parameters.
+Functions that are asked about are from the texts that were held out; an answer is right if every token of it is.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
-from anyformer.data import Data, Held, PythonDocs, Source, Stored, TextFiles, TrainedBPE, texts_of
+from anyformer.data import Data, Held, JSONLines, PythonDocs, Source, Stored, TextFiles, TrainedBPE, texts_of
+from anyformer.kernels.loss import IGNORED
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.narang_table import ROWS, TableSize, row_named
-from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.lab.narang_changes import TableSize
+from anyformer.lab.narang_table import ROWS, row_named
+from anyformer.lab.trials import Place, Row, Trial, Values, write
 from anyformer.look import figures
 from anyformer.objectives.span_corruption import SpanCorruption
+from anyformer.objectives.translate import Translate
+from anyformer.specs.codec import override
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.progress import read_metrics
-from anyformer.train.run import Batch, Evaluate, Keep, Run
+from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
+from anyformer.train.trainer import Trainer
 
 CLAIM = "the ranks of the rows' losses correlate with those of the paper's final losses, by more than 0.3"
 FEW = [  # of every group
@@ -30,21 +40,36 @@ FEW = [  # of every group
     "Adaptive softmax", "Lightweight convolution", "Synthesizer (random)", "Switch Transformer", "Product key memory",
 ]  # fmt: skip
 FORMS = {
-    "tiny": Form(0.1, 0.1, {"width": 24, "depth": 1, "tokens": 320, "steps": 8, "batch": 2, "few": 3, "seeds": 1}),
-    "small": Form(4, 1, {"width": 48, "depth": 2, "tokens": 1024, "steps": 120, "batch": 16, "few": 12, "seeds": 1}),
-    "full": Form(
-        99, 8, {"width": 192, "depth": 4, "tokens": 4096, "steps": 1500, "batch": 64, "few": None, "seeds": 3}
+    "tiny": Form(
+        0.1, 0.1, {"width": 24, "depth": 1, "tokens": 320, "steps": 8, "tuning": 4, "batch": 2, "few": 3, "seeds": 1}
     ),
-}
+    "small": Form(
+        5, 1,
+        {"width": 48, "depth": 2, "tokens": 1024, "steps": 120, "tuning": 40, "batch": 16, "few": 12, "seeds": 1},
+    ),
+    "medium": Form(
+        60, 5,
+        {"width": 128, "depth": 3, "tokens": 4096, "steps": 400, "tuning": 150, "batch": 64, "few": None, "seeds": 1},
+    ),
+    "full": Form(
+        600, 22,
+        {"width": 192, "depth": 4, "tokens": 4096, "steps": 1500, "tuning": 300, "batch": 64, "few": None, "seeds": 3},
+    ),
+}  # fmt: skip
 DIVERGES = True  # a training that does is a result here
 LENGTH, SENTINELS, LEADING = 128, 32, 1.825  # rows whose final loss is at most this in the paper have several seeds
+ANSWER = 12  # tokens of a function's parameters; the rest is cut
+# indent, name, parameters without brackets among them, body
+FUNCTION = re.compile(r"^([ \t]*)def (\w+)\(([^()\[\]]+)\).*:[ \t]*\n((?:(?:\1[ \t]+.*|[ \t]*)\n)+)", re.M)
 
 
 def trials(
-    width: int, depth: int, tokens: int, steps: int, batch: int, few: int | None, seeds: int, data: str | None = None
-) -> list[Trial]:
+    width: int, depth: int, tokens: int, steps: int, tuning: int, batch: int, few: int | None, seeds: int,
+    data: str | None = None,
+) -> list[Trial]:  # fmt: skip
     """Every row once, and then the leading ones again."""
-    same = {"width": width, "depth": depth, "tokens": tokens, "steps": steps, "batch": batch, "data": data}
+    sizes = {"width": width, "depth": depth, "tokens": tokens}
+    same = {**sizes, "steps": steps, "tuning": tuning, "batch": batch, "data": data}
     rows = [row for row in ROWS if few is None or row.name in FEW[:few]]
     leading = [row for row in rows if row.final_loss <= LEADING or row is ROWS[0]]
     every = [*((row, 0) for row in rows), *((row, seed) for seed in range(1, seeds) for row in leading)]
@@ -66,9 +91,7 @@ def size(width: int, depth: int, tokens: int) -> TableSize:
 def work(values: Values, place: Place) -> list[Row]:
     model = row_named(values["row"]).describe(size(values["width"], values["depth"], values["tokens"]))
     steps, large = values["steps"], values["tokens"] > 2000
-    source: Source = PythonDocs(library=large)
-    if values["data"] is not None:
-        source = TextFiles(path=values["data"], unit="paragraph")
+    source = texts(values["data"], library=large)
     data = Data(train=Held(source=source), valid=Held(source=source, out=True))
     run = Run(
         name="modifications",
@@ -89,7 +112,66 @@ def work(values: Values, place: Place) -> list[Row]:
     trainer = place.train(run)
     seen = [line for line in read_metrics(trainer.folder) if "valid/loss" in line]
     found = {"early": seen[0]["valid/loss"], "final": seen[-1]["valid/loss"], "seconds": trainer.seconds}
-    return [{**found, "parameters": sum(p.numel() for p in trainer.model.parameters())}]
+    found["parameters"] = sum(p.numel() for p in trainer.model.parameters())
+    return [{**found, **fine_tune(run, trainer.folder, values, place)}]
+
+
+def texts(path: str | None, library: bool = True) -> Source:
+    return PythonDocs(library=library) if path is None else TextFiles(path=path, unit="paragraph")
+
+
+def fine_tune(run: Run, trained: Path, values: Values, place: Place) -> Row:
+    """The task's figures; a training that diverges has none."""
+    steps, batch = values["tuning"], values["batch"]
+    tuning = override(run, {
+        "name": "parameters", "model": Pretrained(path=str(trained)), "vocabulary": None, "steps": steps,
+        "data": functions(texts(values["data"]), steps * batch, 8 * batch, place),
+        "objective": Translate(smoothing=0.0, length=LENGTH, target_length=ANSWER),
+        "optimizer.lr": 1e-3, "schedule.warmup": max(steps // 10, 1),
+        "evaluate.every": steps, "evaluate.batches": None, "keep.every": steps,
+    })  # fmt: skip
+    try:
+        trainer = place.train(tuning, name="task")
+    except FloatingPointError as error:
+        return {"task failed": str(error)}
+    scores = [line for line in read_metrics(trainer.folder) if "valid/loss" in line]
+    return {"task loss": scores[-1]["valid/loss"], "task accuracy": share_right(trainer)}
+
+
+def functions(source: Source, learnt: int, asked: int, place: Place) -> Data:
+    """{"source": a function without its parameters, "target": these}: at most so many to learn from, and to ask for."""
+
+    def make(folder: Path) -> None:
+        seen = set[tuple[str, str]]()
+        for name, out, most in (("train", False, learnt), ("valid", True, asked)):
+            every = texts_of(Held(source=source, out=out), ("text",))
+            pairs = sorted({pair for text in every for pair in without_parameters(text)} - seen)  # copies are not asked
+            seen |= set(pairs)
+            chosen = np.random.default_rng(0).permutation(len(pairs))[:most]
+            lines = (json.dumps(dict(zip(("source", "target"), pairs[i]))) for i in chosen)
+            write(folder / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
+
+    folder = Path(place.data("functions", make)) / "functions"
+    return Data(train=JSONLines(path=str(folder / "train.jsonl")), valid=JSONLines(path=str(folder / "valid.jsonl")))
+
+
+def without_parameters(text: str) -> Iterator[tuple[str, str]]:
+    """(name and body, names of the parameters) of the functions in a text; those inside others are not apart."""
+    for _, name, given, body in FUNCTION.findall(f"{text}\n"):
+        names = [re.split("[:=]", each)[0].strip() for each in given.split(",")]
+        yield f"{name}\n{body.rstrip()}", ", ".join(filter(None, names))
+
+
+def share_right(trainer: Trainer) -> float:
+    """Of the validation examples, those with the right token everywhere: greedy decoding writes exactly these."""
+    assert trainer.valid is not None
+    right: list[bool] = []
+    with trainer.eval_mode(), trainer.autocast(), trainer.valid() as batches:
+        for batch in (trainer.to_device(batch) for ready in batches for batch in ready.batches):
+            labels = batch["labels"]
+            said = trainer.model(**batch).logits.argmax(-1)
+            right += ((said == labels) | (labels == IGNORED)).all(1).tolist()
+    return float(np.mean(right))
 
 
 def vocabulary(data: Data, tokens: int, place: Place) -> Stored:
@@ -141,9 +223,26 @@ def claim(rows: Sequence[Row]) -> Verdict:
     several = {name: each for name, each in losses(rows, "final").items() if len(each) > 1}
     if several:
         found["spread over seeds"] = float(np.mean([np.std(each, ddof=1) for each in several.values()]))
+    found |= task_figures(rows)
     best = sorted(compare_losses(rows, "final"), key=lambda each: each[1])
     found["best"], found["failed"] = ", ".join(name for name, *_ in best[:5]), sum("failed" in row for row in rows)
     return Verdict(found["rank correlation, final"] > 0.3, found)
+
+
+def task_figures(rows: Sequence[Row]) -> dict[str, float]:
+    """Whether rows that are better before fine-tuning, or on the paper's SuperGLUE, are better at the task, too."""
+    ours = {name: float(np.mean(each)) for name, each in losses(rows, "task loss").items()}
+    if len(ours) < 2:
+        return {}
+    before = {name: mean for name, mean, _ in compare_losses(rows, "final")}
+    found = {
+        "rank correlation, task and our final loss": correlation([*ours.values()], [before[name] for name in ours]),
+        "rank correlation, task and SuperGLUE": correlation(
+            [*ours.values()], [-row_named(name).superglue for name in ours]
+        ),
+    }
+    right = [each for several in losses(rows, "task accuracy").values() for each in several]
+    return {**found, "task right, at least": min(right), "task right, at most": max(right)}
 
 
 def plot(rows: Sequence[Row]) -> Any:
