@@ -222,3 +222,19 @@ def test_the_table_of_names_is_that_of_the_catalogue() -> None:
     fields = ("name", "family", "published", "about", "note")
     table = [tuple(row[field] for field in fields) for row in listing.read_rows()]
     assert table == catalogue, "python -m anyformer.cli.listing writes it anew"
+
+
+def test_free_memory_is_what_the_system_and_a_container_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"meminfo": "MemTotal: 900 kB\nMemAvailable: 700 kB\n", "memory.max": "max\n", "memory.current": "4096\n"}
+
+    def read(path: Path) -> str:
+        if path.name not in files:
+            raise FileNotFoundError(path)
+        return files[path.name]
+
+    monkeypatch.setattr(hardware.Path, "read_text", read)
+    assert hardware.free_memory() == 700 * 1024
+    files["memory.max"] = "10240\n"
+    assert hardware.free_memory() == 6144
+    del files["memory.max"], files["meminfo"]
+    assert hardware.free_memory() == 0

@@ -122,11 +122,13 @@ def test_packed_layers_compile() -> None:
         close(compiled(**inputs).logits, model(**inputs).logits)
 
 
+@packs
 def test_what_is_packed_goes_with_its_weights() -> None:
     model = pack(torch.nn.Sequential(layer()))
     with torch.no_grad():
         model(torch.randn(8, 48))
     place = model[0].weight.data_ptr()
+    assert place in PACKED.kept
     del model
     gc.collect()
-    assert PACKED.kept[place][0].expired()
+    assert place not in PACKED.kept

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from anyformer.generation.search_state import Search
 from anyformer.generation.stepper import Stepper
@@ -33,6 +33,7 @@ from anyformer.parts.position.absolute import Sinusoidal
 from anyformer.runtime.state import State, Static
 from anyformer.specs.part import walk
 from anyformer.transforms.decode_kernels import decode_kernels
+from anyformer.transforms.pack import SHARE, PackedStep
 
 ENOUGH = 16  # tokens to write: for fewer, recording takes longer than it saves
 REPEATED = 4  # the number of such a text from which it is worth it nevertheless
@@ -62,7 +63,25 @@ def capture_decode_step(stepper: Stepper, max_length: int, more: int, compiled: 
     elif compiled:
         raise ValueError(f"compile=True: {why}")
     else:
-        stepper.model.notes["decoding"] = f"one call a step: {why}"
+        packed = "" if compiled is False else pack_step(stepper, capacity, more)
+        stepper.model.notes["decoding"] = f"one call a step: {why}{packed}"
+
+
+def pack_step(stepper: Stepper, capacity: int, more: int) -> str:
+    """Large layers multiply by packed weights while a step runs, where that is faster and the copies have room; what
+    there is to say about it."""
+    model, rows = stepper.model, stepper.rows
+    step = PackedStep.of(nn.ModuleList(getattr(model, name) for name in (*model.spec.left_to_right, "head")), rows)
+    missing = step.missing_bytes()
+    if missing and not worth_preparing(model, rows, capacity, more):
+        return f"; weights are packed from {ENOUGH} tokens on"
+    if missing > hardware.free_memory() // SHARE:
+        return f"; weights are not packed: {missing / 1e6:,.0f} MB are more than 1/{SHARE} of the free memory"
+    if not step.layers:
+        return ""
+    stepper.around = step
+    total = sum(layer.weight.nbytes for layer in step.layers)
+    return f"; {len(step.layers)} large layers are packed, which takes {total / 1e6:,.0f} MB beside the weights"
 
 
 def why_unwanted(model: TransformerModule, rows: int, capacity: int, more: int, compiled: bool | None) -> str | None:
@@ -72,8 +91,11 @@ def why_unwanted(model: TransformerModule, rows: int, capacity: int, more: int, 
         return None
     if compiled is False or model.device.type != "cuda":
         return "compile=False" if compiled is False else f"the device is {model.device.type}; compile=True compiles it"
-    often = recordings(model).short[rows, capacity] >= REPEATED
-    return None if more >= ENOUGH or often else f"fewer than {ENOUGH} tokens to write"
+    return None if worth_preparing(model, rows, capacity, more) else f"fewer than {ENOUGH} tokens to write"
+
+
+def worth_preparing(model: TransformerModule, rows: int, capacity: int, more: int) -> bool:
+    return more >= ENOUGH or recordings(model).short[rows, capacity] >= REPEATED
 
 
 def capacity_for(length: int) -> int:

@@ -8,6 +8,7 @@ B rows, T tokens of a row, V vocabulary, D width.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,6 +54,7 @@ class Stepper:
         self.embeds: Tensor | None = None  # (B, T, D) in their place
         self.rows = self.length = 0  # of tokens read, pads counted
         self.recording: Any = None  # of single steps (generation/fast.py), where one was made
+        self.around: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # a step (generation/fast.py)
         self.wants_hidden = False
         self.hidden: Tensor | None = None  # (B, tokens of the last call, D) the last layer's, where they are wanted
 
@@ -139,7 +141,8 @@ class Stepper:
         shown = OutputCollector(self.model.shows, ("output_hidden_states",), None) if self.wants_hidden else None
         resumed = self.state is not None and (self.state.capacity is not None or self.state.length > 0)
         call = Call({**inputs, "logits_to_keep": keep}, self.state, shown, self.model.kernel)
-        outputs = self.model(call)
+        with self.around:
+            outputs = self.model(call)
         self.model.check_finite(outputs, call, resumed)
         if shown is not None:
             self.hidden = self.model.collect_outputs(shown)[f"{self.prefix}hidden_states"][-1]

@@ -17,6 +17,7 @@ import sysconfig
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anyformer.specs.messages import nearest, quote
@@ -140,6 +141,20 @@ ABILITIES: dict[str, Callable[[], bool]] = {
 }
 
 NO_COMPILER = "there is no C++ compiler here that finds Python's headers (install g++ and python3-dev, or set CXX)"
+
+
+def free_memory() -> int:
+    """Bytes of main memory that are free for this process; 0 where the system (only Linux does) does not say."""
+    try:
+        table = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = 1024 * int(table["MemAvailable"].split()[0])
+    except (OSError, ValueError, KeyError):
+        return 0
+    try:  # a container has its own limit
+        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text() for name in ("max", "current"))
+        return max(0, min(free, int(limit) - int(used)))
+    except (OSError, ValueError):  # none, or the word "max"
+        return free
 
 
 # -- devices ----------------------------------------------------------------------------------------------------------
