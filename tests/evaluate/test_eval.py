@@ -184,6 +184,12 @@ def test_a_tag_for_every_word(tmp_path: Path) -> None:
     assert found.wanted == [["B-x", "I-x", "O"]]
     first = [int((record["labels"] != -100).nonzero()[0][i]) for i in range(3)]
     assert found.predicted == [[labels[int(best[i])] for i in first]]  # where the objective asks
+    less = {**example, "tags": ["B-x", "-100", "O"]}
+    record = objective.encode(less, tokenizer)
+    with Said(model, lambda ids: {"logits": scores}), torch.no_grad():
+        part = predictions(objective, Predictor(model, tokenizer), [less], [[record]])
+    assert (record["labels"] != -100).nonzero()[0].tolist() == first[::2]
+    assert part.wanted == [["B-x", "O"]] and part.predicted == [found.predicted[0][::2]]
 
 
 def test_more_than_ten_labels_in_text_order() -> None:

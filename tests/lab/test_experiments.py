@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from anyformer.data import PythonDocs
+from anyformer.data import PythonDocs, Words
 from anyformer.lab import recall
 from anyformer.lab.experiments import (
     efficient_attention,
@@ -37,6 +37,7 @@ from anyformer.lab.runs import held_out
 from anyformer.lab.trials import Place
 from anyformer.look.trace import trace
 from anyformer.models.construct import build
+from anyformer.objectives.tag import Tag
 from anyformer.specs.codec import kinds
 from anyformer.specs.part import Part
 from anyformer.train.start import setup
@@ -195,10 +196,12 @@ def test_answers_stand_where_they_are_asked_for() -> None:
         word, answer = text.split(recall.ASK)
         assert answer == word[::-1] and len(word) == 5 and set(word) <= set("abcd")
     for selective in (True, False):
-        texts = recall.copies(50, 3, 4, 6, 0, selective)
-        parts = [text.split(recall.ASK) for text in texts]
-        assert all(before.replace(recall.BLANK, "") == answer and len(before) == 9 for before, answer in parts)
-        starts = {before[:3] == answer for before, answer in parts}
+        starts = set()
+        for text in recall.copies(50, 3, 4, 6, 0, selective):
+            words, tags = text["words"].split(), text["tags"].split()
+            assert words[9:] == [recall.ASK] * 3 and {*tags[:9]} == {"-100"}
+            assert [word for word in words[:9] if word != recall.BLANK] == tags[9:]
+            starts.add(words[:3] == tags[9:])
         assert (False in starts) is selective
 
 
@@ -233,9 +236,21 @@ def test_answers_that_are_right_are_counted() -> None:
     assert recall.answer_accuracy(trainer, ["abc|cba", "bba|abb"]) == [0.0, 1.0, 0.5]
 
 
+def test_letters_that_are_copied_are_counted(tmp_path: Path) -> None:
+    """By a model that says "b" wherever it is, blanks do not count."""
+    said = torch.eye(len(state_spaces.TAGS))[state_spaces.TAGS.index("b")]
+    trainer: Any = SimpleNamespace(
+        tokenizer=Words().make(["a b c . |"], tmp_path), objective=Tag(labels=state_spaces.TAGS), to_device=dict,
+        model=lambda input_ids: SimpleNamespace(logits=said.expand(*input_ids.shape, -1)),
+        eval_mode=contextlib.nullcontext,
+    )  # fmt: skip
+    texts = [{"words": "a . b | |", "tags": "-100 -100 -100 a b"}, {"words": "a c . | |", "tags": "-100 -100 -100 a c"}]
+    assert state_spaces.share_copied(trainer, texts) == 0.25
+
+
 def test_a_text_read_in_pieces_is_the_text() -> None:
     """The last piece of several says what a whole pass says, and the state is that of any other length."""
-    spec = state_spaces.model_spec("mamba", 8, 64, depth=1, states=4)
+    spec = state_spaces.model_spec("mamba", 8, states=4, depth=1)
     model, ids = build(spec, seed=0).eval(), torch.arange(64)[None]
     state = model.new_state(1, capacity=64)
     with torch.no_grad():

@@ -14,12 +14,13 @@ from torch import Tensor
 from anyformer.generation import generate
 from anyformer.generation.defaults import settings_for
 from anyformer.inputs.text import Tokenizer
+from anyformer.kernels.loss import IGNORED
 from anyformer.models import TransformerModule, position_limit
 from anyformer.objectives.answer import Answer, best_spans
 from anyformer.objectives.choose import Choose
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.ctc import CTC
-from anyformer.objectives.examples import label_number, text_of, texts_of
+from anyformer.objectives.examples import text_of, texts_of
 from anyformer.objectives.images import ClassifyImage
 from anyformer.objectives.objective import Batch, Objective, Record, forward_to_head, logits_of, model_inputs
 from anyformer.objectives.tag import Tag, word_list, word_tokens
@@ -114,7 +115,8 @@ def numbers(
 
 
 def tags(objective: Tag, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
-    """A tag for every word: its first token's. One without tokens (characters that the vocabulary drops) is outside."""
+    """A tag for every word that is asked about: its first token's. One without tokens (characters that the vocabulary
+    drops) is outside."""
     outside = "O" if "O" in objective.labels else objective.labels[0]
     predicted, wanted = [], []
     for example, scores in zip(examples, job.logits(objective, [record for (record,) in records])):
@@ -124,9 +126,9 @@ def tags(objective: Tag, job: Predictor, examples: Sequence[Example], records: S
         for place, best in reversed(list(zip(places, scores.argmax(-1).tolist()))):
             if place >= 0:
                 tagged[place] = objective.labels[best]
-        predicted.append(tagged)
-        right = [label_number(tag, objective.labels, "tags") for tag in word_list(example, "tags")]
-        wanted.append([objective.labels[i] for i in right])
+        asked = [(i, number) for i, number in enumerate(objective.numbers(example)) if number != IGNORED]
+        predicted.append([tagged[i] for i, _ in asked])
+        wanted.append([objective.labels[number] for _, number in asked])
     return Predictions(predicted, wanted)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from anyformer.data import Data
+from anyformer.kernels.loss import IGNORED
 from anyformer.lab.runs import training
 from anyformer.lab.trials import Place, Values
 from anyformer.models import Model
@@ -32,16 +33,17 @@ def palindromes(number: int, size: int, letters: int, seed: int) -> list[str]:
     return [word + ASK + word[::-1] for word in words]
 
 
-def copies(number: int, size: int, letters: int, blanks: int, seed: int, selective: bool) -> list[str]:
-    """Letters and blanks, and the letters in their order. The letters come first, or where `selective`, anywhere among
-    the blanks [Gu and Dao 2023, section 4.1.1]."""
+def copies(number: int, size: int, letters: int, blanks: int, seed: int, selective: bool) -> list[dict[str, str]]:
+    """Letters and blanks, then as many marks as letters; each mark has one letter as its tag, in their order, and says
+    nothing itself. The letters come first, or where `selective`, anywhere among the blanks [Gu and Dao 2023, section
+    4.1.1]."""
     draw = np.random.default_rng(seed)
     found = []
     for row in draw_letters(draw, number, size, letters):
         places = np.sort(draw.permutation(size + blanks)[:size]) if selective else np.arange(size)
         text = np.full(size + blanks, BLANK)
         text[places] = row
-        found.append("".join((*text, ASK, *row)))
+        found.append({"words": " ".join((*text, *ASK * size)), "tags": " ".join((*[str(IGNORED)] * text.size, *row))})
     return found
 
 

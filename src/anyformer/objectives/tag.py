@@ -23,7 +23,7 @@ ABBREVIATION = re.compile(r"\w(\.\w)+")  # U.S
 
 class Tag(Objective, called=("NER",)):
     """Columns "words" and "tags", lists or texts with spaces between. A word's label belongs to its first token, and
-    nothing is asked about the others; with `every`, each of its tokens has it."""
+    nothing is asked about the others; with `every`, each of its tokens has it. The tag -100 asks nothing."""
 
     command: ClassVar[str] = "run tag RUN TEXT"
 
@@ -48,8 +48,7 @@ class Tag(Objective, called=("NER",)):
             raise ValueError(f"{len(words)} words and {len(tags)} tags")
         if not words:
             raise ValueError(f"column {column_name(example, 'words')!r} is empty")
-        column = column_name(example, "tags")
-        numbers = [label_number(tag, self.labels, column) for tag in tags]
+        numbers = self.numbers(example)
         ids, places = word_tokens([str(word) for word in words], tokenizer)
         labels, before = np.full(len(ids), IGNORED, np.int32), -1
         for i, word in enumerate(places.tolist()):
@@ -57,6 +56,14 @@ class Tag(Objective, called=("NER",)):
                 labels[i] = numbers[word]
             before = word if word >= 0 else before
         return {"input_ids": ids, "labels": labels}
+
+    def numbers(self, example: Mapping[str, Any]) -> list[int]:
+        """Of the label of each word; -100 where nothing is asked."""
+        column = column_name(example, "tags")
+        return [
+            IGNORED if str(tag) == str(IGNORED) else label_number(tag, self.labels, column)
+            for tag in word_list(example, "tags")
+        ]
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         return {**pad_texts(records, pad), "labels": pad_rows([record["labels"] for record in records], IGNORED)}
