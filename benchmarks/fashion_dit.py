@@ -143,7 +143,6 @@ def main() -> None:
         (options.out / "figures.json").write_text(json.dumps(figures, indent=1))
         print(json.dumps(more), flush=True)
 
-    found: dict[str, Tensor] = {}
     copies = None
     with tempfile.TemporaryDirectory(prefix="anyformer-dit-") as temporary:
         folder, squeezes, seconds = Path(temporary) / "dit", Path(temporary) / "vae", options.seconds
@@ -171,29 +170,27 @@ def main() -> None:
         model = af.load(folder / "model", device=device)
         with contextlib.suppress(ImportError):
             plot(options.out / "loss.png", options.out, run.name)
-        start = time.monotonic()
+        right = judge.train(x, y, seconds=options.judge_seconds, device=device, seed=1)
+        own = [(label, y_test == i) for i, label in enumerate(LABELS)]
+        by_label = {label: judge.accuracy(right, x_test[rows], y_test[rows]) for label, rows in own}
+        tell(judge=judge.accuracy(right, x_test, y_test), judge_by_label=by_label)
+        if copies is not None:
+            tell(**{"test pictures, squeezed and drawn again": judge.accuracy(right, copies, y_test)})
+        numbers = torch.arange(len(LABELS)).repeat_interleave(options.count)
         ways = {"guidance 4": {}, "guidance 1": {"guidance": 1.0}, "guidance 2": {"guidance": 2.0}}
         ways["guidance 4, 100 steps of DDPM"] = {"steps": 100, "eta": 1.0}
         for way, how in ways.items():
-            found[way] = drawn(model, run.objective.images, options.count, **how)
+            start = time.monotonic()
+            found = drawn(model, run.objective.images, options.count, **how)
+            pictures = found.flatten(0, 1)
             if way == "guidance 4":  # what `anyformer run draw` does unless asked otherwise
-                asked = np.repeat(np.arange(len(LABELS)), options.count)
-                pictures = found[way].flatten(0, 1).numpy()
-                np.savez_compressed(options.out / "samples.npz", pictures=pictures, labels=asked)
-                write_sheet(options.out / "sheet.png", [each[:16, ..., None].numpy() for each in found[way]])
-                tell(drawn=len(asked), drawing_seconds=round(time.monotonic() - start, 1))
-    right = judge.train(x, y, seconds=options.judge_seconds, device=device, seed=1)
-    own = [(label, y_test == i) for i, label in enumerate(LABELS)]
-    by_label = {label: judge.accuracy(right, x_test[rows], y_test[rows]) for label, rows in own}
-    tell(judge=judge.accuracy(right, x_test, y_test), judge_by_label=by_label)
-    if copies is not None:
-        tell(**{"test pictures, squeezed and drawn again": judge.accuracy(right, copies, y_test)})
-    numbers = torch.arange(len(LABELS)).repeat_interleave(options.count)
-    for way, pictures in found.items():
-        seen = judge.judged(right, pictures.flatten(0, 1))
-        each = (seen == numbers).view(len(LABELS), -1).float().mean(1)
-        shares = {label: float(share) for label, share in zip(LABELS, each, strict=True)}
-        tell(**{way: {"as asked": float((seen == numbers).float().mean()), "by label": shares}})
+                np.savez_compressed(options.out / "samples.npz", pictures=pictures.numpy(), labels=numbers.numpy())
+                write_sheet(options.out / "sheet.png", [each[:16, ..., None].numpy() for each in found])
+                tell(drawn=len(numbers), drawing_seconds=round(time.monotonic() - start, 1))
+            seen = judge.judged(right, pictures)
+            each = (seen == numbers).view(len(LABELS), -1).float().mean(1)
+            shares = {label: float(share) for label, share in zip(LABELS, each, strict=True)}
+            tell(**{way: {"as asked": float((seen == numbers).float().mean()), "by label": shares}})
 
 
 if __name__ == "__main__":

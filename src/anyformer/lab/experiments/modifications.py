@@ -49,7 +49,7 @@ FORMS = {
     ),
     "medium": Form(
         60, 5,
-        {"width": 128, "depth": 3, "tokens": 4096, "steps": 400, "tuning": 150, "batch": 64, "few": None, "seeds": 1},
+        {"width": 144, "depth": 3, "tokens": 4096, "steps": 400, "tuning": 150, "batch": 64, "few": None, "seeds": 1},
     ),
     "full": Form(
         600, 22,
