@@ -131,8 +131,8 @@ def one_row_shape(K: int, N: int, gated: bool, of_bytes: bool) -> tuple[int, int
 
 
 def int4_shape(K: int, N: int, gated: bool, group: int) -> tuple[int, int, int]:
-    """Outputs of one program, groups it reads at once, warps: the best of a sweep. Taking numbers of 4 bits apart is the
-    limit, and not memory (1.1 to 1.6 TB/s on an H200)."""
+    """Outputs of one program, groups it reads at once, warps: the best of a sweep. What limits it is taking numbers of
+    4 bits apart, not memory (1.1 to 1.6 TB/s on an H200)."""
     stored = min(power_above(K) // 2, 8192)  # bytes of a row
     block, warps = max(2 * stored // group, 1), max(stored // 512, 1)  # a thread reads 16 bytes of each of its rows
     if gated or N > 32768:
