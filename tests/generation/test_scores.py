@@ -54,6 +54,8 @@ def processors(g: Any) -> dict[str, tuple[dict[str, Any], Any]]:
         "bias list": (
             {"sequence_bias": [[list(k), v] for k, v in BIAS.items()]}, g.SequenceBiasLogitsProcessor(BIAS)),
         "min length": ({"min_length": 9}, g.MinLengthLogitsProcessor(9, EOS)),
+        "end beyond the vocabulary": (
+            {"min_length": 9, "eos_token_id": [V + 3, 2]}, g.MinLengthLogitsProcessor(9, torch.tensor([V + 3, 2]))),
         "min new": ({"min_new_tokens": 4}, g.MinNewTokensLengthLogitsProcessor(P, 4, EOS)),
         "allowed": ({"prefix_allowed_tokens_fn": own_row}, g.PrefixConstrainedLogitsProcessor(own_row, 1)),
         "forced eos": ({"forced_eos_token_id": [2, 5]}, g.ForcedEOSTokenLogitsProcessor(LAST, [2, 5])),

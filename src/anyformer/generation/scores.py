@@ -5,6 +5,7 @@ Each step maps (ids written so far (B, T), scores (B, V)) to new scores.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,8 +22,14 @@ NEVER = -math.inf
 
 def steps(s: Settings, prompt_length: int, max_length: int, source: Tensor | None, device: Any) -> list[Step]:
     """The steps that these settings ask for; `source` (B, S) is what was read: the encoder's ids, or the prompt."""
-    eos = torch.tensor(s.eos, device=device, dtype=torch.long)
+    ends = sorted(s.eos)
+    eos = torch.tensor(ends, device=device, dtype=torch.long)
     out: list[Step] = []
+
+    def known(scores: Tensor) -> Tensor:
+        """The tokens that end a text and are in the vocabulary: some configs name one beyond it."""
+        return eos[: bisect.bisect_left(ends, scores.shape[1])]
+
     if biases := s.biases:
         out.append(lambda ids, scores: add_sequence_bias(ids, scores, biases))
     if source is not None and s.encoder_repetition_penalty != 1.0:
@@ -45,7 +52,9 @@ def steps(s: Settings, prompt_length: int, max_length: int, source: Tensor | Non
         out.append(lambda ids, scores: add_sequence_bias(ids, scores, words))
     at_least = max(s.min_length, 0 if s.min_new_tokens is None else prompt_length + s.min_new_tokens)
     if at_least and s.eos:
-        out.append(lambda ids, scores: scores.index_fill(1, eos, NEVER) if ids.shape[1] < at_least else scores)
+        out.append(
+            lambda ids, scores: scores.index_fill(1, known(scores), NEVER) if ids.shape[1] < at_least else scores
+        )
     if (choose := s.prefix_allowed_tokens_fn) is not None:
         out.append(lambda ids, scores: keep_allowed(ids, scores, choose, s.num_beams, s.pad or 0))
     if s.forced_bos_token_id is not None:
@@ -56,7 +65,9 @@ def steps(s: Settings, prompt_length: int, max_length: int, source: Tensor | Non
         out.append(lambda ids, scores: torch.nan_to_num(scores, nan=0.0))
     if s.exponential_decay_length_penalty is not None and s.eos:
         start, factor = s.exponential_decay_length_penalty
-        out.append(lambda ids, scores: decay_length(scores, eos, factor, ids.shape[1] - prompt_length - start))
+        out.append(
+            lambda ids, scores: decay_length(scores, known(scores), factor, ids.shape[1] - prompt_length - start)
+        )
     if s.suppress_tokens:
         unwanted = torch.tensor(s.suppress_tokens, device=device)
         out.append(lambda ids, scores: scores.index_fill(1, unwanted, NEVER))
