@@ -5,7 +5,7 @@ kept out of training. Then each of new pictures chooses among the names of all 6
 taught. Pictures of the pairs that were kept out can be right only if colour and shape were learnt apart.
 
 The image tower is a ResNet, one of the paper's two kinds. It and the text tower's single layer were chosen after
-looking at results: within minutes a small ViT learns colours and hardly any shape. The claim is older, and unchanged.
+looking at one seed: within minutes a small ViT learns colours and hardly any shape. The claim is older, and unchanged.
 """
 
 from __future__ import annotations
