@@ -3,6 +3,9 @@
 Two towers learn from drawn shapes and their captions [Radford et al. 2021]; one pair of colour and shape in eight is
 kept out of training. Then each of new pictures chooses among the names of all 64 pairs ("red star"): no label was ever
 taught. Pictures of the pairs that were kept out can be right only if colour and shape were learnt apart.
+
+The image tower is a ResNet, one of the paper's two kinds. It and the text tower's single layer were chosen after
+looking at one seed: within minutes a small ViT learns colours and hardly any shape. The claim is older, and unchanged.
 """
 
 from __future__ import annotations
@@ -16,12 +19,16 @@ import numpy as np
 import torch
 
 from anyformer import families
-from anyformer.data.generated.drawings import PALETTE, SHAPES, draw_shapes, write_shapes
+from anyformer.data.generated.drawings import PALETTE, SHAPES, SIDE, draw_shapes, write_shapes
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.runs import mean
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
-from anyformer.recipes.shapes import IMAGE, TEXT
+from anyformer.models import Model
+from anyformer.parts.grid.convolution import Convolution, ConvolutionEmbedding
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.similarity import ProjectionHead
+from anyformer.recipes.shapes import TEXT
 from anyformer.recipes.shapes import run as shapes
 from anyformer.specs.codec import override
 from anyformer.train.trainer import Trainer
@@ -34,8 +41,8 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"width": 16, "depth": 1, "steps": 2, "pictures": 200, "asked": 40}),
-    "small": Form(3, 1, {"width": 64, "depth": 2, "steps": 600, "pictures": 4000, "asked": 2000, "seeds": 3}),
-    "full": Form(60, 6, {"width": 192, "depth": 4, "steps": 4000, "pictures": 20000, "asked": 8000, "seeds": 5}),
+    "small": Form(3, 1, {"width": 64, "depth": 1, "steps": 600, "pictures": 4000, "asked": 2000, "seeds": 3}),
+    "full": Form(60, 6, {"width": 192, "depth": 2, "steps": 4000, "pictures": 20000, "asked": 8000, "seeds": 5}),
 }
 PARTS = ("unseen", "seen")  # pairs of colour and shape
 
@@ -46,14 +53,14 @@ def trials(width: int, depth: int, steps: int, pictures: int, asked: int, seeds:
 
 
 def work(values: Values, place: Place) -> list[Row]:
-    width, steps = values["width"], values["steps"]
+    width, depth, steps = values["width"], values["depth"], values["steps"]
     write = partial(write_shapes, seed=0, progress=lambda done, total: None, count=values["pictures"])
-    tower = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": values["depth"]}
-    config = {"text_config": TEXT | tower, "vision_config": IMAGE | tower, "projection_dim": width}
+    text = TEXT | {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": depth}
+    clip = families.find("clip").read({"text_config": text, "projection_dim": width})
     run = override(
         shapes(place.data("shapes", write)),
         {
-            "model": families.find("clip").read(config),
+            "model": clip.replace(image=image_tower(width, depth)),
             "steps": steps,
             "seed": values["seed"],
             "schedule.warmup": max(steps // 20, 1),
@@ -65,6 +72,15 @@ def work(values: Values, place: Place) -> list[Row]:
     )
     pictures, rows = draw_shapes(values["asked"], seed=1)
     return shares_right(choose_names(place.train(run), pictures), rows)
+
+
+def image_tower(width: int, depth: int) -> Model:
+    """A ResNet of three stages of `depth` blocks, the last `width` wide."""
+    widths = [width // 4, width // 2, width]
+    config = {"embedding_size": widths[0], "hidden_sizes": widths, "depths": [depth] * 3, "layer_type": "basic"}
+    stem = ConvolutionEmbedding(layers=(Convolution(stride=2),), pool=None, image_size=(SIDE, SIDE))
+    head = ProjectionHead(pool=Pool(take="mean"), width=width, name="image_embeds")
+    return override(families.find("resnet").read(config), {"embedding": stem, "head": head})
 
 
 def choose_names(trainer: Trainer, pictures: np.ndarray) -> list[str]:
