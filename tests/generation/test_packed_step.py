@@ -25,6 +25,7 @@ def every_layer_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     PACKED.kept.clear()
     monkeypatch.setattr(pack, "LEAST", 1)
     monkeypatch.setattr(hardware, "free_memory", lambda: 2**40)
+    monkeypatch.setattr(hardware, "packed_is_faster", lambda: hardware.has("onednn"))  # whatever else runs meanwhile
 
 
 def write(model: Any, rows: int = 4, **options: Any) -> Tensor:
@@ -117,3 +118,10 @@ def test_short_texts_that_come_again_are_worth_it() -> None:
     assert not PACKED.kept
     write(model, max_new_tokens=6)
     assert PACKED.kept
+
+
+def test_nothing_is_packed_where_that_is_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "packed_is_faster", lambda: False)
+    model = model_of("gpt2")
+    write(model)
+    assert not PACKED.kept and "packed" not in model.explain()

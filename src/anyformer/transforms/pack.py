@@ -85,8 +85,8 @@ class PackedStep:
 
     @classmethod
     def of(cls, model: nn.Module, rows: int) -> PackedStep:
-        """Those that so many rows multiply faster packed; none where oneDNN is not there."""
-        if rows not in ROWS or not hardware.has("onednn") or torch.is_autocast_enabled("cpu"):
+        """Those that so many rows multiply faster packed; none where oneDNN is not there, or no faster."""
+        if rows not in ROWS or torch.is_autocast_enabled("cpu") or not hardware.packed_is_faster():
             return cls([])
         joined = [module for _, module in joined_linears(model)]
         inside = {part for module in joined for part in module.parts}
