@@ -217,8 +217,8 @@ def test_most_texts_of_a_row_are_whole(seed: int, tmp_path: Path) -> None:
                 rows.extend(trainer.tokenizer.decode(ids) for ids in next(iter(steps)).batches[0]["input_ids"].tolist())
 
     place = Untrained(tmp_path / "trial", tmp_path / "shared", "cpu")
-    spec = transformer_and_recurrence.model_spec("transformer", 16, recall.row_length(texts[0]))
-    recall.train_on(place, "texts", texts, spec, {"steps": 2, "batch": 8, "seed": seed}, lr=1e-3)
+    spec = transformer_and_recurrence.model_spec("transformer", 16, recall.row_length(11))
+    recall.train_on(place, "texts", lambda: texts, 11, spec, {"steps": 2, "batch": 8, "seed": seed}, lr=1e-3)
     assert len(rows) == 2
     assert all(sum(text in texts for text in row.split("<|endoftext|>")) >= recall.TEXTS - 1 for row in rows)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -17,9 +19,9 @@ BLANK, ASK = ".", "|"  # a token that says nothing, and that after which the ans
 TEXTS = 4  # in a row: rows begin anywhere in a text, and with one in each, none would ever be whole
 
 
-def row_length(text: str) -> int:
-    """Tokens of a row, an end token after each text."""
-    return TEXTS * (len(text) + 1)
+def row_length(length: int) -> int:
+    """Tokens of a row of texts of this length, an end token after each."""
+    return TEXTS * (length + 1)
 
 
 def draw_letters(draw: np.random.Generator, number: int, size: int, letters: int) -> np.ndarray:
@@ -47,9 +49,12 @@ def copies(number: int, size: int, letters: int, blanks: int, seed: int, selecti
     return found
 
 
-def train_on(place: Place, name: str, texts: list[str], spec: Model, values: Values, lr: float) -> Trainer:
-    """A batch has as many tokens as `values["batch"]` texts."""
-    data = Data(train=place.texts(name, lambda: texts))
+def train_on(
+    place: Place, name: str, make: Callable[[], list[str]], length: int, spec: Model, values: Values, lr: float
+) -> Trainer:
+    """On texts of this length, which only the first trial makes. A batch has as many tokens as `values["batch"]` of
+    them."""
+    data = Data(train=place.texts(name, make))
     run = training(
         name,
         spec,
@@ -57,7 +62,7 @@ def train_on(place: Place, name: str, texts: list[str], spec: Model, values: Val
         place.device,
         steps=values["steps"],
         batch=values["batch"] // TEXTS,
-        length=row_length(texts[0]),
+        length=row_length(length),
         lr=lr,
         seed=values["seed"],
     )

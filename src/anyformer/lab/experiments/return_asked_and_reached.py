@@ -55,7 +55,11 @@ def trials(
 
 def work(values: Values, place: Place) -> list[Row]:
     write = partial(write_episodes, seed=0, progress=lambda done, total: None, count=values["episodes"])
-    shape = {"hidden_size": values["width"], "n_layer": values["depth"]}
+    shape = {
+        "hidden_size": values["width"],
+        "n_layer": values["depth"],
+        "attn_pdrop": 0.0,
+    }  # dropout there is slow on a CPU
     steps, asks = values["steps"], values["kind"] == "asked"
     run = override(
         cartpole(place.data(FOLDER, write)),

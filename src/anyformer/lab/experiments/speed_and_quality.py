@@ -9,6 +9,7 @@ mask hides (`counting/forward.py`). The frontier has the mixers that no other on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -86,6 +87,7 @@ def model_spec(name: str, width: int, length: int, reach: int) -> Model:
     return writer(width, DEPTH, HEADS, length, changes, scaled=True)
 
 
+@cache
 def token_cost(name: str, width: int, length: int, reach: int) -> float:
     """Operations a token, by kernels that skip what a mask hides."""
     spec = model_spec(name, width, length, reach)
@@ -101,10 +103,13 @@ def work(values: Values, place: Place) -> list[Row]:
     name, width, shape = values["mixer"], values["width"], (values["size"], values["letters"])
     length, reach = 2 * values["size"] + 1, values["size"] // 2  # two layers reach half of the farthest letter
     number = values["steps"] * values["batch"] // 2
-    halves = zip(palindromes(number, *shape, seed=0), language_texts(number, length, seed=0))
-    texts = [text for both in halves for text in both]
-    spec = model_spec(name, width, row_length(texts[0]), reach)
-    trainer = train_on(place, "both", texts, spec, values, lr=min(0.3 / width, 6e-3))
+
+    def texts() -> list[str]:
+        halves = zip(palindromes(number, *shape, seed=0), language_texts(number, length, seed=0))
+        return [text for both in halves for text in both]
+
+    spec = model_spec(name, width, row_length(length), reach)
+    trainer = train_on(place, "both", texts, length, spec, values, lr=min(0.3 / width, 6e-3))
     row: Row = {"recall": mean(answer_accuracy(trainer, palindromes(ASKED, *shape, seed=1)))}
     ids = [trainer.tokenizer.encode(text) for text in language_texts(ASKED, length, seed=1)]
     asked = torch.tensor(ids, device=trainer.device)

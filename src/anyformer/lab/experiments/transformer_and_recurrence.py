@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,9 +86,9 @@ def work(values: Values, place: Place) -> list[Row]:
     if "lengths" in values:
         return [cost(values["kind"], values["width"], length, place.device) for length in values["lengths"]]
     shape = values["size"], values["letters"]
-    texts = palindromes(values["steps"] * values["batch"], *shape, seed=0)
-    spec = model_spec(values["kind"], values["width"], row_length(texts[0]))
-    trainer = train_on(place, "palindromes", texts, spec, values, lr=min(0.15 / values["width"], 3e-3))
+    texts, length = partial(palindromes, values["steps"] * values["batch"], *shape, seed=0), 2 * values["size"] + 1
+    spec = model_spec(values["kind"], values["width"], row_length(length))
+    trainer = train_on(place, "palindromes", texts, length, spec, values, lr=min(0.15 / values["width"], 3e-3))
     right = answer_accuracy(trainer, palindromes(ASKED, *shape, seed=1))
     return [{"distance": 2 * i + 2, "accuracy": share} for i, share in enumerate(right)]
 
