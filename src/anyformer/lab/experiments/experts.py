@@ -27,6 +27,7 @@ from anyformer.parts.feedforward.balance import PooledBalance
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.feedforward.moe import MoE, TopK
 from anyformer.train.progress import read_metrics
+from anyformer.train.trainer import Trainer
 
 CLAIM = (
     "with more experts the loss is lower at the same steps, whatever the seed, and what a token costs grows by less "
@@ -99,14 +100,26 @@ def tongues(number: int, length: int = 400) -> list[str]:
 
 
 def work(values: Values, place: Place) -> list[Row]:
+    spec = experts_model(values["experts"], values["width"], values["depth"])
+    trainer, rows = train_experts("experts", spec, values, place)
+    if values["experts"] > 1:
+        with trainer.eval_mode():
+            for layer, routed in enumerate(routing(trace(trainer.model, input_ids=held_out(trainer, 16, LENGTH)))):
+                shares = routed.experts.flatten().bincount(minlength=values["experts"]).float()
+                rows.append({"layer": layer, "busiest": float(shares.max() / shares.sum())})
+    return rows
+
+
+def train_experts(name: str, spec: Model, values: Values, place: Place) -> tuple[Trainer, list[Row]]:
+    """And its losses on held-out texts, by step."""
     if values["text"] == "tongues" and values["data"] is None:
         source = place.texts("tongues", lambda: tongues(3000))
         data = Data(train=Held(source=source), valid=Held(source=source, out=True))
     else:
         data = texts(place, values["text"], values["data"])
     run = training(
-        "experts",
-        experts_model(values["experts"], values["width"], values["depth"]),
+        name,
+        spec,
         data,
         place.device,
         steps=values["steps"],
@@ -117,17 +130,8 @@ def work(values: Values, place: Place) -> list[Row]:
         seed=values["seed"],
     )
     trainer = place.train(run)
-    rows: list[Row] = [
-        {"step": line["step"], "loss": line["valid/loss"]}
-        for line in read_metrics(trainer.folder)
-        if "valid/loss" in line
-    ]
-    if values["experts"] > 1:
-        with trainer.eval_mode():
-            for layer, routed in enumerate(routing(trace(trainer.model, input_ids=held_out(trainer, 16, LENGTH)))):
-                shares = routed.experts.flatten().bincount(minlength=values["experts"]).float()
-                rows.append({"layer": layer, "busiest": float(shares.max() / shares.sum())})
-    return rows
+    seen = [line for line in read_metrics(trainer.folder) if "valid/loss" in line]
+    return trainer, [{"step": line["step"], "loss": line["valid/loss"]} for line in seen]
 
 
 def claim(rows: Sequence[Row]) -> Verdict:

@@ -44,8 +44,8 @@ FORMS = {
         0.1, 0.1, {"width": 24, "depth": 1, "tokens": 320, "steps": 8, "tuning": 4, "batch": 2, "few": 3, "seeds": 1}
     ),
     "small": Form(
-        5, 1,
-        {"width": 48, "depth": 2, "tokens": 1024, "steps": 120, "tuning": 40, "batch": 16, "few": 12, "seeds": 1},
+        3, 1,
+        {"width": 48, "depth": 2, "tokens": 1024, "steps": 120, "tuning": 20, "batch": 16, "few": 12, "seeds": 1},
     ),
     "medium": Form(
         60, 5,

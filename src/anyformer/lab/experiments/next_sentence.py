@@ -65,27 +65,9 @@ def trials(
 
 def work(values: Values, place: Place) -> list[Row]:
     language = Language(topics=values["topics"], words=values["words"])
-    source = place.texts("texts", lambda: language.texts(values["texts"], 6, 0))
-    width, size = values["width"], language.size + len(WORDS.special)
-    described = reader(
-        "bert", "BertForPreTraining", width, values["depth"], 4, LENGTH, vocab_size=size, initializer_range=width**-0.5
-    )
-    run = training(
-        values["kind"],
-        described,
-        Data(train=Held(source=source), valid=Held(source=source, out=True)),
-        place.device,
-        steps=values["steps"],
-        batch=values["batch"],
-        length=LENGTH,
-        lr=3e-3 if width < 100 else 1e-3,
-        objective=MaskedAndNext(length=LENGTH, short=0.0, next_rate=RATES[values["kind"]]),
-        vocabulary=WORDS,
-        seed=values["seed"],
-    )
+    run = pretraining(values["kind"], language, RATES[values["kind"]], values, place)
     found = masked_loss(place.train(run, name="pretrained"))
-    place.texts("pairs", lambda: [json.dumps(row) for row in pairs(language, 2000)])
-    told = Held(source=JSONLines(path=str(place.shared / "pairs.txt")), one_in=2, stratify="label")
+    told = held_pairs(language, place)
     tune = Run(
         name="tuned",
         data=Data(train=told, valid=told.replace(out=True)),
@@ -103,6 +85,31 @@ def work(values: Values, place: Place) -> list[Row]:
         seed=values["seed"],
     )
     return [{"masked": found, "accuracy": place.train(tune, name="tuned").scores["accuracy"]}]
+
+
+def pretraining(name: str, language: Language, next_rate: float, values: Values, place: Place) -> Run:
+    """A small BERT that learns hidden words, and how often the second of two sentences follows the first."""
+    source = place.texts("texts", lambda: language.texts(values["texts"], 6, 0))
+    width, sizes = values["width"], {"vocab_size": language.size + len(WORDS.special)}
+    return training(
+        name,
+        reader("bert", "BertForPreTraining", width, values["depth"], 4, LENGTH, **sizes, initializer_range=width**-0.5),
+        Data(train=Held(source=source), valid=Held(source=source, out=True)),
+        place.device,
+        steps=values["steps"],
+        batch=values["batch"],
+        length=LENGTH,
+        lr=3e-3 if width < 100 else 1e-3,
+        objective=MaskedAndNext(length=LENGTH, short=0.0, next_rate=next_rate),
+        vocabulary=WORDS,
+        seed=values["seed"],
+    )
+
+
+def held_pairs(language: Language, place: Place) -> Held:
+    """A half of all pairs to learn from; the others are held out."""
+    place.texts("pairs", lambda: [json.dumps(row) for row in pairs(language, 2000)])
+    return Held(source=JSONLines(path=str(place.shared / "pairs.txt")), one_in=2, stratify="label")
 
 
 def masked_loss(trainer: Trainer) -> float:

@@ -55,11 +55,8 @@ def trials(
 
 def work(values: Values, place: Place) -> list[Row]:
     write = partial(write_episodes, seed=0, progress=lambda done, total: None, count=values["episodes"])
-    shape = {
-        "hidden_size": values["width"],
-        "n_layer": values["depth"],
-        "attn_pdrop": 0.0,
-    }  # dropout there is slow on a CPU
+    # dropout inside attention takes a CPU longer than attention itself
+    shape = {"hidden_size": values["width"], "n_layer": values["depth"], "attn_pdrop": 0.0}
     steps, asks = values["steps"], values["kind"] == "asked"
     run = override(
         cartpole(place.data(FOLDER, write)),

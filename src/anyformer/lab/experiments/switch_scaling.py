@@ -15,10 +15,9 @@ from typing import Any
 from torch import Tensor
 
 from anyformer.counting import count
-from anyformer.data import Data, Held
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.experiments.experts import LENGTH, tongues
-from anyformer.lab.runs import held_out, mean, texts, training, writer
+from anyformer.lab.experiments.experts import LENGTH, train_experts
+from anyformer.lab.runs import held_out, mean, writer
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.look.maps import routing
@@ -27,7 +26,6 @@ from anyformer.models import Model
 from anyformer.parts.feedforward.balance import SwitchBalance
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.feedforward.moe import MoE, Switch
-from anyformer.train.progress import read_metrics
 
 CLAIM = (
     "the mean loss falls with every larger number of experts, and with every seed from the first number to the last; a "
@@ -81,29 +79,8 @@ def switch_model(experts: int, width: int, depth: int) -> Model:
 
 
 def work(values: Values, place: Place) -> list[Row]:
-    if values["text"] == "tongues" and values["data"] is None:
-        source = place.texts("tongues", lambda: tongues(3000))
-        data = Data(train=Held(source=source), valid=Held(source=source, out=True))
-    else:
-        data = texts(place, values["text"], values["data"])
-    run = training(
-        "switch",
-        switch_model(values["experts"], values["width"], values["depth"]),
-        data,
-        place.device,
-        steps=values["steps"],
-        batch=values["batch"],
-        length=LENGTH,
-        lr=3e-3 if values["width"] < 100 else 1e-3,
-        every=max(values["steps"] // 8, 1),
-        seed=values["seed"],
-    )
-    trainer = place.train(run)
-    rows: list[Row] = [
-        {"step": line["step"], "loss": line["valid/loss"]}
-        for line in read_metrics(trainer.folder)
-        if "valid/loss" in line
-    ]
+    spec = switch_model(values["experts"], values["width"], values["depth"])
+    trainer, rows = train_experts("switch", spec, values, place)
     if values["experts"] > 1:
         routed = routing(trace(trainer.model.train(), input_ids=held_out(trainer, 16, LENGTH)))  # limits as in training
         rows += [{"layer": layer, **load(each.experts, values["experts"])} for layer, each in enumerate(routed)]

@@ -8,7 +8,6 @@ Adam's steps are about equally long for every weight, however small its gradient
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,15 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.data import Data, Held, JSONLines
+from anyformer.data import Data
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.experiments.next_sentence import LABELS, LENGTH, pairs
+from anyformer.lab.experiments.next_sentence import LABELS, LENGTH, held_pairs, pretraining
 from anyformer.lab.made_up_language import Language
-from anyformer.lab.runs import WORDS, held_out_loss, mean, reader, training
+from anyformer.lab.runs import held_out_loss, mean
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.objectives.classify import Classify
-from anyformer.objectives.sentences import MaskedAndNext
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained
 
@@ -67,27 +65,10 @@ def trials(
 
 
 def work(values: Values, place: Place) -> list[Row]:
-    language = Language(topics=values["topics"], words=values["words"])
-    source = place.texts("texts", lambda: language.texts(values["texts"], 6, 0))
-    width, steps = values["width"], values["tuning"]
-    size = language.size + len(WORDS.special)
-    run = training(
-        "pretrained",
-        reader("bert", "BertForPreTraining", width, values["depth"], 4, LENGTH, vocab_size=size,
-               initializer_range=width**-0.5),
-        Data(train=Held(source=source), valid=Held(source=source, out=True)),
-        place.device,
-        steps=values["steps"],
-        batch=values["batch"],
-        length=LENGTH,
-        lr=3e-3 if width < 100 else 1e-3,
-        objective=MaskedAndNext(length=LENGTH, short=0.0, next_rate=1.0),
-        vocabulary=WORDS,
-        seed=values["seed"],
-    )  # fmt: skip
+    language, steps = Language(topics=values["topics"], words=values["words"]), values["tuning"]
+    run = pretraining("pretrained", language, 1.0, values, place)
     before = {name: value.clone() for name, value in layers(place.train(run, name="pretrained").model).items()}
-    place.texts("pairs", lambda: [json.dumps(row) for row in pairs(language, 2000)])
-    told = Held(source=JSONLines(path=str(place.shared / "pairs.txt")), one_in=2, stratify="label")
+    told = held_pairs(language, place)
     path = str(place.folder / "pretrained")
     again = run.replace(
         vocabulary=None,
