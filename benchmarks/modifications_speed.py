@@ -34,7 +34,7 @@ from anyformer.train.optim import AdamW
 from anyformer.train.run import Batch, Run
 from anyformer.train.trainer import Callback, Trainer
 
-WARM, MOST, LONGEST = 6, 20, 1.0  # steps before timing, of which the fourth is captured; steps timed; seconds of them
+WARM, MOST, LONGEST = 6, 20, 1.0  # warm-up steps (the fourth is captured); timed steps; seconds of timing
 AGAIN = 10  # rows after which the first is measured again
 TINY = TableSize(
     width=36, inner=96, heads=6, head_width=6, depth=2, vocabulary=100, length=READ, narrow=8, cutoffs=(20, 50),

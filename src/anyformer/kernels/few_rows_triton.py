@@ -105,7 +105,7 @@ def load_groups(rows, inside, start, GROUPS: tl.constexpr, HALF: tl.constexpr, B
 def product_int4(rows, first, scale, offset, x, like, mean, spread, norm_weight, norm_bias, n, inside, K: tl.constexpr,
                  GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr,
                  AFFINE: tl.constexpr):  # fmt: skip
-    """As `product`, of 4-bit weights: BLOCK groups at once, each of which has a scale and an offset."""
+    """The same as `product` for 4-bit weights, BLOCK groups at a time. Every group has its own scale and offset."""
     HALF: tl.constexpr = GROUP // 2
     GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
     sums = tl.zeros((ROWS, BLOCK), tl.float32)

@@ -65,7 +65,7 @@ def trials(
 
 def work(values: Values, place: Place) -> list[Row]:
     language = Language(topics=values["topics"], words=values["words"])
-    run = pretraining(values["kind"], language, RATES[values["kind"]], values, place)
+    run = pretraining_run(values["kind"], language, RATES[values["kind"]], values, place)
     found = masked_loss(place.train(run, name="pretrained"))
     told = held_pairs(language, place)
     tune = Run(
@@ -87,7 +87,7 @@ def work(values: Values, place: Place) -> list[Row]:
     return [{"masked": found, "accuracy": place.train(tune, name="tuned").scores["accuracy"]}]
 
 
-def pretraining(name: str, language: Language, next_rate: float, values: Values, place: Place) -> Run:
+def pretraining_run(name: str, language: Language, next_rate: float, values: Values, place: Place) -> Run:
     """A small BERT that learns hidden words, and how often the second of two sentences follows the first."""
     source = place.texts("texts", lambda: language.texts(values["texts"], 6, 0))
     width, sizes = values["width"], {"vocab_size": language.size + len(WORDS.special)}

@@ -47,24 +47,13 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"width": 16, "steps": 2, "batch": 4, "size": 2, "blanks": 3, "tokens": 2**12}),
-    "small": Form(
-        3,
-        1,
-        {
-            "width": 32,
-            "states": 8,
-            "steps": 600,
-            "batch": 32,
-            "size": 3,
-            "blanks": 45,
-            "tokens": 2**20,
-            "seeds": 3,
-        },
-    ),
+    "small": Form(3, 1, {
+        "width": 32, "states": 8, "steps": 600, "batch": 32, "size": 3, "blanks": 45, "tokens": 2**20, "seeds": 3
+    }),
     "full": Form(
         240, 8, {"width": 64, "steps": 8000, "batch": 64, "size": 16, "blanks": 240, "tokens": 2**22, "seeds": 3}
     ),
-}
+}  # fmt: skip
 KINDS, TASKS = ("s4", "mamba"), ("selective", "plain")
 RUNS = (("selective", "s4"), ("selective", "mamba"), ("plain", "s4"))
 LETTERS, ASKED, PIECE = 16, 512, 2**11

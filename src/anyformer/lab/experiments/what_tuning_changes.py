@@ -19,7 +19,7 @@ from torch import Tensor
 
 from anyformer.data import Data
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.experiments.next_sentence import LABELS, LENGTH, held_pairs, pretraining
+from anyformer.lab.experiments.next_sentence import LABELS, LENGTH, held_pairs, pretraining_run
 from anyformer.lab.made_up_language import Language
 from anyformer.lab.runs import held_out_loss, mean
 from anyformer.lab.trials import Place, Row, Trial, Values
@@ -66,7 +66,7 @@ def trials(
 
 def work(values: Values, place: Place) -> list[Row]:
     language, steps = Language(topics=values["topics"], words=values["words"]), values["tuning"]
-    run = pretraining("pretrained", language, 1.0, values, place)
+    run = pretraining_run("pretrained", language, 1.0, values, place)
     before = {name: value.clone() for name, value in layers(place.train(run, name="pretrained").model).items()}
     told = held_pairs(language, place)
     path = str(place.folder / "pretrained")
