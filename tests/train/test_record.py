@@ -15,6 +15,7 @@ from torch import nn
 
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.contrast import Contrast
+from anyformer.objectives.images import ClassifyImage
 from anyformer.train import record
 from anyformer.train.progress import Metrics, read_metrics
 from anyformer.train.record import WARM, CapturedPass, Measures, Recorder
@@ -210,3 +211,17 @@ def test_a_hundred_steps_agree(changes: dict[str, Any], tmp_path: Path) -> None:
     other = losses(texts, tmp_path / "other", **same, **changes)
     assert len(plain.each) == 100 and plain.each[-1] < plain.each[0] - 0.5
     assert other.each == pytest.approx(plain.each, rel=1e-3)
+
+
+@GPU
+@pytest.mark.gpu
+def test_boxes_in_pictures_can_be_captured() -> None:
+    """Nothing comes from the host on the way: that would end a capture."""
+    pasting = ClassifyImage(labels=("a", "b"), image_size=(8, 6), mean=(0.3,), std=(0.4,), cut=0.5, erase=0.5)
+    batch = {"pixel_values": torch.rand(4, 1, 8, 6), "labels": torch.tensor([0, 1, 1, 0]), "chance": torch.rand(4, 8)}
+    batch, right = {name: tensor.cuda() for name, tensor in batch.items()}, pasting.paste_boxes(batch)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = pasting.paste_boxes(batch)
+    graph.replay()
+    assert torch.equal(found["pixel_values"].cpu(), right["pixel_values"])

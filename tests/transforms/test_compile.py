@@ -116,6 +116,21 @@ def test_layers_that_cannot_share_make_their_own(graphs: list[str]) -> None:
     assert counts[0] == counts[1] and counts[0] in ((2, 2), (4, 2))  # plain and shifted; 4: torch can
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("family", [*KINDS, "swin"])
+def test_code_generated_for_a_gpu(family: str) -> None:
+    if family == "swin":
+        models, inputs = [swin(4).eval() for _ in range(2)], {"pixel_values": torch.randn(2, 1, 16, 16)}
+        inputs["labels"] = torch.tensor([0, 1])
+    else:
+        models, inputs = [model_of(family) for _ in range(2)], inputs_of(family)
+        inputs |= {"labels": inputs.pop("decoder_input_ids", inputs["input_ids"]), "attention_mask": MASK}
+    torch._dynamo.reset()
+    plain, changed = (model.cuda() for model in models)
+    same(plain, compile_blocks(changed), **{name: tensor.cuda() for name, tensor in inputs.items()})
+
+
 def test_router_losses_of_all_layers_count(graphs: list[str]) -> None:
     config = {
         "model_type": "mixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3,

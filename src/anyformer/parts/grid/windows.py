@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.kernels.roll import roll_grid
 from anyformer.parts.computed import Computed, cache_by_size, places
 from anyformer.parts.grid.layout import Grid, partition
 from anyformer.parts.op import Op
@@ -74,7 +75,7 @@ class WindowsModule(nn.Module):
         x = self.mixer(*self.cut(x, ctx))
         x = x.view(B, height, width, size, size, D).transpose(2, 3).reshape(B, height * size, width * size, D)
         if shift:
-            x = x.roll((shift, shift), (1, 2))
+            x = roll_grid(x, shift)
         return x[:, : grid.rows, : grid.columns].flatten(1, 2)
 
     def window_and_shift(self, grid: Grid) -> tuple[int, int]:
@@ -90,7 +91,7 @@ class WindowsModule(nn.Module):
         if below or right:  # zeros that are seen like any token, as published
             x = F.pad(x, (0, 0, 0, right, 0, below))
         if shift:
-            x = x.roll((-shift, -shift), (1, 2))
+            x = roll_grid(x, -shift)
         B, height, width, D = x.shape
         inner = ctx.once(f"windows {size} {shift}", lambda: window_context(ctx, B, height, width, size, shift))
         return partition(x, size).view(-1, size * size, D), inner

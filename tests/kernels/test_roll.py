@@ -1,0 +1,53 @@
+"""Rolling a grid as one operation: what torch's own does, and shifted windows that a GPU's compiler leaves shifted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from anyformer.kernels import roll as kernel
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.grid.layout import Grid
+from anyformer.parts.grid.windows import GridBias, Windows
+from anyformer.runtime.context import Context
+from anyformer.specs.part import Site
+
+
+@pytest.mark.parametrize("shift", [3, -3, 0, 17])
+def test_equals_torch(shift: int) -> None:
+    x = torch.randn(2, 5, 7, 3, dtype=torch.float64, requires_grad=True)
+    found = torch.ops.anyformer.roll_grid(x, shift)
+    assert torch.equal(found, x.roll((shift, shift), (1, 2)))
+    assert torch.equal(kernel.roll_grid(x, shift), found)
+    above = torch.randn_like(found)
+    assert torch.equal(torch.autograd.grad(found, x, above)[0], above.roll((-shift, -shift), (1, 2)))
+    torch.library.opcheck(torch.ops.anyformer.roll_grid, (x, shift))
+    torch.library.opcheck(torch.ops.anyformer.roll_grid, (x.transpose(1, 2), shift))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize(("batch", "side", "width"), [(512, 14, 128), (64, 28, 96), (16, 56, 96)])
+def test_shifted_windows_on_a_gpu(batch: int, side: int, width: int) -> None:
+    """Compiled, with the norm that the compiler fuses into the cut, against the same in fp32 without a compiler."""
+    part = Windows(mixer=Attention(num_heads=4, position=GridBias(num_heads=4, size=7)), size=7, shift=3)
+    torch.manual_seed(0)
+    windows, norm = part.build(Site(width=width)).cuda(), torch.nn.LayerNorm(width).cuda()
+    for name, parameter in windows.named_parameters():
+        torch.nn.init.normal_(parameter, std=1.0 if "position" in name else 0.2)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(side * side, device=x.device)
+        return x + windows(norm(x), Context(index=places, positions=places[None], extras=(Grid(side, side),)))
+
+    x = torch.randn(batch, side * side, width, device="cuda", requires_grad=True)
+    above = torch.randn_like(x)
+    compiled, weights = torch.compile(run), [x, *windows.parameters()]
+    right = run(x)
+    right_gradients = torch.autograd.grad(right, weights, above, materialize_grads=True)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        found = compiled(x)
+    gradients = torch.autograd.grad(found, weights, above.to(found.dtype), materialize_grads=True)
+    for a, b in zip((found - x, *gradients), (right - x, *right_gradients), strict=True):
+        if b.norm() > 1e-3 * above.norm():  # a key's bias has no gradient but rounding
+            assert (a - b).norm() / b.norm() < 0.05
