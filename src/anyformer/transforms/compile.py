@@ -4,12 +4,17 @@
 
 A block is compiled where gradients are taken; without them, while something is looked at or while a state is kept, it
 runs as before. Parameters keep their addresses. Use it before `recompute`, which then runs the compiled block again.
+
+The first calls are compared with plain code, as compilers err too (kernels/roll.py). Blocks whose compiled code differs
+run without it, and a warning says so. Where dropout makes every call another, nothing can be compared.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
+import warnings
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
@@ -19,6 +24,10 @@ from torch._dynamo.exc import Unsupported
 
 from anyformer.runtime.context import Context
 from anyformer.stacks.block import BlockModule
+from anyformer.stacks.sublayer import SublayerModule
+
+COMPARED = 3  # kinds of calls (shape, precision, training or not) that are compared with plain code
+FAR = 0.25  # of what a block adds: half precision, and tokens that a router sends elsewhere, differ by less
 
 
 def compile_blocks(model: nn.Module) -> nn.Module:
@@ -42,15 +51,31 @@ class CompiledBlock:
         self.key = f"compiled {number}"
         self.share: Any = own_code(share, number, fullgraph=True)
         self.run, self.run_alone = own_code(run, number), own_code(run_alone, number)
+        self.compared: set[Hashable] = set()
+        self.wrong = False
 
     def __call__(self, block: BlockModule, x: Tensor, ctx: Context) -> Tensor:
-        if not torch.is_grad_enabled() or ctx.taps is not None or ctx.state is not None:
+        if self.wrong or not torch.is_grad_enabled() or ctx.taps is not None or ctx.state is not None:
             return run(block, x, ctx)
+        call = x.shape, x.dtype, torch.is_autocast_enabled(x.device.type), block.training
+        if len(self.compared) < COMPARED and call not in self.compared:
+            self.compared.add(call)
+            kept = dict(ctx.shared)
+            if (error := self.error(block, x, ctx)) > FAR:
+                self.wrong = True
+                said = f"{type(block).__name__}: compiled code differs from plain code by {error:.0%} of what it adds"
+                warnings.warn(f"{said} (torch {torch.__version__}); blocks of this kind run without it", stacklevel=2)
+                ctx.shared.clear()
+                ctx.shared.update(kept)
+                return run(block, x, ctx)
         own = ctx.replace(losses={})  # a list that grows with every layer would make each of them another graph
-        x = (self.run if self.prepare(block, x, own) else self.run_alone)(block, x, own)
+        x = self.compiled(block, x, own)
         for name, losses in own.losses.items():
             ctx.losses.setdefault(name, []).extend(losses)
         return x
+
+    def compiled(self, block: BlockModule, x: Tensor, ctx: Context) -> Tensor:
+        return (self.run if self.prepare(block, x, ctx) else self.run_alone)(block, x, ctx)
 
     def prepare(self, block: BlockModule, x: Tensor, ctx: Context) -> bool:
         """Whether the context has what blocks of this kind share."""
@@ -65,6 +90,23 @@ class CompiledBlock:
         except Unsupported:  # the compiler cannot hand out what is shared: a context in a context
             self.share = None
         return self.share is not None
+
+    def error(self, block: BlockModule, x: Tensor, ctx: Context) -> float:
+        """How far compiled code is from plain code, as a share of what the block adds; 0 where chance has a part."""
+        if has_statistics(block):  # more passes would count more often
+            return 0.0
+        devices = [x.device] if x.is_cuda else []
+        with torch.random.fork_rng(devices=devices), all_paths_kept(block):
+            with torch.no_grad():
+                plain, again = (run_alone(block, x, ctx.replace(losses={})) for _ in range(2))
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):  # not those of `recompute`
+                found = self.compiled(block, x, ctx.replace(losses={})).detach()
+        rounding = max(4 * torch.finfo(plain.dtype).eps, 1e-4)  # a block may add less than is rounded off
+        plain, again, found = plain.float(), again.float(), found.float()
+        added = (plain - x.detach() if plain.shape == x.shape else plain).norm()
+        added = added.maximum(rounding * plain.norm()).clamp(min=1e-30)
+        chance, error = ((other - plain).norm() / added for other in (again, found))
+        return float(torch.where(chance > FAR / 10, 0.0, error))
 
 
 def run(block: BlockModule, x: Tensor, ctx: Context) -> Tensor:
@@ -84,6 +126,20 @@ def own_code(function: Any, number: int, **options: Any) -> Callable[..., Any]:
     """The compiled function, with a code object of its own: torch keeps a limited number of graphs for each."""
     code = function.__code__.replace(co_name=f"{function.__name__}_{number}")
     return torch.compile(types.FunctionType(code, function.__globals__), **options)
+
+
+@contextlib.contextmanager
+def all_paths_kept(block: nn.Module) -> Iterator[None]:
+    """Here no example loses a branch by chance (`drop_path`), and the code stays the same."""
+    keeps = [m.keep_path.value for m in block.modules() if isinstance(m, SublayerModule) and m.keep_path is not None]
+    before = [keep.clone() for keep in keeps]
+    for keep in keeps:
+        keep.fill_(1.0)
+    try:
+        yield
+    finally:
+        for keep, value in zip(keeps, before, strict=True):
+            keep.copy_(value)
 
 
 def outermost_blocks(module: nn.Module) -> Iterator[BlockModule]:
