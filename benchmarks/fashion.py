@@ -53,6 +53,9 @@ class Curve(Callback):
             right = [(trainer.model(b["pixel_values"]).logits.argmax(-1) == b["labels"]).float().mean() for b in moved]
         return float(torch.stack(right).mean())
 
+    def on_message(self, line: str) -> None:
+        print(line, flush=True)
+
     def on_step(self, trainer: Trainer, done: StepResult) -> None:
         self.loss = done.loss
         self.spans.append(done.seconds)

@@ -41,6 +41,9 @@ from anyformer.train.trainer import Callback, StepResult, Trainer
 
 
 class Told(Callback):
+    def on_message(self, line: str) -> None:
+        print(line, flush=True)
+
     def on_step(self, trainer: Trainer, done: StepResult) -> None:
         if done.step % 200 == 0 or done.step < 4:
             steps, name = f"{done.step} of about {trainer.steps}", trainer.run.name

@@ -76,6 +76,9 @@ class Count:
     fixed: int = 0  # numbers that are stored with the weights and that a formula gives (sinusoids): no parameters
     spec: Model | None = dataclasses.field(default=None, repr=False)
 
+    def __repr__(self) -> str:
+        return f"Count(parameters={self.parameters:_}, active={self.active:_}, parts={{{len(self.parts)} addresses}})"
+
     @property
     def parameters(self) -> int:
         return sum(self.parts.values())

@@ -1,8 +1,8 @@
 """Moving a grid round its edges, as one operation for a compiler.
 
-torch 2.11 fuses `roll` into the pass that reads its result. On an H200 that pass left the shift out in one of the forms
-it is tuned over (8 of 12 processes chose that form): shifted windows were cut where plain ones are, and a Swin learned
-another function than the one it was evaluated by. A compiler does not look into the operation here.
+torch 2.11 fuses `roll` into the pass that reads its result. On an H200, in 8 of 12 processes, that pass read the grid
+as it was: shifted windows were cut where plain ones are, and a Swin learned another function than the one that it was
+evaluated by (docs/results/vision.md). Into the operation here a compiler does not look.
 """
 
 from __future__ import annotations
