@@ -8,6 +8,7 @@ import shutil
 import statistics
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,9 @@ import torch
 
 CUDA = torch.cuda.is_available()
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")  # prefixes: ...ExC, ...Ex
+
+# compiled layers that do something else than plain ones: no figure of theirs counts
+warnings.filterwarnings("error", message=".*differs from plain code")
 
 
 @contextlib.contextmanager
