@@ -1,8 +1,8 @@
-"""Moving a grid round its edges, as one operation for a compiler.
+"""A cyclic shift of a grid that the compiler does not fuse.
 
 torch 2.11 fuses `roll` into the pass that reads its result. On an H200, in 8 of 12 processes, that pass read the grid
 as it was: shifted windows were cut where plain ones are, and a Swin learned another function than the one that it was
-evaluated by (docs/results/vision.md). Into the operation here a compiler does not look.
+evaluated by (docs/results/vision.md). The compiler cannot look into this operation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def roll_grid(x: Tensor, shift: int) -> Tensor:
-    """(B, rows, columns, D), so many rows down and columns to the right"""
+    """(B, rows, columns, D), shifted down and right by `shift`, round the edges"""
     if torch.compiler.is_compiling() and x.is_cuda:
         return torch.ops.anyformer.roll_grid(x, shift)
     return x.roll((shift, shift), (1, 2))

@@ -149,8 +149,8 @@ class ClassifyImage(LabelledPictures):
             share = box.flatten(1).float().mean(1)
             batch = {**batch, "other_labels": batch["labels"].roll(1, 0), "share": share}
         if self.erase:
-            turned = torch.cat((chance[:, 4:6], chance[:, 3:4]), dim=1)  # a list of columns would come from the host
-            box = boxes(turned, pixels.shape[2:]) & (chance[:, 7] < self.erase)[:, None, None]
+            where = torch.cat((chance[:, 4:6], chance[:, 3:4]), dim=1)  # a list as index is copied from the host
+            box = boxes(where, pixels.shape[2:]) & (chance[:, 7] < self.erase)[:, None, None]
             pixels = pixels.masked_fill(box[:, None], 0)
         return {**batch, "pixel_values": pixels}
 

@@ -5,8 +5,8 @@
 A block is compiled where gradients are taken; without them, while something is looked at or while a state is kept, it
 runs as before. Parameters keep their addresses. Use it before `recompute`, which then runs the compiled block again.
 
-The first calls are compared with plain code, as compilers err too (kernels/roll.py). Blocks whose compiled code differs
-run without it, and a warning says so. Where dropout makes every call another, nothing can be compared.
+The first calls are compared with plain code, as compilers have bugs (kernels/roll.py). Blocks whose code differs then
+run uncompiled, and a warning says so. With dropout every call differs, so nothing is compared.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class CompiledBlock:
                 ctx.shared.update(kept)
                 return run(block, x, ctx)
         own = ctx.replace(losses={})  # a list that grows with every layer would make each of them another graph
-        x = self.compiled(block, x, own)
+        x = self.run_compiled(block, x, own)
         for name, losses in own.losses.items():
             ctx.losses.setdefault(name, []).extend(losses)
         return x
 
-    def compiled(self, block: BlockModule, x: Tensor, ctx: Context) -> Tensor:
+    def run_compiled(self, block: BlockModule, x: Tensor, ctx: Context) -> Tensor:
         return (self.run if self.prepare(block, x, ctx) else self.run_alone)(block, x, ctx)
 
     def prepare(self, block: BlockModule, x: Tensor, ctx: Context) -> bool:
@@ -101,7 +101,7 @@ class CompiledBlock:
             with torch.no_grad():
                 plain, again = (run_alone(block, x, ctx.replace(losses={})) for _ in range(2))
             with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):  # not those of `recompute`
-                found = self.compiled(block, x, ctx.replace(losses={})).detach()
+                found = self.run_compiled(block, x, ctx.replace(losses={})).detach()
         rounding = max(8 * torch.finfo(plain.dtype).eps, 1e-4)  # a block may add less than is rounded off
         plain, again, found = plain.float(), again.float(), found.float()
         added = (plain - x.detach() if plain.shape == x.shape else plain).norm(dim=-1)
