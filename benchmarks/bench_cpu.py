@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -235,9 +236,14 @@ GROUPS = {"decoding": decoding, "steps": steps, "starts": starts, "quality": qua
 
 
 def machine() -> str:
-    named = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-             if line.startswith("model name")] if Path("/proc/cpuinfo").exists() else []  # fmt: skip
-    return f"{named[0] if named else platform.machine()}, {torch.get_num_threads()} threads"
+    """/proc/cpuinfo names no ARM processor; lscpu does."""
+    named = ""
+    if shutil.which("lscpu"):
+        told = subprocess.run(["lscpu"], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}).stdout
+        named = next(
+            (line.partition(":")[2].strip() for line in told.splitlines() if line.startswith("Model name")), ""
+        )
+    return f"{named or platform.machine()}, {torch.get_num_threads()} threads"
 
 
 def main() -> None:

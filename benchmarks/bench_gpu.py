@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -80,9 +81,9 @@ class Child:
 
     def __init__(self, case: Case, options: argparse.Namespace, folder: Path, tell: Callable[[Row], None]) -> None:
         self.case, self.tell, self.found = case, tell, set[str]()
-        self.log = folder / f"{case.name.replace('/', '-')}.log"
-        caches = {name: str(folder / case.name.replace("/", "-") / name) for name in
-                  ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}  # fmt: skip
+        own = re.sub(r"\W+", "-", case.name)  # a compiler's command must find it: no spaces
+        self.log = folder / f"{own}.log"
+        caches = {name: str(folder / own / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
         command = [
             sys.executable, __file__, "--child", case.name, "--lock", str(folder / "lock"),
             "--until", str(options.until), "--device", options.device, *(["--tiny"] if options.tiny else []),

@@ -90,8 +90,8 @@ def test_cpus_without_vnni_keep_seven_bits(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As on ARM."""
-    monkeypatch.setenv(hardware.HIDING, "int8")
+    """As on a CPU that does not multiply bytes."""
+    monkeypatch.setenv(hardware.HIDING, "int8,int4")
     module.tell_once.cache_clear()
     yield
     module.tell_once.cache_clear()
@@ -99,22 +99,15 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_engine")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("width, rows", [(64, 1), (64, 16), (64, 17), (60, 2), (64, 40)])
-@pytest.mark.parametrize("fast", [0, 16])
-def test_without_an_engine_activations_stay_as_they_are(
-    fast: int, width: int, rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Products of fp32 and bytes where torch has fast ones, else of fp32 copies of the weights, which are said."""
-    monkeypatch.setattr(hardware, "int8_weight_rows", lambda: fast)
-    multiply, called = torch._weight_int8pack_mm, []
-    monkeypatch.setattr(torch, "_weight_int8pack_mm", lambda *given: called.append(1) or multiply(*given))
-    q = Int8Linear.from_linear(layer(width=width)).to(dtype)
-    x = (torch.randn(rows, width) * torch.logspace(-3, 3, rows)[:, None]).to(dtype)
-    by_bytes = rows <= fast and width % 8 == 0
+@pytest.mark.parametrize("rows", [1, 17, 40])
+def test_without_an_engine_activations_stay_as_they_are(rows: int, dtype: torch.dtype) -> None:
+    """Products of fp32 copies of the weights, which are said where they are kept."""
+    q = Int8Linear.from_linear(layer(width=60)).to(dtype)
+    x = (torch.randn(rows, 60) * torch.logspace(-3, 3, rows)[:, None]).to(dtype)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         got = [q(x) for _ in range(2)]
-    assert bool(called) == by_bytes and len(caught) == (not by_bytes and rows < module.MANY)
+    assert len(caught) == (rows < module.MANY)
     assert all("fp32 copies are kept" in str(each.message) for each in caught)
     expected = torch.nn.functional.linear(x.float(), q.dequantize(), q.bias.float())
     for each in got:
@@ -123,9 +116,7 @@ def test_without_an_engine_activations_stay_as_they_are(
 
 
 @pytest.mark.usefixtures("no_engine")
-@pytest.mark.parametrize("fast", [0, 16])
-def test_without_an_engine_texts_are_those_of_the_rounded_weights(fast: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "int8_weight_rows", lambda: fast)
+def test_without_an_engine_texts_are_those_of_the_rounded_weights() -> None:
     ids = inputs_of("gpt2")["input_ids"]
     model, exact = (quantize(model_of("gpt2"), exact=exact) for exact in (False, True))
     with warnings.catch_warnings():
@@ -137,8 +128,51 @@ def test_without_an_engine_texts_are_those_of_the_rounded_weights(fast: int, mon
     assert torch.equal(*texts)
 
 
-def test_a_weight_that_changes_is_copied_anew(no_engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "int8_weight_rows", lambda: 0)
+four_bits = pytest.mark.skipif(not hardware.has("int4"), reason="torch has fast 4-bit products only for ARM")
+
+
+@four_bits
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("out, width, rows", [(48, 64, 1), (7, 34, 5), (5, 100, 2), (20, 700, 31)])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_on_arm_rows_are_rounded_to_8_bits(
+    kind: str, out: int, width: int, rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LARGE", 0)
+    q = FORMATS[kind].from_linear(layer(out, width), group=32).to(dtype)
+    x = ((torch.randn(rows, width) + 0.3) * torch.logspace(-3, 3, rows)[:, None]).to(dtype)
+    got, weight = q(x), q.dequantize()
+    expected = torch.nn.functional.linear(x.float(), weight, q.bias.float())
+    assert got.dtype == dtype and not torch.allclose(got.float(), expected, 1e-5, 0), "rounded as said"
+    step = (x.float().amax(1).clamp(min=0) - x.float().amin(1).clamp(max=0)) / 255
+    loud = (weight.abs() + 8 * q.scale.float().amax(-1, keepdim=True).view(-1, 1)).norm(dim=1)  # in two parts
+    bound = step[:, None] / 2 * 3 * loud + torch.finfo(dtype).eps * (expected.abs() + 1)
+    assert bool(((got.float() - expected).abs() <= bound).all())
+    for row, alone in enumerate(x):
+        close(q(alone[None])[0], got[row], float(torch.finfo(dtype).eps) * 16 * float(got[row].abs().max()))
+    x[0, 3] = float("nan")
+    assert bool(q(x)[0].isnan().all()) and (rows == 1 or bool(q(x)[-1].isfinite().all()))
+    x[0, 3] = float("-inf")
+    assert not q(x)[0].isfinite().any(), "nothing that is not finite is hidden"
+    q.weight.copy_(q.weight.flip(1))
+    x = torch.randn(2, width, dtype=dtype)
+    expected = torch.nn.functional.linear(x.float(), q.dequantize(), q.bias.float())
+    assert float((q(x).float() - expected).norm() / expected.norm()) < 0.02, "packed anew"
+
+
+@four_bits
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_on_arm_a_model_compiles_and_writes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGE", 0)
+    ids, model = inputs_of("gpt2")["input_ids"], quantize(model_of("gpt2"), format=kind)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        close(compiled(input_ids=ids).logits, model(input_ids=ids).logits, 1e-5)
+    assert af.generate(model, input_ids=ids, max_new_tokens=8, eos_token_id=None).shape[1] == ids.shape[1] + 8
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_a_weight_that_changes_is_copied_anew() -> None:
     q, x = Int8Linear.from_linear(layer(bias=False)), torch.randn(2, 64)
     with pytest.warns(UserWarning, match="exact=True keeps none"):
         before = q(x)

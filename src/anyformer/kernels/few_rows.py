@@ -45,6 +45,11 @@ def fits(x: Tensor, rows: int) -> bool:
     return HAS_TRITON and x.is_cuda and 1 <= rows <= MOST_ROWS and x.dtype in kinds and not torch.is_grad_enabled()
 
 
+def has_ptx(x: Tensor) -> bool:
+    """Whether programs for the device of x may have instructions of NVIDIA's."""
+    return x.is_cuda and torch.version.hip is None
+
+
 def power_above(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
@@ -107,7 +112,7 @@ def linear(
         rows, block, warps = int4_shape(K, N, gated, group) if offsets else one_row_shape(K, N, gated, bool(scales))
         places, row = (sum(-(-size // rows) for size in each),), (x, before.weight, before.bias, before.eps)
         shape = (K, rows, block, power_above(K), before.kind, before.affine)
-        meta |= {"SCALED": bool(scales) and not offsets, "GROUP": group}
+        meta |= {"SCALED": bool(scales) and not offsets, "GROUP": group, "PTX": has_ptx(x)}
         launch(one_row, places, *row, *tensors, *factors, *steps, stream, out, *sizes, *shape, num_warps=warps, **meta)
         return out
     *tile, warps, stages = some_rows_shape(M, K, gated, shared_memory(x.device))
@@ -119,10 +124,12 @@ def linear(
 def one_row_shape(K: int, N: int, gated: bool, of_bytes: bool) -> tuple[int, int, int]:
     """Outputs of one program, columns it reads at once, warps: the best of a sweep on an H200 (2.6 to 2.8 TB/s where
     the whole product takes 3 to 4 microseconds, 3.8 for the feed-forward's, 4.6 for the vocabulary's; of fp8 weights
-    1.7, 3.0 and 4.3, of int8 1.5, 2.5 and 3.7)."""
+    1.5 to 1.7, 2.9 and 4.1, of int8 1.4 to 1.6, 2.6 and 4.0)."""
     block = min(2048, power_above(K))
     if of_bytes:
-        return (4, block, 2) if N > 32768 else (4, block, 4) if gated or K > 4096 else (2, block, 4)
+        if N > 32768:
+            return 8, block, 2
+        return (4, block, 2) if gated else (4, block, 4) if K > 4096 else (4, block, 1) if N > 2048 else (2, block, 4)
     if gated:
         return 2, min(1024, block), 4
     if N > 32768:
@@ -132,12 +139,12 @@ def one_row_shape(K: int, N: int, gated: bool, of_bytes: bool) -> tuple[int, int
 
 def int4_shape(K: int, N: int, gated: bool, group: int) -> tuple[int, int, int]:
     """Outputs of one program, groups it reads at once, warps: the best of a sweep. What limits it is taking numbers of
-    4 bits apart, not memory (1.1 to 1.6 TB/s on an H200)."""
-    stored = min(power_above(K) // 2, 8192)  # bytes of a row
-    block, warps = max(2 * stored // group, 1), max(stored // 512, 1)  # a thread reads 16 bytes of each of its rows
-    if gated or N > 32768:
-        return 4, block, min(2 * warps, 16)
-    return 2, block, min(warps, 16) if K > 4096 else max(warps // 2, 1)
+    4 bits apart, not memory (0.7 to 2.0 TB/s on an H200)."""
+    stored = min(power_above(K) // 2, 512 if N > 32768 else 2048)  # bytes of a row
+    block, most = max(2 * stored // group, 1), max(stored // 256, 1)
+    if gated or K > 4096:
+        return 8, block, min(most, 8)
+    return (8, block, min(most, 2)) if N > 2048 else (4, block, min(most, 4))
 
 
 def some_rows_shape(M: int, K: int, gated: bool, room: int) -> tuple[int, int, int, int, int]:

@@ -74,8 +74,54 @@ def normalize(
 
 
 @triton.jit
+def bytes_to_float(x, PTX: tl.constexpr):
+    """int8 -> fp32. The device converts few numbers at a time; so with PTX each byte, 128 added, becomes the end of
+    2**23, and 2**23 + 128 is subtracted."""
+    if not PTX:
+        return x.to(tl.float32)
+    x = tl.inline_asm_elementwise(
+        """{
+        .reg .b32 u;
+        xor.b32 u, $4, 0x80808080;
+        prmt.b32 $0, u, 0x4B000000, 0x7440;
+        prmt.b32 $1, u, 0x4B000000, 0x7441;
+        prmt.b32 $2, u, 0x4B000000, 0x7442;
+        prmt.b32 $3, u, 0x4B000000, 0x7443;
+        }""",
+        "=r,=r,=r,=r,r", [x], dtype=tl.int32, is_pure=True, pack=4,
+    )  # fmt: skip
+    return x.to(tl.float32, bitcast=True) - 8388736.0
+
+
+@triton.jit
+def take_apart(pairs, PTX: tl.constexpr):
+    """uint8 -> 16 + its low and 16 + its high four bits, in fp32: the bits behind those of 16, in place."""
+    if not PTX:
+        return (pairs & 15).to(tl.float32) + 16.0, (pairs >> 4).to(tl.float32) + 16.0
+    low, high = tl.inline_asm_elementwise(
+        """{
+        .reg .b32 u, v;
+        shl.b32 u, $8, 3;
+        shr.b32 v, $8, 1;
+        lop3.b32 u, u, 0x78787878, 0x80808080, 0xEA;
+        lop3.b32 v, v, 0x78787878, 0x80808080, 0xEA;
+        prmt.b32 $0, u, 0x41000000, 0x7044;
+        prmt.b32 $1, u, 0x41000000, 0x7144;
+        prmt.b32 $2, u, 0x41000000, 0x7244;
+        prmt.b32 $3, u, 0x41000000, 0x7344;
+        prmt.b32 $4, v, 0x41000000, 0x7044;
+        prmt.b32 $5, v, 0x41000000, 0x7144;
+        prmt.b32 $6, v, 0x41000000, 0x7244;
+        prmt.b32 $7, v, 0x41000000, 0x7344;
+        }""",
+        "=r,=r,=r,=r,=r,=r,=r,=r,r", [pairs], dtype=(tl.int32, tl.int32), is_pure=True, pack=4,
+    )  # fmt: skip
+    return low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def product(rows, first, x, like, mean, spread, norm_weight, norm_bias, inside_n, K: tl.constexpr, ROWS: tl.constexpr,
-            BLOCK: tl.constexpr, NORM: tl.constexpr, AFFINE: tl.constexpr):  # fmt: skip
+            BLOCK: tl.constexpr, NORM: tl.constexpr, AFFINE: tl.constexpr, PTX: tl.constexpr):  # fmt: skip
     """ROWS rows of a weight times x (K,), normed on the way: (ROWS,) in fp32. `first` is their first BLOCK columns,
     `like` a pointer of the type that x is rounded to."""
     c = tl.arange(0, BLOCK)
@@ -85,10 +131,12 @@ def product(rows, first, x, like, mean, spread, norm_weight, norm_bias, inside_n
         left = round_to(tl.load(x + k, mask=k < K, other=0.0), like)
         if NORM != "none":
             left = apply_norm(left, mean, spread, norm_weight, norm_bias, k, k < K, like, NORM, AFFINE)
-        if start == 0:
-            sums += left[None, :] * first.to(tl.float32)
-        else:
+        right = first
+        if start > 0:
             right = tl.load(rows + k[None, :], mask=inside_n[:, None] & (k < K)[None, :], other=0.0)
+        if rows.dtype.element_ty == tl.int8:
+            sums += left[None, :] * bytes_to_float(right, PTX)
+        else:
             sums += left[None, :] * right.to(tl.float32)
     return tl.sum(sums, 1)
 
@@ -104,7 +152,7 @@ def load_groups(rows, inside, start, GROUPS: tl.constexpr, HALF: tl.constexpr, B
 @triton.jit
 def product_int4(rows, first, scale, offset, x, like, mean, spread, norm_weight, norm_bias, n, inside, K: tl.constexpr,
                  GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr,
-                 AFFINE: tl.constexpr):  # fmt: skip
+                 AFFINE: tl.constexpr, PTX: tl.constexpr):  # fmt: skip
     """The same as `product` for 4-bit weights, BLOCK groups at a time. Every group has its own scale and offset."""
     HALF: tl.constexpr = GROUP // 2
     GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
@@ -123,11 +171,12 @@ def product_int4(rows, first, scale, offset, x, like, mean, spread, norm_weight,
         pairs = first
         if start > 0:
             pairs = load_groups(rows, inside, start, GROUPS, HALF, BLOCK)
-        low, high = (pairs & 15).to(tl.float32), (pairs >> 4).to(tl.float32)
+        low, high = take_apart(pairs, PTX)
         tables, here = n[:, None] * GROUPS + g[None, :], inside[:, None] & (g < GROUPS)[None, :]
         each = tl.sum(low * left[None, :, :] + high * right[None, :, :], 2)  # (ROWS, BLOCK)
-        sums += each * tl.load(scale + tables, mask=here, other=0.0).to(tl.float32)
-        sums += tl.load(offset + tables, mask=here, other=0.0).to(tl.float32) * tl.sum(left + right, 1)[None, :]
+        by = tl.load(scale + tables, mask=here, other=0.0).to(tl.float32)
+        plus = tl.load(offset + tables, mask=here, other=0.0).to(tl.float32) - 16.0 * by
+        sums += each * by + plus * tl.sum(left + right, 1)[None, :]
     return tl.sum(sums, 1)
 
 
@@ -136,7 +185,7 @@ def one_row(
     x, norm_weight, norm_bias, eps, w0, w1, w2, b0, b1, b2, s0, s1, s2, o0, o1, o2, onto, out, N0, N1, N2,
     K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr,
     AFFINE: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr, WEIGHTS: tl.constexpr, BIASES: tl.constexpr,
-    ONTO: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr,
+    ONTO: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr, PTX: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """ROWS outputs of up to three weights (N, K) side by side, for one row x (K,). Weights of 8 bits have scales, those
     of 4 bits scales and offsets for every GROUP of inputs; BLOCK are then groups."""
@@ -179,9 +228,11 @@ def one_row(
         mean, spread = statistics(x, out, K, WIDTH, NORM, eps)
     if GROUP > 0:
         total = product_int4(rows, first, scale, offset, x, out, mean, spread, norm_weight, norm_bias, n, inside, K,
-                             GROUP, ROWS, BLOCK, NORM, AFFINE)  # fmt: skip
+                             GROUP, ROWS, BLOCK, NORM, AFFINE, PTX)  # fmt: skip
     else:
-        total = product(rows, first, x, out, mean, spread, norm_weight, norm_bias, inside, K, ROWS, BLOCK, NORM, AFFINE)
+        total = product(
+            rows, first, x, out, mean, spread, norm_weight, norm_bias, inside, K, ROWS, BLOCK, NORM, AFFINE, PTX
+        )
     if SCALED:
         total *= tl.load(scale + n, mask=inside, other=0.0).to(tl.float32)
     if has_bias:
@@ -191,10 +242,10 @@ def one_row(
     if GATED:
         if GROUP > 0:
             other = product_int4(rows1, first1, s1, o1, x, out, mean, spread, norm_weight, norm_bias, n, inside, K,
-                                 GROUP, ROWS, BLOCK, NORM, AFFINE)  # fmt: skip
+                                 GROUP, ROWS, BLOCK, NORM, AFFINE, PTX)  # fmt: skip
         else:
             other = product(
-                rows1, first1, x, out, mean, spread, norm_weight, norm_bias, inside, K, ROWS, BLOCK, NORM, AFFINE
+                rows1, first1, x, out, mean, spread, norm_weight, norm_bias, inside, K, ROWS, BLOCK, NORM, AFFINE, PTX
             )
         if SCALED:
             other *= tl.load(s1 + n, mask=inside, other=0.0).to(tl.float32)

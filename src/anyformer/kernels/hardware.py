@@ -77,22 +77,19 @@ def int8() -> bool:
 
 
 @functools.cache
-def int8_weight_rows(size: int = 2048) -> int:
-    """Up to how many rows of fp32 torch multiplies by int8 weights faster than by fp32 ones: it has that vectorised for
-    ARM and not for x86. Measured once, in a tenth of a second, with weights larger than the nearer caches."""
+def int4() -> bool:
+    """Whether torch has fast products with 4-bit weights for this CPU: those of ARM that have dot products."""
     import torch
 
-    bytes_, scale, dense = torch.ones(size, size, dtype=torch.int8), torch.ones(size), torch.ones(size, size)
-
-    most = 0
-    with torch.no_grad():
-        for rows in (1, 2, 4, 8, 16):
-            x = torch.ones(rows, size)
-            plain = least_seconds(lambda: torch.nn.functional.linear(x, dense))  # noqa: B023
-            if least_seconds(lambda: torch._weight_int8pack_mm(x, bytes_, scale)) > 0.9 * plain:  # noqa: B023
-                break
-            most = rows
-    return most
+    able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    if able.get("architecture") != "arm64" or not able.get("dot"):
+        return False
+    try:
+        nines = torch.full((1, 16), 0x99, dtype=torch.uint8)  # each stands for 1
+        packed = torch.ops.aten._dyn_quant_pack_4bit_weight(nines, torch.ones(1, 1), None, 32, 32, 1)
+        return round(torch.ops.aten._dyn_quant_matmul_4bit(torch.ones(1, 32), packed, 32, 32, 1).item(), 3) == 32
+    except (AttributeError, RuntimeError):
+        return False
 
 
 def least_seconds(run: Callable[[], Any]) -> float:
@@ -151,6 +148,7 @@ def triton() -> bool:
 ABILITIES: dict[str, Callable[[], bool]] = {
     "bf16": bf16,
     "int8": int8,
+    "int4": int4,
     "onednn": onednn,
     "compiler": compiler,
     "triton": triton,

@@ -6,11 +6,10 @@
     quantize(model, format="int4", group=64)     # half a byte a weight; a scale and an offset every 64 inputs
 
 `kernels/quantized.py` says how weights are rounded, and has the products of few rows on CUDA, which take as long as
-reading the weights. Activations stay as they are, with one exception: with int8 weights on a CPU each row of them is
-rounded to 8 bits too, with a scale of its own. That is what VNNI instructions multiply, and a batch changes no row.
-Where torch has no 8-bit products for the CPU (ARM) the activations stay as they are, and are multiplied by the bytes if
-that is faster than by fp32 weights; if not, by fp32 copies of the weights, which is said once. `exact=True` keeps the
-activations, and no copies.
+reading the weights. Activations stay as they are, with one exception: on a CPU that multiplies bytes (int8 weights with
+torch's 8-bit engine on x86, int8 and int4 weights on ARM with dot products) each row of them is rounded to 8 bits too,
+with a scale of its own, so that a batch changes no row. On other CPUs int8 weights have fp32 copies beside them, which
+is said once. `exact=True` keeps the activations, and no copies.
 
 `af.save` writes the quantised weights and `af.load` reads them; `format="hf"` writes floats.
 """
@@ -28,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels import hardware, quantized
+from anyformer.kernels import four_bits, hardware, quantized
 from anyformer.kernels.packed import Packed
 from anyformer.kernels.quantized import FEW, FP8, plain_linear, quantized_linear
 from anyformer.models import TransformerModule
@@ -158,6 +157,15 @@ class Int4Linear(QuantizedLinear):
         groups = -(-inputs // group)
         return [(outputs, groups * group // 2), (outputs, groups), (outputs, groups)]
 
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.exact_activations and x.is_cpu and x.numel() and has_engine("int4"):
+            assert self.offset is not None
+            multiply = torch.ops.anyformer.by_groups if torch.compiler.is_compiling() else four_bits.int4_linear
+            out = multiply(x.float().reshape(-1, x.shape[-1]), self.weight, self.scale, self.offset)
+            out = out if self.bias is None else out + self.bias.float()
+            return out.view(*x.shape[:-1], -1).to(x.dtype)
+        return super().forward(x)
+
 
 class Int8Linear(QuantizedLinear):
     """weight (out, in) int8, scale (out,) fp32"""
@@ -170,7 +178,7 @@ class Int8Linear(QuantizedLinear):
         if not self.exact_activations and x.is_cpu and x.numel():
             wide, bias = x.float(), None if self.bias is None else self.bias.float()
             multiply = torch.ops.anyformer.by_bytes if torch.compiler.is_compiling() else by_bytes
-            if not has_engine():
+            if not has_engine("int8"):
                 return multiply(wide, self.weight, self.scale, bias).to(x.dtype)
             # each row in [-1, 1], so that one step size is right for all of them
             top = wide.abs().amax(-1, keepdim=True).clamp_(min=1e-30)
@@ -208,6 +216,7 @@ def place_quantized(model: TransformerModule, stored: Checkpoint | Pieces) -> No
 
 
 PACKED, COPIES = Packed(), Packed()
+LARGE = 2**19  # weights from which two products with halves of bytes are faster than one with floats
 MANY = 32  # rows for which a float copy of the weights takes little of the time: it is made for them and let go
 SLOW = (
     "quantize: this CPU multiplies by fp32 weights faster than by int8 ones, so fp32 copies are kept beside them; "
@@ -217,13 +226,13 @@ SLOW = (
 
 def by_bytes(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """fp32 (..., in) times int8 (out, in), the way that is fastest here; with an engine x is in [-1, 1]."""
-    if has_engine():
+    if hardware.has("int8"):
         levels = activation_levels()
         multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
         return multiply(x, 1 / levels, levels + 1, PACKED.get(weight, lambda: pack(weight, scale)))
     rows = x.numel() // x.shape[-1]
-    if rows <= hardware.int8_weight_rows() and x.shape[-1] % 8 == 0:  # eight at once, and none for what is left
-        out = torch._weight_int8pack_mm(x.reshape(rows, -1), weight, scale).view(*x.shape[:-1], -1)
+    if rows < MANY and weight.numel() >= LARGE and x.shape[-1] % 2 == 0 and hardware.has("int4"):
+        out = four_bits.int8_linear(x.reshape(rows, -1), weight, scale).view(*x.shape[:-1], -1)
         return out if bias is None else out.add_(bias)
     if rows >= MANY:
         return F.linear(x, quantized.dequantize(weight, scale, None, weight.shape[1]), bias)
@@ -231,8 +240,8 @@ def by_bytes(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> T
 
 
 @torch.compiler.assume_constant_result
-def has_engine() -> bool:
-    return hardware.has("int8")
+def has_engine(bits: str) -> bool:
+    return hardware.has(bits)
 
 
 # One operation to a compiler, which cannot look into the packed weights. `custom_op` would do the same and take 40
@@ -241,8 +250,13 @@ torch.library.define("anyformer::by_bytes", "(Tensor x, Tensor weight, Tensor sc
 torch.library.impl("anyformer::by_bytes", "CPU", by_bytes)
 
 
+torch.library.define("anyformer::by_groups", "(Tensor x, Tensor weight, Tensor scale, Tensor offset) -> Tensor")
+torch.library.impl("anyformer::by_groups", "CPU", four_bits.int4_linear)
+
+
 @torch.library.register_fake("anyformer::by_bytes")
-def _(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+@torch.library.register_fake("anyformer::by_groups")
+def _(x: Tensor, weight: Tensor, scale: Tensor, other: Tensor | None) -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
