@@ -231,7 +231,7 @@ def by_bytes(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> T
         multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
         return multiply(x, 1 / levels, levels + 1, PACKED.get(weight, lambda: pack(weight, scale)))
     rows = x.numel() // x.shape[-1]
-    if rows < MANY and weight.numel() >= LARGE and x.shape[-1] % 2 == 0 and hardware.has("int4"):
+    if weight.numel() >= LARGE and x.shape[-1] % 2 == 0 and hardware.has("int4"):
         out = four_bits.int8_linear(x.reshape(rows, -1), weight, scale).view(*x.shape[:-1], -1)
         return out if bias is None else out.add_(bias)
     if rows >= MANY:
@@ -248,8 +248,6 @@ def has_engine(bits: str) -> bool:
 # microseconds longer for each call.
 torch.library.define("anyformer::by_bytes", "(Tensor x, Tensor weight, Tensor scale, Tensor? bias) -> Tensor")
 torch.library.impl("anyformer::by_bytes", "CPU", by_bytes)
-
-
 torch.library.define("anyformer::by_groups", "(Tensor x, Tensor weight, Tensor scale, Tensor offset) -> Tensor")
 torch.library.impl("anyformer::by_groups", "CPU", four_bits.int4_linear)
 
