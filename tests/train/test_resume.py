@@ -20,6 +20,7 @@ import torch
 
 import anyformer as af
 from anyformer.data import Bytes, Plan, TextFiles, TrainedBPE
+from anyformer.kernels import hardware
 from anyformer.specs.codec import override
 from anyformer.train.optim import AdamW
 from anyformer.train.progress import Metrics, read_metrics
@@ -95,6 +96,25 @@ def test_t2_killed_and_resumed_to_the_bit(tmp_path: Path, nursery: runs.Nursery,
     same_end(whole, broken)
     for folder in (whole, broken):
         assert hub.resolve(folder).name == f"step-{min(history(whole), key=by_loss)['step']:08}"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16-stream"])
+def test_a_cpu_without_bf16_trains_in_fp32(tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said, run.json keeps what was asked for, and the run can be resumed here and elsewhere."""
+    monkeypatch.setenv(hardware.HIDING, "bf16")
+    texts, told = runs.write_texts(tmp_path / "texts"), list[str]()
+    run, folder = runs.run_of(texts, precision=precision, steps=3), tmp_path / "run"
+    trainer = setup(run, folder, device="cpu", tell=told.append)
+    trainer.fit()
+    assert trainer.autocast()._enabled is False
+    assert any(f"precision={precision}" in line and "computes in fp32" in line for line in told)
+    assert json.loads((folder / "run.json").read_text())["precision"] == precision
+    plain = setup(runs.run_of(texts, steps=3), tmp_path / "plain", device="cpu")
+    plain.fit()
+    for name, tensor in plain.model.state_dict().items():
+        assert torch.equal(tensor, trainer.model.state_dict()[name]), name
+    again = override(run, {"steps": 4})
+    assert setup(again, folder, device="cpu", resume=True).fit().step == 4
 
 
 def test_t2_epochs_are_where_the_kills_were_meant_to_be(tmp_path: Path) -> None:

@@ -78,8 +78,9 @@ def setup(
     records = records or folder / "data"
     layout = parallel.Layout(run.mesh, parallel.start(device))
     check(run.objective, run.evaluate.metrics)
-    check_device(run, layout.device, tell)
+    check_device(run, layout.device)
     with claim_folder(run, folder, resume) as (fresh, lock):
+        run = fast_precision(run, layout.device, tell)
         tokenizer = vocabulary(run, folder, tell)
         model = make_model(run, tokenizer)
         if run.lora is not None:
@@ -158,16 +159,22 @@ def setup(
 # -- the folder -------------------------------------------------------------------------------------------------------
 
 
-def check_device(run: Run, device: torch.device, tell: Tell) -> None:
-    """ValueError if this machine cannot compile or record the run; a hint if bf16 is slow here."""
+def check_device(run: Run, device: torch.device) -> None:
+    """ValueError if this machine cannot compile or record the run."""
     if run.compile and not hardware.has("compiler"):
         raise ValueError(f"compile=true: {hardware.NO_COMPILER}")
     if run.record:
         why = record.refusal(run.objective, device, run.precision, parallel.world_size(), run.batch.micro)
         if why is not None:
             raise ValueError(f"record=true: {why}")
-    if device.type == "cpu" and run.precision.startswith("bf16") and not hardware.has("bf16"):
-        tell(f"precision={run.precision}: this CPU has no bf16 instructions; fp32 is faster")
+
+
+def fast_precision(run: Run, device: torch.device, tell: Tell) -> Run:
+    """The run in fp32 where bf16 would be up to hundreds of times slower; its run.json stays as it is."""
+    if device.type != "cpu" or not run.precision.startswith("bf16") or hardware.has("bf16"):
+        return run
+    tell(f"precision={run.precision}: this CPU has no bf16 instructions, so the run computes in fp32")
+    return override(run, {"precision": "fp32"})
 
 
 @contextlib.contextmanager
