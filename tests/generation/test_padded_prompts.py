@@ -186,6 +186,19 @@ def test_a_static_state_takes_no_pads_behind_a_prompt() -> None:
     prompts.go_on(state, 0, NEW)
 
 
+@pytest.mark.parametrize("varies", ["input_ids", "attention_mask"])
+@torch.no_grad()
+def test_a_compiled_model_reads_rows_whose_length_varies(varies: str) -> None:
+    """A length that the compiler keeps open is compared with one that it knows."""
+    model = stirred(plain()).eval()
+    torch._dynamo.reset()
+    given = {"input_ids": torch.arange(12).view(2, 6) % V, "attention_mask": torch.ones(2, 6, dtype=torch.long)}
+    given["attention_mask"][0, -1] = 0
+    torch._dynamo.maybe_mark_dynamic(given[varies], 1)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    close(compiled(**given).logits, model(**given).logits, 1e-6)
+
+
 @pytest.mark.slow
 @torch.no_grad()
 def test_pads_behind_a_prompt_in_a_compiled_model() -> None:

@@ -293,7 +293,7 @@ def _padding(mask: Tensor | None, B: int, T: int, state: State | None, placed: b
         if state is None or state.padding is None:
             return None
         mask = torch.ones(B, T, dtype=torch.bool, device=state.padding.device)
-    if mask.shape[0] != B or mask.shape[1] not in (past + T, T):
+    if mask.shape[0] != B or (mask.shape[1] != T and mask.shape[1] != past + T):  # `in` compares no symbols
         raise ValueError(f"attention_mask covers (batch {B}, {past + T} tokens), got {tuple(mask.shape)}")
     if state is not None and past and (mask.shape[1] == T or state.realigned):
         before = mask_or_ones(state.padding, (B, past), mask.device)
