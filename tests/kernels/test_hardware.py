@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer import cli, families
+from anyformer import checkpoint, cli, families
 from anyformer.cli import listing, quickstart
 from anyformer.kernels import hardware
 from anyformer.recipes.quickstart import sizes
@@ -238,3 +239,20 @@ def test_free_memory_is_what_the_system_and_a_container_say(monkeypatch: pytest.
     assert hardware.free_memory() == 6144
     del files["memory.max"], files["meminfo"]
     assert hardware.free_memory() == 0
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_bf16_weights_on_a_cpu_without_bf16_are_said_to_be_slow(
+    fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "ABILITIES", {**hardware.ABILITIES, "bf16": lambda: fast})
+    af.save(model_of("gpt2").to(torch.bfloat16), tmp_path / "model")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        af.load(tmp_path / "model")  # too small to matter
+    monkeypatch.setattr(checkpoint, "LARGE", 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert af.load(tmp_path / "model").dtype == torch.bfloat16
+        af.load(tmp_path / "model", dtype=torch.float32)
+    assert [("dtype float32" in str(each.message)) for each in caught] == ([] if fast else [True])
