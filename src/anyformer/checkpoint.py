@@ -196,7 +196,7 @@ def warn_if_slow(model: TransformerModule, folder: Path) -> None:
         return
     if sum(parameter.numel() for parameter in model.parameters()) >= LARGE:
         why = "bf16 weights on a CPU without bf16 instructions are up to a hundred times slower than fp32"
-        warnings.warn(f"{folder}: {why}; dtype float32 takes twice the memory", stacklevel=4)
+        warnings.warn(f"{folder}: {why}; dtype float32 is faster and takes twice the memory", stacklevel=4)
 
 
 def check_affordable(spec: Model, checkpoint: Checkpoint | Pieces) -> None:

@@ -46,7 +46,7 @@ def fits(x: Tensor, rows: int) -> bool:
 
 
 def has_ptx(x: Tensor) -> bool:
-    """Whether programs for the device of x may have instructions of NVIDIA's."""
+    """Whether the device of x runs NVIDIA's PTX instructions."""
     return x.is_cuda and torch.version.hip is None
 
 
@@ -138,8 +138,8 @@ def one_row_shape(K: int, N: int, gated: bool, of_bytes: bool) -> tuple[int, int
 
 
 def int4_shape(K: int, N: int, gated: bool, group: int) -> tuple[int, int, int]:
-    """Outputs of one program, groups it reads at once, warps: the best of a sweep. What limits it is taking numbers of
-    4 bits apart, not memory (0.7 to 2.0 TB/s on an H200)."""
+    """Outputs of one program, groups it reads at once, warps: the best of a sweep. What limits it is unpacking the
+    numbers, not memory (0.7 to 2.0 TB/s on an H200)."""
     stored = min(power_above(K) // 2, 512 if N > 32768 else 2048)  # bytes of a row
     block, most = max(2 * stored // group, 1), max(stored // 256, 1)
     if gated or K > 4096:

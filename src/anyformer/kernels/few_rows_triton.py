@@ -74,9 +74,9 @@ def normalize(
 
 
 @triton.jit
-def bytes_to_float(x, PTX: tl.constexpr):
-    """int8 -> fp32. The device converts few numbers at a time; so with PTX each byte, 128 added, becomes the end of
-    2**23, and 2**23 + 128 is subtracted."""
+def int8_to_float(x, PTX: tl.constexpr):
+    """int8 -> fp32. Devices convert integers slowly. With PTX, a byte plus 128 is put into the last bits of the float
+    2**23 instead, and 2**23 + 128 is subtracted."""
     if not PTX:
         return x.to(tl.float32)
     x = tl.inline_asm_elementwise(
@@ -94,8 +94,9 @@ def bytes_to_float(x, PTX: tl.constexpr):
 
 
 @triton.jit
-def take_apart(pairs, PTX: tl.constexpr):
-    """uint8 -> 16 + its low and 16 + its high four bits, in fp32: the bits behind those of 16, in place."""
+def unpack_int4(pairs, PTX: tl.constexpr):
+    """uint8 -> 16 + its low and 16 + its high four bits, in fp32. With PTX, they are put into the first bits of the
+    mantissa of the float 16, where they count 1, 2, 4 and 8."""
     if not PTX:
         return (pairs & 15).to(tl.float32) + 16.0, (pairs >> 4).to(tl.float32) + 16.0
     low, high = tl.inline_asm_elementwise(
@@ -135,7 +136,7 @@ def product(rows, first, x, like, mean, spread, norm_weight, norm_bias, inside_n
         if start > 0:
             right = tl.load(rows + k[None, :], mask=inside_n[:, None] & (k < K)[None, :], other=0.0)
         if rows.dtype.element_ty == tl.int8:
-            sums += left[None, :] * bytes_to_float(right, PTX)
+            sums += left[None, :] * int8_to_float(right, PTX)
         else:
             sums += left[None, :] * right.to(tl.float32)
     return tl.sum(sums, 1)
@@ -171,7 +172,7 @@ def product_int4(rows, first, scale, offset, x, like, mean, spread, norm_weight,
         pairs = first
         if start > 0:
             pairs = load_groups(rows, inside, start, GROUPS, HALF, BLOCK)
-        low, high = take_apart(pairs, PTX)
+        low, high = unpack_int4(pairs, PTX)
         tables, here = n[:, None] * GROUPS + g[None, :], inside[:, None] & (g < GROUPS)[None, :]
         each = tl.sum(low * left[None, :, :] + high * right[None, :, :], 2)  # (ROWS, BLOCK)
         by = tl.load(scale + tables, mask=here, other=0.0).to(tl.float32)

@@ -6,10 +6,10 @@
     quantize(model, format="int4", group=64)     # half a byte a weight; a scale and an offset every 64 inputs
 
 `kernels/quantized.py` says how weights are rounded, and has the products of few rows on CUDA, which take as long as
-reading the weights. Activations stay as they are, with one exception: on a CPU that multiplies bytes (int8 weights with
-torch's 8-bit engine on x86, int8 and int4 weights on ARM with dot products) each row of them is rounded to 8 bits too,
-with a scale of its own, so that a batch changes no row. On other CPUs int8 weights have fp32 copies beside them, which
-is said once. `exact=True` keeps the activations, and no copies.
+reading the weights. Activations stay as they are, with one exception: on a CPU that multiplies bytes (int8 with torch's
+8-bit engine on x86; int4 and large int8 layers on ARM with dot products) each row of them is rounded to 8 bits too,
+with a scale of its own, so that a batch changes no row. Other int8 weights on a CPU have fp32 copies beside them, with
+one warning. `exact=True` keeps the activations, and no copies.
 
 `af.save` writes the quantised weights and `af.load` reads them; `format="hf"` writes floats.
 """
