@@ -67,7 +67,7 @@ def selective_step(
     if EARLY:
         gdc_wait()
     chosen += row * (R + 2 * N)
-    step = product(rows, first, chosen, out, 0.0, 1.0, weight, weight, inside, R, BLOCK, BLOCK_R, "none", 0)
+    step = product(rows, first, chosen, out, 0.0, 1.0, weight, weight, inside, R, BLOCK, BLOCK_R, "none", 0, False)
     dt = softplus(round_to(step, out) + by_bias)
     token = tl.load(x + row * I + c, mask=inside, other=0.0).to(tl.float32)
     write = tl.load(chosen + R + n, mask=n < N, other=0.0).to(tl.float32)
