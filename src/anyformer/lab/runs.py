@@ -55,7 +55,8 @@ def writer(
 
 
 def reader(family: str, architecture: str, width: int, depth: int, heads: int, length: int, **more: Any) -> Model:
-    """An encoder over bytes, without dropout."""
+    """An encoder over bytes, without dropout. Narrow ones learn sooner from larger first weights than BERT's 0.02; with
+    those, twelve layers, each normed after its sum, learn nothing."""
     config = {
         "architectures": [architecture],
         "vocab_size": READER_SIZE,
@@ -64,6 +65,7 @@ def reader(family: str, architecture: str, width: int, depth: int, heads: int, l
         "num_attention_heads": heads,
         "intermediate_size": 4 * width,
         "max_position_embeddings": length,
+        "initializer_range": width**-0.5 if depth <= 4 else 0.02,
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
         "pad_token_id": 0,

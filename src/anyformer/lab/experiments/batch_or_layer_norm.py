@@ -57,9 +57,7 @@ def trials(depth: int, width: int, steps: int, batches: list[int], texts: int, s
 def norm_model(norm: str, width: int, depth: int) -> Model:
     """BERT with these norms after both steps of every layer."""
     size = LANGUAGE.size + len(WORDS.special)
-    described = reader(
-        "bert", "BertForMaskedLM", width, depth, 4, LENGTH, vocab_size=size, initializer_range=width**-0.5
-    )
+    described = reader("bert", "BertForMaskedLM", width, depth, 4, LENGTH, vocab_size=size)
     steps = ("attention", "feedforward")
     return override(described, {f"encoder.layers.{step}.out_norm": NORMS[norm] for step in steps})
 

@@ -56,7 +56,7 @@ def trials(
 
 def masked_model(width: int, depth: int) -> Model:
     size = LANGUAGE.size + len(WORDS.special)
-    return reader("bert", "BertForMaskedLM", width, depth, 4, LENGTH, vocab_size=size, initializer_range=width**-0.5)
+    return reader("bert", "BertForMaskedLM", width, depth, 4, LENGTH, vocab_size=size)
 
 
 def work(values: Values, place: Place) -> list[Row]:

@@ -45,7 +45,7 @@ def trials(
 
 def work(values: Values, place: Place) -> list[Row]:
     length = values["length"]
-    described = reader("bert", "BertForMaskedLM", values["width"], values["depth"], 4, length)
+    described = reader("bert", "BertForMaskedLM", values["width"], values["depth"], 4, length, initializer_range=0.02)
     run = training(
         "low-rank",
         described,

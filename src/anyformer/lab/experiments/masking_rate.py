@@ -74,9 +74,7 @@ def work(values: Values, place: Place) -> list[Row]:
     )
     made = values["text"] == "made-up" and values["data"] is None  # then words are tokens, else bytes
     size = LANGUAGE.size + len(WORDS.special) if made else READER_SIZE
-    described = reader(
-        "bert", "BertForMaskedLM", width, values["depth"], 4, length, vocab_size=size, initializer_range=width**-0.5
-    )
+    described = reader("bert", "BertForMaskedLM", width, values["depth"], 4, length, vocab_size=size)
     run = training(
         "masking",
         described,

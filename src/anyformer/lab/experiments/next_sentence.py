@@ -93,7 +93,7 @@ def pretraining_run(name: str, language: Language, next_rate: float, values: Val
     width, sizes = values["width"], {"vocab_size": language.size + len(WORDS.special)}
     return training(
         name,
-        reader("bert", "BertForPreTraining", width, values["depth"], 4, LENGTH, **sizes, initializer_range=width**-0.5),
+        reader("bert", "BertForPreTraining", width, values["depth"], 4, LENGTH, **sizes),
         Data(train=Held(source=source), valid=Held(source=source, out=True)),
         place.device,
         steps=values["steps"],

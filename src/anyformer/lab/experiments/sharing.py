@@ -55,8 +55,7 @@ def layers_model(kind: str, dropout: float, width: int, depth: int) -> Model:
     """BERT with `depth` layers, or with one that runs `depth` times."""
     size = LANGUAGE.size + len(WORDS.special)
     described = reader("bert", "BertForMaskedLM", width, depth, 4, LENGTH, vocab_size=size,
-                       initializer_range=width**-0.5, hidden_dropout_prob=dropout,
-                       attention_probs_dropout_prob=dropout)  # fmt: skip
+                       hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)  # fmt: skip
     changes = {"encoder.depth": 1, "encoder.order": (0,) * depth}
     return override(described, changes) if kind == "shared" else described
 
