@@ -20,7 +20,7 @@ from filelock import FileLock
 from anyformer import families
 from anyformer._version import __version__
 from anyformer.checkpoint import check_free, copy_tokenizer, load, load_as, read_spec
-from anyformer.data import Data, DataSplit, Loader, Plan, prepare, texts_of, tokenizer_digest
+from anyformer.data import Data, DataSplit, Loader, Plan, Splits, prepare, texts_of, tokenizer_digest
 from anyformer.data.lock import FolderLock
 from anyformer.data.unused import describe_unused
 from anyformer.evaluate import check
@@ -94,28 +94,6 @@ def setup(
         with progress_line(tell, "preparing the data") as progress:
             splits = prepare(run.data, objective, tokenizer, records, length, progress)
             parallel.broadcast_result(splits.verify)
-        for line in filter(None, (*splits.report(), describe_unused(run.data.train, objective))):
-            tell(line)
-        rate = tokens_per_number(model.spec, objective, splits.train)
-        tell(describe_data(splits, labels_of(objective), rate))
-        if tokenizer is not None and tokenizer.folder is not None:
-            model.folder = tokenizer.folder  # its files go into every checkpoint
-        settings = {} if tokenizer is None else tokenizer_settings(model, objective, tokenizer)
-        inputs = parallel.broadcast_result(lambda: write_input_files(model, objective, folder / "inputs", settings))
-        model.folder = inputs or model.folder
-        identity = {
-            "data": splits.digest,
-            "tokenizer": tokenizer_digest(tokenizer),
-            "model description": hashlib.sha256(to_json(model.spec).encode()).hexdigest(),
-        }
-        pad = 0 if tokenizer is None else tokenizer.filler
-        options: dict[str, Any] = {
-            "rank": layout.data_rank,
-            "world_size": layout.data_size,
-            "micro": run.batch.micro,
-            "pad": pad,
-            "rate": rate,
-        }
 
         def prepare_short(objective: Objective, length: int) -> DataSplit:
             part = Data(train=run.data.train, unfit=run.data.unfit)
@@ -124,36 +102,68 @@ def setup(
             return short.train
 
         plan = LearningPlan(run, objective, splits.train, length, prepare_short)
-        if len(plan.phases) > 1:
-            identity["first data"] = plan.phases[0].split.digest
-
-        def loader(phase: Phase, start: int) -> Loader:
-            return Loader(phase.plan, phase.objective, start_step=start, stop_step=phase.stop, **options)
-
-        def valid() -> Loader:
-            assert splits.valid is not None
-            batch = {"examples": run.batch.examples, "tokens": run.batch.tokens}
-            row = row_length(objective, length)
-            once = Plan(splits.valid, seed=run.seed, packs=objective.packs, once=True, length=row, **batch)
-            return Loader(once, objective, **options)
-
+        rate = tokens_per_number(model.spec, objective, splits.train)
+        for line in filter(None, (*splits.report(), describe_unused(run.data.train, objective))):
+            tell(line)
+        tell(describe_data(splits, labels_of(objective), rate))
         if epochs := plan.epochs(run.steps):
             tell(f"epochs in {run.steps:,} steps: {format_epochs(epochs)}")
+        choose_input_files(model, objective, tokenizer, folder / "inputs")
+        feed, valid = loaders(run, plan, objective, tokenizer, splits.valid, length, layout, rate)
         trainer = Trainer(
             run,
             folder,
             model=model,
             objective=objective,
-            feed=lambda step: plan.feed(step, loader),
-            valid=None if splits.valid is None else valid,
+            feed=feed,
+            valid=valid,
             tokenizer=tokenizer,
-            identity=identity,
+            identity=identity(model, tokenizer, splits, plan),
             layout=layout,
             callbacks=callbacks,
-            metrics=training_metrics(run, objective, tokenizer, splits.valid, pad),
+            metrics=training_metrics(run, objective, tokenizer, splits.valid, filler(tokenizer)),
         )
         trainer.splits, trainer.fresh, trainer.lock, trainer.epochs = splits, fresh, lock, plan.epochs
         return trainer
+
+
+def loaders(
+    run: Run,
+    plan: LearningPlan,
+    objective: Objective,
+    tokenizer: Tokenizer | None,
+    held_out: DataSplit | None,
+    length: int | None,
+    layout: parallel.Layout,
+    rate: float,
+) -> tuple[Callable[[int], Any], Callable[[], Loader] | None]:
+    """What loads the batches from a step on, and those of one evaluation; None without held-out data."""
+    process = {"rank": layout.data_rank, "world_size": layout.data_size}
+    options: dict[str, Any] = {**process, "micro": run.batch.micro, "pad": filler(tokenizer), "rate": rate}
+
+    def phase_loader(phase: Phase, start: int) -> Loader:
+        return Loader(phase.plan, phase.objective, start_step=start, stop_step=phase.stop, **options)
+
+    def valid() -> Loader:
+        assert held_out is not None
+        batch = {"examples": run.batch.examples, "tokens": run.batch.tokens}
+        row = row_length(objective, length)
+        once = Plan(held_out, seed=run.seed, packs=objective.packs, once=True, length=row, **batch)
+        return Loader(once, objective, **options)
+
+    return lambda step: plan.feed(step, phase_loader), None if held_out is None else valid
+
+
+def identity(
+    model: TransformerModule, tokenizer: Tokenizer | None, splits: Splits, plan: LearningPlan
+) -> dict[str, str]:
+    """What must be the same when a run is resumed."""
+    same = {
+        "data": splits.digest,
+        "tokenizer": tokenizer_digest(tokenizer),
+        "model description": hashlib.sha256(to_json(model.spec).encode()).hexdigest(),
+    }
+    return same if len(plan.phases) == 1 else {**same, "first data": plan.phases[0].split.digest}
 
 
 # -- the folder -------------------------------------------------------------------------------------------------------
@@ -269,6 +279,23 @@ def vocabulary(run: Run, folder: Path, tell: Tell) -> Tokenizer | None:
         with contextlib.suppress(FileNotFoundError):
             return Tokenizer.load(source)
     return None
+
+
+def filler(tokenizer: Tokenizer | None) -> int:
+    """The token that fills up short rows."""
+    return 0 if tokenizer is None else tokenizer.filler
+
+
+def choose_input_files(
+    model: TransformerModule, objective: Objective, tokenizer: Tokenizer | None, folder: Path
+) -> None:
+    """Every checkpoint gets the files of `model.folder`: the tokenizer's, or those of `folder`, where the run changes
+    how inputs are read."""
+    if tokenizer is not None and tokenizer.folder is not None:
+        model.folder = tokenizer.folder
+    settings = {} if tokenizer is None else tokenizer_settings(model, objective, tokenizer)
+    written = parallel.broadcast_result(lambda: write_input_files(model, objective, folder, settings))
+    model.folder = written or model.folder
 
 
 def tokenizer_settings(model: TransformerModule, objective: Objective, tokenizer: Tokenizer) -> dict[str, Any]:
