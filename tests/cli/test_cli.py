@@ -203,6 +203,23 @@ def test_zoo_of_a_family_is_plain_aligned_text_in_a_pipe(run) -> None:
     assert all(row[end - 1] in "KMBT" and row[end] == " " for row in rows)
 
 
+@pytest.mark.parametrize(
+    "name, found",
+    [
+        ("T5", {"t5"}),
+        ("DeepSeek", {"deepseek_v2", "deepseek_v3"}),
+        ("gpt3-175b", {"gpt2"}),
+        ("diffusion", {"autoencoder_kl", "dit", "dit_text"}),
+    ],
+)
+def test_zoo_by_name_and_by_purpose(run, name: str, found: set[str]) -> None:
+    rows = json.loads(run("zoo", name, "--json")[1])
+    assert {row["family"] for row in rows} == found
+    assert run("zoo", "nonsense")[0] == 2 and {
+        row["family"] for row in json.loads(run("zoo", "--family", "Qwen2", "--json")[1])
+    } == {"qwen2"}
+
+
 def test_count_by_part(run) -> None:
     code, out, err = run("count", "gpt3-175b", "--json", "--depth", "9", "--dtype", "bfloat16")
     counted, expected = json.loads(out), af.count(af.spec("gpt3-175b"))

@@ -98,8 +98,9 @@ def test_the_table_gives_what_the_classes_give(
 
 
 def test_parts_are_listed_without_torch() -> None:
-    code = "import sys; from anyformer import cli; cli.main(['parts', 'rotary']); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+    for term in ("rotary", "typical sampling", "paged attention"):  # a Part, what is mentioned, and what is nowhere
+        code = f"import sys; from anyformer import cli; cli.main(['parts', {term!r}]); sys.exit('torch' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0, term
     assert not verb.only_ours()  # here there may be Parts of others, which are to be listed too
 
 
@@ -130,8 +131,12 @@ def test_parts_by_the_names_that_people_use(name: str, kind: str, run: Command) 
      ("speculative decoding", "anyformer generate --help"), ("KV cache", "anyformer generate --help"),
      ("label smoothing", "Translate.smoothing"), ("gradient checkpointing", "Run.recompute"),
      ("warm-up", "Cosine.warmup"), ("Noam schedule", "Noam"), ("in-context learning", "anyformer lab run neighbours"),
-     ("ALBERT", "anyformer zoo: albert"), ("zero-shot", "anyformer run zero-shot-image"),
-     ("induction heads", "anyformer lab run induction-heads"), ("fashion", "anyformer train fashion-mnist")],
+     ("ALBERT", "anyformer zoo albert"), ("Qwen", "anyformer zoo qwen2"),
+     ("zero-shot", "anyformer run zero-shot-image"), ("MFU", "anyformer plan --utilisation"),
+     ("induction heads", "anyformer lab run induction-heads"), ("fashion", "anyformer train fashion-mnist"),
+     ("typical sampling", "af.generate(typical_p=...)"), ("d_model", "config.json: d_model"),
+     ("int4", "anyformer/transforms/quantize.py"), ("continuous batching", "anyformer/generation/continuous_batch.py"),
+     ("activation function", "anyformer/parts/activation.py")],
 )  # fmt: skip
 def test_a_term_that_is_no_part_is_found_where_it_is_mentioned(term: str, where: str, run: Command) -> None:
     code, out, err = run("parts", term)
@@ -139,9 +144,26 @@ def test_a_term_that_is_no_part_is_found_where_it_is_mentioned(term: str, where:
     assert where in [line.partition("  ")[0] for line in out.splitlines()[1:]]
 
 
+@pytest.mark.parametrize(
+    "term, where",
+    [("text-to-image", "run draw"), ("ASR", "run transcribe"), ("vqa", "run ask-image"), ("XLM", "zoo xlm")],
+)
+def test_what_has_the_name_itself_comes_first(term: str, where: str, run: Command) -> None:
+    assert run("parts", term)[1].splitlines()[1].startswith(f"anyformer {where} ")
+
+
+def test_a_part_and_the_families_of_its_name(run: Command) -> None:
+    _, out, _ = run("parts", "Mamba")
+    assert [line.partition(":")[0] for line in out.splitlines()[-2:]] == ["family mamba", "family mamba2"]
+    json.loads(run("parts", "Mamba", "--json")[1])  # without them
+
+
 def test_a_term_that_nothing_mentions_is_a_mistake(run: Command) -> None:
     code, out, err = run("parts", "chain of thoughtlessness")
     assert (code, out) == (2, "") and err.count("\n") == 1
+    for term in ("paged attention", "DPO", "prompt tuning"):
+        assert "did you mean" not in run("parts", term)[2], term
+    assert "did you mean 'Rope'?" in run("parts", "Rotery")[2]
     assert not search.is_in("act", "a character") and search.is_in("warm-up", "warmup")
 
 

@@ -17,6 +17,7 @@ import torch
 import anyformer as af
 from anyformer import cli, families
 from anyformer.tasks import TASKS
+from anyformer.tasks.table import TASKS, find_task
 from terminals import terminal
 from vocabularies import words, write
 
@@ -356,3 +357,14 @@ def test_a_bar_on_a_terminal_alone(run: Run, models: Any, tmp_path: Path, monkey
         code, out, _ = run(*given)
     assert code == 0 and b"embed" in b"".join(shown)
     assert run(*given) == (0, out, "") and len(parsed(out)) == 40
+
+
+@pytest.mark.parametrize(
+    "name, task",
+    [("text-generation", "write"), ("NER", "tag"), ("automatic-speech-recognition", "transcribe"), ("fill_mask", "fill-mask"),
+     ("nothing", None)],
+)  # fmt: skip
+def test_tasks_by_the_names_of_pipelines(name: str, task: str | None) -> None:
+    assert find_task(name) == task
+    names = [each for info in TASKS.values() for each in (info.name, *info.called)]
+    assert len(names) == len({*names})

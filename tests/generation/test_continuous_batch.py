@@ -10,7 +10,7 @@ import torch
 from catalogue import Case, close, every_case, is_encoder_decoder, ours
 
 import anyformer as af
-from anyformer.generation.continuous_batch import Running
+from anyformer.generation.continuous_batch import ContinuousBatch
 from anyformer.runtime.state import declarations
 
 # one of each kind of memory
@@ -51,7 +51,7 @@ def test_each_writes_what_it_writes_alone(kind: str, number: int) -> None:
     model = ours(case)
     vocab_size = model.spec.head.vocab_size
     asked = [wishes(case, vocab_size, each) for each in range(number)]
-    dice, running, requests = random.Random(0), Running(model), []
+    dice, running, requests = random.Random(0), ContinuousBatch(model), []
     joined_others = left_early = False
     while len(requests) < len(asked) or running.step():
         while len(requests) < len(asked) and dice.random() < 0.6:
@@ -80,7 +80,7 @@ def test_the_kinds_are_those_they_are_called_after() -> None:
 def test_what_is_done_is_forgotten() -> None:
     """A long text leaves; the places that only it used go with it."""
     model = ours(case_of("GPT2LMHeadModel"))
-    running = Running(model)
+    running = ContinuousBatch(model)
     running.add(input_ids=torch.randint(5, 90, (1, 30)), max_new_tokens=3, eos_token_id=[])
     running.step()
     short = running.add(input_ids=torch.tensor([[7, 8]]), max_new_tokens=9, eos_token_id=[])
@@ -95,7 +95,7 @@ def test_what_is_done_is_forgotten() -> None:
 
 
 def test_what_cannot_be_shared_is_refused() -> None:
-    running = Running(ours(case_of("GPT2LMHeadModel")))
+    running = ContinuousBatch(ours(case_of("GPT2LMHeadModel")))
     ids = torch.tensor([[7, 8, 9]])
     with pytest.raises(ValueError, match="prompt_lookup_num_tokens: such a text is written alone"):
         running.add(input_ids=ids, prompt_lookup_num_tokens=2)

@@ -65,6 +65,26 @@ def find_kinds(name: str | None) -> tuple[list[dict[str, Any]], bool] | None:
     return None if below is None else ([kind for kind in table["kinds"] if kind["name"] in below], False)
 
 
+def read_config_fields() -> dict[str, str]:
+    """Every field of a published config.json that we know, and the families that read it."""
+    return json.loads(PARTS.read_text(encoding="utf-8"))["config fields"][0]
+
+
+def collect_config_fields() -> dict[str, str]:
+    from anyformer import families
+
+    readers: dict[str, list[str]] = {}
+    for family in families.catalogue().values():
+        for name in sorted({*family.fields, *family.aliases}):
+            readers.setdefault(name, []).append(family.name)
+    return {name: list_some(found) for name, found in sorted(readers.items())}
+
+
+def list_some(names: list[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def tell_kinds(kinds: Iterable[type[Part]]) -> list[dict[str, Any]]:
     """What is said of each kind, in an order that does not depend on which was imported first."""
     from anyformer.specs.slots import about
@@ -86,6 +106,7 @@ def collect_kinds() -> dict[str, Any]:
             for name, kind in sorted(ours.items())
             if abstract(kind)
         ],
+        "config fields": [collect_config_fields()],
     }
 
 

@@ -7,14 +7,17 @@ such as decoder.layers.attention.op, or in a field of a kind, such as Attention.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import difflib
 import sys
 from importlib.metadata import entry_points
 from textwrap import shorten
 from typing import Any
 
 from anyformer.cli import listing, tell
-from anyformer.cli.search import mentions
+from anyformer.cli.search import families_called, mentions
 from anyformer.cli.texts import as_json
+from anyformer.specs.messages import plain
 
 WIDEST = 90  # letters of the one line on a kind
 MOST = 12  # places that mention a term
@@ -35,14 +38,18 @@ def run(options: argparse.Namespace) -> None:
     if options.name is not None and options.slot is not None:
         raise ValueError("give NAME or --slot, not both")
     found = listing.find_kinds(options.name) if only_ours() and options.slot is None else None
-    try:
-        kinds, whole = found or ask_kinds(options.name, options.slot)
-    except ValueError:
-        rows = [] if options.name is None or options.json else mentions(options.name, listing.read_kinds())
+    if found is None and (options.slot is not None or not only_ours()):
+        with contextlib.suppress(ValueError) if options.slot is None else contextlib.nullcontext():
+            found = ask_kinds(options.name, options.slot)
+    if found is None:
+        rows = [] if options.json else mentions(options.name, listing.read_kinds())
         if not rows:
-            raise
+            raise ValueError(
+                f"no Part is called {options.name!r}, and nothing mentions it; {nearest_name(options.name)}"
+            )
         show_mentions(options.name, rows)
         return
+    kinds, whole = found
     if options.json:
         print(as_json(kinds, indent=1))
     elif whole:
@@ -50,6 +57,18 @@ def run(options: argparse.Namespace) -> None:
             show(each)
     else:
         show_all(kinds)
+    if options.name is not None and not options.json:
+        for family, about in families_called(options.name).items():
+            print(f"family {family}: {about} (`anyformer zoo {family}`)")
+
+
+def nearest_name(name: str) -> str:
+    """The end of an error message: the kind that is called almost so."""
+    names = {plain(own.partition(" (")[0]): each["name"] for each in listing.read_kinds()
+             for own in (*each["called"], each["name"])}  # fmt: skip
+    cutoff = 0.9 if " " in name else 0.8  # "paged attention" is no slip of the keyboard for "sparse attention"
+    close = difflib.get_close_matches(plain(name), names, n=1, cutoff=cutoff)
+    return f"did you mean {names[close[0]]!r}?" if close else "`anyformer parts` lists every kind of Part"
 
 
 def only_ours() -> bool:

@@ -49,7 +49,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bandwidth", type=float, metavar="BYTES", help="memory bandwidth of a device, per second")
     parser.add_argument("--link", type=float, metavar="BYTES", help="bandwidth between devices, per second")
     parser.add_argument(
-        "--utilisation", type=float, default=0.4, metavar="U", help="share of the FLOPs that is used (default: 0.4)"
+        "--utilisation",
+        type=float,
+        default=0.4,
+        metavar="U",
+        help="share of the FLOPs that is used, MFU (default: 0.4)",
     )
     parser.add_argument("--price", type=float, metavar="P", help="price of a device per hour")
     parser.add_argument(

@@ -21,15 +21,17 @@ from anyformer.cli.settings import MODEL, device_flag
 from anyformer.cli.texts import as_json, text_of
 from anyformer.specs.messages import nearest
 from anyformer.tasks import TASKS, TaskInfo
+from anyformer.tasks.table import find_task
 
 
 def main(given: Sequence[str]) -> None:
     if not given or given[0].startswith("-"):
         list_tasks(given)
         return
-    task, *rest = given
-    if task not in TASKS:
-        raise Mistake(f"no task {task!r}; {nearest(task, TASKS)}")
+    name, *rest = given
+    task = find_task(name)
+    if task is None:
+        raise Mistake(f"no task {name!r}; {nearest(name, TASKS)}")
     run(task, parser_of(task).parse(rest))
 
 

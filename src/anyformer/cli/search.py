@@ -1,4 +1,5 @@
-"""What mentions a term: Parts, their fields, options of commands, families, recipes, tasks and experiments.
+"""What mentions a term: Parts, their fields, options of commands and of `af.generate`, families, fields of published
+configs, recipes, tasks, experiments, and the files of the package.
 
 Nothing here imports torch."""
 
@@ -8,6 +9,7 @@ import importlib
 import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from anyformer.cli import VERBS, Parser, listing
@@ -15,17 +17,32 @@ from anyformer.specs.messages import plain
 
 SMALL = {"a", "an", "and", "by", "for", "in", "of", "on", "or", "the", "to", "with"}
 
+PACKAGE = Path(__file__).parent.parent
+LISTED = ("cli", "families", "lab/experiments", "recipes", "tasks/each")  # folders whose files have rows anyway
+
 Row = tuple[str, str, str]  # where, what is searched, what is shown
 
 
 def mentions(term: str, kinds: Iterable[dict[str, Any]]) -> list[tuple[str, str]]:
     """(where, what it is) of all that mentions every word of a term, first where a name does."""
-    found: dict[str, str] = {}
-    for rows in (_names(kinds), _texts(kinds)):
+    found = {f"anyformer zoo {family}": about for family, about in families_called(term).items()}
+    names = [*_names(kinds)]
+    found |= {where: about for where, text, about in names if plain(text) == plain(term)}
+    for rows in (names, _texts(kinds)):
         for where, text, about in rows:
             if is_in(term, text):
                 found.setdefault(where, about)
+    readers = listing.read_config_fields()
+    found |= {f"config.json: {name}": f"read by {readers[name]}" for name in readers if plain(name) == plain(term)}
     return [*found.items()]
+
+
+def families_called(name: str) -> dict[str, str]:
+    """family -> what it is for, of the families of this name, in all its versions: deepseek, Qwen, BigBird"""
+    wanted = plain(name)
+    rows = listing.read_rows() if len(wanted) > 1 else []
+    found = {row["family"]: row["about"] for row in rows if plain(row["family"]).startswith(wanted)}
+    return dict(sorted(found.items(), key=lambda each: plain(each[0]) != wanted))  # the name itself comes first
 
 
 def is_in(term: str, text: str) -> bool:
@@ -65,16 +82,19 @@ def _names(kinds: Iterable[dict[str, Any]]) -> Iterator[Row]:
         for field in kind["fields"]:
             yield f"{kind['name']}.{field['name']}", field["name"], field["about"] or kind["about"]
     for row in listing.read_rows():
-        yield f"anyformer zoo: {row['family']}", f"{row['family']} {row['name']}", row["about"]
+        yield f"anyformer zoo {row['family']}", f"{row['family']} {row['name']}", row["about"]
     for verb, about in VERBS.items():
         yield f"anyformer {verb}", verb, about
         yield from _options(verb)
     for task, info in TASKS.items():
-        yield f"anyformer run {task}", f"{task} {info.line}", info.line
+        for name in (task, *info.called, info.line):
+            yield f"anyformer run {task}", name, info.line
     for name, about in experiments().items():
         yield f"anyformer lab run {name}", f"{name} {about}", about
     for name, about in recipes().items():
         yield f"anyformer train {name}", f"{name} {about}", about
+    for name, about in generation_options().items():
+        yield f"af.generate({name}=...)", f"{name} {about}", about
 
 
 def _options(verb: str) -> Iterator[Row]:
@@ -93,7 +113,27 @@ def _texts(kinds: Iterable[dict[str, Any]]) -> Iterator[Row]:
             yield f"{kind['name']}.{field['name']}", f"{kind['name']} {field['name']} {field['about']}", field["about"]
         yield kind["name"], " ".join((kind["name"], *kind["called"], kind["text"])), kind["about"]
     for row in listing.read_rows():
-        yield f"anyformer zoo: {row['family']}", f"{row['about']} {row['note']}", row["about"]
+        yield f"anyformer zoo {row['family']}", f"{row['about']} {row['note']}", row["about"]
     for verb, about in VERBS.items():
         text = importlib.import_module(f"anyformer.cli.{verb}").__doc__ or ""
         yield f"anyformer {verb} --help", f"{about} {text}", about
+    for path, about in files().items():
+        yield path, f"{path} {about}", about
+
+
+def generation_options() -> dict[str, str]:
+    """The options of `af.generate` and what the source says behind them."""
+    source = (PACKAGE / "generation" / "options.py").read_text(encoding="utf-8")
+    fields = source.partition("class Settings:")[2].partition("@property")[0]
+    return dict(re.findall(r"^    (\w+): [^#\n]*(?:# (.*))?$", fields, re.MULTILINE))
+
+
+def files() -> dict[str, str]:
+    """The files of the package that no other row stands for, and the first paragraph of their docstrings."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if not name.startswith(tuple(f"{folder}/" for folder in LISTED)) and path.name != "__init__.py":
+            opening = re.match(r'"""(.*?)(?:"""|\n\n)', path.read_text(encoding="utf-8"), re.DOTALL)
+            found[f"anyformer/{name}"] = " ".join(opening[1].split()) if opening else ""
+    return found

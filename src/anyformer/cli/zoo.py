@@ -1,15 +1,20 @@
-"""List every named description: its family, parameters (as built, and as printed in its paper) and purpose."""
+"""List every named description: its family, parameters (as built, and as printed in its paper) and purpose.
+
+With NAME, only the families and descriptions of this name or for this purpose: deepseek, bert, translation."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from typing import Any
 
-from anyformer.specs.messages import nearest
+from anyformer.cli.search import is_in
+from anyformer.specs.messages import nearest, plain
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", help="list only what goes by this name or is for this")
     parser.add_argument("--family", metavar="NAME", help="list only this family")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
 
@@ -21,9 +26,14 @@ def run(options: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = read_rows()
     if options.family is not None:
         known = {row["family"] for row in rows}
-        rows = [row for row in rows if row["family"] == options.family]
+        rows = [row for row in rows if plain(row["family"]) == plain(options.family)]
         if not rows:
             raise ValueError(f"no family {options.family!r}; {nearest(options.family, known)}")
+    if options.name is not None:
+        known = {row["family"] for row in rows} | {row["name"] for row in rows}
+        rows = find(options.name, rows)
+        if not rows:
+            raise ValueError(f"no family or description {options.name!r}; {nearest(options.name, known)}")
     if options.json:
         print(json.dumps(rows, indent=1))
         return
@@ -31,3 +41,15 @@ def run(options: argparse.Namespace) -> None:
         row |= {key: short_number(row[key]) if row[key] else "" for key in ("parameters", "published")}
     shown = [[str(row[key]) for key in ("name", "family", "parameters", "published", "about")] for row in rows]
     table(("name", "family", "parameters", "published", "for"), shown, right=(2, 3))
+
+
+def find(name: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the families of this name, or else those with it in their own name, or else in what they are for."""
+    wanted = plain(name)
+    tests: tuple[Callable[[dict[str, Any]], bool], ...] = (
+        lambda row: plain(row["family"]) == wanted or plain(row["name"]) == wanted,
+        lambda row: plain(row["family"]).startswith(wanted),
+        lambda row: wanted in plain(row["name"]),
+        lambda row: is_in(name, f"{row['about']} {row['note']}"),
+    )
+    return next(filter(None, ([row for row in rows if test(row)] for test in tests)), [])

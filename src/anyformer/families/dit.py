@@ -201,7 +201,7 @@ SIZES = {
 }
 DIT = Family(
     name="dit",
-    about="says which noise is in a picture of some label: what pictures are drawn with",
+    about="diffusion Transformers: which noise is in a picture of some label, by which pictures are drawn",
     template=TEMPLATE,
     classes={"DiTTransformer2DModel": Class(HEAD)},
     config=CONFIG,

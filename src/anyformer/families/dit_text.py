@@ -15,7 +15,7 @@ from anyformer.stacks.sublayer import Sublayer
 LOOK = Sublayer(pre_norm=LayerNorm(eps=EPS, affine=False), op=Attention(num_heads=16, memory=True, memory_width=768))
 DIT_TEXT = DIT.but(
     "dit_text",
-    about="the same, of pictures that a text tells",
+    about="diffusion Transformers for pictures that a text tells",
     changes={
         "encoder.layers": Block(
             attention=value_at(TEMPLATE, ATTENTION), cross_attention=LOOK, feedforward=value_at(TEMPLATE, FEEDFORWARD)

@@ -96,7 +96,7 @@ WEIGHTS = {
 
 OPENAI_GPT = Family(
     name="openai-gpt",
-    about="the first GPT",
+    about="the first GPT (GPT-1)",
     template=TEMPLATE,
     classes={
         "OpenAIGPTLMHeadModel": Class(LMHead(vocab_size=40478), "lm_head"),

@@ -112,7 +112,7 @@ SMALL = {
 FAMILIES = (
     Family(
         name="reserve",
-        about="one encoder for frames, sounds and texts, which learns to tell what was hidden",
+        about="MERLOT Reserve: one encoder for frames, sounds and texts, which learns to tell what was hidden",
         fields=FIELDS,
         describe=describe,
         rules=rules,

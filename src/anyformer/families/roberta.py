@@ -97,7 +97,7 @@ ROBERTA = Family(
 
 XLM_ROBERTA = ROBERTA.but(
     name="xlm-roberta",
-    about="encoders for text in a hundred languages, and decoders made of them",
+    about="encoders for text in a hundred languages (XLM-R), and decoders made of them",
     classes=classes("XLMRoberta", 30522),
     changes={"embedding.tokens.vocab_size": 30522},
     sizes={"xlm-roberta-base": Size(XLM, 278e6), "xlm-roberta-large": Size({**XLM, **LARGE}, 560e6)},

@@ -1,7 +1,7 @@
 """Drafting: a smaller model, or the text so far, proposes tokens that the model then reads all at once.
 
-The text is the one that the model alone would write. Draft and model choose with the same noise (`Dice`), so that a
-draft is right exactly when it is the token that would have been drawn: the target's distribution is kept
+The text is the one that the model alone would write. Draft and model choose with the same noise (`SeededRows`), so that
+a draft is right exactly when it is the token that would have been drawn: the target's distribution is kept
 [Leviathan et al. 2023], and even its sample [Daliri et al. 2024].
 """
 

@@ -1,6 +1,6 @@
-"""Texts that are written together: they join and leave between two steps, and each is what it would be alone.
+"""Continuous batching: texts join and leave between two steps, and each is what it would be alone.
 
-    running = Running(model)
+    running = ContinuousBatch(model)
     first = running.add(input_ids=ids, max_new_tokens=20)
     running.step()
     second = running.add(input_ids=others, do_sample=True, temperature=0.7, seed=3)     # joins the first
@@ -8,7 +8,7 @@
         ...
     first.result.sequences, second.result.log_probs
 
-One call of the model serves all of them. Each has its own settings, scores, dice and end.
+One call of the model serves all of them. Each has its own settings, scores, random numbers and end.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Request:
             self.move, self.result = None, Output(end.value)
 
 
-class Running:
+class ContinuousBatch:
     def __init__(self, model: TransformerModule) -> None:
         self.model = model
         self.requests: list[Request] = []  # in the order of their rows
@@ -56,9 +56,9 @@ class Running:
         named = {name: options.pop(name, None) for name in ("inputs_embeds", "attention_mask")}
         job = begin(self.model, {"input_ids": input_ids, **named}, options, detailed=True, compiled=False)
         s = job.settings
-        run_writer = {"penalty_alpha": s.contrastive, "prompt_lookup_num_tokens": bool(s.prompt_lookup_num_tokens)}
-        run_writer["inputs_embeds"] = job.stepper.embeds is not None
-        for name in (name for name, asked in run_writer.items() if asked):
+        unsupported = {"penalty_alpha": s.contrastive, "prompt_lookup_num_tokens": bool(s.prompt_lookup_num_tokens)}
+        unsupported["inputs_embeds"] = job.stepper.embeds is not None
+        for name in (name for name, asked in unsupported.items() if asked):
             raise ValueError(f"{name}: such a text is written alone, by af.generate")
         job.shared = True
         request = Request(job)

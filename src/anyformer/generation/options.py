@@ -33,13 +33,13 @@ class Settings:
     # sampling
     temperature: float = 1.0
     top_k: int = 50
-    top_p: float = 1.0
+    top_p: float = 1.0  # nucleus sampling [Holtzman et al. 2020]
     min_p: float | None = None
-    typical_p: float = 1.0
+    typical_p: float = 1.0  # typical sampling [Meister et al. 2022]
     epsilon_cutoff: float = 0.0
     eta_cutoff: float = 0.0
     # beams
-    length_penalty: float = 1.0
+    length_penalty: float = 1.0  # power of the length that a score is divided by
     early_stopping: bool | str = False
     diversity_penalty: float = 0.0
     # what may be written
@@ -56,11 +56,11 @@ class Settings:
     forced_bos_token_id: int | None = None
     forced_eos_token_id: int | list[int] | None = None
     exponential_decay_length_penalty: tuple[int, float] | None = None
-    prefix_allowed_tokens_fn: Callable[[int, Any], list[int]] | None = None
+    prefix_allowed_tokens_fn: Callable[[int, Any], list[int]] | None = None  # constrained decoding
     renormalize_logits: bool = False
     remove_invalid_values: bool = False
-    # what a listener is asked for, in tokens before the text (Whisper)
-    language: str | list[str] | None = None  # one for all, or one each; heard where it is not said
+    # Whisper's tokens before the text
+    language: str | list[str] | None = None  # one for all, or one each; detected if not given
     task: str | None = None  # transcribe, or translate into English
     return_timestamps: bool = False
     lang_to_id: dict[str, int] | None = None
@@ -77,8 +77,8 @@ class Settings:
     # how it is computed: none of these changes the text
     use_cache: bool = True
     prefill_chunk_size: int | None = None
-    num_assistant_tokens: int = 20
-    prompt_lookup_num_tokens: int | None = None
+    num_assistant_tokens: int = 20  # speculative decoding [Leviathan et al. 2023]
+    prompt_lookup_num_tokens: int | None = None  # drafted by the prompt itself
     max_matching_ngram_size: int = 2
     # what is returned
     output_scores: bool | None = None  # return_dict tells them unless this is False

@@ -1,5 +1,5 @@
-"""Model shapes, from embedding to named outputs: one stack, a pair, two towers, towers into a decoder, and an
-autoencoder of pictures."""
+"""Model shapes, from embedding to named outputs: one stack, a pair, two or three towers, towers into a decoder, hidden
+spans of several media, and an autoencoder of pictures."""
 
 from anyformer.models.autoencoder import AutoencoderModel, AutoencoderModule
 from anyformer.models.base import TransformerModule, position_limit

@@ -15,7 +15,7 @@ from anyformer.parts.head.image import PixelModule
 from anyformer.specs.checks import at_least
 
 
-class MaskedImage(Pictures):
+class MaskedImage(Pictures, called=("SimMIM", "masked image modelling", "masked image modeling")):
     """Each time a picture is seen, a `share` of its squares is hidden, other ones; a square is `unit` x `unit` patches.
     The loss is the mean distance of the drawn pixels to the hidden ones."""
 

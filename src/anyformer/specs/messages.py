@@ -32,12 +32,14 @@ def plain(name: str) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error message: the closest valid name, or all of them where nothing is close."""
     known = sorted(map(str, known))
-    # below 0.6, "qwen2" is like "swinv2"
     name = str(name)[:100]
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    close = close or [each for each in known if len(name) > 2 and name.lower() in each.lower()]
+    plainly = {plain(each): each for each in reversed(known)}
+    begun = [each for each in plainly if len(plain(name)) > 2 and each.startswith(plain(name))]
+    # below 0.6, "qwen2" is like "swinv2"
+    close = begun or difflib.get_close_matches(plain(name), plainly, n=1, cutoff=0.6)
+    close = close or [each for each in plainly if len(plain(name)) > 2 and plain(name) in each]
     if close:
-        return f"did you mean {quote(close[0])}?"
+        return f"did you mean {quote(plainly[min(close, key=len)])}?"
     more = f" and {len(known) - 40} more" if len(known) > 40 else ""
     shown = ", ".join(shorten(each, 100) for each in known[:40])
     return f"valid: {shown}{more}" if known else "nothing is valid here"

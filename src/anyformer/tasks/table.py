@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+from anyformer.specs.messages import plain
 from anyformer.tasks.options import Flag, read_flags
 
 
@@ -17,6 +18,7 @@ class TaskInfo:
     fields: tuple[str, ...] = ("text",)
     optional: tuple[str, ...] = ()
     ranked: bool = False  # a result is a list of candidates, most likely first
+    called: tuple[str, ...] = ()  # other names, first that of transformers' pipeline
 
     @property
     def raw(self) -> tuple[str, ...]:
@@ -42,29 +44,61 @@ TASKS: dict[str, TaskInfo] = {
     task.name: task
     for task in (
         TaskInfo("fill-mask", "Give the most likely words in the place of the mask token.", ranked=True),
-        TaskInfo("classify", "Label a text, or a pair of texts (--pair).", optional=("pair",), ranked=True),
-        TaskInfo("tag", "Tag the words of a text with entities or parts of speech, and their positions."),
         TaskInfo(
-            "answer", "Find the words of a text that answer a question.", fields=("question", "context"), ranked=True
+            "classify",
+            "Label a text, or a pair of texts (--pair).",
+            optional=("pair",),
+            ranked=True,
+            called=("text-classification", "sentiment-analysis", "sentiment"),
         ),
-        TaskInfo("embed", "Turn a text into a vector."),
-        TaskInfo("write", "Continue a text."),
-        TaskInfo("translate", "Translate a text into another language.", optional=("source", "target")),
-        TaskInfo("summarize", "Summarize a text."),
+        TaskInfo(
+            "tag",
+            "Tag the words of a text with entities or parts of speech, and their positions.",
+            called=("token-classification", "ner", "named entity recognition"),
+        ),
+        TaskInfo(
+            "answer",
+            "Find the words of a text that answer a question.",
+            fields=("question", "context"),
+            ranked=True,
+            called=("question-answering", "qa"),
+        ),
+        TaskInfo("embed", "Turn a text into a vector.", called=("feature-extraction",)),
+        TaskInfo("write", "Continue a text.", called=("text-generation", "generate", "completion")),
+        TaskInfo(
+            "translate",
+            "Translate a text into another language.",
+            optional=("source", "target"),
+            called=("translation",),
+        ),
+        TaskInfo("summarize", "Summarize a text.", called=("summarization",)),
         TaskInfo("few-shot", "Answer after zero, one or a few examples.", optional=("choices", "answer")),
-        TaskInfo("classify-image", "Label a picture, or each picture of a folder.", fields=("image",), ranked=True),
+        TaskInfo(
+            "classify-image",
+            "Label a picture, or each picture of a folder.",
+            fields=("image",),
+            ranked=True,
+            called=("image-classification",),
+        ),
         TaskInfo(
             "zero-shot-image",
             "Choose the name that fits a picture best, for models with two towers (CLIP).",
             fields=("image",),
             ranked=True,
+            called=("zero-shot-image-classification",),
         ),
-        TaskInfo("caption", "Describe a picture, or each picture of a folder, in a sentence.", fields=("image",)),
+        TaskInfo(
+            "caption",
+            "Describe a picture, or each picture of a folder, in a sentence.",
+            fields=("image",),
+            called=("image-to-text", "image captioning"),
+        ),
         TaskInfo(
             "ask-image",
             "Answer a question about a picture, or about each picture of a folder.",
             fields=("image",),
             optional=("question",),
+            called=("visual-question-answering", "vqa"),
         ),
         TaskInfo(
             "ask-audio",
@@ -76,16 +110,31 @@ TASKS: dict[str, TaskInfo] = {
             "search-images",
             "Find the pictures of a folder that fit a text best, for models with two towers (CLIP).",
             ranked=True,
+            called=("image retrieval",),
         ),
-        TaskInfo("embed-image", "Turn a picture, or each picture of a folder, into a vector.", fields=("image",)),
         TaskInfo(
-            "transcribe", "Write down the words of a recording, or of each recording of a folder.", fields=("audio",)
+            "embed-image",
+            "Turn a picture, or each picture of a folder, into a vector.",
+            fields=("image",),
+            called=("image-feature-extraction",),
+        ),
+        TaskInfo(
+            "transcribe",
+            "Write down the words of a recording, or of each recording of a folder.",
+            fields=("audio",),
+            called=("automatic-speech-recognition", "asr", "speech recognition", "speech to text"),
         ),
         TaskInfo(
             "detect-language", "Detect the language that is spoken in a recording.", fields=("audio",), ranked=True
         ),
-        TaskInfo("draw", "Draw a picture of a label or of a text."),
+        TaskInfo("draw", "Draw a picture of a label or of a text.", called=("text-to-image", "generate-image")),
         TaskInfo("next-sentence", "Decide whether the second text follows the first.", fields=("text", "pair")),
         TaskInfo("detect-replaced", "Find the words that were not in the original text."),
     )
 }
+
+
+def find_task(name: str) -> str | None:
+    """The task of this name, its own or another, however it is written."""
+    named = {plain(each): task.name for task in TASKS.values() for each in (task.name, *task.called)}
+    return named.get(plain(name))

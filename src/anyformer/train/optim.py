@@ -204,7 +204,7 @@ class Optimizers:
 # -- schedules --------------------------------------------------------------------------------------------------------
 
 
-class Schedule(Part):
+class Schedule(Part, called=("learning rate schedule", "learning rate scheduler")):
     """The share of the highest learning rate at step n (from 0) of `steps`. The first `warmup` steps rise linearly; no
     step has rate 0."""
 

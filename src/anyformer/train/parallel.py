@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 TIMEOUT = datetime.timedelta(hours=1)  # of a process that the others wait for
 
 
-class Mesh(Part, called=("DDP", "FSDP", "tensor parallel", "expert parallel", "data parallel", "ZeRO")):
+class Mesh(Part, called=("DDP", "FSDP", "tensor parallel", "expert parallel", "data parallel", "ZeRO", "multi-GPU")):
     """Processes = replicate x shard x expert x tensor: copies of the model (default: as many as there are processes
     for), each with its parameters over `shard` processes (FSDP2), each layer computed by `tensor` processes together.
     With `expert`, that many processes keep different experts and send each other tokens [Lepikhin et al. 2020]; other

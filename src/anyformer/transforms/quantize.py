@@ -1,4 +1,4 @@
-"""Weights of 8 or 4 bits by address, for inference: the float weights are gone.
+"""Quantization: weights of 8 or 4 bits (int8, fp8, int4) by address, for inference. The float weights are gone.
 
     quantize(model)                              # int8, every linear layer, the head too: a quarter of fp32's memory
     quantize(model, "decoder.*")                 # some of them

@@ -96,7 +96,7 @@ class Attention(
     learned_scale: LearnedScale | None = None  # instead of scale
     scale_by_layer: bool = False  # divide scale by the number of the layer, from 1 (Mistral's GPT-2)
     qk_norm: Norm | None = None  # over each head's queries and keys
-    softcap: float | None = None  # softcap * tanh(scores / softcap) (Gemma 2)
+    softcap: float | None = None  # soft-capping of the logits: softcap * tanh(scores / softcap) (Gemma 2)
     dropout: float = 0.0  # on the attention weights
     normalizer: Normalizer = "softmax"  # of scores into weights; with the others most are exactly 0, in plain torch
     talking: bool = False  # heads mix scores before softmax and weights after it [Shazeer et al. 2020]

@@ -214,9 +214,7 @@ class GumbelCodesModule(nn.Module):
         return drawn.to(self.table.dtype) @ self.table, price
 
 
-class RoundedCodes(
-    Latent, sees="itself", called=("FSQ", "finite scalar quantisation", "VQ-VAE", "vector quantization")
-):
+class RoundedCodes(Latent, sees="itself", called=("FSQ", "finite scalar quantisation")):
     """Each place is a few numbers, each rounded to one of so many `levels`, and a code is all of them together; the
     gradient passes as if nothing had been rounded [Mentzer et al. 2024]. It costs nothing, and every code is used."""
 
