@@ -16,7 +16,6 @@ import torch
 
 import anyformer as af
 from anyformer import cli, families
-from anyformer.tasks import TASKS
 from anyformer.tasks.table import TASKS, find_task
 from terminals import terminal
 from vocabularies import words, write
@@ -361,8 +360,8 @@ def test_a_bar_on_a_terminal_alone(run: Run, models: Any, tmp_path: Path, monkey
 
 @pytest.mark.parametrize(
     "name, task",
-    [("text-generation", "write"), ("NER", "tag"), ("automatic-speech-recognition", "transcribe"), ("fill_mask", "fill-mask"),
-     ("nothing", None)],
+    [("text-generation", "write"), ("NER", "tag"), ("automatic-speech-recognition", "transcribe"),
+     ("fill_mask", "fill-mask"), ("nothing", None)],
 )  # fmt: skip
 def test_tasks_by_the_names_of_pipelines(name: str, task: str | None) -> None:
     assert find_task(name) == task
