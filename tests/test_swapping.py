@@ -6,6 +6,7 @@ B batch, T tokens, D width.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -367,3 +368,76 @@ def test_what_mixes_nothing_needs_no_state() -> None:
 def test_stacks_that_shorten_cannot_write() -> None:
     stack = plain().decoder
     assert Funnel(stages=(stack, stack)).sees == "all"
+
+
+# -- what is refused instead of going wrong later ---------------------------------------------------------------------
+
+
+def query(layer: int, name: str = "q") -> str:
+    return f"decoder.layers.{layer}.attention.op.{name}.weight"
+
+
+@pytest.mark.parametrize(
+    "ties",
+    [
+        (("head.out.weight", "head.out.weight"),),
+        ((query(0), query(1)), (query(1), query(0))),
+        ((query(0), query(1)), (query(1), query(2))),
+        (("decoder.layers.0", "decoder.layers.0"),),
+    ],
+    ids=["itself", "circle", "chain", "module"],
+)
+def test_a_tie_to_what_is_tied_is_refused(ties: tuple[tuple[str, str], ...]) -> None:
+    """Its storage would have no owner, and would not be saved."""
+    with pytest.raises(ValueError, match="which is tied itself"):
+        af.override(plain(), {"decoder.depth": 3, "ties": ties})
+
+
+@pytest.mark.parametrize(
+    "ties", [((query(1), query(0)), (query(2), query(1))), ((query(0), query(0, "k")),), ((query(0), query(1, "k")),)]
+)
+def test_ties_in_some_layers_are_counted_and_saved(ties: tuple[tuple[str, str], ...], tmp_path: Path) -> None:
+    spec = af.override(plain(), {"decoder.depth": 3, "ties": ties})
+    model = af.build(spec, seed=0)
+    assert af.count(spec).parameters == sum(parameter.numel() for parameter in model.parameters())
+    af.save(model, tmp_path / "model")
+    assert torch.equal(af.load(tmp_path / "model")(input_ids=text()).logits, model(input_ids=text()).logits)
+
+
+@pytest.mark.parametrize(
+    "changes, fault",
+    [
+        ({"decoder.layers.attention.op.scale": -1.0}, "scale is -1.0; it must be above 0"),
+        ({"init": {"*": {"kind": "Normal", "std": -1.0}}}, "std is -1.0; it must be at least 0"),
+        ({"length": 0}, "length is 0; it must be at least 1"),
+    ],
+    ids=["scale", "init", "length"],
+)
+def test_values_that_nothing_could_be_computed_with(changes: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        af.override(plain(), changes)
+
+
+@pytest.mark.parametrize("op", [None, {"kind": "SelectiveState", "width": 32}], ids=["attention", "recurrence"])
+@pytest.mark.parametrize("capacity", [None, 12])
+def test_a_state_of_other_texts_is_refused(op: dict[str, Any] | None, capacity: int | None) -> None:
+    model = af.build(af.override(plain(), {} if op is None else {"decoder.layers.attention.op": op}), seed=0).eval()
+    for rows, later in ((2, 1), (1, 2)):
+        state = model.new_state(rows, capacity=capacity)
+        with torch.no_grad():
+            model(input_ids=text()[:rows, :4], past_key_values=state)
+            with pytest.raises(ValueError, match=f"past_key_values holds {rows} texts, got tokens of {later}"):
+                model(input_ids=text()[:later, 4:5], past_key_values=state)
+
+
+def test_inputs_without_rows_and_places_before_the_first() -> None:
+    model = af.build(af.override(plain(), {"embedding.position": {"kind": "Learned", "length": 32}}), seed=0)
+    with pytest.raises(ValueError, match="input_ids has no rows"):
+        model(input_ids=text()[:0])
+    with pytest.raises(ValueError, match="position -1 is before the first learned one"):
+        model(input_ids=text(), position_ids=torch.arange(text().shape[1])[None] - 1)
+
+
+def test_causal_convolutions_see_no_pads() -> None:
+    part = af.parts.ConvolutionModule(kernel=3, norm=af.parts.LayerNorm(), causal=True)
+    assert af.check(part)["padding"].result == "passed"

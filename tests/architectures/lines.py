@@ -37,6 +37,7 @@ from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.question_span import QuestionHead
 from anyformer.parts.head.speech import FrameHead
+from anyformer.parts.head.tag import TagHead
 from anyformer.parts.norm import RowNorm
 from anyformer.specs.codec import decode, encode
 from anyformer.specs.part import walk
@@ -459,9 +460,9 @@ EXCUSED = (
     Excused("ConvolutionStem", ("N4",), "a group norm is over the whole row, pads and all, as published",
             lambda part, _: part.norm == "group"),
     Excused("ConvolutionModule", ("N4",), "the Conformer's taps reach pads beside a text, as first published",
-            lambda part, _: not part.masked and part.kernel > 1),
+            lambda part, _: not (part.masked or part.causal) and part.kernel > 1),
     Excused("ConvolutionModule", ("N4",), "a group norm is over the whole row, pads and all, as first published",
-            lambda part, _: not part.masked and isinstance(part.norm, RowNorm)),
+            lambda part, _: not (part.masked or part.causal) and isinstance(part.norm, RowNorm)),
     Excused("NystromAttention", ("N3", "N4"), "landmarks are means over a whole row, and the published start of the"
             " inverse is divided by a maximum over the batch", lambda part, _: part.landmarks < part.length),
     Excused("NystromAttention", ("N4",), "the published convolution over the values reaches pads",
@@ -477,6 +478,8 @@ EXCUSED = (
             lambda part, spec: part.kernel > 2 and shortens(spec)),
     Excused("TimeMix", ("N8",), "where one vector is left there is none before it that could decay",
             lambda part, spec: shortens(spec)),
+    Excused("VideoEmbedding", ("N8",), "training leaves tokens out, so there are fewer of them than labels",
+            lambda part, spec: part.token_drop > 0 and isinstance(spec.head, (LMHead, TagHead))),
     Excused("Pool", ("G1",), "the vector is that of one token, which a piece of a text may not have",
             lambda part, _: part.take == "token"),
     Excused("BlockSparseAttention", ("N4",), "blocks are cut from the row, pads and all, as published"),

@@ -148,6 +148,8 @@ def test_columns_of_words(tmp_path):
     source = Columns(path=path, comment="#")
     found = [(example["words"], example["tags"]) for example in good(source)]
     assert found == [(["EU", "rejects"], ["B-ORG", "O"]), (["Peter", "x"], ["B-PER", "x"]), (["end"], ["O"])]
+    write(tmp_path / "b.conll", "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\n\n-DOCSTART- -X- -X- O\n\nend NN I-NP O\n")
+    assert [example["words"] for example in good(Columns(path=str(tmp_path / "b.conll")))] == [["EU"], ["end"]]
     assert bad(Columns(path=path, comment="#", fields={"words": 0, "tags": 1})) == [
         (f"{path}:6", "line 7 has 1 columns")
     ]

@@ -133,7 +133,7 @@ def test_mistakes(films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert err.count("\n") == 1 and out == ""
         return err
 
-    assert f"{tmp_path / 'none'} is not a folder here" in said(str(tmp_path / "none"))
+    assert f"{tmp_path / 'none'}: no such folder" in said(str(tmp_path / "none"))
     run = str(films / "run")
     assert "no split 'tets'; did you mean 'test'?" in said(run, "--split", "tets")
     assert "metrics: no 'acuracy' for labels; did you mean 'accuracy'?" in said(run, "--metrics", "acuracy")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import anyformer as af
 from anyformer import families
 
 TINY = {
@@ -97,3 +98,11 @@ def test_of_two_names_of_a_field_the_alias_counts() -> None:
     for config in ({"n_embd": 48, "hidden_size": 96}, {"hidden_size": 96, "n_embd": 48}):
         assert transformers.GPT2Config(**config).n_embd == 96
         assert families.find("gpt2").read(config).width == 96
+
+
+@pytest.mark.parametrize("name", ["deit-tiny", "resnet-18", "vit-b32", "swin-tiny"])
+def test_a_description_of_many_classes_has_a_published_config(name: str) -> None:
+    spec = af.spec(name)
+    config = families.find(spec.family).write(spec)
+    assert len(config["id2label"]) == 1000 and config["label2id"]["LABEL_999"] == 999
+    assert families.find(spec.family).read(config).head == spec.head

@@ -16,6 +16,7 @@ import anyformer as af
 from anyformer import families
 from anyformer.parts.attention.local_chunks import ChunkAttention
 from anyformer.parts.attention.lsh import LSHAttention
+from anyformer.specs.part import walk
 
 WRITER = {"is_decoder": True}
 # chunks of 4 and 6: rows are made as long as a multiple of 12
@@ -239,3 +240,13 @@ def test_inputs_that_are_refused() -> None:
         model(input_ids=ids[:, :20], document_ids=torch.zeros(1, 20, dtype=torch.long))
     with pytest.raises(TypeError, match="this model takes no input 'num_hashes'"):
         model(input_ids=ids[:, :20], num_hashes=2)
+
+
+def test_rows_fit_the_chunks_of_layers_that_are_left_out() -> None:
+    """As published: the chunks of all layers that the config names, of which fewer may be built."""
+    sizes = {"attn_layers": ["local", "lsh"], "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 16}
+    config = {"architectures": ["ReformerForMaskedLM"], "is_decoder": False, **sizes}
+    whole, one = (families.find("reformer").read({**config, "num_hidden_layers": depth}) for depth in (2, 1))
+    for spec in (whole, one):
+        assert {part.multiple for _, part in walk(spec) if isinstance(part, ChunkAttention)} == {16}
+    assert one.encoder.depth == 1

@@ -105,6 +105,22 @@ def test_what_stands_in_a_table_decides(place: Path) -> None:
     assert type(from_table("films.jsonl", None, ["sentence"]).objective).__name__ == "NextToken"
 
 
+def test_a_model_of_numbers_gives_numbers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not the probabilities that a single label would have, here or in the exported files."""
+    rows = [{"text": "good " * n + "bad " * (6 - n), "stars": 10.5 * n} for n in range(7)] * 6
+    Path("stars.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    few = ("--set", "steps=30", "--set", "model.encoder.depth=1", "--set", "optimizer.lr=0.01", "--device", "cpu")
+    assert cli.main(["train", "--jsonl", "stars.jsonl", "--label", "stars", *few]) == 0
+    (found,) = af.tasks.classify("runs/stars", "good good good good good good")
+    model, tokenizer = af.load("runs/stars"), af.processor("runs/stars")
+    logit = float(model(**tokenizer("good good good good good good")).logits)
+    assert found["score"] == pytest.approx(logit) and logit > 1
+    assert cli.main(["convert", "runs/stars", "exported", "--format", "hf"]) == 0
+    assert json.loads(Path("exported/config.json").read_text())["problem_type"] == "regression"
+    assert cli.main(["train", "--jsonl", "stars.jsonl", "--label", "stars", "--label", "text"]) == 2
+    assert "--label is given twice" in capsys.readouterr().err
+
+
 def test_other_models(place: Path) -> None:
     spec = families.find("gpt2").read({"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 300, "n_positions": 64})
     af.save(af.build(spec), place / "gpt", format="hf")

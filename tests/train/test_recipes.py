@@ -10,6 +10,7 @@ import torch
 
 import anyformer as af
 from anyformer.data import Arrays, Data, First, TrainedBPE
+from anyformer.objectives.match import caption
 from anyformer.recipes import recipe
 from anyformer.specs.codec import override
 from anyformer.specs.part import walk
@@ -262,3 +263,12 @@ def test_adapters_are_trained_alone_and_resumed(published: Path, tmp_path: Path,
     theirs = af.load(published).state_dict()[name]
     assert torch.equal(whole.model.state_dict()[name], theirs)
     assert not torch.equal(af.load(tmp_path / "whole").state_dict()[name], theirs)
+
+
+@pytest.mark.parametrize("name", ["shapes", "emoji"])
+def test_captions_end_in_their_tokenizer_as_in_training(name: str, tmp_path: Path) -> None:
+    """CLIP's text speaks through its end: without one every text would have the vector of its first token."""
+    run = recipe(name, str(tmp_path))
+    tokenizer = run.vocabulary.replace(size=270).make(["a red star", "a blue ring"] * 20, tmp_path / "tokenizer")
+    ids = tokenizer.core.encode("a red star").ids
+    assert ids[-1] == tokenizer.eos_token_id and caption("a red star", tokenizer).tolist() == ids

@@ -99,8 +99,9 @@ def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, Any], dict[st
     names = None if options.metrics is None else [name for name in options.metrics.split(",") if name]
     names = [] if names == ["none"] else names
     if options.recipe is None and not (home / "run.json").is_file():
-        where = "" if home.exists() else f" ({options.model} is not a folder here)"
-        raise ValueError(f"give a recipe: MODEL is not the folder of a run{where}, so its data is unknown")
+        if not home.exists() and not hub.in_cache(options.model):
+            raise ValueError(hub.no_such_folder(options.model))
+        raise ValueError("give a recipe: MODEL is not the folder of a run, so its data is unknown")
     options.recipe = options.recipe or str(home)
     description, _ = find_run(options.recipe, options.data, options.set)
     with spinner(f"reading {options.model}"):

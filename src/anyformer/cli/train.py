@@ -39,6 +39,15 @@ GO_WITH = {  # a flag -> the kinds of data that it is about
 }
 
 
+class Once(argparse.Action):
+    """A flag whose second value would silently replace the first."""
+
+    def __call__(self, parser: Any, namespace: Any, value: Any, flag: str | None = None) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{flag} is given twice, and there can be one")
+        setattr(namespace, self.dest, value)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="a recipe, a run.json, or a run's folder")
     parser.add_argument("--text", metavar="PATH", help="train a language model on a text file or a folder of them")
@@ -46,8 +55,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jsonl", metavar="FILE", help="train on this file of JSON lines; see --label")
     parser.add_argument("--images", metavar="DIR", help="train an image classifier on a folder with a folder per class")
     parser.add_argument("--tags", metavar="FILE", help="train a tagger of words: CoNLL columns, or JSON lines")
-    parser.add_argument("--label", metavar="COLUMN", help="column to predict; with --tags a name, or a number from 1")
-    parser.add_argument("--target", metavar="COLUMN", help="column of texts to write, such as translations")
+    parser.add_argument(
+        "--label", metavar="COLUMN", action=Once, help="column to predict; with --tags a name, or a number from 1"
+    )
+    parser.add_argument(
+        "--target", metavar="COLUMN", action=Once, help="column of texts to write, such as translations"
+    )
     parser.add_argument(
         "--column",
         metavar="COLUMN",

@@ -246,13 +246,15 @@ def count(spec: Model) -> Count:
     parts: dict[str, int] = {}
     modules: list[tuple[str, nn.Module]] = []
     owners = {owner for _, owner in spec.ties}
-    seen, idle, experts, tables, fixed = set(), 0, 0, 0, 0
+    seen: set[Any] = set()
+    idle, experts, tables, fixed = 0, 0, 0, 0
     for address, module, copy in walk_modules(model):
         computed = module.computed_tensors() if isinstance(module, ComputesTensors) else ()
         formulas = {f"{address}.{name}" for name in computed}
         for name, parameter in module.named_parameters(address, recurse=False, remove_duplicate=False):
-            if (copy, id(parameter)) not in seen and not spec.owner_of(name):
-                seen.add((copy, id(parameter)))
+            place = (copy, id(module), name.rpartition(".")[2])  # one module stands for all layers alike, tied or not
+            if place not in seen and not spec.owner_of(name):
+                seen.add(place)
                 if name in formulas:
                     fixed += parameter.numel()
                     continue

@@ -163,9 +163,9 @@ class ParallelText(Source):
 class Columns(Files):
     """A word a line with its columns, an empty line between sentences (CoNLL): each sentence is one example, of lists.
 
-    `fields` says which column is what, from 0, or from -1 backwards; lines with `comment` before are passed over. Where
-    the first column is the `numbered` place of a word (CoNLL-U), lines for several words (1-2) and for none (8.1) are
-    passed over, too."""
+    `fields` says which column is what, from 0, or from -1 backwards; lines with `comment` before, and those that begin
+    a document (-DOCSTART-), are passed over. Where the first column is the `numbered` place of a word (CoNLL-U), lines
+    for several words (1-2) and for none (8.1) are passed over, too."""
 
     fields: Mapping[str, int] = Table({"words": 0, "tags": -1})
     comment: str | None = None
@@ -188,7 +188,7 @@ class Columns(Files):
         for number, line, unread in chain(lines(file, self.encoding), [TextLine(0, "")]):
             if line is None:
                 problem = problem or f"line {number} is {unread}"
-            elif self.comment is not None and line.startswith(self.comment):
+            elif line.startswith("-DOCSTART-") or (self.comment is not None and line.startswith(self.comment)):
                 continue
             elif line.strip():
                 begin = begin if words or problem else number

@@ -86,8 +86,8 @@ def check(c: Config) -> None:
         raise ValueError(f"is_decoder is false, and {WRITES} writes: set it, or load ReformerForMaskedLM")
     if c.is_decoder and c.architecture == "ReformerForMaskedLM":
         raise ValueError(f"is_decoder is true, and ReformerForMaskedLM sees both sides: load {WRITES}")
-    for name in dict.fromkeys(layer_names(c)):
-        if writes and getattr(c, f"{name}_num_chunks_after"):
+    for name in dict.fromkeys(layers):
+        if writes and name in layer_names(c) and getattr(c, f"{name}_num_chunks_after"):
             raise ValueError(f"{name}_num_chunks_after is above 0: a model that writes looks at no chunk behind")
         length = getattr(c, f"{name}_attn_chunk_length")
         if type(length) is not int or length < 1:
@@ -97,7 +97,7 @@ def check(c: Config) -> None:
 def arrange(spec: EncoderModel, attn_layers: Any, c: Config) -> Model:
     """The layers that a config names. Rows are made so long that all of their chunks fit."""
     names, stack, kinds = layer_names(c), value_at(spec, "encoder"), {}
-    rows = math.lcm(*(getattr(c, f"{name}_attn_chunk_length") for name in names))
+    rows = math.lcm(*(getattr(c, f"{name}_attn_chunk_length") for name in {*c.attn_layers}))  # also of layers left out
     for name in sorted({*names}):
         changes = {"causal": c.is_decoder, "multiple": rows, "loose": c.architecture == WRITES}
         if name == "local" and c.is_decoder and c.local_num_chunks_before < 2 and not c.local_num_chunks_after:

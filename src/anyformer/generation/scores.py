@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.generation.options import Settings, as_list
+from anyformer.specs.messages import quote
 
 Step = Callable[[Tensor, Tensor], Tensor]
 NEVER = -math.inf
@@ -155,6 +156,8 @@ def keep_allowed(ids: Tensor, scores: Tensor, choose: Choose, num_beams: int, pa
         tokens = choose(row // num_beams, ids[row])
         if not len(tokens):
             raise ValueError(f"prefix_allowed_tokens_fn allows no token for row {row // num_beams}")
+        if not 0 <= min(tokens) <= max(tokens) < scores.shape[1]:
+            raise ValueError(f"prefix_allowed_tokens_fn allows {quote(tokens)}; there are {scores.shape[1]} tokens")
         out[row, tokens] = scores[row, tokens]
     return out
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -96,6 +97,8 @@ def trace(
     finally:
         for handle in handles:
             handle.remove()
+    if silent := listener.unreached:
+        warnings.warn(f"{', '.join(silent)}: not run by itself here, so nothing was kept or changed", stacklevel=2)
     return Trace(output, listener.kept, model, inputs, change or {})
 
 
@@ -106,8 +109,8 @@ def addresses(model: TransformerModule) -> list[str]:
     for address, module in model.named_modules():
         if getattr(module, "silent", False):
             mute = (*mute, f"{address}.")
-        elif address and not address.startswith(mute) and not isinstance(module, nn.ModuleList | nn.ParameterDict):
-            names[address] = None
+        elif address and not address.startswith(mute) and type(module).forward is not nn.Module.forward:
+            names[address] = None  # what has no forward pass, such as a list of modules, gives no value
     return list(names | dict.fromkeys(model.shows))
 
 
@@ -119,6 +122,7 @@ class Tracer:
         for pattern in (*keep, *change):
             if not any(matches(pattern, address) for address in known):
                 raise ValueError(f"no address matches {quote(pattern)}; {nearest(pattern, known)}")
+        self.by_name = [address for address in known if address in {*keep, *change}]
         self.keeping = {address for address in known if any(matches(pattern, address) for pattern in keep)}
         self.changes = {
             address: [function for pattern, function in change.items() if matches(pattern, address)]
@@ -126,6 +130,11 @@ class Tracer:
         }
         self.kept: dict[str, list[Tensor]] = {}
         self.passes: Counter[str] = Counter()
+
+    @property
+    def unreached(self) -> list[str]:
+        """Addresses that were asked for by their full names, and of which the run showed nothing."""
+        return [address for address in self.by_name if not self.passes[address]]
 
     def wants(self, address: str) -> bool:
         return address in self.keeping or bool(self.changes.get(address))

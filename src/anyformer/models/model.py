@@ -15,6 +15,7 @@ from anyformer.parts.head.base import Head
 from anyformer.parts.head.language import LMHead, VocabularyOutput
 from anyformer.parts.init import Initializer, initialise, is_within, owner_of
 from anyformer.specs.addresses import value_at
+from anyformer.specs.checks import at_least
 from anyformer.specs.part import Part, Site, Table, parts_seeing_ahead, tree, walk
 from anyformer.specs.part_errors import error_origin
 from anyformer.specs.services import service
@@ -88,6 +89,7 @@ class Model(Part):
     def check(self) -> None:
         if self.width < 1:
             raise ValueError(f"{type(self).__name__}.width is {self.width}")
+        at_least(self, 1, "length")
         parts = [part for _, part in walk(self)]
         layers = sum(part.depth for part in parts if isinstance(part, Stack))
         if layers > 10_000:  # a hostile file must not keep a machine busy for hours
@@ -149,7 +151,11 @@ class Model(Part):
         """Parts that share all that they hold are described alike."""
         if len({name for name, _ in self.ties}) < len(self.ties):
             raise ValueError("ties: a parameter shares the storage of one other, and here one stands twice")
-        for name, owner in self.ties:
+        for number, (name, owner) in enumerate(self.ties):
+            if any(is_within(owner, tied) or is_within(tied, owner) for tied, _ in self.ties[number:]):
+                raise ValueError(
+                    f"ties: {name} is tied to {owner}, which is tied itself: tie both to the one that is not"
+                )
             try:
                 tied, shared = value_at(self, name), value_at(self, owner)
             except ValueError:

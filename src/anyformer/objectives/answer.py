@@ -37,7 +37,10 @@ class Answer(Objective):
         at_least(self, 1, "question_length")
         at_least(self, 0, "stride")
         if self.length <= self.question_length + self.stride:
-            raise ValueError(f"Answer: a question and a stride of {self.stride} leave no room in {self.length} tokens")
+            raise ValueError(
+                f"Answer: question_length={self.question_length} and stride={self.stride} leave no room in"
+                f" {self.length} tokens"
+            )
 
     @property
     def columns(self) -> tuple[str, ...]:

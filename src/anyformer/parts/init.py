@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from anyformer.parts.base import HasDepth
 from anyformer.parts.computed import ComputesTensors
+from anyformer.specs.checks import at_least
 from anyformer.specs.part import Part, walk
 
 
@@ -35,6 +36,9 @@ class Normal(Initializer, called=("Gaussian",)):
     std: float
     mean: float = 0.0
     residual: bool = False  # divided by sqrt(2 depth), since each of 2 depth branches adds its variance (GPT-2)
+
+    def check(self) -> None:
+        at_least(self, 0, "std")
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
         std = self.std / math.sqrt(2 * depth) if self.residual else self.std

@@ -51,7 +51,7 @@ def run(data: str = "data") -> Run:
             valid=Held(source=pairs(data), one_in=10, out=True),
         ),
         objective=MatchImage(image_size=(32, 32), flip=0.5, shift=3, length=LENGTH),
-        vocabulary=TrainedBPE(size=2048),
+        vocabulary=TrainedBPE(size=2048, end="eos_token"),
         optimizer=AdamW(lr=5e-4, weight_decay=0.1),
         schedule=Cosine(warmup=100, floor=0.01),
         batch=Batch(examples=512),

@@ -43,7 +43,7 @@ def run(data: str = "data") -> Run:
         model=families.find("clip").read({"text_config": TEXT, "vision_config": IMAGE, "projection_dim": 96}),
         data=Data(train=pairs(data, 0), valid=pairs(data, 1)),
         objective=MatchImage(image_size=(32, 32), length=LENGTH),
-        vocabulary=TrainedBPE(size=WORDS),
+        vocabulary=TrainedBPE(size=WORDS, end="eos_token"),
         optimizer=AdamW(lr=1e-3, weight_decay=0.1),
         schedule=Cosine(warmup=50, floor=0.01),
         batch=Batch(examples=64),

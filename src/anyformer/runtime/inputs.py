@@ -44,6 +44,8 @@ def check_given(inputs: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
             continue
         if not isinstance(value, Tensor):
             raise ValueError(f"{name} is a tensor, got a {type(value).__name__}; torch.tensor(...) makes one")
+        if value.dim() > 1 and not len(value):
+            raise ValueError(f"{name} has no rows: {tuple(value.shape)}")
         if kind == "integers" and value.dtype not in (torch.long, torch.int):
             raise ValueError(f"{name} are whole numbers (int64 or int32), got {value.dtype}")
         if kind == "floats" and not value.is_floating_point():

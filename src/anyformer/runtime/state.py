@@ -374,6 +374,16 @@ class State:
     def rows(self) -> int:
         return max(tensor.shape[0] for tensor in self.tensors())
 
+    def check_rows(self, rows: int) -> None:
+        """ValueError where it holds other texts than these."""
+        if isinstance(self.past, Tensor):
+            held = len(self.past)
+        else:
+            first = next((store for store in self.stores.values() if store.tensors), None) if self.past else None
+            held = rows if first is None else len(next(iter(first.tensors.values())))
+        if held != rows:
+            raise ValueError(f"past_key_values holds {held} texts, got tokens of {rows}")
+
     @property
     def nbytes(self) -> int:
         """Of all that is held."""

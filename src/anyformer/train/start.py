@@ -28,9 +28,11 @@ from anyformer.inputs.text import Tokenizer, check_vocabulary_size
 from anyformer.kernels import hardware
 from anyformer.models import Model, TransformerModule, position_limit
 from anyformer.models.construct import build, skeleton
+from anyformer.objectives.classify import Classify
 from anyformer.objectives.objective import Objective
 from anyformer.parts.diffusion import NoisyEmbedding
 from anyformer.parts.embedding.text import TextEmbedding
+from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.pool import Pool
 from anyformer.specs.codec import override, to_json
 from anyformer.specs.part import Table, thaw, walk
@@ -343,6 +345,8 @@ def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
         model = build(with_special_tokens(run.model, tokenizer), seed=run.seed)
         run.objective.initialize(model)
     name_labels(model, labels)
+    if isinstance(model.spec.head, ClassifyHead) and isinstance(run.objective, Classify) and not labels:
+        model.spec, model.head.problem = override(model.spec, {"head.problem": "regression"}), "regression"
     for part in (part for _, part in walk(run.objective) if isinstance(part, Objective)):
         model.spec = model.spec.replace(source=Table({**model.spec.source, **part.source_fields}))
     check_vocabulary_size(model, tokenizer)

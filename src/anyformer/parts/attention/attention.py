@@ -105,7 +105,7 @@ class Attention(
 
     def check(self) -> None:
         at_least(self, 1, "num_heads", "num_kv_heads", "head_width", "value_width", "memory_width")
-        positive(self, "softcap")
+        positive(self, "softcap", "scale")
         chance(self, "dropout")
         if self.num_heads % (self.num_kv_heads or self.num_heads):
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")

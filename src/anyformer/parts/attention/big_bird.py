@@ -59,6 +59,11 @@ class BlockTextEmbedding(TextEmbedding, sees="itself"):
     block_size: int
     random_blocks: int
 
+    def check(self) -> None:
+        super().check()
+        at_least(self, 1, "block_size")
+        at_least(self, 0, "random_blocks")
+
     def build(self, site: Site) -> nn.Module:
         return BlockTextEmbeddingModule(self, site)
 

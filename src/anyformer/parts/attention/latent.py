@@ -22,7 +22,7 @@ from anyformer.runtime.context import Context
 from anyformer.runtime.mask import FULL, Mask
 from anyformer.runtime.state import PerToken
 from anyformer.runtime.taps import MIXER, Declared, Listener, through
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.checks import at_least, chance, positive
 from anyformer.specs.part import Site
 
 
@@ -44,6 +44,7 @@ class LatentAttention(Op, sees="past", called=("MLA", "multi-head latent attenti
 
     def check(self) -> None:
         at_least(self, 1, "num_heads", "rank", "head_width", "turned_width", "value_width", "query_rank")
+        positive(self, "scale")
         chance(self, "dropout")
         if isinstance(self.position, InputRope):
             raise ValueError("LatentAttention turns queries and keys, not what they are projected from: use Rope")

@@ -25,7 +25,8 @@ class ConvolutionModule(Op, sees="all", called=("Conformer", "depthwise convolut
     norm: Norm | RowNorm = BatchNorm()
     bias: bool = False
     causal: bool = False  # taps look back only
-    masked: bool = False  # pads are zero for the taps; otherwise they reach the frames beside them, as first published
+    masked: bool = False  # pads are zero for the taps, as always if causal; otherwise they reach frames beside them, as
+    # first published
 
     def check(self) -> None:
         at_least(self, 1, "kernel")
@@ -57,7 +58,7 @@ class ConvolutionModuleModule(nn.Module):
         self.padding = (part.kernel - 1, 0) if part.causal else ((part.kernel - 1) // 2, part.kernel // 2)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        x, real = F.glu(self.gate(x), dim=-1), ctx.tokens if self.part.masked else None
+        x, real = F.glu(self.gate(x), dim=-1), ctx.tokens if self.part.masked or self.part.causal else None
         if real is not None:
             x = x.masked_fill(~real[..., None], 0)
         taps = depthwise(x, self.taps.weight, self.taps.bias, self.padding, ctx.documents)

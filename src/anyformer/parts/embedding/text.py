@@ -237,6 +237,8 @@ def text_context(
     past = 0 if state is None else state.past
     if state is not None and state.capacity is not None and not is_recording() and state.length + T > state.capacity:
         raise ValueError(f"past_key_values has room for {state.capacity} tokens: {T} after {state.length} do not fit")
+    if state is not None and not is_recording():
+        state.check_rows(B)
     index = places(T, device)
     if not isinstance(past, int) or past:
         index = index + (past if isinstance(past, int) else past[:, None])

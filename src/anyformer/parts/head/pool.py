@@ -91,6 +91,8 @@ class PoolModule(nn.Module):
             if ids is None:
                 raise ValueError("give input_ids: the vector of a text is that of the token at its end")
             found = ids if self.part.take == "highest" else (ids == self.part.token).int()
+            if ctx.tokens is not None:  # a pad may look like the end
+                found = found.masked_fill(~ctx.tokens, -1)
             x = x[torch.arange(x.shape[0], device=x.device), found.argmax(-1)]
         elif self.part.take == "token":
             x = x[torch.arange(x.shape[0], device=x.device), self.token_position(x, ctx, inputs)]

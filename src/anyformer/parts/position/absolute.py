@@ -86,7 +86,8 @@ class LearnedModule(nn.Embedding):
                 x = super().forward(positions + self.offset if self.offset else positions)
             except IndexError:
                 check_positions(positions, self.length)
-                raise
+                first = int(positions.min())
+                raise ValueError(f"position {first} is before the first learned one; position_ids start at 0") from None
         return F.dropout(x, self.dropout) if self.dropout and self.training else x
 
 

@@ -43,6 +43,9 @@ class StepWeight(Initializer):
     scale: float = 1.0
     scheme: Literal["random", "constant"] = "random"
 
+    def check(self) -> None:
+        at_least(self, 0, "scale")
+
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
         bound = self.scale / math.sqrt(tensor.shape[1])
         if self.scheme == "constant":
