@@ -142,6 +142,9 @@ def test_what_is_not_given_by_name(make: Any, line: str) -> None:
 def test_nearest() -> None:
     assert nearest("widht", ["width", "depth"]) == "did you mean 'width'?"
     assert nearest("qwen2", ["swinv2", "bert"]) == "valid: bert, swinv2"  # two letters and a digit make nothing close
+    assert nearest("T5", ["bert", "t5"]) == nearest("t-5", ["bert", "t5"]) == "did you mean 't5'?"
+    assert nearest("bert-base-uncased", ["xlnet-base-cased", "bert-base", "bert"]) == "did you mean 'bert-base'?"
+    assert nearest("switch", ["swin", "switch_transformers"]) == "did you mean 'switch_transformers'?"
     assert nearest("zzz", map(str, range(42))).endswith(" and 2 more")
     assert nearest("zzz", ["b", "a"]) == "valid: a, b" and nearest("zzz", []) == "nothing is valid here"
 

@@ -33,13 +33,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error message: the closest valid name, or all of them where nothing is close."""
     known = sorted(map(str, known))
     name = str(name)[:100]
-    plainly = {plain(each): each for each in reversed(known)}
-    begun = [each for each in plainly if len(plain(name)) > 2 and each.startswith(plain(name))]
+    plainly, wanted = {plain(each): each for each in reversed(known)}, plain(name)
+    longer = sorted((each for each in plainly if len(wanted) > 2 and each.startswith(wanted)), key=len)
+    shorter = sorted((each for each in plainly if len(each) > 3 and wanted.startswith(each)), key=len, reverse=True)
     # below 0.6, "qwen2" is like "swinv2"
-    close = begun or difflib.get_close_matches(plain(name), plainly, n=1, cutoff=0.6)
-    close = close or [each for each in plainly if len(plain(name)) > 2 and plain(name) in each]
+    close = longer or shorter or difflib.get_close_matches(wanted, plainly, n=1, cutoff=0.6)
+    close = close or [each for each in plainly if len(wanted) > 2 and wanted in each]
     if close:
-        return f"did you mean {quote(plainly[min(close, key=len)])}?"
+        return f"did you mean {quote(plainly[close[0]])}?"
     more = f" and {len(known) - 40} more" if len(known) > 40 else ""
     shown = ", ".join(shorten(each, 100) for each in known[:40])
     return f"valid: {shown}{more}" if known else "nothing is valid here"

@@ -139,7 +139,7 @@ class Trainer:
         self.steps = run.steps  # the last one; a Deadline moves it
         self.seconds = self.clock = 0.0
         self.best: float | None = None
-        self.score: float | None = None  # of the weights as they are now
+        self.score: float | None = None  # of the weights as they are now; the lower the better
         self.last: StepResult | None = None
         self.splits: Any = None  # the prepared data, for reports
         self.epochs: Callable[[int], dict[str, float]] = lambda steps: {}  # of each source of a mixture
