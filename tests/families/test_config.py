@@ -231,3 +231,20 @@ def test_fields_of_other_classes_are_checked(family: str, field: dict[str, Any],
     with pytest.raises(ValueError) as refused:
         families.find(family).read(field)  # of a classifier, or a language model
     assert str(refused.value).startswith(f"{family} config: {why}")
+
+
+def test_how_weights_would_start_does_not_stop_an_export() -> None:
+    """CLIP's and wav2vec 2.0's depend on the depth: a description with another depth keeps the old ones."""
+    clip = af.override(af.spec("clip-b32"), {"text.encoder.depth": 2})
+    config = families.find("clip").write(clip)
+    assert (
+        config["text_config"]["num_hidden_layers"] == 2
+        and clip.text.init != families.find("clip").read(config).text.init
+    )
+    assert families.find("wav2vec2").write(af.override(af.spec("wav2vec2-base"), {"encoder.depth": 3}))
+
+
+def test_a_refused_export_names_where_the_descriptions_part() -> None:
+    cut = af.override(af.spec("deepseek-v2-lite"), {"decoder.depth": 12})
+    with pytest.raises(ValueError, match=r"decoder\.pattern is \('dense', .* there"):
+        families.find("deepseek_v2").write(cut)

@@ -33,7 +33,7 @@ from anyformer.families.base.fields import (
 )
 from anyformer.families.base.template import Class, Config, Weights, complete, fill, rules_of
 from anyformer.models import Model
-from anyformer.specs.addresses import edit
+from anyformer.specs.addresses import edit, with_values
 from anyformer.specs.messages import nearest, quote, shorten
 from anyformer.specs.part import Part, Table, thaw, walk
 from anyformer.weights.pieces import STEMS
@@ -289,14 +289,18 @@ class Family:
             **kept,
         }
         inert = {n: v for n, v in kept.items() if not isinstance(self.all_fields.get(n), Field)}
-        found = []
+        found, trained = [], None
         for config in ({**recovered, **kept}, {**kept, **recovered}, {**recovered, **inert}):
             named = {"architectures": [spec.architecture], "model_type": self.name}
             config = {**({"_class_name": spec.architecture} if self.library == "diffusers" else named), **config}
             again = self._read(config)
             if again.replace(source={}, note="") == spec.replace(source={}, note=""):
                 return config
+            if trained is None and as_trained(again) == as_trained(spec):
+                trained = config
             found.append(differences(spec, again))
+        if trained is not None:
+            return trained
         kinds, values = min(found, key=lambda each: (len(each[0]), len(each[1])))
         why = next(iter((*kinds, *values)), "the descriptions differ")
         raise ValueError(
@@ -322,6 +326,13 @@ class Family:
 FREE = ("source", "note")  # what a description may have of its own
 
 
+def as_trained(spec: Model) -> Model:
+    """Without how its weights start, which may depend on the depth and says nothing of those that it has."""
+    models = [path for path, part in walk(spec) if isinstance(part, Model)]
+    plain = with_values(spec, {f"{path}.init" if path else "init": Table({}) for path in models})
+    return plain.replace(source={}, note="")
+
+
 def differences(a: Part, b: Part) -> tuple[list[str], list[str]]:
     """Where two descriptions part, by address: other kinds of Part, and other values."""
     kinds, values = [], []
@@ -336,11 +347,15 @@ def differences(a: Part, b: Part) -> tuple[list[str], list[str]]:
         for name, value in part.items():
             if value is None and isinstance(theirs.get(name), Part):
                 kinds.append(f"{path}.{name} is nothing, and {_a(theirs[name])} there")
-            elif not isinstance(value, (Part, Table, tuple)) and value != theirs.get(name) and name not in FREE:
+            elif not holds_parts(value) and value != theirs.get(name) and name not in FREE:
                 if not isinstance(theirs.get(name), Part):
-                    stored = quote(theirs.get(name))
-                    values.append(f"{path + '.' if path else ''}{name} is {quote(value)}, and {stored} there")
+                    stored = quote(theirs.get(name), 80)
+                    values.append(f"{path + '.' if path else ''}{name} is {quote(value, 80)}, and {stored} there")
     return kinds, values
+
+
+def holds_parts(value: Any) -> bool:
+    return isinstance(value, (Part, Table)) or (isinstance(value, tuple) and any(isinstance(v, Part) for v in value))
 
 
 def _a(part: Part | None) -> str:
