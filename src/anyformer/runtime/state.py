@@ -307,6 +307,7 @@ class State:
         self.stores = stores
         self.past = past  # of every row, pads counted, where growing; of each (B,) where static
         self.capacity = capacity
+        self.texts: int | None = None  # rows of the last tokens; None: not known
         self.padding: Tensor | None = None  # (B, past) where growing, (B, capacity) where static; None: all are real
         self.behind: Tensor | None = None  # (B,) while a step is taken: pads that its tokens end in
         self.realigned = False  # whether such pads were moved before their rows, which all end at the last column again
@@ -376,13 +377,10 @@ class State:
 
     def check_rows(self, rows: int) -> None:
         """ValueError where it holds other texts than these."""
-        if isinstance(self.past, Tensor):
-            held = len(self.past)
-        else:
-            first = next((store for store in self.stores.values() if store.tensors), None) if self.past else None
-            held = rows if first is None else len(next(iter(first.tensors.values())))
-        if held != rows:
+        held = len(self.past) if isinstance(self.past, Tensor) else self.texts if self.past else None
+        if held is not None and held != rows:
             raise ValueError(f"past_key_values holds {held} texts, got tokens of {rows}")
+        self.texts = rows
 
     @property
     def nbytes(self) -> int:
@@ -405,6 +403,7 @@ class State:
         for store in self.stores.values():
             if not (same_memory and isinstance(store, Made)):
                 store.reorder(rows)
+        self.texts = len(rows)
         for name in PER_ROW[:2] if same_memory else PER_ROW:
             value = getattr(self, name)
             if isinstance(value, Tensor):
@@ -440,7 +439,7 @@ class State:
         """A copy that goes its own way: two texts after one prompt."""
         stores = {address: store.fork() for address, store in self.stores.items()}
         copy, static = State(stores, past=self.past, capacity=self.capacity), self.capacity is not None
-        copy.realigned = self.realigned
+        copy.realigned, copy.texts = self.realigned, self.texts
         for name in PER_ROW:
             value = getattr(self, name)
             setattr(copy, name, value.clone() if static and isinstance(value, Tensor) else value)
@@ -482,7 +481,7 @@ class State:
         if any(state.length == 0 for state in states):
             raise ValueError("an empty state has no rows to concatenate")
         out = states[0].fork()
-        out.past = max(state.length for state in states)
+        out.past, out.texts = max(state.length for state in states), None
         for address, store in out.stores.items():
             store.join([state.stores[address] for state in states[1:]])
         device = next(out.tensors()).device

@@ -91,8 +91,9 @@ class PoolModule(nn.Module):
             if ids is None:
                 raise ValueError("give input_ids: the vector of a text is that of the token at its end")
             found = ids if self.part.take == "highest" else (ids == self.part.token).int()
-            if ctx.tokens is not None:  # a pad may look like the end
-                found = found.masked_fill(~ctx.tokens, -1)
+            if ctx.tokens is not None:  # a pad before the text may look like its end
+                before = torch.arange(ids.shape[1], device=x.device) < leading_pads(ctx.tokens)
+                found = found.masked_fill(before, -1)
             x = x[torch.arange(x.shape[0], device=x.device), found.argmax(-1)]
         elif self.part.take == "token":
             x = x[torch.arange(x.shape[0], device=x.device), self.token_position(x, ctx, inputs)]
