@@ -100,7 +100,7 @@ def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, Any], dict[st
     names = [] if names == ["none"] else names
     if options.recipe is None and not (home / "run.json").is_file():
         if not home.exists() and not hub.in_cache(options.model):
-            raise ValueError(hub.no_such_folder(options.model))
+            raise ValueError(f"{hub.no_such_folder(options.model)}; with a hub id, give a recipe too")
         raise ValueError("give a recipe: MODEL is not the folder of a run, so its data is unknown")
     options.recipe = options.recipe or str(home)
     description, _ = find_run(options.recipe, options.data, options.set)

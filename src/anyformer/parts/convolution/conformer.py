@@ -25,8 +25,7 @@ class ConvolutionModule(Op, sees="all", called=("Conformer", "depthwise convolut
     norm: Norm | RowNorm = BatchNorm()
     bias: bool = False
     causal: bool = False  # taps look back only
-    masked: bool = False  # pads are zero for the taps, as always if causal; otherwise they reach frames beside them, as
-    # first published
+    masked: bool = False  # pads are zero for the taps, always if causal; else they reach frames beside them (published)
 
     def check(self) -> None:
         at_least(self, 1, "kernel")
