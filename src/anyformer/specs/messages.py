@@ -36,9 +36,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     plainly, wanted = {plain(each): each for each in reversed(known)}, plain(name)
     longer = sorted((each for each in plainly if len(wanted) > 2 and each.startswith(wanted)), key=len)
     shorter = sorted((each for each in plainly if len(each) > 3 and wanted.startswith(each)), key=len, reverse=True)
-    # below 0.6, "qwen2" is like "swinv2"
-    close = longer or shorter or difflib.get_close_matches(wanted, plainly, n=1, cutoff=0.6)
-    close = close or [each for each in plainly if len(wanted) > 2 and wanted in each]
+    almost = difflib.get_close_matches(wanted, plainly, n=1, cutoff=0.6)  # below that, "qwen2" is like "swinv2"
+    slips = difflib.get_close_matches(wanted, almost, n=1, cutoff=0.8)
+    close = longer or slips or shorter or almost or [each for each in plainly if len(wanted) > 2 and wanted in each]
     if close:
         return f"did you mean {quote(plainly[close[0]])}?"
     more = f" and {len(known) - 40} more" if len(known) > 40 else ""
