@@ -441,3 +441,22 @@ def test_inputs_without_rows_and_places_before_the_first() -> None:
 def test_causal_convolutions_see_no_pads() -> None:
     part = af.parts.ConvolutionModule(kernel=3, norm=af.parts.LayerNorm(), causal=True)
     assert af.check(part)["padding"].result == "passed"
+
+
+def test_a_trace_says_where_nothing_ran() -> None:
+    """An LSTM reads the weights of its gates itself."""
+    model = af.build(af.override(plain(), {"decoder.layers.attention.op": {"kind": "LSTM"}}), seed=0).eval()
+    gates = "decoder.layers.0.attention.op.gates"
+    with pytest.warns(UserWarning, match=f"{gates}: not run by itself here"):
+        assert gates not in af.trace(model, keep=[gates], input_ids=text())
+    position = {"kind": "Summed", "parts": [{"kind": "Learned", "length": 32}]}
+    model = af.build(af.override(plain(), {"embedding.position": position}), seed=0).eval()
+    with pytest.raises(ValueError, match="no address matches 'embedding.position'"):  # it has no forward pass
+        af.trace(model, keep=["embedding.position"], input_ids=text())
+    assert af.trace(model, keep=["embedding.position.parts.0"], input_ids=text())
+
+
+def test_allowed_tokens_are_tokens() -> None:
+    model = af.build(plain(), seed=0).eval()
+    with pytest.raises(ValueError, match=r"prefix_allowed_tokens_fn allows \[999\]"):
+        af.generate(model, input_ids=text(), max_new_tokens=2, prefix_allowed_tokens_fn=lambda row, ids: [999])
