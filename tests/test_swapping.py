@@ -447,7 +447,7 @@ def test_a_trace_says_where_nothing_ran() -> None:
     """An LSTM reads the weights of its gates itself."""
     model = af.build(af.override(plain(), {"decoder.layers.attention.op": {"kind": "LSTM"}}), seed=0).eval()
     gates = "decoder.layers.0.attention.op.gates"
-    with pytest.warns(UserWarning, match=f"{gates}: not run by itself here"):
+    with pytest.warns(UserWarning, match=f"{gates}: not reached in this run"):
         assert gates not in af.trace(model, keep=[gates], input_ids=text())
     position = {"kind": "Summed", "parts": [{"kind": "Learned", "length": 32}]}
     model = af.build(af.override(plain(), {"embedding.position": position}), seed=0).eval()

@@ -243,7 +243,7 @@ def test_inputs_that_are_refused() -> None:
 
 
 def test_rows_fit_the_chunks_of_layers_that_are_left_out() -> None:
-    """As published: the chunks of all layers that the config names, of which fewer may be built."""
+    """The published class counts the chunks of every layer in attn_layers, even those it does not build."""
     sizes = {"attn_layers": ["local", "lsh"], "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 16}
     config = {"architectures": ["ReformerForMaskedLM"], "is_decoder": False, **sizes}
     whole, one = (families.find("reformer").read({**config, "num_hidden_layers": depth}) for depth in (2, 1))

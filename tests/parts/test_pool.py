@@ -21,5 +21,5 @@ def test_pads_on_the_left_do_not_speak_for_a_text(end: int, pad: int) -> None:
     text = torch.tensor([[7, 30, 12, 9, 4 if end == 4 else 59]])
     padded = torch.cat((torch.full((1, 3), pad), text), dim=1)
     alone = model(input_ids=text).pooler_output
-    beside = model(input_ids=padded, attention_mask=torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])).pooler_output
-    torch.testing.assert_close(beside, alone, atol=1e-5, rtol=1e-5)
+    left_padded = model(input_ids=padded, attention_mask=torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])).pooler_output
+    torch.testing.assert_close(left_padded, alone, atol=1e-5, rtol=1e-5)

@@ -67,17 +67,18 @@ def find_kinds(name: str | None) -> tuple[list[dict[str, Any]], bool] | None:
 
 def read_config_fields() -> dict[str, str]:
     """Every field of a published config.json that we know, and the families that read it."""
-    return json.loads(PARTS.read_text(encoding="utf-8"))["config fields"][0]
+    rows = json.loads(PARTS.read_text(encoding="utf-8"))["config fields"]
+    return {row["name"]: row["read by"] for row in rows}
 
 
-def collect_config_fields() -> dict[str, str]:
+def collect_config_fields() -> list[dict[str, str]]:
     from anyformer import families
 
     readers: dict[str, list[str]] = {}
     for family in families.catalogue().values():
         for name in sorted({*family.fields, *family.aliases}):
             readers.setdefault(name, []).append(family.name)
-    return {name: list_some(found) for name, found in sorted(readers.items())}
+    return [{"name": name, "read by": list_some(found)} for name, found in sorted(readers.items())]
 
 
 def list_some(names: list[str], most: int = 6) -> str:
@@ -106,7 +107,7 @@ def collect_kinds() -> dict[str, Any]:
             for name, kind in sorted(ours.items())
             if abstract(kind)
         ],
-        "config fields": [collect_config_fields()],
+        "config fields": collect_config_fields(),
     }
 
 

@@ -66,7 +66,7 @@ def nearest_name(name: str) -> str:
     """The end of an error message: the kind that is called almost so."""
     names = {plain(own.partition(" (")[0]): each["name"] for each in listing.read_kinds()
              for own in (*each["called"], each["name"])}  # fmt: skip
-    cutoff = 0.9 if " " in name else 0.8  # "paged attention" is no slip of the keyboard for "sparse attention"
+    cutoff = 0.9 if " " in name else 0.8  # "paged attention" is not a typo of "sparse attention"
     close = difflib.get_close_matches(plain(name), names, n=1, cutoff=cutoff)
     return f"did you mean {names[close[0]]!r}?" if close else "`anyformer parts` lists every kind of Part"
 

@@ -97,8 +97,8 @@ def trace(
     finally:
         for handle in handles:
             handle.remove()
-    if silent := listener.unreached:
-        warnings.warn(f"{', '.join(silent)}: not run by itself here, so nothing was kept or changed", stacklevel=2)
+    if missing := listener.missing_addresses:
+        warnings.warn(f"{', '.join(missing)}: not reached in this run; nothing was kept or changed", stacklevel=2)
     return Trace(output, listener.kept, model, inputs, change or {})
 
 
@@ -132,8 +132,8 @@ class Tracer:
         self.passes: Counter[str] = Counter()
 
     @property
-    def unreached(self) -> list[str]:
-        """Addresses that were asked for by their full names, and of which the run showed nothing."""
+    def missing_addresses(self) -> list[str]:
+        """Addresses given in full that the run never reached."""
         return [address for address in self.by_name if not self.passes[address]]
 
     def wants(self, address: str) -> bool:

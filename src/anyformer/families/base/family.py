@@ -280,9 +280,9 @@ class Family:
         if not self.architectures:
             raise ValueError(f"no class of {self.name} is published; save it with format='anyformer'")
         recovered, kept = self.recover(spec), thaw(Table(spec.source))
-        size, labels = recovered.get("vocab_size", math.inf), getattr(spec.head, "num_labels", None)
-        if labels and "num_labels" not in recovered and "id2label" not in kept:  # a published class names them so
-            names = {f"LABEL_{i}": i for i in range(labels)}
+        size, num_labels = recovered.get("vocab_size", math.inf), getattr(spec.head, "num_labels", None)
+        if num_labels and "num_labels" not in recovered and "id2label" not in kept:  # a published class names them so
+            names = {f"LABEL_{i}": i for i in range(num_labels)}
             kept |= {"id2label": {str(i): name for name, i in names.items()}, "label2id": names}
         kept = {
             **{name: None for name, field in self.all_fields.items() if outside_vocabulary(name, field, size)},
