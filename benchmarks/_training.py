@@ -1,8 +1,9 @@
 """Training steps of `bench_gpu.py`: ours and those of transformers, timm or diffusers, compiled and eager.
 
 Both sides start with the same weights and see the same batch; dropout is off; bf16 autocast, gradients clipped to norm
-1, fused AdamW. Ours is `Trainer.launch`, whatever the trainer does in a step; theirs is a step as it is usually
-written. Large inputs (pictures, sound) lie on the device, token ids come from pinned memory.
+1, fused AdamW. Rows "training" time `Trainer.launch` against the usual loop around the peer's model. Rows "own loop"
+time that same loop (`model(**batch).loss.backward()`) around both models. Large inputs (pictures, sound) are on the
+device; token ids are copied from pinned memory.
 """
 
 from __future__ import annotations
@@ -305,17 +306,18 @@ def our_step(
     return step
 
 
-def their_loss(model: Any, batch: dict[str, Any]) -> Tensor:
-    """As each library gives it: transformers a loss, timm logits, diffusers the predicted noise."""
+def loss_of(model: Any, batch: dict[str, Any]) -> Tensor:
+    """The loss of a batch: transformers and anyformer return it, timm returns logits, diffusers the predicted noise."""
     if "noise" in batch:
         inputs = {name: value for name, value in batch.items() if name != "noise"}
         return F.mse_loss(model(**inputs).sample.float(), batch["noise"])
-    if hasattr(model, "config"):
+    if hasattr(model, "config") or hasattr(model, "spec"):
         return model(**batch).loss
     return F.cross_entropy(model(batch["pixel_values"]), batch["labels"])
 
 
-def their_step(model: Any, batch: Tensors, compiled: bool, device: str) -> Callable[[], Callable[[], float]]:
+def own_loop(model: Any, batch: Tensors, compiled: bool, device: str) -> Callable[[], Callable[[], float]]:
+    """The training step that people write by hand, around any library's model."""
     model.train()
     mixed = next(model.parameters()).dtype == torch.float32
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
@@ -325,7 +327,7 @@ def their_step(model: Any, batch: Tensors, compiled: bool, device: str) -> Calla
         here = {name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
                 for name, value in batch.items()}  # fmt: skip
         with torch.autocast(device, torch.bfloat16, enabled=mixed):
-            loss = their_loss(call, here)
+            loss = loss_of(call, here)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -338,17 +340,17 @@ def their_step(model: Any, batch: Tensors, compiled: bool, device: str) -> Calla
 # -- a case -----------------------------------------------------------------------------------------------------------
 
 
-def label(family: Family, size: str) -> str:
+def label(family: Family, size: str, group: str) -> str:
     B, T = getattr(family, size)
-    what = f"{B} x {T}" if family.make in (causal, masked, pair) else f"{B} examples"
-    return f"training: {family.title}, {what}"
+    batch = f"{B} x {T}" if family.make in (causal, masked, pair) else f"{B} examples"
+    return f"{group}: {family.title}, {batch}"
 
 
-def row_names(family: Family, size: str) -> dict[tuple[str, str], str]:
-    """(variant, peer) -> name."""
+def row_names(family: Family, size: str, group: str = "training") -> dict[tuple[str, str], str]:
+    """(variant, peer) -> name. `group` is "training" (our trainer) or "own loop" (one loop for both sides)."""
     peers = [family.library, *(["timm"] if family.timm else [])]
     return {
-        (variant, peer): f"{label(family, size)}, {variant}{', timm' if peer == 'timm' else ''}"
+        (variant, peer): f"{label(family, size, group)}, {variant}{', timm' if peer == 'timm' else ''}"
         for variant in GOAL for peer in peers
     }  # fmt: skip
 
@@ -358,14 +360,17 @@ def extra_names(family: Family, size: str) -> list[str]:
         return []
     names = []
     if family.title == "GPT-2 124M":
-        names = [f"{label(family, size)}, {what}" for what in ("nanoGPT", "goal of 600k tokens/s", "nanoGPT's memory")]
+        names = [
+            f"{label(family, size, 'training')}, {what}"
+            for what in ("nanoGPT", "goal of 600k tokens/s", "nanoGPT's memory")
+        ]
     if family.title in ("BERT-base", "Llama-1B", "ViT-B/16"):
         names = [f"first calls: {family.title}, first compiled training step, {what}" for what in ("cold", "warm")]
     return names
 
 
-def measure(family: Family, size: str, options: Any) -> Iterator[Row]:
-    """The rows of one family and batch size, as they are found."""
+def measure(family: Family, size: str, group: str, options: Any) -> Iterator[Row]:
+    """Yield the rows of one family, batch size and group of rows as they are measured."""
     B, T = getattr(family, size)
     if options.tiny:
         B, T = 2, 36 if family.make in (causal, masked, pair, mel) else 8000 if family.make is sound else T
@@ -380,13 +385,13 @@ def measure(family: Family, size: str, options: Any) -> Iterator[Row]:
             if time.time() > options.until:
                 return
             compiled = variant == "compiled" and not options.tiny
-            yield from measure_variant(family, size, variant, compiled, folder, config, mine, other, B, options)
+            yield from measure_variant(family, size, group, variant, compiled, folder, config, mine, other, options)
             empty_cache()
 
 
 def measure_variant(
-    family: Family, size: str, variant: str, compiled: bool, folder: Path, config: Any, mine: Tensors, other: Tensors,
-    B: int, options: Any,
+    family: Family, size: str, group: str, variant: str, compiled: bool, folder: Path, config: Any, mine: Tensors,
+    other: Tensors, options: Any,
 ) -> Iterator[Row]:  # fmt: skip
     def peer(name: str) -> Any:
         if name == "timm":
@@ -394,10 +399,16 @@ def measure_variant(
             return importlib.import_module("timm").create_model(family.timm, **sizes).to(options.device)
         return load_theirs(family, folder, options, torch.float32 if family.autocast else torch.bfloat16)
 
-    makers = {"ours": lambda: our_step(family.objective(config), folder, mine, compiled, options.device)}
+    def ours() -> Callable[[], Callable[[], float]]:
+        if group == "training":
+            return our_step(family.objective(config), folder, mine, compiled, options.device)
+        return own_loop(af.load(folder, device=options.device, offline=True), other, compiled, options.device)
+
+    makers = {"ours": ours}
     theirs_compiled = compiled and family.compiles
-    for _, name in row_names(family, size):
-        makers.setdefault(name, lambda name=name: their_step(peer(name), other, theirs_compiled, options.device))  # type: ignore[misc]
+    names = row_names(family, size, group)
+    for _, name in names:
+        makers.setdefault(name, lambda name=name: own_loop(peer(name), other, theirs_compiled, options.device))  # type: ignore[misc]
     steps: dict[str, Any] = {}
     first, losses, peaks, absent = {}, {}, {}, {}
     for side, make in makers.items():
@@ -422,7 +433,6 @@ def measure_variant(
             warm_up(step, 1 if options.tiny else WARM)
         spans = take_turns(steps, 2 if options.tiny else TURNS, 0.0 if options.tiny else 0.2)
         work = {side: profile(step) if min(spans[side]) < SLOW else None for side, step in steps.items()}
-    names = row_names(family, size)
     for (which, side), name in names.items():
         if which != variant:
             continue
@@ -446,7 +456,7 @@ def measure_variant(
         if side != "timm" and abs(losses["ours"] - losses[side]) > CLOSE * abs(losses[side]):
             notes.append(f"**first losses differ**: {losses['ours']:.4f} / {losses[side]:.4f}")
         yield compare(name, "ms", spans["ours"], spans[side], side, goal, note="; ".join(notes))
-    if variant == "compiled":
+    if variant == "compiled" and group == "training":
         yield from extra_rows(family, size, spans["ours"], first["ours"], peaks["ours"], folder, options)
 
 

@@ -54,13 +54,14 @@ class Case:
 def cases() -> list[Case]:
     """In the order of importance."""
 
-    def training(size: str) -> list[Case]:
+    def training(size: str, group: str = "training") -> list[Case]:
+        extra = _training.extra_names if group == "training" else lambda family, size: []
         return [
             Case(
-                f"training: {family.title}, {size}",
+                f"{group}: {family.title}, {size}",
                 family.gb[size == "small"],
-                [*_training.row_names(family, size).values(), *_training.extra_names(family, size)],
-                lambda options, family=family: _training.measure(family, size, options),  # type: ignore[misc]
+                [*_training.row_names(family, size, group).values(), *extra(family, size)],
+                lambda options, family=family: _training.measure(family, size, group, options),  # type: ignore[misc]
             )
             for family in _training.FAMILIES
         ]
@@ -72,8 +73,9 @@ def cases() -> list[Case]:
     ]  # fmt: skip
     prompts = Case("prompts", 40, _decoding.prompt_names(), _decoding.measure_prompts)
     growth = Case("growth", 60, [], growth_gpu.measure)
-    full, small = training("full"), training("small")
-    return [decoding[0], prompts, *full[:6], *decoding[1:3], *small[:6], *full[6:], *decoding[3:], *small[6:], growth]
+    full, small, own = training("full"), training("small"), training("full", "own loop")
+    return [decoding[0], prompts, *full[:6], *decoding[1:3], *own[:6], *small[:6], *full[6:], *decoding[3:], *own[6:],
+            *small[6:], growth]  # fmt: skip
 
 
 class Child:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels import loss as kernel
-from anyformer.kernels.loss import linear_cross_entropy
+from anyformer.kernels.loss import cross_entropy_sum, linear_cross_entropy
 from small import close
 
 V, D = 37, 12
@@ -172,3 +172,34 @@ def test_half_precision_on_cuda(smoothing: float, z_loss: float, compiled: bool)
     assert abs(found.double() / right - 1) < 2e-3
     for a, c in zip(torch.autograd.grad(found, [x, w]), torch.autograd.grad(right, [x, w])):
         assert (a - c).norm() < 0.02 * c.norm()
+
+
+@pytest.mark.parametrize("ignored", [-100, 3])
+def test_scores_to_loss_equals_torch(ignored: int) -> None:
+    scores, labels = torch.randn(7, 300, requires_grad=True), torch.randint(0, 300, (7,))
+    labels[2] = ignored
+    close(
+        cross_entropy_sum(scores, labels, ignored),
+        F.cross_entropy(scores, labels, ignore_index=ignored, reduction="sum"),
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("N", "size"), [(512, 30522), (33, 1000)])
+def test_scores_to_loss_on_a_gpu(N: int, size: int, dtype: torch.dtype) -> None:
+    """In half precision, against fp64; the factor above the loss has more digits than bf16 can hold."""
+    scores = (3 * torch.randn(N, size, device="cuda")).to(dtype).requires_grad_()
+    labels = torch.randint(0, size, (N,), device="cuda")
+    labels[: N // 2] = -100
+    exact = scores.detach().double().requires_grad_()
+    loss = cross_entropy_sum(scores, labels) / 4915
+    right = F.cross_entropy(exact, labels, reduction="sum") / 4915
+    assert abs(loss.item() - right.item()) < 1e-5 * right.item()
+    (found,), (wanted,) = torch.autograd.grad(loss, [scores]), torch.autograd.grad(right, [exact])
+    assert found.dtype == dtype and not found[: N // 2].any()
+    close(found.double(), wanted, 2.0**-8 * wanted.abs().max().item())
+    at_label = (torch.arange(N, device="cuda"), labels.clamp(min=0))
+    ratio = (found[at_label].double().sum() / wanted[at_label].sum()).item()
+    assert abs(ratio - 1) < 5e-4  # rounding of single values averages out; a rounded factor would not

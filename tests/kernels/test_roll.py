@@ -1,4 +1,4 @@
-"""Rolling a grid as one operation: what torch's own does, and shifted windows that a GPU's compiler leaves shifted."""
+"""Rolling a grid: equal to torch.roll, and shifted windows stay shifted when a GPU's compiler has fused them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from anyformer.runtime.context import Context
 from anyformer.specs.part import Site
 
 
-@pytest.mark.parametrize("shift", [3, -3, 0, 17])
-def test_equals_torch(shift: int) -> None:
+@pytest.mark.parametrize("shift", [3, -3, 0, 17, 5])
+def test_compiled_equals_torch(shift: int) -> None:
     x = torch.randn(2, 5, 7, 3, dtype=torch.float64, requires_grad=True)
-    found = torch.ops.anyformer.roll_grid(x, shift)
-    assert torch.equal(found, x.roll((shift, shift), (1, 2)))
-    assert torch.equal(kernel.roll_grid(x, shift), found)
-    above = torch.randn_like(found)
-    assert torch.equal(torch.autograd.grad(found, x, above)[0], above.roll((-shift, -shift), (1, 2)))
-    torch.library.opcheck(torch.ops.anyformer.roll_grid, (x, shift))
-    torch.library.opcheck(torch.ops.anyformer.roll_grid, (x.transpose(1, 2), shift))
+    expected, above = x.roll((shift, shift), (1, 2)), torch.randn_like(x)
+    for form in (kernel.roll_grid, torch.compile(kernel.roll_grid, backend="aot_eager", fullgraph=True)):
+        found = form(x, shift)
+        assert torch.equal(found, expected)
+        assert torch.equal(torch.autograd.grad(found, x, above)[0], above.roll((-shift, -shift), (1, 2)))
 
 
 @pytest.mark.gpu

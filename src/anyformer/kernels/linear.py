@@ -31,6 +31,18 @@ def half_type(x: Tensor) -> torch.dtype | None:
     return dtype if dtype in (torch.bfloat16, torch.float16) else None
 
 
+def cast_for_autocast(x: Tensor) -> Tensor:
+    """Cast an fp32 tensor to autocast's dtype if autocast is enabled.
+
+    Autocast casts the input of every linear layer, and their gradients back. Layers that read the same tensor share one
+    cast if it happens before them.
+    """
+    kind = x.device.type
+    if x.dtype != torch.float32 or kind == "meta" or not torch.is_autocast_enabled(kind):
+        return x
+    return x.to(torch.get_autocast_dtype(kind))
+
+
 def linears(x: Tensor, weight: Tensor, bias: Tensor, sizes: list[int], dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Layers side by side, (..., D) -> (..., size) each: `weight` (N, D) and `bias` (N,) are those of all."""
     return _Linears.apply(*(t.to(dtype) for t in (x, weight, bias)), sizes)

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels.launch import HAS_TRITON
-from anyformer.kernels.recording import extremes, is_recording
+from anyformer.kernels.recording import is_recording
+from anyformer.kernels.value_checks import check_range, reads_later
 
 IGNORED = -100  # a label that asks for nothing
 # scores that one chunk may hold, few enough for a CPU's cache; but so many rows that a product pays for reading weights
@@ -44,11 +45,10 @@ def linear_cross_entropy(
     V = weight.shape[0]
     if x.shape[0] != labels.shape[0]:
         raise ValueError(f"{labels.shape[0]} labels for {x.shape[0]} tokens")
-    if not is_recording() and labels.numel():
-        asked = torch.where(labels == IGNORED, 0, labels)
-        for bad in extremes(asked):
-            if not 0 <= bad < V:
-                raise ValueError(f"label {bad} is outside the vocabulary of {V}")
+    ignored = labels == IGNORED
+    known = check_range(labels.masked_fill(ignored, 0), V, f"label {{value}} is outside the vocabulary of {V}")
+    if reads_later(labels):
+        labels = known.masked_fill(ignored, IGNORED)
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     rows = even_rows(x.shape[0], chunk or rows_of_chunk(kind, V), 1 if chunk else LEAST)
@@ -57,6 +57,37 @@ def linear_cross_entropy(
         if dtype == torch.bfloat16:  # which has fp32's range: what is read and written is half as much
             x = x.to(dtype)
         return _loss(x, weight, bias, labels, smoothing, z_loss, rows, dtype, needs)[0]
+
+
+def cross_entropy_sum(scores: Tensor, labels: Tensor, ignored: int = IGNORED) -> Tensor:
+    """The sum (fp32) over labels (N,) that are not `ignored` of -log softmax(scores)[label], for scores (N, V).
+
+    During training in half precision on a GPU, one Triton program makes the loss and its gradient from the scores.
+    Otherwise torch computes both from a copy of the scores in fp32.
+    """
+    V, halves = scores.shape[-1], (torch.float16, torch.bfloat16)
+    trains = scores.requires_grad and torch.is_grad_enabled()
+    if not (HAS_TRITON and scores.is_cuda and scores.dtype in halves and trains and V >= LEAST) or is_recording():
+        return F.cross_entropy(scores.float(), labels, ignore_index=ignored, reduction="sum")
+    skipped = labels == ignored
+    known = check_range(labels.masked_fill(skipped, 0), V, f"labels: {{value}} is outside 0 to {V - 1}")
+    return _ScoresLoss.apply(scores, known.masked_fill(skipped, IGNORED))
+
+
+class _ScoresLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, labels: Tensor) -> Tensor:
+        scores = scores.contiguous()
+        ctx.save_for_backward(scores, labels)
+        return _in_place(scores, scores.shape[-1], labels, 0.0, 0.0, False)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor, None]:
+        scores, labels = ctx.saved_tensors
+        gradient = scores.clone()
+        _in_place(gradient, scores.shape[-1], labels, 0.0, 0.0, True, above)
+        return gradient, None
 
 
 def rows_of_chunk(device: str, V: int) -> int:
@@ -176,13 +207,15 @@ def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += a @ b
 
 
-def _in_place(scores: Tensor, V: int, labels: Tensor, smoothing: float, z_loss: float, slopes: bool) -> Tensor:
-    """The loss of (C, V + spare) scores, which become its gradient: one reading from memory and one writing."""
+def _in_place(
+    scores: Tensor, V: int, labels: Tensor, smoothing: float, z_loss: float, slopes: bool, above: Tensor | None = None
+) -> Tensor:
+    """The loss of (C, V + spare) scores. `slopes`: overwrite them by its gradient, times `above` (a scalar) if given."""
     from anyformer.kernels.loss_triton import slopes as program
 
     losses = torch.empty(scores.shape[0], dtype=torch.float32, device=scores.device)
-    shape = scores.stride(0), smoothing, z_loss, V, IGNORED, BLOCK, slopes, smoothing > 0
-    program[(scores.shape[0],)](scores, labels, losses, *shape, num_warps=WARPS)
+    shape = scores.stride(0), smoothing, z_loss, V, IGNORED, BLOCK, slopes, smoothing > 0, above is not None
+    program[(scores.shape[0],)](scores, labels, losses, losses if above is None else above, *shape, num_warps=WARPS)
     return losses.sum()
 
 

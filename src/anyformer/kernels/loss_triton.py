@@ -13,6 +13,7 @@ def slopes(
     scores,
     labels,
     losses,
+    above,
     stride,
     smoothing,
     z_loss,
@@ -21,8 +22,12 @@ def slopes(
     BLOCK: tl.constexpr,
     WRITE: tl.constexpr,
     SMOOTH: tl.constexpr,
+    SCALED: tl.constexpr,
 ):
-    """The loss of one row of scores, and its gradient in their place. The second reading comes from the cache."""
+    """Compute the loss of one row of scores and overwrite them by its gradient; SCALED: times the number at `above`.
+
+    The scores are read a second time for the gradient, from the cache.
+    """
     row = scores + tl.program_id(0).to(tl.int64) * stride
     label = tl.load(labels + tl.program_id(0))
     c = tl.arange(0, BLOCK)
@@ -48,8 +53,9 @@ def slopes(
         tl.store(losses + tl.program_id(0), loss.to(tl.float32))
         if WRITE:
             factor = 1.0 + 2.0 * z_loss * log_total
+            scale = tl.load(above) if SCALED else 1.0
             for start in range(0, V, BLOCK):
                 x = tl.load(row + start + c, mask=start + c < V, other=-float("inf")).to(tl.float32)
                 slope = tl.exp(x - log_total) * factor - smoothing / V
                 slope -= tl.where(start + c == label, 1.0 - smoothing, 0.0)
-                tl.store(row + start + c, slope.to(row.dtype.element_ty), mask=start + c < V)
+                tl.store(row + start + c, (slope * scale).to(row.dtype.element_ty), mask=start + c < V)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from anyformer.kernels.recording import is_recording
+from anyformer.kernels.value_checks import check_values, reads_later
 from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model, notebook_html
 from anyformer.models.published import PublishedModule, call_published
@@ -155,15 +157,28 @@ class TransformerModule(PublishedModule):
         raise NotImplementedError
 
     def check_finite(self, outputs: Outputs, call: Call, resumed: bool = True) -> None:
-        """FloatingPointError in half precision where an output is NaN; it names the first module that gave one."""
+        """Raise FloatingPointError if a half-precision output is NaN, naming the first module that returned one.
+
+        While gradients are computed on a GPU, the error is raised by the next call (kernels/value_checks.py).
+        """
         if is_recording():
             return
         halves = (torch.float16, torch.bfloat16)
-        # the greatest number of a tensor is NaN where one is in it; a device is waited for once
-        found = [v.amax() for v in outputs.values() if isinstance(v, Tensor) and v.dtype in halves and v.numel()]
-        if found and any(map(math.isnan, torch.stack(found).tolist())):
-            fresh = Call(dict(call.inputs), kernel=call.kernel)
-            raise FloatingPointError(explain(self, lambda: self.run(fresh), resumed))
+        found = [v for v in outputs.values() if isinstance(v, Tensor) and v.dtype in halves and v.numel()]
+        if not found:
+            return
+        loss = outputs.get("loss")
+        if loss is not None and reads_later(loss):
+            found = [loss]  # it is NaN if a labelled score is: no need to read all scores
+        maxima = torch.stack([v.detach().amax() for v in found])  # NaN if any value is
+        repeat: Callable[[], object] | None = None
+        if not resumed and not reads_later(maxima):  # later, the weights are different: nothing to repeat
+            repeat = functools.partial(self.run, Call(dict(call.inputs), kernel=call.kernel))
+
+        def judge(values: list[float]) -> Exception | None:
+            return FloatingPointError(explain(self, repeat)) if any(map(math.isnan, values)) else None
+
+        check_values(maxima, judge)
 
     # -- decoding state -------------------------------------------------------------------------------------------
 

@@ -44,13 +44,16 @@ def first_nonfinite(model: nn.Module, run: Callable[[], object]) -> str | None:
     return found[0] if found else None
 
 
-def explain(model: nn.Module, run: Callable[[], object], resumed: bool) -> str:
-    """One line for the error: which address went bad first. A resumed decoding step cannot be run again, so there only
-    the weights are looked at."""
+def explain(model: nn.Module, run: Callable[[], object] | None) -> str:
+    """Return the error message, which names the first address with values that are not finite.
+
+    `run` repeats the forward pass. It is None if that is impossible (a decoding step, or a training step whose weights
+    have changed since); then only the weights are searched.
+    """
     weights = [address for address, p in model.named_parameters() if _bad(p)]
-    where = weights[0] if weights else None if resumed else first_nonfinite(model, run)
+    where = weights[0] if weights else None if run is None else first_nonfinite(model, run)
     address: Any = getattr(model, "address", None)
     if where is not None and address:  # a tower of another model
         where = f"{address}.{where}"
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return f"NaN in {dtype}: the first values that are not finite appear in {where or 'this decoding step'}"
+    return f"NaN in {dtype}: the first values that are not finite appear in {where or 'this step or the one before'}"

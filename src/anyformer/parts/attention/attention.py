@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from anyformer.kernels.attention import attend
 from anyformer.kernels.entmax import NORMALIZERS, Normalizer
+from anyformer.kernels.linear import cast_for_autocast
 from anyformer.parts.fused_linear import Joined
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import InHeads, Op
@@ -262,7 +263,9 @@ class AttentionModule(InHeads):
         elif self.qkv is not None and source is x and self.qkv.covers(self.q, self.k, self.v):
             found = self.qkv(x)
         else:
-            found = self.q(source), self.k(source), self.v(x)
+            read = cast_for_autocast(x)
+            source = read if source is x else cast_for_autocast(source)
+            found = self.q(source), self.k(source), self.v(read)
         q, k, v = found
         return self.by_head("q", q, ctx), self.by_head("k", k, ctx), self.by_head("v", v, ctx)
 
@@ -274,4 +277,5 @@ class AttentionModule(InHeads):
 
     def memory_keys(self, states: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """Keys and values of the memory (B, G, M, K)."""
+        states = cast_for_autocast(states)
         return self.by_head("k", self.k(states), ctx), self.by_head("v", self.v(states), ctx)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from anyformer.kernels.recording import extremes, is_recording
 from anyformer.kernels.rows import mask_or_ones
+from anyformer.kernels.value_checks import check_range
 from anyformer.parts.base import AbsolutePosition, Embedding
 from anyformer.parts.computed import places
 from anyformer.parts.norm import Norm
@@ -64,8 +65,8 @@ class TokensModule(nn.Embedding):
 
     def forward(self, ids: Tensor) -> Tensor:
         try:
-            if ids.device.type == "cuda":
-                check_ids(ids, self.num_embeddings)  # the device could only abort
+            if ids.is_cuda:
+                ids = check_ids(ids, self.num_embeddings)  # a GPU would abort the process instead of raising
             x = super().forward(ids)
         except IndexError:
             check_ids(ids, self.num_embeddings)
@@ -73,12 +74,8 @@ class TokensModule(nn.Embedding):
         return x if self.scale is None else x * self.scale
 
 
-def check_ids(ids: Tensor, vocab_size: int) -> None:
-    if is_recording() or ids.is_meta:
-        return
-    for bad in extremes(ids):
-        if not 0 <= bad < vocab_size:
-            raise ValueError(f"token id {bad} is outside the vocabulary of {vocab_size}")
+def check_ids(ids: Tensor, vocab_size: int) -> Tensor:
+    return check_range(ids, vocab_size, f"token id {{value}} is outside the vocabulary of {vocab_size}")
 
 
 Step = Literal["segments", "position", "norm", "dropout", "project"]

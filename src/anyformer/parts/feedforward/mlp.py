@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.kernels.linear import cast_for_autocast
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.fused_linear import Joined, LinearThenGELU
 from anyformer.parts.op import Op, Reshaping
@@ -97,6 +98,7 @@ class GatedMLPModule(nn.Module):
         if self.gate_up is not None and self.gate_up.covers(self.gate, self.up):
             gate, up = self.gate_up(x)
         else:
+            x = cast_for_autocast(x)
             gate, up = self.gate(x), self.up(x)
         inner = self.activation(gate) * up
         if self.dropout and self.training:

@@ -139,8 +139,7 @@ class SeparableLearnedModule(nn.Module):
         table = table if self.before is None else torch.cat((self.before, table))
         if positions is None:
             return table
-        check_positions(positions, self.length)
-        return table[positions + self.offset]
+        return table[check_positions(positions, self.length) + self.offset]
 
 
 class GridVectors(

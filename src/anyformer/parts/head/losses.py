@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anyformer.kernels.loss import cross_entropy_sum
 from anyformer.runtime.inputs import check_shape
 
 Problem = Literal["regression", "single_label_classification", "multi_label_classification"]
@@ -40,7 +41,7 @@ def class_loss(logits: Tensor, labels: Tensor, name: str = "labels", ignored: in
     check_labels(name, labels, tuple(logits.shape[:-1]))
     labels = labels.flatten().to(logits.device, torch.long)
     try:
-        total = F.cross_entropy(logits.float().flatten(0, -2), labels, ignore_index=ignored, reduction="sum")
+        total = cross_entropy_sum(logits.flatten(0, -2), labels, ignored)
     except IndexError:
         C = logits.shape[-1]
         bad = labels[(labels != ignored) & ((labels < 0) | (labels >= C))]

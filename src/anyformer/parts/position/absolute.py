@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.recording import is_recording
+from anyformer.kernels.value_checks import check_values, reads_later
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.base import AbsolutePosition, InputPosition
 from anyformer.parts.computed import Computed, ComputesTensors
@@ -81,7 +82,7 @@ class LearnedModule(nn.Embedding):
             if positions is None:
                 positions = torch.arange(-self.offset, self.length, device=self.weight.device)
             if not positions.is_cpu:
-                check_positions(positions, self.length)  # a device could only abort
+                positions = check_positions(positions, self.length)  # a GPU would abort instead of raising
             try:
                 x = super().forward(positions + self.offset if self.offset else positions)
             except IndexError:
@@ -91,10 +92,17 @@ class LearnedModule(nn.Embedding):
         return F.dropout(x, self.dropout) if self.dropout and self.training else x
 
 
-def check_positions(positions: Tensor, length: int) -> None:
-    """One clear line instead of an index error deep inside; nothing to check while compiling."""
-    if not is_recording() and (last := int(positions.max())) >= length:
-        raise ValueError(f"position {last} is beyond the model's {length} learned positions; shorten the input")
+def check_positions(positions: Tensor, length: int) -> Tensor:
+    """Check that all positions are below `length` and return them, clamped if the check is read later."""
+
+    def judge(last: int) -> Exception | None:
+        message = f"position {last} is beyond the model's {length} learned positions; shorten the input"
+        return ValueError(message) if last >= length else None
+
+    if is_recording() or positions.is_meta:
+        return positions
+    check_values(positions.max(), judge)
+    return positions.clamp(max=length - 1) if reads_later(positions) else positions
 
 
 class AxialLearned(AbsolutePosition, sees="itself", called=("axial positions",)):
@@ -131,7 +139,7 @@ class AxialLearnedModule(nn.Module):
         self.starts = {name: Normal(std=part.std) for name, _ in self.named_parameters()}
 
     def forward(self, positions: Tensor) -> Tensor:
-        check_positions(positions, self.length)
+        positions = check_positions(positions, self.length)
         numbers: list[Tensor] = []
         for side in reversed(self.part.shape):
             numbers.insert(0, positions % side)
@@ -251,7 +259,7 @@ class Sinusoidal2DModule(nn.Module):
         return self.grid(*grid).to(self.table())
 
     def forward(self, positions: Tensor) -> Tensor:
-        check_positions(positions, self.length)
+        positions = check_positions(positions, self.length)
         return self.table()[positions]
 
 
