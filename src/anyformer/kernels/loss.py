@@ -65,13 +65,15 @@ def cross_entropy_sum(scores: Tensor, labels: Tensor, ignored: int = IGNORED) ->
     During training in half precision on a GPU, one Triton program makes the loss and its gradient from the scores.
     Otherwise torch computes both from a copy of the scores in fp32.
     """
-    V, halves = scores.shape[-1], (torch.float16, torch.bfloat16)
-    trains = scores.requires_grad and torch.is_grad_enabled()
-    if not (HAS_TRITON and scores.is_cuda and scores.dtype in halves and trains and V >= LEAST) or is_recording():
-        return F.cross_entropy(scores.float(), labels, ignore_index=ignored, reduction="sum")
-    skipped = labels == ignored
-    known = check_range(labels.masked_fill(skipped, 0), V, f"labels: {{value}} is outside 0 to {V - 1}")
-    return _ScoresLoss.apply(scores, known.masked_fill(skipped, IGNORED))
+    V = scores.shape[-1]
+    if scores.is_cuda and not is_recording():  # a GPU would abort the process instead of raising
+        skipped, ignored = labels == ignored, IGNORED
+        known = check_range(labels.masked_fill(skipped, 0), V, f"labels: {{value}} is outside 0 to {V - 1}")
+        labels = known.masked_fill(skipped, IGNORED)
+        trains, halves = scores.requires_grad and torch.is_grad_enabled(), (torch.float16, torch.bfloat16)
+        if HAS_TRITON and trains and scores.dtype in halves and V >= LEAST:
+            return _ScoresLoss.apply(scores, labels)
+    return F.cross_entropy(scores.float(), labels, ignore_index=ignored, reduction="sum")
 
 
 class _ScoresLoss(torch.autograd.Function):
@@ -210,7 +212,7 @@ def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:
 def _in_place(
     scores: Tensor, V: int, labels: Tensor, smoothing: float, z_loss: float, slopes: bool, above: Tensor | None = None
 ) -> Tensor:
-    """The loss of (C, V + spare) scores. `slopes`: overwrite them by its gradient, times `above` (a scalar) if given."""
+    """The loss of (C, V + spare) scores. With `slopes`, its gradient, times the scalar `above`, overwrites them."""
     from anyformer.kernels.loss_triton import slopes as program
 
     losses = torch.empty(scores.shape[0], dtype=torch.float32, device=scores.device)

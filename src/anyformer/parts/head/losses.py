@@ -1,7 +1,6 @@
-"""Losses of the labels that a caller gives, and one sentence where they are not what is asked for.
+"""Losses of the labels that a caller passes, and one-line errors for labels of a wrong type, shape or value.
 
-Kinds and shapes are compared first, which costs nothing. Values are looked at only once torch has refused them, so that
-no device has to wait.
+On a CPU, values are examined only after torch has refused them.
 """
 
 from __future__ import annotations
