@@ -51,7 +51,7 @@ def context(length: int, *, padding: Tensor | None = None, **more: Any) -> Conte
     positions = index[None]
     if padding is not None:
         positions = (positions - (padding.cumsum(-1) == 0).sum(-1, keepdim=True)).clamp(min=0)
-    return Context(index=index, positions=positions, padding=padding, **more)
+    return Context(index=index, positions=positions, is_token=padding, **more)
 
 
 def compiled_equals_eager(function: Any, *inputs: Any, tolerance: float = 1e-6) -> None:

@@ -18,7 +18,7 @@ import torch
 import anyformer as af
 from anyformer import cli, families
 from anyformer.cli import chat as verb
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 from vocabularies import gpt2
 
 Talk = Callable[..., tuple[int, str, str]]

@@ -16,7 +16,7 @@ import torch
 import anyformer as af
 from anyformer import cli, families
 from anyformer.cli import generate as verb
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 from terminals import terminal
 from vocabularies import gpt2, t5, write
 

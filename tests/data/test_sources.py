@@ -40,7 +40,7 @@ from anyformer.data import (
 from anyformer.data.encode import encode_row
 from anyformer.data.source import detect_encoding
 from anyformer.objectives.classify import Classify
-from anyformer.objectives.vocabulary import VocabularyInfo
+from anyformer.objectives.vocabulary_info import VocabularyInfo
 from anyformer.specs.codec import decode, encode
 
 

@@ -22,7 +22,7 @@ from anyformer.drawing.figure import Box, Figure, FigureText, Plus, Polyline, te
 from anyformer.drawing.outline import Card, ModelOutline, StreamColumn, cards_in
 from anyformer.drawing.svg import MARGIN
 from anyformer.drawing.text import break_phrase, width, wrap
-from anyformer.kernels.recording import graph_capture
+from anyformer.kernels.capture import graph_capture
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.residual import Scaled

@@ -17,7 +17,7 @@ from anyformer.data import CSV, Bytes, Data, JSONLines, TextFiles
 from anyformer.evaluate import Evaluation
 from anyformer.evaluate.by_position import group_losses
 from anyformer.evaluate.predict import Predictor, predictions, right_answers
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.objectives.answer import Answer
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify

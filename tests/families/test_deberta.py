@@ -18,7 +18,7 @@ from test_loading import compare
 import anyformer as af
 from anyformer import families
 from anyformer.objectives.replaced import ReplacedTokens
-from anyformer.objectives.vocabulary import VocabularyInfo
+from anyformer.objectives.vocabulary_info import VocabularyInfo
 
 BY_ID = {case.id: case for case in (*deberta.CASES, *deberta_v2.CASES)}
 KINDS = [("deberta", deberta.SMALL), ("deberta-v2", deberta_v2.SMALL)]

@@ -13,10 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer import families
-from anyformer.counting import work
+from anyformer.counting import flops
+from anyformer.counting.flops import inputs_of, measure, visible_pairs
 from anyformer.counting.lecture import parameter_formulas, shares, token_formulas
-from anyformer.counting.work import inputs_of, measure, visible_pairs
-from anyformer.kernels.recording import graph_capture
+from anyformer.kernels.capture import graph_capture
 from anyformer.models.construct import skeleton
 from anyformer.parts.computed import Computed
 from anyformer.parts.feedforward.moe import Switch
@@ -158,7 +158,7 @@ def test_pairs_of_a_mask_are_counted_as_the_mask_answers(mask: Any, monkeypatch:
     places = torch.arange(30)
     allowed = mask.allows(torch.zeros(1, 1, dtype=torch.long), places[:, None], places[None], Rows()).expand(30, 30)
     assert visible_pairs(mask, 30) == int(allowed.sum())
-    monkeypatch.setattr(work, "EXACT", 16)  # beyond, from some of the queries
+    monkeypatch.setattr(flops, "EXACT", 16)  # beyond, from some of the queries
     assert visible_pairs.__wrapped__(mask, 30) == pytest.approx(int(allowed.sum()), rel=0.2)
 
 

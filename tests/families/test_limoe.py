@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer import families
-from anyformer.kernels.recording import graph_capture
+from anyformer.kernels.capture import graph_capture
 from anyformer.parts.feedforward.balance import EntropyBalance
 from anyformer.runtime.context import Context
 from anyformer.transforms.lora import LoRA
@@ -106,7 +106,7 @@ def test_the_losses_of_the_paper() -> None:
         z.append(np.mean([math.log(sum(math.exp(v) for v in row)) ** 2 for row in logits[real].tolist()]))
     part = EntropyBalance(local=0.3, whole=0.5, experts=3.7, z_weight=0.1)
     for shape in ((2, 5, 4), (10, 4)):
-        ctx = Context(index=torch.arange(5), positions=torch.arange(5)[None], padding=real)
+        ctx = Context(index=torch.arange(5), positions=torch.arange(5)[None], is_token=real)
         ctx.losses["router_logits"] = [logits.view(shape) for logits in layers]
         terms = part.terms(ctx)
         assert float(terms["local_loss"]) == pytest.approx(np.mean(local), abs=1e-5)

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import anyformer as af
-from anyformer.counting.step import Live, run_step
-from anyformer.counting.work import inputs_of
+from anyformer.counting.flops import inputs_of
+from anyformer.counting.step_memory import Live, run_step
 from anyformer.models.construct import skeleton
 from anyformer.objectives.objective import forward_to_head
 from anyformer.parts.head.language import LMHeadModule

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.weights import unpickle
+from anyformer.weights import pickled_weights
 
 transformers = pytest.importorskip("transformers")
 
@@ -126,7 +126,7 @@ def written(form: Form, target: Path) -> Path:
 
 def opened(form: Form, source: Path, target: Path) -> Any:
     """What `anyformer convert --unpickle` does, without the process of its own that tests/weights sees to."""
-    held = unpickle.tensors_in(str(source / "pytorch_model.bin"))
+    held = pickled_weights.tensors_in(str(source / "pytorch_model.bin"))
     target.mkdir()
     save_file({name: tensor.clone() for name, tensor in held.items()}, target / "model.safetensors")
     return af.load(source, weights=target, architecture=form.told)

@@ -116,10 +116,10 @@ def test_droptoken() -> None:
     assert made.video.train()(pixel_values=clips()["pixel_values"]).last_hidden_state.shape[1] == 4
     real = torch.arange(10) < torch.tensor([[3], [9]])  # pads go first
     rows = torch.arange(20.0).view(2, 10, 1)
-    padded = Context(index=torch.arange(10), positions=torch.arange(10)[None], padding=real)
+    padded = Context(index=torch.arange(10), positions=torch.arange(10)[None], is_token=real)
     for _ in range(5):
         y, after = drop_tokens(rows, padded, 0.6)
-        assert after.padding.sum(-1).tolist() == [3, 4] and set(y[0, after.padding[0], 0].tolist()) == {0.0, 1.0, 2.0}
+        assert after.is_token.sum(-1).tolist() == [3, 4] and set(y[0, after.is_token[0], 0].tolist()) == {0.0, 1.0, 2.0}
 
 
 @pytest.mark.parametrize("where", ["left", "right"])

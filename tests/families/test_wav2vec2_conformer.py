@@ -114,7 +114,7 @@ def test_masked_taps_do_not_see_pads() -> None:
     """What the published module leaves out, one field turns on."""
     x = torch.randn(1, 20, 6)
     index = torch.arange(20)
-    ctx = Context(index=index, positions=index[None], padding=index[None] < 13)
+    ctx = Context(index=index, positions=index[None], is_token=index[None] < 13)
     short = Context(index=index[:13], positions=index[None, :13])
     for masked in (True, False):
         module = ConvolutionModule(kernel=5, masked=masked).build(Site(width=6)).eval()

@@ -104,7 +104,7 @@ def test_a_batch_of_prompts_goes_on_as_each_alone(slot: str | None, kind: str) -
         mask = prompts.read(side, state)
         static = model.new_state(len(LENGTHS), capacity=24)
         static.adopt(state)
-        assert state.lengths.tolist() == static.lengths.tolist() == list(LENGTHS) and static.padding is None
+        assert state.lengths.tolist() == static.lengths.tolist() == list(LENGTHS) and static.is_token is None
         other = state.fork()
         for t in range(NEW):
             row = torch.cat((mask, mask.new_ones(len(LENGTHS), t + 1)), dim=1)

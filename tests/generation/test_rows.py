@@ -91,7 +91,7 @@ def test_each_row_goes_on_from_its_own_length(name: str) -> None:
     texts = Texts(name)
     alone, state = texts.alone(), texts.model.new_state(len(LENGTHS), capacity=CAPACITY)
     state.adopt(texts.read())
-    assert state.lengths.tolist() == list(LENGTHS) and state.padding is None
+    assert state.lengths.tolist() == list(LENGTHS) and state.is_token is None
     for start, count in ((0, 1), (1, 1), (2, 3), (5, 1)):
         close(texts.go_on(state, start, count), expected(alone, start, count), 1e-5)
     assert state.lengths.tolist() == [n + 6 for n in LENGTHS] and state.length == max(LENGTHS) + 6
@@ -124,7 +124,7 @@ def test_pads_between_tokens_are_remembered() -> None:
     grown, state = model.new_state(), model.new_state(2, capacity=CAPACITY)
     model(input_ids=ids[:, :6], attention_mask=mask[:, :6], past_key_values=grown)
     state.adopt(grown)
-    assert state.lengths.tolist() == [4, 6] and state.padding is not None and int((~state.padding).sum()) == 1
+    assert state.lengths.tolist() == [4, 6] and state.is_token is not None and int((~state.is_token).sum()) == 1
     model(input_ids=ids[:, :2], past_key_values=state)
     state.truncate(6)
     for each in (state.to_growing(), state.to_growing(7), state):

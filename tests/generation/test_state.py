@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import anyformer as af
-from anyformer.kernels.rows import grid, lines
+from anyformer.kernels.batch_rows import grid, lines
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.position.rotary import Rope
 from anyformer.runtime.mask import CAUSAL, Causal, Mask, Window
@@ -201,7 +201,7 @@ def test_a_padded_state_is_cut_back(capacity: int | None) -> None:
         state.truncate(length)
         assert int(state.length) == length
         if capacity is None:
-            assert torch.equal(state.padding, mask[:, :length].bool())  # type: ignore[arg-type]
+            assert torch.equal(state.is_token, mask[:, :length].bool())  # type: ignore[arg-type]
         text = torch.cat((ids[:, :length], others[:, length:]), dim=1)
         expected = model(input_ids=text, attention_mask=mask, use_cache=False).logits
         if capacity is None:  # which tokens are real is remembered

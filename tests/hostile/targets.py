@@ -24,9 +24,9 @@ from anyformer.data.episodes import Episodes
 from anyformer.data.prepare import Data, prepare
 from anyformer.data.shards import DataSplit
 from anyformer.data.table import CSV, JSONLines, Parquet
-from anyformer.data.text import TextFiles
+from anyformer.data.text_files import TextFiles
 from anyformer.inputs.image import Images
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.decision import Act
 from anyformer.specs.codec import encode, to_json

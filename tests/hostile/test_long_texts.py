@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import vocabularies
-from anyformer.data.text import TextFiles
+from anyformer.data.text_files import TextFiles
 from anyformer.data.vocabulary import TrainedBPE, texts_of
 from anyformer.inputs import long
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 
 KINDS = {
     "gpt2": vocabularies.gpt2, "bert": vocabularies.bert, "llama": vocabularies.llama, "t5": vocabularies.t5,
@@ -71,10 +71,10 @@ import json, resource, sys, tempfile
 from pathlib import Path
 import tokenizers
 from tokenizers import models, pre_tokenizers
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.objectives.causal import NextToken
 from anyformer.data.prepare import Data, prepare
-from anyformer.data.text import TextFiles
+from anyformer.data.text_files import TextFiles
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

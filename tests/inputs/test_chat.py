@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from anyformer.inputs import chat
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 from vocabularies import gpt2, llama, whole, write
 
 transformers = pytest.importorskip("transformers")

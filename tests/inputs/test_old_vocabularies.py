@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 from vocabularies import TEXTS, bert, camembert, deberta_v2, gpt2, pieces, t5, words, write, xlm_roberta, xlnet
 
 transformers = pytest.importorskip("transformers")

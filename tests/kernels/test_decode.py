@@ -8,7 +8,7 @@ from torch import Tensor
 
 from anyformer.kernels import decode
 from anyformer.kernels.attention import Visible, attend
-from anyformer.kernels.launch import HAS_TRITON
+from anyformer.kernels.triton_launch import HAS_TRITON
 from anyformer.parts.position.rotary import Rope, RopeModule
 
 pytestmark = [

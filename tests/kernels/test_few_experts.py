@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from anyformer.kernels import few_experts
-from anyformer.kernels.launch import HAS_TRITON
+from anyformer.kernels.triton_launch import HAS_TRITON
 from anyformer.parts.feedforward.mlp import MLP, GatedMLP
 from anyformer.parts.feedforward.moe import ExpertsModule, MoE, Routing, TopK
 

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels.convolution import depthwise
-from anyformer.kernels.launch import HAS_TRITON
 from anyformer.kernels.mamba_step import conv_step, dual_step, selective_step
 from anyformer.kernels.scan import scan_step
 from anyformer.kernels.ssd import ssd_step
+from anyformer.kernels.triton_launch import HAS_TRITON
 from anyformer.parts.activation import ACTIVATIONS
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None

@@ -10,9 +10,9 @@ import torch
 
 import anyformer as af
 from anyformer.kernels import value_checks
+from anyformer.kernels.capture import without_reading
 from anyformer.kernels.linear import cast_for_autocast
 from anyformer.kernels.loss import linear_cross_entropy
-from anyformer.kernels.recording import without_reading
 from anyformer.kernels.value_checks import check_range, check_values
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

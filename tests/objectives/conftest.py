@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 import vocabularies
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import anyformer as af
 from anyformer.objectives import denoise as d
 from anyformer.objectives.mass import MASS
 from anyformer.objectives.translate import Translate
-from anyformer.objectives.vocabulary import VocabularyInfo
+from anyformer.objectives.vocabulary_info import VocabularyInfo
 from small import close
 from tiny import model_of
 

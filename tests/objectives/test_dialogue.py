@@ -13,7 +13,7 @@ import anyformer as af
 import vocabularies
 from anyformer import cli, families
 from anyformer.inputs import chat
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.objectives.dialogue import Dialogue
 
 transformers = pytest.importorskip("transformers")

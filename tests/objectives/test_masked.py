@@ -13,7 +13,7 @@ import anyformer as af
 from anyformer import families
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.sentences import FOLLOWS, RANDOM, MaskedAndNext, truncate_pair
-from anyformer.objectives.vocabulary import VocabularyInfo
+from anyformer.objectives.vocabulary_info import VocabularyInfo
 from small import close
 from tiny import CONFIGS, model_of
 

@@ -12,7 +12,7 @@ import anyformer as af
 from anyformer import families
 from anyformer.objectives.objective import Batch, Record
 from anyformer.objectives.permuted import ROUND, Permuted, permutation_mask
-from anyformer.objectives.vocabulary import VocabularyInfo
+from anyformer.objectives.vocabulary_info import VocabularyInfo
 from small import close
 from tiny import OTHERS, model_of
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from anyformer.objectives.span_corruption import SpanCorruption, corrupt, pieces
-from anyformer.objectives.vocabulary import VocabularyInfo
+from anyformer.objectives.vocabulary_info import VocabularyInfo
 from small import close
 from tiny import model_of
 

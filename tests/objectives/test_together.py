@@ -23,7 +23,7 @@ from anyformer.objectives.objective import Batch, Objective
 from anyformer.objectives.replaced import ReplacedTokens
 from anyformer.objectives.tag import Tag
 from anyformer.objectives.translate import Translate
-from anyformer.objectives.vocabulary import VocabularyInfo
+from anyformer.objectives.vocabulary_info import VocabularyInfo
 from anyformer.train.evaluate_split import loss_module
 from small import close
 from tiny import CONFIGS, model_of

@@ -10,7 +10,7 @@ import torch
 import anyformer as af
 from anyformer import families
 from anyformer.evaluate.predict import Predictor, predictions
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.objectives.translate import Translate
 from vocabularies import m2m
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from anyformer.kernels.recording import graph_capture
+from anyformer.kernels.capture import graph_capture
 from anyformer.parts.computed import cache_by_size, places
 
 

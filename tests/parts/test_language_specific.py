@@ -37,7 +37,7 @@ def test_each_token_goes_through_the_op_of_its_language() -> None:
     close(op(x, ctx), by_hand, 1e-6)
     hidden = torch.ones(3, 6, dtype=torch.bool)
     hidden[0, 1] = hidden[2, 5] = False  # the token of a pad names nothing
-    assert op.languages(ctx.replace(padding=hidden))[[0, 2], [1, 5]].tolist() == [0, 0]
+    assert op.languages(ctx.replace(is_token=hidden))[[0, 2], [1, 5]].tolist() == [0, 0]
     documents = torch.tensor([[0, 0, 0, 1, 1, 1]] * 3)
     assert op.languages(ctx.replace(documents=documents)).tolist() == [
         [0, 1, 1, 0, 0, 0],

@@ -27,7 +27,7 @@ from anyformer.planning.compute import (
 )
 from anyformer.planning.layout import DeviceLayout, TrainingJob, parse_layout
 from anyformer.specs.codec import to_json
-from anyformer.train.accelerators import ACCELERATORS, accelerator, published_flops
+from anyformer.train.device_specs import ACCELERATORS, accelerator, published_flops
 from anyformer.train.run import read_run
 
 HOUR, DAY = 3600, 86400

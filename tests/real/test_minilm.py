@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
 stats = pytest.importorskip("scipy.stats")

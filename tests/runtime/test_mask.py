@@ -166,7 +166,7 @@ def test_flags() -> None:
 
     assert flags(FULL) == (True, False) and flags(CAUSAL) == (False, True)
     assert flags(FULL, places[:3]) == (True, False) and flags(CAUSAL, places[3:]) == (False, False)
-    assert flags(FULL, padding=real) == (False, False) == flags(CAUSAL, padding=real)
+    assert flags(FULL, is_token=real) == (False, False) == flags(CAUSAL, is_token=real)
     numbers = torch.zeros(1, 6)
     assert flags(CAUSAL, documents=numbers, key_documents=numbers) == (False, False)
     assert flags(Causal() & Window(size=9)) == (False, False) == flags(~Causal())

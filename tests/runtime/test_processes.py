@@ -72,5 +72,5 @@ def test_the_reader_of_pickles_ends_with_its_parent(tmp_path: Path) -> None:
     """It waits for a pipe that nobody writes to, and the process it was told of is not its parent."""
     os.mkfifo(tmp_path / "pipe")
     files = [str(tmp_path / "pipe"), str(tmp_path / "model.safetensors")]
-    command = [sys.executable, "-m", "anyformer.weights.unpickle", "1", "600", *files]
+    command = [sys.executable, "-m", "anyformer.weights.pickled_weights", "1", "600", *files]
     assert subprocess.run(command, timeout=60).returncode == 1

@@ -63,7 +63,7 @@ def test_block_equals_torch_encoder_layer(where: str, padded: bool) -> None:
     ours.load_state_dict(from_torch(theirs, where))
     x, real = torch.randn(2, T, D), torch.ones(2, T, dtype=torch.bool)
     real[1, 6:] = not padded
-    out = ours(x, context(T, padding=real if padded else None))
+    out = ours(x, context(T, is_token=real if padded else None))
     close(out[real], theirs(x, src_key_padding_mask=~real if padded else None)[real])
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyformer.kernels import rewind
+from anyformer.kernels import reversible
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.lsh import LSHAttention
 from anyformer.parts.feedforward.mlp import MLP
@@ -165,4 +165,4 @@ def test_refused(build: Any, line: str) -> None:
 
 def test_learns() -> None:
     leaf = torch.zeros(2, requires_grad=True)
-    assert rewind.has_gradient({"a": [(leaf,)]}) and not rewind.has_gradient({"a": [(leaf.detach(), 3)]})
+    assert reversible.has_gradient({"a": [(leaf,)]}) and not reversible.has_gradient({"a": [(leaf.detach(), 3)]})

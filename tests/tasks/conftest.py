@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 from vocabularies import camembert, gpt2, t5, words, xlm_roberta
 
 Folders = Callable[..., Path]

@@ -84,7 +84,7 @@ def test_what_suits_the_model(folders: Folders, tmp_path: Path) -> None:
 def test_the_encoder_of_a_pair_is_asked(folders: Folders, tmp_path: Path) -> None:
     import transformers
 
-    from anyformer.inputs.text import Tokenizer
+    from anyformer.inputs.tokenizer import Tokenizer
     from vocabularies import t5
 
     folder = t5(tmp_path)

@@ -13,7 +13,7 @@ import torch
 
 import anyformer as af
 from anyformer import cli
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.objectives.examples import label_of
 from anyformer.recipes.glue import TASKS, run_of, score, table
 from anyformer.recipes.shared.encoder import vocabulary

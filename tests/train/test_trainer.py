@@ -19,11 +19,11 @@ from anyformer.data import Data, StepBatches, TextFiles
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.objective import Objective
 from anyformer.specs.codec import encode
+from anyformer.train.loss_step import seed_all
 from anyformer.train.optim import Adafactor, AdamW, Cosine, Muon
 from anyformer.train.progress import Metrics, read_metrics
 from anyformer.train.record import Recorder
 from anyformer.train.run import Batch, Evaluate, Keep, Run
-from anyformer.train.step import seed_all
 from anyformer.train.trainer import Callback, Trainer
 from anyformer.transforms.half_weights import HalfWeights
 from anyformer.weights import hub

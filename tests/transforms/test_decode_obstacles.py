@@ -81,6 +81,6 @@ def test_a_recurrence_needs_a_state_that_is_written_in_place() -> None:
     token = torch.ones(2, 1, dtype=torch.long)
     for state in (static, grown):
         model(Call({"input_ids": token}, state))
-    static.padding = torch.ones(2, 16, dtype=torch.bool)
+    static.is_token = torch.ones(2, 16, dtype=torch.bool)
     model(Call({"input_ids": token}, static))
     assert kept == [True, False, False]

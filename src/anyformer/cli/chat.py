@@ -19,7 +19,7 @@ from anyformer.specs.messages import nearest
 
 if TYPE_CHECKING:
     from anyformer.generation.writing import Writing
-    from anyformer.inputs.text import Tokenizer
+    from anyformer.inputs.tokenizer import Tokenizer
     from anyformer.models import TransformerModule
 
 Message = dict[str, str]

@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> None:
     with spinner(f"reading {options.source}") if local else contextlib.nullcontext():
         from anyformer.checkpoint import load, save
         from anyformer.weights import hub
-        from anyformer.weights.unpickle import unpickle_folder
+        from anyformer.weights.pickled_weights import unpickle_folder
 
         source = hub.resolve(options.source, offline=options.offline, pickles=options.unpickle)
         home = next(parent for parent in target.parents if parent.exists())

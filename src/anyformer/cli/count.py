@@ -256,8 +256,8 @@ def by_size(options: argparse.Namespace) -> None:
         from anyformer import families
         from anyformer.checkpoint import spec as find
         from anyformer.counting import count
+        from anyformer.counting.flops import fixed_input
         from anyformer.counting.lecture import shares
-        from anyformer.counting.work import fixed_input
         from anyformer.models import position_limit
 
         known = [name for name, _ in families.names()]
@@ -325,7 +325,7 @@ def needs_length(options: argparse.Namespace) -> None:
 def length_of(spec: Any, given: int | None, usual: int | None = None) -> int | None:
     """The length that was given, or the usual one; where a model reads inputs of one size (an image), its number of
     positions, and no other may be given."""
-    from anyformer.counting.work import fixed_input
+    from anyformer.counting.flops import fixed_input
 
     fixed = fixed_input(spec)
     if fixed is None:

@@ -23,7 +23,7 @@ from anyformer.cli.texts import as_json, text_of
 
 if TYPE_CHECKING:
     from anyformer.generation.writing import Writing
-    from anyformer.inputs.text import Tokenizer
+    from anyformer.inputs.tokenizer import Tokenizer
     from anyformer.models import TransformerModule
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
@@ -145,7 +145,7 @@ def tokenizer_and_loader(options: argparse.Namespace) -> tuple[Tokenizer, Callab
     local = os.path.isdir(os.path.expanduser(options.model))  # a download shows its own progress
     with spinner(f"reading {options.model}" if local else f"looking for {options.model}"):
         from anyformer.generation.options import Settings
-        from anyformer.inputs.text import Tokenizer
+        from anyformer.inputs.tokenizer import Tokenizer
         from anyformer.kernels import hardware
 
         Settings(**settings(options)).check(2**31)

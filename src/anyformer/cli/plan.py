@@ -20,7 +20,7 @@ from anyformer.cli.texts import as_json
 
 if TYPE_CHECKING:
     from anyformer.planning.layout import DeviceLayout, Need, TrainingJob
-    from anyformer.train.accelerators import Accelerator
+    from anyformer.train.device_specs import Accelerator
 
 ONLY_A_MODEL = ("set", "tokens", "corpus", "length", "batch", "price", "layout", "recipe", "out")
 
@@ -157,7 +157,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def device_of(options: argparse.Namespace) -> Any:
-    from anyformer.train.accelerators import Accelerator, accelerator
+    from anyformer.train.device_specs import Accelerator, accelerator
 
     given = {name: getattr(options, name) for name in ("flops", "memory", "bandwidth", "link")}
     given = {name: value for name, value in given.items() if value is not None}

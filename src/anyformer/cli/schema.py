@@ -16,7 +16,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from anyformer.train.schema import schema
+    from anyformer.train.run_schema import schema
 
     text = as_json(schema(), indent=1)
     if options.out is None:

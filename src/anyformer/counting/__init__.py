@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from anyformer.counting.step import StepMemory, run_step
-from anyformer.counting.survey import Survey, walk_modules
-from anyformer.counting.work import Work, inputs_of, measure
+from anyformer.counting.flops import Work, inputs_of, measure
+from anyformer.counting.shared_layers import Survey, walk_modules
+from anyformer.counting.step_memory import StepMemory, run_step
 from anyformer.models import Model, position_limit
 from anyformer.models.construct import skeleton
 from anyformer.parts.computed import ComputesTensors
 from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.embedding.trajectory import TrajectoryEmbedding
 from anyformer.parts.unused import PartlyUsed
-from anyformer.runtime.state import Declared, declarations
+from anyformer.runtime.state import StateSpec, declarations
 from anyformer.specs.messages import quote
 from anyformer.specs.part import parts_in
 
@@ -69,7 +69,7 @@ class Count:
     Parameters are what training changes: a stored table that a formula gives (sinusoids) is `fixed` instead."""
 
     parts: dict[str, int]  # address of a parameter -> its size
-    remembered: tuple[Declared, ...] = ()  # what each mixer keeps between decoding steps
+    remembered: tuple[StateSpec, ...] = ()  # what each mixer keeps between decoding steps
     experts: int = 0  # parameters of all experts
     idle: int = 0  # of these, those that a token does not go to
     tables: int = 0  # parameters of which a token reads its own row alone

@@ -11,7 +11,7 @@ from anyformer.data.prepare import Data, Splits, prepare, tokenizer_digest
 from anyformer.data.shards import DataSplit
 from anyformer.data.source import Beside, First, Held, Numbers, Row, Source, Where
 from anyformer.data.table import CSV, IDX, TSV, Arrays, HFDataset, JSONLines, Parquet, SQuAD, open_table
-from anyformer.data.text import Columns, ParallelText, PythonDocs, TextFiles
+from anyformer.data.text_files import Columns, ParallelText, PythonDocs, TextFiles
 from anyformer.data.vocabulary import (
     Bytes,
     Stored,

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anyformer.inputs.long import LongText, split_at_spaces
-from anyformer.inputs.published import NAMES
-from anyformer.objectives.vocabulary import SENTINEL
+from anyformer.inputs.tokenizer_defaults import NAMES
+from anyformer.objectives.vocabulary_info import SENTINEL
 from anyformer.specs.checks import at_least
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.part import Part, Table
 
 if TYPE_CHECKING:
     from anyformer.data.source import Source
-    from anyformer.inputs.text import Tokenizer
+    from anyformer.inputs.tokenizer import Tokenizer
 
 
 class Vocabulary(Part):
@@ -39,7 +39,7 @@ class Stored(Vocabulary):
     path: str
 
     def make(self, texts: Iterable[str], folder: Path | str) -> Tokenizer:
-        from anyformer.inputs.text import Tokenizer
+        from anyformer.inputs.tokenizer import Tokenizer
 
         return Tokenizer.load(self.path)
 
@@ -70,7 +70,7 @@ class BuiltVocabulary(Vocabulary):
     def make(self, texts: Iterable[str], folder: Path | str) -> Tokenizer:
         from tokenizers import processors
 
-        from anyformer.inputs.text import Tokenizer
+        from anyformer.inputs.tokenizer import Tokenizer
         from anyformer.weights.io import write_json
 
         sentinels = (SENTINEL.format(i) for i in range(self.sentinels))

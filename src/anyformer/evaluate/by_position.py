@@ -16,7 +16,7 @@ from torch import Tensor
 from anyformer.evaluate.likelihood import SCORES, last_hidden_states, of_tokens
 from anyformer.models import TransformerModule
 from anyformer.objectives.objective import Batch, language_head
-from anyformer.runtime.mask import text_places
+from anyformer.runtime.mask import text_positions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ def token_losses(model: TransformerModule, batch: Batch) -> tuple[Tensor, Tensor
     """(N,) index and (N,) loss of every token that follows another of its text."""
     ids, real = batch["input_ids"], batch.get("attention_mask")
     x = last_hidden_states(model, batch)  # (B, T, D)
-    places = text_places(real, batch.get("document_ids"))
+    places = text_positions(real, batch.get("document_ids"))
     places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids) if places is None else places
     asked = places[:, 1:] > 0  # (B, T - 1)
     if real is not None:

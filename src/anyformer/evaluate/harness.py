@@ -19,7 +19,7 @@ from anyformer.checkpoint import load
 from anyformer.evaluate.likelihood import likelihoods
 from anyformer.generation import check_writer, generate
 from anyformer.inputs import chat
-from anyformer.inputs.text import Tokenizer, check_vocabulary_size
+from anyformer.inputs.tokenizer import Tokenizer, check_vocabulary_size
 from anyformer.models import Model, position_limit
 from anyformer.specs.messages import nearest, quote
 from anyformer.weights import hub

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from anyformer.generation import check_writer
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.kernels.loss import IGNORED
 from anyformer.models import Call, TransformerModule
 from anyformer.objectives.examples import array

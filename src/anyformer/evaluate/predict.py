@@ -13,7 +13,7 @@ from torch import Tensor
 
 from anyformer.generation import generate
 from anyformer.generation.defaults import settings_for
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.kernels.loss import IGNORED
 from anyformer.models import TransformerModule, position_limit
 from anyformer.objectives.answer import Answer, best_spans

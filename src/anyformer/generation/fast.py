@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from anyformer.generation.search_state import Search
 from anyformer.generation.stepper import Stepper
 from anyformer.kernels import few_rows, hardware
-from anyformer.kernels.launch import compile_ahead, launch_errors, start_compiler
-from anyformer.kernels.recording import capture, graph_capture
+from anyformer.kernels.capture import capture, graph_capture
+from anyformer.kernels.triton_launch import compile_ahead, launch_errors, start_compiler
 from anyformer.models import Call, TransformerModule, position_limit
 from anyformer.parts.embedding.text import TokensModule, check_ids
 from anyformer.parts.position.absolute import Sinusoidal
@@ -197,7 +197,7 @@ def recording_key(
         state is None or state.holes is None,
         labels,
         None if state is None or state.memory is None else state.memory.shape,
-        state is None or state.memory_padding is None,
+        state is None or state.memory_is_token is None,
         tuple((tensor.data_ptr(), tensor.dtype, tensor._version if compiled else 0) for tensor in tensors),
     )
 

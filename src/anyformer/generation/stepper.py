@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.kernels.rows import mask_or_ones
+from anyformer.kernels.batch_rows import mask_or_ones
 from anyformer.models import Call, TransformerModule
 from anyformer.runtime.inputs import boolean_mask
 from anyformer.runtime.state import State
@@ -67,8 +67,8 @@ class Stepper:
             names = (*self.model.spec.embedding.inputs, *self.model.tree_inputs)
             reading = {n: v for n, v in self.source.items() if n in names}
             self.source["encoder_outputs"], read = self.model.encode(Call(reading, kernel=self.model.kernel))
-            if read.padding is not None:  # of what the encoder says: a frame of sound stands for many samples
-                self.source["attention_mask"] = read.padding
+            if read.is_token is not None:  # of what the encoder says: a frame of sound stands for many samples
+                self.source["attention_mask"] = read.is_token
         if self.pair:
             self.source = {n: v for n, v in self.source.items() if n in ("attention_mask", "encoder_outputs")}
             memory = self.source.get("encoder_outputs")
@@ -81,7 +81,7 @@ class Stepper:
         self.state = state if state is not None else self.model.new_state()
         self.length = self.state.length
         if mask is not None and self.state.capacity is None:  # rows were moved to end together: does what is known fit?
-            before = mask_or_ones(self.state.padding, (self.rows, self.length), mask.device)
+            before = mask_or_ones(self.state.is_token, (self.rows, self.length), mask.device)
             if not torch.equal(before, mask[:, : self.length].bool()):
                 raise ValueError("past_key_values holds other tokens than the prompt begins with, its pads left out")
         T = ids.shape[1] if embeds is None else embeds.shape[1]

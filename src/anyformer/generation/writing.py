@@ -14,7 +14,7 @@ from anyformer.generation.setup import begin
 from anyformer.models import TransformerModule, position_limit
 
 if TYPE_CHECKING:
-    from anyformer.inputs.text import Tokenizer
+    from anyformer.inputs.tokenizer import Tokenizer
 
 LENGTH = 128  # new tokens, where neither the caller nor the model's own files say
 

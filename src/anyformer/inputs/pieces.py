@@ -12,7 +12,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from anyformer.inputs import sentencepiece
 from anyformer.inputs.languages import LANGUAGES, language_processor
-from anyformer.inputs.published import CLASSES, LLAMA, PIECES, SEGMENTS, TWO_ENDS, class_defaults
+from anyformer.inputs.tokenizer_defaults import CLASSES, LLAMA, PIECES, SEGMENTS, TWO_ENDS, class_defaults
 from anyformer.inputs.words import TokenizerFiles, contiguous_vocab, special_tokens_template
 from anyformer.specs.messages import nearest, quote
 

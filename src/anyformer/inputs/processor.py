@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from anyformer.checkpoint import read_spec
 from anyformer.inputs.audio_features import KINDS, AudioProcessor
 from anyformer.inputs.image import Images
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.models import TowerDecoderModel, TowerEncoderModel
 from anyformer.parts.embedding.waveform import SegmentEmbedding
 from anyformer.specs.messages import quote

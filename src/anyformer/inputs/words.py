@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from anyformer.inputs.published import CLASSES, PERCEIVER, SEGMENTS, class_defaults
+from anyformer.inputs.tokenizer_defaults import CLASSES, PERCEIVER, SEGMENTS, class_defaults
 from anyformer.specs.messages import quote
 from anyformer.weights.io import JSON_BYTES, read_json
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
 from anyformer.kernels import decode
-from anyformer.kernels.recording import is_capturing
+from anyformer.kernels.capture import is_capturing
 from anyformer.specs.messages import nearest, quote
 
 KERNELS = ("auto", "eager", "sdpa", "flex")

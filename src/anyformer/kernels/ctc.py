@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.kernels.launch import HAS_TRITON
+from anyformer.kernels.triton_launch import HAS_TRITON
 
 MOST_STATES = 4096  # that one program holds
 

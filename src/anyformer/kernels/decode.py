@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from anyformer.kernels.launch import HAS_TRITON, launch, shared_memory
+from anyformer.kernels.triton_launch import HAS_TRITON, launch, shared_memory
 
 BLOCK = 64  # keys read at once
 PROGRAMS = 256  # that keep a large device busy

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from anyformer.kernels.few_rows import power_above, some_rows_shape
-from anyformer.kernels.launch import launch, shared_memory
+from anyformer.kernels.triton_launch import launch, shared_memory
 
 PROGRAMS = 256  # that keep a large device busy
 MOST_EXPERTS = 1024  # whose scores one program compares

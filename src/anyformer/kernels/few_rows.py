@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.kernels.launch import HAS_TRITON, launch, shared_memory
+from anyformer.kernels.triton_launch import HAS_TRITON, launch, shared_memory
 
 MOST_ROWS = 128  # beyond which launches take little of the time
 ACTIVATIONS = ("identity", "relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid")

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.kernels.recording import is_capturing, is_recording
+from anyformer.kernels.capture import can_read_values, is_capturing
 
 
 def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def _native(x: Tensor, weight: Tensor) -> bool:
     if not x.is_cuda or not hasattr(F, "grouped_mm") or torch.cuda.get_device_capability(x.device) < (8, 0):
         return False
     whole = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
-    return whole and x.dtype == weight.dtype and (x.dtype == torch.bfloat16 or not is_recording())
+    return whole and x.dtype == weight.dtype and (x.dtype == torch.bfloat16 or can_read_values())
 
 
 def _groups(ends: Tensor) -> list[tuple[int, int, int]]:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels.gelu import gelu_by_sigmoid
-from anyformer.kernels.launch import HAS_TRITON
+from anyformer.kernels.triton_launch import HAS_TRITON
 
 ROWS, COLUMNS, TILE, WARPS = 256, 128, 16, 4  # of one program, TILE rows at a time
 

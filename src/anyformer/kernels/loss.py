@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.kernels.launch import HAS_TRITON
-from anyformer.kernels.recording import is_recording
+from anyformer.kernels.capture import can_read_values
+from anyformer.kernels.triton_launch import HAS_TRITON
 from anyformer.kernels.value_checks import check_range, reads_later
 
 IGNORED = -100  # a label that asks for nothing
@@ -66,7 +66,7 @@ def cross_entropy_sum(scores: Tensor, labels: Tensor, ignored: int = IGNORED) ->
     Otherwise torch computes both from a copy of the scores in fp32.
     """
     V = scores.shape[-1]
-    if scores.is_cuda and not is_recording():  # a GPU would abort the process instead of raising
+    if scores.is_cuda and can_read_values():  # a GPU would abort the process instead of raising
         skipped, ignored = labels == ignored, IGNORED
         known = check_range(labels.masked_fill(skipped, 0), V, f"labels: {{value}} is outside 0 to {V - 1}")
         labels = known.masked_fill(skipped, IGNORED)

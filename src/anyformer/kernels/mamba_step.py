@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from anyformer.kernels.few_rows import power_above
-from anyformer.kernels.launch import launch
+from anyformer.kernels.triton_launch import launch
 
 CHANNELS = 32  # of one program: the published sizes then have enough of them for one row
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from anyformer.kernels import few_rows
-from anyformer.kernels.launch import HAS_TRITON
+from anyformer.kernels.triton_launch import HAS_TRITON
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from anyformer.kernels import few_rows
 from anyformer.kernels.few_rows import power_above
-from anyformer.kernels.launch import HAS_TRITON
+from anyformer.kernels.triton_launch import HAS_TRITON
 
 FEW = 64  # rows, up to which a product takes as long as reading the weights
 FP8 = torch.float8_e4m3fn

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.kernels.recording import is_recording
+from anyformer.kernels.capture import can_read_values
 
 
 def s4_by_steps(
@@ -58,7 +58,7 @@ def s4(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """y (B, T, D) and, where it is wanted, the `last` state."""
     if keep is not None:  # a convolution ends at no document
-        steps = is_recording()  # how many documents there are may not be read
+        steps = not can_read_values()  # how many documents there are may not be read
         return s4_by_steps(x, pace, c, state, keep, real) if steps else _by_document(x, pace, c, state, keep, real)
     B, T, D = x.shape
     x = x.transpose(1, 2)  # (B, D, T)

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.kernels.launch import HAS_TRITON
+from anyformer.kernels.triton_launch import HAS_TRITON
 
 # numbers that a step and a window should touch, for each thread of a processor; a GPU counts as so many threads
 SLAB, WINDOW, GPU = 2**14, 2**17, 256

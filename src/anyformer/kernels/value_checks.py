@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.kernels.recording import is_recording
+from anyformer.kernels.capture import can_read_values
 
 Judge = Callable[[Any], Exception | None]  # values.tolist() -> the error to raise, if any
 
@@ -38,7 +38,7 @@ def reads_later(values: Tensor) -> bool:
 
 def check_values(values: Tensor, judge: Judge) -> None:
     """Raise the error that `judge` returns for `values`, now or in a later call (see the module's docstring)."""
-    if is_recording() or values.is_meta:
+    if not can_read_values() or values.is_meta:
         return
     raise_pending()
     if not reads_later(values):
@@ -66,7 +66,7 @@ def check_range(values: Tensor, limit: int, message: str) -> Tensor:
 
     If the check is read later, the returned values are clamped: an index out of range would abort the device before.
     """
-    if is_recording() or values.is_meta or not values.numel():
+    if not can_read_values() or values.is_meta or not values.numel():
         return values
 
     def judge(extremes: list[int]) -> Exception | None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from anyformer.kernels.recording import is_recording
+from anyformer.kernels.capture import can_read_values
 from anyformer.kernels.value_checks import check_values, reads_later
 from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model, notebook_html
@@ -161,7 +161,7 @@ class TransformerModule(PublishedModule):
 
         While gradients are computed on a GPU, the error is raised by the next call (kernels/value_checks.py).
         """
-        if is_recording():
+        if not can_read_values():
             return
         halves = (torch.float16, torch.bfloat16)
         found = [v for v in outputs.values() if isinstance(v, Tensor) and v.dtype in halves and v.numel()]

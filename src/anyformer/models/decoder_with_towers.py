@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import is_recording
+from anyformer.kernels.capture import can_read_values
 from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model
 from anyformer.models.single_stack import DecoderModel, EncoderModel, OneStackModule
@@ -132,7 +132,7 @@ class TowerInputModule(OneStackModule):
             own = self.embedding.tokens(torch.tensor(tower.part.token, device=x.device))
             places = (x == own).all(-1) if ids is None else ids == tower.part.token  # (B, T)
             vectors = tower(given, call.kernel, call.taps).flatten(0, 1).to(x.dtype)  # (M N, D)
-            if not is_recording() and (count := int(places.sum())) != len(vectors):
+            if can_read_values() and (count := int(places.sum())) != len(vectors):
                 what = f"{tower.reads} makes {len(vectors)} vectors of {len(given)}"
                 raise ValueError(f"{what}, and the text has {count} of the tokens {tower.part.token} for them")
             rest["inputs_embeds"] = x.masked_scatter(places[..., None], vectors)

@@ -106,14 +106,14 @@ class EncoderDecoderModule(TransformerModule):
             memory, read = _encoder_outputs(memory)
             routed = read.get("router_logits")
         elif state is not None and state.memory is not None:
-            memory, padding = state.memory, state.memory_padding if padding is None else padding
+            memory, padding = state.memory, state.memory_is_token if padding is None else padding
         else:
             memory, source = self.encode(call)
-            padding = source.padding  # of what it says, not of what it read
+            padding = source.is_token  # of what it says, not of what it read
             losses = dict(source.losses)
             routed = losses.pop("router_logits", None)
         if state is not None and memory is not state.memory:
-            state.look_at(memory, padding)
+            state.set_memory(memory, padding)
         x, ctx = self.decoder_embedding(self.decoder_inputs(inputs), state)
         seen = Memory(memory, memory_mask(padding, memory, "attention_mask"), inputs.get("document_ids"))
         losses |= {"encoder_router_logits": list(routed)} if routed else {}

@@ -15,7 +15,7 @@ from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import array, text_of
 from anyformer.objectives.objective import Batch, HeadInputs, Record, language_head, pad_rows, pad_texts
-from anyformer.objectives.vocabulary import VocabularyInfo, VocabularyObjective, is_one_of, mask_token
+from anyformer.objectives.vocabulary_info import VocabularyInfo, VocabularyObjective, is_one_of, mask_token
 from anyformer.specs.checks import at_least, chance
 
 

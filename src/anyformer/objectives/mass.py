@@ -12,7 +12,7 @@ from anyformer.inputs.long import LongText
 from anyformer.objectives.examples import add_ends, append_end, array
 from anyformer.objectives.objective import Batch, Record, pad_rows
 from anyformer.objectives.rewrite import Rewrite
-from anyformer.objectives.vocabulary import VocabularyInfo, VocabularyObjective, mask_token
+from anyformer.objectives.vocabulary_info import VocabularyInfo, VocabularyObjective, mask_token
 
 
 class MASS(Rewrite, VocabularyObjective):

@@ -15,7 +15,7 @@ from anyformer.kernels.loss import IGNORED
 from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import Batch, HeadInputs, Record, language_head, pad_rows, pad_texts
-from anyformer.objectives.vocabulary import VocabularyObjective, is_one_of
+from anyformer.objectives.vocabulary_info import VocabularyObjective, is_one_of
 from anyformer.specs.checks import at_least
 
 ROUND = 16  # so many tokens more are asked for at once, so that a compiled step sees few sizes

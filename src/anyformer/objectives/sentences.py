@@ -14,7 +14,7 @@ from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import array, text_of
 from anyformer.objectives.masked import Masked, masked_loss
 from anyformer.objectives.objective import Batch, HeadInputs, Record, head_of, scalars
-from anyformer.objectives.vocabulary import VocabularyInfo
+from anyformer.objectives.vocabulary_info import VocabularyInfo
 from anyformer.parts.head.losses import class_loss
 from anyformer.parts.head.pretraining import PretrainingModule
 

@@ -16,7 +16,7 @@ from anyformer.inputs.long import LongText
 from anyformer.objectives.examples import add_ends
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
-from anyformer.objectives.vocabulary import VocabularyInfo, VocabularyObjective
+from anyformer.objectives.vocabulary_info import VocabularyInfo, VocabularyObjective
 from anyformer.specs.checks import at_least
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import graph_capture, is_recording
+from anyformer.kernels.capture import can_read_values, graph_capture
 
 
 class ComputesTensors(nn.Module):
@@ -59,7 +59,7 @@ def cache_by_size(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @functools.wraps(make)
     def get(*args: Any) -> Tensor:
-        return make(*args) if is_recording() or is_watched(args[-1]) else once(*args)
+        return make(*args) if not can_read_values() or is_watched(args[-1]) else once(*args)
 
     return get
 

@@ -61,7 +61,7 @@ class Halve(Part):
             index=index,
             positions=ctx.positions[:, first],
             shared={},
-            padding=None if ctx.padding is None else self.shorten(ctx.padding),
+            is_token=None if ctx.is_token is None else self.shorten(ctx.is_token),
         )
-        looking = ctx.replace(Stride(2), index=first, fine=x, shared={}) if self.queries_only else inner
+        looking = ctx.replace(Stride(2), index=first, key_states=x, shared={}) if self.queries_only else inner
         return short, inner, looking

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import is_recording
+from anyformer.kernels.capture import can_read_values
 from anyformer.parts.computed import Computed
 from anyformer.parts.op import Op, Reshaping
 from anyformer.parts.unused import PartlyUsed
@@ -81,7 +81,7 @@ class LanguageSpecificModule(PartlyUsed):
         every = range(len(self.op))
         if chosen.is_meta:  # counted: a token goes through one
             every = range(1)
-        elif not is_recording() and not (self.mixes and ctx.state is not None):
+        elif can_read_values() and not (self.mixes and ctx.state is not None):
             every = ctx.once(f"{self.key} used", lambda: chosen.unique().tolist())
         y = None
         for i in every:

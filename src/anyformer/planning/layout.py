@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from anyformer.counting import Count, rows
-from anyformer.counting.survey import Survey, walk_modules
+from anyformer.counting.shared_layers import Survey, walk_modules
 from anyformer.models.construct import skeleton
 from anyformer.parts.feedforward.moe import ExpertsModule
 from anyformer.train import shard
-from anyformer.train.accelerators import Accelerator
+from anyformer.train.device_specs import Accelerator
 from anyformer.train.parallel import Mesh
 
 USABLE = 0.9  # of a device's memory; the rest is for kernels, buffers and fragmentation

@@ -1,6 +1,11 @@
-"""What a forward pass hands down to every sublayer: one small typed object instead of `**kwargs`.
+"""The context of a forward pass: one small typed object that every sublayer receives, instead of `**kwargs`.
 
-B batch, T tokens of this call, S tokens that can be seen (past included), D width.
+Three words for "where a token is", used in the whole package:
+- row index (`index`): the token's number in its row of the batch. Padding and cached tokens count. Masks compare these.
+- position (`positions`): the token's number in its text. Padding does not count. Embeddings and RoPE use these.
+- column: an index into a cache tensor. In a ring cache it differs from the row index.
+
+B batch, T tokens of this call, S visible tokens (cached ones included), M memory length, D width.
 """
 
 from __future__ import annotations
@@ -23,54 +28,54 @@ E = TypeVar("E")
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """What cross-attention looks at."""
+    """The hidden states that cross-attention attends to, usually the encoder's output."""
 
     states: Tensor  # (B, M, D)
-    padding: Tensor | None = None  # (B, M) True where real; None when all are
-    documents: Tensor | None = None  # (B, M) number of the packed document each belongs to
+    is_token: Tensor | None = None  # (B, M) True for real tokens, False for padding; None: no padding
+    documents: Tensor | None = None  # (B, M) packed document of each token
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenIds:
-    """The ids of the tokens of this call, where it was given ids."""
+    """The token ids of this call, if it was called with ids."""
 
     ids: Tensor  # (B, T)
 
 
 @dataclasses.dataclass(frozen=True)
 class StackOutputs:
-    """Named outputs of the model that a stack computes beside its hidden states (XLNet's `mems`)."""
+    """Named model outputs that a stack computes in addition to its hidden states (XLNet's `mems`)."""
 
     fields: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """One forward pass through one stack. What few families hand down beside this are `extras`, one of a class."""
+    """One forward pass through one stack. Data that only few families need is in `extras`, at most one per class."""
 
-    index: Tensor  # (T,) or (B, T) place of each token in its row, pads and past counted: what masks compare
-    positions: Tensor  # (1 or B, T) place of each token in its text, pads not counted: what embeddings and RoPE use
-    padding: Tensor | None = None  # (B, S) True where a real token is; None when there is no padding
-    documents: Tensor | None = None  # (B, T) number of the packed document each token belongs to
+    index: Tensor  # (T,) or (B, T) row index of each token
+    positions: Tensor  # (1 or B, T) position of each token in its text
+    is_token: Tensor | None = None  # (B, S) True for real tokens, False for padding; None: no padding
+    documents: Tensor | None = None  # (B, T) packed document of each token
     memory: Memory | None = None
-    fine: Tensor | None = None  # (B, S, D) where keys are of a longer sequence: then all but the stream is about it
+    key_states: Tensor | None = None  # (B, S, D) source of keys and values if longer than the queries (Funnel)
     state: State | None = None
-    bias: Tensor | None = None  # (1, H, T, S) a position bias shared by the layers of a stack (T5)
+    bias: Tensor | None = None  # (1, H, T, S) position bias shared by all layers of a stack (T5)
     kernel: str = "auto"
     taps: Taps | None = None
     extras: tuple[Any, ...] = ()
     shared: dict[str, Any] = dataclasses.field(default_factory=dict)  # see `once`
-    losses: dict[str, list[Tensor]] = dataclasses.field(default_factory=dict)  # what routers say, a layer each
+    losses: dict[str, list[Tensor]] = dataclasses.field(default_factory=dict)  # router losses by name, one per layer
 
     def extra(self, kind: type[E]) -> E | None:
-        """The extra of this class, where there is one."""
+        """Return the extra of this class, or None."""
         for each in self.extras:
             if isinstance(each, kind):
                 return each
         return None
 
     def replace(self, *extras: Any, **changes: Any) -> Context:
-        """A copy with other fields, and with these extras in the place of those of their classes."""
+        """Return a copy with changed fields; each of `extras` replaces the one of its class."""
         if not extras:
             return dataclasses.replace(self, **changes)
         kinds = tuple(type(each) for each in extras)
@@ -79,19 +84,19 @@ class Context:
 
     @property
     def tokens(self) -> Tensor | None:
-        """(B, T) True where a token of this call is real; None when all are."""
-        return None if self.padding is None else self.of_these(self.padding)
+        """(B, T) True for real tokens of this call; None: no padding."""
+        return None if self.is_token is None else self.of_these(self.is_token)
 
     def of_these(self, held: Tensor) -> Tensor:
-        """(B, S, ...) of all tokens that a state without windows holds -> (B, T, ...) of those of this call."""
+        """Select the tokens of this call: (B, S, ...) over all cached tokens -> (B, T, ...)."""
         if self.state is not None and self.state.capacity is not None:
             return at_places(held, self.index)
         return held[:, -self.index.shape[-1] :]
 
     def places(self) -> Tensor:
-        """(S,) row places of all the keys that a state without windows holds after this call."""
-        if self.fine is not None:
-            return torch.arange(self.fine.shape[1], device=self.index.device)
+        """(S,) row indices of all keys that are cached after this call, in a cache without a window."""
+        if self.key_states is not None:
+            return torch.arange(self.key_states.shape[1], device=self.index.device)
         if self.state is None:
             return self.index
         if self.state.capacity is not None:
@@ -99,102 +104,107 @@ class Context:
         return torch.arange(self.state.length + self.index.shape[-1], device=self.index.device)
 
     def relative_positions(self) -> tuple[Tensor, Tensor]:
-        """Places of the tokens (T,) or (B, T) and of the keys (S,) between which distances count. Where a text goes on
-        after a padded past, pads may stand between its tokens and do not count: (B, T) and (B, S)."""
-        if self.state is None or self.padding is None or (self.state.capacity is None and not self.state.length):
+        """Indices of the tokens (T,) or (B, T) and of the keys (S,) whose differences are relative positions.
+
+        If a padded prompt is continued, padding may lie between tokens. It does not count: (B, T) and (B, S).
+        """
+        if self.state is None or self.is_token is None or (self.state.capacity is None and not self.state.length):
             return self.index, self.places()
-        keys = self.padding.cumsum(-1)
+        keys = self.is_token.cumsum(-1)
         return at_places(keys, self.index), keys
 
-    # -- what is remembered -------------------------------------------------------------------------------------------
+    # -- decoding state -----------------------------------------------------------------------------------------------
 
     def store(self, address: str) -> Store | None:
-        """Where the mixer at `address` keeps what it remembers, if anything is remembered."""
+        """Return the decoding state of the mixer at `address`; None without a state."""
         return None if self.state is None else self.state.stores[address]
 
-    def remember(self, address: str, new: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        """What the mixer at `address` declared PerToken, of these tokens, in; the same of all that can be seen, and
-        their row places (S,) or (B, S), out."""
+    def append_to_cache(self, address: str, new: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        """Append the PerToken tensors of these tokens to the cache of the mixer at `address`.
+
+        Returns the tensors of all visible tokens and their row indices (S,) or (B, S).
+        """
         if self.state is None:
             return new, self.places()
-        return self.state.stores[address].extend(new, self.index, self.once, self.state.behind)
+        return self.state.stores[address].extend(new, self.index, self.once, self.state.trailing_pads)
 
     def from_memory(self, address: str, make: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Keys and values that the mixer at `address` makes of the memory (B, M, D): once a text where a state is
-        kept."""
+        """Return the cross-attention keys and values of the mixer at `address`, computed by `make` from the memory.
+
+        With a state they are computed once per text.
+        """
         store = self.store(address)
         if store is not None and store.tensors:
             return store.tensors["k"], store.tensors["v"]
         if self.memory is None:
-            raise ValueError(f"{address} looks at a memory and none was given (encoder_hidden_states)")
+            raise ValueError(f"{address} is cross-attention and needs a memory: pass encoder_hidden_states")
         k, v = make(self.memory.states)
         if store is not None:
             store.tensors = {"k": k, "v": v}
         return k, v
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- tracing --------------------------------------------------------------------------------------------------
 
     def tap(self, address: str, name: str, value: Tensor) -> Tensor:
-        """Every value that can be looked at or changed goes through here, as `address.name`."""
+        """Report the value `address.name` to whoever traces the model, and return it, possibly changed."""
         return value if self.taps is None else self.taps(f"{address}.{name}", value)
 
     def wants(self, address: str, name: str) -> bool:
-        """Whether anyone listens at `address.name`."""
+        """Whether `address.name` is traced."""
         return self.taps is not None and self.taps.wants(f"{address}.{name}")
 
     def weights(self, address: str) -> Listener | None:
-        """Where the attention weights of the mixer at `address` go, if anyone asked for them."""
+        """Return the listener for the attention weights of the mixer at `address`; None if they are not traced."""
         return functools.partial(self.tap, address, "weights") if self.wants(address, "weights") else None
 
     def watch(self, address: str, name: str = "weights") -> Watched | None:
-        """The same where a result is computed in a faster way already: it is used unless something was changed."""
+        """Like `weights`, for a kernel that has its result already and uses it unless the listener changes a value."""
         return Watched(functools.partial(self.tap, address, name)) if self.wants(address, name) else None
 
     def once(self, key: str, compute: Callable[[], Any]) -> Any:
-        """Work that many layers share (rotary tables, masks, biases) is done by the first one that asks."""
+        """Return `compute()`, called once per forward pass and shared by all layers (rotary tables, masks, biases)."""
         if key not in self.shared:
             self.shared[key] = compute()
         return self.shared[key]
 
     def once_for(self, places: Tensor, key: str, compute: Callable[[], Any]) -> Any:
-        """The same for keys at row places `places` (S,) or (B, S), of which windows hold fewer."""
+        """Like `once`, for keys at row indices `places` (S,) or (B, S), which are fewer in a window."""
         if self.index.shape[-1] > 1 and self.state is not None and self.state.capacity is not None:
-            return compute()  # a window and these tokens may be as many as there is room for
+            return compute()  # a window plus these tokens may have the same length as the whole cache
         return self.once(f"{key} {places.shape[-1]}", compute)
 
     def visible(self, mask: Mask, key: str, keys: Tensor) -> Visible:
-        """Which of the keys at row places `keys` (S,) or (B, S) each token may see; `key` names the mask and the kind
-        of keys."""
+        """Return which keys, at row indices `keys` (S,) or (B, S), each token may see; `key` names the mask."""
         found = self.shared.get(key := f"visible {key}")
         if found is None:
-            last = self.index.shape[-1] == 1 and self.fine is None and not (self.state and self.state.capacity)
+            last = self.index.shape[-1] == 1 and self.key_states is None and not (self.state and self.state.capacity)
             if last and isinstance(mask, Causal):
-                mask = FULL  # the last token of a row sees all of it
+                mask = FULL  # the last token of a row sees the whole row
             documents = self.documents
-            found = see(mask, self.index, keys, self.padding, documents, documents, self.extra(Order))
+            found = see(mask, self.index, keys, self.is_token, documents, documents, self.extra(Order))
             self.shared[key] = found
         return found
 
     def visible_memory(self) -> Visible:
-        """All of the memory but its padding and what belongs to other documents."""
+        """The visible part of the memory: everything except padding and other documents."""
         memory = self.memory
         assert memory is not None
 
         def make() -> Visible:
             places = torch.arange(memory.states.shape[1], device=memory.states.device)
             documents = None if memory.documents is None else self.documents
-            return see(FULL, self.index, places, memory.padding, documents, memory.documents)
+            return see(FULL, self.index, places, memory.is_token, documents, memory.documents)
 
         return self.once("visible memory", make)
 
 
 def at_places(row: Tensor, places: Tensor) -> Tensor:
-    """(B, S, ...) -> (B, T, ...): what is at the places (T,), or (B, T) of each row."""
+    """(B, S, ...) -> (B, T, ...): select row indices (T,), or (B, T) per row."""
     if places.dim() == 1:
         return row[:, places]
     return row[torch.arange(row.shape[0], device=row.device)[:, None], places]
 
 
-def leading_pads(padding: Tensor) -> Tensor:
-    """(B, S) -> (B, 1): how many pads stand before the first real token, by which positions are shifted."""
-    return (padding.cumsum(-1) == 0).sum(-1, keepdim=True)
+def leading_pads(is_token: Tensor) -> Tensor:
+    """(B, S) -> (B, 1): the number of pads before the first real token, by which positions are shifted."""
+    return (is_token.cumsum(-1) == 0).sum(-1, keepdim=True)

@@ -1,7 +1,7 @@
 """Masks as composable predicates: `Causal() & Window(size=512) | Global(first=1)`.
 
-A predicate answers, for index tensors of any broadcastable shape, whether the query at row place `q` may see the key at
-row place `k`. Dense masks and FlexAttention's block masks are both made by calling it, so they cannot disagree.
+A predicate takes index tensors of any broadcastable shape and returns whether the query at row index `q` may see the
+key at row index `k`. Dense masks and FlexAttention's block masks are both made by calling it, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from anyformer.specs.part import REACH, Part, Sees, farthest
 class Mask(Part):
     """Which keys a query may see."""
 
-    counting: ClassVar[bool] = False  # whether it counts places from the first token of a text
+    counting: ClassVar[bool] = False  # whether it counts tokens from the start of a text, so padding matters
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
-        """b, q, k: broadcastable indices of batch row, query place and key place. True where k is visible."""
+        """Return True where key k is visible; b, q, k: broadcastable batch rows and row indices of queries and keys."""
         raise NotImplementedError
 
     @property
     def counts(self) -> bool:
-        """Whether it, or one in it, does."""
+        """Whether this mask, or one inside it, counts tokens from the start of a text."""
         return self.counting
 
     @property
@@ -56,7 +56,7 @@ def _flat(mask: Mask, kind: type[Several]) -> tuple[Mask, ...]:
 
 
 class Several(Mask, sees="all"):
-    """Masks put together."""
+    """Base class of combinations of masks."""
 
     sign: ClassVar[str]
 
@@ -84,7 +84,7 @@ class Several(Mask, sees="all"):
 
 
 class All(Several, sees="all"):
-    """What every one of these masks lets through: `a & b`."""
+    """Visible if all of these masks allow it: `a & b`."""
 
     sign: ClassVar[str] = " & "
 
@@ -96,7 +96,7 @@ class All(Several, sees="all"):
 
 
 class Either(Several, sees="all"):
-    """What at least one of these masks lets through: `a | b`."""
+    """Visible if at least one of these masks allows it: `a | b`."""
 
     sign: ClassVar[str] = " | "
 
@@ -108,7 +108,7 @@ class Either(Several, sees="all"):
 
 
 class Not(Mask, sees="all"):
-    """What this mask hides: `~a`."""
+    """Visible if this mask does not allow it: `~a`."""
 
     mask: Mask = dataclasses.field(kw_only=False)
 
@@ -124,7 +124,7 @@ class Not(Mask, sees="all"):
 
 
 class Full(Mask, sees="all", called=("bidirectional",)):
-    """Everything sees everything."""
+    """Every token sees every token."""
 
     @property
     def causal_alternative(self) -> str:
@@ -135,15 +135,15 @@ class Full(Mask, sees="all", called=("bidirectional",)):
 
 
 class Causal(Mask, sees="past", called=("autoregressive", "triangular", "causal mask", "look-ahead mask")):
-    """A token sees itself and what came before."""
+    """A token sees itself and all earlier tokens."""
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         return k <= q
 
 
 class Window(Mask, sees="all", called=("sliding window", "local")):
-    """No more than `size` tokens back, the query itself counted, and all after it, or with `ahead` as many:
-    `Causal() & Window(size)` is Mistral's."""
+    """At most `size` tokens back, the query included, and all later tokens; with `ahead`, at most `size` later ones.
+    `Causal() & Window(size)` is Mistral's mask."""
 
     size: int = dataclasses.field(kw_only=False)
     ahead: bool = False
@@ -152,12 +152,12 @@ class Window(Mask, sees="all", called=("sliding window", "local")):
         at_least(self, 1, "size")
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
-        near = (q - k < self.size) & (k >= 0)  # a ring that is not full yet has places before the first
+        near = (q - k < self.size) & (k >= 0)  # empty columns of a ring cache have negative indices
         return near & (k - q < self.size) if self.ahead else near
 
 
 class Dilated(Mask, sees="all", called=("dilated attention",)):
-    """Every `step`-th token counted from the query [Beltagy et al. 2020]."""
+    """Every `step`-th token, counted from the query [Beltagy et al. 2020]."""
 
     step: int = dataclasses.field(kw_only=False)
 
@@ -169,7 +169,7 @@ class Dilated(Mask, sees="all", called=("dilated attention",)):
 
 
 class Global(Mask, sees="all", called=("global attention", "global tokens")):
-    """The first tokens see everything and are seen by everything."""
+    """The `first` tokens see all tokens and are seen by all tokens."""
 
     counting: ClassVar[bool] = True
 
@@ -199,8 +199,8 @@ class SameBlock(Mask, sees="all", called=("chunked",)):
 
 
 class BlockAndBefore(Mask, sees="all", called=("Image Transformer (1D)", "local 1D attention")):
-    """The query's own block of `size` tokens and the `before` tokens that come before it: 1D local attention of the
-    Image Transformer [Parmar et al. 2018]; combine with Causal."""
+    """The query's own block of `size` tokens and the `before` tokens before it: 1D local attention of the Image
+    Transformer [Parmar et al. 2018]; combine with Causal."""
 
     counting: ClassVar[bool] = True
 
@@ -218,9 +218,9 @@ class BlockAndBefore(Mask, sees="all", called=("Image Transformer (1D)", "local 
 
 
 class GridBlocks(Mask, sees="all", called=("Image Transformer (2D)", "local 2D attention")):
-    """On a grid `columns` wide, in reading order: the query's own block of `size` (rows, columns), and round it `above`
-    rows before it and `beside` columns to the left and the right: 2D local attention of the Image Transformer [Parmar
-    et al. 2018]; combine with Causal."""
+    """On a grid of `columns` columns, in reading order: the query's own block of `size` (rows, columns), extended by
+    `above` rows at the top and `beside` columns on the left and the right: 2D local attention of the Image Transformer
+    [Parmar et al. 2018]; combine with Causal."""
 
     counting: ClassVar[bool] = True
 
@@ -244,7 +244,7 @@ class GridBlocks(Mask, sees="all", called=("Image Transformer (2D)", "local 2D a
 
 
 class Strided(Mask, sees="all", called=("Sparse Transformer", "strided attention")):
-    """The previous `stride` tokens, and every stride-th before them [Child et al. 2019]; combine with Causal."""
+    """The last `stride` tokens, and every stride-th token before them [Child et al. 2019]; combine with Causal."""
 
     stride: int = dataclasses.field(kw_only=False)
 
@@ -274,7 +274,7 @@ class Fixed(Mask, sees="all"):
 
 
 class Axial(Mask, sees="all", called=("axial attention",)):
-    """The same row or the same column of a grid `columns` wide, in reading order [Ho et al. 2019]."""
+    """The same row or the same column of a grid of `columns` columns, in reading order [Ho et al. 2019]."""
 
     counting: ClassVar[bool] = True
 
@@ -289,7 +289,7 @@ class Axial(Mask, sees="all", called=("axial attention",)):
 
 
 class RandomBlocks(Mask, sees="all"):
-    """About `per_row` random key blocks a query block, the same for one seed [Zaheer et al. 2020]."""
+    """About `per_row` random key blocks per query block, fixed by the seed [Zaheer et al. 2020]."""
 
     counting: ClassVar[bool] = True
 
@@ -303,25 +303,25 @@ class RandomBlocks(Mask, sees="all"):
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)
-        # an integer hash of (query block, key block) decides, so that no table has to be kept
+        # an integer hash of (query block, key block) replaces a stored table
         mixed = (q // self.size) * 7919 + (k // self.size) * 104729 + self.seed * 15485863
         mixed = (mixed * 2654435761 + 12345) % 4294967291
         return mixed % self.num_blocks < self.per_row
 
 
 class SameReach(Mask, sees="all", called=("same_length",)):
-    """As far back as the first token of these sees: through all that was kept of the text before, and no farther
-    [Yang et al. 2019]; combine with Causal. Where nothing was kept, no token sees one before it."""
+    """Every token sees equally many earlier tokens: as many as are cached from before this call [Yang et al. 2019];
+    combine with Causal. If nothing is cached, no token sees an earlier one."""
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         return q - k <= (0 if rows.order is None else rows.order.first)
 
 
 class Padding(Mask, sees="all"):
-    """Real tokens are seen, pads are not."""
+    """Real tokens are visible, padding is not."""
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
-        return FULL.allows(b, q, k, rows) if rows.padding is None else rows.padding[b, k]
+        return FULL.allows(b, q, k, rows) if rows.is_token is None else rows.is_token[b, k]
 
 
 class SameDocument(Mask, sees="all", called=("packing", "sequence packing")):
@@ -335,44 +335,43 @@ class SameDocument(Mask, sees="all", called=("packing", "sequence packing")):
 
 @dataclasses.dataclass
 class Rows:
-    """What predicates about the batch read: (B, row length) each, or None."""
+    """Facts about a batch that predicates read: each (B, row length) or None."""
 
-    padding: Tensor | None = None  # of the keys
+    is_token: Tensor | None = None  # of the keys
     documents: Tensor | None = None  # of the queries
     key_documents: Tensor | None = None
-    counted: Tensor | None = None  # see `text_places`; for masks that count
+    counted: Tensor | None = None  # see `text_positions`; for masks that count
     order: Order | None = None
 
     def in_text(self, b: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Row places as places in the text, for masks that count from its first token: pads take up no place, and a
-        packed document begins at 0."""
+        """Convert row indices to positions in the text: padding does not count, each packed document begins at 0."""
         return (q, k) if self.counted is None else (self.counted[b, q], self.counted[b, k])
 
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """What tokens of a batch see beside what masks and pads let them see, by their row places."""
+    """Further visibility rules of one batch, by row index, on top of masks and padding (XLNet)."""
 
-    hidden: Tensor | None = None  # (B, S, S) True where a query does not see a key
-    itself: bool = True  # a token always sees itself, pad or not
-    first: int = 0  # the place of the first token of this call: before it is what was kept
+    hidden: Tensor | None = None  # (B, S, S) True if a query does not see a key
+    itself: bool = True  # a token always sees itself, even padding
+    first: int = 0  # row index of the first token of this call; smaller ones are cached
 
 
 def begins(documents: Tensor) -> Tensor:
-    """(B, T) numbers of packed documents -> (B, T) True where one begins."""
+    """(B, T) document numbers -> (B, T) True at the first token of each document."""
     return F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
 
 
 def first_of_document(documents: Tensor) -> Tensor:
-    """(B, T) the place where each token's document begins."""
+    """(B, T) the row index of the first token of each token's document."""
     index = torch.arange(documents.shape[1], device=documents.device)
     return torch.where(begins(documents), index, 0).cummax(-1).values
 
 
-def text_places(padding: Tensor | None, documents: Tensor | None) -> Tensor | None:
-    """(B, row length) how many real tokens of its text stand before each; None where that is its place in the row."""
-    if padding is not None:
-        real = padding.long()
+def text_positions(is_token: Tensor | None, documents: Tensor | None) -> Tensor | None:
+    """(B, row length) the number of real tokens of the same text before each token; None if that is its row index."""
+    if is_token is not None:
+        real = is_token.long()
     elif documents is not None:
         real = torch.ones_like(documents)
     else:
@@ -387,20 +386,19 @@ def see(
     mask: Mask,
     index: Tensor,
     keys: Tensor,
-    padding: Tensor | None = None,
+    is_token: Tensor | None = None,
     documents: Tensor | None = None,
     key_documents: Tensor | None = None,
     order: Order | None = None,
 ) -> Visible:
-    """A mask met with one batch: queries at row places `index` (T,) or (B, T), keys at row places `keys` (S,) or
-    (B, S)."""
-    # counted here and not by the predicate, which a compiler may be tracing
-    rows = Rows(padding, documents, key_documents, text_places(padding, documents) if mask.counts else None, order)
+    """Apply a mask to one batch: queries at row indices `index` (T,) or (B, T), keys at `keys` (S,) or (B, S)."""
+    # computed here and not in the predicate, which a compiler may be tracing
+    rows = Rows(is_token, documents, key_documents, text_positions(is_token, documents) if mask.counts else None, order)
     hidden = None if order is None else order.hidden
 
     def allows(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         seen = mask.allows(b, q, k, rows)
-        if padding is not None:
+        if is_token is not None:
             seen = seen & REAL.allows(b, q, k, rows)
         if documents is not None:
             seen = seen & SAME_DOCUMENT.allows(b, q, k, rows)
@@ -408,7 +406,7 @@ def see(
             seen = seen & ~hidden[b, q, k]
         return seen | (q == k) if order is not None and order.itself else seen
 
-    of_batch = [t for t in (padding, documents, index, keys, hidden) if t is not None and t.dim() > 1]
+    of_batch = [t for t in (is_token, documents, index, keys, hidden) if t is not None and t.dim() > 1]
     plain = not of_batch
     return Visible(
         allows,
@@ -417,7 +415,7 @@ def see(
         batch_size=1 if plain else of_batch[0].shape[0],
         everything=plain and isinstance(mask, Full),
         causal=plain and isinstance(mask, Causal) and index.shape == keys.shape,
-        trailing=plain and isinstance(mask, Causal) and 1 < len(index) < len(keys),  # a state: these are the last
+        trailing=plain and isinstance(mask, Causal) and 1 < len(index) < len(keys),  # the last tokens of a cache
     )
 
 

@@ -1,4 +1,4 @@
-"""Where the first NaN came from."""
+"""Find the module that produced the first NaN."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _bad(value: Any) -> bool:
 
 @torch.no_grad()
 def first_nonfinite(model: nn.Module, run: Callable[[], object]) -> str | None:
-    """The address of the first module whose output is not finite while `run` runs the model; None if all are."""
+    """Call `run` and return the address of the first module whose output is not finite; None if all are."""
     found: list[str] = []
 
     def watch(address: str) -> Any:

@@ -1,4 +1,4 @@
-"""Processes that this package starts: none of them outlives the one that started it."""
+"""Child processes: none of them outlives its parent."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import os
 import threading
 import time
 
-EVERY = 0.5  # seconds between two looks at the parent
+EVERY = 0.5  # seconds between two checks of the parent
 
 
 def end_with_parent(parent: int) -> None:
-    """Call this first in a new process: it ends as soon as its parent (a process id) has ended, in whatever way.
+    """Call this first in a child process: it exits soon after its parent (a process id) has ended.
 
-    An orphan gets another parent, so nothing has to be sent: this also holds after SIGKILL."""
+    An orphan gets a different parent process, so this works even if the parent was killed by SIGKILL.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:

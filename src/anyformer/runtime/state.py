@@ -1,12 +1,12 @@
-"""Decoding state: the KV cache, and whatever else a mixer remembers between decoding steps.
+"""Decoding state: the KV cache, and everything else that mixers keep between decoding steps.
 
-A mixer's module declares in `state_spec()` what it remembers: something of every token (`PerToken`), of a fixed size a
-row (`PerRow`), or made once from what an encoder said (`PerMemory`). Where that is kept is a `Store`: a growing one
-lengthens with the text, all rows ending at the same column (pads behind a row are moved before it); a static one is
-allocated once, and each row is written in place at its own length, so that a step keeps its shapes and addresses and
-can be recorded. Pages would be one more class of the same interface. Stores know names and shapes, and no architecture.
+A mixer's module declares its state in `state_spec()`: tensors per token (`PerToken`), of a fixed size per row
+(`PerRow`), or computed once from the encoder's output (`PerMemory`). A `Store` holds them. A growing store lengthens
+with the text, and all rows end at the same column (trailing pads are moved to the front). A static store is allocated
+once, and each row is written in place at its own length, so that a step keeps its shapes and memory addresses and can
+be captured in a CUDA graph. Stores know names and shapes, and no architecture.
 
-B rows, S tokens held, L room for tokens, T new tokens.
+B rows, S cached tokens, L capacity in tokens, T new tokens.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.append import Appender
-from anyformer.kernels.rows import grid, lines, mask_or_ones, pick_columns, realign, select_rows, stack_rows
+from anyformer.kernels.batch_rows import grid, lines, mask_or_ones, pick_columns, realign, select_rows, stack_rows
+from anyformer.kernels.growing_tensor import Appender
 
-Once = Callable[[str, Callable[[], Any]], Any]  # does what many stores share for the first of them
-Seen = tuple[dict[str, Tensor], Tensor]  # something of each token by name, and the tokens' places in the rows
+Once = Callable[[str, Callable[[], Any]], Any]  # computes once what several stores share
+Seen = tuple[dict[str, Tensor], Tensor]  # tensors of all visible tokens by name, and their row indices
 
-# -- what is remembered ------------------------------------------------------------------------------------------------
+# -- declarations ------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Declared:
-    """What a mixer remembers: names -> shapes, and the dtypes of those that do not take the model's."""
+class StateSpec:
+    """The state of one mixer: shapes by name, and the dtypes that differ from the model's."""
 
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, torch.dtype] = dataclasses.field(default_factory=dict, kw_only=True)
 
     def sizes(self, rows: int, tokens: int, memory: int = 0) -> dict[str, tuple[int, ...]]:
-        """Shapes with all that is held of so many rows, after so many tokens, beside a memory of so many places."""
+        """Shapes of the state for `rows` rows, `tokens` cached tokens and `memory` encoder positions."""
         raise NotImplementedError
 
     def store(self, rows: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> Store:
-        """An empty one: growing, or static with room for `capacity` tokens."""
+        """Return an empty store: growing if `capacity` is None, otherwise preallocated."""
         raise NotImplementedError
 
     def nbytes(self, rows: int, tokens: int, dtype: torch.dtype, memory: int = 0) -> int:
@@ -55,9 +55,9 @@ class Declared:
 
 
 @dataclasses.dataclass(frozen=True)
-class PerToken(Declared):
-    """Something of every token, or of the last `window`. Tokens stand before the last dimension: keys (G, K) are held
-    as (B, G, S, K), a vector (W,) as (B, S, W) and a number () as (B, S)."""
+class PerToken(StateSpec):
+    """Tensors per token, for all tokens or the last `window`. The token dimension is before the last one: keys of shape
+    (G, K) are stored as (B, G, S, K), a vector (W,) as (B, S, W) and a number () as (B, S)."""
 
     window: int | None = None
 
@@ -72,8 +72,8 @@ class PerToken(Declared):
 
 
 @dataclasses.dataclass(frozen=True)
-class PerRow(Declared):
-    """Something of a fixed size, whatever the length of the text."""
+class PerRow(StateSpec):
+    """Tensors of a fixed size per row, whatever the length of the text."""
 
     def sizes(self, rows: int, tokens: int, memory: int = 0) -> dict[str, tuple[int, ...]]:
         return {name: (rows, *shape) for name, shape in self.shapes.items()}
@@ -83,18 +83,18 @@ class PerRow(Declared):
 
 
 @dataclasses.dataclass(frozen=True)
-class PerMemory(Declared):
-    """Something of every place of the memory, made once a text; held like PerToken's."""
+class PerMemory(StateSpec):
+    """Tensors per encoder position, computed once per text; stored like PerToken's."""
 
     def sizes(self, rows: int, tokens: int, memory: int = 0) -> dict[str, tuple[int, ...]]:
         return {name: held_shape(shape, rows, memory) for name, shape in self.shapes.items()}
 
     def store(self, rows: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> Store:
-        return Made(self, {}, static=capacity is not None)
+        return CrossStore(self, {}, static=capacity is not None)
 
 
 def axis(shape: tuple[int, ...]) -> int:
-    """Where places stand in what is held of something that has this shape at each."""
+    """The token dimension of a stored tensor whose shape per token is `shape`."""
     return max(len(shape), 1)
 
 
@@ -103,63 +103,62 @@ def held_shape(shape: tuple[int, ...], rows: int, places: int) -> tuple[int, ...
     return (*held[: axis(shape)], places, *held[axis(shape) :])
 
 
-# -- where it is kept --------------------------------------------------------------------------------------------------
+# -- stores ------------------------------------------------------------------------------------------------------------
 
 
 class Store:
-    """The memory of one mixer: tensors by name, rows first. This kind holds what has a fixed size."""
+    """The state of one mixer: tensors by name, rows first. This class holds tensors of a fixed size."""
 
-    can_truncate = False  # whether later tokens can be forgotten again
+    can_truncate = False  # whether the last tokens can be removed
 
-    def __init__(self, declared: Declared, tensors: dict[str, Tensor], static: bool) -> None:
+    def __init__(self, declared: StateSpec, tensors: dict[str, Tensor], static: bool) -> None:
         self.declared, self.tensors, self.static = declared, tensors, static
         self.axes = {name: axis(shape) for name, shape in declared.shapes.items()}
 
     def replace(self, name: str, tensor: Tensor) -> None:
-        """By name; in place where static, so that a recorded step finds its tensors where they were."""
+        """Replace a tensor; in place if static, because a captured step reads the same memory."""
         if self.static and name in self.tensors:
             self.tensors[name].copy_(tensor)
         else:
             self.tensors[name] = tensor
 
-    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None) -> Seen:
-        """Something of T tokens at row places `index` (T,) or (B, T) in; all that can be seen, and where it stands in
-        the rows, (S,) or (B, S), out. `behind` (B,): pads that these end in, which a growing store moves before its
-        rows once they were seen."""
-        raise TypeError(f"{', '.join(self.declared.shapes)}: not declared as something that each token has (PerToken)")
+    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once, trailing_pads: Tensor | None = None) -> Seen:
+        """Append T tokens at row indices `index` (T,) or (B, T); return everything visible and its row indices (S,) or
+        (B, S). `trailing_pads` (B,): pads at the end of these tokens, which a growing store then moves to the front."""
+        raise TypeError(f"{', '.join(self.declared.shapes)}: not declared as PerToken, so tokens cannot be appended")
 
     def reorder(self, rows: Tensor) -> None:
-        """Row i becomes a copy of old row rows[i] (beams, forks)."""
+        """Row i becomes a copy of the old row rows[i] (beams, forks)."""
         self.tensors = {name: select_rows(tensor, rows, self.static) for name, tensor in self.tensors.items()}
 
     def truncate(self, dropped: int) -> None:
-        """Forgets the last `dropped` tokens."""
+        """Remove the last `dropped` tokens."""
 
     def trim(self, length: int) -> None:
-        """Forgets what was before the last `length` columns."""
+        """Remove everything before the last `length` columns."""
 
     def fork(self) -> Store:
-        """A copy that goes its own way. Tensors that are replaced, never written into, are shared."""
+        """Return an independent copy. Tensors that are only ever replaced, not written to, are shared."""
         tensors = {name: tensor.clone() if self.static else tensor for name, tensor in self.tensors.items()}
         return type(self)(self.declared, tensors, self.static)
 
     def adopt(self, other: Store, lengths: Tensor) -> None:
-        """Takes over, in place, what a growing store of this mixer holds of rows of `lengths` (B,)."""
+        """Copy, in place, the contents of a growing store of this mixer, whose rows have `lengths` (B,) tokens."""
         for name, tensor in other.tensors.items():
             self.replace(name, tensor if name in self.tensors else tensor.clone())
 
     def to_growing(self, lengths: Tensor, columns: int) -> Store:
-        """A growing copy of what is held of rows of `lengths` (B,), each to end at the last of so many columns."""
+        """Return a growing copy of rows of `lengths` (B,) tokens, each ending at the last of `columns` columns."""
         tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
         return type(self)(self.declared, tensors, static=False)
 
     def join(self, others: Sequence[Store]) -> None:
-        """Takes in the rows of other growing stores of this mixer, behind its own."""
+        """Append the rows of other growing stores of this mixer."""
         self.tensors = {name: torch.cat([store.tensors[name] for store in (self, *others)]) for name in self.tensors}
 
 
-class Made(Store):
-    """What is made of a memory, which stays as it is while a text is written."""
+class CrossStore(Store):
+    """Keys and values of an encoder's output. They do not change during decoding."""
 
     can_truncate = True
 
@@ -169,27 +168,27 @@ class Made(Store):
 
 
 class Growing(Store):
-    """Something of each token, the new behind the old; only the last `window` stay where one is declared."""
+    """Tensors per token that grow with the text; with a window only the last `window` tokens are kept."""
 
     declared: PerToken
 
-    def __init__(self, declared: Declared, tensors: dict[str, Tensor], static: bool) -> None:
+    def __init__(self, declared: StateSpec, tensors: dict[str, Tensor], static: bool) -> None:
         super().__init__(declared, tensors, static)
         self.append = {name: Appender() for name in declared.shapes}
 
     @property
     def can_truncate(self) -> bool:  # type: ignore[override]
-        return self.declared.window is None  # what a window dropped is gone
+        return self.declared.window is None  # tokens that left a window are lost
 
-    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None) -> Seen:
+    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once, trailing_pads: Tensor | None = None) -> Seen:
         if self.tensors:
             new = {name: self.append[name](self.tensors[name], t, self.axes[name]) for name, t in new.items()}
         self.tensors = new
         T, S = index.shape[-1], next(t.shape[self.axes[name]] for name, t in new.items())
         window = min(self.declared.window or S, S)
-        if behind is not None:
-            self.tensors = {n: realign(t, self.axes[n], behind, window) for n, t in new.items()}
-        elif window < S:  # only now, for the queries of this call still see `window` back; a copy, so that it is freed
+        if trailing_pads is not None:
+            self.tensors = {n: realign(t, self.axes[n], trailing_pads, window) for n, t in new.items()}
+        elif window < S:  # after the call: its queries still see `window` tokens back; a copy, to free the rest
             self.tensors = {n: t.narrow(self.axes[n], S - window, window).clone() for n, t in new.items()}
         if S == T:
             return new, index
@@ -204,30 +203,30 @@ class Growing(Store):
             self.tensors[name] = tensor.narrow(self.axes[name], extra, tensor.shape[self.axes[name]] - extra)
 
     def join(self, others: Sequence[Store]) -> None:
-        """Shorter rows begin at a later column, so that all of them end at the same."""
+        """Shorter rows begin at a later column, so that all rows end at the same one."""
         for name in self.tensors:
             held = [store.tensors[name] for store in (self, *others)]
             self.tensors[name] = stack_rows(held, self.axes[name], left=True)
 
 
 class Static(Store):
-    """Something of each token in a tensor with room for L: the one at row place p stands in column p."""
+    """Tensors per token with capacity for L tokens: the token with row index p is in column p."""
 
     declared: PerToken
     can_truncate = True
 
-    def __init__(self, declared: Declared, tensors: dict[str, Tensor], static: bool) -> None:
+    def __init__(self, declared: StateSpec, tensors: dict[str, Tensor], static: bool) -> None:
         super().__init__(declared, tensors, static)
         self.room = next(t.shape[self.axes[name]] for name, t in tensors.items())
         self.alike = {name: f"lines of {tuple(t.shape[1 : self.axes[name] + 1])}" for name, t in tensors.items()}
 
-    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None) -> Seen:
+    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once, trailing_pads: Tensor | None = None) -> Seen:
         self.write(new, index, once)
         return self.tensors, self.reserve(index, once)[1]
 
     def write(self, new: dict[str, Tensor], columns: Tensor, once: Once) -> None:
-        """Into columns (T,) or (B, T): as lines of one long table, which is the fastest way, or through an index into
-        the tensor itself, which a compiler writes in place (of a view it might copy the whole tensor, each step)."""
+        """Write to columns (T,) or (B, T). `index_copy_` on a flat view is fastest. A compiler might copy the tensor
+        behind a view in each step, so compiled code uses `index_put_` on the tensor itself."""
         for name, tensor in new.items():
             held, dim, alike = self.tensors[name], self.axes[name], self.alike[name]
             if torch.compiler.is_compiling():
@@ -237,20 +236,20 @@ class Static(Store):
                 held.flatten(0, dim).index_copy_(0, at, tensor.flatten(0, dim))
 
     def reserve(self, index: Tensor, once: Once) -> tuple[Tensor, Tensor]:
-        """For one token a row at places `index` (B, 1): the columns (B, 1) to write it to, and the row places (L,) or
-        (B, L) of all that is held then."""
+        """For one token per row at row index `index` (B, 1): the columns (B, 1) to write, and the row indices (L,) or
+        (B, L) of all columns after that."""
         return index, once("places", lambda: torch.arange(self.room, device=index.device))
 
     def column(self, places: Tensor) -> Tensor:
-        """Where what is at these row places stands."""
+        """The columns of these row indices."""
         return places
 
     def places(self, lengths: Tensor) -> Tensor:
-        """(B, L) the row place that each column holds after `lengths` (B, 1) tokens; none of the row's where none."""
+        """(B, L) the row index in each column after `lengths` (B, 1) tokens; outside the row for empty columns."""
         return torch.arange(self.room, device=lengths.device).expand(*lengths.shape[:-1], -1)
 
     def adopt(self, other: Store, lengths: Tensor) -> None:
-        """What was in a column may be anything, and 0 times anything may not be 0: those without a token become 0."""
+        """Columns without a token are set to 0: they may contain NaN, and 0 times NaN is not 0."""
         end = lengths[:, None]
         places = self.places(end)
         for name, tensor in self.tensors.items():
@@ -267,7 +266,7 @@ class Static(Store):
 
 
 class Ring(Static):
-    """L is the window: what is at row place p stands in column p modulo L."""
+    """A static store of the last L tokens: the token with row index p is in column p modulo L."""
 
     can_truncate = False
 
@@ -283,13 +282,13 @@ class Ring(Static):
         columns = once(f"ring columns {L}", lambda: index % L)
         return columns, once(f"ring places {L}", lambda: self.places(index + 1))
 
-    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None) -> Seen:
+    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once, trailing_pads: Tensor | None = None) -> Seen:
         L, T, begun = self.room, index.shape[-1], index[..., :1]
         if T == 1:
             columns, places = self.reserve(index, once)
             self.write(new, columns, once)
             return self.tensors, places
-        # the first of these tokens still see what the last of them overwrite
+        # the first of these tokens still see tokens that the last ones overwrite
         seen = {name: torch.cat((self.tensors[name], t), dim=self.axes[name]) for name, t in new.items()}
         places, kept = once(f"ring places {L}", lambda: torch.cat((self.places(begun), index), dim=-1)), min(L, T)
         last = {name: t.narrow(self.axes[name], T - kept, kept) for name, t in new.items()}
@@ -297,22 +296,22 @@ class Ring(Static):
         return seen, places
 
 
-# -- of a whole model --------------------------------------------------------------------------------------------------
+# -- the state of a model ----------------------------------------------------------------------------------------------
 
 
 class State:
-    """The memory of a whole model: a store an address, how many tokens it holds, and which of them are real."""
+    """The decoding state of a model: one store per address, the number of cached tokens, and which of them are real."""
 
     def __init__(self, stores: dict[str, Store], *, past: int | Tensor = 0, capacity: int | None = None) -> None:
         self.stores = stores
-        self.past = past  # of every row, pads counted, where growing; of each (B,) where static
+        self.past = past  # cached tokens: growing: of every row, padding included; static: (B,) of each row
         self.capacity = capacity
-        self.texts: int | None = None  # rows of the last tokens; None: not known
-        self.padding: Tensor | None = None  # (B, past) where growing, (B, capacity) where static; None: all are real
-        self.behind: Tensor | None = None  # (B,) while a step is taken: pads that its tokens end in
-        self.realigned = False  # whether such pads were moved before their rows, which all end at the last column again
-        self.memory: Tensor | None = None  # what the encoder said, for encoder-decoders
-        self.memory_padding: Tensor | None = None
+        self.batch_size: int | None = None  # rows of the last call; None: unknown
+        self.is_token: Tensor | None = None  # (B, past) if growing, (B, capacity) if static; None: no padding
+        self.trailing_pads: Tensor | None = None  # (B,) during a step: pads at the end of its tokens
+        self.realigned = False  # whether trailing pads were moved to the front
+        self.memory: Tensor | None = None  # the encoder's output, for encoder-decoders
+        self.memory_is_token: Tensor | None = None
 
     @classmethod
     def allocate(
@@ -324,48 +323,47 @@ class State:
         dtype: torch.dtype | None = None,
         device: torch.device | None = None,
     ) -> State:
-        """Stores for every mixer of `model` that declares one: growing, or static with room for `capacity` tokens."""
+        """Return a state for every mixer of `model` that declares one: growing, or static with `capacity` tokens."""
         like = next(model.parameters())
         dtype, device = dtype or like.dtype, device or like.device
         stores = {at: each.store(batch_size, capacity, dtype, device) for at, each in declarations(model)}
         past = 0 if capacity is None else torch.zeros(batch_size, dtype=torch.long, device=device)
         return cls(stores, past=past, capacity=capacity)
 
-    def look_at(self, memory: Tensor | None, padding: Tensor | None) -> None:
-        """What is seen beside the text from now on. A static state takes copies: it is written in place, and what a
-        caller gave is not its own."""
+    def set_memory(self, memory: Tensor | None, is_token: Tensor | None) -> None:
+        """Set the encoder output for cross-attention. A static state copies it, because it is written in place."""
         if self.capacity is not None:
-            memory, padding = (None if each is None else each.clone() for each in (memory, padding))
-        self.memory, self.memory_padding = memory, padding
+            memory, is_token = (None if each is None else each.clone() for each in (memory, is_token))
+        self.memory, self.memory_is_token = memory, is_token
 
     def advance(self, num_tokens: int) -> None:
-        """The step is done: its tokens are past now. In place where static: a recorded step counts on."""
+        """End a step: count its tokens as cached. In place if static, because a captured step continues to count."""
         self.past += num_tokens
-        if self.behind is not None and self.padding is not None:
-            self.padding = realign(self.padding, 1, self.behind, self.padding.shape[1])
-            self.behind, self.realigned = None, True
+        if self.trailing_pads is not None and self.is_token is not None:
+            self.is_token = realign(self.is_token, 1, self.trailing_pads, self.is_token.shape[1])
+            self.trailing_pads, self.realigned = None, True
 
     @property
     def length(self) -> int:
-        """Tokens of the longest row."""
+        """The number of tokens of the longest row."""
         return self.past if isinstance(self.past, int) else int(self.past.max())
 
     @property
     def lengths(self) -> Tensor:
-        """(B,) tokens of each row; in a growing state those from its first real one on."""
+        """(B,) the number of tokens of each row; in a growing state from its first real token on."""
         if isinstance(self.past, Tensor):
             return self.past
-        if self.padding is None:
+        if self.is_token is None:
             return torch.full((self.rows,), self.past, device=next(self.tensors()).device)
-        return (self.padding.cumsum(1) > 0).sum(1)
+        return (self.is_token.cumsum(1) > 0).sum(1)
 
     @property
     def holes(self) -> Tensor | None:
-        """(B, S) which places of each row are real, from the first that is; None where all are."""
-        if self.padding is None or isinstance(self.past, Tensor):
-            return self.padding
-        places = torch.arange(self.past, device=self.padding.device) + (self.past - self.lengths)[:, None]
-        real = pick_columns(self.padding, 1, places, places < self.past) | (places >= self.past)
+        """(B, S) which tokens are real, from the first real one of each row on; None: all are."""
+        if self.is_token is None or isinstance(self.past, Tensor):
+            return self.is_token
+        places = torch.arange(self.past, device=self.is_token.device) + (self.past - self.lengths)[:, None]
+        real = pick_columns(self.is_token, 1, places, places < self.past) | (places >= self.past)
         return None if bool(real.all()) else real
 
     def tensors(self) -> Iterator[Tensor]:
@@ -376,85 +374,85 @@ class State:
         return max(tensor.shape[0] for tensor in self.tensors())
 
     def check_rows(self, rows: int) -> None:
-        """ValueError where it holds other texts than these."""
-        held = len(self.past) if isinstance(self.past, Tensor) else self.texts if self.past else None
+        """Raise ValueError if the state belongs to a different number of rows."""
+        held = len(self.past) if isinstance(self.past, Tensor) else self.batch_size if self.past else None
         if held is not None and held != rows:
-            raise ValueError(f"past_key_values holds {held} texts, got tokens of {rows}")
-        self.texts = rows
+            raise ValueError(f"past_key_values holds {held} rows, got tokens of {rows}")
+        self.batch_size = rows
 
     @property
     def nbytes(self) -> int:
-        """Of all that is held."""
+        """The size of all stored tensors."""
         return sum(tensor.nbytes for tensor in self.tensors())
 
     @property
     def keeps_tokens(self) -> bool:
-        """Whether something is kept of each token, by the place where it stands."""
+        """Whether a store keeps tensors per token."""
         return any(isinstance(store.declared, PerToken) for store in self.stores.values())
 
     @property
     def can_truncate(self) -> bool:
-        """Whether tokens can be forgotten; a window or a recurrence has to be forked and read again instead."""
+        """Whether tokens can be removed; a window or a recurrence has to be forked before reading instead."""
         return all(store.can_truncate for store in self.stores.values())
 
     def reorder(self, rows: Tensor, same_memory: bool = False) -> None:
-        """Row i of everything becomes a copy of old row rows[i]. `same_memory`: both read the same source, so that what
-        was made of it can stay."""
+        """Row i of everything becomes a copy of the old row rows[i]. `same_memory`: both rows attend to the same
+        encoder output, so its keys and values need not move."""
         for store in self.stores.values():
-            if not (same_memory and isinstance(store, Made)):
+            if not (same_memory and isinstance(store, CrossStore)):
                 store.reorder(rows)
-        self.texts = len(rows)
+        self.batch_size = len(rows)
         for name in PER_ROW[:2] if same_memory else PER_ROW:
             value = getattr(self, name)
             if isinstance(value, Tensor):
                 setattr(self, name, select_rows(value, rows, self.capacity is not None))
 
     def truncate(self, length: int) -> None:
-        """Forgets all but the first `length` tokens of the longest row, and as many of the others."""
+        """Keep the first `length` tokens of the longest row; remove as many from the end of the other rows."""
         dropped = self.length - length
         if not 0 <= dropped <= (self.past if isinstance(self.past, int) else int(self.past.min())):
-            raise ValueError(f"a state of {self.length} tokens cannot be cut to {length}")
+            raise ValueError(f"a state of {self.length} tokens cannot be truncated to {length}")
         if dropped == 0:
             return
         bad = next((address for address, store in self.stores.items() if not store.can_truncate), None)
         if bad is not None:
-            raise ValueError(f"{bad} has overwritten what was before its last tokens: fork the state and read again")
+            raise ValueError(f"{bad} has overwritten earlier tokens and cannot be truncated: fork the state earlier")
         for store in self.stores.values():
             store.truncate(dropped)
         self.past -= dropped
-        if self.padding is not None and isinstance(self.past, Tensor):  # what comes next is real
-            self.padding |= torch.arange(self.padding.shape[1], device=self.past.device) >= self.past[:, None]
-        elif self.padding is not None:
-            self.padding = self.padding[:, :length]
+        if self.is_token is not None and isinstance(self.past, Tensor):  # the next tokens are real
+            self.is_token |= torch.arange(self.is_token.shape[1], device=self.past.device) >= self.past[:, None]
+        elif self.is_token is not None:
+            self.is_token = self.is_token[:, :length]
 
     def trim(self, count: int) -> None:
-        """Forgets the first `count` columns, which are pads in every row of a growing state."""
-        assert isinstance(self.past, int) and self.padding is not None
+        """Remove the first `count` columns, which are padding in every row of a growing state."""
+        assert isinstance(self.past, int) and self.is_token is not None
         self.past -= count
         for store in self.stores.values():
             store.trim(self.past)
-        self.padding = None if bool(self.padding[:, count:].all()) else self.padding[:, count:]
+        self.is_token = None if bool(self.is_token[:, count:].all()) else self.is_token[:, count:]
 
     def fork(self) -> State:
-        """A copy that goes its own way: two texts after one prompt."""
+        """Return an independent copy: two continuations of one prompt."""
         stores = {address: store.fork() for address, store in self.stores.items()}
         copy, static = State(stores, past=self.past, capacity=self.capacity), self.capacity is not None
-        copy.realigned, copy.texts = self.realigned, self.texts
+        copy.realigned, copy.batch_size = self.realigned, self.batch_size
         for name in PER_ROW:
             value = getattr(self, name)
             setattr(copy, name, value.clone() if static and isinstance(value, Tensor) else value)
         return copy
 
     def adopt(self, other: State) -> None:
-        """A static state takes over, in place, what a growing one of as many rows holds. Each row begins with its first
-        real token: pads on the left are left behind."""
+        """Copy a growing state of as many rows into this static one, in place. Each row begins with its first real
+        token: padding on the left is dropped."""
         assert isinstance(self.past, Tensor) and self.capacity is not None
         for address, store in self.stores.items():
             store.adopt(other.stores[address], other.lengths)
         self.past.copy_(other.lengths)
         holes = other.holes
         row = None if holes is None else F.pad(holes, (0, self.capacity - holes.shape[1]), value=True)
-        for name, theirs in (("padding", row), ("memory", other.memory), ("memory_padding", other.memory_padding)):
+        for name, theirs in (("is_token", row), ("memory", other.memory), ("memory_is_token", other.memory_is_token)):
             mine = getattr(self, name)
             if mine is None or theirs is None:
                 setattr(self, name, None if theirs is None else theirs.clone())
@@ -462,45 +460,45 @@ class State:
                 mine.copy_(theirs)
 
     def to_growing(self, columns: int | None = None) -> State:
-        """A growing copy of a static state, to go on from: each row ends at the last of so many columns."""
+        """Return a growing copy of a static state: each row ends at the last of `columns` columns."""
         columns, end = self.length if columns is None else columns, self.lengths[:, None]
         copy = State({at: store.to_growing(self.lengths, columns) for at, store in self.stores.items()}, past=columns)
         places = end + torch.arange(-columns, 0, device=end.device)
-        real = places >= 0 if self.padding is None else pick_columns(self.padding, 1, places, places >= 0)
-        copy.padding = None if bool(real.all()) else real
+        real = places >= 0 if self.is_token is None else pick_columns(self.is_token, 1, places, places >= 0)
+        copy.is_token = None if bool(real.all()) else real
         if self.memory is not None:
             copy.memory = self.memory.clone()
-            copy.memory_padding = None if self.memory_padding is None else self.memory_padding.clone()
+            copy.memory_is_token = None if self.memory_is_token is None else self.memory_is_token.clone()
         return copy
 
     @staticmethod
     def concatenate(states: Sequence[State]) -> State:
-        """The rows of several growing states in one, whatever their lengths: shorter ones are padded on the left."""
+        """Join the rows of several growing states of any lengths; shorter ones are padded on the left."""
         if any(state.capacity is not None for state in states):
-            raise ValueError("the rows of a static state stay where they are: only growing ones can be concatenated")
+            raise ValueError("only growing states can be concatenated, got a static one")
         if any(state.length == 0 for state in states):
-            raise ValueError("an empty state has no rows to concatenate")
+            raise ValueError("an empty state cannot be concatenated")
         out = states[0].fork()
-        out.past, out.texts = max(state.length for state in states), None
+        out.past, out.batch_size = max(state.length for state in states), None
         for address, store in out.stores.items():
             store.join([state.stores[address] for state in states[1:]])
         device = next(out.tensors()).device
-        real = [mask_or_ones(state.padding, (state.rows, state.length), device) for state in states]
-        padding = stack_rows(real, 1, left=True)
-        out.padding, out.realigned = None if bool(padding.all()) else padding, any(s.realigned for s in states)
+        real = [mask_or_ones(state.is_token, (state.rows, state.length), device) for state in states]
+        is_token = stack_rows(real, 1, left=True)
+        out.is_token, out.realigned = None if bool(is_token.all()) else is_token, any(s.realigned for s in states)
         if out.memory is not None:
-            read = [(state.memory, state.memory_padding) for state in states if state.memory is not None]
+            read = [(state.memory, state.memory_is_token) for state in states if state.memory is not None]
             out.memory = stack_rows([memory for memory, _ in read], 1)
-            out.memory_padding = stack_rows([mask_or_ones(mask, memory.shape[:2], device) for memory, mask in read], 1)
+            out.memory_is_token = stack_rows([mask_or_ones(mask, memory.shape[:2], device) for memory, mask in read], 1)
         return out
 
 
-PER_ROW = ("past", "padding", "memory", "memory_padding")  # what a state itself has of each row
+PER_ROW = ("past", "is_token", "memory", "memory_is_token")  # attributes of a state that have one entry per row
 
 
-def declarations(model: nn.Module, modules: Iterable[tuple[str, Any]] | None = None) -> Iterator[tuple[str, Declared]]:
-    """(address, what it declares) of every mixer that remembers something; an encoder or a tower beside what is
-    written from left to right reads once and need not."""
+def declarations(model: nn.Module, modules: Iterable[tuple[str, Any]] | None = None) -> Iterator[tuple[str, StateSpec]]:
+    """Yield (address, declaration) of every mixer with a state. In a model that decodes from left to right, encoders
+    and towers run once and are skipped."""
     written = getattr(getattr(model, "spec", None), "left_to_right", ())
     for address, module in stateful_modules(model) if modules is None else modules:
         if hasattr(type(module), "state_spec") and (not written or address.split(".")[0] in (*written, "head")):
@@ -510,8 +508,7 @@ def declarations(model: nn.Module, modules: Iterable[tuple[str, Any]] | None = N
 
 
 def stateful_modules(module: nn.Module, address: str = "") -> list[tuple[str, Any]]:
-    """(address, module) of those that may have a state. A pass that makes one waits for this, so that it is faster than
-    `named_modules`."""
+    """Return (address, module) of all modules that may have a state; faster than `named_modules`."""
     found: list[tuple[str, Any]] = [(address, module)] if hasattr(type(module), "state_spec") else []
     for name, child in module._modules.items():
         if child is not None and (child._modules or hasattr(type(child), "state_spec")):

@@ -1,7 +1,7 @@
-"""Values that can be looked at or changed while a model runs, each under its address.
+"""Named values inside a model that can be read or changed while it runs, each by its address.
 
-A module says in `tapped` which named values pass through `ctx.tap`, and under what name published classes show them
-(None: not at all). The tuples that Hugging Face returns are made from these, and `af.trace` listens to any of them.
+A module lists in `tapped` the values that it passes to `ctx.tap`, with the output field under which published classes
+return them (None: they do not). Hugging Face's output tuples are built from these, and `af.trace` can use all of them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-Declared = Mapping[str, str | None]
+TapNames = Mapping[str, str | None]
 
-ROUTER: Declared = {"logits": "router_logits", "weights": None}
-MIXER: Declared = {"q": None, "k": None, "v": None, "weights": "attentions", "mixed": None}
+ROUTER: TapNames = {"logits": "router_logits", "weights": None}
+MIXER: TapNames = {"q": None, "k": None, "v": None, "weights": "attentions", "mixed": None}
 
-# what a caller asks for -> the outputs that show it
+# flag of a call -> the output fields that it adds
 OUTPUTS = {
     "output_attentions": ("attentions", "cross_attentions", "global_attentions"),
     "output_hidden_states": ("hidden_states", "reshaped_hidden_states"),
@@ -25,25 +25,25 @@ OUTPUTS = {
 
 
 class Taps(Protocol):
-    """Who listens while a model runs."""
+    """A listener: it receives tapped values while a model runs."""
 
     def wants(self, address: str) -> bool:
-        """Whether a value is asked for: some are made only then."""
+        """Whether the listener wants this value; some values are computed only then."""
 
     def __call__(self, address: str, value: Tensor) -> Tensor:
-        """The value, or what stands in its place from here on."""
+        """Return the value, or a replacement for it."""
 
 
 @runtime_checkable
 class Tapped(Protocol):
-    """A module with named values: `tapped` maps each name to the output that shows it."""
+    """A module with named values: `tapped` maps each name to its output field."""
 
-    tapped: Declared
+    tapped: TapNames
     address: str
 
 
 def declared_taps(model: nn.Module) -> dict[str, str | None]:
-    """Every tapped address of a model, with the output that shows it."""
+    """Every tapped address of a model, with its output field."""
     found: dict[str, str | None] = {}
     for module in model.modules():
         if isinstance(module, Tapped):
@@ -54,8 +54,8 @@ def declared_taps(model: nn.Module) -> dict[str, str | None]:
 Listener = Callable[[Tensor], Tensor]
 
 
-def through(listen: Listener, there: Listener, back: Listener) -> Listener:
-    """Listens to a value in another form: `there` makes it, `back` undoes it where it was changed."""
+def convert_listener(listen: Listener, there: Listener, back: Listener) -> Listener:
+    """Return a listener that sees `there(value)`; `back` converts what it changed."""
 
     def listener(value: Tensor) -> Tensor:
         shown = there(value)
@@ -66,7 +66,7 @@ def through(listen: Listener, there: Listener, back: Listener) -> Listener:
 
 
 class Watched:
-    """A listener that remembers whether it changed anything, where a result is computed in a faster way already."""
+    """A listener that records in `changed` whether it has changed a value."""
 
     def __init__(self, listen: Listener) -> None:
         self.listen, self.changed = listen, False
@@ -78,12 +78,12 @@ class Watched:
 
 
 class OutputCollector:
-    """Gathers what published classes return beside their results, in the order it is computed."""
+    """Collects the values that published classes return in addition to their results, in the order of computation."""
 
     def __init__(self, outputs: Mapping[str, str | None], asked: Iterable[str], then: Taps | None) -> None:
         kinds = {kind for name in asked for kind in OUTPUTS[name]}
         self.outputs = {address: kind for address, kind in outputs.items() if kind is not None and kind in kinds}
-        self.then = then  # another listener: what it changes is shown as changed
+        self.then = then  # another listener, called first: its changes are collected
         self.seen: list[tuple[str, Tensor]] = []
 
     def wants(self, address: str) -> bool:
@@ -97,7 +97,7 @@ class OutputCollector:
         return value
 
     def values_below(self, prefix: str, names: Container[str] | None = None) -> dict[str, list[Tensor]]:
-        """Output -> the values seen at addresses below `prefix`, of these names alone where they are given."""
+        """Return output field -> values at addresses below `prefix`, only of these `names` if given."""
         found: dict[str, list[Tensor]] = {}
         for address, value in self.seen:
             name = address.removeprefix(f"{prefix}.")

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from anyformer.parts.grid.layout import with_stride
 from anyformer.runtime.context import Context
-from anyformer.runtime.taps import Declared
+from anyformer.runtime.taps import TapNames
 from anyformer.specs.messages import quote
 from anyformer.specs.part import ANY, Part, Site, Table, walk
-from anyformer.stacks.sublayer import Sublayer, SublayerModule, through
+from anyformer.stacks.sublayer import Sublayer, SublayerModule, apply
 
 
 class Steps(Part):
@@ -126,14 +126,14 @@ def context_after(step: nn.Module, ctx: Context) -> Context:
 class ParallelModule(BlockModule):
     def __init__(self, part: Steps, site: Site) -> None:
         super().__init__(part, site)
-        self.tapped: Declared = dict.fromkeys(dict(part.items()))  # what each step adds
+        self.tapped: TapNames = dict.fromkeys(dict(part.items()))  # what each step adds
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         y = x
         for name, step in self.named_children():
             assert isinstance(step, SublayerModule)
             if not step.is_skipped(ctx):
-                y = through(step.residual, ctx, y, ctx.tap(self.address, name, step.branch(x, ctx)))
+                y = apply(step.residual, ctx, y, ctx.tap(self.address, name, step.branch(x, ctx)))
         return y
 
 

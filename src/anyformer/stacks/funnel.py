@@ -9,12 +9,12 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import is_recording
+from anyformer.kernels.capture import can_read_values
 from anyformer.parts.attention.latent import LatentAttention
 from anyformer.parts.embedding.segments import Segments
 from anyformer.parts.halve import Halve
 from anyformer.runtime.context import Context, leading_pads
-from anyformer.runtime.taps import Declared, OutputCollector
+from anyformer.runtime.taps import OutputCollector, TapNames
 from anyformer.specs.part import Site, walk
 from anyformer.stacks.backbone import Backbone
 from anyformer.stacks.stack import Stack, StackModule
@@ -51,7 +51,7 @@ class Funnel(Backbone, sees="all", called=("Funnel Transformer",)):
 
 
 class FunnelModule(nn.Module):
-    tapped: ClassVar[Declared] = {"input": "hidden_states"}
+    tapped: ClassVar[TapNames] = {"input": "hidden_states"}
 
     def __init__(self, part: Funnel, site: Site) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class FunnelModule(nn.Module):
             if i == 0:
                 below = x if self.part.resume is None else states[self.part.resume]
         if self.top is None:
-            return x, outer.replace(index=level.index, positions=level.positions, padding=level.padding)
+            return x, outer.replace(index=level.index, positions=level.positions, is_token=level.is_token)
         x = self.part.pool.lengthen(x, length, 2 ** (len(self.stages) - 1)) + below
         x, _ = self.top(x, ctx.replace(shared={}))
         return (x if order is None else x.scatter(1, order[..., None].expand_as(x), x)), outer
@@ -104,17 +104,17 @@ class FunnelModule(nn.Module):
 
 def first_to_front(ctx: Context) -> Tensor | None:
     """(B, T) the places of each row's tokens when pads before the first go to the end; None where there are none."""
-    if ctx.padding is None:
+    if ctx.is_token is None:
         return None
-    pads, length = leading_pads(ctx.padding), ctx.padding.shape[1]
-    if not is_recording() and not bool((pads % length).any()):
+    pads, length = leading_pads(ctx.is_token), ctx.is_token.shape[1]
+    if can_read_values() and not bool((pads % length).any()):
         return None
     return (ctx.index + pads) % length
 
 
 def align_left(x: Tensor, ctx: Context, order: Tensor) -> tuple[Tensor, Context]:
-    assert ctx.padding is not None
+    assert ctx.is_token is not None
     segments = ctx.extra(Segments)
     moved = () if segments is None else (Segments(segments.kinds.gather(1, order)),)
-    ctx = ctx.replace(*moved, padding=ctx.padding.gather(1, order), positions=ctx.index[None])
+    ctx = ctx.replace(*moved, is_token=ctx.is_token.gather(1, order), positions=ctx.index[None])
     return x.gather(1, order[..., None].expand_as(x)), ctx

@@ -23,7 +23,7 @@ from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.op import Reshaping
 from anyformer.parts.position.absolute import Learned, Sinusoidal, add_position
 from anyformer.runtime.context import Context
-from anyformer.runtime.taps import Declared, OutputCollector
+from anyformer.runtime.taps import OutputCollector, TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Part, Site, walk
@@ -146,7 +146,7 @@ class Perceiver(Backbone, sees="all", called=("latent bottleneck", "Perceiver IO
 
 
 class PerceiverModule(nn.Module):
-    tapped: ClassVar[Declared] = {}
+    tapped: ClassVar[TapNames] = {}
     stack: Any
 
     def __init__(self, part: Perceiver, site: Site) -> None:
@@ -175,7 +175,7 @@ class PerceiverModule(nn.Module):
         """The context of so many vectors that are no tokens."""
         index = torch.arange(count, device=ctx.index.device)
         outer = tuple(each for each in ctx.extras if isinstance(each, Outer))
-        return dataclasses.replace(ctx, index=index, positions=index[None], padding=None, extras=outer, shared={})
+        return dataclasses.replace(ctx, index=index, positions=index[None], is_token=None, extras=outer, shared={})
 
     def decode(self, z: Tensor, own: Context) -> tuple[Tensor, Context]:
         if self.write is None:

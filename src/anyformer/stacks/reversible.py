@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.kernels.rewind import Gradients, RandomState
+from anyformer.kernels.reversible import Gradients, RandomState
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Site
 from anyformer.stacks.block import Block, BlockModule
-from anyformer.stacks.sublayer import Sublayer, SublayerModule, through
+from anyformer.stacks.sublayer import Sublayer, SublayerModule, apply
 
 
 class Reversible(Block, sees="itself", called=("RevNet", "reversible residual")):
@@ -70,7 +70,7 @@ class ReversibleModule(BlockModule):
                 read = read.detach().requires_grad_()
                 branch = step.branch(read, ctx.replace(shared={}))
                 joined = step.residual.undo(made, branch.detach()).detach().requires_grad_()
-                again = through(step.residual, ctx, joined, branch)
+                again = apply(step.residual, ctx, joined, branch)
             of_joined, of_read, *rest = torch.autograd.grad(
                 again, (joined, read, *learned), gradient_made.to(again.dtype), allow_unused=True
             )

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.rewind import can_rewind, run_rewindable
+from anyformer.kernels.reversible import can_rewind, run_rewindable
 from anyformer.parts.condition import AdaptiveNorm
 from anyformer.parts.grid.layout import Layout, strided_grid
 from anyformer.parts.init import Normal
@@ -25,13 +25,13 @@ from anyformer.parts.op import Reshaping
 from anyformer.parts.position.bias import AttentionPosition, HeadwisePosition
 from anyformer.parts.residual import Add
 from anyformer.runtime.context import Context
-from anyformer.runtime.taps import Declared, OutputCollector
+from anyformer.runtime.taps import OutputCollector, TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.part import Site, _edit, walk
 from anyformer.stacks.backbone import Backbone
 from anyformer.stacks.block import Block, context_after, layer_sharing_of
-from anyformer.stacks.sublayer import Sublayer, through
+from anyformer.stacks.sublayer import Sublayer, apply
 
 
 class Stack(Backbone, sees="itself"):
@@ -199,7 +199,7 @@ class StackModule(nn.Module):
         self.part, self.address = part, site.address
         self.steps, self.reshapes = part.steps, part.reshapes  # read in every pass
         names = ("input", *(f"layers.{i}" for i in range(part.depth)), "normed")
-        self.tapped: Declared = dict.fromkeys(names, "hidden_states")
+        self.tapped: TapNames = dict.fromkeys(names, "hidden_states")
         first, total = site.layer, max(site.depth, part.depth)  # a stage counts on from the stages before it
         widths = part.widths(site.width)
         self.layers = nn.ModuleList(
@@ -212,7 +212,9 @@ class StackModule(nn.Module):
         self.position = part.position.build(site.child("position")) if part.position else None
         self.norm = part.norm.build(site.child("norm", width=widths[-1])) if part.norm else None
         self.project = nn.Linear(widths[-1], part.project, bias=False) if part.project else None
-        self.wide = any(isinstance(p, Add) and p.float32 for _, p in walk(part.layers))  # an fp32 stream ends here
+        self.fp32_stream = any(
+            isinstance(p, Add) and p.float32 for _, p in walk(part.layers)
+        )  # an fp32 stream ends here
         after = site.child("neck", width=part.project or widths[-1], depth=len(part.steps))
         self.neck = part.neck.build(after) if part.neck else None
 
@@ -265,10 +267,10 @@ class StackModule(nn.Module):
     def finish(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
         """What a head reads of the stream's `states`, the stack's input first: of the last, where no neck reads all."""
         x = states[-1]
-        if self.wide:
+        if self.fp32_stream:
             x = x.to(states[0].dtype)
         if self.norm is not None:
-            x = through(self.norm, ctx, x)
+            x = apply(self.norm, ctx, x)
         if self.project is not None:
             x = self.project(x)
         if self.training and self.part.dropout:

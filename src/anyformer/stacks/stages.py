@@ -71,7 +71,7 @@ class StagesModule(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Context]:
         grid = ctx.extra(Grid)
         assert grid is not None, "stages need tokens that are laid out in a grid"
-        if ctx.padding is not None:
+        if ctx.is_token is not None:
             raise ValueError("patches that are put together cannot be hidden one by one: give no attention_mask")
         if self.images:
             x = self.level(0, x, grid, ctx)

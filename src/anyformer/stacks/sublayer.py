@@ -21,7 +21,7 @@ from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op, Reshaping
 from anyformer.parts.residual import ADD, Add, Residual
 from anyformer.runtime.context import Context
-from anyformer.runtime.taps import Declared
+from anyformer.runtime.taps import TapNames
 from anyformer.specs.checks import chance
 from anyformer.specs.part import Part, Site, walk
 
@@ -77,7 +77,7 @@ class Sublayer(
 
 
 class SublayerModule(nn.Module):
-    tapped: ClassVar[Declared] = {"branch": None}
+    tapped: ClassVar[TapNames] = {"branch": None}
 
     def __init__(self, part: Sublayer, site: Site) -> None:
         super().__init__()
@@ -93,23 +93,23 @@ class SublayerModule(nn.Module):
         self.address = site.address
         self.normed_skip, self.reads_memory = part.normed_skip, part.op.reads_memory
         self.of_block, self.zero_pads = part.of_block, part.zero_pads
-        self.wide = isinstance(part.residual, Add) and part.residual.float32  # than the branch
+        self.fp32_stream = isinstance(part.residual, Add) and part.residual.float32  # than the branch
         self.dropout = part.dropout
         self.keep_path: Computed | None = None  # a tensor, so that layers alike compile to the same code
         if part.drop_path:
             kept = 1 - part.drop_path * site.layer / max(site.depth - 1, 1)
             self.keep_path = Computed(lambda: torch.tensor([kept]))
 
-    def forward(self, x: Tensor, ctx: Context, onto: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, ctx: Context, shortcut: Tensor | None = None) -> Tensor:
         """The branch of x joins x, or another stream that is given."""
-        onto = x if onto is None else onto
+        shortcut = x if shortcut is None else shortcut
         if self.is_skipped(ctx):
-            return onto
+            return shortcut
         if self.normed_skip and self.pre_norm is not None:
-            x = onto = through(self.pre_norm, ctx, x)
+            x = shortcut = apply(self.pre_norm, ctx, x)
         branch = self.branch(x, ctx)
-        x = through(self.residual, ctx, onto if self.skip is None else self.skip(onto, ctx), branch)
-        x = x if self.out_norm is None else through(self.out_norm, ctx, x)
+        x = apply(self.residual, ctx, shortcut if self.skip is None else self.skip(shortcut, ctx), branch)
+        x = x if self.out_norm is None else apply(self.out_norm, ctx, x)
         return x if not self.zero_pads or ctx.tokens is None else x.masked_fill(~ctx.tokens[..., None], 0)
 
     def is_skipped(self, ctx: Context) -> bool:
@@ -118,22 +118,22 @@ class SublayerModule(nn.Module):
 
     def branch(self, x: Tensor, ctx: Context) -> Tensor:
         """What this step adds."""
-        if self.wide:
+        if self.fp32_stream:
             x = x.to(next(self.op.parameters()).dtype)
         norm = self.pre_norm
-        if ctx.fine is not None and norm is not None:  # what is looked at is normed as what looks
-            ctx = ctx.replace(fine=through(norm, ctx, ctx.fine))
-        y = self.op(x if norm is None or self.normed_skip else through(norm, ctx, x), ctx)
+        if ctx.key_states is not None and norm is not None:  # what is looked at is normed as what looks
+            ctx = ctx.replace(key_states=apply(norm, ctx, ctx.key_states))
+        y = self.op(x if norm is None or self.normed_skip else apply(norm, ctx, x), ctx)
         if self.training and self.dropout:
             y = F.dropout(y, self.dropout)
         if self.post_norm is not None:
-            y = through(self.post_norm, ctx, y)
+            y = apply(self.post_norm, ctx, y)
         if self.training and self.keep_path is not None:  # whole examples lose the branch
             keep = self.keep_path()[0]
             y = y * torch.bernoulli(keep.expand(y.shape[0], *[1] * (y.dim() - 1))).to(y.dtype) / keep
         return ctx.tap(self.address, "branch", y)
 
 
-def through(module: nn.Module, ctx: Context, *values: Tensor) -> Tensor:
+def apply(module: nn.Module, ctx: Context, *values: Tensor) -> Tensor:
     """What a norm or a residual makes of values; one that depends on the condition is given that too."""
     return module(*values, ctx.extra(Condition)) if isinstance(module, Conditioned) else module(*values)

@@ -100,16 +100,16 @@ class TwoStreamsModule(StackModule):
             beside = ctx.replace(order, index=asked.places, shared={})
         for i, layer in enumerate(self.layers):
             seen = torch.cat((past[i].to(x.dtype), x), dim=1) if past else x
-            x = ctx.tap(self.address, f"layers.{i}", layer(x, ctx.replace(fine=seen) if past else ctx))
+            x = ctx.tap(self.address, f"layers.{i}", layer(x, ctx.replace(key_states=seen) if past else ctx))
             if g is not None:
-                g = ctx.tap(self.address, f"layers.{i}", layer(g, beside.replace(fine=seen)))
+                g = ctx.tap(self.address, f"layers.{i}", layer(g, beside.replace(key_states=seen)))
             states.append(x)
         if g is None:
             return self.finish(states, ctx)
         # what a head reads are the tokens asked for: a row of their own, none of them a pad
         index = torch.arange(g.shape[1], device=g.device)
         return self.finish(
-            [states[0], g], ctx.replace(index=index, positions=index[None], padding=None, documents=None)
+            [states[0], g], ctx.replace(index=index, positions=index[None], is_token=None, documents=None)
         )
 
     def keep(self, read: Tensor, before: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ from anyformer.checkpoint import COMPANION, load
 from anyformer.generation import generate
 from anyformer.inputs.contact_sheet import to_bytes
 from anyformer.inputs.image import Images
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.models import AutoencoderModule, TransformerModule, position_limit
 from anyformer.objectives.match import caption
 from anyformer.specs.messages import quote

@@ -25,7 +25,7 @@ from anyformer.generation.options import Settings
 from anyformer.generation.speech_prompt import language_id
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.inputs.recordings import ENDINGS, AudioRecording, Source, streams
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.models.base import TransformerModule
 from anyformer.models.call import Call
 from anyformer.parts.head.speech import SpeechNeck

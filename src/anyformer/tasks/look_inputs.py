@@ -17,7 +17,7 @@ from anyformer.generation import generate
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.inputs.image import ENDINGS, Images
 from anyformer.inputs.processor import Processor, processor
-from anyformer.inputs.text import Tokenizer, check_vocabulary_size
+from anyformer.inputs.tokenizer import Tokenizer, check_vocabulary_size
 from anyformer.kernels.hardware import need
 from anyformer.look.sound import Sound
 from anyformer.look.views import Scene

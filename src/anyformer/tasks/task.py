@@ -30,7 +30,7 @@ from anyformer.evaluate.predict import Predictor
 from anyformer.inputs.image import Images
 from anyformer.inputs.image import files as picture_files
 from anyformer.inputs.recordings import streams
-from anyformer.inputs.text import Tokenizer, check_vocabulary_size
+from anyformer.inputs.tokenizer import Tokenizer, check_vocabulary_size
 from anyformer.models import Output, TransformerModule, position_limit
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import Batch, Objective, Record, model_inputs, pad_texts

@@ -9,7 +9,7 @@ from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.images import ClassifyImage
 from anyformer.parts.base import HasVocabulary
-from anyformer.train.reading import class_counts
+from anyformer.train.data_summary import class_counts
 from anyformer.train.trainer import Callback, Trainer
 
 MOST = 20_000_000  # tokens that are counted

@@ -17,7 +17,7 @@ from anyformer.data.source import lines
 from anyformer.evaluate import Evaluation, mean_losses
 from anyformer.evaluate.by_position import PositionLoss, losses_by_position
 from anyformer.evaluate.predict import Predictions, Predictor
-from anyformer.inputs.text import Tokenizer, check_vocabulary_size
+from anyformer.inputs.tokenizer import Tokenizer, check_vocabulary_size
 from anyformer.models import TransformerModule, position_limit
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.objective import Objective

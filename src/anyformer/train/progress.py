@@ -13,7 +13,7 @@ import torch
 
 from anyformer.models import TransformerModule
 from anyformer.train import parallel
-from anyformer.train.accelerators import published_flops
+from anyformer.train.device_specs import published_flops
 from anyformer.train.trainer import DTYPES, EVERY, Callback, StepResult, Trainer
 from anyformer.weights.io import name_in_errors
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import capture, graph_capture
+from anyformer.kernels.capture import capture, graph_capture
 from anyformer.objectives.objective import Batch, Objective
 
 Terms = dict[str, Tensor]

@@ -24,7 +24,7 @@ from anyformer.data import Data, DataSplit, Loader, Plan, Splits, prepare, texts
 from anyformer.data.lock import FolderLock
 from anyformer.data.unused import describe_unused
 from anyformer.evaluate import check
-from anyformer.inputs.text import Tokenizer, check_vocabulary_size
+from anyformer.inputs.tokenizer import Tokenizer, check_vocabulary_size
 from anyformer.kernels import hardware
 from anyformer.models import Model, TransformerModule, position_limit
 from anyformer.models.construct import build, skeleton
@@ -37,9 +37,9 @@ from anyformer.parts.head.pool import Pool
 from anyformer.specs.codec import override, to_json
 from anyformer.specs.part import Table, thaw, walk
 from anyformer.train import parallel, record
+from anyformer.train.data_summary import describe_data, tokens_per_number
 from anyformer.train.learning_plan import LearningPlan, Phase, row_length
 from anyformer.train.progress import format_epochs
-from anyformer.train.reading import describe_data, tokens_per_number
 from anyformer.train.run import Pretrained, Run, differences, read_run
 from anyformer.train.scoring import training_metrics
 from anyformer.train.trainer import EVERY, Callback, Trainer

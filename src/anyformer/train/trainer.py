@@ -26,7 +26,7 @@ from anyformer.data.lock import FolderLock
 from anyformer.evaluate import mean_losses
 from anyformer.evaluate.metrics import FALLING
 from anyformer.kernels import hardware
-from anyformer.kernels.recording import without_reading
+from anyformer.kernels.capture import without_reading
 from anyformer.models import TransformerModule
 from anyformer.objectives.objective import Batch, Objective
 from anyformer.runtime.nonfinite import first_nonfinite
@@ -34,11 +34,11 @@ from anyformer.specs.messages import quote
 from anyformer.train import parallel
 from anyformer.train.average import Average
 from anyformer.train.interrupt import end_after_step
+from anyformer.train.loss_step import LossStep, PendingStep, copy_to_host, seed_all
 from anyformer.train.optim import clip
 from anyformer.train.record import MEASURED, LaunchClock, Recorder, decide, refusal
 from anyformer.train.resume import Checkpoints, Saved, fill, gather_model
 from anyformer.train.run import Pretrained, Run
-from anyformer.train.step import LossStep, PendingStep, copy_to_host, seed_all
 from anyformer.transforms.adapters import save_adapter
 from anyformer.transforms.compile import compile_blocks
 from anyformer.transforms.fuse import fuse

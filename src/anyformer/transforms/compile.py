@@ -5,8 +5,8 @@
 A block is compiled where gradients are taken; without them, while something is looked at or while a state is kept, it
 runs as before. Parameters keep their addresses. Use it before `recompute`, which then runs the compiled block again.
 
-The first calls are compared with plain code, as compilers have bugs (kernels/roll.py). Blocks whose code differs then
-run uncompiled, and a warning says so. With dropout every call differs, so nothing is compared.
+The first calls are compared with plain code, because compilers have bugs (kernels/cyclic_shift.py). Blocks whose code
+differs then run uncompiled, with a warning. With dropout every call differs, so nothing is compared.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from anyformer.parts.residual import ScaledModule
 from anyformer.runtime.context import Context
 from anyformer.runtime.state import Static
 from anyformer.stacks.block import ParallelModule
-from anyformer.stacks.sublayer import SublayerModule, through
+from anyformer.stacks.sublayer import SublayerModule, apply
 from anyformer.transforms.pack import PackedLinear
 from anyformer.transforms.quantize import FP8Linear, Int4Linear, Int8Linear, QuantizedLinear
 
@@ -183,7 +183,7 @@ def remembers(op: ConvolvingModule, x: Tensor, ctx: Context) -> bool:
     """Whether the memory of a recurrence is written in place, row by row, and no row has pads or a new document."""
     store = ctx.store(op.address)
     in_place = store is not None and store.static and all(len(held) == len(x) for held in store.tensors.values())
-    return in_place and ctx.padding is None and ctx.documents is None
+    return in_place and ctx.is_token is None and ctx.documents is None
 
 
 # -- the modules as programs -------------------------------------------------------------------------------------------
@@ -235,22 +235,26 @@ class FewRowsRMSNorm(FewRowsNorm, RMSNormModule):
 
 
 class FewRowsSublayer(SublayerModule):
-    def forward(self, x: Tensor, ctx: Context, onto: Tensor | None = None) -> Tensor:
-        onto = x if onto is None else onto
-        like = next(self.op.parameters()) if self.wide else x
+    def forward(self, x: Tensor, ctx: Context, shortcut: Tensor | None = None) -> Tensor:
+        shortcut = x if shortcut is None else shortcut
+        like = next(self.op.parameters()) if self.fp32_stream else x
         if self.is_skipped(ctx) or ctx.taps is not None or not takes(x, like):
-            return super().forward(x, ctx, onto)
+            return super().forward(x, ctx, shortcut)
         if isinstance(self.op, ConvolvingModule) and not remembers(self.op, x, ctx):
-            return super().forward(x, ctx, onto)
-        adds = self.post_norm is None and isinstance(self.residual, ScaledModule) and (self.residual.plain or self.wide)
-        onto = onto.float() if self.wide else onto
+            return super().forward(x, ctx, shortcut)
+        adds = (
+            self.post_norm is None
+            and isinstance(self.residual, ScaledModule)
+            and (self.residual.plain or self.fp32_stream)
+        )
+        shortcut = shortcut.float() if self.fp32_stream else shortcut
         op = OPS.get(type(self.op), feedforward)
         norm = None if self.pre_norm is None else norm_weights(self.pre_norm)
-        y = op(self.op, x[:, 0], norm, onto[:, 0] if adds else None, ctx)[:, None]
+        y = op(self.op, x[:, 0], norm, shortcut[:, 0] if adds else None, ctx)[:, None]
         if not adds:
-            y = y if self.post_norm is None else through(self.post_norm, ctx, y)
-            y = through(self.residual, ctx, onto, y)
-        return y if self.out_norm is None else through(self.out_norm, ctx, y)
+            y = y if self.post_norm is None else apply(self.post_norm, ctx, y)
+            y = apply(self.residual, ctx, shortcut, y)
+        return y if self.out_norm is None else apply(self.out_norm, ctx, y)
 
 
 class FewRowsParallel(ParallelModule):
@@ -279,15 +283,17 @@ KINDS: dict[type, type] = {
 }
 
 
-def feedforward(op: Any, x: Tensor, norm: NormWeights | None, onto: Tensor | None, ctx: Context) -> Tensor:
+def feedforward(op: Any, x: Tensor, norm: NormWeights | None, shortcut: Tensor | None, ctx: Context) -> Tensor:
     """(B, D) -> (B, D)"""
     gated = isinstance(op, GatedMLPModule)
     layers = (op.gate, op.up) if gated else (op.up,)
     inner = linear(x, *layers, norm=norm, activation=NAMES[op.activation], gated=gated)
-    return linear(inner, op.down, onto=onto)
+    return linear(inner, op.down, shortcut=shortcut)
 
 
-def attention(op: AttentionModule, x: Tensor, norm: NormWeights | None, onto: Tensor | None, ctx: Context) -> Tensor:
+def attention(
+    op: AttentionModule, x: Tensor, norm: NormWeights | None, shortcut: Tensor | None, ctx: Context
+) -> Tensor:
     """(B, D) -> (B, D)"""
     layers = [op.q] if op.part.memory else [op.q, op.k, op.v]
     found = linear(x, *layers, norm=norm)
@@ -299,11 +305,11 @@ def attention(op: AttentionModule, x: Tensor, norm: NormWeights | None, onto: Te
         q, k, v = found.split([layer.out_features for layer in layers], dim=1)
         heads = by_head(q, op.head_width), by_head(k, op.head_width), by_head(v, op.value_width)
         mixed = op.mix(*heads, ctx)
-    return linear(mixed[:, 0], op.o, onto=onto)
+    return linear(mixed[:, 0], op.o, shortcut=shortcut)
 
 
 def selective_state(
-    op: SelectiveStateModule, x: Tensor, norm: NormWeights | None, onto: Tensor | None, ctx: Context
+    op: SelectiveStateModule, x: Tensor, norm: NormWeights | None, shortcut: Tensor | None, ctx: Context
 ) -> Tensor:
     """(B, D) -> (B, D)"""
     store = ctx.store(op.address)
@@ -312,10 +318,12 @@ def selective_state(
     mixed = conv_step(both, op.conv.weight, op.conv.bias, store.tensors["window"], NAMES[op.activation])
     chosen, gate = linear(mixed, op.select), both[:, op.part.width :]
     by_channel = op.step.weight, op.step_bias, op.rate, op.skip
-    return linear(selective_step(mixed, gate, chosen, *by_channel, store.tensors["state"]), op.down, onto=onto)
+    return linear(selective_step(mixed, gate, chosen, *by_channel, store.tensors["state"]), op.down, shortcut=shortcut)
 
 
-def dual_state(op: DualStateModule, x: Tensor, norm: NormWeights | None, onto: Tensor | None, ctx: Context) -> Tensor:
+def dual_state(
+    op: DualStateModule, x: Tensor, norm: NormWeights | None, shortcut: Tensor | None, ctx: Context
+) -> Tensor:
     """(B, D) -> (B, D)"""
     store, part, behind = ctx.store(op.address), op.part, norm_weights(op.norm)
     assert store is not None and behind is not None
@@ -325,10 +333,10 @@ def dual_state(op: DualStateModule, x: Tensor, norm: NormWeights | None, onto: T
     mixed = conv_step(up, op.conv.weight, op.conv.bias, store.tensors["window"], NAMES[op.activation])
     limits = part.step_low, math.inf if part.step_high is None else part.step_high
     y = dual_step(mixed, gate, step, op.step_bias, op.rate, op.skip, store.tensors["state"], limits)
-    return linear(few_rows.norm_rows(y, behind), op.down, onto=onto)
+    return linear(few_rows.norm_rows(y, behind), op.down, shortcut=shortcut)
 
 
-def experts(op: MoEModule, x: Tensor, norm: NormWeights | None, onto: Tensor | None, ctx: Context) -> Tensor:
+def experts(op: MoEModule, x: Tensor, norm: NormWeights | None, shortcut: Tensor | None, ctx: Context) -> Tensor:
     """(B, D) -> (B, D)"""
     inside, dtype = op.experts, weight_dtype(op)
     x = x.to(dtype) if norm is None else few_rows.norm_rows(x, norm, dtype)
@@ -339,7 +347,7 @@ def experts(op: MoEModule, x: Tensor, norm: NormWeights | None, onto: Tensor | N
     if op.shared is not None:
         fused = op_obstacle(op.shared, len(x)) is None
         shared = feedforward(op.shared, x, None, None, ctx) if fused else op.shared(x[:, None], ctx)[:, 0]
-    return few_experts.combine(sums, chosen, weights, inside.down_bias, inside.num_experts, dtype, shared, onto)
+    return few_experts.combine(sums, chosen, weights, inside.down_bias, inside.num_experts, dtype, shared, shortcut)
 
 
 def route(op: MoEModule, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:

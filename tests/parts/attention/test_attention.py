@@ -62,7 +62,7 @@ def test_masked_and_padded_equal_torch(kernel: str) -> None:
     close(ours(x, context(T, kernel=kernel)), theirs(x, x, x, attn_mask=causal)[0])
     real[1, 5:] = False
     expected = theirs(x, x, x, attn_mask=causal, key_padding_mask=~real)[0]
-    close(ours(x, context(T, kernel=kernel, padding=real))[real], expected[real])
+    close(ours(x, context(T, kernel=kernel, is_token=real))[real], expected[real])
 
 
 @BOTH
@@ -233,7 +233,7 @@ def test_one_graph() -> None:
     )  # fmt: skip
     modules, real = [made(part, D) for part in parts], torch.ones(2, T, dtype=torch.bool)
     real[1, :4] = False
-    compiled_equals_eager(lambda x: [m(x, context(T, padding=real)) for m in modules], torch.randn(2, T, D))
+    compiled_equals_eager(lambda x: [m(x, context(T, is_token=real)) for m in modules], torch.randn(2, T, D))
 
 
 def test_dropout_is_on_the_weights() -> None:

@@ -53,7 +53,7 @@ def test_published(fields: dict[str, Any], length: int) -> None:
     theirs.value.weight.data.copy_(module.v.weight)
     x, mask = numbers(3, row, D).double(), torch.arange(row) < length
     expected = module.o(theirs(x, attention_mask=mask.long().expand(3, -1)).hidden_states)[:, :length]
-    close(module(x, context(row, padding=mask.expand(3, -1)))[:, :length], expected, 1e-7)
+    close(module(x, context(row, is_token=mask.expand(3, -1)))[:, :length], expected, 1e-7)
     close(module(x[:, :length], context(length)), expected, 1e-7)
     close(module(x[:, :length], context(length, kernel="eager")), expected, 1e-7)
 
@@ -108,8 +108,8 @@ def test_pads_and_documents(fields: dict[str, Any]) -> None:
     alone = module(b, context(14))
     real = torch.tensor([[False] * 9 + [True] * 14])
     for kernel in ("auto", "eager"):
-        close(module(torch.cat((a, b), 1), context(23, padding=real, kernel=kernel))[:, 9:], alone, 1e-5)
-    close(module(torch.cat((b, a), 1), context(23, padding=real.flip(1)))[:, :14], alone, 1e-5)
+        close(module(torch.cat((a, b), 1), context(23, is_token=real, kernel=kernel))[:, 9:], alone, 1e-5)
+    close(module(torch.cat((b, a), 1), context(23, is_token=real.flip(1)))[:, :14], alone, 1e-5)
     packed = context(23, documents=torch.tensor([[3] * 9 + [1] * 14]))
     if fields:
         close(module(torch.cat((a, b), 1), packed), torch.cat((module(a, context(9)), alone), 1), 1e-5)

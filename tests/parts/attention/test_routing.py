@@ -96,8 +96,8 @@ def test_pads_and_documents(causal: bool, window: int) -> None:
     alone = module(b, context(T))
     real = torch.tensor([[False] * 6 + [True] * T])
     for kernel in ("auto", "eager"):
-        close(module(torch.cat((a, b), 1), context(T + 6, padding=real, kernel=kernel))[:, 6:], alone, 1e-5)
-    close(module(torch.cat((b, a), 1), context(T + 6, padding=real.flip(1)))[:, :T], alone, 1e-5)
+        close(module(torch.cat((a, b), 1), context(T + 6, is_token=real, kernel=kernel))[:, 6:], alone, 1e-5)
+    close(module(torch.cat((b, a), 1), context(T + 6, is_token=real.flip(1)))[:, :T], alone, 1e-5)
     packed = context(T + 6, documents=torch.tensor([[3] * 6 + [1] * T]))
     if causal:
         close(module(torch.cat((a, b), 1), packed), torch.cat((module(a, context(6)), alone), 1), 1e-5)
@@ -123,7 +123,7 @@ def test_centres_follow_what_is_near() -> None:
     module, x = module_of(decay=0.75).train(), numbers(2, T, D)
     before, real = module.centres.clone(), torch.ones(2, T, dtype=torch.bool)
     real[1, 8:] = False
-    module(x, context(T, padding=real))
+    module(x, context(T, is_token=real))
     assert torch.equal(module.centres, before)
     expected = before.clone()
     for h in range(H):

@@ -89,11 +89,11 @@ def test_pooling_by_multi_head_attention(count: int) -> None:
     x, real = torch.randn(2, T, D), torch.ones(2, T, dtype=torch.bool)
     real[1, 4:] = False
     expected = mab(module, module.vectors.expand(2, -1, -1), rff(module.before, x), ~real)
-    found = module(x, context(T, padding=real))
+    found = module(x, context(T, is_token=real))
     assert found.shape == (2, count, D)
     close(found, expected)
     order = torch.randperm(T)
-    close(module(x[:, order], context(T, padding=real[:, order])), expected)
+    close(module(x[:, order], context(T, is_token=real[:, order])), expected)
 
 
 def test_pool_of_a_head() -> None:

@@ -74,8 +74,8 @@ def test_pads_documents_and_length() -> None:
     module, a, x = module_of(), numbers(1, 9, D), numbers(1, 14, D, seed=2)
     alone, real = module(x, context(14)), torch.tensor([[False] * 9 + [True] * 14])
     for kernel in ("auto", "eager"):
-        close(module(torch.cat((a, x), 1), context(23, padding=real, kernel=kernel))[:, 9:], alone, 1e-5)
-        close(module(torch.cat((x, a), 1), context(23, padding=real.flip(1), kernel=kernel))[:, :14], alone, 1e-5)
+        close(module(torch.cat((a, x), 1), context(23, is_token=real, kernel=kernel))[:, 9:], alone, 1e-5)
+        close(module(torch.cat((x, a), 1), context(23, is_token=real.flip(1), kernel=kernel))[:, :14], alone, 1e-5)
     with pytest.raises(ValueError, match="^here: the blocks of a row are sorted, .* nothing is packed"):
         module(x, context(14, documents=torch.zeros(1, 14, dtype=torch.long)))
     with pytest.raises(ValueError, match="^here reads texts of at most 24 tokens, got 25"):

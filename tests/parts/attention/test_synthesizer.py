@@ -50,7 +50,7 @@ def test_places_are_those_in_the_text(scores: str, products: str) -> None:
     alone = module(x, context(T))
     padded = torch.cat((torch.randn(1, 3, D), x), 1)
     real = torch.tensor([[False] * 3 + [True] * T])
-    close(module(padded, context(T + 3, padding=real))[:, 3:], alone)
+    close(module(padded, context(T + 3, is_token=real))[:, 3:], alone)
     packed = context(T + 3, documents=torch.tensor([[0] * 3 + [1] * T]))
     packed = packed.replace(positions=torch.tensor([[0, 1, 2, *range(T)]]))
     close(module(padded, packed)[:, 3:], alone)

@@ -26,7 +26,7 @@ def test_tokens_are_learned_mixed_and_read_back(mixer: Any, pads: int) -> None:
     x, real = torch.randn(2, 9, 8), torch.arange(9) >= pads
     index = torch.arange(9)
     padding = real.expand(2, -1) if pads else None
-    found = op(x, Context(index=index, positions=index[None], padding=padding))[:, pads:]
+    found = op(x, Context(index=index, positions=index[None], is_token=padding))[:, pads:]
     x = x[:, pads:]
     scores = op.down(F.gelu(op.up(x)))
     learned = torch.stack([(scores[..., i].softmax(1)[..., None] * x).sum(1) for i in range(3)], 1)

@@ -102,8 +102,8 @@ def test_pads_and_documents(kind: str) -> None:
     alone = module(b, context(18))
     real = torch.tensor([[False] * 5 + [True] * 18])
     for kernel in ("auto", "eager"):
-        close(module(torch.cat((a, b), 1), context(23, padding=real, kernel=kernel))[:, 5:], alone, 1e-5)
-    close(module(torch.cat((b, a), 1), context(23, padding=real.flip(1)))[:, :18], alone, 1e-5)
+        close(module(torch.cat((a, b), 1), context(23, is_token=real, kernel=kernel))[:, 5:], alone, 1e-5)
+    close(module(torch.cat((b, a), 1), context(23, is_token=real.flip(1)))[:, :18], alone, 1e-5)
     packed = context(23, documents=torch.tensor([[3] * 5 + [1] * 18]))
     close(module(torch.cat((a, b), 1), packed), torch.cat((module(a, context(5)), alone), 1), 1e-5)
 

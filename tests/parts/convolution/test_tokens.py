@@ -81,8 +81,8 @@ def test_pads_and_other_documents_are_nothing(module: Any) -> None:
     packed = module(torch.cat((a, b), 1), context(10, documents=torch.tensor([[0] * 4 + [1] * 6])))
     close(packed, torch.cat((first, second), 1))
     noise, real = torch.randn(1, 3, D), torch.tensor([[False] * 3 + [True] * 4])
-    close(module(torch.cat((noise, a), 1), context(7, padding=real))[:, 3:], first)
-    close(module(torch.cat((a, noise), 1), context(7, padding=real.flip(1)))[:, :4], first)
+    close(module(torch.cat((noise, a), 1), context(7, is_token=real))[:, 3:], first)
+    close(module(torch.cat((a, noise), 1), context(7, is_token=real.flip(1)))[:, :4], first)
 
 
 @pytest.mark.slow

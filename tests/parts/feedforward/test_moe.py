@@ -120,7 +120,7 @@ def test_a_switch_drops_who_comes_too_late() -> None:
         # pads do not take places, wherever they stand
         padding = torch.ones(1, T, dtype=torch.bool)
         padding[:, :3] = False
-        out = module(x, context(padding=padding))
+        out = module(x, context(is_token=padding))
         assert out[:, 3:5].abs().min() > 0 and not out[:, 5:].any() and not out[:, :3].any()
         # documents have places of their own
         out = module(x, context(documents=torch.tensor([[0, 0, 0, 1, 1, 1, 2]])))
@@ -136,7 +136,7 @@ def test_a_limit_of_all_texts_together(router: Switch | GShard) -> None:
     x, padding = torch.randn(B, T, D, generator=torch.Generator().manual_seed(3)), torch.ones(B, T, dtype=torch.bool)
     padding[1, 5:] = False
     chosen = (x @ module.router.weight.T).topk(router.top_k, dim=-1).indices
-    kept = module.train().router(x, context(padding=padding)).experts.view(B, T, router.top_k) < 3
+    kept = module.train().router(x, context(is_token=padding)).experts.view(B, T, router.top_k) < 3
     taken, dropped = [0, 0, 0], 0
     for t in range(T):
         for b in (b for b in range(B) if padding[b, t]):
@@ -145,7 +145,7 @@ def test_a_limit_of_all_texts_together(router: Switch | GShard) -> None:
                 assert bool(kept[b, t, k]) == (taken[e] <= 2 * B)
                 dropped += taken[e] > 2 * B
     assert dropped
-    assert (module.eval().router(x, context(padding=padding)).experts < 3).all()
+    assert (module.eval().router(x, context(is_token=padding)).experts < 3).all()
 
 
 @pytest.mark.parametrize("capacity", [0, 2, 3, 20])

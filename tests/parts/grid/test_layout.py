@@ -117,7 +117,7 @@ def test_pads_of_what_pools_nothing(added: Any, kernel: str) -> None:
     x, index = torch.randn(2, 7, 8), torch.arange(7)
     alone = op(x[:, 2:5], Context(index=index[:3], positions=index[None, :3], kernel=kernel))
     padding = ((index >= 2) & (index < 5)).expand(2, 7)
-    close(op(x, Context(index=index, positions=index[None], padding=padding, kernel=kernel))[:, 2:5], alone)
+    close(op(x, Context(index=index, positions=index[None], is_token=padding, kernel=kernel))[:, 2:5], alone)
 
 
 @torch.no_grad()

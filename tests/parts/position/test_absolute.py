@@ -146,7 +146,7 @@ def test_convolutional_does_not_hear_pads() -> None:
     for before, after in ((0, 5), (5, 0)):
         longer = F.pad(x, (0, 0, before, after), value=7.0)
         real = F.pad(torch.ones(1, T, dtype=torch.bool), (before, after))
-        close(add_position(module, longer, context(T + 5, padding=real))[:, before : before + T], alone)
+        close(add_position(module, longer, context(T + 5, is_token=real))[:, before : before + T], alone)
     with pytest.raises(ValueError, match="packed documents"):
         add_position(module, x, context(T, documents=torch.zeros(1, T, dtype=torch.long)))
 

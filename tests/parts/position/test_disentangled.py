@@ -202,7 +202,7 @@ def test_a_pad_sees_the_mean_of_all_values() -> None:
     real = torch.ones(2, T, dtype=torch.bool)
     real[1, 6:] = False
     plain = made(Attention(num_heads=H, num_kv_heads=2), D)
-    found, usual = (each(x, context(T, padding=real)) for each in (ours, plain))
+    found, usual = (each(x, context(T, is_token=real)) for each in (ours, plain))
     assert torch.equal(found[real], usual[real])
     mean = ours.v(x).mean(1).unflatten(-1, (2, K)).repeat_interleave(2, dim=1).flatten(1)
     close(found[~real], ours.o(mean)[1].expand(3, -1), 1e-5)
@@ -226,7 +226,7 @@ def test_a_convolution_is_torchs_and_keeps_to_its_document(kernel: int, groups: 
     close(ours(x, context(T)), expected(x), 1e-5)
     real = torch.ones(2, T, dtype=torch.bool)
     real[1, :3] = False
-    close(ours(x, context(T, padding=real))[1, 3:], expected(x[1:, 3:])[0], 1e-5)
+    close(ours(x, context(T, is_token=real))[1, 3:], expected(x[1:, 3:])[0], 1e-5)
     documents = torch.tensor([[0] * 4 + [1] * 5, [0] * 2 + [1] * 3 + [2] * 4])
     found = ours(x, context(T, documents=documents))
     for row, lengths in ((0, (4, 5)), (1, (2, 3, 4))):
@@ -239,7 +239,7 @@ def test_a_step_may_read_what_came_into_its_block() -> None:
     ours, x = made(Block(**steps), D), torch.randn(2, T, D)
     real = torch.ones(2, T, dtype=torch.bool)
     real[1, 6:] = False
-    ctx = context(T, padding=real)
+    ctx = context(T, is_token=real)
     found = ours(x, ctx)
     last = ours.convolution
     joined = last.out_norm(ours.feedforward(x, ctx) + last.op(x, ctx))

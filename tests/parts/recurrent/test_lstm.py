@@ -80,8 +80,8 @@ def test_documents_and_pads(kind: type[Recurrent]) -> None:
     packed = module(torch.cat((a, b), 1), context(7, documents=torch.tensor([[0] * 3 + [1] * 4])))
     close(packed, torch.cat((first, second), 1))
     real = torch.tensor([[False] * 4 + [True] * 3])
-    close(module(torch.cat((b, a), 1), context(7, padding=real))[:, 4:], first)
-    close(module(torch.cat((a, b), 1), context(7, padding=real.flip(1)))[:, :3], first)
+    close(module(torch.cat((b, a), 1), context(7, is_token=real))[:, 4:], first)
+    close(module(torch.cat((a, b), 1), context(7, is_token=real.flip(1)))[:, :3], first)
 
 
 def test_additive_attention() -> None:

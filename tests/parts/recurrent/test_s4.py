@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import anyformer as af
-from anyformer.kernels.recording import without_reading
+from anyformer.kernels.capture import without_reading
 from anyformer.kernels.s4 import s4, s4_by_steps
 from anyformer.parts.recurrent.s4 import S4, hippo
 from small import close, context, made
@@ -104,7 +104,7 @@ def test_documents_and_pads() -> None:
     with without_reading():
         close(module(torch.cat((a, b), 1), context(7, documents=documents)), expected)
     real = torch.tensor([[False] * 4 + [True] * 3])
-    close(module(torch.cat((b, a), 1), context(7, padding=real))[:, 4:], first)
+    close(module(torch.cat((b, a), 1), context(7, is_token=real))[:, 4:], first)
 
 
 def test_hippo() -> None:

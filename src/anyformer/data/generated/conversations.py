@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyformer.data.text import PythonDocs
+from anyformer.data.text_files import PythonDocs
 
 Progress = Callable[[int, int], object]
 

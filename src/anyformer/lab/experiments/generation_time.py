@@ -18,7 +18,7 @@ import torch
 
 from anyformer import families
 from anyformer.counting import count
-from anyformer.counting.forward import forward_cost
+from anyformer.counting.forward_cost import forward_cost
 from anyformer.generation import generate
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.runs import SIZE, processor_seconds, writer

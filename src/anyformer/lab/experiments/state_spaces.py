@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from anyformer import families
-from anyformer.counting.forward import forward_cost
-from anyformer.counting.step import Live
+from anyformer.counting.forward_cost import forward_cost
+from anyformer.counting.step_memory import Live
 from anyformer.data import Data, JSONLines, Words
 from anyformer.kernels.loss import IGNORED
 from anyformer.lab.experiment import Form, Verdict

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from anyformer.counting.forward import forward_cost
+from anyformer.counting.forward_cost import forward_cost
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.recall import answer_accuracy, palindromes, row_length, train_on
 from anyformer.lab.runs import mean, processor_seconds, writer

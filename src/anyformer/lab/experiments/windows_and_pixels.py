@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from anyformer import families
-from anyformer.counting.forward import forward_cost
+from anyformer.counting.forward_cost import forward_cost
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.experiments.efficient_attention import exponent
 from anyformer.lab.runs import processor_seconds

@@ -23,7 +23,7 @@ from anyformer.parts.position.bias import HeadwisePosition, rotate_and_tap
 from anyformer.runtime.context import Context
 from anyformer.runtime.mask import FULL, All, Causal, Full, Mask, Window
 from anyformer.runtime.state import PerMemory, PerToken
-from anyformer.runtime.taps import MIXER, Declared
+from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance, positive
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Part, Sees, Site, farthest
@@ -173,7 +173,7 @@ class AttentionModule(InHeads):
         self.num_kv_heads = G
         self.qkv: Joined | None = None  # all three in one product, where transforms/fuse.py joined them
         self.part, self.mask_key = part, repr(part.mask)
-        self.tapped: Declared = {
+        self.tapped: TapNames = {
             **MIXER,
             **({"position": None} if self.position is not None and not self.position.silent else {}),
             **({"weights": "cross_attentions"} if part.memory else {}),
@@ -213,7 +213,7 @@ class AttentionModule(InHeads):
             return self.attend(q, k, v, None, ctx)
         if self.position is not None:
             q, k = rotate_and_tap(self.position, q, k, ctx, self.address)
-        seen, places = ctx.remember(self.address, {"k": k, "v": v})
+        seen, places = ctx.append_to_cache(self.address, {"k": k, "v": v})
         return self.attend(q, seen["k"], seen["v"], places, ctx)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, places: Tensor | None, ctx: Context) -> Tensor:
@@ -258,8 +258,8 @@ class AttentionModule(InHeads):
 
     def projections(self, x: Tensor, source: Tensor, ctx: Context) -> tuple[Tensor, ...]:
         """Queries, keys and values by head; `source` is x as queries and keys read it."""
-        if ctx.fine is not None:  # pooled queries attend to the longer sequence (Funnel)
-            found = self.q(source), self.k(ctx.fine), self.v(ctx.fine)
+        if ctx.key_states is not None:  # pooled queries attend to the longer sequence (Funnel)
+            found = self.q(source), self.k(ctx.key_states), self.v(ctx.key_states)
         elif self.qkv is not None and source is x and self.qkv.covers(self.q, self.k, self.v):
             found = self.qkv(x)
         else:

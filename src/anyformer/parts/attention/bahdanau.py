@@ -13,7 +13,7 @@ from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.mask import FULL, Full, Mask
 from anyformer.runtime.state import PerMemory, PerToken
-from anyformer.runtime.taps import MIXER, Declared
+from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Sees, Site
 
@@ -56,7 +56,7 @@ class AdditiveAttentionModule(nn.Module):
         self.score = nn.Linear(self.width, 1, bias=False)
         self.o = nn.Linear(self.source, site.width)
         weights = "cross_attentions" if part.memory else MIXER["weights"]
-        self.tapped: Declared = {"q": None, "k": None, "weights": weights, "mixed": None}
+        self.tapped: TapNames = {"q": None, "k": None, "weights": weights, "mixed": None}
 
     def state_spec(self) -> PerToken | PerMemory:
         shapes = {"k": (self.width,), "v": (self.source,)}
@@ -68,7 +68,7 @@ class AdditiveAttentionModule(nn.Module):
             k, v = ctx.from_memory(self.address, lambda states: self.memory_keys(states, ctx))
             visible = ctx.visible_memory()
         else:
-            seen, places = ctx.remember(self.address, {"k": ctx.tap(self.address, "k", self.k(x)), "v": x})
+            seen, places = ctx.append_to_cache(self.address, {"k": ctx.tap(self.address, "k", self.k(x)), "v": x})
             k, v, visible = seen["k"], seen["v"], ctx.visible(self.part.mask, self.mask_key, places)
         scores = self.score(torch.tanh(q[:, :, None] + k[:, None]))[..., 0][:, None]  # (B, 1, T, S)
         v = v[:, None]

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.attention import EVERYTHING, Visible, attend
-from anyformer.kernels.recording import is_recording
+from anyformer.kernels.capture import can_read_values
 from anyformer.parts.attention.attention import Attention, AttentionModule
 from anyformer.parts.attention.longformer import Chunked
 from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
@@ -29,7 +29,7 @@ from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.mask import FULL, Full, Mask, first_of_document
 from anyformer.runtime.state import State
-from anyformer.runtime.taps import Declared, Listener, through
+from anyformer.runtime.taps import Listener, TapNames, convert_listener
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Part, Site
 
@@ -78,7 +78,7 @@ class BlockTextEmbeddingModule(TextEmbeddingModule):
             return super().forward(inputs, state)  # which says what is wrong
         T = text.shape[1]
         short = self.short(T)
-        if short and not is_recording():
+        if short and can_read_values():
             self.switched = True
         whole = short or self.switched or self.all_short(inputs.get("document_ids"))
         more = 0 if whole else -T % self.part.block_size
@@ -90,7 +90,7 @@ class BlockTextEmbeddingModule(TextEmbeddingModule):
 
     def all_short(self, documents: Tensor | None) -> bool:
         """Packed documents that are all short use full attention, each within itself."""
-        if documents is None or is_recording():
+        if documents is None or not can_read_values():
             return False
         index = torch.arange(documents.shape[1], device=documents.device)
         longest = int((index - first_of_document(documents)).max()) + 1
@@ -120,7 +120,7 @@ class TextOnly(Neck, sees="itself"):
 
 
 class TextOnlyModule(nn.Module):
-    tapped: ClassVar[Declared] = {"text": "hidden_states"}
+    tapped: ClassVar[TapNames] = {"text": "hidden_states"}
 
     def __init__(self, part: TextOnly, site: Site) -> None:
         super().__init__()
@@ -132,8 +132,8 @@ class TextOnlyModule(nn.Module):
         text = ctx.extra(BlockText)
         T = x.shape[1] if text is None else text.length
         if x.shape[1] > T:
-            padding = None if ctx.padding is None else ctx.padding[:, :T]
-            x, ctx = x[:, :T], ctx.replace(index=ctx.index[:T], positions=ctx.positions[:, :T], padding=padding)
+            padding = None if ctx.is_token is None else ctx.is_token[:, :T]
+            x, ctx = x[:, :T], ctx.replace(index=ctx.index[:T], positions=ctx.positions[:, :T], is_token=padding)
         x = ctx.tap(self.address, "text", x)  # the states of the layers are shown with their pads, as published
         return (x if self.rest is None else self.rest(x)), ctx
 
@@ -265,7 +265,7 @@ class BlockSparseModule(AttentionModule):
         bias = counts.log().to(q.dtype)
         if weights is not None:
             often = counts.clamp(min=1).to(v.dtype)
-            weights = through(weights, lambda seen: seen / often, lambda used: used * often)
+            weights = convert_listener(weights, lambda seen: seen / often, lambda used: used * often)
         out = attend(q, k, v, visible(real), bias=bias, scale=self.scale, kernel="eager", weights=weights)
         return out.transpose(1, 2).flatten(2)
 

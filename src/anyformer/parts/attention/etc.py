@@ -12,7 +12,7 @@ from anyformer.parts.embedding.segments import Segments
 from anyformer.parts.position.absolute import AttentionPosition
 from anyformer.parts.position.bias import AttentionPositionModule, distance_in
 from anyformer.runtime.context import Context, at_places
-from anyformer.runtime.mask import text_places
+from anyformer.runtime.mask import text_positions
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site
 
@@ -55,7 +55,7 @@ class GlobalLocalVectorsModule(AttentionPositionModule):
 
     def labels(self, places: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """(1 or B, T) whether queries are global, (1 or B, T, S) the label of each query and key."""
-        counted, segments, reach = text_places(ctx.padding, ctx.documents), ctx.extra(Segments), self.part.reach
+        counted, segments, reach = text_positions(ctx.is_token, ctx.documents), ctx.extra(Segments), self.part.reach
         queries, keys = (
             (at if counted is None else at_places(counted, at.clamp(min=0))).view(-1, at.shape[-1]) < self.part.first
             for at in (ctx.index, places)

@@ -21,7 +21,7 @@ from anyformer.parts.position.rotary import Rope
 from anyformer.runtime.context import Context
 from anyformer.runtime.mask import FULL, Mask
 from anyformer.runtime.state import PerToken
-from anyformer.runtime.taps import MIXER, Declared, Listener, through
+from anyformer.runtime.taps import MIXER, Listener, TapNames, convert_listener
 from anyformer.specs.checks import at_least, chance, positive
 from anyformer.specs.part import Site
 
@@ -54,7 +54,7 @@ class LatentAttention(Op, sees="past", called=("MLA", "multi-head latent attenti
 
 
 class LatentAttentionModule(nn.Module):
-    tapped: ClassVar[Declared] = {**MIXER, "position": None}
+    tapped: ClassVar[TapNames] = {**MIXER, "position": None}
     position: Any
 
     def __init__(self, part: LatentAttention, site: Site) -> None:
@@ -86,7 +86,7 @@ class LatentAttentionModule(nn.Module):
         latent, key = self.kv_down(x)[:, None].split((part.rank, part.turned_width), dim=-1)
         turned, key = bias.rotate_and_tap(self.position, turned, key, ctx, self.address)
         latent = torch.cat((self.kv_norm(latent), key), dim=-1)  # (B, 1, T, R + P)
-        seen, places = ctx.remember(self.address, {"latent": latent[:, 0]})
+        seen, places = ctx.append_to_cache(self.address, {"latent": latent[:, 0]})
         kept = seen["latent"][:, None]
         visible = ctx.visible(part.mask, self.mask_key, places)
         asked = ctx.wants(self.address, "k") or ctx.wants(self.address, "v")  # which only the longer way makes
@@ -127,7 +127,7 @@ class LatentAttentionModule(nn.Module):
         q = torch.cat((plain @ to_key, turned), dim=-1).transpose(1, 2)  # (B, 1, H, R + P)
         weights = ctx.weights(self.address)
         if weights is not None:  # one head with many queries stands for many heads with one query
-            weights = through(weights, _transpose, _transpose)
+            weights = convert_listener(weights, _transpose, _transpose)
         out = self.attend(q, kept, kept[..., : part.rank], visible, ctx, weights)
         return out.transpose(1, 2) @ to_value.transpose(-2, -1)  # (B, H, 1, V)
 

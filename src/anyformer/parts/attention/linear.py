@@ -20,7 +20,7 @@ from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
 from anyformer.runtime.mask import FULL, Causal, Full, Mask
 from anyformer.runtime.state import PerRow
-from anyformer.runtime.taps import MIXER, Declared, through
+from anyformer.runtime.taps import MIXER, TapNames, convert_listener
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
 from anyformer.specs.part import LayerSharing, Part, Site
@@ -41,7 +41,7 @@ class Projections(Op):
 
 
 class ProjectionsModule(InHeads):
-    tapped: ClassVar[Declared] = MIXER
+    tapped: ClassVar[TapNames] = MIXER
 
     def __init__(self, part: Projections, site: Site) -> None:
         super().__init__(site, part.num_heads)
@@ -313,7 +313,7 @@ class LinearAttentionModule(ProjectionsModule):
         if out is None or listen is not None:
             weights = self.weights(q, k, power, ctx)
             if listen is not None:
-                weights = through(listen, lambda seen: seen.to(x.dtype), lambda used: used.to(wide))(weights)
+                weights = convert_listener(listen, lambda seen: seen.to(x.dtype), lambda used: used.to(wide))(weights)
             changed = listen is not None and listen.changed
             out = torch.matmul(weights, v[..., :-1]) if out is None or changed else out
         return self.o(ctx.tap(self.address, "mixed", out.to(x.dtype).transpose(1, 2).flatten(2)))

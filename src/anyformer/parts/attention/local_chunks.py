@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from anyformer.parts.attention.lsh import MASKS, BucketsModule, InChunks
 from anyformer.runtime.context import Context, at_places
-from anyformer.runtime.taps import MIXER, Declared
+from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.part import Sees, Site
 
 
@@ -45,7 +45,7 @@ class ChunkAttention(InChunks, sees="past", called=("block-local attention", "Re
 
 
 class ChunkAttentionModule(BucketsModule):
-    tapped: ClassVar[Declared] = MIXER
+    tapped: ClassVar[TapNames] = MIXER
     own_bucket, rounds, buckets = False, 1, 1  # all in one
 
     def __init__(self, part: ChunkAttention, site: Site) -> None:
@@ -72,8 +72,8 @@ class ChunkAttentionModule(BucketsModule):
     def visit_counts(self, places: Tensor, ctx: Context) -> Tensor:
         mask, key = MASKS[self.part.causal]
         mine, theirs = ctx.index, places
-        if ctx.padding is not None:  # pads are in no chunk
-            theirs = ctx.padding.cumsum(-1) - 1
+        if ctx.is_token is not None:  # pads are in no chunk
+            theirs = ctx.is_token.cumsum(-1) - 1
             mine = at_places(theirs, ctx.index)
         apart = (mine // self.chunk)[..., None] - (theirs // self.chunk)[..., None, :]
         near = ((apart <= self.before) & (apart >= -self.after)).view(-1, 1, *apart.shape[-2:])

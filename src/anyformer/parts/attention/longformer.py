@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.attention import Visible, attend
-from anyformer.kernels.recording import is_recording
+from anyformer.kernels.capture import can_read_values
 from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import Kind
 from anyformer.runtime.mask import first_of_document
 from anyformer.runtime.state import State
-from anyformer.runtime.taps import MIXER, Declared, Listener, through
+from anyformer.runtime.taps import MIXER, Listener, TapNames, convert_listener
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Sees, Site
 
@@ -78,7 +78,7 @@ class GlobalTextEmbeddingModule(TextEmbeddingModule):
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         found, mask, named = inputs.get("global_attention_mask"), inputs.get("attention_mask"), None
-        if mask is not None and not is_recording() and bool((mask == 2).any()):  # the first published way to name them
+        if mask is not None and can_read_values() and bool((mask == 2).any()):  # the first published way to name them
             named = mask == 2
             inputs = {**inputs, "attention_mask": mask.masked_fill(named, 1)}
         x, ctx = super().forward(inputs, state)
@@ -106,7 +106,7 @@ class GlobalTextEmbeddingModule(TextEmbeddingModule):
         if kind == "none" or ids is None:
             return None
         ends = ids == self.part.separator
-        if not is_recording() and not bool((ends.sum(-1) == 3).all()):
+        if can_read_values() and not bool((ends.sum(-1) == 3).all()):
             raise ValueError(
                 f"a text has three separators (token {self.part.separator}) to tell its parts; or give"
                 " global_attention_mask"
@@ -150,7 +150,7 @@ class Chunked(Visible):
 
 
 class LocalAttentionModule(InHeads):
-    tapped: ClassVar[Declared] = {**MIXER, "global_weights": "global_attentions"}
+    tapped: ClassVar[TapNames] = {**MIXER, "global_weights": "global_attentions"}
 
     def __init__(self, part: LocalAttention, site: Site) -> None:
         super().__init__(site, part.num_heads)
@@ -179,7 +179,7 @@ class LocalAttentionModule(InHeads):
         q, k, v = (self.heads(ctx.tap(self.address, name, t)) for name, t in zip("qkv", found, strict=True))
         near, far = ctx.watch(self.address), ctx.watch(self.address, "global_weights")
         named = ctx.extra(GlobalTokens)
-        unknown = named is not None and named.most is None and is_recording()
+        unknown = named is not None and named.most is None and not can_read_values()
         out = self.attend_dense(x, q, k, v, ctx) if ctx.kernel in ("eager", "flex") or unknown else None
         if out is None or near is not None or far is not None:
             chosen = ctx.once("global places", lambda: global_places(ctx))
@@ -225,7 +225,7 @@ class LocalAttentionModule(InHeads):
                 used = F.pad(used, (0, 0, 0, n * c - T)).unflatten(2, (n, c)).transpose(1, 2).flatten(0, 1)
                 return used.new_zeros(B * n, H, c, k.shape[2]).scatter(-1, columns.expand_as(used), used)
 
-            weights = through(weights, to_published, from_published)
+            weights = convert_listener(weights, to_published, from_published)
         out = self.attend(q.flatten(0, 1), k, v, Chunked(mask), "sdpa", weights)
         return out.view(B, n, H, c, K).transpose(2, 3).reshape(B, n * c, H * K)[:, :T]
 
@@ -250,7 +250,7 @@ class LocalAttentionModule(InHeads):
                 shown = torch.where(real[:, None, :, None], F.pad(seen, (0, more)), 1 / (T + more))
                 return shown.transpose(2, 3)
 
-            weights = through(weights, to_published, lambda used: used.transpose(2, 3)[..., :T])
+            weights = convert_listener(weights, to_published, lambda used: used.transpose(2, 3)[..., :T])
         found = self.attend(q, k, v, Chunked(seen[:, None]), "sdpa", weights).transpose(1, 2).flatten(2)
         return out.scatter(1, wide, torch.where(real[..., None], found, out.gather(1, wide)))
 

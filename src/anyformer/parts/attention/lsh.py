@@ -23,7 +23,7 @@ from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.mask import CAUSAL, FULL, begins
 from anyformer.runtime.state import PerToken
-from anyformer.runtime.taps import MIXER, Declared
+from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Sees, Site
 
@@ -68,7 +68,7 @@ class BucketsModule(InHeads):
         if state is not None:
             if self.state_spec() is None:
                 raise ValueError(f"{self.address} sorts a whole text: it cannot be decoded step by step")
-            seen, places = ctx.remember(self.address, seen)
+            seen, places = ctx.append_to_cache(self.address, seen)
         begun = state is not None and (state.capacity is not None or state.length > 0)
         listen, out = ctx.watch(self.address), None
         if not begun and ctx.kernel != "eager":
@@ -287,7 +287,7 @@ class LSHAttention(InChunks, sees="past", called=("Reformer", "hashing attention
 
 
 class LSHAttentionModule(BucketsModule):
-    tapped: ClassVar[Declared] = {"qk": None, **{name: MIXER[name] for name in ("v", "weights", "mixed")}}
+    tapped: ClassVar[TapNames] = {"qk": None, **{name: MIXER[name] for name in ("v", "weights", "mixed")}}
     starts: ClassVar[dict[str, Any]] = {"rotations": Normal(std=1.0)}
     exact: ClassVar[tuple[str, ...]] = ("rotations",)  # fp32 whatever the model is
     rotations: Tensor

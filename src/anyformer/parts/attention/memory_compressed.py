@@ -15,15 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.attention import Visible, attend
+from anyformer.kernels.batch_rows import longer, stack_rows
 from anyformer.kernels.convolution import convolve
-from anyformer.kernels.rows import longer, stack_rows
 from anyformer.parts.attention.attention import Attention, AttentionModule
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context, at_places
-from anyformer.runtime.mask import CAUSAL, Causal, Mask, SameBlock, Window, see, text_places
+from anyformer.runtime.mask import CAUSAL, Causal, Mask, SameBlock, Window, see, text_positions
 from anyformer.runtime.state import PerRow, Store
-from anyformer.runtime.taps import MIXER, Declared
+from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Site
@@ -67,7 +67,7 @@ class BlockAttentionModule(AttentionModule):
         q, k, v = (ctx.tap(self.address, name, layer(x)) for name, layer in zip("qkv", (self.q, self.k, self.v)))
         if state is not None:
             kept = (t.unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2) for t in (k, v))
-            ctx.remember(self.address, dict(zip("kv", kept, strict=True)))
+            ctx.append_to_cache(self.address, dict(zip("kv", kept, strict=True)))
         rows = PackedRows.from_context(ctx)  # real tokens first: no token sees the pads behind it
         n = -(-T // size)
         q, k, v = (
@@ -118,7 +118,7 @@ class CompressedAttention(Op, sees="past", called=("memory-compressed attention"
 
 
 class CompressedAttentionModule(InHeads):
-    tapped: ClassVar[Declared] = {**MIXER, "short_k": None, "short_v": None}
+    tapped: ClassVar[TapNames] = {**MIXER, "short_k": None, "short_v": None}
 
     def __init__(self, part: CompressedAttention, site: Site) -> None:
         super().__init__(site, part.num_heads)
@@ -133,7 +133,7 @@ class CompressedAttentionModule(InHeads):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         q, k, v = (ctx.tap(self.address, name, layer(x)) for name, layer in zip("qkv", (self.q, self.k, self.v)))
         kept = None if ctx.state is None else self.remember(k, v, ctx)
-        places = ctx.once("text places", lambda: text_places(ctx.padding, ctx.documents))
+        places = ctx.once("text positions", lambda: text_positions(ctx.is_token, ctx.documents))
         if ctx.documents is not None:
             k, v, visible = self.within_documents(k, v, places, ctx)
         else:
@@ -182,7 +182,7 @@ class CompressedAttentionModule(InHeads):
             convolve(F.pad(t, (0, 0, part.kernel - 1, 0)), conv.weight, conv.bias, 1)
             for t, conv in ((k, self.short_k), (v, self.short_v))
         ]
-        real = ctx.padding
+        real = ctx.is_token
 
         def allows(b: Tensor, q: Tensor, j: Tensor) -> Tensor:
             at = places[b, j] - (part.kernel - 1)
@@ -215,9 +215,9 @@ class CompressedAttentionModule(InHeads):
 
 def tokens_before(ctx: Context) -> Tensor:
     """(1 or B, 1) how many real tokens came before this call."""
-    if ctx.padding is None:
+    if ctx.is_token is None:
         return ctx.index[..., :1].view(-1, 1)
-    real = ctx.padding.long()
+    real = ctx.is_token.long()
     return at_places(real.cumsum(-1) - real, ctx.index[..., :1])
 
 

@@ -15,7 +15,7 @@ from anyformer.kernels.convolution import depthwise
 from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.mask import FULL
-from anyformer.runtime.taps import MIXER, Declared
+from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site
 
@@ -46,7 +46,7 @@ class NystromAttention(Op, sees="all", called=("Nystromformer", "landmark attent
 
 
 class NystromAttentionModule(InHeads):
-    tapped: ClassVar[Declared] = {**MIXER, "conv": None}
+    tapped: ClassVar[TapNames] = {**MIXER, "conv": None}
 
     def __init__(self, part: NystromAttention, site: Site) -> None:
         super().__init__(site, part.num_heads)

@@ -16,7 +16,7 @@ from anyformer.parts.attention.linear import Projections, ProjectionsModule
 from anyformer.parts.attention.set_transformer import LATER, ONE_TEXT
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
-from anyformer.runtime.taps import MIXER, Declared
+from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Site
 
@@ -50,7 +50,7 @@ class PoolingAttention(Projections, sees="all", called=("Poolingformer", "two-le
 
 
 class PoolingAttentionModule(ProjectionsModule):
-    tapped: ClassVar[Declared] = {**MIXER, "far_weights": None}
+    tapped: ClassVar[TapNames] = {**MIXER, "far_weights": None}
 
     def __init__(self, part: PoolingAttention, site: Site) -> None:
         super().__init__(part, site)

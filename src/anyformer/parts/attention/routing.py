@@ -15,7 +15,7 @@ from anyformer.parts.attention.lsh import BucketsModule
 from anyformer.parts.init import Normal
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
-from anyformer.runtime.taps import MIXER, Declared, Listener
+from anyformer.runtime.taps import MIXER, Listener, TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Sees, Site
 
@@ -69,7 +69,7 @@ class RoutingAttentionModule(BucketsModule):
         self.k = None if part.causal else nn.Linear(D, D, bias=part.bias)
         self.register_buffer("centres", torch.empty(shape))
         self.register_buffer("moves", torch.zeros(shape))  # what the last pass would change
-        self.tapped: Declared = {name: shown for name, shown in MIXER.items() if name != "k" or not part.causal}
+        self.tapped: TapNames = {name: shown for name, shown in MIXER.items() if name != "k" or not part.causal}
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         q, v = (self.heads(ctx.tap(self.address, name, layer(x))) for name, layer in (("q", self.q), ("v", self.v)))

@@ -18,7 +18,7 @@ from anyformer.parts.feedforward.mlp import MLP, GatedMLP
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.runtime.context import Context, Memory
-from anyformer.runtime.taps import MIXER, Declared
+from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
 from anyformer.specs.part import LayerSharing, Part, Site
@@ -83,7 +83,7 @@ class Seeds(Part, sees="itself", called=("PMA", "pooling by multi-head attention
 
 
 class SeedsModule(nn.Module):
-    tapped: ClassVar[Declared] = {"seen": None}
+    tapped: ClassVar[TapNames] = {"seen": None}
 
     def __init__(self, part: Seeds, site: Site) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class LunaAttention(Projections, sees="all", called=("Luna", "linear unified nes
 
 
 class LunaModule(nn.Module):
-    tapped: ClassVar[Declared] = {"packed": None}
+    tapped: ClassVar[TapNames] = {"packed": None}
 
     def __init__(self, part: LunaAttention, site: Site) -> None:
         super().__init__()

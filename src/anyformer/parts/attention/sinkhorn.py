@@ -15,7 +15,7 @@ from anyformer.kernels.attention import EVERYTHING, attend
 from anyformer.parts.attention.linear import Projections, ProjectionsModule
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
-from anyformer.runtime.taps import MIXER, Declared
+from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance, positive
 from anyformer.specs.part import Site
 
@@ -47,7 +47,7 @@ class SinkhornAttention(Projections, sees="all", called=("sorted blocks",)):
 
 
 class SinkhornModule(ProjectionsModule):
-    tapped: ClassVar[Declared] = {**MIXER, "order": None}
+    tapped: ClassVar[TapNames] = {**MIXER, "order": None}
 
     def __init__(self, part: SinkhornAttention, site: Site) -> None:
         super().__init__(part, site)

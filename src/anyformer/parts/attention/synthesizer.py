@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.attention import attend
-from anyformer.kernels.recording import is_recording
+from anyformer.kernels.capture import can_read_values
 from anyformer.parts.init import Normal
 from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.mask import FULL, Mask
 from anyformer.runtime.state import PerToken
-from anyformer.runtime.taps import MIXER, Declared
+from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Site
@@ -79,7 +79,7 @@ class SynthesizerModule(InHeads):
         else:
             self.rows, self.columns = (nn.Parameter(torch.empty(H, L, part.rank)) for _ in range(2))
         self.share = nn.Parameter(torch.zeros(())) if part.products == "alpha" else None  # before the sigmoid
-        self.tapped: Declared = {n: shown for n, shown in MIXER.items() if n in (*names, "weights", "mixed")}
+        self.tapped: TapNames = {n: shown for n, shown in MIXER.items() if n in (*names, "weights", "mixed")}
 
     def state_spec(self) -> PerToken:
         names = "v" if self.part.products == "none" else "kv"
@@ -93,7 +93,7 @@ class SynthesizerModule(InHeads):
         names = "v" if part.products == "none" else "qkv"
         found = {name: self.heads(ctx.tap(self.address, name, getattr(self, name)(x))) for name in names}
         q = found.pop("q", None)
-        seen, places = ctx.remember(self.address, {**found, "position": positions})
+        seen, places = ctx.append_to_cache(self.address, {**found, "position": positions})
         v, at = seen["v"], seen["position"].clamp(0, part.length - 1)
         bias = self.synthesize_scores(x, positions.clamp(max=part.length - 1), at)
         k, scale = seen.get("k", v), self.head_width**-0.5
@@ -118,7 +118,7 @@ class SynthesizerModule(InHeads):
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
     def check_length(self, ctx: Context) -> None:
-        if not is_recording() and not ctx.positions.is_meta:
+        if can_read_values() and not ctx.positions.is_meta:
             last = ctx.once("last position", lambda: int(ctx.positions.max()))
             if last >= self.part.length:
                 raise ValueError(f"{self.address} reads texts of at most {self.part.length} tokens, got {last + 1}")

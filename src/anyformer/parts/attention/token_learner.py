@@ -15,7 +15,7 @@ from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.set_transformer import LATER, ONE_TEXT
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
-from anyformer.runtime.taps import Declared
+from anyformer.runtime.taps import TapNames
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site
 
@@ -45,7 +45,7 @@ class TokenLearner(Op, sees="all", called=("token learner and fuser", "TokenFuse
 
 
 class TokenLearnerModule(nn.Module):
-    tapped: ClassVar[Declared] = {"weights": None, "tokens": None, "gates": None}
+    tapped: ClassVar[TapNames] = {"weights": None, "tokens": None, "gates": None}
 
     def __init__(self, part: TokenLearner, site: Site) -> None:
         super().__init__()

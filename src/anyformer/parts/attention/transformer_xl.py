@@ -19,7 +19,7 @@ from anyformer.parts.attention.memory_compressed import complete, tokens_before
 from anyformer.parts.position.relative import RelativeSinusoids
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context, at_places
-from anyformer.runtime.mask import CAUSAL, text_places
+from anyformer.runtime.mask import CAUSAL, text_positions
 from anyformer.runtime.state import PerRow, PerToken
 from anyformer.runtime.taps import MIXER
 from anyformer.specs.checks import at_least, chance
@@ -88,7 +88,7 @@ class RecurrentAttentionModule(ProjectionsModule):
         state, held, places = ctx.state, {"k": self.heads(k), "v": self.heads(v)}, ctx.index
         begun = state is not None and (state.capacity is not None or state.length > 0)
         if state is not None:
-            held, places = ctx.remember(self.address, held)
+            held, places = ctx.append_to_cache(self.address, held)
         older = self.older(x, ctx) if self.compress is not None else None
         listen, out = ctx.watch(self.address), None
         if not begun and ctx.documents is None and ctx.kernel != "eager":
@@ -156,7 +156,7 @@ class RecurrentAttentionModule(ProjectionsModule):
         """(1 or B, T, compressed + S) whether each token sees them, and how far they are; by all pairs, which the eager
         kernel, the reference, packed documents and a text that goes on are read by."""
         part, index, window = self.part, ctx.index, self.part.segment + self.part.kept
-        counted = ctx.once("text places", lambda: text_places(ctx.padding, ctx.documents))
+        counted = ctx.once("text positions", lambda: text_positions(ctx.is_token, ctx.documents))
         mine, theirs = (
             t.view(-1, t.shape[-1]) if counted is None else at_places(counted, t.clamp(min=0)) for t in (index, places)
         )
@@ -183,7 +183,7 @@ class RecurrentAttentionModule(ProjectionsModule):
         assert compress is not None
         store, (B, T, D) = ctx.store(compress.address), x.shape
         if ctx.documents is not None:  # they begin anywhere: one for every token that could be its last
-            places = ctx.once("text places", lambda: text_places(ctx.padding, ctx.documents))
+            places = ctx.once("text positions", lambda: text_positions(ctx.is_token, ctx.documents))
             assert places is not None
             last = (places + 1) % c == 0 if ctx.tokens is None else ((places + 1) % c == 0) & ctx.tokens
             windows = F.pad(x, (0, 0, c - 1, 0)).unfold(1, c, 1).transpose(2, 3)

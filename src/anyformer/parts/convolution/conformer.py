@@ -12,7 +12,7 @@ from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.norm import BatchNorm, Norm, RowNorm, RowNormModule
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
-from anyformer.runtime.taps import Declared
+from anyformer.runtime.taps import TapNames
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Sees, Site, farthest
 
@@ -42,7 +42,7 @@ class ConvolutionModule(Op, sees="all", called=("Conformer", "depthwise convolut
 
 
 class ConvolutionModuleModule(nn.Module):
-    tapped: ClassVar[Declared] = {"taps": None}
+    tapped: ClassVar[TapNames] = {"taps": None}
 
     def __init__(self, part: ConvolutionModule, site: Site) -> None:
         super().__init__()

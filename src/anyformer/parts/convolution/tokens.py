@@ -17,7 +17,7 @@ from anyformer.parts.op import InHeads, Op
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
 from anyformer.runtime.state import PerRow, Store
-from anyformer.runtime.taps import Declared
+from anyformer.runtime.taps import TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Part, Sees, Site, farthest, parts_in
 
@@ -95,7 +95,7 @@ class LightweightConvolution(Convolving, sees="all", called=("LightConv", "Dynam
 
 
 class LightweightConvolutionModule(InHeads):
-    tapped: ClassVar[Declared] = {"taps": None, "mixed": None}
+    tapped: ClassVar[TapNames] = {"taps": None, "mixed": None}
 
     def __init__(self, part: LightweightConvolution, site: Site) -> None:
         super().__init__(site, part.num_heads)
@@ -152,7 +152,7 @@ class TokenConvolution(Op, sees="all", called=("1D convolution", "n-gram convolu
 
 
 class TokenConvolutionModule(nn.Module):
-    tapped: ClassVar[Declared] = {"taps": None}
+    tapped: ClassVar[TapNames] = {"taps": None}
 
     def __init__(self, part: TokenConvolution, site: Site) -> None:
         super().__init__()
@@ -254,7 +254,7 @@ class BranchedConvolution(Convolving, sees="all", called=("Evolved Transformer c
 
 
 class BranchedConvolutionModule(nn.Module):
-    tapped: ClassVar[Declared] = {"inner": None}
+    tapped: ClassVar[TapNames] = {"inner": None}
 
     def __init__(self, part: BranchedConvolution, site: Site) -> None:
         super().__init__()

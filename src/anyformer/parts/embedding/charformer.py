@@ -81,14 +81,14 @@ class SubwordBlocksModule(TextEmbeddingModule):
         x = torch.matmul(self.choices(spread, real)[..., None, :], spread)[:, :, 0]
         x = block_means(x, real, self.part.downsample)  # (B, N, D)
         index = torch.arange(x.shape[1], device=x.device)
-        if ctx.padding is None:
+        if ctx.is_token is None:
             return x, Context(index=index, positions=index[None])
         # pads stay on the side where they were
-        last = self.part.vectors(ctx.padding.sum(-1, keepdim=True))  # (B, 1)
-        first = torch.minimum(self.part.vectors(leading_pads(ctx.padding)), x.shape[1] - last)
+        last = self.part.vectors(ctx.is_token.sum(-1, keepdim=True))  # (B, 1)
+        first = torch.minimum(self.part.vectors(leading_pads(ctx.is_token)), x.shape[1] - last)
         places = index - first
         padding = (places >= 0) & (places < last)
-        return at_places(x, places.clamp(min=0)), Context(index=index, positions=places.clamp(min=0), padding=padding)
+        return at_places(x, places.clamp(min=0)), Context(index=index, positions=places.clamp(min=0), is_token=padding)
 
     def choices(self, spread: Tensor, real: Tensor) -> Tensor:
         """(B, T, M): the weight of each block size at each character."""

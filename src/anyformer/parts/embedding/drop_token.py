@@ -16,9 +16,9 @@ def drop_tokens(x: Tensor, ctx: Context, share: float) -> tuple[Tensor, Context]
     positions. Pads are dropped first. For training only."""
     B, T = x.shape[:2]
     chance = torch.rand(B, T, device=x.device)
-    if ctx.padding is not None:
-        chance = chance.masked_fill(~ctx.padding, 2.0)
+    if ctx.is_token is not None:
+        chance = chance.masked_fill(~ctx.is_token, 2.0)
     kept = chance.argsort(-1)[:, : max(1, round(T * (1 - share)))].sort(-1).values  # (B, K)
-    padding = None if ctx.padding is None else ctx.padding.take_along_dim(kept, 1)
+    padding = None if ctx.is_token is None else ctx.is_token.take_along_dim(kept, 1)
     positions, index = ctx.positions.expand(B, -1).take_along_dim(kept, 1), torch.arange(kept.shape[1], device=x.device)
-    return x.take_along_dim(kept[..., None], 1), ctx.replace(index=index, positions=positions, padding=padding)
+    return x.take_along_dim(kept[..., None], 1), ctx.replace(index=index, positions=positions, is_token=padding)

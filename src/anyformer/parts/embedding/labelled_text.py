@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import extremes
+from anyformer.kernels.capture import extremes
 from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
 from anyformer.runtime.inputs import Kind, check_shape
 from anyformer.specs.checks import at_least

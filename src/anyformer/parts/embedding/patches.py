@@ -192,7 +192,7 @@ class PatchEmbeddingModule(nn.Module):
         index, mask = places(x.shape[1], x.device), inputs.get("attention_mask")
         check_shape("attention_mask", mask, tuple(x.shape[:2]))
         padding = None if mask is None or hides_nothing(mask) else mask.bool()
-        ctx = Context(index=index, positions=index[None], padding=padding, extras=(grid,))
+        ctx = Context(index=index, positions=index[None], is_token=padding, extras=(grid,))
         share = part.token_drop
         return drop_tokens(x, ctx, share) if self.training and share else (x, ctx)
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import is_recording
+from anyformer.kernels.capture import can_read_values
 from anyformer.parts.embedding.segments import SegmentedText, SegmentedTextModule, Segments
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import Kind, check_shape
@@ -94,9 +94,9 @@ class OrderedTextModule(SegmentedTextModule):
         if M:
             if ctx.documents is not None:
                 raise ValueError("document_ids: what was kept before belongs to one text, so mems cannot go with them")
-            padding = None if ctx.padding is None else F.pad(ctx.padding, (M, 0), value=True)
+            padding = None if ctx.is_token is None else F.pad(ctx.is_token, (M, 0), value=True)
             before = () if segments is None else (Segments(F.pad(segments.kinds, (M, 0))),)  # all of the first kind
-            ctx = ctx.replace(*before, index=ctx.index + M, padding=padding)
+            ctx = ctx.replace(*before, index=ctx.index + M, is_token=padding)
             hidden = None if hidden is None else F.pad(hidden, (M, 0, M, 0))
         ctx = ctx.replace(Order(hidden, first=M), Memories(states if M else (), inputs.get("use_mems")))
         asked = inputs.get("target_mapping")
@@ -150,6 +150,6 @@ def asked_places(asked: Tensor, first: int) -> Tensor:
     found = asked != 0
     count = found.sum(-1)
     once = (count <= 1).all() & (found.sum(1) <= 1).all() & (asked == found).all()
-    if not is_recording() and not bool(once):
+    if can_read_values() and not bool(once):
         raise ValueError("target_mapping is 1 at one place for each token that is asked for, and no token twice")
     return torch.where(count > 0, found.int().argmax(-1) + first, -1)

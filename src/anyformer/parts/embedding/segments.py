@@ -104,7 +104,7 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
                 starts = first_of_document(ctx.documents)
                 query, key = (at == at_places(starts, at) for at in (ctx.index, places))
             else:
-                start = 0 if ctx.padding is None else leading_pads(ctx.padding)
+                start = 0 if ctx.is_token is None else leading_pads(ctx.is_token)
                 query, key = ctx.index == start, places == start
             query, key = query.view(-1, 1, ctx.index.shape[-1], 1), key.view(-1, 1, 1, places.shape[-1])
             scores = torch.where(key, -same, scores).masked_fill(query, 0)

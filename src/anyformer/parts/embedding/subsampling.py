@@ -124,7 +124,7 @@ class SubsampledSpectrogramModule(nn.Module):
         index = torch.arange(x.shape[1], device=x.device)
         padding = None if length is None else index < length[:, None]
         x = F.dropout(x, part.dropout) if self.training and part.dropout else x
-        return x, Context(index=index, positions=index[None], padding=padding)
+        return x, Context(index=index, positions=index[None], is_token=padding)
 
     def zero_padding(self, x: Tensor, length: Tensor | None) -> Tensor:
         """(B, C, T, M) with zeros from `length` on."""

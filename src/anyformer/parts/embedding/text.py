@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import extremes, is_recording
-from anyformer.kernels.rows import mask_or_ones
+from anyformer.kernels.batch_rows import mask_or_ones
+from anyformer.kernels.capture import can_read_values, extremes
 from anyformer.kernels.value_checks import check_range
 from anyformer.parts.base import AbsolutePosition, Embedding
 from anyformer.parts.computed import places
@@ -232,9 +232,9 @@ def text_context(
     under `address`: which tokens take up a position, where not all do. `placed`: positions are added to x."""
     (B, T), device = x.shape[:2], x.device
     past = 0 if state is None else state.past
-    if state is not None and state.capacity is not None and not is_recording() and state.length + T > state.capacity:
+    if state is not None and state.capacity is not None and can_read_values() and state.length + T > state.capacity:
         raise ValueError(f"past_key_values has room for {state.capacity} tokens: {T} after {state.length} do not fit")
-    if state is not None and not is_recording():
+    if state is not None and can_read_values():
         state.check_rows(B)
     index = places(T, device)
     if not isinstance(past, int) or past:
@@ -248,7 +248,7 @@ def text_context(
     ctx = Context(
         index=index,
         positions=index if index.dim() == 2 else index[None],
-        padding=padding,
+        is_token=padding,
         documents=documents,
         state=state,
         extras=tuple(kind(inputs[name]) for kind, name in named if inputs.get(name) is not None),
@@ -257,7 +257,7 @@ def text_context(
     if counted is not None:
         if padding is not None:  # pads on the left are not counted, whatever their id
             counted = counted & (index >= leading_pads(padding))
-        number = ctx.of_these(ctx.remember(address, {"counted": counted})[0]["counted"].cumsum(-1))
+        number = ctx.of_these(ctx.append_to_cache(address, {"counted": counted})[0]["counted"].cumsum(-1))
     if positions is None:
         positions = ctx.positions
         if counted is not None and number is not None:
@@ -282,32 +282,32 @@ def _padding(mask: Tensor | None, B: int, T: int, state: State | None, placed: b
         # static: the caller gives the whole row or nothing, so that shapes stay
         if mask is not None and mask.shape != (B, state.capacity):
             raise ValueError(f"a static state's attention_mask is (batch, {state.capacity}), got {tuple(mask.shape)}")
-        spoilt = mask is not None and (placed or state.keeps_tokens) and not is_recording()
+        spoilt = mask is not None and (placed or state.keeps_tokens) and can_read_values()
         if mask is not None and spoilt and not bool(at_places(mask, state.past[:, None] + T - 1).all()):
             why = "a row ends in pads, and a static state goes on behind them"
             raise ValueError(f"attention_mask: {why}; pad on the left")
-        return state.padding if mask is None else mask.bool()
+        return state.is_token if mask is None else mask.bool()
     past = 0 if state is None else state.length
     if mask is None:
-        if state is None or state.padding is None:
+        if state is None or state.is_token is None:
             return None
-        mask = torch.ones(B, T, dtype=torch.bool, device=state.padding.device)
+        mask = torch.ones(B, T, dtype=torch.bool, device=state.is_token.device)
     if mask.shape[0] != B or (mask.shape[1] != T and mask.shape[1] != past + T):  # `in` compares no symbols
         raise ValueError(f"attention_mask covers (batch {B}, {past + T} tokens), got {tuple(mask.shape)}")
     if state is not None and past and (mask.shape[1] == T or state.realigned):
-        before = mask_or_ones(state.padding, (B, past), mask.device)
-        if mask.shape[1] > T and not is_recording() and bool((before.sum(1) != mask[:, :past].sum(1)).any()):
+        before = mask_or_ones(state.is_token, (B, past), mask.device)
+        if mask.shape[1] > T and can_read_values() and bool((before.sum(1) != mask[:, :past].sum(1)).any()):
             why = "hides other tokens of the past than before; give that of the new ones alone"
             raise ValueError(f"attention_mask {why}")
         mask = torch.cat((before.to(mask.dtype), mask[:, -T:]), dim=1)
     mask = boolean_mask(mask)
     if state is not None:
-        state.padding, state.behind = mask, None if mask is None else pads_behind(mask[:, -T:])
+        state.is_token, state.trailing_pads = mask, None if mask is None else trailing_pads(mask[:, -T:])
     return mask
 
 
-def pads_behind(mask: Tensor) -> Tensor | None:
+def trailing_pads(mask: Tensor) -> Tensor | None:
     """(B,) how many pads rows (B, T) end in; None where none does."""
-    if not is_recording() and bool(mask[:, -1].all()):
+    if can_read_values() and bool(mask[:, -1].all()):
         return None
     return (mask.flip(1).cumsum(1) == 0).sum(1)

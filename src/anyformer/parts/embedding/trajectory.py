@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import is_recording
+from anyformer.kernels.capture import can_read_values
 from anyformer.parts.base import Embedding
 from anyformer.parts.embedding.text import Tokens, text_context
 from anyformer.parts.norm import LayerNorm, Norm
@@ -103,7 +103,7 @@ class TrajectoryEmbeddingModule(nn.Module):
                 raise ValueError(f"give {name} beside states")
             check_shape(name, inputs[name], *allowed)
         times = inputs["timesteps"]
-        if not is_recording() and not (int(times.min()) >= 0 and int(times.max()) < part.steps):
+        if can_read_values() and not (int(times.min()) >= 0 and int(times.max()) < part.steps):
             raise ValueError(f"timesteps go from 0 to {part.steps - 1}, got {int(times.min())} to {int(times.max())}")
         each = self.to_go(inputs["returns_to_go"]), self.state(states), self.action(inputs["actions"])
         time = self.time(times)

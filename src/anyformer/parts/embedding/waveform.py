@@ -164,9 +164,9 @@ class WaveformEmbeddingModule(nn.Module):
         features = self.norm(self.stem(samples))
         ctx.shared["extract_features"] = features
         x = self.drop(self.project(features), self.part.projection_dropout)
-        x = self.augment(x, ctx.padding, inputs.get("mask_time_indices"))
-        if ctx.padding is not None:
-            x = x.masked_fill(~ctx.padding[..., None], 0)
+        x = self.augment(x, ctx.is_token, inputs.get("mask_time_indices"))
+        if ctx.is_token is not None:
+            x = x.masked_fill(~ctx.is_token[..., None], 0)
         if self.position is not None:
             x = add_position(self.position, x, ctx)
         if self.out_norm is not None:
@@ -235,8 +235,8 @@ class SegmentEmbeddingModule(nn.Module):
             raise ValueError(f"input_values is (batch, samples) with {part.size} samples or more, got {shape}")
         ctx = frames_context(part, samples, inputs.get("attention_mask"))
         heard = samples[:, : part.frames(samples.shape[1]) * part.size].unflatten(1, (-1, part.size))
-        if ctx.padding is not None:
-            heard = heard.masked_fill(~ctx.padding[..., None], 0)
+        if ctx.is_token is not None:
+            heard = heard.masked_fill(~ctx.is_token[..., None], 0)
         x = self.project(heard)
         if self.position is not None:
             x = add_position(self.position, x, ctx)
@@ -255,4 +255,4 @@ def frames_context(stem: ConvolutionStem | SegmentEmbedding, samples: Tensor, ma
     count = F.pad(mask.bool().cumsum(-1), (1, 0))  # real samples before each
     first = index * stem.hop
     real = count[:, first + stem.reach] - count[:, first] == stem.reach
-    return Context(index=index, positions=(index[None] - leading_pads(real)).clamp(min=0), padding=real)
+    return Context(index=index, positions=(index[None] - leading_pads(real)).clamp(min=0), is_token=real)

@@ -21,7 +21,7 @@ from anyformer.parts.unused import PartlyUsed
 from anyformer.runtime.context import Context
 from anyformer.runtime.mask import first_of_document
 from anyformer.runtime.state import PerToken
-from anyformer.runtime.taps import ROUTER, Declared
+from anyformer.runtime.taps import ROUTER, TapNames
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Part, Site
 
@@ -77,7 +77,7 @@ class TopK(Router, sees="itself", called=("Mixtral router", "top-k routing")):
 
 
 class TopKModule(nn.Module):
-    tapped: ClassVar[Declared] = ROUTER
+    tapped: ClassVar[TapNames] = ROUTER
     correction: Tensor | None
     exact = ("correction",)  # fp32 in every checkpoint
 
@@ -153,7 +153,7 @@ class Switch(Router, sees="past", called=("Switch Transformer", "top-1 router"))
 
 
 class SwitchModule(nn.Module):
-    tapped: ClassVar[Declared] = ROUTER
+    tapped: ClassVar[TapNames] = ROUTER
 
     def __init__(self, part: Switch, site: Site, num_experts: int) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class SwitchModule(nn.Module):
         logits = F.linear(seen, self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
         logits = ctx.tap(self.address, "logits", logits)
         weights, experts = logits.softmax(-1).to(x.dtype).max(-1)  # (B, T)
-        chosen = ctx.remember(self.address, {"expert": experts.int()})[0]["expert"]
+        chosen = ctx.append_to_cache(self.address, {"expert": experts.int()})[0]["expert"]
         kept = has_room(self, experts[..., None], chosen[..., None], ctx)[..., 0]
         experts = experts.masked_fill(~kept, self.num_experts)
         weights = ctx.tap(self.address, "weights", weights.masked_fill(~kept, 0).view(-1, 1))
@@ -186,8 +186,8 @@ def has_room(router: SwitchModule | GShardModule, experts: Tensor, chosen: Tenso
     if not router.training:  # a text would depend on those beside it
         return torch.ones_like(experts, dtype=torch.bool)
     taken = F.one_hot(experts, E + 1)[..., :E]  # (B, T, k, E)
-    if ctx.padding is not None:
-        taken = taken * ctx.padding[:, :, None, None]
+    if ctx.is_token is not None:
+        taken = taken * ctx.is_token[:, :, None, None]
     by_time = taken.transpose(0, 1)  # the first tokens of all texts, then the second ones: none depends on later ones
     before = by_time.flatten(0, 2).cumsum(0).view_as(by_time).transpose(0, 1)
     return before.gather(3, experts.clamp(max=E - 1)[..., None])[..., 0] <= part.capacity * len(experts)
@@ -198,7 +198,7 @@ def ranks(experts: Tensor, chosen: Tensor, num_experts: int, ctx: Context) -> Te
     order of its tokens. `chosen` (B, S, k) has the choices of the past too, `num_experts` where there is none. Pads
     come after all real tokens, wherever they stand."""
     taken = F.one_hot(chosen.long(), num_experts + 1)[..., :num_experts]  # (B, S, k, E)
-    real = None if ctx.padding is None else ctx.padding[:, : chosen.shape[1], None, None]
+    real = None if ctx.is_token is None else ctx.is_token[:, : chosen.shape[1], None, None]
     before = _count(taken if real is None else taken * real)
     if ctx.documents is not None and before.shape[1] == experts.shape[1]:
         first = first_of_document(ctx.documents)
@@ -235,7 +235,7 @@ class GShard(Router, sees="past", called=("top-2 router", "GLaM")):
 
 
 class GShardModule(nn.Module):
-    tapped: ClassVar[Declared] = ROUTER
+    tapped: ClassVar[TapNames] = ROUTER
 
     def __init__(self, part: GShard, site: Site, num_experts: int) -> None:
         super().__init__()
@@ -254,7 +254,7 @@ class GShardModule(nn.Module):
         if self.training and threshold:
             unused = weights[..., 1] < threshold * torch.rand_like(weights[..., 1])
             experts = torch.stack((experts[..., 0], experts[..., 1].masked_fill(unused, E)), dim=-1)
-        chosen = ctx.remember(self.address, {"experts": experts.int()})[0]["experts"]
+        chosen = ctx.append_to_cache(self.address, {"experts": experts.int()})[0]["experts"]
         kept = (experts < E) & has_room(self, experts, chosen, ctx)
         experts, weights = experts.masked_fill(~kept, E), weights.to(x.dtype).masked_fill(~kept, 0)
         weights = ctx.tap(self.address, "weights", weights.view(-1, 2))
@@ -272,7 +272,7 @@ class NoisyTopK(Router, sees="itself", called=("sparsely-gated", "noisy top-k ga
 
 
 class NoisyTopKModule(nn.Module):
-    tapped: ClassVar[Declared] = ROUTER
+    tapped: ClassVar[TapNames] = ROUTER
 
     def __init__(self, part: NoisyTopK, site: Site, num_experts: int) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.op import Op
 from anyformer.parts.unused import PartlyUsed
 from anyformer.runtime.context import Context
-from anyformer.runtime.taps import Declared
+from anyformer.runtime.taps import TapNames
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site
 
@@ -45,7 +45,7 @@ class ProductKeyMemory(Op, sees="itself", called=("product keys", "PKM")):
 
 
 class ProductKeyMemoryModule(nn.Module):
-    tapped: ClassVar[Declared] = {"weights": None}
+    tapped: ClassVar[TapNames] = {"weights": None}
 
     def __init__(self, part: ProductKeyMemory, site: Site) -> None:
         super().__init__()

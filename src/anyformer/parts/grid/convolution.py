@@ -205,7 +205,7 @@ class ConvolutionsModule(ConvolutionChain):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         grid = ctx.extra(Grid)
         assert grid is not None, "convolutions go over grids"
-        if ctx.padding is not None:
+        if ctx.is_token is not None:
             raise ValueError("convolutions go over whole grids: give no attention_mask")
         return self.run(x, grid, ctx)[0]
 

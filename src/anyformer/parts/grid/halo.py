@@ -19,7 +19,7 @@ from anyformer.parts.grid.layout import Grid, Sides, layout, partition
 from anyformer.parts.init import Normal
 from anyformer.parts.op import InHeads, Reshaping
 from anyformer.runtime.context import Context
-from anyformer.runtime.taps import MIXER, Declared
+from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Site
@@ -70,7 +70,7 @@ class HaloAttention(
 
 
 class HaloAttentionModule(InHeads):
-    tapped: ClassVar[Declared] = MIXER
+    tapped: ClassVar[TapNames] = MIXER
 
     def __init__(self, part: HaloAttention, site: Site) -> None:
         super().__init__(site, part.num_heads)
@@ -92,7 +92,7 @@ class HaloAttentionModule(InHeads):
         self.entries = Computed(lambda: entries(part))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        if ctx.padding is not None:
+        if ctx.is_token is not None:
             raise ValueError("blocks are cut from whole grids: give no attention_mask")
         grid, part, (B, _, _) = layout(ctx), self.part, x.shape
         assert isinstance(grid, Grid)

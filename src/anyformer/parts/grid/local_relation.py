@@ -16,7 +16,7 @@ from anyformer.parts.computed import Computed
 from anyformer.parts.grid.layout import Grid, Sides, layout
 from anyformer.parts.op import InHeads, Reshaping
 from anyformer.runtime.context import Context
-from anyformer.runtime.taps import MIXER, Declared
+from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Site
 
@@ -62,7 +62,7 @@ class LocalRelation(Reshaping, sees="all", called=("LR-Net", "pixel attention", 
 
 
 class LocalRelationModule(InHeads):
-    tapped: ClassVar[Declared] = MIXER
+    tapped: ClassVar[TapNames] = MIXER
 
     def __init__(self, part: LocalRelation, site: Site) -> None:
         super().__init__(site, part.num_heads)
@@ -73,7 +73,7 @@ class LocalRelationModule(InHeads):
         self.offsets = Computed(lambda: offsets(part.size))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        if ctx.padding is not None:
+        if ctx.is_token is not None:
             raise ValueError("neighbours are those of a whole grid: give no attention_mask")
         grid, side, step = layout(ctx), self.part.size, self.part.step
         assert isinstance(grid, Grid)

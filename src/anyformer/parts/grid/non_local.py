@@ -16,7 +16,7 @@ from anyformer.parts.grid.layout import Grid, layout, on_grid
 from anyformer.parts.norm import BatchNorm, Norm
 from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
-from anyformer.runtime.taps import MIXER, Declared
+from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site
 
@@ -59,10 +59,10 @@ class NonLocalModule(nn.Module):
         self.norm = part.norm.build(site.child("norm")) if part.norm else None
         scaled = self.norm is not None and "weight" in dict(self.norm.named_parameters())
         self.starts: dict[str, Any] = {"norm.weight": 0.0} if scaled else {}
-        self.tapped: Declared = MIXER if projects else {name: MIXER[name] for name in ("v", "weights", "mixed")}
+        self.tapped: TapNames = MIXER if projects else {name: MIXER[name] for name in ("v", "weights", "mixed")}
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        if ctx.padding is not None or ctx.documents is not None:
+        if ctx.is_token is not None or ctx.documents is not None:
             raise ValueError(WHOLE)
         size, seen = self.part.pool, x
         if size > 1:
@@ -109,7 +109,7 @@ class CrissCross(Op, sees="all", called=("CC-Net", "criss-cross attention")):
 
 
 class CrissCrossModule(InHeads):
-    tapped: ClassVar[Declared] = MIXER
+    tapped: ClassVar[TapNames] = MIXER
 
     def __init__(self, part: CrissCross, site: Site) -> None:
         super().__init__(site, part.num_heads)
@@ -119,7 +119,7 @@ class CrissCrossModule(InHeads):
         self.num_heads = H
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        if ctx.padding is not None or ctx.documents is not None:
+        if ctx.is_token is not None or ctx.documents is not None:
             raise ValueError(WHOLE)
         grid, H = layout(ctx), self.num_heads
         assert isinstance(grid, Grid)

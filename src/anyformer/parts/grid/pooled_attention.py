@@ -30,7 +30,7 @@ from anyformer.parts.norm import Norm
 from anyformer.parts.op import InHeads, Reshaping
 from anyformer.runtime.context import Context, leading_pads
 from anyformer.runtime.mask import FULL
-from anyformer.runtime.taps import MIXER, Declared
+from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Part, Site
@@ -156,10 +156,10 @@ class PooledAttentionModule(InHeads):
             part.keys.build(site.child(name, width=K)) if part.keys else None for name in ("keys", "values")
         )
         self.position: Any = part.position.build(site.child("position", width=K)) if part.position else None
-        self.tapped: Declared = {**MIXER, **({"position": None} if part.position else {})}
+        self.tapped: TapNames = {**MIXER, **({"position": None} if part.position else {})}
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        if ctx.padding is not None and self.part.sides:
+        if ctx.is_token is not None and self.part.sides:
             raise ValueError("places of a grid that are pooled cannot be hidden one by one: give no attention_mask")
         if ctx.documents is not None:
             raise ValueError(f"{self.address}: every place sees the whole row: nothing can be packed")
@@ -173,7 +173,7 @@ class PooledAttentionModule(InHeads):
         if self.position is not None:
             looking = self.query_context(ctx)
             bias = ctx.tap(self.address, "position", self.position.bias(q, looking.index, scale, looking)[1])
-        visible = EVERYTHING if ctx.padding is None else ctx.visible(FULL, "these, Full()", ctx.index)
+        visible = EVERYTHING if ctx.is_token is None else ctx.visible(FULL, "these, Full()", ctx.index)
         out = attend(
             q,
             k,
@@ -189,7 +189,7 @@ class PooledAttentionModule(InHeads):
         if self.part.add_queries == "all":
             out = out + q
         elif self.part.add_queries == "rest":
-            start = 0 if ctx.padding is None else leading_pads(ctx.padding)
+            start = 0 if ctx.is_token is None else leading_pads(ctx.is_token)
             out = out + q.masked_fill((torch.arange(q.shape[1], device=q.device) == start)[..., None], 0)
         return self.o(out)
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.roll import roll_grid
+from anyformer.kernels.cyclic_shift import roll_grid
 from anyformer.parts.computed import Computed, cache_by_size, places
 from anyformer.parts.grid.layout import Grid, partition
 from anyformer.parts.op import Op
@@ -68,7 +68,7 @@ class WindowsModule(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         grid, B, D = ctx.extra(Grid), x.shape[0], x.shape[2]
         assert grid is not None, "windows are cut from grids"
-        if ctx.padding is not None:
+        if ctx.is_token is not None:
             raise ValueError("windows are cut from whole grids: give no attention_mask")
         size, shift = self.window_and_shift(grid)
         height, width = (-(-side // size) for side in grid)  # in windows

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels import ctc
-from anyformer.kernels.recording import is_recording
+from anyformer.kernels.capture import can_read_values
 from anyformer.parts.head.base import Head, HeadModule, NamedTensors
 from anyformer.parts.head.losses import Loss, check_labels
 from anyformer.runtime.context import Context
@@ -52,7 +52,7 @@ class CTCModule(HeadModule):
     def row_losses(self, logits: Tensor, labels: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """(B,) how unlikely each row of labels is, and how long it is."""
         check_labels("labels", labels, (logits.shape[0], labels.shape[-1] if labels.dim() == 2 else 1))
-        if not is_recording() and labels.numel() and int(labels.max()) >= self.part.vocab_size:
+        if can_read_values() and labels.numel() and int(labels.max()) >= self.part.vocab_size:
             raise ValueError(f"label {int(labels.max())} is outside the alphabet of {self.part.vocab_size}")
         B, T = logits.shape[:2]
         frames = torch.full((B,), T, device=logits.device) if ctx.tokens is None else ctx.tokens.sum(-1)

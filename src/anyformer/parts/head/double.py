@@ -17,7 +17,7 @@ from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.losses import Loss, class_loss
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import Kind
-from anyformer.runtime.taps import Declared
+from anyformer.runtime.taps import TapNames
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Part, Site
 
@@ -82,7 +82,7 @@ class DoubleHead(Head):
 
 
 class DoubleHeadModule(HeadModule):
-    tapped: ClassVar[Declared] = {"lm": None, "text": "hidden_states"}
+    tapped: ClassVar[TapNames] = {"lm": None, "text": "hidden_states"}
 
     lm: Any
 

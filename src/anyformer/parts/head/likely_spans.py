@@ -16,7 +16,7 @@ from anyformer.parts.head.losses import Loss, binary_loss, class_loss
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import Kind
-from anyformer.runtime.taps import Declared
+from anyformer.runtime.taps import TapNames
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site
 
@@ -48,7 +48,7 @@ class LikelySpans(Head, sees="all"):
 
 
 class LikelySpansModule(HeadModule):
-    tapped: ClassVar[Declared] = {"start": None}
+    tapped: ClassVar[TapNames] = {"start": None}
 
     def __init__(self, part: LikelySpans, site: Site) -> None:
         super().__init__()

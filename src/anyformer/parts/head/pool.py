@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import is_recording
+from anyformer.kernels.capture import can_read_values
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.attention.set_transformer import Seeds
 from anyformer.parts.norm import Norm
@@ -115,7 +115,7 @@ class PoolModule(nn.Module):
         if ids is None:
             raise ValueError(f"give input_ids: the vector of a text is that of its last token {self.part.token}")
         found = ids == self.part.token
-        if not is_recording() and not bool(found.any(-1).all()):
+        if can_read_values() and not bool(found.any(-1).all()):
             raise ValueError(f"each text needs the token {self.part.token}, whose vector speaks for it")
         place = (torch.arange(ids.shape[1], device=x.device) * found).argmax(-1)
         if ids.shape[1] != x.shape[1]:

@@ -17,7 +17,7 @@ from anyformer.parts.head.losses import Loss, class_loss
 from anyformer.parts.head.pool import Pool
 from anyformer.runtime.context import Context
 from anyformer.runtime.inputs import Kind
-from anyformer.runtime.taps import Declared
+from anyformer.runtime.taps import TapNames
 from anyformer.specs.part import Site
 
 
@@ -56,7 +56,7 @@ class SentenceOrderHead(PretrainingHead, called=("SOP", "sentence order predicti
 
 
 class PretrainingModule(HeadModule):
-    tapped: ClassVar[Declared] = {"lm": None}
+    tapped: ClassVar[TapNames] = {"lm": None}
 
     lm: Any
 

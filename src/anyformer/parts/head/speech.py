@@ -70,7 +70,7 @@ class ConvolutionAdapterModule(nn.Module):
                 continue
             x = F.glu(convolution(F.pad(x, (0, 0, 1, 1))), dim=-1)
         index = torch.arange(x.shape[1], device=x.device)
-        return x, ctx.replace(index=index, padding=index < length[:, None])
+        return x, ctx.replace(index=index, is_token=index < length[:, None])
 
 
 class SpeechNeck(Neck, sees="itself"):

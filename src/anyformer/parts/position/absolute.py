@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import is_recording
+from anyformer.kernels.capture import can_read_values
 from anyformer.kernels.value_checks import check_values, reads_later
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.base import AbsolutePosition, InputPosition
@@ -99,7 +99,7 @@ def check_positions(positions: Tensor, length: int) -> Tensor:
         message = f"position {last} is beyond the model's {length} learned positions; shorten the input"
         return ValueError(message) if last >= length else None
 
-    if is_recording() or positions.is_meta:
+    if not can_read_values() or positions.is_meta:
         return positions
     check_values(positions.max(), judge)
     return positions.clamp(max=length - 1) if reads_later(positions) else positions
@@ -197,7 +197,7 @@ class SinusoidalModule(ComputesTensors):
 
     def forward(self, positions: Tensor) -> Tensor:
         table = self.weight if self.part.stored else self.table()
-        if not is_recording() and (last := int(positions.max())) >= self.part.length:
+        if can_read_values() and (last := int(positions.max())) >= self.part.length:
             table = self.rows(last + 1).to(table)
         return table[positions + self.part.offset if self.part.offset else positions]
 

@@ -286,9 +286,9 @@ class AlibiModule(AttentionPositionModule):
         return q, ctx.once_for(places, self.key, lambda: self.fall(self.distances(ctx, places)).to(q.dtype))
 
     def distances(self, ctx: Context, places: Tensor) -> Tensor:
-        if not self.unpadded or ctx.padding is None:
+        if not self.unpadded or ctx.is_token is None:
             return distance_in(ctx, places)
-        real = ctx.padding.cumsum(-1)
+        real = ctx.is_token.cumsum(-1)
         return distance(at_places(real, ctx.index), at_places(real, places))
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from anyformer.kernels.recording import is_recording
+from anyformer.kernels.capture import can_read_values
 from anyformer.runtime.context import Context
 
 
@@ -31,7 +31,7 @@ def parents_of(ctx: Context) -> Tensor:
     if parents.shape[1] != T or (ctx.state is not None and ctx.places().shape[0] != T):
         raise ValueError(f"tree_parents covers {parents.shape[1]} tokens of {T}; a tree cannot grow while decoding")
     own = torch.arange(T, device=parents.device)
-    if not is_recording() and int(parents.max()) >= T:
+    if can_read_values() and int(parents.max()) >= T:
         raise ValueError(f"tree_parents names place {int(parents.max())} in a row of {T} tokens")
     return torch.where(parents < 0, own, parents)
 
@@ -43,7 +43,7 @@ def depths(parents: Tensor) -> Tensor:
     for _ in range((T - 1).bit_length()):  # each round looks twice as far up
         steps = steps + steps.gather(1, above)
         above = above.gather(1, above)
-    if not is_recording() and bool((parents.gather(1, above) != above).any()):
+    if can_read_values() and bool((parents.gather(1, above) != above).any()):
         raise ValueError("tree_parents has a cycle: some token never reaches a root")
     return steps
 

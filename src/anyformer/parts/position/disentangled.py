@@ -122,7 +122,7 @@ class DisentangledModule(AttentionPositionModule):
         if not part.reads:
             return q, None
         # a text shorter than the distances reach meets few of them
-        whole = ctx.state is not None or ctx.fine is not None
+        whole = ctx.state is not None or ctx.key_states is not None
         near = part.buckets is None or places.shape[-1] <= part.buckets // 2
         most = min(every, places.shape[-1]) if near and not whole else every
         table = self.vectors(ctx)[every - most : every + most].to(q.dtype)

@@ -41,9 +41,9 @@ class RealTokens(Numbering, sees="itself"):
     before: ClassVar[bool] = True
 
     def renumber(self, ctx: Context) -> Context:
-        if ctx.padding is None or ctx.documents is not None:
+        if ctx.is_token is None or ctx.documents is not None:
             return ctx
-        return ctx.replace(positions=at_places(ctx.padding.cumsum(-1) * ctx.padding - 1, ctx.index))
+        return ctx.replace(positions=at_places(ctx.is_token.cumsum(-1) * ctx.is_token - 1, ctx.index))
 
 
 class WithoutToken(Numbering, sees="itself"):

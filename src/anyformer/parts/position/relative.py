@@ -97,7 +97,7 @@ def stride_of(ctx: Context) -> int:
 def distances(places: Tensor, ctx: Context) -> Tensor:
     """(R,) from the last query to the first of the keys at `places`, and down to the farthest key behind a query."""
     T, S = ctx.index.shape[-1], places.shape[-1]
-    anywhere = ctx.fine is not None and ctx.index.dim() == 2  # queries beside the text, in no order
+    anywhere = ctx.key_states is not None and ctx.index.dim() == 2  # queries beside the text, in no order
     count = (S if anywhere else stride_of(ctx) * (T - 1) + 1) + S - 1
     return farthest(places, ctx) - torch.arange(count, device=places.device)
 

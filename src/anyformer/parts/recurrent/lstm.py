@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.kernels.recording import is_recording
+from anyformer.kernels.capture import can_read_values
 from anyformer.parts.init import Uniform
 from anyformer.parts.op import Op
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
 from anyformer.runtime.state import PerRow
-from anyformer.runtime.taps import Declared
+from anyformer.runtime.taps import TapNames
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site
 
@@ -52,7 +52,7 @@ State = tuple[Tensor, ...]  # (B, W) each; the first is the hidden state
 
 
 class RecurrentModule(nn.Module):
-    tapped: ClassVar[Declared] = {"mixed": None}
+    tapped: ClassVar[TapNames] = {"mixed": None}
     states: ClassVar[tuple[str, ...]]
     num_gates: ClassVar[int]
     kernel: ClassVar[Callable[..., Any]]  # torch's, over all tokens
@@ -81,7 +81,7 @@ class RecurrentModule(nn.Module):
             before = tuple(store.tensors[name].expand(x.shape[0], -1).to(x.dtype) for name in self.states)
         plain = type(self.gates) is type(self.recurrent) is nn.Linear  # neither adapted nor quantised
         goes_on = rows.keep is None and (rows.real is None or store is None)  # pads at the end change no real token
-        fast = plain and goes_on and not is_recording() and not x.is_meta
+        fast = plain and goes_on and can_read_values() and not x.is_meta
         y, last = self.all_at_once(x, before) if fast else self.steps(x, before, rows)
         if store is not None:
             for name, tensor in zip(self.states, last, strict=True):

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.kernels.capture import can_read_values
 from anyformer.kernels.convolution import depthwise
-from anyformer.kernels.recording import is_recording
 from anyformer.kernels.scan import scan, scan_step
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.init import Initializer, Kaiming
@@ -23,7 +23,7 @@ from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.mask import begins
 from anyformer.runtime.state import PerRow, Store
-from anyformer.runtime.taps import Declared
+from anyformer.runtime.taps import TapNames
 from anyformer.specs.checks import at_least, positive
 from anyformer.specs.part import Site
 
@@ -99,7 +99,7 @@ class SelectiveState(
 class ConvolvingModule(nn.Module):
     """A short causal convolution before a recurrence, and the window of it that is remembered."""
 
-    tapped: ClassVar[Declared] = {"conv": None, "mixed": None}
+    tapped: ClassVar[TapNames] = {"conv": None, "mixed": None}
     begins: ClassVar[dict[str, Any]] = {
         "rate": Rates(),
         "skip": 1.0,
@@ -202,7 +202,7 @@ class PackedRows:
         if tokens is not None:
             rows.real = tokens[..., None].float()
             split = tokens[:, 1:] & ~tokens[:, :-1]  # a real token after a pad
-            if tokens.shape[1] > 1 and (is_recording() or bool(split.any())):
+            if tokens.shape[1] > 1 and (not can_read_values() or bool(split.any())):
                 rows.order = (~tokens).int().argsort(dim=1, stable=True)
                 rows.back = rows.order.argsort(dim=1)
                 rows.real = rows.pack(rows.real)

@@ -20,7 +20,7 @@ from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.parts.residual import Residual
 from anyformer.runtime.context import Context
 from anyformer.runtime.state import PerRow, Store
-from anyformer.runtime.taps import Declared
+from anyformer.runtime.taps import TapNames
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site
 
@@ -107,7 +107,7 @@ class ShiftModule(nn.Module):
 
 
 class TimeMixModule(ShiftModule):
-    tapped: ClassVar[Declared] = {"k": None, "v": None, "mixed": None, "out": "attentions"}  # the last as published
+    tapped: ClassVar[TapNames] = {"k": None, "v": None, "mixed": None, "out": "attentions"}  # the last as published
 
     def __init__(self, part: TimeMix, site: Site) -> None:
         super().__init__(part, site, "mix_k", "mix_v", "mix_gate")

@@ -24,7 +24,7 @@ from anyformer.parts.op import Op
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
 from anyformer.runtime.state import PerRow
-from anyformer.runtime.taps import Declared
+from anyformer.runtime.taps import TapNames
 from anyformer.specs.checks import at_least, positive
 from anyformer.specs.part import Site
 
@@ -96,7 +96,7 @@ class S4(Op, sees="past", called=("S4D", "structured state space", "HiPPO")):
 
 
 class S4Module(nn.Module):
-    tapped: ClassVar[Declared] = {"mixed": None}
+    tapped: ClassVar[TapNames] = {"mixed": None}
 
     def __init__(self, part: S4, site: Site) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ import warnings
 
 from anyformer import families
 from anyformer.data import TrainedBPE, Vocabulary
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.models import Model, position_limit
 from anyformer.parts.base import HasVocabulary
 from anyformer.parts.embedding.text import Tokens

@@ -25,8 +25,8 @@ from anyformer.data import HFDataset, Stored
 from anyformer.data.generated.cartpole import write_episodes
 from anyformer.data.generated.conversations import write_conversations
 from anyformer.data.generated.drawings import write_emoji, write_shapes
+from anyformer.data.generated.python_text import write_texts
 from anyformer.data.generated.speech import write_digits
-from anyformer.data.generated.text import write_texts
 from anyformer.data.web import WebFile
 from anyformer.objectives.distill import Distill
 from anyformer.recipes import recipe

@@ -82,7 +82,7 @@ def extract(files: list[Path], targets: list[Path]) -> None:
     size = sum(path.stat().st_size for path in files)
     seconds = SECONDS + size / BYTES_A_SECOND
     pairs = [str(path.absolute()) for pair in zip(files, targets, strict=True) for path in pair]
-    command = [sys.executable, "-P", "-m", "anyformer.weights.unpickle", str(os.getpid()), str(seconds), *pairs]
+    command = [sys.executable, "-P", "-m", "anyformer.weights.pickled_weights", str(os.getpid()), str(seconds), *pairs]
     # found where this process found it, and on one thread: each more takes address space
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

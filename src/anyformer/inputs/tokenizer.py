@@ -1,6 +1,6 @@
 """Text to token ids and back, over the `tokenizers` library.
 
->>> from anyformer.inputs.text import Tokenizer
+>>> from anyformer.inputs.tokenizer import Tokenizer
 >>> tokenizer = Tokenizer.load("a/model/folder")  # doctest: +SKIP
 >>> tokenizer.decode(tokenizer.encode("Hello"))  # doctest: +SKIP
 'Hello'
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from anyformer.inputs import languages, long, vocabulary
-from anyformer.inputs.published import INPUT_NAMES, NAMES
+from anyformer.inputs import languages, long, tokenizer_files
+from anyformer.inputs.tokenizer_defaults import INPUT_NAMES, NAMES
 from anyformer.inputs.truncation import count_truncated
 from anyformer.inputs.words import BYTES
 from anyformer.models.base import TransformerModule
@@ -99,7 +99,7 @@ class Tokenizer:
         from anyformer.weights import hub
 
         folder = hub.resolve(name, offline=offline)
-        words = vocabulary.read(folder)
+        words = tokenizer_files.read(folder)
         try:
             return cls(
                 words.core,

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-from anyformer.counting.device import Device
-from anyformer.kernels.recording import graph_capture
+from anyformer.counting.simulated_gpu import Device
+from anyformer.kernels.capture import graph_capture
 from anyformer.models.base import TransformerModule
 from anyformer.models.call import Call
 from anyformer.parts.computed import compute

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anyformer.data.text import PythonDocs
+from anyformer.data.text_files import PythonDocs
 
 Progress = Callable[[int, int], object]
 

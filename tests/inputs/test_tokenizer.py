@@ -13,7 +13,7 @@ import tokenizers
 import torch
 
 from anyformer.inputs import sentencepiece as pieces_of
-from anyformer.inputs.text import StreamDecoder, Tokenizer, clean_up_spaces, stable_length
+from anyformer.inputs.tokenizer import StreamDecoder, Tokenizer, clean_up_spaces, stable_length
 from vocabularies import CORPUS, LLAMA, T5, TEXTS, bert, gpt2, llama, m2m, pieces, t5, whole, write
 
 transformers = pytest.importorskip("transformers")

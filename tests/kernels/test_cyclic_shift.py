@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anyformer.kernels import roll as kernel
+from anyformer.kernels import cyclic_shift as kernel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.grid.layout import Grid
 from anyformer.parts.grid.windows import GridBias, Windows

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from anyformer.kernels.recording import is_recording
+from anyformer.kernels.capture import can_read_values
 
 
 class RewindableLayer(Protocol):
@@ -65,7 +65,7 @@ class RandomState:
 def can_rewind(x: Tensor, ctx: Any, layers: nn.Module) -> bool:
     """Whether the states can be computed again: not in half precision, where additions are not reversible. Gradients
     may go only to x and to parameters that are not sharded."""
-    if is_recording() or not torch.is_grad_enabled() or x.dtype not in (torch.float32, torch.float64):
+    if not can_read_values() or not torch.is_grad_enabled() or x.dtype not in (torch.float32, torch.float64):
         return False
     return not has_gradient(ctx) and not any(hasattr(parameter, "placements") for parameter in layers.parameters())
 

@@ -17,7 +17,7 @@ from anyformer.recipes import recipe, recipes
 from anyformer.specs.codec import to_json
 from anyformer.train.optim import Muon
 from anyformer.train.run import Pretrained, Run, read_run
-from anyformer.train.schema import schema
+from anyformer.train.run_schema import schema
 from anyformer.transforms.lora import LoRA
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyformer.kernels.append import Appender
+from anyformer.kernels.growing_tensor import Appender
 
 
 def piece(size: int, dtype: torch.dtype = torch.float32, rows: int = 2) -> Tensor:

@@ -23,9 +23,9 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import cli, families
-from anyformer.weights import unpickle
+from anyformer.weights import pickled_weights
 from anyformer.weights.io import Checkpoint
-from anyformer.weights.unpickle import unpickle_folder
+from anyformer.weights.pickled_weights import unpickle_folder
 
 CONFIG = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 20, "n_positions": 8}
 NAME = "pytorch_model.bin"
@@ -50,7 +50,7 @@ def test_every_tensor_is_found(tmp_path: Path, zipped: bool) -> None:
     held = weights()
     wrapped = {"epoch": 3, "model": OrderedDict(held), "optimizer": {"state": {0: {"step": torch.tensor(1.0)}}}}
     torch.save(wrapped, tmp_path / NAME, _use_new_zipfile_serialization=zipped)
-    found = unpickle.tensors_in(str(tmp_path / NAME))
+    found = pickled_weights.tensors_in(str(tmp_path / NAME))
     assert list(found) == list(held)
     assert all(torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in held.items())
 
@@ -80,23 +80,23 @@ def test_shards_with_an_index(tmp_path: Path) -> None:
 
 def test_which_pickle_is_meant(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no pickled weights"):
-        unpickle.pickles(tmp_path)
+        pickled_weights.pickles(tmp_path)
     for name in ("a.pt", "b.pt"):
         (tmp_path / name).touch()
     with pytest.raises(ValueError, match=r"several pickles \(a.pt, b.pt\)"):
-        unpickle.pickles(tmp_path)
+        pickled_weights.pickles(tmp_path)
     (tmp_path / NAME).touch()
-    assert unpickle.pickles(tmp_path) == ([tmp_path / NAME], {})
+    assert pickled_weights.pickles(tmp_path) == ([tmp_path / NAME], {})
     (tmp_path / NAME).unlink()
     (tmp_path / "b.pt").unlink()
-    assert unpickle.pickles(tmp_path) == ([tmp_path / "a.pt"], {})
+    assert pickled_weights.pickles(tmp_path) == ([tmp_path / "a.pt"], {})
     index = tmp_path / "pytorch_model.bin.index.json"
     index.write_text('{"weight_map": {"a": "../a.bin"}}')
     with pytest.raises(ValueError, match="is not a plain .bin name"):
-        unpickle.pickles(tmp_path)
+        pickled_weights.pickles(tmp_path)
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ValueError, match="nothing needs to be unpickled"):
-        unpickle.pickles(tmp_path)
+        pickled_weights.pickles(tmp_path)
 
 
 # -- hostile -----------------------------------------------------------------------------------------------------------
@@ -203,8 +203,8 @@ def test_hostile_pickles_are_refused(kind: str, tmp_path: Path) -> None:
     make, words = HOSTILE[kind]
     (tmp_path / NAME).write_bytes(make(tmp_path / "ran"))
     with pytest.raises(Exception) as error:
-        unpickle.tensors_in(str(tmp_path / NAME))
-    line = unpickle.reason(error.value)
+        pickled_weights.tensors_in(str(tmp_path / NAME))
+    line = pickled_weights.reason(error.value)
     assert words in line and "\n" not in line and len(line) < 300
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
@@ -215,7 +215,7 @@ def test_hostile_pickles_are_refused(kind: str, tmp_path: Path) -> None:
     RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 17179869184 bytes."),
 ], ids=str)  # fmt: skip
 def test_every_allocator_is_understood(error: Exception) -> None:
-    assert unpickle.reason(error) == "it claims more memory than a file of its size holds"
+    assert pickled_weights.reason(error) == "it claims more memory than a file of its size holds"
 
 
 class Measured(subprocess.Popen):  # type: ignore[type-arg]
@@ -250,8 +250,8 @@ def test_hostile_pickles_end_a_process_alone(kind: str, tmp_path: Path, capsys, 
     (folder / NAME).write_bytes(make(tmp_path / "ran"))
     assert (folder / NAME).stat().st_size < 2_000_000
     before = sorted(tmp_path.rglob("*"))
-    monkeypatch.setattr(unpickle, "SECONDS", 2.0)
-    monkeypatch.setattr(unpickle.subprocess, "Popen", Measured)
+    monkeypatch.setattr(pickled_weights, "SECONDS", 2.0)
+    monkeypatch.setattr(pickled_weights.subprocess, "Popen", Measured)
     monkeypatch.setattr(Measured, "peak", 0)
     code = cli.main(["convert", str(folder), str(tmp_path / "out"), "--unpickle"])
     out, err = capsys.readouterr()
@@ -265,7 +265,7 @@ def test_hostile_pickles_end_a_process_alone(kind: str, tmp_path: Path, capsys, 
 def test_the_reader_may_write_its_results_and_nothing_else(tmp_path: Path) -> None:
     code = f"""
 import os, shutil, socket, subprocess
-from anyformer.weights.unpickle import confine
+from anyformer.weights.pickled_weights import confine
 confine({{{str(tmp_path / "result")!r}}})
 open({str(tmp_path / "result")!r}, "wb").write(b"1")
 tried = [
@@ -290,10 +290,10 @@ for attempt in tried:
 
 def test_a_reader_that_waits_is_ended(tmp_path: Path, monkeypatch) -> None:
     os.mkfifo(tmp_path / "waits")  # nobody ever writes into it
-    monkeypatch.setattr(unpickle, "SECONDS", 0.0)
-    monkeypatch.setattr(unpickle, "STARTING", 0.5)
+    monkeypatch.setattr(pickled_weights, "SECONDS", 0.0)
+    monkeypatch.setattr(pickled_weights, "STARTING", 0.5)
     with pytest.raises(ValueError, match="took longer"):
-        unpickle.extract([tmp_path / "waits"], [tmp_path / "out"])
+        pickled_weights.extract([tmp_path / "waits"], [tmp_path / "out"])
 
 
 # -- the line that says so ---------------------------------------------------------------------------------------------

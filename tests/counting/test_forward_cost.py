@@ -7,8 +7,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
-from anyformer.counting.forward import forward_cost
-from anyformer.counting.step import Live
+from anyformer.counting.forward_cost import forward_cost
+from anyformer.counting.step_memory import Live
 from anyformer.lab.runs import writer
 from anyformer.models import Model
 from anyformer.parts.recurrent.lstm import LSTM

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.counting.device import Device
-from anyformer.counting.step import Live
-from anyformer.counting.work import COSTS, inputs_of
-from anyformer.kernels.recording import graph_capture
+from anyformer.counting.flops import COSTS, inputs_of
+from anyformer.counting.simulated_gpu import Device
+from anyformer.counting.step_memory import Live
+from anyformer.kernels.capture import graph_capture
 from anyformer.models import Model
 from anyformer.models.base import TransformerModule
 from anyformer.models.call import Call

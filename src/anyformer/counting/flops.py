@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anyformer.counting.device import Device
-from anyformer.counting.survey import original, walk_modules
-from anyformer.kernels.recording import graph_capture
+from anyformer.counting.shared_layers import original, walk_modules
+from anyformer.counting.simulated_gpu import Device
+from anyformer.kernels.capture import graph_capture
 from anyformer.models import Model
 from anyformer.models.base import TransformerModule
 from anyformer.models.call import Call

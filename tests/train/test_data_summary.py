@@ -18,7 +18,7 @@ from anyformer.cli.train import usage
 from anyformer.data import Held, JSONLines, Splits, TextFiles
 from anyformer.data.shards import DataSplit, Writer
 from anyformer.data.unused import describe_unused
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.objectives.auxiliary import Auxiliary
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
@@ -28,7 +28,7 @@ from anyformer.objectives.images import ClassifyImage
 from anyformer.objectives.objective import Objective
 from anyformer.tasks.table import TASKS
 from anyformer.train.baseline import frequency_baseline
-from anyformer.train.reading import describe_data, tokens_per_number
+from anyformer.train.data_summary import describe_data, tokens_per_number
 from anyformer.weights import hub
 
 
