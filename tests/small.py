@@ -45,13 +45,13 @@ class Weights(list):
         return value
 
 
-def context(length: int, *, padding: Tensor | None = None, **more: Any) -> Context:
-    """A forward pass over `length` tokens with nothing before them."""
+def context(length: int, *, is_token: Tensor | None = None, **more: Any) -> Context:
+    """The context of a forward pass over `length` tokens without a cache."""
     index = torch.arange(length)
     positions = index[None]
-    if padding is not None:
-        positions = (positions - (padding.cumsum(-1) == 0).sum(-1, keepdim=True)).clamp(min=0)
-    return Context(index=index, positions=positions, is_token=padding, **more)
+    if is_token is not None:
+        positions = (positions - (is_token.cumsum(-1) == 0).sum(-1, keepdim=True)).clamp(min=0)
+    return Context(index=index, positions=positions, is_token=is_token, **more)
 
 
 def compiled_equals_eager(function: Any, *inputs: Any, tolerance: float = 1e-6) -> None:

@@ -31,9 +31,9 @@ def test_labels_that_are_wrong_are_named() -> None:
     for bad in (4, -1):
         with pytest.raises(ValueError, match=rf"task_type_ids: {bad} is none of the 4 tasks"):
             model(input_ids=ids, task_type_ids=torch.full_like(ids, bad))
-    with pytest.raises(ValueError, match=r"task_type_ids has the shape \(2, 17\).* got \(2, 5\)"):
+    with pytest.raises(ValueError, match=r"task_type_ids.*shape \(2, 17\).* got \(2, 5\)"):
         model(input_ids=ids, task_type_ids=ids[:, :5] * 0)
-    with pytest.raises(ValueError, match="task_type_ids are whole numbers"):
+    with pytest.raises(ValueError, match="task_type_ids.*integers"):
         model(input_ids=ids, task_type_ids=ids * 0.0)
 
 

@@ -73,7 +73,7 @@ def test_hidden_patches_change_nothing(case: Case) -> None:
         assert not torch.allclose(one[~shown], two[~shown]) and not torch.allclose(model(other)[0][shown], one[shown])
         assert model(pixels, attention_mask=torch.zeros_like(mask))[0].isfinite().all()
     model.kernel = "auto"
-    with pytest.raises(ValueError, match=r"attention_mask has the shape \(2, 1[78]\) here, got \(2, 16\)"):
+    with pytest.raises(ValueError, match=r"attention_mask.*shape \(2, 1[78]\).*got \(2, 16\)"):
         model(pixels, attention_mask=mask[:, before:])
 
 
@@ -85,7 +85,7 @@ def test_pixels_are_drawn_from_patches_alone(case: Case) -> None:
     hidden = inputs["bool_masked_pos"]
     for each in (hidden.long(), hidden.float()):
         close(mine(inputs["pixel_values"], bool_masked_pos=each).loss, theirs(**inputs).loss)
-    with pytest.raises(ValueError, match=r"bool_masked_pos has the shape \(2, 16\) here, got \(2, 17\)"):
+    with pytest.raises(ValueError, match=r"bool_masked_pos.*shape \(2, 16\).*got \(2, 17\)"):
         mine(inputs["pixel_values"], bool_masked_pos=torch.ones(2, 17, dtype=torch.bool))
     spec = mine.spec.replace(head=mine.spec.head.replace(stride=4))
     with pytest.raises(ValueError, match="no loss"):

@@ -131,9 +131,9 @@ def test_truncate_says_what_it_cannot(windowed: Any) -> None:
     with torch.no_grad():
         model(input_ids=torch.ones(1, 6, dtype=torch.long), past_key_values=state)
     for length in (-1, 7):
-        with pytest.raises(ValueError, match=f"cannot be cut to {length}"):
+        with pytest.raises(ValueError, match=f"cannot be truncated to {length}"):
             state.truncate(length)
-    with pytest.raises(ValueError, match="only growing ones"):
+    with pytest.raises(ValueError, match="only growing"):
         State.concatenate([state, model.new_state(1, capacity=9)])
     with pytest.raises(ValueError, match="empty state"):
         State.concatenate([state, model.new_state()])
@@ -151,7 +151,7 @@ def test_a_full_state_takes_no_more() -> None:
     assert state.lengths.tolist() == [4, 6]
     with pytest.raises(ValueError, match="room for 6 tokens: 1 after 6 do not fit"):
         model(input_ids=torch.ones(2, 1, dtype=torch.long), past_key_values=state)
-    with pytest.raises(ValueError, match="cannot be cut to 1"):
+    with pytest.raises(ValueError, match="cannot be truncated to 1"):
         state.truncate(1)
 
 

@@ -224,5 +224,5 @@ def test_places_are_counted_in_the_text(mask: Mask, where: str) -> None:
     real = torch.zeros(1, 11, dtype=torch.bool)
     real[:, text] = True
     documents = real.long()
-    given = {"documents": documents, "key_documents": documents} if where == "packed" else {"padding": real}
+    given = {"documents": documents, "key_documents": documents} if where == "packed" else {"is_token": real}
     assert torch.equal(see(mask, row, row, **given).dense()[0, 0, text, text], alone)

@@ -222,7 +222,7 @@ def test_memory_is_projected_once_a_text() -> None:
     second = module(x, context(1, memory=Memory(memory), state=state))
     assert state.stores["here"].tensors["k"] is kept and first.shape == second.shape
     close(second, module(x, context(1, memory=Memory(memory))))
-    with pytest.raises(ValueError, match="looks at a memory and none was given"):
+    with pytest.raises(ValueError, match="encoder_hidden_states"):
         module(x, context(1))
 
 

@@ -156,11 +156,11 @@ def test_two_experts_with_capacity(capacity: int) -> None:
     module, x = made(part), torch.randn(B, T, D, generator=torch.Generator().manual_seed(3))
     padding, documents = torch.ones(B, T, dtype=torch.bool), torch.tensor([[0, 0, 0, 1, 1, 1, 1], [0] * 7])
     padding[1, 2:4] = False
-    for more in ({}, {"padding": padding}, {"documents": documents}):
+    for more in ({}, {"is_token": padding}, {"documents": documents}):
         expected = torch.zeros(B, T, D)
         for b in range(B):
             taken = [0, 0, 0]
-            real = [t for t in range(T) if "padding" not in more or padding[b, t]]
+            real = [t for t in range(T) if "is_token" not in more or padding[b, t]]
             for t in real:
                 if "documents" in more and t and documents[b, t] != documents[b, t - 1]:
                     taken = [0, 0, 0]
@@ -171,7 +171,7 @@ def test_two_experts_with_capacity(capacity: int) -> None:
                     if taken[e] <= capacity:
                         share = scores[e] / (scores[first] + scores[second])
                         expected[b, t] += share * one_expert(module, part, e, x[b, t])
-        shown = torch.ones(B, T, 1) if "padding" not in more else padding[..., None].float()
+        shown = torch.ones(B, T, 1) if "is_token" not in more else padding[..., None].float()
         assert torch.allclose(module(x, context(**more)) * shown, expected, atol=1e-6)
 
 

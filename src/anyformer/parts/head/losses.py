@@ -20,7 +20,7 @@ Problem = Literal["regression", "single_label_classification", "multi_label_clas
 def check_labels(name: str, labels: Tensor, shape: tuple[int, ...]) -> None:
     """Whole numbers of this shape; one for each row may also be a column."""
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise ValueError(f"{name} are whole numbers (int64), got {labels.dtype}")
+        raise ValueError(f"{name} must be integers (int64), got {labels.dtype}")
     check_shape(name, labels, shape, *([(*shape, 1)] if len(shape) == 1 else []))
 
 
