@@ -13,6 +13,7 @@ from torch import Tensor
 
 from anyformer.generation import generate
 from anyformer.generation.defaults import settings_for
+from anyformer.generation.writing import new_tokens
 from anyformer.inputs.text import Tokenizer
 from anyformer.kernels.loss import IGNORED
 from anyformer.models import TransformerModule, position_limit
@@ -225,8 +226,8 @@ def generate_texts(objective: Objective, job: Predictor, records: Sequence[Recor
             tokenizer=job.tokenizer,
             **{"do_sample": False, "compile": False, **room, **options},
         )
-        new = ids if job.model.spec.pair else ids[:, T:]
-        for i, text in zip(which, job.tokenizer.batch_decode(new.cpu(), skip_special_tokens=True)):
+        new = new_tokens(job.model, ids, T, usual.eos)
+        for i, text in zip(which, job.tokenizer.batch_decode(new, skip_special_tokens=True), strict=True):
             for stop in options.get("stop_strings") or ():
                 text = text.partition(stop)[0]
             texts[i] = text.strip()
