@@ -228,6 +228,9 @@ def test_the_likeliest_span_of_all_windows(tmp_path: Path) -> None:
     assert answered(9.0, example) == ["ghi"]  # no answer is likelier, but every question has one
     assert answered(2.0, example, nothing) == ["ghi", ""] and answered(9.0, example, nothing) == ["", ""]
     assert right_answers(nothing) == [] and right_answers({"answers": "a b"}) == ["a b"]
+    word, g = g, tokenizer.encode(" ", add_special_tokens=False)[0]  # the model chooses the space before the word
+    assert answered(2.0, example) == ["ghi"]
+    g = word
     assert answered((9.0, 2.0), example, nothing) == answered((2.0, 9.0), example, nothing) == ["ghi", ""]
     several = [{"text": "x", "answer_start": 0}, {"text": "y", "answer_start": 3}]
     assert right_answers({"answers": several}) == ["x", "y"]

@@ -148,7 +148,7 @@ def answers(
         for window in objective.windows(example["question"], context, job.tokenizer):
             start, end = scores[place]
             place += 1
-            each = best_spans(start, end, window)
+            each = best_spans(start, end, window, context)
             none.append(float(start[0] + end[0]))
             spans += [span for span in each if span[2] > span[1]][:1]
         score, first, last = max(spans, default=(float("-inf"), 0, 0))
