@@ -94,6 +94,21 @@ def test_from_a_table_to_a_classifier_that_transformers_opens(place: Path, capsy
     assert [one["score"] for one in ours] == pytest.approx([one["score"] for one in theirs], abs=1e-5)
 
 
+def test_every_row_of_a_validation_file_is_scored(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ["a good film,good", "it was awful,bad", "fine,good"]
+    (place / "valid.csv").write_text("text,kind\n" + "".join(f"{row}\n" for row in rows * 7))
+    small = ["--set", "model.encoder.depth=1", "--set", "vocabulary.size=300"]
+    own = ["--set", "data.valid.source.path=valid.csv"]
+    assert cli.main(["train", "--csv", "films.csv", "--label", "kind", *TINY, *small, *own]) == 0
+    out = capsys.readouterr().out
+    (line,) = [line for line in out.splitlines() if line.startswith("data: ")]
+    assert "train 32 (" in line and "valid 21 (" in line and "7 bad, 14 good" in line
+    assert cli.main(["eval", "runs/films", "--json", "--device", "cpu", "--save", "predicted.jsonl"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert (scores["split"], scores["examples"]) == ("valid", 21)
+    assert len(Path("predicted.jsonl").read_text().splitlines()) == 21
+
+
 def test_what_stands_in_a_table_decides(place: Path) -> None:
     run = from_table("films.csv", "kind")
     assert run.objective.labels == ("bad", "good") and run.data.train.source.columns["text"] == "text"

@@ -30,8 +30,8 @@ SPLITS = ("test", "valid", "train")
 
 def select_split(data: Data, split: str | None) -> tuple[str, Source]:
     """A split by name; by default the first of test, valid and train that the data has."""
-    splits = {name: getattr(data, name) for name in SPLITS if getattr(data, name) is not None}
-    split = split or next(iter(splits))
+    splits = data.splits
+    split = split or next(name for name in SPLITS if name in splits)
     if split not in splits:
         raise ValueError(f"the data has no split {quote(split)}; it has {', '.join(splits)}")
     return split, splits[split]

@@ -98,14 +98,14 @@ def setup(
             parallel.broadcast_result(splits.verify)
 
         def prepare_short(objective: Objective, length: int) -> DataSplit:
-            part = Data(train=run.data.train, unfit=run.data.unfit)
+            part = Data(train=run.data.splits["train"], unfit=run.data.unfit)
             short = prepare(part, objective, tokenizer, records, length)
             parallel.broadcast_result(short.verify)
             return short.train
 
         plan = LearningPlan(run, objective, splits.train, length, prepare_short)
         rate = tokens_per_number(model.spec, objective, splits.train)
-        for line in filter(None, (*splits.report(), describe_unused(run.data.train, objective))):
+        for line in filter(None, (*splits.report(), describe_unused(run.data.splits["train"], objective))):
             tell(line)
         tell(describe_data(splits, labels_of(objective), rate))
         if epochs := plan.epochs(run.steps):
@@ -275,7 +275,7 @@ def vocabulary(run: Run, folder: Path, tell: Tell) -> Tokenizer | None:
             if (target / "tokenizer_config.json").is_file():  # written last
                 return Tokenizer.load(target)
             with progress_line(tell, "training the vocabulary"):
-                return run.vocabulary.make(texts_of(run.data.train, run.objective.texts), target)
+                return run.vocabulary.make(texts_of(run.data.splits["train"], run.objective.texts), target)
     if isinstance(run.model, Pretrained):
         source = hub.resolve(run.model.path)
         with contextlib.suppress(FileNotFoundError):
