@@ -15,6 +15,7 @@ import torch
 
 import anyformer as af
 from anyformer import cli, families
+from anyformer.inputs.text import Tokenizer
 from anyformer.objectives.examples import label_number
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.permuted import Permuted
@@ -107,6 +108,31 @@ def test_every_row_of_a_validation_file_is_scored(place: Path, capsys: pytest.Ca
     scores = json.loads(capsys.readouterr().out)
     assert (scores["split"], scores["examples"]) == ("valid", 21)
     assert len(Path("predicted.jsonl").read_text().splitlines()) == 21
+
+
+@pytest.mark.parametrize("size", [290, 2100])
+def test_the_model_has_the_tokens_of_the_vocabulary(size: int, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fewer or more than the description's 2,000, and never more than were found in the texts."""
+    if size > 2000:
+        words = (f"{a}{b}{c}" for a in "bcdfghjklmnp" for b in "aeiou" for c in "rstvwxyzqu")
+        rows = "".join(f"{word} {word} {word}{word},{'yes' if i % 2 else 'no'}\n" for i, word in enumerate(words))
+        (place / "films.csv").write_text(f"text,kind\n{rows * 2}")
+    small = ["--set", "model.encoder.depth=1", "--set", f"vocabulary.size={size}"]
+    assert cli.main(["train", "--csv", "films.csv", "--label", "kind", *TINY, *small]) == 0
+    out = capsys.readouterr().out
+    built = len(Tokenizer.load("runs/films"))
+    assert 256 < built <= size and built != 2000
+    assert f"the model's vocabulary has {built:,} tokens, as many as the texts gave (described: 2,000)" in out
+    assert af.spec("runs/films").embedding.tokens.vocab_size == built
+    assert cli.main(["convert", "runs/films", "exported", "--format", "hf"]) == 0
+    assert json.loads(Path("exported/config.json").read_text())["vocab_size"] == built
+    assert cli.main(["train", "runs/films", "--resume", "--set", "steps=3"]) == 0
+    target = ["--csv", "films.csv", "--column", "text", "--target", "kind", "--out", "runs/pairs"]
+    assert cli.main(["train", *target, *TINY, "--set", f"vocabulary.size={size}"]) == 0
+    spec = af.spec("runs/pairs")
+    built = len(Tokenizer.load("runs/pairs"))
+    tables = (spec.embedding.tokens, spec.decoder_embedding.tokens, spec.head)
+    assert [table.vocab_size for table in tables] == [built] * 3
 
 
 def test_what_stands_in_a_table_decides(place: Path) -> None:

@@ -26,10 +26,11 @@ from anyformer.data.unused import describe_unused
 from anyformer.evaluate import check
 from anyformer.inputs.text import Tokenizer, check_vocabulary_size
 from anyformer.kernels import hardware
-from anyformer.models import Model, TransformerModule, position_limit
+from anyformer.models import Model, Tower, TransformerModule, position_limit
 from anyformer.models.construct import build, skeleton
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.objective import Objective
+from anyformer.parts.base import HasVocabulary
 from anyformer.parts.diffusion import NoisyEmbedding
 from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.head.classify import ClassifyHead
@@ -84,6 +85,7 @@ def setup(
     with claim_folder(run, folder, resume) as (fresh, lock):
         run = fast_precision(run, layout.device, tell)
         tokenizer = vocabulary(run, folder, tell)
+        run = fit_vocabulary(run, tokenizer, tell)
         model = make_model(run, tokenizer)
         if run.lora is not None:
             lora.apply(model, run.lora, seed=run.seed)
@@ -362,6 +364,26 @@ def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
 def labels_of(objective: Objective) -> tuple[str, ...]:
     """The labels of this objective, or of the objective inside it."""
     return next((part.labels for _, part in walk(objective) if isinstance(part, Objective) and part.labels), ())
+
+
+def fit_vocabulary(run: Run, tokenizer: Tokenizer | None, tell: Tell) -> Run:
+    """Return the run with token tables of the size of the vocabulary that was made for it.
+
+    Tables stay as described if the size of the vocabulary cannot be chosen, if they have pretrained weights, or if the
+    description names token ids (placeholders of towers)."""
+    if tokenizer is None or run.vocabulary is None or run.vocabulary.size is None or isinstance(run.model, Pretrained):
+        return run
+    if any(isinstance(part, Tower) for _, part in walk(run.model)):
+        return run
+    objectives = (part for _, part in walk(run.objective) if isinstance(part, Objective))
+    size = len(tokenizer) + max(part.extra_tokens for part in objectives)
+    tables = {path: part for path, part in walk(run.model) if isinstance(part, HasVocabulary)}
+    sizes = {path: part.vocab_size for path, part in tables.items() if not getattr(part, "foreign", False)}
+    if not {*sizes.values()} - {size}:
+        return run
+    described = " and ".join(f"{each:,}" for each in sorted({*sizes.values()}))
+    tell(f"the model's vocabulary has {size:,} tokens, as many as the texts gave (described: {described})")
+    return run.replace(model=override(run.model, {f"{path}.vocab_size": size for path in sizes}))
 
 
 def with_special_tokens(spec: Model, tokenizer: Tokenizer | None) -> Model:
