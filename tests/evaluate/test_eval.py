@@ -312,8 +312,13 @@ def test_translations_are_written_with_beams(
     monkeypatch.setattr("anyformer.evaluate.predict.generate", counted)
     trainer = setup(run, tmp_path / "run").fit()
     assert trainer.scores["bleu"] == pytest.approx(100) == trainer.scores["bleu_lower"]  # learnt by heart
-    # the loss is smoothed, the perplexity is of the plain one
+    # during training the loss is smoothed, the perplexity is of the plain one
     assert 1 < trainer.scores["perplexity"] < 1.5 < math.exp(trainer.scores["loss"])
+    found = evaluated(capsys, str(tmp_path / "run"), "--metrics", "perplexity,bits_per_byte")  # here both are plain
+    assert found["perplexity"] == pytest.approx(trainer.scores["perplexity"], rel=1e-5)
+    assert found["loss"] == pytest.approx(math.log(found["perplexity"]), abs=1e-6)
+    alone = evaluated(capsys, str(tmp_path / "run"), "--metrics", "none", "--num-beams", "2")
+    assert alone["loss"] == found["loss"]
     for line in lines:  # other references: what was written is compared as it is, with capitals and marks
         lines[lines.index(line)] = line.replace("Eins zwei.", "eins Zwei drei").replace("neun", "Neun")
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
