@@ -267,7 +267,7 @@ def test_a_span_starts_at_its_word(vocabulary: Any, tmp_path: Path) -> None:
     before = next(i for i in own if window.offsets[i][1] >= at - 1)
     start[before] = 6.0
     assert best_spans(start, end, window, context, most=40)[0][1] <= at
-    for score, low, high in best_spans(start, end, window, context, most=40):
+    for _, low, high in best_spans(start, end, window, context, most=40):
         assert low == high or context[low] != " "
 
 

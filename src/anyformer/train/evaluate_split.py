@@ -102,7 +102,6 @@ def evaluate(
     """Return the loss, without label smoothing, and the metrics of an evaluation, in batches of `size` examples."""
     trained = loss_module(model, evaluation.task)
     with split_batches(model, run, split, evaluation, size) as of_objective:
-
         plain = evaluation.plain
         with of_objective(plain) as batches:
             terms = mean_losses(lambda batch, _: plain.losses(trained, batch), plain, batches, model.device)

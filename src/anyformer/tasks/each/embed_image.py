@@ -25,10 +25,13 @@ def embed_image(
     interpolate: Interpolate = False,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """Return the vector (D,) of a picture, in fp32 on the CPU, of length 1 unless `raw`. A list of pictures, or a folder
-    in the order of its files, gives a list with one vector per picture, or {"error": message} for a picture that has
-    none. `pool` says which of the last hidden states speak for it: "cls", the first of those before the patches, where
-    there is one; "mean", all patches. Without it a model that ends in a vector for a picture (CLIP) gives that one.
+    """Return the vector (D,) of a picture, in fp32 on the CPU, of length 1 unless `raw`. A list of pictures, or a
+    folder in the order of its files, gives a list with one vector per picture, or {"error": message} for a picture that
+    has none.
+
+    `pool` chooses the last hidden states that represent the picture: "cls", the first one before the patches, if the
+    model has one; "mean", the mean over all patches. Without `pool`, a model that ends in a vector for a picture (CLIP)
+    gives that vector.
 
     >>> a, b = embed_image("a/model/folder", ["cat.png", "dog.png"])  # doctest: +SKIP
     """
