@@ -76,8 +76,9 @@ class NextImageToken(Captioned):
 
     @property
     def extra_tokens(self) -> int:
-        spec: Any = latents.read_description(self, self.vae)
-        return spec.latent.codes if isinstance(spec, AutoencoderModel) and spec.latent.discrete else 0
+        spec = latents.read_description(self, self.vae)
+        latent: Any = spec.latent if isinstance(spec, AutoencoderModel) else None
+        return latent.codes if latent is not None and latent.discrete else 0
 
     def ready(self, tokenizer: Any) -> Self:
         if tokenizer is None:

@@ -367,21 +367,22 @@ def labels_of(objective: Objective) -> tuple[str, ...]:
 
 
 def fit_vocabulary(run: Run, tokenizer: Tokenizer | None, tell: Tell) -> Run:
-    """Return the run with token tables of the size of the vocabulary that was made for it.
+    """Return the run with token tables that fit `vocabulary.size`: if they differ from it, each table gets one row per
+    token of the vocabulary that was built.
 
-    Tables stay as described if the size of the vocabulary cannot be chosen, if they have pretrained weights, or if the
+    Nothing changes if the size of the vocabulary cannot be chosen, if the tables have pretrained weights, or if the
     description names token ids (placeholders of towers)."""
     if tokenizer is None or run.vocabulary is None or run.vocabulary.size is None or isinstance(run.model, Pretrained):
         return run
     if any(isinstance(part, Tower) for _, part in walk(run.model)):
         return run
     objectives = (part for _, part in walk(run.objective) if isinstance(part, Objective))
-    size = len(tokenizer) + max(part.extra_tokens for part in objectives)
+    extra = max(part.extra_tokens for part in objectives)
     tables = {path: part for path, part in walk(run.model) if isinstance(part, HasVocabulary)}
     sizes = {path: part.vocab_size for path, part in tables.items() if not getattr(part, "foreign", False)}
-    if not {*sizes.values()} - {size}:
+    if {*sizes.values()} <= {run.vocabulary.size + extra}:
         return run
-    described = " and ".join(f"{each:,}" for each in sorted({*sizes.values()}))
+    described, size = " and ".join(f"{each:,}" for each in sorted({*sizes.values()})), len(tokenizer) + extra
     tell(f"the model's vocabulary has {size:,} tokens, as many as the texts gave (described: {described})")
     return run.replace(model=override(run.model, {f"{path}.vocab_size": size for path in sizes}))
 
