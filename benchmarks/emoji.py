@@ -42,9 +42,9 @@ def main() -> None:
     with gzip.open(folder / "captions.jsonl.gz", "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     model: Any = af.tasks.open_model(options.run, device=options.device, batch=256)
-    images = np.asarray(af.tasks.embed_image(model, pictures))
+    images = np.stack(af.tasks.embed_image(model, pictures))
     names = [row["name"] for row in rows]
-    texts = np.asarray(af.tasks.embed(model, names))
+    texts = np.stack(af.tasks.embed(model, names))
     images, texts = (each / np.linalg.norm(each, axis=-1, keepdims=True) for each in (images, texts))
     held = np.arange(len(rows)) % 10 == 0
     figures: dict[str, Any] = {}
@@ -52,7 +52,7 @@ def main() -> None:
         chosen = [names[i] for i in which]
         figures[part] = {"pairs": len(which), **shares(images[which] @ texts[which].T, chosen)}
     kinds = sorted({row["subcategory"] for row in rows})
-    asked = np.asarray(af.tasks.embed(model, [kind.replace("-", " ") for kind in kinds]))
+    asked = np.stack(af.tasks.embed(model, [kind.replace("-", " ") for kind in kinds]))
     best = (images @ (asked / np.linalg.norm(asked, axis=-1, keepdims=True)).T).argmax(1)
     right = np.asarray([kinds[i] == row["subcategory"] for i, row in zip(best, rows)])
     figures["subcategory"] = {"kinds": len(kinds), "taught": right[~held].mean(), "held out": right[held].mean()}

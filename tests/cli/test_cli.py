@@ -393,6 +393,26 @@ def test_convert_there_and_back_is_bit_identical(run, published: Path, tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "theirs"]
 
 
+def test_convert_counts_what_it_writes(run, published: Path, tmp_path: Path) -> None:
+    """A merged adapter is part of the base model's weights; --format peft writes only the adapter."""
+    model = af.load(published)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    af.lora.apply(model, af.lora.LoRA(rank=2, targets=("*.q",)))
+    for module in model.modules():
+        if hasattr(module, "lora_b"):
+            torch.nn.init.normal_(module.lora_b)
+    adapter = sum(parameter.numel() for name, parameter in model.named_parameters() if ".lora_" in name)
+    af.save(model, tmp_path / "adapter", format="peft")
+    for form, parameters in (("hf", size), ("anyformer", size), ("peft", adapter)):
+        code, out, _ = run("convert", tmp_path / "adapter", tmp_path / form, "--format", form)
+        assert code == 0 and f" {parameters:,} parameters, float32" in out
+    assert sum(map(torch.numel, tensors(tmp_path / "anyformer").values())) == size
+    ids = torch.tensor([[1, 2, 3]])
+    for form in ("hf", "anyformer", "peft"):
+        opened = af.load(tmp_path / form)
+        assert torch.allclose(opened(input_ids=ids).logits, model.eval()(input_ids=ids).logits, atol=1e-5)
+
+
 def test_convert_to_another_dtype(run, published: Path, tmp_path: Path) -> None:
     assert run("convert", published, tmp_path / "half", "--dtype", "bfloat16", "--format", "hf")[0] == 0
     assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"

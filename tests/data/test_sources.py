@@ -41,7 +41,7 @@ from anyformer.data.encode import encode_row
 from anyformer.data.source import detect_encoding
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.vocabulary_info import VocabularyInfo
-from anyformer.specs.codec import decode, encode
+from anyformer.specs.codec import decode, encode, override
 
 
 def write(path, content):
@@ -429,6 +429,29 @@ def test_both_parts_are_split_the_same_way(tmp_path):
     for other in ({"seed": 1}, {"one_in": 5}, {"stratify": None}):
         with pytest.raises(ValueError, match="data.train and data.valid split one source differently"):
             Data(train=held, valid=held.replace(out=True, **other))
+
+
+def test_a_split_with_a_file_of_its_own_is_read_whole(tmp_path):
+    """`--set data.valid.source.path=...` gives validation its own file: nothing has to be held out any more."""
+    train, valid = (write(tmp_path / name, "text,label\n" + "a,x\nb,y\n" * 100) for name in ("train.csv", "valid.csv"))
+    held = Held(source=CSV(path=train), one_in=10, stratify="label")
+    data = Data(train=held, valid=held.replace(out=True))
+
+    def sizes(data: Data) -> dict[str, int]:
+        return {name: len(list(source.rows(("text",)))) for name, source in data.splits.items()}
+
+    assert sizes(data) == {"train": 180, "valid": 20}
+    apart = override(data, {"valid.source.path": valid})
+    assert sizes(apart) == {"train": 200, "valid": 200}
+    assert sizes(apart.replace(test=data.valid)) == {"train": 180, "valid": 200, "test": 20}  # train and test share one
+    assert sizes(override(data, {"valid.source.encoding": "latin-1"})) == sizes(data)  # the same file, read differently
+    assert sizes(Data(train=First(source=CSV(path=train), count=9), valid=held.replace(out=True)))["valid"] == 20
+    for unit, count in (("line", 181), ("paragraph", 1)):
+        text = TextFiles(path=train, unit=unit)
+        parts = Data(train=text.replace(stop=0.9), valid=text.replace(start=0.9))
+        assert sizes(parts)["train"] == count
+        apart = override(parts, {"valid.path": valid})
+        assert apart.splits == {"train": text, "valid": TextFiles(path=valid, unit=unit)}
 
 
 def test_descriptions_survive_json(tmp_path):

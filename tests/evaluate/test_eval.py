@@ -228,6 +228,9 @@ def test_the_likeliest_span_of_all_windows(tmp_path: Path) -> None:
     assert answered(9.0, example) == ["ghi"]  # no answer is likelier, but every question has one
     assert answered(2.0, example, nothing) == ["ghi", ""] and answered(9.0, example, nothing) == ["", ""]
     assert right_answers(nothing) == [] and right_answers({"answers": "a b"}) == ["a b"]
+    word, g = g, tokenizer.encode(" ", add_special_tokens=False)[0]  # the model chooses the space before the word
+    assert answered(2.0, example) == ["ghi"]
+    g = word
     assert answered((9.0, 2.0), example, nothing) == answered((2.0, 9.0), example, nothing) == ["ghi", ""]
     several = [{"text": "x", "answer_start": 0}, {"text": "y", "answer_start": 3}]
     assert right_answers({"answers": several}) == ["x", "y"]
@@ -309,8 +312,13 @@ def test_translations_are_written_with_beams(
     monkeypatch.setattr("anyformer.evaluate.predict.generate", counted)
     trainer = setup(run, tmp_path / "run").fit()
     assert trainer.scores["bleu"] == pytest.approx(100) == trainer.scores["bleu_lower"]  # learnt by heart
-    # the loss is smoothed, the perplexity is of the plain one
+    # during training the loss is smoothed, the perplexity is of the plain one
     assert 1 < trainer.scores["perplexity"] < 1.5 < math.exp(trainer.scores["loss"])
+    found = evaluated(capsys, str(tmp_path / "run"), "--metrics", "perplexity,bits_per_byte")  # here both are plain
+    assert found["perplexity"] == pytest.approx(trainer.scores["perplexity"], rel=1e-5)
+    assert found["loss"] == pytest.approx(math.log(found["perplexity"]), abs=1e-6)
+    alone = evaluated(capsys, str(tmp_path / "run"), "--metrics", "none", "--num-beams", "2")
+    assert alone["loss"] == found["loss"]
     for line in lines:  # other references: what was written is compared as it is, with capitals and marks
         lines[lines.index(line)] = line.replace("Eins zwei.", "eins Zwei drei").replace("neun", "Neun")
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))

@@ -127,6 +127,14 @@ def test_the_two_losses_are_those_of_the_words_and_of_the_codes(pairs: Captions,
     assert torch.allclose(found["image"] / weights["image"], 7 * drawn / 8, rtol=1e-4)
 
 
+def test_a_vocabulary_of_another_size_leaves_room_for_the_codes(pairs: Captions, vae: Path, tmp_path: Path) -> None:
+    """With so few tokens, a caption has exactly `length` of them, which is not too long."""
+    trainer = setup(writing(pairs, vae, vocabulary=TrainedBPE(size=262)), tmp_path, device="cpu")
+    assert trainer.splits.train.truncated == (0, 0)
+    assert trainer.model.spec.embedding.tokens.vocab_size == trainer.model.spec.head.vocab_size == 262 + CODES
+    assert len(trainer.tokenizer) == 262
+
+
 def test_no_optimiser_and_no_checkpoint_sees_the_autoencoder(pairs: Captions, vae: Path, folder: Path) -> None:
     last = max((folder / "checkpoints").iterdir())
     assert all((last / name).is_file() for name in ("tokenizer.json", "preprocessor_config.json", "vae/spec.json"))

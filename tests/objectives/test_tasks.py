@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 import anyformer as af
 from anyformer import families
+from anyformer.data import Bytes, TrainedBPE, TrainedUnigram
 from anyformer.objectives.answer import Answer, best_spans
 from anyformer.objectives.choose import Choose
 from anyformer.objectives.classify import Classify
@@ -239,10 +241,34 @@ def test_span_loss_and_best_spans(bert: Any) -> None:
     (window, *_) = SMALL.windows(QUESTION, CONTEXT, bert)
     start, end = torch.zeros(len(window.ids)), torch.zeros(len(window.ids))
     start[12], end[14], start[2], end[10] = 5.0, 5.0, 9.0, 9.0  # 2 is in the question, 10 before 12
-    score, first, last = best_spans(start, end, window)[0]
+    score, first, last = best_spans(start, end, window, CONTEXT)[0]
     assert score == 10.0 and (first, last) == (window.offsets[12][0], window.offsets[14][1])
     start[0] = end[0] = 6.0
-    assert best_spans(start, end, window)[0] == (12.0, 0, 0)
+    assert best_spans(start, end, window, CONTEXT)[0] == (12.0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "vocabulary", [TrainedBPE(size=400), Bytes(), TrainedUnigram(size=60)], ids=lambda part: type(part).__name__
+)
+def test_a_span_starts_at_its_word(vocabulary: Any, tmp_path: Path) -> None:
+    """Tokens of these vocabularies begin with the space before a word, or are such a space."""
+    tokenizer = vocabulary.make([CONTEXT, QUESTION], tmp_path)
+    context, text = "Foxes jump over the lazy dog, over  the woods \n and the café.", "the woods"
+    at = context.index(text)
+    example = {"question": QUESTION, "context": context, "answers": [{"text": text, "answer_start": at}]}
+    objective = Answer(length=200, stride=8, question_length=40)
+    ((window,), (record,)) = objective.windows(QUESTION, context, tokenizer), objective.encode(example, tokenizer)
+    first, last = int(record["start"]), int(record["end"])
+    start, end = torch.zeros(2, len(window.ids))
+    start[first], end[last] = 5.0, 5.0
+    assert best_spans(start, end, window, context, most=40)[0] == (10.0, at, at + len(text))
+    # a model may choose a space before the word, or only spaces
+    own = [i for i, sequence in enumerate(window.sequence_ids) if sequence == 1]
+    before = next(i for i in own if window.offsets[i][1] >= at - 1)
+    start[before] = 6.0
+    assert best_spans(start, end, window, context, most=40)[0][1] <= at
+    for _, low, high in best_spans(start, end, window, context, most=40):
+        assert low == high or context[low] != " "
 
 
 def test_windows_need_room(bert: Any) -> None:

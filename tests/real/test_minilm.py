@@ -40,7 +40,7 @@ def test_the_same_hidden_states_and_similarities(folder: Path) -> None:
     mask = batch["attention_mask"][..., None]
     assert float(((x - y) * mask).abs().max()) < 1e-5
     pooled = torch.nn.functional.normalize((y * mask).sum(1) / mask.sum(1), dim=-1)
-    vectors = af.tasks.embed(model, texts)
+    vectors = torch.stack(af.tasks.embed(model, texts))
     assert torch.allclose(vectors, pooled, atol=1e-6)
     alike = vectors @ vectors.T
     assert alike[0, 1] > 0.7 and alike[0, 2] < 0.3
@@ -51,7 +51,7 @@ def test_spearman_on_stsb(folder: Path, shared_data: Path) -> None:
     with gzip.open(shared_data / "stsb" / "stsb-en-test.csv.gz", "rt", encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
     assert len(rows) == 1379
-    first, second = (af.tasks.embed(str(folder), [row[i] for row in rows], batch=64) for i in (0, 1))
+    first, second = (torch.stack(af.tasks.embed(str(folder), [row[i] for row in rows], batch=64)) for i in (0, 1))
     alike = (first * second).sum(-1).tolist()
     rank = stats.spearmanr(alike, [float(row[2]) for row in rows]).statistic
     assert 100 * rank == pytest.approx(82.03, abs=0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import anyformer as af
+from anyformer.data import TrainedBPE
 from vocabularies import WORDS
 
 Folders = Callable[..., Path]
@@ -71,6 +73,18 @@ def test_the_published_procedure_says_the_same(
     assert [one["score"] for one in found] == pytest.approx(scores, abs=1e-5)
     assert [one["no_answer"] for one in found] == pytest.approx([none - s for s, _, _ in wanted[:20]], abs=1e-4)
     assert all(one["answer"] == context[one["start"] : one["end"]] for one in found)
+
+
+def test_an_answer_of_our_own_vocabulary_starts_at_its_word(folders: Folders, tmp_path: Path) -> None:
+    """Its tokens begin with the space before a word."""
+    folder = shutil.copytree(folders("RobertaForQuestionAnswering"), tmp_path / "model")
+    for name in ("vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink(missing_ok=True)
+    TrainedBPE(size=400, special={"cls_token": "<s>", "sep_token": "</s>"}).make([LONG], folder)
+    found = af.tasks.answer(folder, {"question": QUESTION, "context": CONTEXT}, top_k=20)
+    assert len(found) > 5 and any(one["start"] for one in found)
+    for one in found:
+        assert one["answer"] == CONTEXT[one["start"] : one["end"]] == one["answer"].lstrip(" ")
 
 
 def test_a_threshold_lets_there_be_no_answer(folders: Folders) -> None:

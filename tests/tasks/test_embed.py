@@ -39,9 +39,9 @@ def alone(folder: Path, text: str, pool: str) -> torch.Tensor:
 def test_each_text_has_its_own_vector(folders: Folders, architecture: str, pool: str) -> None:
     folder = folders(architecture)
     wanted = torch.stack([alone(folder, text, pool) for text in TEXTS])
-    found = af.tasks.embed(folder, TEXTS, pool=pool, raw=True, batch=3)
+    found = torch.stack(af.tasks.embed(folder, TEXTS, pool=pool, raw=True, batch=3))
     assert found.dtype == torch.float32 and torch.allclose(found, wanted, atol=1e-5)
-    unit = af.tasks.embed(folder, TEXTS, pool=pool)
+    unit = torch.stack(af.tasks.embed(folder, TEXTS, pool=pool))
     assert torch.allclose(unit, wanted / wanted.norm(dim=-1, keepdim=True), atol=1e-5)
     one = af.tasks.embed(folder, TEXTS[1], pool=pool)
     assert one.shape == (32,) and torch.allclose(one, unit[1], atol=1e-5)
@@ -64,7 +64,7 @@ def test_the_side_of_the_pads_changes_nothing(folders: Folders, architecture: st
     config = json.loads((other / "tokenizer_config.json").read_text())
     for side in ("left", "right"):
         (other / "tokenizer_config.json").write_text(json.dumps({**config, "padding_side": side}))
-        assert torch.equal(af.tasks.embed(other, TEXTS), af.tasks.embed(reader, TEXTS))
+        assert all(map(torch.equal, af.tasks.embed(other, TEXTS), af.tasks.embed(reader, TEXTS)))
 
 
 def test_what_suits_the_model(folders: Folders, tmp_path: Path) -> None:
@@ -101,8 +101,18 @@ def test_the_encoder_of_a_pair_is_asked(folders: Folders, tmp_path: Path) -> Non
 
 def test_half_precision(folders: Folders) -> None:
     folder = folders("BertModel")
-    found = af.tasks.embed(folder, TEXTS, dtype="bfloat16")
-    assert found.dtype == torch.float32 and torch.allclose(found, af.tasks.embed(folder, TEXTS), atol=0.1)
+    found = torch.stack(af.tasks.embed(folder, TEXTS, dtype="bfloat16"))
+    assert found.dtype == torch.float32 and torch.allclose(found, torch.stack(af.tasks.embed(folder, TEXTS)), atol=0.1)
+
+
+def test_a_list_has_one_result_for_each_text(folders: Folders) -> None:
+    """A list of vectors, whether or not a text among them has an error."""
+    folder = folders("BertModel")
+    good, mixed = af.tasks.embed(folder, ["a dog", "a fox"]), af.tasks.embed(folder, ["a dog", "", "a fox"])
+    assert type(good) is type(mixed) is type(af.tasks.embed(folder, [])) is list
+    assert mixed[1] == {"error": "text is empty"} and len(mixed) == 3
+    assert [vector.shape for vector in good] == [(32,), (32,)]
+    assert all(map(torch.equal, good, (mixed[0], mixed[2])))
 
 
 def test_mistakes(folders: Folders) -> None:
@@ -113,4 +123,4 @@ def test_mistakes(folders: Folders) -> None:
         af.tasks.embed(folder, "dog " * 70)
     cut: Any = af.tasks.embed(folder, "dog " * 70, truncate=True)
     assert torch.allclose(cut, af.tasks.embed(folder, "dog " * 46), atol=1e-6)
-    assert af.tasks.embed(folder, []).shape == (0, 32)
+    assert af.tasks.embed(folder, []) == []

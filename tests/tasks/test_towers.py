@@ -113,7 +113,8 @@ def test_a_deleted_picture_leaves_the_index(folder: Path, pictures: Path, tmp_pa
 def test_vectors_of_one_thing_alone(folder: Path, pictures: Path) -> None:
     """Those that are compared, and raw as the towers give them."""
     files = sorted(map(str, pictures.iterdir()))
-    texts, images = af.tasks.embed(folder, ["cat", "dog"]), af.tasks.embed_image(folder, files)
+    vectors = af.tasks.embed(folder, ["cat", "dog"]), af.tasks.embed_image(folder, files)
+    texts, images = map(torch.stack, vectors)
     found = scores(folder, ["cat", "dog"], [Path(file) for file in files])
     assert torch.allclose(images @ texts.t() * torch.tensor(2.6592).exp(), found, atol=1e-5)
     raw = af.tasks.embed_image(folder, files[0], raw=True)

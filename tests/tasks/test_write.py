@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import anyformer as af
+from anyformer.generation.defaults import settings_for
+from anyformer.generation.writing import new_tokens
 
 Folders = Callable[..., Path]
 TEXTS = ["The quick brown fox", "It's a", "素早い 🦊"]
@@ -26,6 +28,30 @@ def test_a_batch_is_its_texts_alone_and_streamed(architecture: str, options: dic
     for text, wanted in zip(TEXTS, found):
         pieces = [*af.tasks.write(reader, text, True, **options)]
         assert "".join(pieces) == wanted and all(pieces)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_decoder_may_start_from_the_end_token(folders: Folders, num_beams: int) -> None:
+    """BART's start token is its end token: the text begins after it, and ends at the next end token."""
+    transformers = pytest.importorskip("transformers")
+    folder = folders("BartForConditionalGeneration", forced_bos_token_id=None)
+    reader = af.tasks.open_model(folder)
+    settings = settings_for(reader.model, {})
+    assert settings.decoder_start_token_id in settings.eos
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.BartForConditionalGeneration.from_pretrained(folder)
+    options: dict[str, Any] = {"max_new_tokens": 9, "num_beams": num_beams}
+    found = af.tasks.write(reader, TEXTS, **options)
+    assert all(found) and found == [af.tasks.write(reader, text, **options) for text in TEXTS]
+    for text, ours in zip(TEXTS, found):
+        assert "".join(af.tasks.write(reader, text, stream=True, **options)) == ours
+        (out,) = model.generate(**tokenizer(text, return_tensors="pt"), do_sample=False, **options)
+        theirs = tokenizer.decode(out, skip_special_tokens=True)
+        assert ours in (theirs, theirs.removesuffix("\ufffd"))
+    # tokens after the end are not part of the text
+    ids = tokenizer("fox", add_special_tokens=False)["input_ids"]
+    rows = torch.tensor([[2, *ids, 2, *ids], [2, 2, *ids, *ids]])
+    assert new_tokens(reader.model, rows, 5, settings.eos) == [ids, []]
 
 
 def test_texts_are_those_of_transformers(folders: Folders) -> None:

@@ -15,6 +15,7 @@ import torch
 
 import anyformer as af
 from anyformer import cli, families
+from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.objectives.examples import label_number
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.permuted import Permuted
@@ -22,8 +23,9 @@ from anyformer.recipes.shared.own_images import from_images
 from anyformer.recipes.shared.own_pairs import from_pairs
 from anyformer.recipes.shared.own_tags import from_tags
 from anyformer.recipes.shared.own_text import from_table, from_text
-from anyformer.specs.codec import encode, to_json
+from anyformer.specs.codec import encode, override, to_json
 from anyformer.train.run import Pretrained, description_of, read_run
+from anyformer.train.start import setup
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 import runs
@@ -92,6 +94,37 @@ def test_from_a_table_to_a_classifier_that_transformers_opens(place: Path, capsy
     assert [one["label"] for one in ours] == [one["label"] for one in theirs]
     assert {one["label"] for one in ours} == {"good", "bad"}
     assert [one["score"] for one in ours] == pytest.approx([one["score"] for one in theirs], abs=1e-5)
+
+
+def test_every_row_of_a_validation_file_is_scored(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ["a good film,good", "it was awful,bad", "fine,good"]
+    (place / "valid.csv").write_text("text,kind\n" + "".join(f"{row}\n" for row in rows * 7))
+    small = ["--set", "model.encoder.depth=1", "--set", "vocabulary.size=300"]
+    own = ["--set", "data.valid.source.path=valid.csv"]
+    assert cli.main(["train", "--csv", "films.csv", "--label", "kind", *TINY, *small, *own]) == 0
+    out = capsys.readouterr().out
+    (line,) = [line for line in out.splitlines() if line.startswith("data: ")]
+    assert "train 32 (" in line and "valid 21 (" in line and "7 bad, 14 good" in line
+    assert cli.main(["eval", "runs/films", "--json", "--device", "cpu", "--save", "predicted.jsonl"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert (scores["split"], scores["examples"]) == ("valid", 21)
+    assert len(Path("predicted.jsonl").read_text().splitlines()) == 21
+
+
+def test_the_model_has_the_tokens_of_the_vocabulary(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`vocabulary.size` alone sets both, down and up; the model never has tokens that the texts did not give."""
+    small = ["--set", "model.encoder.depth=1", "--set", "vocabulary.size=290"]
+    assert cli.main(["train", "--csv", "films.csv", "--label", "kind", *TINY, *small]) == 0
+    built = len(Tokenizer.load("runs/films"))
+    told = f"the model's vocabulary has {built:,} tokens, as many as the texts gave (described: 2,000)"
+    assert 256 < built <= 290 and told in capsys.readouterr().out
+    assert af.spec("runs/films").embedding.tokens.vocab_size == built
+    assert cli.main(["convert", "runs/films", "exported", "--format", "hf"]) == 0
+    assert json.loads(Path("exported/config.json").read_text())["vocab_size"] == built
+    tables = [f"model.{path}.vocab_size" for path in ("embedding.tokens", "decoder_embedding.tokens", "head")]
+    small = override(from_pairs("films.csv", "kind", ["text"]), {"vocabulary.size": 280, **dict.fromkeys(tables, 270)})
+    spec = setup(small, place / "pairs").model.spec
+    assert [part.vocab_size for part in (spec.embedding.tokens, spec.decoder_embedding.tokens, spec.head)] == [280] * 3
 
 
 def test_what_stands_in_a_table_decides(place: Path) -> None:

@@ -92,7 +92,7 @@ def test_the_outcome_is_that_of_the_best_step(tmp_path: Path) -> None:
     report(tmp_path, worse)
     page = (tmp_path / "report.html").read_text()
     for name, value in (
-        ("model of step", "2"), ("validation loss", "3.7000"), ("last validation loss", "4.8000"),
+        ("model of step", "2, the best by loss"), ("validation loss", "3.7000"), ("last validation loss", "4.8000"),
         ("result", "the model does not beat the baseline bigram 3.600"),
     ):  # fmt: skip
         assert f"<td>{name}</td><td>{value}</td>" in page
@@ -100,6 +100,29 @@ def test_the_outcome_is_that_of_the_best_step(tmp_path: Path) -> None:
     assert outcome(tmp_path, better) == [
         "validation loss 4.800 after step 3, which does not beat the baseline bigram 3.800"
     ]
+
+
+def test_the_outcome_names_the_score_that_chose_the_step(tmp_path: Path) -> None:
+    """With evaluate.best=accuracy the best model need not have the lowest loss."""
+    (tmp_path / "run.json").write_text('{"name": "small", "evaluate": {"best": "accuracy"}}')
+    (tmp_path / "environment.json").write_text("{}")
+    scores = ((1, 0.4, 0.75), (2, 0.6, 0.875))
+    lines = [{"step": step, "valid/loss": loss, "valid/accuracy": right} for step, loss, right in scores]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for step, _, right in scores:
+        folder = tmp_path / "checkpoints" / f"step-{step:08}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text(json.dumps({"score": -right}))
+    baselines = {"label frequencies": 0.7}
+    assert outcome(tmp_path, baselines) == [
+        "best validation: step 2, accuracy 0.875, loss 0.600, which beats the baselines (label frequencies 0.700)"
+    ]
+    report(tmp_path, baselines)
+    page = (tmp_path / "report.html").read_text()
+    for name, value in (("model of step", "2, the best by accuracy"), ("validation loss", "0.6000")):
+        assert f"<td>{name}</td><td>{value}</td>" in page
+    (tmp_path / "run.json").write_text('{"name": "small"}')  # the loss, unless the run names another score
+    assert outcome(tmp_path, {}) == ["best validation: step 2, loss 0.600"]
 
 
 def test_smoothing_begins_and_ends_at_the_data_and_is_not_late() -> None:

@@ -25,7 +25,7 @@ from anyformer.specs.codec import override
 from anyformer.train.optim import AdamW
 from anyformer.train.progress import Metrics, read_metrics
 from anyformer.train.resume import read
-from anyformer.train.run import Evaluate
+from anyformer.train.run import Batch, Evaluate
 from anyformer.train.start import setup
 from anyformer.weights import hub, manifest
 
@@ -279,8 +279,8 @@ def test_a_run_that_failed_before_its_first_checkpoint_does_not_block_its_folder
 def test_a_run_that_failed_before_its_first_step_leaves_no_vocabulary(tmp_path: Path) -> None:
     """The next one has its own; what somebody else put there is neither used nor removed."""
     texts, folder = runs.write_texts(tmp_path / "texts"), tmp_path / "run"
-    first = runs.run_of(texts, vocabulary=TrainedBPE(size=300), model=runs.model(vocab_size=280))
-    with pytest.raises(ValueError, match="do not belong together"):
+    first = runs.run_of(texts, vocabulary=TrainedBPE(size=300), batch=Batch(examples=6, length=99))
+    with pytest.raises(ValueError, match="batch.length: 99 is more"):
         setup(first, folder)
     trainer = setup(runs.run_of(texts), folder)
     assert len(trainer.tokenizer) == runs.VOCABULARY

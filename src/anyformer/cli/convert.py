@@ -60,6 +60,7 @@ def run(options: argparse.Namespace) -> None:
     local = os.path.isdir(os.path.expanduser(options.source))  # a download shows its own progress
     with spinner(f"reading {options.source}") if local else contextlib.nullcontext():
         from anyformer.checkpoint import load, save
+        from anyformer.transforms.lora import adapted_layers, merge
         from anyformer.weights import hub
         from anyformer.weights.pickled_weights import unpickle_folder
 
@@ -68,14 +69,17 @@ def run(options: argparse.Namespace) -> None:
         with unpickle_folder(source, home) if options.unpickle else contextlib.nullcontext() as weights:
             asked = {"dtype": options.dtype, "architecture": options.architecture, "base": options.base}
             model = load(source, weights=weights, **asked)
+            if options.format != "peft" and adapted_layers(model):
+                merge(model)
     with (
         spinner(f"writing {options.target}"),
         contextlib.nullcontext(target) if filled else atomic_folder(target) as folder,
     ):
         save(model, folder, format=options.format, overwrite=options.overwrite)
-    size = sum(parameter.numel() for parameter in model.parameters())
-    dtype = str(model.dtype).removeprefix("torch.")
-    print(f"{options.target}: {model.spec.architecture or type(model.spec).__name__}, {size:,} parameters, {dtype}")
+    name, dtype = model.spec.architecture or type(model.spec).__name__, str(model.dtype).removeprefix("torch.")
+    written = [each for each in model.parameters() if each.requires_grad or options.format != "peft"]
+    what = f"an adapter of {name}" if options.format == "peft" else name
+    print(f"{options.target}: {what}, {sum(each.numel() for each in written):,} parameters, {dtype}")
 
 
 @contextlib.contextmanager

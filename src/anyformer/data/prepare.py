@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,10 @@ class Data(Part):
     """The data of a run: training, validation and test sources.
 
     Rows that cannot be read are left out, counted and reported. One that can be read but not used (too long, a label
-    that is not known) stops the preparation, or with `unfit` "skip" is left out, counted and reported as well."""
+    that is not known) stops the preparation, or with `unfit` "skip" is left out, counted and reported as well.
+
+    `splits` has the sources that are read: if one part of a divided source is replaced by a file of its own
+    (`data.valid.source.path=valid.csv`), every row of both files is used."""
 
     train: Source
     valid: Source | None = None
@@ -44,6 +48,23 @@ class Data(Part):
                 if other.replace(out=self.train.out) != self.train:
                     fix = "give both the same one_in, seed and stratify"
                     raise ValueError(f"data.train and data.{name} split one source differently; {fix}")
+
+    @functools.cached_property
+    def splits(self) -> dict[str, Source]:
+        """The sources that are read, by the name of the split."""
+        given = {name: getattr(self, name) for name in ("train", "valid", "test") if getattr(self, name) is not None}
+        return {
+            name: source.whole if has_own_files(source, [o for o in given.values() if o is not source]) else source
+            for name, source in given.items()
+        }
+
+
+def has_own_files(source: Source, others: Sequence[Source]) -> bool:
+    """Whether a part has counterparts among the other splits, and none of them is a part of the same files."""
+    parts = [other for other in others if source.is_counterpart(other)]
+    return bool(parts) and all(
+        other.whole != source.whole and other.whole.digest() != source.whole.digest() for other in parts
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,11 +124,10 @@ def prepare(
     call this at once: one does the work and the others wait for it.
     """
     folder, objective = Path(folder), objective.ready(tokenizer)
-    splits = {}
-    for name in ("train", "valid", "test"):
-        source = getattr(data, name)
-        if source is not None:
-            splits[name] = prepare_split(name, source, data.unfit, objective, tokenizer, folder, length, progress)
+    splits = {
+        name: prepare_split(name, source, data.unfit, objective, tokenizer, folder, length, progress)
+        for name, source in data.splits.items()
+    }
     return Splits(**splits)
 
 

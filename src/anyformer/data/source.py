@@ -62,6 +62,15 @@ class Source(Part):
         """The sources of a mixture by name; empty for other sources."""
         return {}
 
+    @property
+    def whole(self) -> Source:
+        """The source that this one is a part of; itself if it is not a part."""
+        return self
+
+    def is_counterpart(self, other: Source) -> bool:
+        """Whether this and `other` divide their sources in the same way and have different parts."""
+        return False
+
     def rows(self, wanted: tuple[str, ...]) -> Iterator[Row]:
         """Every row with the columns that are `wanted`, by the names of the objective.
 
@@ -199,7 +208,8 @@ class Numbers(Source):
 class Held(Subset):
     """One part of a source where no split is given: of every `one_in` rows in a row one is held out, drawn with `seed`.
     With `stratify`, the column of the classes, that holds for the rows of each class: a class of two rows or more is in
-    both parts. The seed is the split's own, so that runs with other seeds are compared on the same rows.
+    both parts. The seed is the split's own, so that runs with other seeds are compared on the same rows. If the two
+    splits of a run have different files, both are read whole.
 
     `Data(train=Held(source=x, one_in=20), valid=Held(source=x, one_in=20, out=True))`"""
 
@@ -212,6 +222,13 @@ class Held(Subset):
         super().check()
         at_least(self, 2, "one_in")
         at_least(self, 0, "seed")
+
+    @property
+    def whole(self) -> Source:
+        return self.source
+
+    def is_counterpart(self, other: Source) -> bool:
+        return isinstance(other, Held) and other.replace(source=self.source) == self.replace(out=not self.out)
 
     def choose(self, rows: Iterator[Row]) -> Iterator[Row]:
         """In one pass: of each class only the row is kept waiting that would be held out if the group ended here."""

@@ -35,7 +35,8 @@ class TextFiles(Files):
     """Plain text: each file, paragraph (between empty lines) or line is one example, {"text": ...}.
 
     `start` and `stop` take a part of each file: shares of its lines, or of its characters up to where a line ends (in
-    a last line that is longer than that, a word)."""
+    a last line that is longer than that, a word). If two splits of a run take different parts of different files, both
+    are read whole."""
 
     unit: Literal["file", "paragraph", "line"] = "file"
     start: float = 0.0
@@ -49,6 +50,13 @@ class TextFiles(Files):
 
     def endings(self) -> tuple[str, ...]:
         return (".txt", ".md", ".rst", ".text")
+
+    @property
+    def whole(self) -> Source:
+        return self.replace(start=0.0, stop=1.0)
+
+    def is_counterpart(self, other: Source) -> bool:
+        return isinstance(other, TextFiles) and (self.stop <= other.start or other.stop <= self.start)
 
     def raw(self) -> Iterator[Row]:
         for file in self.files():

@@ -18,6 +18,8 @@ from anyformer import families
 from anyformer.checkpoint import load
 from anyformer.evaluate.likelihood import likelihoods
 from anyformer.generation import check_writer, generate
+from anyformer.generation.defaults import settings_for
+from anyformer.generation.writing import new_tokens
 from anyformer.inputs import chat
 from anyformer.inputs.tokenizer import Tokenizer, check_vocabulary_size
 from anyformer.models import Model, position_limit
@@ -209,9 +211,9 @@ class AnyformerLM(TemplateLM):
         ids = generate(
             self.model, **batch, max_new_tokens=num_new, stop_strings=stop or None, tokenizer=self.tokenizer, **options
         )
-        new = ids[:, batch["input_ids"].shape[1] :] if self.backend == "causal" else ids
+        new = new_tokens(self.model, ids, batch["input_ids"].shape[1], settings_for(self.model, options).eos)
         end = None if self.eot_token_id is None else self.tokenizer.decode([self.eot_token_id])
-        texts = self.tokenizer.batch_decode(new.cpu(), skip_special_tokens=True)
+        texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
         return [postprocess_generated_text(text, handle_stop_sequences(list(stop), end), None) for text in texts]
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from anyformer.generation import generate
 from anyformer.generation.defaults import settings_for
+from anyformer.generation.writing import new_tokens
 from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.kernels.loss import IGNORED
 from anyformer.models import TransformerModule, position_limit
@@ -147,7 +148,7 @@ def answers(
         for window in objective.windows(example["question"], context, job.tokenizer):
             start, end = scores[place]
             place += 1
-            each = best_spans(start, end, window)
+            each = best_spans(start, end, window, context)
             none.append(float(start[0] + end[0]))
             spans += [span for span in each if span[2] > span[1]][:1]
         score, first, last = max(spans, default=(float("-inf"), 0, 0))
@@ -225,8 +226,8 @@ def generate_texts(objective: Objective, job: Predictor, records: Sequence[Recor
             tokenizer=job.tokenizer,
             **{"do_sample": False, "compile": False, **room, **options},
         )
-        new = ids if job.model.spec.pair else ids[:, T:]
-        for i, text in zip(which, job.tokenizer.batch_decode(new.cpu(), skip_special_tokens=True)):
+        new = new_tokens(job.model, ids, T, usual.eos)
+        for i, text in zip(which, job.tokenizer.batch_decode(new, skip_special_tokens=True), strict=True):
             for stop in options.get("stop_strings") or ():
                 text = text.partition(stop)[0]
             texts[i] = text.strip()

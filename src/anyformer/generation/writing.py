@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +37,18 @@ def check_ids(model: TransformerModule, ids: Iterable[int]) -> None:
     most = getattr(getattr(model.spec.embedding, "tokens", None), "vocab_size", None)
     if most is not None and largest >= most:
         raise ValueError(f"the tokenizer gives token {largest}, the model has {most}: they do not belong together")
+
+
+def new_tokens(
+    model: TransformerModule, sequences: torch.Tensor, prompt_length: int, ends: Collection[int]
+) -> list[list[int]]:
+    """Return the tokens that `generate` added to each row of `sequences` (B, T), up to but without the first end token.
+
+    `prompt_length` is the number of tokens of `input_ids`. The sequences of an encoder-decoder have the decoder's start
+    token in front instead, which may itself be an end token (BART, M2M-100).
+    """
+    rows = sequences[:, 1 if model.spec.pair else prompt_length :].tolist()
+    return [list(itertools.takewhile(lambda token: token not in ends, row)) for row in rows]
 
 
 class Writing:

@@ -33,4 +33,4 @@ def count_truncated(tokens: int) -> None:
     """Adds the number of tokens that the caller cuts off."""
     truncation = _current.get()
     if truncation is not None:
-        truncation.tokens += max(tokens, 0)
+        truncation.tokens += max(int(tokens), 0)  # a NumPy number could not be written as JSON

@@ -124,10 +124,15 @@ def words_span(example: Mapping[str, Any], context: str) -> tuple[int, int]:
     return words[first][0], words[last][1]
 
 
-def best_spans(start: Tensor, end: Tensor, window: Any, most: int = 30, top: int = 20) -> list[tuple[float, int, int]]:
-    """(score, first character, after the last) of the likeliest answers in a window, best first; the first token's
-    score, for no answer, is that of (0, 0). start and end are the window's scores (T,); an answer has `most` tokens at
-    most."""
+def best_spans(
+    start: Tensor, end: Tensor, window: Any, context: str, most: int = 30, top: int = 20
+) -> list[tuple[float, int, int]]:
+    """Return (score, first character, character after the last) of the likeliest answers in a window, best first. The
+    score for no answer is that of (0, 0).
+
+    `start` and `end` are the scores (T,) of the window's tokens; an answer has at most `most` tokens. A span
+    starts at a word, although a token may begin with the space before its word (byte-level BPE, SentencePiece).
+    """
     own = {i for i, sequence in enumerate(window.sequence_ids) if sequence == 1}
     offsets = window.offsets
     spans = [(float(start[0] + end[0]), 0, 0)]
@@ -136,5 +141,11 @@ def best_spans(start: Tensor, end: Tensor, window: Any, most: int = 30, top: int
         for last in lasts:
             if first in own and last in own and first <= last < first + most:
                 score = float(start[first] + end[last])
-                spans.append((score, offsets[first][0], offsets[last][1]))
+                after = offsets[last][1]
+                spans.append((score, word_start(context, offsets[first][0], after), after))
     return sorted(spans, key=lambda answer: -answer[0])
+
+
+def word_start(text: str, first: int, after: int) -> int:
+    """Return the index of the first character of text[first:after] that is not a space; `after` if all are spaces."""
+    return next((i for i in range(first, after) if text[i] != " "), after)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.kernels.loss import IGNORED
-from anyformer.models import AutoencoderModule, position_limit
+from anyformer.models import AutoencoderModel, AutoencoderModule, position_limit
 from anyformer.models.base import TransformerModule
 from anyformer.objectives import latents
 from anyformer.objectives.images import Pictures
@@ -73,6 +73,12 @@ class NextImageToken(Captioned):
     def check(self) -> None:
         super().check()
         at_least(self, 0, "text", "image")
+
+    @property
+    def extra_tokens(self) -> int:
+        spec = latents.read_description(self, self.vae)
+        latent: Any = spec.latent if isinstance(spec, AutoencoderModel) else None
+        return latent.codes if latent is not None and latent.discrete else 0
 
     def ready(self, tokenizer: Any) -> Self:
         if tokenizer is None:

@@ -59,6 +59,11 @@ class Objective(Part):
         return ()
 
     @property
+    def extra_tokens(self) -> int:
+        """How many token ids the model needs after those of the tokenizer, such as the codes of an autoencoder."""
+        return 0
+
+    @property
     def packs(self) -> bool:
         """Whether records are texts ("input_ids") that may be cut and packed into full rows with "document_ids"."""
         return False

@@ -304,7 +304,7 @@ class State:
 
     def __init__(self, stores: dict[str, Store], *, past: int | Tensor = 0, capacity: int | None = None) -> None:
         self.stores = stores
-        self.past = past  # cached tokens: growing: of every row, padding included; static: (B,) of each row
+        self.past = past  # cached tokens: growing: of every row, is_token included; static: (B,) of each row
         self.capacity = capacity
         self.batch_size: int | None = None  # rows of the last call; None: unknown
         self.is_token: Tensor | None = None  # (B, past) if growing, (B, capacity) if static; None: no padding
@@ -426,7 +426,7 @@ class State:
             self.is_token = self.is_token[:, :length]
 
     def trim(self, count: int) -> None:
-        """Remove the first `count` columns, which are padding in every row of a growing state."""
+        """Remove the first `count` columns, which are is_token in every row of a growing state."""
         assert isinstance(self.past, int) and self.is_token is not None
         self.past -= count
         for store in self.stores.values():
@@ -445,7 +445,7 @@ class State:
 
     def adopt(self, other: State) -> None:
         """Copy a growing state of as many rows into this static one, in place. Each row begins with its first real
-        token: padding on the left is dropped."""
+        token: is_token on the left is dropped."""
         assert isinstance(self.past, Tensor) and self.capacity is not None
         for address, store in self.stores.items():
             store.adopt(other.stores[address], other.lengths)

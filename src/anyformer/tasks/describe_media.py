@@ -9,12 +9,13 @@ from torch import Tensor
 
 from anyformer.generation import check_writer, generate
 from anyformer.generation.defaults import settings_for
+from anyformer.generation.writing import new_tokens
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.models import Tower, TowerDecoderModule
 from anyformer.objectives.objective import pad_texts
 from anyformer.specs.messages import quote
 from anyformer.tasks.task import Row, TaskRun, file_of
-from anyformer.tasks.writing import stream_text
+from anyformer.tasks.writing import decode_text
 
 ASKED = "USER: {image}\n{question} ASSISTANT:"  # the prompt of LLaVA 1.5; {image} stands for the picture
 
@@ -66,7 +67,7 @@ def write_about(
     tower = tower_of(request, name)
     count = tower.model.embedding.vectors(0) - tower.skip
     options = {name: value for name, value in options.items() if value is not None}
-    ends = set(settings_for(request.model, options).eos)
+    ends = settings_for(request.model, options).eos
     hear = AudioProcessor.load(request.model.folder) if name == "audio" else None
 
     def prepare(row: Row) -> tuple[Tensor, np.ndarray]:
@@ -85,8 +86,9 @@ def write_about(
             read = pad_texts([{"input_ids": prepared[i][1]} for i in which], run.pad)
             given: dict[str, Any] = {**{name: value.to(run.model.device) for name, value in read.items()}, **batch}
             sequences = generate(run.model, **given, tokenizer=run.tokenizer, **options)
-            for i, row in zip(which, sequences[:, read["input_ids"].shape[1] :], strict=True):
-                texts[i] = "".join(stream_text(run, row.tolist(), ends, None)).strip()
+            rows = new_tokens(run.model, sequences, read["input_ids"].shape[1], ends)
+            for i, tokens in zip(which, rows, strict=True):
+                texts[i] = decode_text(run, tokens).strip()
         files = map(file_of, run.rows)
         return [{**file, "text": text} if file else text for file, text in zip(files, texts, strict=True)]
 

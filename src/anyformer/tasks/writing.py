@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from anyformer.evaluate.predict import generate_texts
@@ -43,11 +43,7 @@ def write(request: TaskRun, records: list[Record], options: Mapping[str, Any]) -
     return generate_texts(Texts(), request.job, records, **options)
 
 
-def stream_text(request: TaskRun, tokens: list[int], ends: set[int], stops: list[str] | None) -> Iterator[str]:
-    """The generated text, up to its end."""
+def decode_text(request: TaskRun, tokens: list[int], stops: list[str] | None = None) -> str:
+    """Return the text of generated tokens, up to the first of the strings `stops`."""
     decoder = request.tokenizer.stream(stops)
-    for token in tokens:
-        if token in ends or decoder.stopped is not None:
-            break
-        yield decoder.push(token)
-    yield decoder.flush()
+    return "".join([*map(decoder.push, tokens), decoder.flush()])

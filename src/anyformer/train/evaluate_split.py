@@ -30,8 +30,8 @@ SPLITS = ("test", "valid", "train")
 
 def select_split(data: Data, split: str | None) -> tuple[str, Source]:
     """A split by name; by default the first of test, valid and train that the data has."""
-    splits = {name: getattr(data, name) for name in SPLITS if getattr(data, name) is not None}
-    split = split or next(iter(splits))
+    splits = data.splits
+    split = split or next(name for name in SPLITS if name in splits)
     if split not in splits:
         raise ValueError(f"the data has no split {quote(split)}; it has {', '.join(splits)}")
     return split, splits[split]
@@ -99,23 +99,19 @@ def evaluate(
     num_beams: int = 1,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, float]:
-    """The loss and the metrics of an evaluation, in batches of `size` examples."""
-    task = evaluation.task
-    trained = loss_module(model, task)
+    """Return the loss, without label smoothing, and the metrics of an evaluation, in batches of `size` examples."""
+    trained = loss_module(model, evaluation.task)
     with split_batches(model, run, split, evaluation, size) as of_objective:
-
-        def means(objective: Objective) -> dict[str, float]:
-            with of_objective(objective) as batches:
-                return mean_losses(lambda batch, _: objective.losses(trained, batch), objective, batches, model.device)
-
-        terms = means(task)
+        plain = evaluation.plain
+        with of_objective(plain) as batches:
+            terms = mean_losses(lambda batch, _: plain.losses(trained, batch), plain, batches, model.device)
         loss = sum(terms.values())
         scores = {"loss": loss, **(terms if len(terms) > 1 else {})}
         pad = 0 if evaluation.tokenizer is None else evaluation.tokenizer.filler
         job = Predictor(model, evaluation.tokenizer, pad, size=size, num_beams=num_beams, progress=progress)
         if not evaluation.names and evaluation.kind is not None:  # predictions only, for scoring elsewhere
             evaluation.ask(job)
-        return scores | evaluation(job, lambda plain: loss if plain == task else sum(means(plain).values()))
+        return scores | evaluation(job, lambda objective: loss)
 
 
 def evaluate_by_position(

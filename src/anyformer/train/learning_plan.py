@@ -32,7 +32,7 @@ class LearningPlan:
     ) -> None:
         def phase(objective: Objective, split: DataSplit, length: int | None, start: int, stop: int | None) -> Phase:
             plan = plan_of(
-                run.data.train,
+                run.data.splits["train"],
                 split,
                 seed=run.seed,
                 examples=run.batch.examples,

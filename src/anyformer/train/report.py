@@ -43,6 +43,11 @@ def result(folder: Path, lines: list[dict[str, Any]]) -> dict[str, Any] | None:
     return valid[best] if best is not None else next(reversed(valid.values()), None)
 
 
+def best_by(folder: Path) -> str:
+    """The score that chooses a run's model: "loss", or a metric."""
+    return read_json(folder / "run.json").get("evaluate", {}).get("best", "loss")
+
+
 def compare_with_baselines(loss: float, baselines: dict[str, float]) -> str:
     """Whether a validation loss is below all baselines."""
     listed = ", ".join(f"{name} {value:.3f}" for name, value in baselines.items())
@@ -51,7 +56,8 @@ def compare_with_baselines(loss: float, baselines: dict[str, float]) -> str:
 
 
 def outcome(folder: Path, baselines: dict[str, float]) -> list[str]:
-    """The last lines of a run's log: the step of its model, its loss, and whether it beats the baselines."""
+    """The last lines of a run's log: the step of its model, the score that chose it, its loss, and whether the loss
+    beats the baselines."""
     lines = read_metrics(folder)
     found = result(folder, lines)
     if found is None:
@@ -60,7 +66,9 @@ def outcome(folder: Path, baselines: dict[str, float]) -> list[str]:
     verdict = f", which {compare_with_baselines(loss, baselines)}" if baselines else ""
     if not best_steps(folder):
         return [f"validation loss {loss:.3f} after step {found['step']:,}{verdict}"]
-    messages = [f"best validation: step {found['step']:,}, loss {loss:.3f}{verdict}"]
+    score = best_by(folder)
+    chosen = "" if score == "loss" else f"{score} {found[f'valid/{score}']:.4g}, "
+    messages = [f"best validation: step {found['step']:,}, {chosen}loss {loss:.3f}{verdict}"]
     if found["step"] != last:
         messages.append(f"{folder} is the model of step {found['step']:,}; {folder}@last is that of step {last:,}")
     return messages
@@ -115,7 +123,8 @@ def page(folder: Path, lines: list[dict[str, Any]], picture: bytes | None, basel
         rows += [("steps", f"{last['step']:,}"), ("tokens seen", f"{last['tokens']:,}")]
         rows += [("time in steps", f"{last['seconds']:,.0f} s"), ("last training loss", f"{last['loss']:.4f}")]
     if found is not None:
-        rows += [("model of step", f"{found['step']:,}"), ("validation loss", f"{found['valid/loss']:.4f}")]
+        why = f", the best by {best_by(folder)}" if best_steps(folder) else ""
+        rows += [("model of step", f"{found['step']:,}{why}"), ("validation loss", f"{found['valid/loss']:.4f}")]
         rows += [(name, f"{value:.4g}") for name, value in found.items() if name not in ("step", "valid/loss")]
         if found is not valid[-1]:
             rows += [("last validation loss", f"{valid[-1]['valid/loss']:.4f}")]

@@ -14,12 +14,13 @@ from anyformer.train.trainer import Trainer
 
 def training_metrics(run: Run, objective: Objective, tokenizer: Any, split: DataSplit | None, pad: int) -> Any:
     """`Trainer(metrics=...)` for the metrics in `evaluate.metrics`; None if there are none."""
-    if not run.evaluate.metrics or run.data.valid is None:
+    valid = run.data.splits.get("valid")
+    if not run.evaluate.metrics or valid is None:
         return None
     some = run.evaluate.batches
     most = some * run.batch.examples if some is not None and run.batch.examples is not None else None
     evaluation = Evaluation(
-        run.data.valid,
+        valid,
         objective,
         tokenizer,
         run.evaluate.metrics,

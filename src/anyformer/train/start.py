@@ -26,10 +26,11 @@ from anyformer.data.unused import describe_unused
 from anyformer.evaluate import check
 from anyformer.inputs.tokenizer import Tokenizer, check_vocabulary_size
 from anyformer.kernels import hardware
-from anyformer.models import Model, TransformerModule, position_limit
+from anyformer.models import Model, Tower, TransformerModule, position_limit
 from anyformer.models.construct import build, skeleton
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.objective import Objective
+from anyformer.parts.base import HasVocabulary
 from anyformer.parts.diffusion import NoisyEmbedding
 from anyformer.parts.embedding.text import TextEmbedding
 from anyformer.parts.head.classify import ClassifyHead
@@ -84,6 +85,7 @@ def setup(
     with claim_folder(run, folder, resume) as (fresh, lock):
         run = fast_precision(run, layout.device, tell)
         tokenizer = vocabulary(run, folder, tell)
+        run = fit_vocabulary(run, tokenizer, tell)
         model = make_model(run, tokenizer)
         if run.lora is not None:
             lora.apply(model, run.lora, seed=run.seed)
@@ -98,14 +100,14 @@ def setup(
             parallel.broadcast_result(splits.verify)
 
         def prepare_short(objective: Objective, length: int) -> DataSplit:
-            part = Data(train=run.data.train, unfit=run.data.unfit)
+            part = Data(train=run.data.splits["train"], unfit=run.data.unfit)
             short = prepare(part, objective, tokenizer, records, length)
             parallel.broadcast_result(short.verify)
             return short.train
 
         plan = LearningPlan(run, objective, splits.train, length, prepare_short)
         rate = tokens_per_number(model.spec, objective, splits.train)
-        for line in filter(None, (*splits.report(), describe_unused(run.data.train, objective))):
+        for line in filter(None, (*splits.report(), describe_unused(run.data.splits["train"], objective))):
             tell(line)
         tell(describe_data(splits, labels_of(objective), rate))
         if epochs := plan.epochs(run.steps):
@@ -275,7 +277,7 @@ def vocabulary(run: Run, folder: Path, tell: Tell) -> Tokenizer | None:
             if (target / "tokenizer_config.json").is_file():  # written last
                 return Tokenizer.load(target)
             with progress_line(tell, "training the vocabulary"):
-                return run.vocabulary.make(texts_of(run.data.train, run.objective.texts), target)
+                return run.vocabulary.make(texts_of(run.data.splits["train"], run.objective.texts), target)
     if isinstance(run.model, Pretrained):
         source = hub.resolve(run.model.path)
         with contextlib.suppress(FileNotFoundError):
@@ -362,6 +364,27 @@ def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
 def labels_of(objective: Objective) -> tuple[str, ...]:
     """The labels of this objective, or of the objective inside it."""
     return next((part.labels for _, part in walk(objective) if isinstance(part, Objective) and part.labels), ())
+
+
+def fit_vocabulary(run: Run, tokenizer: Tokenizer | None, tell: Tell) -> Run:
+    """Return the run with token tables that fit `vocabulary.size`: if they differ from it, each table gets one row per
+    token of the vocabulary that was built.
+
+    Nothing changes if the size of the vocabulary cannot be chosen, if the tables have pretrained weights, or if the
+    description names token ids (placeholders of towers)."""
+    if tokenizer is None or run.vocabulary is None or run.vocabulary.size is None or isinstance(run.model, Pretrained):
+        return run
+    if any(isinstance(part, Tower) for _, part in walk(run.model)):
+        return run
+    objectives = (part for _, part in walk(run.objective) if isinstance(part, Objective))
+    extra = max(part.extra_tokens for part in objectives)
+    tables = {path: part for path, part in walk(run.model) if isinstance(part, HasVocabulary)}
+    sizes = {path: part.vocab_size for path, part in tables.items() if not getattr(part, "foreign", False)}
+    if {*sizes.values()} <= {run.vocabulary.size + extra}:
+        return run
+    described, size = " and ".join(f"{each:,}" for each in sorted({*sizes.values()})), len(tokenizer) + extra
+    tell(f"the model's vocabulary has {size:,} tokens, as many as the texts gave (described: {described})")
+    return run.replace(model=override(run.model, {f"{path}.vocab_size": size for path in sizes}))
 
 
 def with_special_tokens(spec: Model, tokenizer: Tokenizer | None) -> Model:

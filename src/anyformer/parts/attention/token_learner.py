@@ -68,7 +68,7 @@ class TokenLearnerModule(nn.Module):
         learned = torch.matmul(weights, x)
         if self.mixer is not None:
             index = torch.arange(learned.shape[1], device=x.device)
-            alone: dict[str, Any] = {"padding": None, "bias": None, "extras": (), "shared": {}}
+            alone: dict[str, Any] = {"is_token": None, "bias": None, "extras": (), "shared": {}}
             learned = self.mixer(learned, ctx.replace(index=index, positions=index[None], **alone))
         learned = ctx.tap(self.address, "tokens", learned)  # (B, S, D)
         gates = ctx.tap(self.address, "gates", self.gate(x).sigmoid())  # (B, T, S)

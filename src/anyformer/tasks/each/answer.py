@@ -61,21 +61,24 @@ def answer(
             scores = iter(span_scores(objective, run.job, records))
         results = []
         for row, own in zip(run.rows, windows, strict=True):
-            ranked, none = candidates(own, [next(scores) for _ in own], max_answer_tokens)
-            results.append(result_of(row["context"], ranked, none, top_k, threshold))
+            context = row["context"]
+            ranked, none = candidates(own, [next(scores) for _ in own], context, max_answer_tokens)
+            results.append(result_of(context, ranked, none, top_k, threshold))
         return results
 
     return request.answer(prepare, finish)
 
 
-def candidates(windows: list[Any], scores: list[Tensor], most: int) -> tuple[list[tuple[float, int, int]], float]:
+def candidates(
+    windows: list[Any], scores: list[Tensor], context: str, most: int
+) -> tuple[list[tuple[float, int, int]], float]:
     """(score, first character, after the last) of spans in any window, each once, best first; and the least score of
     "none"."""
     best: dict[tuple[int, int], float] = {}
     none = float("inf")
     for window, (start, end) in zip(windows, scores, strict=True):
         none = min(none, float(start[0] + end[0]))
-        for score, first, last in best_spans(start, end, window, most):
+        for score, first, last in best_spans(start, end, window, context, most):
             if last > first:
                 best[first, last] = max(score, best.get((first, last), float("-inf")))
     return sorted(((score, *span) for span, score in best.items()), key=lambda one: -one[0]), none

@@ -28,8 +28,8 @@ def embed(
     truncate: Truncate = None,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """(D,) of a text, (N, D) of a list, in fp32 on the CPU, of length 1 unless `raw`. Where an input of a list has an
-    error, the list of what each input has.
+    """Return the vector (D,) of a text, in fp32 on the CPU, of length 1 unless `raw`. A list of texts gives a list with
+    one vector per text, or {"error": message} for a text that has none; torch.stack makes one tensor (N, D) of vectors.
 
     `pool` says which of the last hidden states speak for the text: "cls", the first; "mean", all; "last". Unless it
     is given it is what the folder says (1_Pooling/config.json), else "mean", and "last" for a decoder, whose last token
@@ -43,8 +43,8 @@ def embed(
     if pool is not None and pool not in POOLS:
         raise ValueError(f"no pool {quote(pool)}; {nearest(pool, POOLS)}")
     request = start_run("embed", model, inputs, run_options)
-    if pool is None and (own := tower(request, "text")) is not None:
-        return stack_vectors(request, text_vectors(request, raw=raw, truncate=truncate), own.spec.head.width)
+    if pool is None and tower(request, "text") is not None:
+        return text_vectors(request, raw=raw, truncate=truncate)
     if request.model.spec.towers:
         raise ValueError("pool: a two-tower model has its own text vector; leave pool out")
     pool = pool or default_pool(request)
@@ -57,15 +57,7 @@ def embed(
                 vectors[i] = vector if raw else F.normalize(vector, dim=-1)
         return vectors
 
-    vectors = request.answer(lambda row: request.record(row["text"], truncate=truncate), finish)
-    return stack_vectors(request, vectors, request.model.spec.width)
-
-
-def stack_vectors(request: TaskRun, vectors: Any, width: int) -> Any:
-    """(N, D) of vectors; the list as it is where one of them is an error."""
-    if request.one or not all(isinstance(one, Tensor) for one in vectors):
-        return vectors
-    return torch.stack(vectors) if vectors else torch.empty(0, width)
+    return request.answer(lambda row: request.record(row["text"], truncate=truncate), finish)
 
 
 @torch.inference_mode()

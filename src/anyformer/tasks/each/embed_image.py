@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.specs.messages import nearest, quote
-from anyformer.tasks.each.embed import last_hidden_states, stack_vectors
+from anyformer.tasks.each.embed import last_hidden_states
 from anyformer.tasks.options import Interpolate, Raw
 from anyformer.tasks.task import RunOptions, Source, TaskRun, start_run
 from anyformer.tasks.towers import image_vectors, tower
@@ -25,18 +25,21 @@ def embed_image(
     interpolate: Interpolate = False,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """(D,) of a picture, (N, D) of a list or a folder in the order of its files, in fp32 on the CPU, of length 1 unless
-    `raw`. `pool` says which of the last hidden states speak for it: "cls", the first of those before the patches, where
-    there is one; "mean", all patches. Without it a model that ends in a vector for a picture (CLIP) gives that one.
-    Where a picture of several has an error, the list of what each has.
+    """Return the vector (D,) of a picture, in fp32 on the CPU, of length 1 unless `raw`. A list of pictures, or a
+    folder in the order of its files, gives a list with one vector per picture, or {"error": message} for a picture that
+    has none.
+
+    `pool` chooses the last hidden states that represent the picture: "cls", the first one before the patches, if the
+    model has one; "mean", the mean over all patches. Without `pool`, a model that ends in a vector for a picture (CLIP)
+    gives that vector.
 
     >>> a, b = embed_image("a/model/folder", ["cat.png", "dog.png"])  # doctest: +SKIP
     """
     if pool is not None and pool not in POOLS:
         raise ValueError(f"no pool {quote(pool)}; {nearest(pool, POOLS)}")
     request = start_run("embed-image", model, inputs, run_options)
-    if pool is None and (own := tower(request, "image")) is not None:
-        return stack_vectors(request, image_vectors(request, raw=raw, interpolate=interpolate), own.spec.head.width)
+    if pool is None and tower(request, "image") is not None:
+        return image_vectors(request, raw=raw, interpolate=interpolate)
     if request.model.spec.towers:
         raise ValueError("pool: a two-tower model has its own image vector; leave pool out")
     before = request.model.spec.embedding.prefix
@@ -52,5 +55,4 @@ def embed_image(
                 vectors[i] = vector if raw else F.normalize(vector, dim=-1)
         return vectors
 
-    vectors = request.answer(request.pixels, finish, at_once=request.reader.batch)
-    return stack_vectors(request, vectors, request.model.spec.width)
+    return request.answer(request.pixels, finish, at_once=request.reader.batch)

@@ -9,11 +9,11 @@ import numpy as np
 
 from anyformer.generation import check_writer, generate
 from anyformer.generation.defaults import settings_for
-from anyformer.generation.writing import Writing, check_ids, length_for
+from anyformer.generation.writing import Writing, check_ids, length_for, new_tokens
 from anyformer.objectives.objective import Record
 from anyformer.tasks.options import Beams
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run
-from anyformer.tasks.writing import check_settings, stream_text
+from anyformer.tasks.writing import check_settings, decode_text
 
 
 def write(
@@ -86,7 +86,7 @@ def generate_texts(
 ) -> list[str]:
     """The texts of all records, a batch at a time: each is what it would be alone."""
     texts = [""] * len(records)
-    ends = set(settings_for(request.model, options).eos)
+    ends = settings_for(request.model, options).eos
     rooms = [tuple(length_for(request.model, len(record["input_ids"]), options).items()) for record in records]
     for room in dict.fromkeys(rooms):  # near the longest text a model takes, each has another
         own = [i for i, other in enumerate(rooms) if other == room]
@@ -100,6 +100,6 @@ def generate_texts(
                 stop_strings=stops,
                 **{**options, **dict(room)},
             )
-            for i, row in zip(which, sequences if request.model.spec.pair else sequences[:, ids.shape[1] :]):
-                texts[own[i]] = "".join(stream_text(request, row.tolist(), ends, stops))
+            for i, tokens in zip(which, new_tokens(request.model, sequences, ids.shape[1], ends), strict=True):
+                texts[own[i]] = decode_text(request, tokens, stops)
     return texts
