@@ -1,7 +1,7 @@
 """Efficient attention: what length costs in operations and memory, of full attention and of those without T x T.
 
 Two layers of width 256 with 4 heads of every mixer read one text, and where they write, take one step behind it. The
-operations and the most bytes that live at once are counted on the meta device (`counting/forward_cost.py`): no other work of
+operations and the most bytes that live at once are counted on the meta device (`counting/forward.py`): no other work of
 the machine changes them, and no seed. Full attention is counted as one kernel, and its memory also with the scores
 kept. An exponent is the slope of a line through the logarithms, over the last three doublings: 1 is linear, 2
 quadratic. Processor time is measured where texts are short enough, and not judged. Encoders have no step.

@@ -1,7 +1,7 @@
 """Generation time: what a text costs to write in all, with a cache, without one, and with a state of fixed size.
 
 A decoder that remembers keys and values, the same one that reads its text again for every token, RWKV and Mamba of the
-same width and depth write texts of growing length. Operations are counted (`counting/forward_cost.py`), which no other work
+same width and depth write texts of growing length. Operations are counted (`counting/forward.py`), which no other work
 of the machine changes and no seed: those of each token, added up. Processor time is measured of shorter texts, and not
 judged. The exponent is the slope of log(operations) by log(tokens) over the longer half.
 """

@@ -3,7 +3,7 @@
 Decoders of two layers, of which only the mixer differs, learn from texts of one length: half of them are palindromes
 (abcd|dcba), whose answers are far from their letters, half a made-up language, where the last few letters tell most.
 The cost is counted: operations a token of a text of that length and of a long one, without the pairs of tokens that a
-mask hides (`counting/forward_cost.py`). The frontier has the mixers that no other one beats in both cost and quality.
+mask hides (`counting/forward.py`). The frontier has the mixers that no other one beats in both cost and quality.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ for them, and the answers are not read. Where the letters stand first, their dis
 where they stand anywhere among the blanks, a model must choose by the token what goes into its state [Gu and Dao 2023,
 section 4.1.1]. A small Mamba then reads 2^20 tokens in pieces through its decoding state: the bytes of the state and
 the most bytes that live at once are added up for every piece, and the operations of a pass are counted
-(`counting/forward_cost.py`). Processor time is measured and not judged. S4 has a state as large as Mamba's. The bounds are
+(`counting/forward.py`). Processor time is measured and not judged. S4 has a state as large as Mamba's. The bounds are
 older than any run; the small form was chosen after others in which S4 did better or Mamba worse, and with more steps S4
 would go beyond its bound (docs/results/lab.md).
 """

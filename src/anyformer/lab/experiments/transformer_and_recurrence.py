@@ -1,7 +1,7 @@
 """Transformer and recurrence: a Transformer reads a text at once and recalls at any distance; an LSTM and a GRU do not.
 
 Decoders of two layers and the same width, of which only the mixer differs. Sequential depth is the longest chain of
-operations that wait for each other, counted (`counting/forward_cost.py`): with as many processors as one likes, a pass takes
+operations that wait for each other, counted (`counting/forward.py`): with as many processors as one likes, a pass takes
 that many steps. Recall is learnt from palindromes (abcd|dcba), whose answers stand 2, 4, 6, ... tokens after their
 letters: how often each is right, after the same number of steps. Operations are counted, and the processor time of a
 pass is measured on one thread and not judged: there an LSTM does as well, since nothing runs side by side.

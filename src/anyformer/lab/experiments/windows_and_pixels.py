@@ -2,7 +2,7 @@
 
 Four layers each, of width 96 on patches of 4 x 4 pixels; the Swin has windows of 7 x 7 and halves the grid after two
 layers (the first half of Swin-T). Operations and the most bytes that live at once are counted on the meta device
-(`counting/forward_cost.py`): no other work of the machine changes them, and no seed. Attention is counted as one kernel, and
+(`counting/forward.py`): no other work of the machine changes them, and no seed. Attention is counted as one kernel, and
 its memory also with the scores kept. An exponent is the slope between the two largest images, on logarithms, over
 patches: 1 is linear, 2 quadratic. Processor time is measured on smaller images, and not judged.
 """
