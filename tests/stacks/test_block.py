@@ -143,7 +143,7 @@ def test_steps_side_by_side_join_by_their_own_residuals() -> None:
     both = made(Parallel(cross=cross, b=Sublayer(op=MLP(width=8))), D)
     close(both(x, ctx), x + both.b.op(x, ctx))  # without a memory it is passed over here too
     for step in (Sublayer(op=MLP(width=8), out_norm=NORM), Parallel(a=cross), Block(a=cross)):
-        with pytest.raises(ValueError, match="Parallel.a: steps side by side"):
+        with pytest.raises(ValueError, match="Parallel.a: "):
             Parallel(a=step)
 
 
@@ -152,17 +152,17 @@ def test_layers_share_a_bias_that_they_can_use() -> None:
     for layers, position, line in (
         (layer, RelativeVectors(before=3), "layers cannot share RelativeVectors"),
         (layer, DistanceBias(before=3, num_heads=H, tree=True), "layers cannot share DistanceBias"),
-        (layer, Alibi(num_heads=H + 1), f"Stack.position has {H + 1} heads and layers"),
-        (linear, Alibi(num_heads=H), "no layer here has an Attention"),
+        (layer, Alibi(num_heads=H + 1), f"Stack.position has {H + 1} heads, .*layers.* {H}"),
+        (linear, Alibi(num_heads=H), "Stack.position.*no layer has Attention"),
         (
             Block(a=Sublayer(op=Unused(part=Attention(num_heads=H)))),
             Alibi(num_heads=H),
-            "no layer here has an Attention",
+            "Stack.position.*no layer has Attention",
         ),
     ):
         with pytest.raises(ValueError, match=line):
             Stack(layers=layers, depth=1, position=position)
-    with pytest.raises(ValueError, match="no layer here has an Attention"):  # but one that never runs
+    with pytest.raises(ValueError, match="Stack.position.*no layer has Attention"):  # but one that never runs
         Stack(layers={"a": layer, "b": linear}, pattern=("b", "a"), depth=1, position=Alibi(num_heads=H))
     mixed = Stack(layers={"a": layer, "b": linear}, pattern=("a", "b"), depth=2, position=Alibi(num_heads=H))
     assert made(mixed, D)(torch.randn(2, T, D), context(T))[0].isfinite().all()
@@ -215,8 +215,8 @@ def test_nonsense() -> None:
         (lambda: Sublayer(op=op, drop_path=-0.1), "Sublayer.drop_path is -0.1"),
         (lambda: Stack(layers=placed("pre"), depth=-1), "Stack.depth is -1"),
         (lambda: Stack(layers=placed("pre"), depth=1, layer_drop=2.0), "Stack.layer_drop is 2.0"),
-        (lambda: Stack(layers={"a": placed("pre")}, depth=1), "several kinds of layers need one"),
-        (lambda: Stack(layers=placed("pre"), depth=1, pattern=("a",)), "one Block needs no pattern"),
+        (lambda: Stack(layers={"a": placed("pre")}, depth=1), "Stack.pattern: .*several kinds"),
+        (lambda: Stack(layers=placed("pre"), depth=1, pattern=("a",)), "Stack.pattern: .*one Block"),
         (lambda: Stack(layers={"local": placed("pre")}, depth=1, pattern=("locl",)), "did you mean 'local'"),
         (lambda: Block(attention=op), "Block.attention: expected a Sublayer"),
     ):

@@ -1,4 +1,4 @@
-"""What a model may have between its embedding and its head: one Stack, or another arrangement of several."""
+"""Base class of what is between a model's embedding and its head: one Stack, or several in some arrangement."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from anyformer.specs.part import Part
 class Backbone(Part):
     """Layers between an embedding and a head."""
 
-    input_aliases: ClassVar[tuple[str, ...]] = ()  # names that the model's first input goes by too
+    input_aliases: ClassVar[tuple[str, ...]] = ()  # other names of the model's first input
 
     def out_width(self, width: int) -> int:
-        """The width of the stream that leaves, where one of `width` comes."""
+        """Return the output width for an input of width `width`."""
         return width
 
     def check_model(self, embedding: Embedding, head: Head | None) -> None:
-        """ValueError where it does not fit the embedding before it or the head behind it."""
+        """Raise ValueError if this backbone does not fit the embedding or the head."""

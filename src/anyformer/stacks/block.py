@@ -1,10 +1,4 @@
-"""Named steps in order, or as parallel branches.
-
-    x = out_norm(residual(x, post_norm(op(pre_norm(x)))))
-
-is every residual step there is. Pre-norm fills `pre_norm`, BERT fills `out_norm`, sandwich norm fills two, DeepNorm and
-the Conformer's half-step are kinds of `residual`.
-"""
+"""Blocks: named Sublayers, one after another or as parallel branches."""
 
 from __future__ import annotations
 
@@ -40,7 +34,7 @@ class Steps(Part):
 
     @property
     def steps(self) -> Table:
-        """By name."""
+        """The steps by name."""
         return self.__dict__["steps"]
 
     def items(self) -> Iterator[tuple[str, Any]]:
@@ -63,33 +57,34 @@ class Steps(Part):
 
 
 class Block(Steps, sees="itself", called=("layer",)):
-    """Steps in order."""
+    """Steps, one after another."""
 
-    streams: ClassVar[int] = 1  # side by side in what it reads and leaves
+    streams: ClassVar[int] = 1  # residual streams, concatenated in the last dimension
 
     def __init__(self, **steps: Any) -> None:
         super().__init__(**steps)
         for name, step in steps.items():
             if isinstance(step, Sublayer) and step.of_block and self.reshapes:
-                raise ValueError(f"Block.{name}.of_block: a step of this Block leaves another width or grid than came")
+                raise ValueError(
+                    f"Block.{name}.of_block: a step of this Block changes the width or grid, so shapes differ"
+                )
 
     def build(self, site: Site) -> nn.Module:
         return BlockModule(self, site)
 
 
 class Parallel(Steps, sees="itself"):
-    """Steps that all read the same input; their branches join it one after another (GPT-J, GPT-NeoX)."""
+    """Steps that all read the same input; their branches are all added to it (GPT-J, GPT-NeoX)."""
 
     def __init__(self, **steps: Any) -> None:
         super().__init__(**steps)
         for name, step in steps.items():
             if not isinstance(step, Sublayer):
-                raise ValueError(f"Parallel.{name}: steps side by side are Sublayers, got a {type(step).__name__}")
+                raise ValueError(f"Parallel.{name}: expected a Sublayer, got a {type(step).__name__}")
             if step.normed_skip or step.zero_pads or step.out_norm is not None:
-                line = "steps side by side add to one input: no normed_skip, no zero_pads, no out_norm"
-                raise ValueError(f"Parallel.{name}: {line}")
+                raise ValueError(f"Parallel.{name}: parallel steps cannot have normed_skip, zero_pads or out_norm")
             if step.reshapes:
-                raise ValueError(f"Parallel.{name}: steps side by side add to one input, and this one reshapes it")
+                raise ValueError(f"Parallel.{name}: parallel steps cannot change the width or grid")
 
     def build(self, site: Site) -> nn.Module:
         return ParallelModule(self, site)
@@ -106,7 +101,7 @@ class BlockModule(nn.Module):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         block = x
-        for step in self._modules.values():  # not `children()`, which looks for modules that stand here twice
+        for step in self._modules.values():  # faster than `children()`, which removes duplicates
             assert step is not None
             x = step(block, ctx, x) if getattr(step, "of_block", False) else step(x, ctx)
             if self.reshapes:
@@ -115,7 +110,7 @@ class BlockModule(nn.Module):
 
 
 def context_after(step: nn.Module, ctx: Context) -> Context:
-    """The context of what a step, or a layer, leaves."""
+    """Return the context after a step or a layer, which may have changed the grid."""
     if isinstance(step, SublayerModule):
         return with_stride(ctx, step.stride)
     for inner in step.children():
@@ -126,7 +121,7 @@ def context_after(step: nn.Module, ctx: Context) -> Context:
 class ParallelModule(BlockModule):
     def __init__(self, part: Steps, site: Site) -> None:
         super().__init__(part, site)
-        self.tapped: TapNames = dict.fromkeys(dict(part.items()))  # what each step adds
+        self.tapped: TapNames = dict.fromkeys(dict(part.items()))  # the branch of each step
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         y = x
@@ -138,5 +133,5 @@ class ParallelModule(BlockModule):
 
 
 def layer_sharing_of(layers: Block | Mapping[str, Block]) -> Any:
-    """A mixer in them that uses what the first layer holds (Linformer, Luna), if there is one."""
+    """Return a mixer in `layers` that uses parameters of the first layer (Linformer, Luna), or None."""
     return next((part for _, part in walk(layers) if part.layer_sharing), None)

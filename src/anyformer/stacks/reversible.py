@@ -1,4 +1,4 @@
-"""Layers whose input can be found again from what they leave.
+"""Reversible layers: their input can be recomputed from their output.
 
 B batch, T tokens, D width.
 """
@@ -19,9 +19,9 @@ from anyformer.stacks.sublayer import Sublayer, SublayerModule, apply
 
 
 class Reversible(Block, sees="itself", called=("RevNet", "reversible residual")):
-    """Steps between two streams, (B, T, 2 D) side by side [Gomez et al. 2017]: each step reads the second and its
-    branch joins the first; then they change places. What came in is what left without the branch, so that training
-    keeps the last state of a stack and none of its layers' [Kitaev et al. 2020]."""
+    """Steps between two streams, concatenated as (B, T, 2 D) [Gomez et al. 2017]: each step reads the second stream and
+    adds its branch to the first; then the streams swap. Subtracting the branch gives the input back, so training stores
+    only the last state of a stack [Kitaev et al. 2020]."""
 
     streams: ClassVar[int] = 2
 
@@ -30,19 +30,19 @@ class Reversible(Block, sees="itself", called=("RevNet", "reversible residual"))
         for name, step in steps.items():
             if not isinstance(step, Sublayer):
                 kind = type(step).__name__
-                raise ValueError(f"Reversible.{name}: steps between two streams are Sublayers, got a {kind}")
+                raise ValueError(f"Reversible.{name}: expected a Sublayer, got a {kind}")
             if step.normed_skip or step.of_block or step.zero_pads or step.out_norm is not None or step.reshapes:
-                line = "no normed_skip, of_block, zero_pads or out_norm, and no op that changes width or grid"
-                raise ValueError(f"Reversible.{name}: what it adds to must be found again, so it has {line}")
+                line = "normed_skip, of_block, zero_pads, out_norm or an op that changes the width or grid"
+                raise ValueError(f"Reversible.{name}: a reversible step cannot have {line}")
             if not step.residual.undoes:
-                raise ValueError(f"Reversible.{name}.residual: {step.residual} cannot be undone; Add() can")
+                raise ValueError(f"Reversible.{name}.residual: {step.residual} is not reversible; Add() is")
 
     def build(self, site: Site) -> nn.Module:
         return ReversibleModule(self, site)
 
 
 class ReversibleModule(BlockModule):
-    rng_states: list[RandomState] | None = None  # where each step's is saved, in a pass that is rewound
+    rng_states: list[RandomState] | None = None  # saved per step in a pass that will be rewound
 
     def __init__(self, part: Reversible, site: Site) -> None:
         super().__init__(part, dataclasses.replace(site, width=site.width // 2))

@@ -1,10 +1,4 @@
-"""Blocks in order: depth, layer patterns, shared layers.
-
-    x = out_norm(residual(x, post_norm(op(pre_norm(x)))))
-
-is every residual step there is. Pre-norm fills `pre_norm`, BERT fills `out_norm`, sandwich norm fills two, DeepNorm and
-the Conformer's half-step are kinds of `residual`.
-"""
+"""Stacks of Blocks: depth, layer patterns, shared layers."""
 
 from __future__ import annotations
 
@@ -35,40 +29,40 @@ from anyformer.stacks.sublayer import Sublayer, apply
 
 
 class Stack(Backbone, sees="itself"):
-    """`depth` blocks. `layers` is one Block, or several named kinds whose order `pattern` gives, repeated to the depth.
+    """A sequence of `depth` Blocks. `layers` is one Block, or several named kinds in the order of `pattern`, repeated.
 
-    A path may name a kind (`layers.local.attention`), all layers (`layers.attention`), or one (`layers.3.attention`).
+    A path can name one kind (`layers.local.attention`), all layers (`layers.attention`) or one (`layers.3.attention`).
     """
 
     layers: Block | Mapping[str, Block]
     depth: int
     pattern: tuple[str, ...] = ()
-    order: tuple[int, ...] | None = None  # which layer runs at each step: cross-layer parameter sharing (ALBERT)
-    timed: bool = False  # a learned vector of each step is added before it [Dehghani et al. 2019]
-    position: AttentionPosition | None = None  # one bias shared by all layers (T5)
+    order: tuple[int, ...] | None = None  # the layer that runs in each step: cross-layer parameter sharing (ALBERT)
+    timed: bool = False  # add a learned vector per step before it [Dehghani et al. 2019]
+    position: AttentionPosition | None = None  # one position bias shared by all layers (T5)
     norm: Norm | AdaptiveNorm | None = None  # after the last layer
-    project: int | None = None  # the width that leaves the stack, after the norm, where it is another (OPT-350M)
-    dropout: float = 0.0  # after that
-    layer_drop: float = 0.0  # chance to skip a whole layer in training [Fan et al. 2020]
-    # as hidden states: inputs or outputs of each layer and what the norm made, all of the stream before the norm, or of
-    # two streams the one that was written last
+    project: int | None = None  # project to this output width after the norm (OPT-350M)
+    dropout: float = 0.0  # after norm and projection
+    layer_drop: float = 0.0  # probability to skip a whole layer during training [Fan et al. 2020]
+    # `hidden_states` of the output: "inputs" or "outputs" of each layer, then the norm's output; the whole "stream"
+    # without the norm's output; or, of two residual streams, the "last" one written
     shows: Literal["inputs", "outputs", "stream", "last"] = "inputs"
-    neck: Neck | None = None  # what the states go through once they are shown, before a head reads them
+    neck: Neck | None = None  # reads the hidden states before the head
 
     def check(self) -> None:
         at_least(self, 0, "depth")
-        if self.depth > 10_000:  # before anything of this length is made
+        if self.depth > 10_000:  # checked before allocating anything
             raise ValueError(f"Stack.depth is {self.depth:,}; at most 10,000 layers can be built")
         at_least(self, 1, "project")
         chance(self, "dropout", "layer_drop")
         if isinstance(self.layers, Block) == bool(self.pattern):
-            raise ValueError("Stack: one Block needs no pattern; several kinds of layers need one")
+            raise ValueError("Stack.pattern: set it if `layers` has several kinds, and leave it out for one Block")
         if self.order is not None and {*self.order} != {*range(self.depth)}:
-            raise ValueError(f"Stack.order is made of the layers 0 to {self.depth - 1}, each at least once")
+            raise ValueError(f"Stack.order must contain each layer from 0 to {self.depth - 1} at least once")
         heads = self.position.num_heads if isinstance(self.position, HeadwisePosition) else None
         for path, op in ((path, part.op) for path, part in walk(self.layers, "layers") if isinstance(part, Sublayer)):
             if heads is not None and op.bias_heads not in (None, heads):
-                raise ValueError(f"Stack.position has {heads} heads and {path}.op {op.bias_heads}")
+                raise ValueError(f"Stack.position has {heads} heads, but {path}.op has {op.bias_heads}")
         if self.position is not None:
             self.check_shared(self.position)
         kinds: Mapping[str, Block] = {} if isinstance(self.layers, Block) else self.layers
@@ -76,62 +70,63 @@ class Stack(Backbone, sees="itself"):
             if kind not in kinds:
                 raise ValueError(f"Stack.pattern: no kind of layer {quote(kind)}; {nearest(kind, kinds)}")
         if len({block.streams for block in kinds.values()}) > 1:
-            raise ValueError("Stack.layers: some are Reversible and have two streams; make all of them so, or none")
+            raise ValueError("Stack.layers: only some layers are Reversible; make all of them Reversible, or none")
         if self.shows == "last" and self.streams == 1:
-            raise ValueError("Stack.shows is 'last', which is one of two streams, and there is one; set 'stream'")
+            raise ValueError("Stack.shows='last' needs two streams (Reversible layers); set 'stream'")
         if (self.project is not None or self.reshapes) and self.neck is not None and self.neck.every_layer:
-            raise ValueError("Stack.neck reads the states of all layers, so none can have another width or grid")
+            raise ValueError("Stack.neck reads the states of all layers, so no layer can change the width or grid")
         for name in ("order", "layer_drop", "position") if self.reshapes else ():
             if getattr(self, name):
-                raise ValueError(f"Stack.{name}: layers of this stack change its width or grid, so it must be left out")
+                raise ValueError(f"Stack.{name}: leave it out, because layers of this stack change the width or grid")
         led = {kind: part for kind, block in kinds.items() if (part := layer_sharing_of(block)) is not None}
         if led and self.pattern and self.pattern[0] not in led:
-            first = f"the first layer ({self.pattern[0]}) holds what all share, and has none"
             kind, part = next(iter(led.items()))
-            raise ValueError(f"Stack.layers.{kind}: {first}; set {part.layer_sharing.off}")
+            missing = f"layers share parameters of the first layer, and that ({self.pattern[0]}) has none"
+            raise ValueError(f"Stack.layers.{kind}: {missing}; set {part.layer_sharing.off}")
         part = layer_sharing_of(self.layers)
         for kind, other in led.items():
             if (form := led[self.pattern[0]].layer_sharing.form) != other.layer_sharing.form:
-                line = f"what the first layer holds for all is {form}; set {other.layer_sharing.off}"
-                raise ValueError(f"Stack.layers.{kind}: {line}")
+                off = other.layer_sharing.off
+                raise ValueError(f"Stack.layers.{kind}: the first layer shares parameters of {form}; set {off}")
         for name in () if part is None else part.layer_sharing.conflicts:
             if getattr(self, name):
                 fix = f"leave it out or set {part.layer_sharing.off}"
-                raise ValueError(f"Stack.{name}: layers here use what those before them hold, in their order; {fix}")
+                raise ValueError(f"Stack.{name}: layers of this stack share parameters of earlier ones; {fix}")
 
     def check_shared(self, position: AttentionPosition) -> None:
-        """Every layer must be able to use the one bias, and some layer must."""
+        """Raise ValueError unless the shared position bias is usable by all layers and used by at least one."""
         if not position.can_share:
             kind = type(position).__name__
-            raise ValueError(f"Stack.position: layers cannot share {kind}; put it into the attention or share Alibi")
+            raise ValueError(f"Stack.position: layers cannot share {kind}; set it in each Attention, or share Alibi")
         used = {id(layer): layer for layer in map(self.layer, range(self.depth))}.values()
         steps = (part for layer in used for _, part in walk(layer) if isinstance(part, Sublayer))
         if not any(step.op.bias_heads for step in steps):
-            line = "Stack.position is a bias of attention's scores, and no layer here has an Attention"
-            raise ValueError(f"{line}: set position=None")
+            raise ValueError(
+                "Stack.position is a bias of attention scores, but no layer has Attention; set position=None"
+            )
 
     def check_inner(self, address: str) -> None:
-        """A stack that others follow leaves the stream as wide as it was."""
+        """Raise ValueError unless this stack keeps the shape of the stream, so that another one can follow."""
         if self.project is not None or self.neck is not None or self.reshapes or self.streams > 1:
-            line = "no project, no neck, no Reversible layers and none that changes its width or grid"
-            raise ValueError(f"{address}: others follow this Stack, so it can have {line}")
+            kinds = "project, neck, Reversible layers or layers that change the width or grid"
+            raise ValueError(f"{address}: a Stack that is followed by another one cannot have {kinds}")
         if (part := layer_sharing_of(self.layers)) is not None:
             raise ValueError(
-                f"{address}: the first layer of one Stack holds what all share; set {part.layer_sharing.off}"
+                f"{address}: layers of different Stacks cannot share parameters; set {part.layer_sharing.off}"
             )
 
     @property
     def reshapes(self) -> bool:
-        """Whether a layer leaves a wider stream, or one on a coarser grid, than comes."""
+        """Whether a layer changes the stream's width or grid."""
         return any(self.layer(i).reshapes for i in range(min(self.depth, len(self.pattern) or 1)))
 
     @property
     def streams(self) -> int:
-        """How many run side by side through the layers; each begins as what the stack is given."""
+        """The number of residual streams; each starts as the input of the stack."""
         return (self.layers if isinstance(self.layers, Block) else next(iter(self.layers.values()), Block())).streams
 
     def widths(self, width: int) -> list[int]:
-        """That of the stream before each layer, and after the last."""
+        """Widths of the stream before each layer and after the last."""
         found = [width * self.streams]
         for layer in map(self.layer, range(self.depth)):
             found.append(layer.out_width(found[-1]))
@@ -151,7 +146,7 @@ class Stack(Backbone, sees="itself"):
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The layers as they run, one after another."""
+        """The layer numbers in the order in which they run."""
         return tuple(range(self.depth)) if self.order is None else self.order
 
     def layer(self, i: int) -> Block:
@@ -169,7 +164,7 @@ class Stack(Backbone, sees="itself"):
             new = _edit(old, steps[2:], change)
             return self if new is old else self._with_layer(i, new)
         kinds = self.layers if isinstance(self.layers, Mapping) else {}
-        if steps[0] == "layers" and len(steps) > 1 and steps[1] not in kinds:  # a step of all layers
+        if steps[0] == "layers" and len(steps) > 1 and steps[1] not in kinds:  # a step that all layers have
             having = [name for name, block in kinds.items() if steps[1] in dict(block.items())]
             edited = {name: kinds[name].edit(steps[1:], change) for name in having}
             if edited:
@@ -177,10 +172,10 @@ class Stack(Backbone, sees="itself"):
         return super().edit(steps, change)
 
     def _with_layer(self, i: int, block: Block) -> Stack:
-        """A copy where layer i alone is another: the pattern is written out in full."""
+        """Return a copy in which only layer i is replaced; the pattern is written out in full."""
         kinds = dict(self.layers) if isinstance(self.layers, Mapping) else {"layer": self.layers}
         pattern = [self.pattern[j % len(self.pattern)] if self.pattern else "layer" for j in range(self.depth)]
-        if pattern.count(pattern[i]) > 1:  # otherwise it has a kind of its own already
+        if pattern.count(pattern[i]) > 1:  # otherwise layer i already has a kind to itself
             pattern[i] = f"{pattern[i]}_{i}"
             while pattern[i] in kinds:
                 pattern[i] += "_"
@@ -197,32 +192,33 @@ class StackModule(nn.Module):
     def __init__(self, part: Stack, site: Site) -> None:
         super().__init__()
         self.part, self.address = part, site.address
-        self.steps, self.reshapes = part.steps, part.reshapes  # read in every pass
+        self.steps, self.reshapes = part.steps, part.reshapes  # read in every forward pass
         names = ("input", *(f"layers.{i}" for i in range(part.depth)), "normed")
         self.tapped: TapNames = dict.fromkeys(names, "hidden_states")
-        first, total = site.layer, max(site.depth, part.depth)  # a stage counts on from the stages before it
+        first, total = site.layer, max(site.depth, part.depth)  # a stage continues the count of earlier stages
         widths = part.widths(site.width)
         self.layers = nn.ModuleList(
             site.child(f"layers.{i}", width=widths[i], layer=first + i, depth=total).layer_of(part.layer(i))
             for i in range(part.depth)
         )
         if part.timed and len({*widths}) > 1:
-            raise ValueError(f"{site.address}: layers of several widths share no vectors of steps; set timed=False")
+            raise ValueError(
+                f"{site.address}: layers have different widths, so step vectors cannot be shared; set timed=False"
+            )
         self.timing = nn.Parameter(torch.empty(len(part.steps), widths[0])) if part.timed else None
         self.position = part.position.build(site.child("position")) if part.position else None
         self.norm = part.norm.build(site.child("norm", width=widths[-1])) if part.norm else None
         self.project = nn.Linear(widths[-1], part.project, bias=False) if part.project else None
-        self.fp32_stream = any(
-            isinstance(p, Add) and p.float32 for _, p in walk(part.layers)
-        )  # an fp32 stream ends here
+        # whether the stream is fp32 inside this stack
+        self.fp32_stream = any(isinstance(p, Add) and p.float32 for _, p in walk(part.layers))
         after = site.child("neck", width=part.project or widths[-1], depth=len(part.steps))
         self.neck = part.neck.build(after) if part.neck else None
 
     def forward(
         self, x: Tensor, ctx: Context, first: Context | None = None, states: list[Tensor] | None = None
     ) -> tuple[Tensor, Context]:
-        """`first` is the context of the first step, where it is another. The input of the first step and what comes of
-        each are put into `states`, where they are wanted."""
+        """Run the layers. `first`: the context of the first step, if it differs from `ctx`. `states`: a list to
+        which the input and the output of each step are appended."""
         if self.position is not None:
             ctx = ctx.replace(bias=self.position(*ctx.relative_positions()).to(x.dtype))
         if self.part.streams > 1:
@@ -249,8 +245,8 @@ class StackModule(nn.Module):
         return self.finish(states, ctx)
 
     def rewinds(self, x: Tensor, ctx: Context) -> bool:
-        """Whether the backward pass finds the states of layers again, so that none is kept: in training, where they can
-        be undone and nothing else depends on what happens in them."""
+        """Whether the backward pass recomputes the inputs of layers instead of storing them: during training, if all
+        layers are reversible and nothing else needs their states."""
         part = self.part
         if part.streams == 1 or not self.training or not part.depth or part.layer_drop or part.timed:
             return False
@@ -261,11 +257,11 @@ class StackModule(nn.Module):
 
     @property
     def last_stack(self) -> StackModule:
-        """The stack whose stream ends where a head reads."""
+        """The stack whose output the head reads."""
         return self
 
     def finish(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
-        """What a head reads of the stream's `states`, the stack's input first: of the last, where no neck reads all."""
+        """Return the head's input from the stream's `states` (the stack's input first); a neck may read all of them."""
         x = states[-1]
         if self.fp32_stream:
             x = x.to(states[0].dtype)
@@ -280,9 +276,9 @@ class StackModule(nn.Module):
         return (x, ctx) if self.neck is None else self.neck([*states[: -1 if every else 0], x], ctx)
 
     def collect_outputs(self, seen: OutputCollector) -> dict[str, list[Tensor]]:
-        """What published classes return of this stack."""
+        """Return the output fields that published classes return for this stack."""
         found = seen.values_below(self.address)
-        if states := found.get("hidden_states"):  # the input, the layers, after the norm, and what a neck cut of that
+        if states := found.get("hidden_states"):  # the input, each layer, the norm's output, and the neck's
             last, end = len(self.part.steps) + 1, states[-1:]
             kinds = {"inputs": states[: last - 1] + end, "outputs": states[1:last] + end, "stream": states[:last]}
             kinds["last"] = [state.chunk(self.part.streams, -1)[-1] for state in states[:last]]

@@ -1,4 +1,4 @@
-"""Stacks one after another, each on a coarser and wider grid than the one before."""
+"""Hierarchical vision models: a sequence of Stacks, each on a coarser grid and a wider stream than the previous one."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ from anyformer.stacks.stack import Stack, StackModule
 
 
 class Stages(Backbone, sees="all", called=("hierarchical vision transformer",)):
-    """Stacks one after another, each on a coarser and wider grid than the one before (Swin, ResNet)."""
+    """A sequence of Stacks, each on a coarser grid and a wider stream than the previous one (Swin, ResNet)."""
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
     stages: tuple[Stack, ...]
-    down: tuple[Down, ...]  # one between each two stages, or one before the first too
+    down: tuple[Down, ...]  # one between each two stages, or also one before the first
     norm: Norm | None = None
-    # as hidden states: what each stage reads and the last gives, also as images; or what each gives, as images alone
+    # `hidden_states` of the output: the "inputs" of all stages and the last output, also as images; or the output of
+    # each stage, only as "images"
     shows: Literal["inputs", "images"] = "inputs"
 
     def check(self) -> None:
         if len(self.down) not in (len(self.stages) - 1, len(self.stages)) or not self.stages:
-            raise ValueError(f"Stages: {len(self.down)} steps down do not stand between {len(self.stages)} stages")
+            raise ValueError(
+                f"Stages.down: {len(self.stages)} stages need one step fewer, or as many, got {len(self.down)}"
+            )
         for i, stage in enumerate(self.stages):
             stage.check_inner(f"Stages.stages.{i}")
 
     @property
     def first(self) -> int:
-        """The first stage that a step down stands before."""
+        """The first stage with a downsampling step before it."""
         return len(self.stages) - len(self.down)
 
     def out_width(self, width: int) -> int:
@@ -70,9 +73,9 @@ class StagesModule(nn.Module):
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Context]:
         grid = ctx.extra(Grid)
-        assert grid is not None, "stages need tokens that are laid out in a grid"
+        assert grid is not None, "stages need tokens in a grid"
         if ctx.is_token is not None:
-            raise ValueError("patches that are put together cannot be hidden one by one: give no attention_mask")
+            raise ValueError("attention_mask cannot be used: neighbouring patches are merged; leave it out")
         if self.images:
             x = self.level(0, x, grid, ctx)
         for i, stage in enumerate(self.stages):
@@ -92,7 +95,7 @@ class StagesModule(nn.Module):
         return self.stages[-1]
 
     def finish(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
-        """What a head reads of the states of the last stage."""
+        """Return the head's input from the states of the last stage."""
         x, ctx = self.last_stack.finish(states, ctx)
         return self.normed_output(x), ctx
 
@@ -100,14 +103,14 @@ class StagesModule(nn.Module):
         return x if self.norm is None else self.norm(x)
 
     def level(self, i: int, x: Tensor, grid: Grid, ctx: Context) -> Tensor:
-        """The stream between stages, also shown as an image (B, D, rows, columns)."""
+        """Tap the stream between stages, also as an image (B, D, rows, columns)."""
         x = ctx.tap(self.address, f"levels.{i}", x)
         if ctx.wants(self.address, f"images.{i}"):
             ctx.tap(self.address, f"images.{i}", as_image(x, grid))
         return x
 
     def collect_outputs(self, seen: OutputCollector) -> dict[str, list[Tensor]]:
-        """The stream between stages; the last layer speaks for its stage."""
+        """Return the stream between stages; of other outputs only those of each stage's last layer."""
         found = seen.values_below(self.address, self.tapped)
         for stage in self.stages:
             for kind, values in stage.collect_outputs(seen).items():

@@ -2,8 +2,8 @@
 
     x = out_norm(residual(x, post_norm(op(pre_norm(x)))))
 
-is every residual step there is. Pre-norm fills `pre_norm`, BERT fills `out_norm`, sandwich norm fills two, DeepNorm and
-the Conformer's half-step are kinds of `residual`.
+covers every residual step. Pre-norm models set `pre_norm`, BERT sets `out_norm`, sandwich norm sets two of them.
+DeepNorm and the Conformer's half-step are kinds of `residual`.
 """
 
 from __future__ import annotations
@@ -43,30 +43,37 @@ class Sublayer(
     post_norm: Norm | AdaptiveNorm | None = None  # on the branch
     out_norm: Norm | AdaptiveNorm | None = None  # after the add
     residual: Residual = ADD
-    skip: Skip | None = None  # what the branch joins, where its op makes it wider or its grid coarser
-    normed_skip: bool = False  # the branch is added to what pre_norm made, not to its input (Megatron's option, BLOOM)
-    of_block: bool = False  # the branch reads what came into the Block, not what the step before left (DeBERTa v2)
-    zero_pads: bool = False  # pads leave as zeros
+    skip: Skip | None = None  # transforms the shortcut if the op changes the width or the grid
+    normed_skip: bool = False  # add the branch to pre_norm's output instead of its input (Megatron's option, BLOOM)
+    of_block: bool = False  # the branch reads the Block's input instead of the previous step's output (DeBERTa v2)
+    zero_pads: bool = False  # set the output to zero at padding
     dropout: float = 0.0  # on the branch, before its norm
-    drop_path: float = 0.0  # stochastic depth [Huang et al. 2016]: chance to skip the last branch, less before
+    drop_path: float = (
+        0.0  # drop rate of the last layer's branch, earlier layers proportionally less [Huang et al. 2016]
+    )
 
     def check(self) -> None:
         chance(self, "dropout", "drop_path")
         if self.normed_skip and self.pre_norm is None:
             raise ValueError("Sublayer.normed_skip needs a pre_norm")
         if self.normed_skip and self.of_block:
-            raise ValueError("Sublayer.normed_skip: with of_block the branch reads another stream than it joins")
+            raise ValueError(
+                "Sublayer.normed_skip and of_block cannot be combined: pre_norm's output is not the shortcut"
+            )
         for path, part in walk(self.op, "Sublayer.op"):
             if isinstance(part, Reshaping) and part.reshapes and part is not self.op:
-                raise ValueError(f"{path}: this {type(part).__name__} leaves another width or grid than it was given")
+                raise ValueError(
+                    f"{path}: this {type(part).__name__} changes the width or grid; only Sublayer.op itself may"
+                )
         if self.reshapes != (self.skip is not None):
             kind = type(self.op).__name__
-            why = "leaves another width or grid: set skip=Skip()" if self.reshapes else "leaves the stream its shape"
-            raise ValueError(f"Sublayer.skip is {self.skip}, and the {kind} {why}")
+            if self.reshapes:
+                raise ValueError(f"Sublayer.skip: {kind} changes the width or grid; set skip=Skip()")
+            raise ValueError(f"Sublayer.skip is {self.skip}, but {kind} keeps the shape; set skip=None")
 
     @property
     def reshapes(self) -> bool:
-        """Whether a wider stream, or one on a coarser grid, leaves than comes."""
+        """Whether the op changes the stream's width or grid."""
         return isinstance(self.op, Reshaping) and self.op.reshapes
 
     def out_width(self, width: int) -> int:
@@ -93,15 +100,17 @@ class SublayerModule(nn.Module):
         self.address = site.address
         self.normed_skip, self.reads_memory = part.normed_skip, part.op.reads_memory
         self.of_block, self.zero_pads = part.of_block, part.zero_pads
-        self.fp32_stream = isinstance(part.residual, Add) and part.residual.float32  # than the branch
+        self.fp32_stream = (
+            isinstance(part.residual, Add) and part.residual.float32
+        )  # the stream has more precision than the branch
         self.dropout = part.dropout
-        self.keep_path: Computed | None = None  # a tensor, so that layers alike compile to the same code
+        self.keep_path: Computed | None = None  # a tensor, so that all layers compile to the same code
         if part.drop_path:
             kept = 1 - part.drop_path * site.layer / max(site.depth - 1, 1)
             self.keep_path = Computed(lambda: torch.tensor([kept]))
 
     def forward(self, x: Tensor, ctx: Context, shortcut: Tensor | None = None) -> Tensor:
-        """The branch of x joins x, or another stream that is given."""
+        """Add the branch computed from x to `shortcut` (default: x)."""
         shortcut = x if shortcut is None else shortcut
         if self.is_skipped(ctx):
             return shortcut
@@ -113,27 +122,27 @@ class SublayerModule(nn.Module):
         return x if not self.zero_pads or ctx.tokens is None else x.masked_fill(~ctx.tokens[..., None], 0)
 
     def is_skipped(self, ctx: Context) -> bool:
-        """A decoder used alone passes over its cross-attention, as published ones do."""
+        """Whether to skip this step: cross-attention of a decoder that is used without an encoder, as published."""
         return self.reads_memory and ctx.memory is None
 
     def branch(self, x: Tensor, ctx: Context) -> Tensor:
-        """What this step adds."""
+        """Return the tensor that this step adds to the stream."""
         if self.fp32_stream:
             x = x.to(next(self.op.parameters()).dtype)
         norm = self.pre_norm
-        if ctx.key_states is not None and norm is not None:  # what is looked at is normed as what looks
+        if ctx.key_states is not None and norm is not None:  # keys get the same pre-norm as queries
             ctx = ctx.replace(key_states=apply(norm, ctx, ctx.key_states))
         y = self.op(x if norm is None or self.normed_skip else apply(norm, ctx, x), ctx)
         if self.training and self.dropout:
             y = F.dropout(y, self.dropout)
         if self.post_norm is not None:
             y = apply(self.post_norm, ctx, y)
-        if self.training and self.keep_path is not None:  # whole examples lose the branch
+        if self.training and self.keep_path is not None:  # drops the branch of whole examples
             keep = self.keep_path()[0]
             y = y * torch.bernoulli(keep.expand(y.shape[0], *[1] * (y.dim() - 1))).to(y.dtype) / keep
         return ctx.tap(self.address, "branch", y)
 
 
 def apply(module: nn.Module, ctx: Context, *values: Tensor) -> Tensor:
-    """What a norm or a residual makes of values; one that depends on the condition is given that too."""
+    """Call a norm or a residual; one that depends on the condition also receives it."""
     return module(*values, ctx.extra(Condition)) if isinstance(module, Conditioned) else module(*values)

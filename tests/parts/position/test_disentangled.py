@@ -133,13 +133,13 @@ def test_what_leaves_out_the_first_layer_is_refused(change: dict[str, Any], reas
 def test_layers_that_disagree_are_refused() -> None:
     spec = EncoderModel(width=D, embedding=TEXT, encoder=stack(Disentangled(num_heads=H, reach=5)), init=INIT)
     path = "encoder.layers.1.attention.op.position"
-    with pytest.raises(ValueError, match=r"what the first layer holds for all is .*shared=False"):
+    with pytest.raises(ValueError, match=r"the first layer shares parameters of .*shared=False"):
         af.override(spec, {f"{path}.reach": 6})
-    with pytest.raises(ValueError, match=r"what the first layer holds for all is .*shared=False"):
+    with pytest.raises(ValueError, match=r"the first layer shares parameters of .*shared=False"):
         af.override(spec, {"encoder.layers.0.attention.op.position": Disentangled(
             num_heads=H, reach=5, by_query=False, by_key=False)})  # fmt: skip
     af.build(af.override(spec, {f"{path}.reach": 6, f"{path}.shared": False}))
-    with pytest.raises(ValueError, match="holds what all share, and has none"):
+    with pytest.raises(ValueError, match="share parameters of the first layer"):
         af.override(spec, {"encoder.layers.0.attention.op.position": None})
     every = "encoder.layers.attention.op"
     wide = af.override(spec, {f"{every}.head_width": 5, f"{every}.position.own": False})
