@@ -73,6 +73,8 @@ def read_spec(folder: Path, architecture: str | None = None, weights: Path | Non
         return spec
     with open_weights(weights) as checkpoint:
         told = family.fields_from_weights(checkpoint.names, spec.architecture)
+    if not told:
+        return spec
     other = class_detection.try_describe(family, found, {**config, **told}) or spec
     return spec if other.replace(source={}) == spec.replace(source={}) else other
 

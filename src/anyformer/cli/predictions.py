@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from anyformer.cli import Mistake
 from anyformer.cli.texts import as_json
-from anyformer.specs.messages import nearest
+from anyformer.specs.messages import nearest, shorten
 from anyformer.tasks import TASKS, TaskInfo
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -61,7 +61,8 @@ def check_columns(path: str, about: TaskInfo, fields: Mapping[str, str], known: 
             raise ValueError(f"{path}: no column {name!r}; {nearest(name, known)}")
         if name not in known:
             order = ", then ".join(about.fields)
-            raise ValueError(f"{path}: no column {field!r}; give --column for {order}: {', '.join(known)}")
+            names = shorten(", ".join(known), 1000)
+            raise ValueError(f"{path}: no column {field!r}; give --column for {order}: {names}")
 
 
 def media_paths(about: TaskInfo, values: Mapping[str, Any], folder: Path) -> dict[str, str]:

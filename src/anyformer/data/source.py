@@ -35,6 +35,8 @@ OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".
 BROKEN = (OSError, EOFError, lzma.LZMAError, zlib.error)  # what a damaged archive raises
 LONGEST_LINE = 64 * 2**20  # characters: a line is held whole
 BLOCK = 2**20  # bytes that are decoded at once
+MAX_EXPANSION = 50  # times its size, of an archive that is read whole; text and pictures expand 3 to 20 times
+DETECTED = 64 * BLOCK  # bytes that decide about a file's encoding
 
 
 class Row(NamedTuple):
@@ -353,6 +355,16 @@ def open_bytes(file: Path) -> IO[bytes]:
     return OPENERS.get(file.suffix, open)(file, "rb")
 
 
+def read_whole(file: Path) -> bytes:
+    """The content of a file; ValueError if it expands to far more than data does."""
+    most = max(LONGEST_LINE, MAX_EXPANSION * file.stat().st_size)
+    with open_bytes(file) as stream:
+        content = stream.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"expands to more than {most:,} bytes, {MAX_EXPANSION} times its size")
+    return content
+
+
 class TextLine(NamedTuple):
     number: int  # from 1
     text: str | None  # without its end
@@ -385,14 +397,16 @@ codecs.register_error("anyformer.mark", lambda error: (UNDECODABLE, error.end)) 
 
 
 def text_lines(stream: IO[bytes], encoding: str = "utf-8", newline: str = "\n") -> Iterator[str | None]:
-    """Each line with its end; None for one that is too long to hold."""
+    """Each line with its end; None for one that is too long to hold, whose rest is read only if more lines are."""
     encoding = "utf-8-sig" if encoding == "utf-8" else encoding
     text = io.TextIOWrapper(stream, encoding, errors="anyformer.mark", newline=newline)
     while line := text.readline(LONGEST_LINE):
-        rest = line
-        while len(rest) == LONGEST_LINE and not rest.endswith(("\n", "\r")):
-            rest, line = text.readline(LONGEST_LINE), ""
-        yield line or None
+        if len(line) < LONGEST_LINE or line.endswith(("\n", "\r")):
+            yield line
+            continue
+        yield None
+        while len(line) == LONGEST_LINE and not line.endswith(("\n", "\r")):
+            line = text.readline(LONGEST_LINE)
 
 
 def known_encoding(name: str) -> str:
@@ -410,8 +424,9 @@ def encoding_problem(encoding: str) -> str:
 
 
 def detect_encoding(file: Path) -> str:
-    """The encoding of a text file: by its byte order mark; UTF-16 where every other byte of its start is zero; UTF-8
-    where it is that, or is that but for fewer characters than it has beyond ASCII; else Windows' cp1252."""
+    """The encoding of a text file, by its first DETECTED bytes: its byte order mark; UTF-16 if every other byte of its
+    start is zero; UTF-8 if it is that, or is that but for fewer characters than it has beyond ASCII; otherwise Windows'
+    cp1252."""
     valid, invalid = 0, 0
     try:
         with open_bytes(file) as stream:
@@ -424,9 +439,10 @@ def detect_encoding(file: Path) -> str:
                     return name
             if b"\0" in raw[:4096]:
                 raise ValueError(f"{file}: not a text file; save it as text, UTF-8, first")
-            reader = codecs.getincrementaldecoder("utf-8")("anyformer.mark")
-            while raw:
+            reader, seen = codecs.getincrementaldecoder("utf-8")("anyformer.mark"), 0
+            while raw and seen < DETECTED:
                 following = stream.read(BLOCK)
+                seen += len(raw)
                 text = reader.decode(raw, final=not following)
                 marks = text.count(UNDECODABLE)
                 valid += len(text) - len(text.encode("ascii", "ignore")) - marks

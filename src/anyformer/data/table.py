@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -28,6 +28,7 @@ from anyformer.data.source import (
     lines,
     open_bytes,
     plain_suffix,
+    read_whole,
     text_lines,
 )
 from anyformer.kernels.hardware import need
@@ -36,6 +37,7 @@ from anyformer.specs.part import Table
 
 DELIMITERS = (",", ";", "\t", "|")  # in this order where a file could have several
 LOOKED_AT = 100  # rows of a table that decide about its delimiter
+MAX_ROW_LINES = MAX_CELLS = 2**20  # each takes about 60 bytes of memory
 
 
 class JSONLines(Files, called=("jsonl",)):
@@ -95,8 +97,8 @@ class CSV(Files):
                     yield Row(place, None, problem)
                 elif not names:
                     names = column_names(cells)
-                    if len(set(names)) < len(names):
-                        raise ValueError(f"{place}: two columns have one name: {', '.join(names)}")
+                    if twice := [name for name, times in Counter(names).items() if times > 1]:
+                        raise ValueError(f"{place}: two columns have one name: {quote(twice[0])}")
                 elif len(cells) < len(names) or any(cells[len(names) :]):  # spreadsheets put empty cells at the end
                     yield Row(place, None, f"{len(cells)} values for {len(names)} columns")
                 else:
@@ -107,13 +109,19 @@ class CSV(Files):
         took for the rest of its row is read again."""
         csv.field_size_limit(LONGEST_LINE)  # a document may be long
         waiting, taken = deque[str](), list[str]()  # lines to read again, and those of the row that is being read
-        begin = 1
+        begin, delimiters, characters = 1, 0, 0  # the first line of this row, and what was read of it
         with open_bytes(file) as stream:
             text = _lines_of_cells(file, stream, self.encoding)
 
             def feed() -> Iterator[str]:
+                nonlocal delimiters, characters
                 while line := waiting.popleft() if waiting else next(text, ""):
                     taken.append(line)
+                    delimiters, characters = delimiters + line.count(self.delimiter), characters + len(line)
+                    if delimiters >= MAX_CELLS:
+                        raise csv.Error(f"more than {MAX_CELLS:,} values")
+                    if len(taken) > MAX_ROW_LINES or characters > LONGEST_LINE:
+                        raise csv.Error(f"more than {MAX_ROW_LINES:,} lines or {LONGEST_LINE:,} characters")
                     yield line
 
             while True:
@@ -129,13 +137,14 @@ class CSV(Files):
                         if cells:  # an empty line is no example
                             bad = any(UNDECODABLE in cell for cell in cells)
                             yield f"{file}:{begin}", cells, encoding_problem(self.encoding) if bad else ""
-                        begin += len(taken)
+                        begin, delimiters, characters = begin + len(taken), 0, 0
                         taken.clear()
                     return
                 except csv.Error as error:
-                    yield f"{file}:{begin}", [], f"its quotation marks do not match ({error})"
+                    wide = len(taken) == 1 and delimiters >= MAX_CELLS
+                    yield f"{file}:{begin}", [], str(error) if wide else f"its quotation marks do not match ({error})"
                     waiting.extendleft(reversed(taken[1:]))
-                    begin += 1
+                    begin, delimiters, characters = begin + 1, 0, 0
                     taken.clear()
                 except BROKEN as error:
                     raise ValueError(f"{file}, after line {begin - 1}: cannot be read ({error})") from None
@@ -187,9 +196,9 @@ def detect_delimiter(table: CSV, file: Path, wanted: Sequence[str] = ()) -> str:
     """The one with which the header has the `wanted` columns, and most rows as many values as the header."""
 
     def score(delimiter: str) -> tuple[bool, int, int]:
-        rows = [cells for _, cells, _ in islice(table.replace(delimiter=delimiter)._cells(file), LOOKED_AT)]
-        header = column_names(rows[0]) if rows else ()
-        alike = sum(len(cells) == len(header) for cells in rows[1:]) if len(header) > 1 else 0
+        rows = (cells for _, cells, _ in islice(table.replace(delimiter=delimiter)._cells(file), LOOKED_AT))
+        header = column_names(next(rows, []))
+        alike = sum(len(cells) == len(header) for cells in rows) if len(header) > 1 else 0
         return {*wanted} <= {*header}, alike, len(header)
 
     return max(DELIMITERS, key=score)
@@ -286,13 +295,12 @@ class IDX(Files):
     def raw(self) -> Iterator[Row]:
         for file in self.files():
             try:
-                with open_bytes(file) as stream:
-                    content = stream.read()
-            except BROKEN as error:
+                content = read_whole(file)
+            except (*BROKEN, ValueError) as error:
                 raise ValueError(f"{file}: {error}") from None
             start = 4 * (1 + content[3]) if content[:3] == bytes((0, 0, 8)) and len(content) > 3 else 4
             shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
-            if not shape or math.prod(shape) != len(content) - start:
+            if not 0 < len(shape) <= 8 or math.prod(shape) != len(content) - start:
                 raise ValueError(f"{file}: not a file of bytes like MNIST's, or cut short")
             for i, row in enumerate(np.frombuffer(content, np.uint8, offset=start).reshape(shape), 1):
                 yield Row(f"{file}:{i}", {self.name: row})
@@ -307,10 +315,9 @@ class SQuAD(Files):
     def raw(self) -> Iterator[Row]:
         for file in self.files():
             try:
-                with open_bytes(file) as stream:
-                    articles = json.load(stream)["data"]
+                articles = json.loads(read_whole(file))["data"]
                 paragraphs = list(chain.from_iterable(article["paragraphs"] for article in articles))
-            except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+            except (*BROKEN, ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ValueError(f"{file}: not a file like SQuAD's ({type(error).__name__}: {error})") from None
             number = 0
             for paragraph in paragraphs:

@@ -131,7 +131,7 @@ def _paragraphs(parts: Iterable[str]) -> Iterator[tuple[str | None, int]]:
         for paragraph in whole:
             yield None if dropped else paragraph, paragraph.count("\n") + skipped
             dropped, skipped = False, 0
-        if len(waiting) > LONGEST_LINE:  # its last character may begin an empty line
+        if dropped or len(waiting) > LONGEST_LINE:  # its last character may begin an empty line
             dropped, skipped, waiting = True, skipped + waiting.count("\n", 0, -1), waiting[-1:]
     yield None if dropped else waiting, waiting.count("\n") + skipped
 

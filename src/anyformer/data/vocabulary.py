@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anyformer.inputs.long import LongText, split_at_spaces
-from anyformer.inputs.tokenizer_defaults import NAMES
-from anyformer.objectives.vocabulary_info import SENTINEL
-from anyformer.specs.checks import at_least
+from anyformer.inputs.published import NAMES
+from anyformer.objectives.vocabulary import SENTINEL
+from anyformer.specs.checks import at_least, at_most
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.part import Part, Table
 
 if TYPE_CHECKING:
     from anyformer.data.source import Source
     from anyformer.inputs.tokenizer import Tokenizer
+
+MAX_SIZE = 2**24  # tokens; trainers allocate them all at once, and end the process if they cannot
+MAX_SENTINELS = 100_000
 
 
 class Vocabulary(Part):
@@ -55,6 +58,8 @@ class BuiltVocabulary(Vocabulary):
 
     def check(self) -> None:
         at_least(self, 0, "sentinels")
+        at_most(self, MAX_SENTINELS, "sentinels")
+        at_most(self, MAX_SIZE, "size")
         for name in self.special:
             if name not in NAMES:
                 kind = type(self).__name__

@@ -45,15 +45,16 @@ class Beams:
         number of each text's first beam."""
         s, V, T = self.s, log_probs.shape[2], self.running.shape[2]
         total = (log_probs + self.running_scores[..., None]).flatten(1)
+        K = min(self.K, total.shape[1])
         if s.do_sample:
-            chosen = self.job.rng.several(total, self.job.places.view(self.B, -1)[:, 0] + T - self.P, self.K)
+            chosen = self.job.rng.several(total, self.job.places.view(self.B, -1)[:, 0] + T - self.P, K)
             best = total.gather(1, chosen)
         else:
-            best, chosen = total.topk(self.K)
+            best, chosen = total.topk(K)
         beam, token = chosen // V, chosen % V
         texts = torch.cat((pick(self.running, beam), token[..., None]), dim=2)
         paths = torch.cat((pick(self.paths, beam), (beam + offset)[..., None]), dim=2)
-        stopped = self.job.ended.is_stopped(texts.flatten(0, 1)).view(self.B, self.K)
+        stopped = self.job.ended.is_stopped(texts.flatten(0, 1)).view(self.B, K)
         done = torch.ones_like(stopped) if self.job.max_length <= T + 1 else stopped
         # those that go on, or would if there were room
         open_scores = best + done * WORST

@@ -10,7 +10,7 @@ from typing import Any
 
 from anyformer.generation.options import ONLY_BEAMS, ONLY_SAMPLING, Settings
 from anyformer.models import TransformerModule
-from anyformer.specs.messages import nearest, quote
+from anyformer.specs.messages import nearest, quote, shorten
 
 NAMES = {field.name: field.default for field in dataclasses.fields(Settings)}
 
@@ -75,5 +75,5 @@ def read_generation_config(path: Path) -> dict[str, Any]:
         known = name in NAMES or name in SILENT or name.endswith(("_token_id", "_token_ids"))
         neutral = any(value is v or (type(value) is type(v) and value == v) for v in NEUTRAL.get(name, ()))
         if not known and not neutral:
-            raise ValueError(f"{path}: {name}={json.dumps(value)} is not supported")
+            raise ValueError(f"{path}: {name}={shorten(json.dumps(value))} is not supported")
     return {name: value for name, value in fields.items() if name in NAMES and name not in SILENT}

@@ -86,7 +86,7 @@ class Settings:
 
     @property
     def eos(self) -> list[int]:
-        return as_list(self.eos_token_id)
+        return list(dict.fromkeys(as_list(self.eos_token_id)))
 
     @property
     def pad(self) -> int | None:

@@ -31,6 +31,7 @@ SWITCHES = ("return_attention_mask", "do_normalize")
 LEAST = 1e-10  # floor of the power
 QUIET, NARROW = 2**-24, 1e-5  # added to powers before the logarithm and to standard deviations (Parakeet)
 LARGEST = 2**25  # numbers of what is held of a recording at once; Whisper's are 600,000
+HIGHEST_RATE = 500_000  # samples per second, enough for the calls of bats; speech needs 16,000
 RANGE = 8.0  # dynamic range in powers of ten, below the loudest
 
 
@@ -56,6 +57,8 @@ class AudioProcessor:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 10_000_000:
                 raise ValueError(f"{name} is {quote(value)}; it must be a whole number above 0")
+        if self.sampling_rate > HIGHEST_RATE:
+            raise ValueError(f"sampling_rate is {self.sampling_rate:,}; it must be at most {HIGHEST_RATE:,}")
         for name in ("padding_value", "dither", "preemphasis"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= 1e9:

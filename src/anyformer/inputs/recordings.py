@@ -23,6 +23,7 @@ from anyformer.specs.messages import quote
 
 BLOCK = 30  # seconds: what is held of a file at once, however long it is
 HIGHEST = 10_000_000  # samples a second that a header may claim
+MAX_UPSAMPLING = 64  # at 1 sample per second, a small file would become gigabytes of samples
 LOUDEST = 1e12  # far above 32-bit integers given as floats; the square of 1e19 is infinite in fp32
 ENDINGS = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif", ".au", ".caf")
 
@@ -71,6 +72,12 @@ class AudioRecording:
     def blocks(self, rate: int | None = None) -> Iterator[np.ndarray]:
         """Samples (n,) in fp32 at `rate`, channels mixed, at most about BLOCK seconds a block."""
         rate = rate or self.rate
+        if rate > MAX_UPSAMPLING * self.rate:
+            least = -(-rate // MAX_UPSAMPLING)
+            raise UnreadableAudio(
+                f"{self.name}: a sampling rate of {self.rate:,} is too low for a model that hears {rate:,} samples per"
+                f" second; at least {least:,} is needed"
+            )
         change = None
         if rate != self.rate:
             soxr = need("soxr", "audio", f"sound of {self.rate} samples a second for a model that hears {rate}")

@@ -14,6 +14,7 @@ from anyformer.parts.feedforward.moe import MoE
 from anyformer.parts.head.base import Head
 from anyformer.parts.head.language import LMHead, VocabularyOutput
 from anyformer.parts.init import Initializer, initialise, is_within, owner_of
+from anyformer.parts.language_specific import MAX_LANGUAGES, LanguageSpecific
 from anyformer.specs.addresses import value_at
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Part, Site, Table, parts_seeing_ahead, tree, walk
@@ -97,6 +98,10 @@ class Model(Part):
         experts = max((part.num_experts for part in parts if isinstance(part, MoE)), default=0)
         if layers * experts > 1_000_000:
             raise ValueError(f"{experts:,} experts in each of {layers:,} layers; at most 1,000,000 can be built")
+        stacks = (part for part in parts if isinstance(part, Stack))
+        specific = ((s, part) for s in stacks for _, part in walk(s) if isinstance(part, LanguageSpecific))
+        if (ops := sum(stack.depth * len(part.tokens) for stack, part in specific)) > MAX_LANGUAGES:
+            raise ValueError(f"{ops:,} ops of languages in all layers together; at most {MAX_LANGUAGES:,} can be built")
         routers = {(type(part.router).__name__, part.num_experts) for part in parts if isinstance(part, MoE)}
         if self.head is not None and self.head.balance is not None and len(routers) > 1:
             found = " and ".join(f"{kind} of {count}" for kind, count in sorted(routers))

@@ -125,6 +125,11 @@ def initialise(model: Any, rules: Mapping[str, Initializer], seed: int, only: se
     has rules of its own."""
     towers = {f"{name}.": tower for name, tower in model.named_modules() if name and hasattr(tower, "spec")}
     fixed = computed_tensors(model)
+    depths, starts = {}, {}
+    for prefix, tower in {"": model, **towers}.items():
+        depths[prefix] = max((part.depth for _, part in walk(tower.spec) if isinstance(part, HasDepth)), default=1)
+        modules = tower.named_modules(remove_duplicate=False)
+        starts[prefix] = {path: module.starts for path, module in modules if hasattr(module, "starts")}
     for address, tensor in model.state_dict(keep_vars=True).items():
         if only is not None and address not in only:
             continue
@@ -135,12 +140,11 @@ def initialise(model: Any, rules: Mapping[str, Initializer], seed: int, only: se
             continue
         prefix = next((prefix for prefix in towers if address.startswith(prefix)), "")
         tower = towers.get(prefix, model)
-        rule = _rule(tower, tower.spec.init if prefix else rules, address.removeprefix(prefix))
-        depth = max((part.depth for _, part in walk(tower.spec) if isinstance(part, HasDepth)), default=1)
+        rule = _rule(starts[prefix], tower.spec.init if prefix else rules, address.removeprefix(prefix))
         digest = hashlib.blake2b(f"{seed} {address}".encode(), digest_size=8).digest()
         generator = torch.Generator(tensor.device).manual_seed(int.from_bytes(digest, "little") >> 1)
         try:
-            rule.fill(tensor, generator, depth)
+            rule.fill(tensor, generator, depths[prefix])
         except ValueError as error:  # Xavier has no fan for a vector
             raise ValueError(f"{address}: {error}") from None
     for name, module in model.named_modules():
@@ -149,15 +153,16 @@ def initialise(model: Any, rules: Mapping[str, Initializer], seed: int, only: se
             module.weight[module.padding_idx].zero_()
 
 
-def _rule(model: Any, rules: Mapping[str, Initializer], address: str) -> Initializer:
-    """What the Part there says of its own parameters (`starts` of its module), unless a pattern names that Part's place
-    too ("*.residual.weight"); then the description's patterns, then what holds everywhere; "*" is for the rest."""
+def _rule(starts: Mapping[str, Mapping[str, Any]], rules: Mapping[str, Initializer], address: str) -> Initializer:
+    """The rule of the Part at `address` for its own parameters (`starts` has those of each module), unless a pattern
+    names that Part's place too ("*.residual.weight"); then the description's patterns, then what holds everywhere;
+    "*" is for the rest."""
     named = {pattern: rule for pattern, rule in rules.items() if pattern != "*"}
     path, leaf = address, ""
     while path:
         path, _, name = path.rpartition(".")
         leaf = f"{name}.{leaf}" if leaf else name
-        start = getattr(model.get_submodule(path), "starts", {}).get(leaf)
+        start = starts.get(path, {}).get(leaf)
         if start is not None:
             own = start if isinstance(start, Initializer) else Value(value=start)
             place = f"{path.rpartition('.')[2]}.{leaf}"

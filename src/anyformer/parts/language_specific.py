@@ -17,7 +17,10 @@ from anyformer.parts.unused import PartlyUsed
 from anyformer.runtime.context import Context, TokenIds
 from anyformer.runtime.mask import Mask, first_of_document
 from anyformer.runtime.state import PerRow
+from anyformer.specs.messages import quote
 from anyformer.specs.part import Sees, Site, farthest, walk
+
+MAX_LANGUAGES = 10_000  # each op is a module of its own: more take minutes to build
 
 
 class LanguageSpecific(
@@ -34,8 +37,11 @@ class LanguageSpecific(
     tokens: tuple[int, ...]  # the tokens that name the languages, one op each
 
     def check(self) -> None:
+        if len(self.tokens) > MAX_LANGUAGES:
+            raise ValueError(f"LanguageSpecific.tokens has {len(self.tokens):,} tokens; at most {MAX_LANGUAGES:,}")
         if not self.tokens or len(set(self.tokens)) < len(self.tokens) or min(self.tokens) < 0:
-            raise ValueError(f"LanguageSpecific.tokens is {self.tokens}; it has the id of each language's token once")
+            given = quote(self.tokens)
+            raise ValueError(f"LanguageSpecific.tokens is {given}; it has the id of each language's token once")
         reshapes = isinstance(self.op, Reshaping) and self.op.reshapes
         if reshapes or self.op.layer_sharing or any(part.routes or part.reads_memory for _, part in walk(self.op)):
             kind, why = (

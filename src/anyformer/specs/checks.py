@@ -12,6 +12,13 @@ def at_least(part: Part, low: float, *names: str) -> None:
             raise ValueError(f"{type(part).__name__}.{name} is {value}; it must be at least {low}")
 
 
+def at_most(part: Part, high: float, *names: str) -> None:
+    """Fields that are numbers up to `high`, or None."""
+    for name, value in _given(part, names):
+        if not value <= high:
+            raise ValueError(f"{type(part).__name__}.{name} is {value:,}; it must be at most {high:,}")
+
+
 def positive(part: Part, *names: str) -> None:
     """Fields that are numbers above 0, or None."""
     for name, value in _given(part, names):

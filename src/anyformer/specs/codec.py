@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from anyformer.specs.addresses import value_at, with_values
+from anyformer.specs.frozen import only_leaves
 from anyformer.specs.messages import nearest, quote
-from anyformer.specs.part import ANY, Part, Table, default_values, errors_at, freeze, nearest_kind
+from anyformer.specs.part import ANY, Part, Table, default_values, errors_at, freeze, is_flat, nearest_kind, thaw
 from anyformer.specs.slots import kinds, only_kind, slot_at, slots_of, wrong_kind
 
 FORMAT = 1  # of spec.json; raised when an old file would be read wrongly
@@ -76,7 +77,7 @@ def encode(value: Any) -> Any:
         fields = {k: encode(v) for k, v in value.items() if k not in defaults or defaults[k] != v}
         return {"kind": type(value).__name__, **fields}
     if isinstance(value, Table):
-        fields = {key: encode(item) for key, item in value.items()}
+        fields = thaw(value) if is_flat(value) else {key: encode(item) for key, item in value.items()}
         return {"kind": "Table", "items": fields} if "kind" in fields else fields  # a label may be called so
     if isinstance(value, tuple):
         return [encode(item) for item in value]
@@ -120,8 +121,12 @@ def decode(data: Any, where: str = "", slot: Any = Part) -> Any:
     if isinstance(data, dict):
         if why := wrong_kind(None, slot):
             raise ValueError(f"{where}: {why}")
+        if only_leaves(data.values()):
+            return Table(data)
         return Table({key: decode(item, f"{where}.{key}", slot) for key, item in data.items()})
     if isinstance(data, list):
+        if only_leaves(data):
+            return tuple(data)
         return tuple(decode(item, f"{where}.{i}", slot) for i, item in enumerate(data))
     return data
 

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+COMPARED = 10_000  # names that a misspelled one is compared with
+
 
 def quote(value: Any, limit: int = 200) -> str:
     """A value as an error message shows it: its repr, cut to `limit` characters.
@@ -33,7 +35,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error message: the closest valid name, or all of them where nothing is close."""
     known = sorted(map(str, known))
     name = str(name)[:100]
-    plainly, wanted = {plain(each): each for each in reversed(known)}, plain(name)
+    plainly, wanted = {plain(each): each for each in reversed(known[:COMPARED])}, plain(name)
     longer = sorted((each for each in plainly if len(wanted) > 2 and each.startswith(wanted)), key=len)
     shorter = sorted((each for each in plainly if len(each) > 3 and wanted.startswith(each)), key=len, reverse=True)
     almost = difflib.get_close_matches(wanted, plainly, n=1, cutoff=0.6)  # below that, "qwen2" is like "swinv2"

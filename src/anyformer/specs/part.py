@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Literal, Self, dataclass_transform
 
 from anyformer.specs.frozen import Table as Table
 from anyformer.specs.frozen import freeze as freeze
+from anyformer.specs.frozen import is_flat as is_flat
 from anyformer.specs.frozen import thaw as thaw
 from anyformer.specs.messages import nearest, plain, quote
 
@@ -415,9 +416,6 @@ def _edit(node: Any, steps: tuple[str, ...], change: Callable[[Any], Any]) -> An
     raise KeyError(f"nothing named {quote(name)} here; {nearest(name, valid)}")
 
 
-PLAIN = frozenset((str, int, float, bool, type(None)))  # what most fields hold, and in which nothing stands
-
-
 def walk(spec: Any, path: str = "") -> Iterator[tuple[str, Part]]:
     """(address, Part) of a description and every Part in it, outermost first."""
     for address, part in spec.subtree if isinstance(spec, Part) else _subtrees(spec):
@@ -427,7 +425,7 @@ def walk(spec: Any, path: str = "") -> Iterator[tuple[str, Part]]:
 def _subtrees(node: Any) -> Iterator[tuple[str, Part]]:
     """(address, Part) of every Part inside a Part, a Table or a tuple."""
     for name, child in values_in(node, ""):
-        if type(child) not in PLAIN:
+        if not is_flat(child):
             yield from walk(child, name)
 
 
@@ -446,7 +444,7 @@ def parts_in(node: Any, path: str = "") -> Iterator[tuple[str, Part]]:
     for address, part in values_in(node, path):
         if isinstance(part, Part):
             yield address, part
-        elif type(part) not in PLAIN:
+        elif not is_flat(part):
             yield from parts_in(part, address)
 
 

@@ -52,8 +52,9 @@ def choose(
     XLM-R's): the first stands for all. Several families are refused.
     """
     fits: list[tuple[tuple[int, int], Choice, Model]] = []
+    unnamed = without_label_names(config)  # hundreds of classes are tried
     for family, architecture in open:
-        spec = try_describe(family, architecture, config)
+        spec = try_describe(family, architecture, unnamed)
         if spec is None or not takes(family, spec, names):
             continue
         try:
@@ -76,6 +77,14 @@ def choose(
     what = f"the tensors fit {' and '.join(classes)}" if best else "the tensors fit no known class"
     example = (classes or ["BertForPreTraining"])[0]
     raise ValueError(f"no model_type, and {what}; say which it is with architecture={example!r} or another")
+
+
+def without_label_names(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same config with the number of its labels instead of their names."""
+    if not isinstance(names := config.get("id2label"), Mapping):
+        return config
+    others = {name: value for name, value in config.items() if name not in ("id2label", "label2id")}
+    return {"num_labels": len(names), **others}
 
 
 def try_describe(family: Family, architecture: str | None, config: Mapping[str, Any]) -> Model | None:

@@ -18,6 +18,7 @@ from anyformer.models import Model
 from anyformer.parts.activation import ACTIVATION_NAMES, published_name
 from anyformer.parts.head.losses import Problem
 from anyformer.specs.addresses import value_at
+from anyformer.specs.frozen import LEAVES, only_leaves
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.part import thaw
 
@@ -243,9 +244,10 @@ def misfit(name: str, value: Any, field: Field) -> str:
 def tag_floats(value: Any) -> Any:
     """JSON has no infinity and no NaN: they are kept as published files write them, {"__float__": "Infinity"}."""
     if isinstance(value, Mapping):
-        return {key: tag_floats(item) for key, item in value.items()}
+        flat = only_leaves(value.values(), LEAVES - {float})
+        return dict(value) if flat else {key: tag_floats(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [tag_floats(item) for item in value]
+        return list(value) if only_leaves(value, LEAVES - {float}) else [tag_floats(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return {"__float__": {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")}
     return value
@@ -256,8 +258,11 @@ def untag_floats(value: Any) -> Any:
     if isinstance(value, dict) and value.keys() == {"__float__"}:
         return {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}.get(value["__float__"], value)
     if isinstance(value, dict):
-        return {key: untag_floats(item) for key, item in value.items()}
-    return [untag_floats(item) for item in value] if isinstance(value, list) else value
+        flat = only_leaves(value.values())
+        return dict(value) if flat else {key: untag_floats(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return list(value) if only_leaves(value) else [untag_floats(item) for item in value]
+    return value
 
 
 def outside_vocabulary(name: str, field: ConfigField, size: float) -> bool:

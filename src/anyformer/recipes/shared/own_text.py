@@ -22,7 +22,7 @@ from anyformer.objectives.permuted import Permuted
 from anyformer.recipes import dialogue, quickstart
 from anyformer.recipes.shared.encoder import small_bert, vocabulary
 from anyformer.recipes.shared.models import CLASSIFIER, with_labels, with_vocabulary
-from anyformer.specs.messages import nearest
+from anyformer.specs.messages import nearest, shorten
 from anyformer.specs.part import walk
 from anyformer.stacks.two_streams import TwoStreams
 from anyformer.train.optim import AdamW, Linear
@@ -121,7 +121,8 @@ def text_columns(path: str, known: list[str], label: str | None, columns: Sequen
     usual = [name for name in others if name.lower() in TEXTS]
     chosen = list(columns) or usual[:1] or (others if len(others) == 1 else [])
     if not 1 <= len(chosen) <= 2:
-        raise ValueError(f"{path}: choose the text column with --column (repeat it for a pair): {', '.join(others)}")
+        names = shorten(", ".join(others), 1000)
+        raise ValueError(f"{path}: choose the text column with --column (repeat it for a pair): {names}")
     return chosen
 
 
