@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import collections
 import functools
 import gc
 import hashlib
@@ -283,25 +284,25 @@ def tests_that_run(mistake: Mistake, known: list[Any], budget: float) -> tuple[l
     return tests + ([OWN[mistake.file]] if mistake.file in OWN else []), spent
 
 
-def nearest_tests(file: str, tests: dict[str, str], most: int = 6) -> list[str]:
+def nearest_tests(file: str, tests: dict[str, str], most: int = 8) -> list[str]:
     """The names of the `most` files of `tests` ({name: text}) that are nearest to a source file, nearest first: named
-    after it, importing it, importing a module that imports it, mentioning it or what it defines."""
+    after it, importing it, importing a module that imports it or named after that, mentioning what it defines."""
     *folders, stem = Path(file).with_suffix("").parts
     tree = ast.parse((REPO / SOURCES / file).read_text()).body
-    defined = {node.name for node in tree if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    defined = {stem, *(node.name for node in tree if isinstance(node, ast.FunctionDef | ast.ClassDef))}
+    mentions = collections.Counter(name for text in tests.values() for name in words_of(text) & defined)
     users = [path.relative_to(REPO / SOURCES).as_posix() for path in sources() if imports(path.read_text(), file)]
     named_after_users = {f"test_{Path(each).stem}" for each in users}
 
-    def nearness(test: str) -> tuple[int, ...]:
-        text, words, name = tests[test], words_of(tests[test]), Path(test).stem
-        mentions = len(words & defined) + 2 * (stem in words)
-        of_users = any(imports(text, user) for user in users) + (name in named_after_users)
+    def nearness(test: str) -> float:
+        text, name, imported = tests[test], Path(test).stem, imports(tests[test], file)
+        near = 2 * imported + sum(1 / mentions[name] for name in words_of(text) & defined)  # rare names say most
+        near += 0.5 * any(imports(text, user) for user in users) + 2 * (name in named_after_users)
         beside = Path(test).parts[1] == ("train" if folders[0] == "recipes" else folders[0])
-        near = bool(mentions) and name == f"test_{stem}", imports(text, file), of_users, beside and mentions, mentions
-        return tuple(map(int, near))
+        return near + 0.5 * (beside and near > 0) + 4 * (name == f"test_{stem}" and (imported or beside))
 
     near = {test: nearness(test) for test in tests}
-    return [test for test in sorted(near, key=near.__getitem__, reverse=True) if any(near[test])][:most]
+    return [test for test in sorted(near, key=near.__getitem__, reverse=True) if near[test]][:most]
 
 
 @functools.cache
