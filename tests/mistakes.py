@@ -56,6 +56,13 @@ class Mistake:
                 return next(code for code in made if (code.co_name, code.co_firstlineno) == (node.name, first))
         return None
 
+    def definitions(self, source: bytes) -> set[str]:
+        """The names of the functions and classes around it, that of a module's Part included."""
+        kinds = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
+        around = (node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds))
+        names = {node.name for node in around if node.lineno <= self.first and self.last <= node.end_lineno}
+        return names | {name.removesuffix("Module") for name in names}
+
 
 def mistakes(file: str, source: bytes) -> list[Mistake]:
     lines = source.splitlines(keepends=True)

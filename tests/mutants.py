@@ -4,11 +4,15 @@
     python tests/mutants.py --only generation/beams.py --number 20
     python tests/mutants.py --only runtime/state.py:171            every mistake on that line
     python tests/mutants.py --areas media --seed 2         other sources, with their own tests
+    python tests/mutants.py --areas wide --nearest --seed 6        only the tests nearest to each file
 
 First every test runs as it is, once, and the lines that it runs are written down. A mistake is then tried by the tests
 that run its lines, quickest first, up to the first that fails; then by those that run anything of the file (defaults,
 what a test before it has kept, what another process runs). At the end the tests that failed run once more without a
 mistake. A mistake that changes nothing stands with the reason in mutants.toml.
+
+With --nearest no lines are recorded: a mistake is tried by the tests that mirror, import or mention its module, until
+they have used the budget. A run takes minutes instead of hours, and some survivors are seen by tests further away.
 
 Every test process is a fork of one that has imported torch and transformers, and imports anyformer from the copy; where
 the mistake is in the body of a function, of one that has imported the tests as well, in which the function gets other
@@ -18,6 +22,8 @@ code. What is found is kept in the temporary folder until the sources change, so
 from __future__ import annotations
 
 import argparse
+import ast
+import collections
 import functools
 import gc
 import hashlib
@@ -28,6 +34,7 @@ import json
 import math
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -94,6 +101,13 @@ AREAS = {
             "tests/generation/test_diffusion.py", "tests/models/test_autoencoder.py", "tests/stacks/test_perceiver.py",
         ),
     ),
+    "wide": (  # most of the library: use it with --nearest
+        (
+            "transforms/", "families/base/", "generation/", "runtime/", "data/generated/", "tasks/", "counting/", "lab/",
+            "parts/", "kernels/", "models/", "recipes/", "train/",
+        ),
+        ("tests/**/test_*.py",),
+    ),
 }  # fmt: skip
 # what compilers or other processes run cannot be watched: these are the tests of these files, whatever the line
 OWN = {"generation/fast.py": "tests/generation/test_fast.py", "train/parallel.py": "tests/train/test_parallel.py",
@@ -146,6 +160,7 @@ class Work:
             os.chdir(place)
             os.environ["PYTHONPATH"] = str(place / "src")
             sys.path.insert(0, str(place / "src"))
+            tempfile.tempdir = str(place.parent)  # what tests leave behind goes with the copy
             plain = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={place.parent / 'scratch'}"]
             plain += ["-m", "not slow and not real", "-k", FEW]
             for tests in self.rounds:
@@ -256,29 +271,72 @@ def traces(places: Sequence[Path], patterns: Iterable[str]) -> list[tuple[str, f
     return sorted((json.loads(line) for path in kept for line in path.open()), key=lambda one: one[1])
 
 
+def tests_that_run(mistake: Mistake, known: list[Any], budget: float) -> tuple[list[str], float]:
+    """As many of the quickest tests that run the lines of a mistake as take `budget` seconds, and what they take."""
+    lines, spent = {*range(mistake.first, mistake.last + 1)}, 0.0
+    of_file = [(test, cost, ran[mistake.file]) for test, cost, ran in known if mistake.file in ran]
+    tests: list[str] = []
+    for test, cost, _ in sorted(of_file, key=lambda one: lines.isdisjoint(one[2])):
+        if spent > budget:
+            break
+        tests.append(test)
+        spent += cost
+    return tests + ([OWN[mistake.file]] if mistake.file in OWN else []), spent
+
+
+def nearest_tests(file: str, tests: dict[str, str], most: int = 8) -> list[str]:
+    """The names of the `most` files of `tests` ({name: text}) that are nearest to a source file, nearest first: named
+    after it, importing it, importing a module that imports it or named after that, mentioning what it defines."""
+    *folders, stem = Path(file).with_suffix("").parts
+    tree = ast.parse((REPO / SOURCES / file).read_text()).body
+    defined = {stem, *(node.name for node in tree if isinstance(node, ast.FunctionDef | ast.ClassDef))}
+    mentions = collections.Counter(name for text in tests.values() for name in words_of(text) & defined)
+    users = [path.relative_to(REPO / SOURCES).as_posix() for path in sources() if imports(path.read_text(), file)]
+    named_after_users = {f"test_{Path(each).stem}" for each in users}
+
+    def nearness(test: str) -> float:
+        text, name, imported = tests[test], Path(test).stem, imports(tests[test], file)
+        near = 2 * imported + sum(1 / mentions[name] for name in words_of(text) & defined)  # rare names say most
+        near += 0.5 * any(imports(text, user) for user in users) + 2 * (name in named_after_users)
+        beside = Path(test).parts[1] == ("train" if folders[0] == "recipes" else folders[0])
+        return near + 0.5 * (beside and near > 0) + 4 * (name == f"test_{stem}" and (imported or beside))
+
+    near = {test: nearness(test) for test in tests}
+    return [test for test in sorted(near, key=near.__getitem__, reverse=True) if near[test]][:most]
+
+
+@functools.cache
+def words_of(text: str) -> set[str]:
+    return {*re.findall(r"\w+", text)}
+
+
+@functools.cache
+def imports(text: str, file: str) -> bool:
+    """Whether a Python text imports a file of src/anyformer."""
+    module, _, name = ".".join(("anyformer", *Path(file).with_suffix("").parts)).rpartition(".")
+    if name not in words_of(text):
+        return False
+    found = rf"^ *(from|import) {re.escape(module)}\.{name}\b|^ *from {re.escape(module)} import [^#\n]*\b{name}\b"
+    return re.search(found, text, re.MULTILINE) is not None
+
+
 class Try(Work):
-    """The tests that may see a mistake, as many of the quickest as take `budget` seconds, up to the first that does."""
+    """The tests that may see a mistake, up to the first that does, until they have taken `budget` CPU seconds."""
 
     outcome = "survived"
     seen_by: Sequence[str] = ()
 
-    def __init__(self, mistake: Mistake, known: list[Any], budget: float, place: Path) -> None:
-        self.mistake = mistake
-        lines, spent = {*range(mistake.first, mistake.last + 1)}, 0.0
-        of_file = [(test, cost, ran[mistake.file]) for test, cost, ran in known if mistake.file in ran]
-        self.tests: list[str] = []
-        for test, cost, _ in sorted(of_file, key=lambda one: lines.isdisjoint(one[2])):
-            if spent > budget:
-                break
-            self.tests.append(test)
-            spent += cost
-        self.seconds = 30 + 3 * spent
-        self.tests += [OWN[mistake.file]] if mistake.file in OWN else []
+    def __init__(self, mistake: Mistake, tests: list[str], seconds: float, place: Path, budget: float) -> None:
+        self.mistake, self.tests, self.seconds, self.budget = mistake, tests, seconds, budget
         self.digest = digest({place / file_of(test) for test in self.tests}, place)
         # to read one file of tests takes a second, and it is nearly always enough
         first = [test for test in self.tests if file_of(test) == file_of(self.tests[0])]
         rounds = first, [test for test in self.tests if test not in first]
         self.rounds = [["-x", *tests] for tests in rounds if tests]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: Any) -> bool | None:
+        return True if time.process_time() > self.budget else None  # True: the test does not run
 
     def begin(self, place: Path) -> None:
         super().begin(place)
@@ -350,15 +408,16 @@ class Sieve(Work):
             same = functions.get(where(new), []) if new is not None else []
             if same and all(each.__code__.co_freevars == new.co_freevars for each in same):
                 work.begin(self.place)
+                names = work.mistake.definitions((REPO / path).read_bytes())
                 tests = [item for test in work.tests for item in items.get(test, ())]
-                code = self.relative_positions(work, tests, same, new)
+                if work.budget < math.inf:  # there may be no time for all
+                    tests.sort(key=lambda item, names=names: names.isdisjoint(words_of(inspect.getsource(item.obj))))
+                code = self.run_changed(work, tests, same, new)
                 # where no test fails, one may once the function has run as what is imported says
                 work.done(self.place, code) if code not in (0, 2) else work.undo(self.place)
         return True
 
-    def relative_positions(
-        self, work: Try, tests: Sequence[Any], functions: Sequence[Any], code: types.CodeType
-    ) -> int:
+    def run_changed(self, work: Try, tests: Sequence[Any], functions: Sequence[Any], code: types.CodeType) -> int:
         """1 where a test fails, 0 where none does, 2 where they could not be run."""
         child, limit = os.fork(), time.monotonic() + work.patience
         if child:
@@ -374,6 +433,8 @@ class Sieve(Work):
             for function in functions:
                 function.__code__ = code
             for test, after in zip(tests, (*tests[1:], None), strict=True):
+                if time.process_time() > work.budget:
+                    break
                 test.config.hook.pytest_runtest_protocol(item=test, nextitem=after)
                 if self.failed.stat().st_size:
                     break
@@ -410,6 +471,12 @@ def tried() -> Path:
     return KEPT / f"{digest(sources())}.tried"
 
 
+def unneeded(folder: str, names: list[str]) -> set[str]:
+    """What of a folder of the checkout no test needs; `shared` and `docs` are also names of folders further down."""
+    outer = ("runs", "shared", "docs", "build", "dist") if Path(folder) == REPO else ()
+    return {name for name in names if name == "__pycache__" or name.startswith(".") or name in outer}
+
+
 def drawn(only: Sequence[str], number: int, seed: int) -> list[Mistake]:
     """A sample of all mistakes in these places; of a line, all."""
     found = dict[Mistake, None]()
@@ -424,6 +491,22 @@ def drawn(only: Sequence[str], number: int, seed: int) -> list[Mistake]:
     return random.Random(seed).sample([*found], min(number, len(found)))
 
 
+def tries(
+    sample: Sequence[Mistake], places: Sequence[Path], tests: Sequence[str], budget: float, nearest: bool
+) -> Iterator[Try]:
+    place = places[0]
+    if not nearest:
+        lines = traces(places, tests)
+        for mistake in sample:
+            chosen, spent = tests_that_run(mistake, lines, budget)
+            yield Try(mistake, chosen, 30 + 3 * spent, place, math.inf)
+        return
+    paths = sorted({path for test in tests for path in place.glob(test)})
+    texts = {path.relative_to(place).as_posix(): path.read_text() for path in paths}
+    for mistake in sample:
+        yield Try(mistake, nearest_tests(mistake.file, texts), 30 + 2 * budget, place, budget)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--number", type=int, default=150, help="how many mistakes (150)")
@@ -433,6 +516,7 @@ def main() -> int:
     parser.add_argument("--tests", metavar="FILE", nargs="+", help="instead of those of the areas")
     parser.add_argument("--only", metavar="PATH[:LINE]", action="append", help="below src/anyformer")
     parser.add_argument("--budget", type=float, default=10, help="seconds of tests for one mistake (10)")
+    parser.add_argument("--nearest", action="store_true", help="only the nearest tests; records no lines first")
     parser.add_argument("--list", action="store_true", help="the mistakes alone")
     options = parser.parse_args()
     files, tests = ([name for area in options.areas for name in AREAS[area][i]] for i in (0, 1))
@@ -451,15 +535,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="anyformer-mutants-") as folder:
         places = [Path(folder) / str(n) / "copy" for n in range(options.jobs)]
         for place in places:  # what the tests need of the checkout
-            ignored = shutil.ignore_patterns("__pycache__", ".*", "runs", "shared", "docs", "build", "dist")
-            shutil.copytree(REPO, place, ignore=ignored)
-        lines = traces(places, tests)
-        works = [Try(mistake, lines, options.budget, places[0]) for mistake in sample]
+            shutil.copytree(REPO, place, ignore=unneeded)
+        works = [*tries(sample, places, tests, options.budget, options.nearest)]
         left = [work for work in works if work.tests and not work.known()]
         run(places, [Sieve(left[n :: options.jobs]) for n in range(options.jobs) if left[n:]])
         run(places, [work for work in left if not work.known()])
         control = Control({test for work in works if work.outcome == "seen" for test in work.seen_by})
-        run(places, [control])
+        run(places, [control] if control.rounds[0] else [])
     same = tomllib.loads((REPO / "tests" / "mutants.toml").read_text()).get("same", [])
     explained = {(one["file"], one["line"], one["old"], one["new"]): one["why"] for one in same}
     gone = explained.keys() - {mistake.key for mistake in drawn([file for file, *_ in explained], 10**9, 0)}

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
-from anyformer.counting.forward_cost import forward_cost
-from anyformer.counting.step_memory import Live
+from anyformer.counting.forward import Meter, forward_cost
+from anyformer.counting.step import Live
+from anyformer.counting.work import Work
 from anyformer.lab.runs import writer
 from anyformer.models import Model
 from anyformer.parts.recurrent.lstm import LSTM
@@ -31,6 +36,30 @@ def test_products_are_those_that_torch_counts() -> None:
     with FlopCounterMode(display=False) as torchs, torch.no_grad():
         model(input_ids=torch.ones(1, LENGTH, dtype=torch.long), use_cache=False)
     assert torchs.get_total_flops() < forward_cost(decoder(), LENGTH).flops < 1.05 * torchs.get_total_flops()
+
+
+@pytest.mark.parametrize("length", [64, 65])
+def test_fourier_transforms(length: int) -> None:
+    """N log N for each row of N numbers: half as much for real numbers, the same in both directions."""
+    real, number = torch.zeros(3, length, device="meta"), 3 * length * math.log2(length)
+    spectrum = torch.fft.rfft(real)
+    runs: list[tuple[Callable[[], Tensor], float]] = [
+        (lambda: torch.fft.rfft(real), 2.5), (lambda: torch.fft.irfft(spectrum, length), 2.5),
+        (lambda: torch.fft.fft(torch.complex(real, real)), 5),
+    ]  # fmt: skip
+    for run, share in runs:
+        with Meter(torch.nn.Module()) as meter:
+            run()
+        extra = real.numel() if share == 5 else 0  # the complex numbers are made of two real ones
+        assert meter.flops - extra == pytest.approx(share * number, abs=1)
+
+
+def test_layers_that_are_computed_again_keep_their_inputs() -> None:
+    """And of one of them at a time, of the largest at most, everything inside."""
+    work = Work({}, {}, {}, {}, kept=1000, layers=((10, 300), (20, 200), (30, 400)))
+    outside, inputs = 1000 - 900, 60
+    assert work.recompute_bytes() == outside + inputs + 400
+    assert Work({}, {}, {}, {}, kept=1000).recompute_bytes() == 1000
 
 
 def test_memory_is_that_of_a_real_pass() -> None:

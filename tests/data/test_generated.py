@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import itertools
@@ -89,6 +90,19 @@ def test_a_vowel_has_its_formants() -> None:
                 assert abs(hertz[band][smooth[band].argmax()] - wanted) < 150, formants
 
 
+def test_the_folds_open_and_close_faster() -> None:
+    """What flows rises from 0 over two fifths of a period, falls to 0 ever more steeply over 0.16 of it, and stops."""
+    phase = (np.arange(10_000) + 0.5) / 10_000
+    change = speech.glottal_flow(phase)
+    flow = np.cumsum(change) / 10_000
+    opening, closing, closed = (phase < 0.4), (phase > 0.4) & (phase < 0.56), phase > 0.56
+    assert (change[opening] > 0).all() and (np.diff(change[closing]) < 0).all() and not change[closed].any()
+    assert flow.max() == pytest.approx(2 / np.pi, rel=1e-3) and flow.argmax() == pytest.approx(4000, abs=2)
+    assert np.abs(flow[closed]).max() < 1e-3 and np.abs(change[3998:4002]).max() < 0.01  # no jump where they turn
+    assert change.min() == pytest.approx(-1 / 0.16, rel=1e-3)
+    assert np.array_equal(speech.glottal_flow(phase + 3), speech.glottal_flow((phase + 3) % 1))
+
+
 def test_wav_files_hold_the_recordings(tmp_path: Path) -> None:
     speech.write_digits(tmp_path, 1, lambda done, total: None, takes=1)
     stored = np.load(tmp_path / "digits.npz")
@@ -129,6 +143,50 @@ def test_no_two_emoji_are_the_same() -> None:
         pictures.append(canvas.picture().tobytes())
         assert keywords
     assert len({*names}) == len(names) == len({*pictures})
+
+
+def test_clocks_show_their_time() -> None:
+    """The long hand points up, or down at half past; the short hand goes on from an hour to the next."""
+    clocks = {name: canvas.pixels for canvas, name, kind, _ in drawings.symbols() if kind == "time"}
+    angle, radius = np.arctan2(drawings.X, -drawings.Y), np.hypot(drawings.X, drawings.Y)  # an angle of 0 is up
+
+    def along(turn: float, length: float) -> np.ndarray:
+        """The points in this direction, up to a length."""
+        return (np.abs((angle - turn + np.pi) % (2 * np.pi) - np.pi) < 0.03) & (radius < length)
+
+    def name(hour: int, half: int) -> str:
+        return f"{drawings.HOURS[hour]}{'-thirty' if half else ' o’clock'}"
+
+    assert len(clocks) == 24
+    for hour, half in itertools.product(range(12), (0, 30)):
+        pixels = clocks[name(hour, half)]
+        hands = (pixels == drawings.DARK).all(-1)
+        assert hands[along(np.pi if half else 0, 0.6)].all() and hands[along((hour + half / 60) * np.pi / 6, 0.4)].all()
+        longer = hands & (radius > 0.5)  # than the short hand
+        assert longer.any() and (drawings.Y[longer] * (1 if half else -1) > 0.49).all() and not hands[radius > 0.7].any()
+        mirrored = clocks[name(11 - hour if half else -hour % 12, half)]
+        assert (pixels[:, ::-1] != mirrored).any(-1).sum() <= 2  # points on an edge, where numbers are rounded
+
+
+def test_methods_are_called_without_self() -> None:
+    text = '''
+class Box:
+    """Something with a lid."""
+    def open(self, wide): """Opens the lid of the box."""
+    @staticmethod
+    def weigh(box, scale=1): """Weighs another box."""
+    @classmethod
+    def make(cls, *sizes): """Makes a box of these sizes."""
+    @property
+    def lid(self): """The lid of the box."""
+def carry(box, /, *, far=True): """Carries a box."""
+'''
+    found = [subject for node in ast.parse(text).body for subject in conversations.subjects_of(node, "boxes")]
+    assert {subject.name: (subject.call, subject.parameters) for subject in found} == {
+        "Box.open": ("open(wide)", {"wide": False}), "Box.weigh": ("weigh(box, scale=1)", {"box": False, "scale": True}),
+        "Box.make": ("make(*sizes)", {"*sizes": True}), "Box": ("", {}),
+        "carry": ("carry(box, /, *, far=True)", {"box": False, "far": True}),
+    }  # fmt: skip
 
 
 def test_what_is_said_of_python_is_what_python_says() -> None:

@@ -170,7 +170,7 @@ def folder(case: Case) -> Path:
         return published(case)[1]
     weights = {name.removeprefix("weight."): t for name, t in recorded(case).items() if name.startswith("weight.")}
     found = FOLDER / case.id
-    found.mkdir()
+    found.mkdir(exist_ok=True)  # forks (mutants.py) share the folder
     config = {**case.config, "model_type": case.model_type, "architectures": [case.architecture]}
     (found / "config.json").write_text(json.dumps(config))
     save_file(weights, found / "model.safetensors")

@@ -224,16 +224,23 @@ def test_most_texts_of_a_row_are_whole(seed: int, tmp_path: Path) -> None:
 
 
 def test_answers_that_are_right_are_counted() -> None:
-    """By a model that says "b" wherever it is."""
+    """By a model that says "b" wherever it is, and by one that says the token that it reads."""
 
-    def model(input_ids: Any) -> Any:
+    def constant(input_ids: Any) -> Any:
         return SimpleNamespace(logits=torch.eye(256)[ord("b")].expand(*input_ids.shape, 256))
 
-    trainer: Any = SimpleNamespace(
-        tokenizer=SimpleNamespace(encode=lambda text: [*text.encode()]), device="cpu", model=model,
-        eval_mode=contextlib.nullcontext,
-    )  # fmt: skip
-    assert recall.answer_accuracy(trainer, ["abc|cba", "bba|abb"]) == [0.0, 1.0, 0.5]
+    def echo(input_ids: Any) -> Any:
+        return SimpleNamespace(logits=torch.eye(256)[input_ids])
+
+    def accuracy(model: Any, *texts: str) -> list[float]:
+        trainer: Any = SimpleNamespace(
+            tokenizer=SimpleNamespace(encode=lambda text: [*text.encode()]), device="cpu", model=model,
+            eval_mode=contextlib.nullcontext,
+        )  # fmt: skip
+        return recall.answer_accuracy(trainer, [*texts])
+
+    assert accuracy(constant, "abc|cba", "bba|abb") == [0.0, 1.0, 0.5]
+    assert accuracy(echo, "abc|cba", "aab|baa") == [0.0, 0.0, 0.5]  # right where a letter follows itself
 
 
 def test_letters_that_are_copied_are_counted(tmp_path: Path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
 import shutil
 import signal
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,6 +104,33 @@ def test_a_killed_process_is_replaced(tmp_path: Path) -> None:
     rows = Trials(numbered(0, 1, 2), killed_once, tmp_path, "cpu").perform(jobs=2)
     assert (tmp_path / "killed").exists()
     assert [row["square"] for row in rows if row["square"] is not None] == [0, 1, 4]
+
+
+@pytest.mark.parametrize("kills", [3, 4])
+def test_killed_processes_are_replaced_three_times(
+    kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By pools that run trials here, the first `kills` of which break at the second trial."""
+    pools: list[object] = []
+
+    class Pool(concurrent.futures.ThreadPoolExecutor):
+        def __init__(self, jobs: int, *_: Any, **options: Any) -> None:
+            super().__init__(1)
+            pools.append(self)
+
+        def submit(self, function: Any, /, *arguments: Any) -> Any:
+            if len(pools) <= kills and arguments[1]["number"] == 1:
+                raise BrokenProcessPool
+            return super().submit(function, *arguments)
+
+    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", Pool)
+    trials = Trials(numbered(0, 1, 2), squares, tmp_path, "cpu")
+    if kills == 4:
+        with pytest.raises(ValueError, match="were killed 4 times; if memory is short, use fewer than 2 jobs"):
+            trials.perform(jobs=2)
+    else:
+        assert [row["square"] for row in trials.perform(jobs=2)][::2] == [0, 1, 4]
+    assert len(pools) == 4 and (tmp_path / "asked").read_text().count("0") == 1  # what is done is not done again
 
 
 @pytest.mark.slow

@@ -103,6 +103,20 @@ def test_halves_are_tried_until_the_input_is_found(folders: Folders) -> None:
     assert sum(calls) == 64 + 64 + 32 + 16 + 8 + 4 + 2
 
 
+def test_texts_that_are_cut_are_counted_once(folders: Folders) -> None:
+    """Also those that are prepared again, after another input spoilt their batch."""
+    run = start_run("embed", folders("BertModel"), [LONG, "spoils", LONG, "a dog"], {})
+
+    def finish(part: TaskRun, prepared: list[Any]) -> list[Any]:
+        if any(row["text"] == "spoils" for row in part.rows):
+            raise ValueError("not this one")
+        return [row["text"] for row in part.rows]
+
+    with pytest.warns(UserWarning, match=r"^too long, and cut: 2 of 4 inputs \(48 tokens\); the limit is 48 tokens$"):
+        found = run.answer(lambda row: run.encode(row["text"], truncate=True), finish)
+    assert found == [LONG, {"error": "not this one"}, LONG, "a dog"]
+
+
 def test_texts_are_cut_to_the_length_that_the_folder_stores(folders: Folders, tmp_path: Path) -> None:
     af.save(af.load(folders("BertForSequenceClassification")), tmp_path / "model")
     config = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())

@@ -140,6 +140,32 @@ def test_mistakes(folders: Folders, rows: Any, options: dict[str, Any], said: st
         af.tasks.few_shot(folders("GPT2LMHeadModel", **TOKENS), rows, **options)
 
 
+def dogs(count: int) -> str:
+    return " dog" * count  # one token each
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "most"),
+    [
+        # a decoder reads the prompt and all of a choice but its last token, or writes after the prompt
+        ("GPT2LMHeadModel", lambda text: {"inputs": text, "choices": [dogs(1), " fox"]}, 48),
+        ("GPT2LMHeadModel", lambda text: {"inputs": text, "choices": [dogs(5), " fox"]}, 44),
+        ("GPT2LMHeadModel", lambda text: {"inputs": text, "max_new_tokens": 5}, 43),
+        # each side of an encoder-decoder has a limit of its own; its prompt has two special tokens
+        ("BartForConditionalGeneration", lambda text: {"inputs": text, "choices": [dogs(5), " fox"]}, 46),
+        ("BartForConditionalGeneration", lambda text: {"inputs": " fox", "choices": [text, " fox"]}, 48),
+        ("BartForConditionalGeneration", lambda text: {"inputs": text, "max_new_tokens": 5}, 46),
+    ],
+)
+def test_a_prompt_and_its_answer_may_fill_the_model(
+    folders: Folders, architecture: str, options: Callable[[str], dict[str, Any]], most: int
+) -> None:
+    folder = folders(architecture, **(TOKENS if "GPT2" in architecture else {}))
+    assert "answer" in af.tasks.few_shot(folder, template="{text}{answer}", **options(dogs(most)))
+    with pytest.raises(ValueError, match="the prompt and its answer have .* at most 48; give fewer examples"):
+        af.tasks.few_shot(folder, template="{text}{answer}", **options(dogs(most + 1)))
+
+
 def test_mistakes_in_a_file(folders: Folders, tmp_path: Path) -> None:
     folder, path = folders("GPT2LMHeadModel", **TOKENS), tmp_path / "a.jsonl"
     for text, said in (

@@ -134,7 +134,8 @@ def test_a_limit_of_all_texts_together(router: Switch | GShard) -> None:
     afterwards no limit, so that no text depends on those beside it."""
     module = made(MoE(num_experts=3, router=router, expert=MLP(width=9)))
     x, padding = torch.randn(B, T, D, generator=torch.Generator().manual_seed(3)), torch.ones(B, T, dtype=torch.bool)
-    padding[1, 5:] = False
+    padding[1, :3] = False  # pads come before real tokens in the order of time
+    padding[0, 6:] = False
     chosen = (x @ module.router.weight.T).topk(router.top_k, dim=-1).indices
     kept = module.train().router(x, context(is_token=padding)).experts.view(B, T, router.top_k) < 3
     taken, dropped = [0, 0, 0], 0

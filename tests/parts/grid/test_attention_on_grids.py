@@ -76,6 +76,16 @@ def test_halo_attention_place_by_place(block: int, halo: int, step: int) -> None
 
 
 @torch.no_grad()
+def test_layers_of_one_model_do_not_share_what_lies_over_the_edge() -> None:
+    """Layers with other blocks or halos see other places, also if an earlier layer of the same pass cached its own."""
+    ctx = context()
+    for block, halo in ((2, 1), (2, 2), (1, 1), (1, 2), (4, 0)):
+        op = made(HaloAttention(num_heads=2, block=block, halo=halo, out=12, bias="qkv"))
+        for _ in range(2):
+            same(op(stream(), ctx), by_hand(op, stream(), block, halo))
+
+
+@torch.no_grad()
 def test_a_block_as_large_as_the_image_is_attention_to_all_of_it() -> None:
     op, whole = made(HaloAttention(num_heads=2, block=7, halo=2, relative=False)), made(Attention(num_heads=2, scale=1))
     for name in "qkv":

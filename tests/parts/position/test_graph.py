@@ -113,7 +113,9 @@ def test_in_a_model() -> None:
     other = random_graph(3, 0.3, directed=False).clamp(max=1)
     assert (model(input_ids=ids, graph_edges=other).logits - out).abs().max() > 1e-3
     padded = {"input_ids": F.pad(ids, (2, 1)), "attention_mask": F.pad(ids, (2, 1))}
-    close(model(**padded, graph_edges=F.pad(edges, (2, 1, 2, 1))).logits, out, 1e-5)
+    for edges_of_pads in (0, 1):  # an edge to or from a pad is no edge
+        wide = F.pad(edges, (2, 1, 2, 1), value=edges_of_pads)
+        close(model(**padded, graph_edges=wide).logits, out, 1e-5)
     with pytest.raises(ValueError, match="need the input graph_edges"):
         model(input_ids=ids)
     with pytest.raises(ValueError, match=r"graph_edges is \(2, 8, 8\) for 9 nodes"):

@@ -56,6 +56,16 @@ def test_compiled() -> None:
 
 
 @KINDS
+def test_weights_start_as_those_of_torch(kind: type[Recurrent]) -> None:
+    """Uniform within 1 / sqrt(W), whatever the width of the stream."""
+    spec = af.override(families.find("gpt2").read(CONFIGS["gpt2"]), {"decoder.layers.attention.op": kind(width=25)})
+    op = af.build(spec, seed=0).decoder.layers[0].attention.op
+    for weight in (op.gates.weight, op.recurrent.weight):
+        assert -0.2 <= float(weight.min()) < -0.19 and 0.19 < float(weight.max()) <= 0.2
+        assert float(weight.std()) == pytest.approx(0.2 / 3**0.5, rel=0.05)
+
+
+@KINDS
 def test_a_padded_prompt_is_remembered_as_it_is(kind: type[Recurrent]) -> None:
     """Pads leave the memory as it was: the next token is written as after the text alone."""
     spec = af.override(families.find("gpt2").read(CONFIGS["gpt2"]), {"decoder.layers.attention.op": kind()})
