@@ -29,6 +29,11 @@ def test_texts_that_join_go_on_as_they_would_alone(use_cache: bool, segments: bo
     first.trim()
     assert first.length == 4
     close(first.step(tokens[:2]), torch.cat((alone[0].step(tokens[:1]), alone[2].step(tokens[1:2]))), 1e-5)
+    first.reorder(torch.tensor([1]))
+    for _ in range(2):  # the second time, no row has a pad
+        first.trim()
+        assert first.length == 4
+    close(first.step(tokens[2:]), alone[2].step(tokens[2:]), 1e-5)
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
