@@ -184,17 +184,22 @@ def test_inert_fields_change_no_output() -> None:
     assert not untried, "no other value of these could be tried"
 
 
-@pytest.mark.parametrize("changes, reason", [
-    ({"decoder.norm": {"kind": "RMSNorm"}}, "decoder.norm is RMSNorm, and LayerNorm there"),
-    ({"decoder.layers.attention.op.position": {"kind": "Rope"}}, "attention.op.position is Rope, and nothing there"),
-    ({"embedding.position": None}, "embedding.position is nothing, and Learned there"),
-    ({"head.bias": True}, "head.bias is True, and False there"),
-    ({"decoder.layers.feedforward.op": {"kind": "GatedMLP", "width": 8}}, "feedforward.op is GatedMLP, and MLP there"),
+OP = "decoder.layers.attention.op"
+
+
+@pytest.mark.parametrize("name, changes, reason", [
+    ("gpt2", {"decoder.norm": {"kind": "RMSNorm"}}, "decoder.norm is RMSNorm, and LayerNorm there"),
+    ("gpt2", {f"{OP}.position": {"kind": "Rope"}}, "attention.op.position is Rope, and nothing there"),
+    ("gpt2", {"embedding.position": None}, "embedding.position is nothing, and Learned there"),
+    ("gpt2", {"head.bias": True}, "head.bias is True, and False there"),
+    ("gpt2", {"decoder.layers.feedforward.op": {"kind": "GatedMLP", "width": 8}}, "op is GatedMLP, and MLP there"),
+    ("llama3-8b", {f"{OP}.bias": "q"}, "attention.op.bias is 'q', and '' there"),
+    ("llama3-8b", {f"{OP}.position": None}, "attention.op.position is nothing, and Rope there"),
 ], ids=str)  # fmt: skip
-def test_an_export_that_cannot_be_says_the_real_reason(changes: dict[str, Any], reason: str) -> None:
+def test_an_export_that_cannot_be_says_the_real_reason(name: str, changes: dict[str, Any], reason: str) -> None:
     """The kind that no config can say, not a number that follows from reading it as another."""
     with pytest.raises(ValueError, match=reason) as caught:
-        families.find("gpt2").write(af.override(af.spec("gpt2"), changes))
+        families.find(af.spec(name).family).write(af.override(af.spec(name), changes))
     assert "format='anyformer' saves it as it is" in str(caught.value)
 
 
@@ -207,7 +212,9 @@ def test_special_tokens_outside_the_vocabulary_are_none(tmp_path: Path) -> None:
         af.save(af.build(af.override(af.spec("gpt2"), {**small, **changes})), tmp_path / str(wanted), format="hf")
         assert transformers.AutoConfig.from_pretrained(tmp_path / str(wanted)).bos_token_id == wanted
         assert af.spec(tmp_path / str(wanted)).source["bos_token_id"] == wanted
-    assert families.find("gpt2").write(af.spec("gpt2")).get("bos_token_id", 50256) == 50256
+    family = families.find("gpt2")
+    assert family.write(af.spec("gpt2")).get("bos_token_id", 50256) == 50256
+    assert family.write(family.read({"vocab_size": 50256}).replace(source={}))["bos_token_id"] is None  # one too few
 
 
 @pytest.mark.parametrize("family", families.catalogue().values(), ids=lambda family: family.name)
@@ -226,11 +233,23 @@ def test_a_word_that_no_class_knows_is_refused_also_where_nothing_reads_it(famil
     ("vit", {"pooler_output_size": "wide"}, "pooler_output_size='wide' is not a number"),
     ("vit", {"tie_last_hidden_states": "yes"}, "tie_last_hidden_states='yes' is neither true nor false"),
     ("gpt2", {"classifier_dropout": "much"}, "classifier_dropout='much' is not a number"),
+    *[("gpt2", {"n_layer": value}, f"n_layer={value!r} is not a number") for value in (True, "12", {})],
 ])  # fmt: skip
 def test_fields_of_other_classes_are_checked(family: str, field: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError) as refused:
         families.find(family).read(field)  # of a classifier, or a language model
     assert str(refused.value).startswith(f"{family} config: {why}")
+
+
+@pytest.mark.parametrize(("family", "field", "why"), [
+    ("llama", {"rms_norm_eps": -1}, "rms_norm_eps is -1.0; it must be at least 0"),
+    ("bloom", {"architectures": ["BloomForTokenClassification"], "classifier_dropout": False},
+     "classifier_dropout: expected float, got False"),  # equal to the template's 0.0, and not a number
+])  # fmt: skip
+def test_a_value_that_does_not_fit_is_refused_by_its_published_name(family: str, field: Any, why: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        families.find(family).read(field)
+    assert str(refused.value) == f"{family} config: {why}"
 
 
 def test_how_weights_would_start_does_not_stop_an_export() -> None:

@@ -99,6 +99,10 @@ def test_what_cannot_be_shared_is_refused() -> None:
     ids = torch.tensor([[7, 8, 9]])
     with pytest.raises(ValueError, match="prompt_lookup_num_tokens: such a text is written alone"):
         running.add(input_ids=ids, prompt_lookup_num_tokens=2)
+    with pytest.raises(ValueError, match="penalty_alpha: such a text is written alone"):
+        running.add(input_ids=ids, penalty_alpha=0.6, top_k=4)
+    with pytest.raises(ValueError, match="inputs_embeds: such a text is written alone"):
+        running.add(inputs_embeds=running.model.embedding.tokens(ids), use_cache=False)
     with pytest.raises(ValueError, match="max_new_tokens"):
         running.add(input_ids=ids, max_new_tokens=-1)
     assert running.step() is False

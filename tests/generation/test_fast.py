@@ -13,6 +13,7 @@ from torch import Tensor
 import anyformer as af
 from anyformer.generation import fast
 from anyformer.generation.stepper import Stepper
+from anyformer.parts.position.rotary import DynamicScaling, Rope
 from small import close
 from writers import decoder
 
@@ -117,11 +118,27 @@ def test_what_cannot_be_recorded_says_why(model: Any) -> None:
     ):
         with pytest.raises(ValueError, match=f"compile=True: .*{why}"):
             af.generate(model, prompt(), max_new_tokens=3, eos_token_id=[], compile=True, **options)
-    handle = model.decoder.layers[0].register_forward_hook(lambda *args: None)
-    with pytest.raises(ValueError, match="a module has a hook"):
-        both(model, prompt())
-    handle.remove()
+    layer = model.decoder.layers[0]
+    for register in (layer.register_forward_hook, layer.register_forward_pre_hook):
+        handle = register(lambda *args: None)
+        with pytest.raises(ValueError, match="a module has a hook"):
+            both(model, prompt())
+        handle.remove()
     assert torch.equal(*both(model, prompt()))
+
+
+def test_positions_that_depend_on_the_length_are_not_recorded(model: Any) -> None:
+    """A table of sinusoids grows with a text that is longer, and dynamic rotary angles change: a recording has one
+    table and one set of angles."""
+    turning = {"decoder.layers.attention.op.position": Rope(scaling=DynamicScaling(factor=2.0, length=8))}
+    assert fast.model_obstacle(model, 1000) is None
+    dynamic = af.build(af.override(model.spec, turning), device="meta")
+    assert "dynamic rotary positions" in (fast.model_obstacle(dynamic, 8) or "")
+    table = af.build(
+        af.override(model.spec, {"embedding.position": {"kind": "Sinusoidal", "length": 8}}), device="meta"
+    )
+    assert fast.model_obstacle(table, 8) is None
+    assert "longer than the model's table of positions" in (fast.model_obstacle(table, 9) or "")
 
 
 def test_nan_is_not_written_silently(model: Any) -> None:

@@ -146,6 +146,11 @@ def test_what_a_mask_says_of_a_past_that_was_moved() -> None:
     mask = prompts.read("right", state)
     for row in (mask, mask.flip(1)):
         prompts.go_on(state.fork(), 0, 2, attention_mask=torch.cat((row, row.new_ones(len(row), 2)), dim=1))
+    left = model.new_state()
+    mixed = torch.stack((mask[0], prompts.read("left", left)[1], mask[2]))
+    joined = State.concatenate([state, left])
+    joined.reorder(torch.tensor([0, 4, 2]))  # two rows were moved, one was not
+    prompts.go_on(joined, 0, 2, attention_mask=torch.cat((mixed, mixed.new_ones(len(mixed), 2)), dim=1))
     other = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=1).long()
     other[0, 0] = 0
     with pytest.raises(ValueError, match="^attention_mask hides other tokens of the past .* the new ones alone$"):

@@ -140,6 +140,17 @@ def test_truncate_says_what_it_cannot(windowed: Any) -> None:
 
 
 @torch.no_grad()
+def test_rows_of_one_length_need_no_mask_after_they_are_joined() -> None:
+    """Without one, faster kernels can be used."""
+    model = af.build(small()).eval()
+    states = [model.new_state() for _ in range(3)]
+    for state, length in zip(states, (4, 4, 3), strict=True):
+        model(input_ids=torch.ones(1, length, dtype=torch.long), past_key_values=state)
+    assert State.concatenate(states[:2]).padding is None
+    assert State.concatenate(states).padding.tolist() == [[True] * 4, [True] * 4, [False] + [True] * 3]
+
+
+@torch.no_grad()
 def test_a_full_state_takes_no_more() -> None:
     """Also where another row has room left."""
     model = af.build(small(), seed=2).eval()

@@ -89,12 +89,13 @@ def test_names_are_those_of_the_published_class(tmp_path: Path) -> None:
 
 PATTERNS = {
     "r": 3, "lora_alpha": 5, "lora_dropout": 0.1,
-    "rank_pattern": {r"h\.1\.attn\.c_attn": 5, "mlp.c_proj": 2}, "alpha_pattern": {r"h\.0\..*": 7},
+    "rank_pattern": {r"h\.1\.attn\.c_attn": 5, "mlp.c_proj": 2}, "alpha_pattern": {r"h\.0\..*": 7, "mlp.c_fc": 9},
 }  # fmt: skip
 WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {
     "joined and turned": ("gpt2", {**PATTERNS, "target_modules": ["c_attn", "c_proj", "c_fc"]}),
     "rank-stabilised": ("gpt2", {"target_modules": ["c_fc"], "use_rslora": True, "r": 4, "lora_alpha": 3}),
     "embeddings, no longer tied": ("gpt2", {"target_modules": ["c_attn"], "modules_to_save": ["wte"]}),
+    "embedding and head, each its own": ("gpt2", {"target_modules": ["c_attn"], "modules_to_save": ["wte", "lm_head"]}),
     "several": ("llama", {"target_modules": "all-linear", "rank_pattern": {"q_proj": 4}, "modules_to_save": ["lm_head"],
                           "exclude_modules": ["lm_head"]}),
     "some layers": ("llama", {"target_modules": ["q_proj", "up_proj"], "layers_to_transform": [1]}),
@@ -120,6 +121,16 @@ def test_we_open_what_peft_wrote(case: str, tmp_path: Path) -> None:
         again = peft.PeftModel.from_pretrained(theirs(base, family), tmp_path / "again")
         close(logits(again, family), logits(ours, family), 1e-5)
     close(logits(lora.merge(ours), family), logits(model, family), 1e-5)
+
+
+def test_an_adapter_of_the_first_versions_of_peft(tmp_path: Path) -> None:
+    """Its config has no patterns."""
+    model = moved(lora.apply(af.load(base_of("llama", tmp_path)), WIDE))
+    af.save(model, tmp_path / "adapter", format="peft")
+    path = tmp_path / "adapter/adapter_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in config.items() if not name.endswith("_pattern")}))
+    assert torch.equal(logits(af.load(tmp_path / "adapter"), "llama"), logits(model, "llama"))
 
 
 def test_a_head_that_the_base_does_not_have(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from anyformer.parts.norm import ScaleNorm
 from anyformer.stacks.sublayer import SublayerModule
 from anyformer.transforms import lora
 from anyformer.transforms.decode_kernels import obstacle, remembers
-from anyformer.transforms.quantize import quantize
+from anyformer.transforms.quantize import FORMATS, quantize
 
 SMALL = {"width": 32, "decoder.depth": 1, "embedding.tokens.vocab_size": 99, "head.vocab_size": 99}
 HEADS = {"decoder.layers.attention.op.num_heads": 2, "decoder.layers.attention.op.head_width": 16}
@@ -39,8 +39,12 @@ def mixtral(**changes: Any) -> Any:
     return build("mixtral-8x7b", **HEADS, **FEW, **changes)
 
 
-def obstacles(model: nn.Module) -> list[str | None]:
-    return [obstacle(module, 1) for module in model.modules() if isinstance(module, SublayerModule)]
+def llama() -> Any:
+    return build("llama3.2-1b", **HEADS, **{"decoder.layers.attention.op.num_kv_heads": 1})
+
+
+def obstacles(model: nn.Module, rows: int = 1) -> list[str | None]:
+    return [obstacle(module, rows) for module in model.modules() if isinstance(module, SublayerModule)]
 
 
 def test_published_ones_have_programs() -> None:
@@ -70,6 +74,23 @@ def test_what_differs_is_said() -> None:
 def test_changed_layers_are_not_plain(change: Any) -> None:
     model = mamba()
     assert obstacles(change(model) or model) != [None]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_weights_of_8_and_4_bits_have_a_program_for_one_row_only(format: str) -> None:
+    model = quantize(llama(), format=format, group=32)
+    assert obstacles(model, rows=1) == [None, None]
+    assert obstacles(model, rows=2) == [
+        f"a layer of {name} is not a plain one" for name in ("AttentionModule", "GatedMLPModule")
+    ]
+    assert obstacles(llama(), rows=2) == [None, None]
+
+
+def test_a_weight_that_is_not_contiguous_has_no_program() -> None:
+    model = llama()
+    weight = model.decoder.layers[0].feedforward.op.down.weight
+    weight.data = weight.data.mT.contiguous().mT
+    assert obstacles(model) == [None, "a layer of GatedMLPModule is not a plain one"]
 
 
 @torch.no_grad()

@@ -85,6 +85,16 @@ def test_merge_and_unmerge(family: str) -> None:
     }
 
 
+def test_unmerge_trains_what_was_trained_before() -> None:
+    """The adapters and the parameters of every pattern in `also`, and nothing else."""
+    also = ("*.norm.*", "embedding.tokens.weight")
+    model = lora.apply(model_of("llama"), WIDE.replace(also=also))
+    before = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert {"decoder.norm.weight", "embedding.tokens.weight"} < before
+    lora.unmerge(lora.merge(model))
+    assert {name for name, parameter in model.named_parameters() if parameter.requires_grad} == before
+
+
 @pytest.mark.parametrize("family", CONFIGS)
 def test_saved_with_live_adapters_as_a_plain_model(family: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")

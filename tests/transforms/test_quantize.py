@@ -287,6 +287,17 @@ def test_formats(format: str, bits: int, close_to: float) -> None:
     assert float((model(**inputs).logits.float() - alone).norm() / alone.norm()) < 0.05
 
 
+@torch.no_grad()
+def test_layers_that_are_joined_keep_activations_exact() -> None:
+    """With an engine rounded activations would show; without one, float copies would be kept and announced."""
+    model, inputs = quantize(model_of("llama"), exact=True), inputs_of("llama")
+    before = model(**inputs).logits
+    module.tell_once.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        close(fuse(model)(**inputs).logits, before, 1e-5)
+
+
 def test_layers_of_different_groups_stay_apart() -> None:
     model = quantize(model_of("llama"), "*.q", format="int4", group=32)
     quantize(model, "*.[kv]", format="int4", group=64)

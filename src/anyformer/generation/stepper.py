@@ -177,8 +177,6 @@ class Stepper:
 
     def rewind(self, count: int) -> None:
         """Forgets the last `count` tokens."""
-        if count == 0:
-            return
         if self.state is not None:
             self.state.truncate(self.state.length - count)
         self.length -= count
@@ -186,7 +184,7 @@ class Stepper:
             self.mask = self.mask[:, : self.length]
         self.labels = {n: v[:, : self.length] for n, v in self.labels.items()}
         if self.read_ids is not None:
-            self.read_ids = self.read_ids[:, :-count]
+            self.read_ids = self.read_ids[:, : self.read_ids.shape[1] - count]
         if self.embeds is not None:
             self.embeds = self.embeds[:, : self.length]
 

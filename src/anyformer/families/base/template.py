@@ -7,6 +7,7 @@ stands in the template. An address that a class does not have is passed over.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -56,10 +57,8 @@ class Entry(Field):
         if self.path is not None:
             return super().recover(spec)
         for _, value in self.places(spec):
-            try:
+            with contextlib.suppress(AttributeError, KeyError):  # no config can say it
                 return thaw(value if self.write is None else self.write(value))
-            except (ValueError, AttributeError, KeyError):  # no config can say it
-                break
         raise Absent
 
 
@@ -176,7 +175,7 @@ def fill(
         for path, old in field.places(spec):
             value = getattr(c, name)
             new = value if field.read is None else _read(field.read, name, value, c)
-            if new is not old and (new != old or type(new) is not type(old)):
+            if new != old or type(new) is not type(old):
                 changes[path] = new
                 if new is value:
                     names[".".join(path)] = name
