@@ -24,7 +24,7 @@ from typing import IO, Any, TypeVar
 import tokenizers
 
 from anyformer.inputs.long import LONGEST
-from anyformer.specs.messages import shorten
+from anyformer.specs.messages import quote, shorten
 
 T = TypeVar("T")
 Step = dict[str, Any]
@@ -37,7 +37,7 @@ MAX_BYTE_STEPS = 2  # pre-tokenizers that write several characters for one
 MAX_SPECIAL_TOKENS = 1024  # that a post-processor adds to one text
 MAX_TOKEN_CHARACTERS = 4096
 MAX_WORD_CHARACTERS = 500  # of WordPiece, whose time grows with the third power of it
-SECONDS = 10.0  # for one text, if a regular expression may backtrack
+SECONDS = 5.0  # for one text, if a regular expression may backtrack
 
 ENCODING, DECODING = "the tokenizer cannot encode this text: ", "the tokenizer cannot decode these tokens: "
 
@@ -48,8 +48,9 @@ UNICODE_FACTOR = 18
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    growth: int = 1  # characters that the normalizer makes of one, at most
-    may_backtrack: bool = False  # in a regular expression: it may panic, or take very long
+    growth: int  # characters that the normalizer makes of one, at most
+    prefix: int  # of them, characters that it adds to every part of a text between two added tokens; 0 if only one
+    may_backtrack: bool  # in a regular expression: it may panic, or take very long
 
 
 # -- before a file is loaded -------------------------------------------------------------------------------------------
@@ -57,21 +58,15 @@ class Bounds:
 
 def judge(steps: dict[str, Any]) -> Bounds:
     """The bounds of a tokenizer's steps, as in tokenizer.json. Raise a ValueError if a step may exceed the limits."""
-    flat: dict[str, list[Step]] = {}
+    flat = {name: flatten(steps.get(name)) for name in STEPS}
     for name in STEPS:
-        try:
-            flat[name] = flatten(steps.get(name))
-        except (AttributeError, TypeError):
-            raise ValueError(f"{name} is not a step of a tokenizer") from None
         if len(flat[name]) > MAX_STEPS:
-            raise ValueError(f"{name} has {len(flat[name]):,} steps; the limit is {MAX_STEPS:,}")
-    try:
-        growth, extra = text_growth(flat["normalizer"])
-        decoder_growth = sum(text_growth(list(map(decoder_replacement, flat["decoder"]))))
-        special = added_tokens(flat["post_processor"])
-    except (AttributeError, LookupError, TypeError) as error:
-        raise ValueError(f"a step of the tokenizer is not complete ({type(error).__name__}: {error})") from None
-    growth += extra if extra > 1 else 0  # again for every part of a text between two added tokens
+            raise ValueError(f"the {name} has {len(flat[name]):,} steps; the limit is {MAX_STEPS:,}")
+    growth, extra = text_growth(flat["normalizer"])
+    decoder_growth = sum(text_growth(list(map(decoder_replacement, flat["decoder"]))))
+    special = added_tokens(flat["post_processor"])
+    prefix = extra if extra > 1 else 0  # Llama's has one character
+    growth += prefix
     if growth > MAX_GROWTH:
         raise ValueError(f"the normalizer can make a text {growth:,} times as long; the limit is {MAX_GROWTH:,}")
     if decoder_growth > MAX_DECODER_GROWTH:
@@ -85,7 +80,7 @@ def judge(steps: dict[str, Any]) -> Bounds:
     patterns = [step.get("pattern") for name in STEPS for step in flat[name]]
     expressions = [pattern["Regex"] for pattern in patterns if isinstance(pattern, dict) and "Regex" in pattern]
     strips = any(step.get("stop") for step in flat["decoder"])  # panics if a token is shorter
-    return Bounds(growth, strips or any(map(may_backtrack, expressions)))
+    return Bounds(growth, prefix, strips or any(map(may_backtrack, expressions)))
 
 
 def flatten(step: Step | None) -> list[Step]:
@@ -107,8 +102,8 @@ def text_growth(steps: list[Step]) -> tuple[int, int]:
     for step in reversed(steps):
         largest = max(rest, *weights.values()) if weights else rest
         content = step.get("prepend") or step.get("content") or ""
-        if len(content) > MAX_GROWTH:
-            return len(content), extra
+        if max(largest, len(content)) > MAX_GROWTH:
+            return max(largest, len(content)), extra
         added = sum(count * weights.get(letter, rest) for letter, count in Counter(content).items())
         if "prepend" in step:
             extra += added
@@ -164,31 +159,33 @@ def added_tokens(steps: list[Step]) -> int:
             missing = [token for token in tokens if token not in known]
             if missing:
                 raise ValueError(
-                    f"the post_processor's {name} needs {missing[0]!r}, which special_tokens does not have"
+                    f"the post_processor's {name} needs {quote(missing[0])}, which special_tokens does not have"
                 )
             count += sum(len(known[token]["ids"]) for token in tokens)
     return count
 
 
-_ZERO_WIDTH = re.compile(r"\\[bBAzZGKyY]|\[[^\]]*\[|[(^$]")  # also: a class in a class, which is not parsed here
-_ATOM = re.compile(r"\\[pP]\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\]")
+_CLASS = r"\[(?:\\.|[^\[\]\\])*\]"
+_SIMPLE = re.compile(rf"\\[sSdDwWnrt]|\\[pP]\{{[^}}]*\}}|\\\W|{_CLASS}")  # one character each
+_ATOM = re.compile(rf"\\[pPxuo]\{{[^}}]*\}}|\\.|{_CLASS}")
 _COUNT = re.compile(r"\{(\d*)(?:,\d*)?\}")
 
 
 def consumes_text(expression: str) -> bool:
-    """Whether every match certainly has at least one character."""
-    if _ZERO_WIDTH.search(expression):
+    """Whether every match certainly has at least one character. False if the expression is not a simple one."""
+    plain = _SIMPLE.sub("x", expression)
+    if re.search(r"[(\\\[\]^$]", plain):  # groups, other escapes, classes in classes, anchors
         return False
-    plain = _COUNT.sub(lambda count: "+" if int(count[1] or 0) else "*", _ATOM.sub("x", expression))
+    plain = _COUNT.sub(lambda count: "+" if int(count[1] or 0) else "*", plain)
     return all(re.search(r"[^*+?](?![*?])", part) for part in plain.split("|"))
 
 
 def may_backtrack(expression: str) -> bool:
-    """Whether matching may take more than quadratic time: a repeated group, a back reference, or three repetitions in
-    one alternative."""
+    """Whether matching may take more than quadratic time: a repetition of a group or of a repetition, a back reference,
+    or three repetitions in one alternative."""
     plain = _ATOM.sub("x", expression)
     return (
-        re.search(r"\)[*+{]", plain) is not None
+        re.search(r"[)}][*+{]|[*+?][*{]", plain) is not None
         or re.search(r"\\[1-9kg]", expression) is not None
         or any(len(re.findall(r"[*+]|\{\d*,\d*\}", part)) > 2 for part in plain.split("|"))
     )
@@ -197,8 +194,11 @@ def may_backtrack(expression: str) -> bool:
 def load_json(text: str) -> tokenizers.Tokenizer:
     """The tokenizer of a tokenizer.json, judged before the library sees it: loading normalizes the added tokens."""
     members = read_steps(text)
-    growth = judge(members).growth
-    added = "".join(str(token["content"]) for token in members.pop("added_tokens") or [])
+    try:
+        growth = judge(members).growth
+        added = "".join(token["content"] for token in members.pop("added_tokens") or [])
+    except (AttributeError, LookupError, TypeError):
+        raise ValueError(f"{', '.join(STEPS)} or added_tokens: a field is missing or has the wrong type") from None
     if len(added) * growth > LONGEST:
         state = {**json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str()), **members}
         CheckedTokenizer(tokenizers.Tokenizer.from_str(json.dumps(state))).check_length(added)
@@ -224,6 +224,8 @@ def read_steps(text: str) -> dict[str, Any]:
             position = _after(text, position, ",")
     if not all(name in members for name in wanted):
         members = json.loads(text)
+        if not isinstance(members, dict):
+            raise ValueError("not a JSON object")
     return {name: members.get(name) for name in wanted}
 
 
@@ -262,15 +264,16 @@ class CheckedTokenizer:
             self.check_length(pair)
         if not self.bounds.may_backtrack:
             return without_panic(lambda: self.core.encode(text, pair, add_special_tokens=add_special_tokens), ENCODING)
-        # of the two, only encode_batch lets other threads run
+        # encode_batch lets other threads run, encode does not
         given: Any = [text if pair is None else (text, pair)]
         return within_seconds(lambda: self.core.encode_batch(given, add_special_tokens=add_special_tokens)[0], ENCODING)
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:
         if (longest := self._longest_token) > MAX_TOKEN_CHARACTERS:
             raise ValueError(f"{DECODING}one has {longest:,} characters; the limit is {MAX_TOKEN_CHARACTERS:,}")
-        with hidden_panics() if self.bounds.may_backtrack else contextlib.nullcontext():
+        if not self.bounds.may_backtrack:
             return without_panic(lambda: self.core.decode(ids, skip_special_tokens=skip_special_tokens), DECODING)
+        return within_seconds(lambda: self.core.decode_batch([ids], skip_special_tokens)[0], DECODING)
 
     def check_length(self, text: str) -> None:
         """Raise a ValueError if the text, or what the normalizer makes of it, is too long for one encoding."""
@@ -283,6 +286,7 @@ class CheckedTokenizer:
         for start in range(0, len(text), size):
             part = text[start : start + size]
             total += len(without_panic(functools.partial(self.core.normalizer.normalize_str, part), ENCODING))
+            total += self.bounds.prefix * len(part)
             if total > LONGEST:
                 raise ValueError(f"the normalizer makes more than {LONGEST:,} characters of {start + len(part):,}")
 
