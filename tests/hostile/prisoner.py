@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -80,3 +81,15 @@ def results(attacks: Sequence[Callable[[], Any]]) -> list[Result]:
             why = f"more than {SECONDS} s" if child.exitcode == -signal.SIGPROF else f"died ({child.exitcode})"
             found.append(Result(why))
     return found
+
+
+class MeasuredPopen(subprocess.Popen):  # type: ignore[type-arg]
+    """A process whose peak of resident memory (bytes) and processor time (seconds) are kept when it ends."""
+
+    peak, seconds = 0, 0.0
+
+    def _try_wait(self, flags: int) -> tuple[int, int]:
+        pid, status, usage = os.wait4(self.pid, flags)
+        MeasuredPopen.peak = max(MeasuredPopen.peak, usage.ru_maxrss * 1024)
+        MeasuredPopen.seconds = usage.ru_utime + usage.ru_stime
+        return pid, status

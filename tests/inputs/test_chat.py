@@ -1,12 +1,11 @@
-"""Chat templates: transformers' text and ids, one beginning (G6), and nothing a hostile template can do (X1)."""
+"""Chat templates: transformers' text and ids, one beginning (G6), and no access to Python (X1). Their limits:
+hostile/test_chat_templates.py."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -140,52 +139,6 @@ def test_a_template_sees_data_and_nothing_else(tmp_path: Path) -> None:
             assert chat.render(tokenizer, [secret], template=template) == "", template  # undefined
         except ValueError as error:
             assert "the chat template" in str(error)
-
-
-HOSTILE = [
-    "{{ 'a' * 10**9 }}", "{{ [0] * 10**9 }}", "{{ 10**10**10 }}", "{{ 'x'.ljust(10**9) }}", "{{ '%0999999999d' % 1 }}",
-    "{{ '%*d' % (999999999, 1) }}", "{{ '{:>999999999}'.format('') }}", "{{ '{:>{w}}'.format('', w=999999999) }}",
-    "{{ '%999999999d' | format(1) }}", "{{ 'a' | indent(999999999) }}", "{{ range(10**9) | list }}",
-    "{{ ('x' * 900000).replace('', 'y' * 900000) }}", "{{ range(100000) | map('string') | join('y' * 900000) }}",
-    "{{ ('y' * 90000).join(range(90000) | map('string') | list) }}", "{{ (['x'] * 900000) | tojson(indent=100000) }}",
-    "{{ ('\t' * 900000).expandtabs(900000) }}", "{% for a in range(100000) %}{{ 'x' * 900000 }}{% endfor %}",
-    "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
-    "{% macro f(n) %}{{ f(n - 1) }}{{ f(n - 1) }}{% endmacro %}{{ f(100) }}",
-    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-    "{% set n = namespace(s='aa') %}{% for i in range(100) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
-    "{% set n = namespace(s='aa') %}{% for i in range(100) %}{% set n.s = n.s + n.s %}{% endfor %}",
-    "{% set n = namespace(s=[1]) %}{% for i in range(100) %}{% set n.s = n.s + n.s %}{% endfor %}",
-    "{% set n = namespace(s=1, t=1) %}{% for i in range(60) %}{% set n.s = [n.s, n.s] %}{% set n.t = [n.t, n.t] %}"
-    "{% endfor %}{{ n.s == n.t }}",
-    "{% set n = namespace(s={}) %}{% for i in range(60) %}{% set n.s = dict(a=n.s, b=n.s) %}{% endfor %}{{ n.s }}",
-    "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{{ lipsum(1000000) }}", "x" * 300_001,
-    "{{ x }}" * 30_000 + "{{ 1 / 0 }}",
-    "{% set n = namespace(s=1) %}{% for i in range(99) %}{% set n.s = n.s * 12345678 %}{% endfor %}",
-]  # fmt: skip
-
-
-def test_hostile_templates_end_soon_and_stay_small() -> None:
-    """In a process of 3 GB: one that makes a value of gigabytes dies there."""
-    program = """
-import json, resource, sys, time
-from anyformer.inputs import chat, sandbox
-import jinja2
-sandbox.SECONDS = 1.0
-resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
-for template in json.loads(sys.stdin.read()):
-    start = time.monotonic()
-    try:
-        print("MADE", len(chat.run(template, {"messages": []})), template[:60])
-    except ValueError as error:
-        assert "\\n" not in str(error) and "Memory" not in str(error), error
-    took = time.monotonic() - start
-    if took > 10:
-        print("LONG", took, template[:60])
-"""
-    start = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", program], input=json.dumps(HOSTILE), capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done
-    assert time.monotonic() - start < 100
 
 
 def test_long_conversations_are_within_the_budget(tmp_path: Path) -> None:

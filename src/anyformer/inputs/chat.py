@@ -1,17 +1,19 @@
 """Conversations: a model's chat template turns messages into the text it was trained on.
 
-A template is a program from somebody else's folder: it runs in a sandbox with a budget (`sandbox.py`), on plain data.
+A template is a program from somebody else's folder: a guarded process (`jinja_sandbox.py`) renders it, from plain data.
 """
 
 from __future__ import annotations
 
+import atexit
+import importlib.util
 import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from anyformer.inputs import sandbox
+from anyformer.runtime.guarded_process import ChildFailed, GuardedProcess, LimitExceeded, Limits, Refused
 from anyformer.specs.messages import nearest, quote
 from anyformer.weights.io import read_json
 
@@ -43,6 +45,10 @@ class MaskingTokenizer(ChatTokenizer, Protocol):
 
 TEMPLATE_CHARACTERS = 300_000  # ten times the longest published one
 DEPTH = 64  # of the data
+GENERATION_MARK = "generation_mark"  # the variable that jinja_sandbox.py writes before and after {% generation %}
+LIMITS = Limits(memory_bytes=512 * 2**20, cpu_seconds=5.0)  # for one rendering
+RENDERER = GuardedProcess("anyformer.inputs.jinja_sandbox")  # one per process, started by the first template
+atexit.register(RENDERER.close)
 
 
 def encode(
@@ -109,7 +115,7 @@ def assistant_spans(
     source = choose(tokenizer, template, tools is not None)
 
     def text(stop: int, prompt: bool = False, mark: str = "") -> str:
-        more: dict[str, Any] = {sandbox.MARK: mark} if mark else {}
+        more: dict[str, Any] = {GENERATION_MARK: mark} if mark else {}
         return render(tokenizer, messages[:stop], add_generation_prompt=prompt, template=source, tools=tools, **more)
 
     whole = text(len(messages))
@@ -200,32 +206,17 @@ def run(source: str, data: Mapping[str, Any]) -> str:
     """Renders a template with some data. Every error in it becomes a one-line ValueError."""
     if len(source) > TEMPLATE_CHARACTERS:
         raise ValueError(f"the chat template has more than {TEMPLATE_CHARACTERS:,} characters")
-    plain = {name: plain_data(value) for name, value in data.items()}
+    if importlib.util.find_spec("jinja2") is None:
+        raise ValueError("chat templates need jinja2: pip install 'anyformer[chat]'")
+    variables = {name: plain_data(value) for name, value in data.items()}
     try:
-        import jinja2
-    except ImportError:
-        raise ValueError("chat templates need jinja2: pip install 'anyformer[chat]'") from None
-    from anyformer.inputs import jinja_sandbox  # Jinja is an extra
-
-    sandbox.budget.refill()
-    pieces, size = [], 0
-    try:
-        for piece in jinja_sandbox.compile_template(source).generate(**plain):
-            size += len(piece)
-            if size > sandbox.CHARACTERS:
-                raise sandbox.TooMuch(f"more than {sandbox.CHARACTERS:,} characters")
-            pieces.append(piece)
-    except sandbox.TooMuch as error:
+        return RENDERER.ask({"source": source, "variables": variables}, LIMITS)
+    except LimitExceeded as error:
         raise ValueError(f"the chat template exceeds its limits: {error}") from None
-    except jinja2.TemplateSyntaxError as error:
-        raise ValueError(f"the chat template, line {error.lineno}: {error.message}") from None
-    except jinja2.TemplateError as error:
-        raise ValueError(f"the chat template: {error.message or type(error).__name__}") from None
-    except RecursionError:
-        raise ValueError("the chat template is nested too deeply") from None
-    except Exception as error:  # whatever a template does to its data
-        raise ValueError(f"the chat template: {type(error).__name__}: {error}") from None
-    return "".join(pieces)
+    except ChildFailed as error:
+        raise ValueError(f"the chat template cannot be rendered: {error}") from None
+    except Refused as error:
+        raise ValueError(str(error)) from None
 
 
 def plain_data(value: Any, depth: int = 0) -> Any:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from anyformer.inputs import languages, long, tokenizer_files
-from anyformer.inputs.tokenizer_defaults import INPUT_NAMES, NAMES
+from anyformer.inputs import languages, long, vocabulary
+from anyformer.inputs.published import INPUT_NAMES, NAMES
+from anyformer.inputs.tokenizer_bounds import CheckedTokenizer
 from anyformer.inputs.truncation import count_truncated
 from anyformer.inputs.words import BYTES
 from anyformer.models.base import TransformerModule
@@ -65,6 +66,9 @@ class Tokenizer:
         self.languages, self.target = languages or {}, target
         self._ends: Any = None  # a post-processor for another language; None: that of `core`
         self.core, self.writer, self._unknown_from = core, writer or core, unknown_from
+        self._core = CheckedTokenizer(core)
+        self._writer = self._core if writer is None else CheckedTokenizer(writer)
+        self._target = None if target is None else CheckedTokenizer(target)
         self.config, self.folder = config or {}, folder
         self.special = {name: text for name, text in (special or {}).items() if core.token_to_id(text) is not None}
         for name in NAMES:
@@ -183,7 +187,7 @@ class Tokenizer:
 
     def encode_target(self, text: str) -> list[int]:
         """Ids of a target text, which may have its own vocabulary (Marian)."""
-        return self.encode(text) if self.target is None else self._ids(self.target.encode(self._short(text)))
+        return self.encode(text) if self._target is None else self._ids(self._target.encode(self._text(text)))
 
     def _text(self, text: Any) -> Any:
         """Text that UTF-8 can hold: half a surrogate pair, as a JSON escape may give, becomes U+FFFD."""
@@ -257,21 +261,21 @@ class Tokenizer:
 
     def plain(self, text: str) -> tokenizers.Encoding:
         """The tokens of a text before `core.post_process`, which may be cut."""
-        return self._bare.encode(self._short(text), add_special_tokens=False)
+        return self._bare.encode(self._text(text), add_special_tokens=False)
 
     @functools.cached_property
-    def _bare(self) -> tokenizers.Tokenizer:
+    def _bare(self) -> CheckedTokenizer:
         """`core`, or a copy that does not trim offsets: trimming a space twice would remove a letter."""
         after = self.core.post_processor
         if after is None or b'"trim_offsets":true' not in after.__getstate__():
-            return self.core
+            return self._core
         bare = tokenizers.Tokenizer.from_str(self.core.to_str())
         bare.post_processor = None
-        return bare
+        return CheckedTokenizer(bare)
 
     def _encode(self, text: str, pair: str | None, max_length: int | None, special: bool) -> tokenizers.Encoding:
         if max_length is None and self._ends is None:
-            return self.core.encode(self._short(text), self._short(pair), add_special_tokens=special)
+            return self._core.encode(self._text(text), self._text(pair), add_special_tokens=special)
         first, second = self.plain(text), None if pair is None else self.plain(pair)
         a, b = len(first.ids), len(second.ids) if second is not None else 0
         ends = (self._ends or self.core).num_special_tokens_to_add(pair is not None) if special else 0
@@ -302,17 +306,11 @@ class Tokenizer:
             return self._ends.process(first, second, special)
         return self.core.post_process(first, second, add_special_tokens=special)
 
-    def _short(self, text: Any) -> Any:
-        """`_text` of what is encoded as a whole."""
-        if isinstance(text, str) and len(text) > long.LONGEST:
-            raise ValueError(f"the text has {len(text):,} characters; the limit is {long.LONGEST:,}")
-        return self._text(text)
-
     # -- ids to text
 
     def decode(self, ids: Any, *, skip_special_tokens: bool = False) -> str:
         """Bytes that make no whole character are shown as U+FFFD."""
-        text = self.writer.decode(_ints(ids), skip_special_tokens=skip_special_tokens)
+        text = self._writer.decode(_ints(ids), skip_special_tokens=skip_special_tokens)
         return clean_up_spaces(text) if self._tidy else text
 
     def batch_decode(self, rows: Iterable[Any], *, skip_special_tokens: bool = False) -> list[str]:
@@ -441,7 +439,7 @@ class StreamDecoder:
         """The text of the first `count` new tokens, which are then no longer new."""
         if not count:
             return ""
-        decode = self._tokenizer.writer.decode
+        decode = self._tokenizer._writer.decode
         before = decode(self._before, skip_special_tokens=False)
         text = decode([*self._before, *self._new[:count]], skip_special_tokens=False)[len(before) :]
         self._before, self._new = self._new[:count], []

@@ -15,15 +15,8 @@ from tokenizers import processors
 
 from anyformer.inputs.languages import NLLB, add_whisper_prompt, language_processor
 from anyformer.inputs.pieces import deberta, fairseq, m2m, marian, pieces, source_language, xlnet
-from anyformer.inputs.tokenizer_defaults import (
-    GENERIC,
-    KINDS,
-    NAMES,
-    PIECES,
-    UNREGISTERED,
-    ClassDefaults,
-    class_defaults,
-)
+from anyformer.inputs.published import GENERIC, KINDS, NAMES, PIECES, UNREGISTERED, ClassDefaults, class_defaults
+from anyformer.inputs.tokenizer_bounds import CheckedTokenizer, hidden_panics, load_json, without_panic
 from anyformer.inputs.words import TokenizerFiles, byte_pairs, content, letters, single_bytes, word_pieces
 from anyformer.specs.messages import quote, shorten
 from anyformer.weights.io import JSON_BYTES, read_json
@@ -54,12 +47,14 @@ def read(folder: Path) -> TokenizerFiles:
     config = {**usual.settings, **config}
     file, make = find(folder, kind)
     try:
-        words = make(folder, kind, config, special)
-        words.core.no_padding()
-        words.core.no_truncation()
-        add(words.core, folder, {**stored, **words.config}, words.special)
-        if file != "tokenizer.json":  # which has its own say on what stands at the ends
-            _bounds(words.core, words.config, words.special)
+        with hidden_panics():
+            words = without_panic(lambda: make(folder, kind, config, special))
+            words.core.no_padding()
+            words.core.no_truncation()
+            add(words.core, folder, {**stored, **words.config}, words.special)
+            if file != "tokenizer.json":  # which has its own say on what stands at the ends
+                _bounds(words.core, words.config, words.special)
+            CheckedTokenizer(words.core).try_out()
     except (OSError, MemoryError):
         raise
     except Exception as error:  # tokenizers raises bare Exceptions
@@ -140,21 +135,11 @@ def find(folder: Path, kind: str) -> tuple[str, Make]:
     return file, MAKERS[words]
 
 
-def catch_panic(read: Callable[[], tokenizers.Tokenizer]) -> tokenizers.Tokenizer:
-    """Turns a panic of the library, which is not an Exception in Python, into a ValueError."""
-    try:
-        return read()
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise ValueError(shorten(" ".join(str(error).split()), 600)) from None
-
-
 def from_json(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
     path = folder / "tokenizer.json"
     if path.stat().st_size > JSON_BYTES:
         raise ValueError(f"larger than the {JSON_BYTES:,} bytes allowed here")
-    core = catch_panic(lambda: tokenizers.Tokenizer.from_file(str(path)))
+    core = load_json(path.read_text(encoding="utf-8"))
     if kind == "WhisperTokenizer":
         return TokenizerFiles(add_whisper_prompt(core, config), config, special)
     if kind != "NllbTokenizer":
@@ -177,6 +162,9 @@ def add(core: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], specia
         wanted[int(place)] = token
     for place, token in (config.get("added_tokens_decoder") or {}).items():
         wanted[int(place)] = token
+    more = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
+    texts = [*special.values(), *filter(None, map(content, more.values() if isinstance(more, dict) else more))]
+    CheckedTokenizer(core).check_length("".join([*texts, *filter(None, map(content, wanted.values()))]))
     exists = core.get_added_tokens_decoder()
     for place in sorted(wanted):
         token, text = wanted[place], content(wanted[place])
@@ -190,8 +178,6 @@ def add(core: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], specia
             raise ValueError(f"added token {quote(text)} should have the id {place} and gets {core.token_to_id(text)}")
     exists = core.get_added_tokens_decoder()
     marked_already = {token.content for token in exists.values() if token.special}
-    more = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
-    texts = [*special.values(), *filter(None, map(content, more.values() if isinstance(more, dict) else more))]
     core.add_special_tokens(
         [
             tokenizers.AddedToken(text, normalized=False, special=True)

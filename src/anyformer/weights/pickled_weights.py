@@ -1,9 +1,8 @@
-"""Old pickled weights (pytorch_model.bin, one or in shards) as safetensors, read by a process of its own.
+"""Convert old pickled weights (pytorch_model.bin, one file or shards) to safetensors, in a guarded process.
 
-`torch.load(weights_only=True)` calls nothing that a file names, but it makes whatever size the file claims and takes as
-long as the file likes. So it runs in a process that has little more memory and time than an honest file of that size
-needs, that may write its results and nothing else, and that is ended when it does not end. What comes back is a
-safetensors file, which is judged like any other.
+`torch.load(weights_only=True)` calls nothing that a file names, but it allocates whatever size the file claims and can
+take for ever. So it runs in a process (`runtime/guarded_process.py`) with little more memory and time than an honest
+file of that size needs, which may write only its results. These are safetensors, checked like any other.
 
 >>> with unpickled(Path("a/model/folder")) as folder:  # doctest: +SKIP
 ...     model = af.load("a/model/folder", weights=folder)
@@ -14,9 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -26,23 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.runtime.processes import end_with_parent
+from anyformer.runtime.guarded_process import ChildFailed, GuardedProcess, LimitExceeded, Limits, Refused, serve
 from anyformer.specs.messages import quote
 from anyformer.weights.io import DTYPE_NAMES, PICKLES, read_weight_map, write_file, write_json
 
-SECONDS = 10.0  # of the processor, for a file of no size; twice that on the clock, once torch is there
+SECONDS = 10.0  # of processor time, for an empty file
 BYTES_A_SECOND = 50e6  # a slow disk
 SPARE_BYTES = 256 * 2**20  # beyond twice the file
 COPIES = 8  # names that share a tensor in a pickle have a copy each in safetensors
-STARTING = 120.0  # seconds to import torch, on a machine that is busy
-REFUSED = 3  # the exit code that comes with a reason
-
-# what the reading process asks Python to do, and may not
-FORBIDDEN = re.compile(
-    r"(subprocess|socket|shutil|pty|ctypes|ftplib|urllib|http|webbrowser|winreg|mmap\.shared)\..*|"
-    r"os\.(system|exec|fork|forkpty|posix_spawn|spawn|startfile|kill|remove|rename|rmdir|mkdir|link|symlink|chmod|"
-    r"chown|chflags|lchmod|lchown|truncate|utime|putenv|unsetenv|setxattr|removexattr|chdir|fchdir)"
-)
+START_SECONDS = 120.0  # to import torch on a busy machine
 
 
 @contextlib.contextmanager
@@ -77,95 +65,40 @@ def pickles(folder: Path) -> tuple[list[Path], dict[str, str]]:
 
 
 def extract(files: list[Path], targets: list[Path]) -> None:
-    """Each pickle as a safetensors file of its own, by another process; one line of ValueError if it is anything else
+    """Write each pickle as a safetensors file, in another process; one line of ValueError if a pickle is anything else
     than tensors by name."""
-    size = sum(path.stat().st_size for path in files)
-    seconds = SECONDS + size / BYTES_A_SECOND
-    pairs = [str(path.absolute()) for pair in zip(files, targets, strict=True) for path in pair]
-    command = [sys.executable, "-P", "-m", "anyformer.weights.pickled_weights", str(os.getpid()), str(seconds), *pairs]
-    # found where this process found it, and on one thread: each more takes address space
-    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    child = subprocess.Popen(
-        command,
-        cwd=targets[0].parent,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
+    sizes = [path.stat().st_size for path in files]
+    limits = Limits(
+        memory_bytes=2 * max(sizes) + SPARE_BYTES,
+        cpu_seconds=SECONDS + sum(sizes) / BYTES_A_SECOND,
+        file_bytes=COPIES * max(sizes) + 2**20,
     )
+    targets = [path.absolute() for path in targets]
+    pairs = [(str(source.absolute()), str(target)) for source, target in zip(files, targets, strict=True)]
     where = files[0] if len(files) == 1 else files[0].parent
+    reader = GuardedProcess("anyformer.weights.unpickle", writable=targets, start_seconds=START_SECONDS)
     try:
-        said, _ = child.communicate(timeout=STARTING + 2 * seconds)
-    except subprocess.TimeoutExpired:
-        raise ValueError(f"{where}: reading it took longer than {STARTING + 2 * seconds:.0f} seconds") from None
+        reader.ask(pairs, limits)
+    except Refused as error:
+        raise ValueError(str(error)) from None
+    except LimitExceeded as error:
+        raise ValueError(f"{where}: reading it takes {error}") from None
+    except ChildFailed as error:
+        raise ValueError(f"{where}: not a whole pickle of tensors ({error})") from None
     finally:
-        if child.poll() is None:
-            child.kill()
-            child.wait()
-    if child.returncode == REFUSED:
-        raise ValueError(said.strip())
-    if child.returncode == -signal.SIGXCPU:
-        raise ValueError(f"{where}: reading it took longer than {seconds:.0f} seconds of the processor")
-    if child.returncode:
-        raise ValueError(f"{where}: not a whole pickle of tensors (reading it ended with code {child.returncode})")
+        reader.close()
 
 
 # -- in the other process ----------------------------------------------------------------------------------------------
 
 
-def main(parent: str, seconds: str, *pairs: str) -> int:
-    end_with_parent(int(parent))  # before the limits, which count from the memory that is in use then
-    files = list(zip(pairs[::2], pairs[1::2], strict=True))
-    torch.set_num_threads(1)
-    limit(max(os.path.getsize(source) for source, _ in files), float(seconds))
-    confine({target for _, target in files})
-    for source, target in files:
+def convert(pairs: list[list[str]]) -> None:
+    """Write the tensors of each source file to its target file."""
+    for source, target in pairs:
         try:
             write_file(Path(target), tensors_in(source), {"format": "pt"})
         except Exception as error:
-            print(f"{source}: {reason(error)}")
-            return REFUSED
-    return 0
-
-
-def limit(size: int, seconds: float) -> None:
-    """Memory, time and disk for reading a file of `size` bytes, on top of what was used up to here."""
-    try:
-        import resource
-    except ImportError:  # Windows: the clock alone
-        return
-
-    def at_most(kind: int, value: float) -> None:
-        _, hard = resource.getrlimit(kind)
-        with contextlib.suppress(ValueError, OSError):  # a system that has no such limit, or a lower one
-            resource.setrlimit(kind, (int(value), hard))
-
-    memory = Path("/proc/self/statm")
-    if memory.is_file():
-        mapped = int(memory.read_text().split()[0]) * resource.getpagesize()
-        at_most(resource.RLIMIT_AS, mapped + 2 * size + SPARE_BYTES)
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    at_most(resource.RLIMIT_CPU, used.ru_utime + used.ru_stime + seconds + 1)
-    at_most(resource.RLIMIT_FSIZE, COPIES * size + 2**20)
-    at_most(resource.RLIMIT_CORE, 0)
-
-
-def confine(targets: set[str]) -> None:
-    """From here on Python opens nothing for writing but `targets`, starts no program and no connection."""
-
-    def judge(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open":
-            path, _, flags = arguments
-            refused = flags & (os.O_WRONLY | os.O_RDWR) and str(path) not in targets
-        else:
-            refused = FORBIDDEN.fullmatch(event) is not None
-        if refused:
-            raise PermissionError(f"it wants {event}")
-
-    sys.addaudithook(judge)
+            raise Refused(f"{source}: {reason(error)}") from None
 
 
 def tensors_in(source: str) -> dict[str, Tensor]:
@@ -221,4 +154,5 @@ def reason(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    torch.set_num_threads(1)
+    serve(convert)
