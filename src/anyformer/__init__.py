@@ -63,8 +63,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "parts":  # objectives, data and optimisers are Parts too
-        importlib.import_module("anyformer.train.run")
     module = importlib.import_module(_PUBLIC[name])
     return globals().setdefault(name, getattr(module, name, module))
 
