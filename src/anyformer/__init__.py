@@ -53,6 +53,7 @@ register_service("generate", "anyformer.generation")
 register_service("load_adapted", "anyformer.transforms.adapters")
 register_service("save_adapter", "anyformer.transforms.adapters")
 register_service("place_quantized", "anyformer.transforms.quantize")
+register_service("kinds", "anyformer.specs.slots")
 
 __all__ = [
     "__version__", "build", "check", "count", "draw", "generate", "load", "look", "lora", "override", "parts",

@@ -65,12 +65,16 @@ def test_every_kind_is_listed_once_with_what_it_is(run: Command, foreign: type[P
 
 
 ALL_KINDS = """
-from anyformer.parts import Attention, Block, DecoderModel, GatedMLP, Run
+from anyformer.parts import Attention, Block, DecoderModel, GatedMLP, Run, Sublayer
+try:
+    Sublayer(op="LSTMM")  # of a kind that is not imported yet
+except ValueError as error:
+    message = str(error)
 from anyformer.parts import *
-names = sorted(name for name in globals() if name[0] != "_")
+names = sorted(name for name in globals() if name[0].isupper())
 import json
 from anyformer.cli import listing
-print(json.dumps([names, listing.collect_kinds(), listing.stub(), sorted(listing.our_kinds())]))
+print(json.dumps([message, names, listing.collect_kinds(), listing.stub(), sorted(listing.our_kinds())]))
 """
 
 
@@ -78,7 +82,8 @@ def test_the_lists_of_parts_are_what_the_classes_say() -> None:
     """The table of `anyformer parts` and the names of `anyformer.parts`. In a process of its own: other tests declare
     Parts, and import modules that do."""
     said = subprocess.run([sys.executable, "-c", ALL_KINDS], capture_output=True, text=True, check=True).stdout
-    names, table, stub, kinds = json.loads(said)
+    message, names, table, stub, kinds = json.loads(said)
+    assert message.endswith("did you mean 'LSTM'?")
     assert json.loads(listing.PARTS.read_text(encoding="utf-8")) == table, "python -m anyformer.cli.listing writes it"
     assert listing.STUB.read_text(encoding="utf-8") == stub, "python -m anyformer.cli.listing writes it"
     assert names == kinds and len(names) > 300
