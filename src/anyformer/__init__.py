@@ -53,6 +53,8 @@ register_service("generate", "anyformer.generation")
 register_service("load_adapted", "anyformer.transforms.adapters")
 register_service("save_adapter", "anyformer.transforms.adapters")
 register_service("place_quantized", "anyformer.transforms.quantize")
+register_service("recompute", "anyformer.transforms.recompute")
+register_service("keep_activations", "anyformer.transforms.recompute")
 register_service("kinds", "anyformer.specs.slots")
 
 __all__ = [
