@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from types import MethodType, SimpleNamespace
+from types import MethodType
 from typing import Any
 
 import torch
@@ -30,13 +30,14 @@ from anyformer.specs.services import service
 INNER_CONFIGS = {"input_ids": "text_config", "pixel_values": "vision_config", "input_features": "encoder_config"}
 
 
-class PublishedConfig(SimpleNamespace):
+class PublishedConfig:
     """`model.config`: the fields of the published config that are not part of the architecture. Hugging Face's Trainer
     reads them and sets `use_cache`, which holds for this model in this process and is never saved."""
 
     def __init__(self, spec: Any) -> None:
-        fields = {"use_cache": True, "keys_to_ignore_at_inference": [*{"past_key_values", spec.state_name}]}
-        super().__init__(**fields, is_encoder_decoder=spec.pair)
+        self.use_cache = True
+        self.keys_to_ignore_at_inference = [*{"past_key_values", spec.state_name}]
+        self.is_encoder_decoder = spec.pair
         vars(self).update(thaw(spec.source))
 
     def get_text_config(self, **_: Any) -> PublishedConfig:
