@@ -1,5 +1,9 @@
 """A page of documentation, followed as a reader follows it: its blocks run in order in one folder.
 
+The Python blocks of a page share a new process, its `anyformer` commands share another, and each `python FILE` has its
+own. These processes are forks of a server that has imported torch and other libraries but not anyformer, so a page
+cannot profit from what another page imported.
+
     ```python               runs; the blocks of a page share their names
     ```pycon                runs as a doctest
     ```bash                 commands
@@ -16,19 +20,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import doctest
+import gc
+import importlib
 import io
+import multiprocessing
 import os
 import re
+import resource
 import runpy
 import shlex
+import socket
 import subprocess
 import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
-
-from anyformer.cli import main
+from typing import Any
 
 FENCE = re.compile(r"^( *)```(\w*)([^\n`]*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"^ *<!-- (not run|given): (.*?) -->", re.MULTILINE | re.DOTALL)
@@ -39,6 +48,13 @@ SMALLER = {
     "generate": ["--max-new-tokens", "5", "--device", "cpu"],
 }
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+SOURCES = Path(__file__).resolve().parents[1] / "src"
+IMPORTED = (  # by the server: what takes long to import
+    "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.nn.attention.flex_attention", "numpy", "tokenizers",
+    "safetensors.torch", "huggingface_hub", "rich.progress", "matplotlib.pyplot", "PIL.Image", "sklearn.metrics",
+    "transformers.pipelines", "transformers.generation", "accelerate",
+)  # fmt: skip
+CPU_SECONDS = 600  # limit of one process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,23 +95,36 @@ def blocks(page: str, text: str) -> Iterator[Block]:
 
 
 class Reader:
-    """Whoever follows pages, in the current folder."""
+    """Follows pages in the current folder. `server` starts the processes that run their blocks."""
 
-    def __init__(self, given: Mapping[str, Callable[[Path], object]]) -> None:
-        self.given, self.module = given, types.ModuleType("page")
-        self.said: dict[str, str] = {}  # command -> what it showed
+    def __init__(self, server: Server, given: Mapping[str, Callable[[Path], object]]) -> None:
+        self.server, self.given = server, given
+        self.processes: dict[str, Process] = {}  # of the current page: "python" and "anyformer"
+        self.said: dict[str, str] = {}  # command -> its output
 
     def follow(self, page: str, text: str) -> None:
         for name in " ".join(words for kind, words in COMMENT.findall(text) if kind == "given").split():
             if not Path(name).exists():
                 self.given[name](Path(name))
-        for block in blocks(page, text):
-            try:
-                self.do(block)
-            except Wrong as error:
-                raise Wrong(f"{block.where}: {error}") from None
-            except Exception as error:
-                raise Wrong(f"{block.where}: {error!r}\n{traceback.format_exc()}\n{block.text}") from error
+        try:
+            for block in blocks(page, text):
+                try:
+                    self.do(block)
+                except Wrong as error:
+                    raise Wrong(f"{block.where}: {error}\n{block.text}") from None
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the processes of a page."""
+        for process in self.processes.values():
+            process.close()
+        self.processes.clear()
+
+    def process(self, name: str) -> Process:
+        if name not in self.processes:
+            self.processes[name] = Process(self.server)
+        return self.processes[name]
 
     def do(self, block: Block) -> None:
         if not block.kind:
@@ -105,38 +134,42 @@ class Reader:
         if block.title:
             Path(block.title).write_text(block.text, encoding="utf-8")
         elif block.kind == "python":
-            with shown() as out:
-                exec(compile(block.text, block.where, "exec"), vars(self.module))
-            compare(block.shows, out)
+            compare(block.shows, self.process("python").run(run_block, block.text, block.where))
         elif block.kind == "pycon":
-            test = doctest.DocTestParser().get_doctest(block.text, {}, block.where, None, None)
-            test.globs, told = vars(self.module), io.StringIO()
-            doctest.DocTestRunner(optionflags=FLAGS).run(test, out=told.write, clear_globs=False)
-            if told.getvalue():
-                raise Wrong(told.getvalue())
+            if told := self.process("python").run(run_doctest, block.text, block.where):
+                raise Wrong(told)
         elif block.kind in ("bash", "console"):
             for line, wanted in commands(block):
-                out = command(line, wanted)
-                self.said[line] = out.getvalue()
-                compare(wanted, out)
+                compare(wanted, self.command(line, wanted))
         elif block.kind not in DATA:
             raise Wrong(f"nothing runs a block of {block.kind}")
         elif block.kind == "text" and COMMAND.search(block.text):
             raise Wrong("what looks like a command must run, or say why it does not")
 
+    def command(self, line: str, wanted: str | None = None) -> str:
+        """Run a command and return its output. If `wanted` shows a user's mistake, the command must fail."""
+        words = shlex.split(line, comments=True)
+        if words[0] == "anyformer":
+            more = () if {"--list", "--show", "--help"} & {*words} else SMALLER.get(words[1], ())
+            code, out = self.process("anyformer").run(run_anyformer, [*words[1:], *more])
+        elif words[0] == "python" and words[1].endswith(".py"):
+            code, out = 0, run_alone(self.server, words[1:])
+        elif words[0] in ("ls", "cat", "head", "mkdir", "cp", "echo"):
+            sorting = {**os.environ, "LC_ALL": "C"}
+            done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=sorting)
+            code, out = done.returncode, done.stdout + done.stderr
+        else:
+            raise Wrong(f"nothing here runs `{words[0]}`")
+        refusal = wanted is not None and wanted.startswith("anyformer: ")  # a page may show a mistake
+        if code != (2 if refusal else 0):
+            raise Wrong(f"`{line}` ended with {code}:\n{out}")
+        self.said[line] = out
+        return out
 
-@contextlib.contextmanager
-def shown() -> Iterator[io.StringIO]:
-    """What goes to the terminal, results and the rest together."""
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        yield out
 
-
-def compare(wanted: str | None, out: io.StringIO) -> None:
-    said = out.getvalue()
-    if wanted is not None and not doctest.OutputChecker().check_output(wanted, said, doctest.ELLIPSIS):
-        raise Wrong(f"it says that this is shown:\n{wanted}\nand what is shown is:\n{said}")
+def compare(wanted: str | None, out: str) -> None:
+    if wanted is not None and not doctest.OutputChecker().check_output(wanted, out, doctest.ELLIPSIS):
+        raise Wrong(f"it says that this is shown:\n{wanted}\nand what is shown is:\n{out}")
 
 
 def commands(block: Block) -> Iterator[tuple[str, str | None]]:
@@ -156,28 +189,146 @@ def commands(block: Block) -> Iterator[tuple[str, str | None]]:
         yield line, wanted
 
 
-def command(line: str, wanted: str | None) -> io.StringIO:
-    """Runs it; in this process where it is ours, since each other one would import torch again."""
-    words = shlex.split(line, comments=True)
-    with shown() as out:
-        if words[0] == "anyformer":
-            more = () if {"--list", "--show", "--help"} & {*words} else SMALLER.get(words[1], ())
-            code = main([*words[1:], *more])
-        elif words[0] == "python" and words[1].endswith(".py"):
-            code, before = 0, sys.argv
-            sys.argv = words[1:]
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+class Server:
+    """A process that imports the libraries in IMPORTED once and then forks itself for every `Process`."""
+
+    def __init__(self) -> None:
+        self.control, theirs = socket.socketpair()
+        path = os.pathsep.join((str(SOURCES), os.environ.get("PYTHONPATH", "")))
+        self.own = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        theirs.close()
+
+    def fork(self) -> Connection:
+        """Start a process; return the pipe to it."""
+        pipe, theirs = multiprocessing.Pipe()
+        socket.send_fds(self.control, [b"."], [theirs.fileno()])
+        theirs.close()
+        return pipe
+
+    def close(self) -> None:
+        self.control.close()
+        self.own.wait()
+
+
+class Process:
+    """A new Python in the current folder, which has not imported anyformer."""
+
+    def __init__(self, server: Server) -> None:
+        self.pipe = server.fork()
+        self.pipe.send(os.getcwd())
+
+    def run(self, function: Callable[..., Any], *values: Any) -> Any:
+        """The result of one of the functions below. `Wrong` if it raises an exception."""
+        self.pipe.send((function.__name__, *values))
+        try:
+            result, error = self.pipe.recv()
+        except EOFError:
+            raise Wrong("the process that ran this has died") from None
+        if error:
+            raise Wrong(error)
+        return result
+
+    def close(self) -> None:
+        self.pipe.close()
+
+
+def run_alone(server: Server, words: list[str]) -> str:
+    """The output of `python FILE ...` in a process of its own."""
+    process = Process(server)
+    try:
+        return process.run(run_file, words)
+    finally:
+        process.close()
+
+
+def serve(control: socket.socket) -> None:
+    """The server: one fork for every pipe that arrives, until the tests close the connection."""
+    for name in IMPORTED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    gc.freeze()
+    children = []
+    while fds := socket.recv_fds(control, 1, 1)[1]:
+        child = os.fork()
+        if child == 0:
+            control.close()
             try:
-                runpy.run_path(words[1], run_name="__main__")
+                answer(Connection(fds[0]))
             finally:
-                sys.argv = before
-        elif words[0] in ("ls", "cat", "head", "mkdir", "cp", "echo"):
-            sorting = {**os.environ, "LC_ALL": "C"}
-            done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=sorting)
-            code = done.returncode
-            out.write(done.stdout + done.stderr)
-        else:
-            raise Wrong(f"nothing here runs `{words[0]}`")
-    refusal = wanted is not None and wanted.startswith("anyformer: ")  # a page may show a mistake
-    if code != (2 if refusal else 0):
-        raise Wrong(f"`{line}` ended with {code}:\n{out.getvalue()}")
-    return out
+                os._exit(0)
+        children.append(child)
+        os.close(fds[0])
+    for child in children:
+        os.waitpid(child, 0)
+
+
+def answer(pipe: Connection) -> None:
+    """A forked process: run what is asked until the pipe is closed."""
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    os.chdir(pipe.recv())
+    sys.path[0] = ""  # as at Python's prompt, instead of the folder of this file
+    sys.modules["page"] = types.ModuleType("page")
+    while True:
+        try:
+            name, *values = pipe.recv()
+        except EOFError:
+            return
+        try:
+            result, error = globals()[name](*values), None
+        except (Exception, SystemExit) as raised:
+            result, error = None, f"{raised!r}\n{traceback.format_exc()}"
+        pipe.send((result, error))
+
+
+@contextlib.contextmanager
+def shown() -> Iterator[io.StringIO]:
+    """Collects stdout and stderr."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        yield out
+
+
+# These run in forked processes.
+
+
+def run_block(code: str, where: str) -> str:
+    """Run Python code; return its output."""
+    with shown() as out:
+        exec(compile(code, where, "exec"), vars(sys.modules["page"]))
+    return out.getvalue()
+
+
+def run_doctest(text: str, where: str) -> str:
+    """Run a session of Python's prompt; return a message about every result that differs."""
+    test = doctest.DocTestParser().get_doctest(text, {}, where, None, None)
+    test.globs, told = vars(sys.modules["page"]), io.StringIO()
+    doctest.DocTestRunner(optionflags=FLAGS).run(test, out=told.write, clear_globs=False)
+    return told.getvalue()
+
+
+def run_anyformer(words: list[str]) -> tuple[int, str]:
+    """Run `anyformer WORDS`; return its exit code and output."""
+    from anyformer.cli import main
+
+    with shown() as out:
+        code = main(words)
+    return code, out.getvalue()
+
+
+def run_file(words: list[str]) -> str:
+    """Run a Python file with arguments; return its output."""
+    sys.argv, sys.path[0] = words, str(Path(words[0]).resolve().parent)
+    with shown() as out:
+        runpy.run_path(words[0], run_name="__main__")
+    return out.getvalue()
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""README, docs and examples do what they say: every block runs, a page in a folder of its own (`pages.py`)."""
+"""README, docs and examples do what they say: every block runs, in folders and processes of its page (`pages.py`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib.util
 import os
 import random
 import re
-import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from anyformer import cli, families
 from anyformer.cli.listing import read_rows
 from anyformer.specs.part import Part, kinds_for
 from anyformer.specs.slots import about
-from pages import SMALLER, Reader, Wrong, command
+from pages import SMALLER, Reader, Server, Wrong, run_alone
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").glob("*.md"))]
@@ -99,29 +98,20 @@ GIVEN = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
-    """Someone in an empty folder, who knows no Parts but ours. What a page declares or imports is gone afterwards."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    before, modules = foreign(), {*sys.modules}
-    for name, kind in before.items():
-        del Part.kinds[name]
-        monkeypatch.delitem(sys.modules, kind.__module__, raising=False)
-    found = Reader(GIVEN)
-    monkeypatch.setitem(sys.modules, "page", found.module)
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    found = Server()
     yield found
-    for name in foreign():
-        del Part.kinds[name]
-    Part.kinds.update(before)
-    for name in {*sys.modules} - modules:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
+    found.close()
 
 
-def foreign() -> dict[str, type[Part]]:
-    """The Parts that other tests brought along."""
-    return {name: kind for name, kind in Part.kinds.items() if not kind.__module__.startswith("anyformer.")}
+@pytest.fixture
+def reader(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+    """A reader in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    found = Reader(server, GIVEN)
+    yield found
+    found.close()
 
 
 def name_of(path: Path) -> str:
@@ -165,8 +155,8 @@ def test_the_two_commands_learn(reader: Reader, monkeypatch: pytest.MonkeyPatch)
     """The model and the batches as they are, a sixth of the steps: it knows more than how frequent each token is."""
     monkeypatch.setitem(SMALLER, "train", ["--set", "steps=60", "--set", "evaluate.every=60", "--device", "cpu"])
     books(Path("books"))
-    said = command("anyformer train --text books", None).getvalue()
-    assert command('anyformer generate runs/books "It was"', None).getvalue().strip()
+    said = reader.command("anyformer train --text books")
+    assert reader.command('anyformer generate runs/books "It was"').strip()
     unigram = float(re.findall(r"unigram (\S+),", said)[0])
     assert float(re.findall(r"validation loss ([\d.]+)", said)[-1]) < unigram / 2, said
 
@@ -180,7 +170,7 @@ def test_the_tutorial_runs_from_its_first_page_to_its_last(reader: Reader) -> No
 @pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
 def test_every_example_runs(path: Path, reader: Reader) -> None:
     libraries(path.read_text("utf-8"))
-    runpy.run_path(str(path), run_name="__main__")
+    run_alone(reader.server, [str(path)])
     assert f"[{path.name}]({path.name})" in (path.parent / "README.md").read_text("utf-8")
 
 
@@ -242,6 +232,35 @@ one.txt
 def test_a_page_that_is_right(reader: Reader) -> None:
     reader.follow("page.md", RIGHT)
     assert Path("own.py").is_file()
+
+
+ALONE_TWICE = """```python
+import sys
+assert not [name for name in sys.modules if name.split(".")[0] == "anyformer"]
+import anyformer.stacks
+sys.seen = True
+```
+```console
+$ anyformer --version
+...
+```
+```python
+assert sys.seen
+```
+```python title="own.py"
+import sys
+assert not hasattr(sys, "seen") and "anyformer" not in sys.modules
+```
+```bash
+python own.py
+```
+"""
+
+
+def test_a_page_starts_in_a_new_process(reader: Reader) -> None:
+    """The blocks of a page share a process; neither another page nor a command or a file shares it."""
+    for page in ("one.md", "two.md"):
+        reader.follow(page, ALONE_TWICE)
 
 
 # -- the site ---------------------------------------------------------------------------------------------------------

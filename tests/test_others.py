@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -110,11 +111,12 @@ def trainer(model: Any, folder: Path, rows: Rows, **options: Any) -> Any:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     usual = {"optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
-    arguments = transformers.TrainingArguments(
-        str(folder), use_cpu=True, max_steps=1, report_to=[], disable_tqdm=True, save_strategy="no",
-        **{**usual, **options},
-    )  # fmt: skip
-    return transformers.Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows)
+    usual |= {"use_cpu": True, "max_steps": 1, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
+    metrics = options.pop("compute_metrics", None)
+    arguments = transformers.TrainingArguments(str(folder), **{**usual, **options})
+    return transformers.Trainer(
+        model=model, args=arguments, train_dataset=rows, eval_dataset=rows, compute_metrics=metrics
+    )
 
 
 def test_hugging_face_trainer(tmp_path: Path) -> None:
@@ -145,6 +147,94 @@ def test_hugging_face_trainer_with_a_classifier(tmp_path: Path) -> None:
     assert torch.allclose(torch.tensor(found.predictions), wanted.logits.detach(), atol=1e-6)
     with pytest.raises(ValueError, match="num_items_in_batch counts the tokens"):
         model(input_ids=IDS, labels=torch.tensor([0, 1]), num_items_in_batch=3)
+
+
+ROWS = Rows(input_ids=IDS.tolist(), labels=IDS.tolist())
+LABELLED = Rows(input_ids=IDS.tolist(), labels=[0, 2])
+
+
+def classifier() -> Any:
+    return bert("BertForSequenceClassification", num_labels=3)
+
+
+@pytest.mark.parametrize(("make", "rows"), [(gpt2, ROWS), (classifier, LABELLED)])
+def test_hugging_face_trainer_saves_and_resumes(make: Any, rows: Rows, tmp_path: Path) -> None:
+    """Every step and the end are saved (the weights of this GPT-2 are tied), the best step is loaded at the end, and a
+    run that stops after one step goes on as if it had not stopped."""
+    options = {
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "optim": "adamw_torch",
+    }
+    driven = trainer(make(), tmp_path / "two", rows, max_steps=2, load_best_model_at_end=True, **options)
+    driven.train()
+    driven.save_model()
+    other = make()
+    other.load_state_dict(safetensors.torch.load_file(tmp_path / "two" / "model.safetensors"))
+    assert_equal(other, driven.model)
+
+    trainer(make(), tmp_path / "one", rows, max_steps=1, **options).train()
+    resumed = trainer(make(), tmp_path / "one", rows, max_steps=2, **options)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 2
+    assert_equal(resumed.model, driven.model)
+
+
+def assert_equal(one: Any, two: Any) -> None:
+    for name, parameter in one.named_parameters(remove_duplicate=False):
+        assert torch.equal(parameter, two.get_parameter(name)), name
+
+
+@pytest.mark.parametrize(("make", "rows"), [(gpt2, ROWS), (classifier, LABELLED)])
+def test_hugging_face_trainer_scores_and_predicts(make: Any, rows: Rows, tmp_path: Path) -> None:
+    """A decoder's cache is not among the predictions, with labels or without; a caller can still ask for one."""
+    model, seen = make(), []
+
+    def accuracy(found: Any) -> dict[str, float]:
+        seen.append(found)
+        return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
+
+    driven = trainer(model, tmp_path, rows, compute_metrics=accuracy)
+    model.eval()
+    with torch.no_grad():
+        wanted = model(input_ids=IDS).logits
+    assert driven.evaluate()["eval_accuracy"] == float((wanted.argmax(-1) == seen[0].label_ids).double().mean())
+    for columns in (rows.columns, {**rows.columns, "labels": [None, None]}):
+        found = driven.predict(Rows(**columns)).predictions
+        assert torch.allclose(torch.tensor(found), wanted, atol=1e-6)
+    if make is gpt2:
+        assert model(input_ids=IDS, use_cache=True).past_key_values.length == IDS.shape[1]
+
+
+@pytest.mark.parametrize(("make", "rows"), [(gpt2, ROWS), (classifier, LABELLED)])
+def test_hugging_face_trainer_recomputes(make: Any, rows: Rows, tmp_path: Path) -> None:
+    """Layers run twice per step, however often training starts, and the weights are the same."""
+    plain, model = make(), make()
+    trainer(plain, tmp_path, rows).train()
+    trainer(plain, tmp_path, rows).train()
+    stack, calls = model.decoder if make is gpt2 else model.encoder, []
+    stack.layers[0].attention.register_forward_pre_hook(lambda *_: calls.append(None))
+    for runs in (2, 4):
+        trainer(model, tmp_path, rows, gradient_checkpointing=True).train()
+        assert len(calls) == runs and model.is_gradient_checkpointing
+    for (name, one), two in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(one, two, atol=1e-6), name
+    model.gradient_checkpointing_disable()
+    model.train()(**{name: torch.tensor(values) for name, values in rows.columns.items()}).loss.backward()
+    assert len(calls) == 5 and not model.is_gradient_checkpointing
+    with pytest.raises(ValueError, match="checkpointing with use_reentrant=True is not supported"):
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+
+
+def test_tied_weights_are_once_in_a_state_dict() -> None:
+    model, other = gpt2(), gpt2(seed=1)
+    state = model.state_dict()
+    assert "head.out.weight" not in state and state.keys() < model.state_dict(keep_vars=True).keys()
+    assert not other.load_state_dict(state).missing_keys
+    assert_equal(other, model)
+    assert other.head.out.weight is other.embedding.tokens.weight
 
 
 def test_inputs_that_are_not_named_in_the_signature_are_still_told_apart() -> None:

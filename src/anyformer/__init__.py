@@ -53,6 +53,9 @@ register_service("generate", "anyformer.generation")
 register_service("load_adapted", "anyformer.transforms.adapters")
 register_service("save_adapter", "anyformer.transforms.adapters")
 register_service("place_quantized", "anyformer.transforms.quantize")
+register_service("recompute", "anyformer.transforms.recompute")
+register_service("keep_activations", "anyformer.transforms.recompute")
+register_service("kinds", "anyformer.specs.slots")
 
 __all__ = [
     "__version__", "build", "check", "count", "draw", "generate", "load", "look", "lora", "override", "parts",
@@ -63,8 +66,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "parts":  # objectives, data and optimisers are Parts too
-        importlib.import_module("anyformer.train.run")
     module = importlib.import_module(_PUBLIC[name])
     return globals().setdefault(name, getattr(module, name, module))
 

@@ -309,7 +309,7 @@ def copy_tokenizer(model: TransformerModule, folder: Path) -> None:
 def plain_state(model: TransformerModule, quantized: bool = False) -> dict[str, Tensor]:
     """The weights by address; a layer with an adapter counts as the plain layer that does the same, and so does a
     quantised one unless `quantized`."""
-    state = dict(model.state_dict())
+    state = {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
     for address, module in model.named_modules():
         if isinstance(module, Concatenable) and not quantized:
             for name in module.exact:

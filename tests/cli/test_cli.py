@@ -114,6 +114,7 @@ def test_help_names_every_verb(run, arguments: tuple[str, ...]) -> None:
 def test_every_verb_has_help(run, verb: str) -> None:
     code, out, err = run(verb, "--help")
     assert code == 0 and err == "" and f"usage: anyformer {verb}" in out
+    assert "lectures" not in out  # users of a command need not know them
 
 
 @pytest.mark.parametrize(

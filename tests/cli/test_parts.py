@@ -38,16 +38,13 @@ def run(capsys: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture
 def foreign() -> Iterator[type[Part]]:
-    before = dict(Part.kinds)
-
     class Wobble(Part, sees="past", called=("shaky mixer",)):
         """A mixer of somebody else."""
 
         size: int = 3  # how far
 
     yield Wobble
-    Part.kinds.clear()
-    Part.kinds.update(before)
+    del Part.kinds["Wobble"]
 
 
 def test_every_kind_is_listed_once_with_what_it_is(run: Command, foreign: type[Part]) -> None:
@@ -67,12 +64,29 @@ def test_every_kind_is_listed_once_with_what_it_is(run: Command, foreign: type[P
     assert [name for name in (*ours, "Wobble") if f"\n  {name} " not in out] == []  # other tests declare kinds too
 
 
-def test_the_table_of_parts_is_what_the_classes_say() -> None:
-    """In a process of its own: other tests declare Parts, and import modules that do."""
-    code = "import json; from anyformer.cli import listing; print(json.dumps(listing.collect_kinds()))"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    written = json.loads(listing.PARTS.read_text(encoding="utf-8"))
-    assert written == json.loads(said), "python -m anyformer.cli.listing writes it anew"
+ALL_KINDS = """
+from anyformer.parts import Attention, Block, DecoderModel, GatedMLP, Run, Sublayer
+try:
+    Sublayer(op="LSTMM")  # of a kind that is not imported yet
+except ValueError as error:
+    message = str(error)
+from anyformer.parts import *
+names = sorted(name for name in globals() if name[0].isupper())
+import json
+from anyformer.cli import listing
+print(json.dumps([message, names, listing.collect_kinds(), listing.stub(), sorted(listing.our_kinds())]))
+"""
+
+
+def test_the_lists_of_parts_are_what_the_classes_say() -> None:
+    """The table of `anyformer parts` and the names of `anyformer.parts`. In a process of its own: other tests declare
+    Parts, and import modules that do."""
+    said = subprocess.run([sys.executable, "-c", ALL_KINDS], capture_output=True, text=True, check=True).stdout
+    message, names, table, stub, kinds = json.loads(said)
+    assert message.endswith("did you mean 'LSTM'?")
+    assert json.loads(listing.PARTS.read_text(encoding="utf-8")) == table, "python -m anyformer.cli.listing writes it"
+    assert listing.STUB.read_text(encoding="utf-8") == stub, "python -m anyformer.cli.listing writes it"
+    assert names == kinds and len(names) > 300
 
 
 @pytest.fixture
@@ -204,6 +218,7 @@ def test_parts_in_python() -> None:
     assert {"GatedMLP", "Causal", "DecoderModel", "Run", "NextToken"} <= {*dir(af.parts)}
     with pytest.raises(AttributeError, match="no Part is called 'SwiGLU'; did you mean 'GatedMLP' with activation"):
         _ = af.parts.SwiGLU
+    assert "GatedMLP" in af.parts.__all__ and len({*af.parts.__all__}) == len(af.parts.__all__)
     with pytest.raises(AttributeError, match="no attribute 'norms'"):
         _ = af.parts.norms
 

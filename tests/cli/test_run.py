@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -367,3 +368,15 @@ def test_tasks_by_the_names_of_pipelines(name: str, task: str | None) -> None:
     assert find_task(name) == task
     names = [each for info in TASKS.values() for each in (info.name, *info.called)]
     assert len(names) == len({*names})
+
+
+def test_the_page_names_every_pipeline_that_works() -> None:
+    pipelines = pytest.importorskip("transformers").pipelines.PIPELINE_REGISTRY.get_supported_tasks()
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "tasks.md").read_text("utf-8")
+    lines = page.split("| task | pipeline | pipeline of transformers 4 |")[1].split("\n\n")[0].splitlines()[2:]
+    now: set[str] = set()
+    for task, names, older in ([re.findall("`(.+?)`", cell) for cell in line.split("|")[1:-1]] for line in lines):
+        assert [find_task(name) for name in (*names, *older)] == task * len((*names, *older))
+        assert not {*older} & {*pipelines}
+        now |= {*names}
+    assert now == {name for name in pipelines if find_task(name)}

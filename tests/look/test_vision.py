@@ -203,12 +203,28 @@ def test_how_far_heads_look(seen: Any) -> None:
             assert float(found[head]) == pytest.approx(total / given.sum(), rel=1e-4)
 
 
+def test_the_map_of_attention(seen: Any) -> None:
+    """What the first token of their last layer attends to, mean over heads."""
+    _, model, theirs = seen
+    pixels = torch.randn(1, 3, 24, 24, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        address, found = vision.attention_map(af.trace(model, pixel_values=pixels))
+        weights = theirs(pixels, output_attentions=True).attentions[-1]
+    assert address == "encoder.layers.1.attention"
+    assert torch.allclose(found, weights[0, :, 0, -36:].mean(0).view(6, 6), atol=1e-5)
+
+
 def test_what_is_drawn_of_a_vit(seen: Any) -> None:
     pytest.importorskip("matplotlib")
     _, model, _ = seen
     scene = Scene(model, {"pixel_values": torch.rand(1, 3, 24, 24)}, reads="image")
     figure = lectures.vit(scene)
-    filters, alike, far = figure.axes[:3]
+    picture, attention, filters, alike, far = figure.axes[:5]
+    pixels = scene.inputs["pixel_values"][0].permute(1, 2, 0).numpy()
+    shades = (pixels - pixels.min()) / (pixels.max() - pixels.min())
+    assert np.allclose(picture.images[0].get_array(), shades, atol=1e-5)
+    address, share = vision.attention_map(af.trace(model, **scene.inputs))
+    assert np.allclose(attention.images[1].get_array(), share) and address in attention.get_title()
     sheet = np.asarray(filters.images[0].get_array())
     assert sheet.shape == (3 * 5 - 1, 7 * 5 - 1, 3)  # 16 filters have 15 components: three rows of up to seven
     assert sheet[:4, :4].min() == 0 and sheet[:4, :4].max() == 1 and (sheet[4] == 1).all()

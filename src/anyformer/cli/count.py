@@ -1,7 +1,7 @@
 """Count parameters and the memory of the weights from a description, by part. Nothing is allocated.
 
-With --length, also show FLOPs per token and text, training and its memory, the decoding state, and the formulas of the
-lectures next to the exact figures; a model of images shows all but the formulas without it. A multiply-add is two
+With --length, also show FLOPs per token and text, training and its memory, the decoding state, and common approximate
+formulas next to the exact figures; a model of images shows all but the formulas without it. A multiply-add is two
 FLOPs; both products of attention are counted, over the whole square, or with --causal only under a causal mask. The
 column "the masks need" leaves out every pair of tokens that a mask hides, also outside a sliding window.
 
@@ -220,7 +220,7 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
     table(("pass", "FLOPs", "bytes", "FLOPs a byte"), busy, right=(1, 2, 3))
     if not used["lecture"]:
         return
-    print("\nthe lectures' formulas: parameters, then FLOPs a token")
+    print("\napproximate formulas: parameters, then FLOPs per token")
     formulas = [
         (
             row["about"],

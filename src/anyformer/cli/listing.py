@@ -1,7 +1,7 @@
 """Every named description and every kind of Part in two tables, so that `anyformer zoo` and `anyformer parts` need not
-import torch and all of them to list them.
+import torch and all of them to list them; and the names that `anyformer.parts` offers.
 
-python -m anyformer.cli.listing        # writes zoo.json and parts.json anew; a test says when that is due
+python -m anyformer.cli.listing        # writes zoo.json, parts.json and parts/__init__.pyi; tests fail if they are old
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from anyformer.specs.part import Part
 
 ZOO, PARTS = (Path(__file__).with_name(name) for name in ("zoo.json", "parts.json"))
+STUB = Path(__file__).parents[1] / "parts" / "__init__.pyi"
 
 
 def read_rows() -> list[dict[str, Any]]:
@@ -94,12 +95,24 @@ def tell_kinds(kinds: Iterable[type[Part]]) -> list[dict[str, Any]]:
     return [dataclasses.asdict(each) for each in infos]
 
 
+def our_kinds() -> dict[str, type[Part]]:
+    from anyformer.train.run import every_kind
+
+    return {name: kind for name, kind in every_kind().items() if kind.__module__.startswith("anyformer.")}
+
+
+def stub() -> str:
+    """The text of parts/__init__.pyi: where every kind is, abstract ones included."""
+    places = sorted((kind.__module__, name) for name, kind in our_kinds().items())
+    about = "# Written by `python -m anyformer.cli.listing`.\n# ruff: noqa: I001\n\n"
+    return about + "".join(f"from {module} import {name} as {name}\n" for module, name in places)
+
+
 def collect_kinds() -> dict[str, Any]:
     """What the table of Parts holds, from our classes themselves."""
     from anyformer.specs.part import abstract, kinds_for
-    from anyformer.train.run import every_kind
 
-    ours = {name: kind for name, kind in every_kind().items() if kind.__module__.startswith("anyformer.")}
+    ours = our_kinds()
     return {
         "kinds": tell_kinds(kind for kind in ours.values() if not abstract(kind)),
         "abstract": [
@@ -119,6 +132,7 @@ def write() -> None:
     ZOO.write_text(f"{lines(count_rows())}\n", encoding="utf-8")
     tables = ",\n".join(f'"{name}": {lines(rows)}' for name, rows in collect_kinds().items())
     PARTS.write_text(f"{{\n{tables}\n}}\n", encoding="utf-8")
+    STUB.write_text(stub(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -34,9 +34,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--serve", action="store_true", help="serve the page on this machine instead of writing a file")
     parser.add_argument("--port", type=int, metavar="N", help=f"port of --serve (default: {PORT})")
     parser.add_argument(
-        "--picture", metavar="NAME", help="draw a figure of the lectures as PNG, SVG or PDF; see --list"
+        "--picture", metavar="NAME", help="draw one of the figures in --list as PNG, SVG or PDF, instead of a page"
     )
-    parser.add_argument("--list", action="store_true", help="list the figures of the lectures")
+    parser.add_argument("--list", action="store_true", help="list the figures for --picture")
     parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
     device_flag(parser)
     parser.add_argument(

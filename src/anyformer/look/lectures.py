@@ -170,33 +170,48 @@ def walk(scene: Scene) -> Any:
 
 
 def vit(scene: Scene) -> Any:
-    """Inside a ViT: its first filters, which places are alike, and how far each head looks by depth."""
+    """Inside a ViT: the image and the attention to it, filters of patches, likeness of positions, distance by layer."""
     from anyformer.look.figures import new
     from anyformer.look.views import Inside
-    from anyformer.look.vision import attention_distance, filters, position_likeness, sheet
+    from anyformer.look.vision import attention_distance, attention_map, filters, position_likeness, sheet
 
-    figure, (axes,) = new(3, 1, 12, 4)
+    figure, ((picture, attention, tiled), (likeness, distance, unused)) = new(3, 2, 12, 8)
+    run, pixels = Inside(scene).run, scene.inputs["pixel_values"][0]
     tiles = filters(scene.model)
     low, high = tiles.amin((1, 2, 3), keepdim=True), tiles.amax((1, 2, 3), keepdim=True)
     tiles = in_colour((tiles - low) / (high - low).clamp(min=1e-9))
-    axes[0].imshow(sheet(tiles, columns=7, between=1.0).numpy(), interpolation="nearest")
-    axes[0].set_title(f"filters of patches: {len(tiles)} principal components", fontsize=9)
+    tiled.imshow(sheet(tiles, columns=7, between=1.0).numpy(), interpolation="nearest")
+    tiled.set_title(f"filters of patches: {len(tiles)} principal components", fontsize=9)
+    address, share = attention_map(run)
+    for axis in (picture, attention):
+        axis.imshow(shades_of(pixels))
+    seen = {"cmap": "inferno", "alpha": 0.75, "interpolation": "nearest", "vmin": 0}
+    shown = attention.imshow(share.numpy(), extent=(0, pixels.shape[2], pixels.shape[1], 0), **seen)
+    figure.colorbar(shown, ax=attention, shrink=0.7).ax.tick_params(labelsize=7)
+    picture.set_title("the image as the model reads it", fontsize=9)
+    attention.set_title(f"attention of {address}, mean of heads", fontsize=9)
     alike = position_likeness(scene.model)
     if alike is None:
-        axes[1].text(0.5, 0.5, "no positions are added to patches", ha="center", va="center", fontsize=8)
+        likeness.text(0.5, 0.5, "no positions are added to patches", ha="center", va="center", fontsize=8)
     else:
-        image = axes[1].imshow(sheet(alike.flatten(0, 1), columns=alike.shape[1]).numpy(), interpolation="nearest")
-        figure.colorbar(image, ax=axes[1], shrink=0.7).ax.tick_params(labelsize=7)
-    axes[1].set_title("likeness of positions: a map for each patch, in its place", fontsize=9)
-    for axis in axes[:2]:
+        image = likeness.imshow(sheet(alike.flatten(0, 1), columns=alike.shape[1]).numpy(), interpolation="nearest")
+        figure.colorbar(image, ax=likeness, shrink=0.7).ax.tick_params(labelsize=7)
+    likeness.set_title("likeness of positions: one map per patch", fontsize=9)
+    for axis in (picture, attention, tiled, likeness, unused):
         axis.set_axis_off()
-    for depth, far in enumerate(attention_distance(Inside(scene).run).values()):
-        axes[2].scatter([depth] * len(far), far.numpy(), s=14)
-    axes[2].set_title("how far each head looks, in patches, by layer", fontsize=9)
-    axes[2].set_ylim(bottom=0)
-    axes[2].xaxis.get_major_locator().set_params(integer=True)
-    axes[2].tick_params(labelsize=7)
+    for depth, far in enumerate(attention_distance(run).values()):
+        distance.scatter([depth] * len(far), far.numpy(), s=14)
+    distance.set_title("how far each head looks, in patches, by layer", fontsize=9)
+    distance.set_ylim(bottom=0)
+    distance.xaxis.get_major_locator().set_params(integer=True)
+    distance.tick_params(labelsize=7)
     return figure
+
+
+def shades_of(pixels: Any) -> Any:
+    """Pixels (C, height, width) of any range as an image (height, width, 3) from 0 to 1."""
+    low, high = pixels.amin(), pixels.amax()
+    return in_colour(((pixels - low) / (high - low).clamp(min=1e-6)).permute(1, 2, 0).float()).cpu().numpy()
 
 
 def in_colour(shades: Any) -> Any:
@@ -235,9 +250,7 @@ def over_image(axis: Any, pixels: Any, found: Any) -> None:
     from matplotlib.collections import LineCollection
 
     (high, wide), (rows, columns) = pixels.shape[1:], found.window.shape
-    low, most = pixels.amin(), pixels.amax()
-    shades = in_colour(((pixels - low) / (most - low).clamp(min=1e-6)).permute(1, 2, 0).float())
-    axis.imshow(shades.cpu().numpy(), extent=(0, wide, high, 0))
+    axis.imshow(shades_of(pixels), extent=(0, wide, high, 0))
     parts = found.part.where(found.joined, -1)
     kinds = [int(part) for part in parts.unique() if part >= 0]
     colour = {-1: (0.0, 0.0, 0.0, 0.0)} | {part: (*colormaps["tab10"](i)[:3], 0.55) for i, part in enumerate(kinds)}
@@ -319,7 +332,11 @@ PICTURES: dict[str, Picture] = {
     "walk": Picture(
         "a prompt's walk through a model: tokens, ids, vectors, attention, stream, next words", walk, "text"
     ),
-    "vit": Picture("inside a ViT: first filters, likeness of positions, attention distance by depth", vit, "image"),
+    "vit": Picture(
+        "inside a ViT: attention over the image, first filters, likeness of positions, attention distance by depth",
+        vit,
+        "image",
+    ),
     "windows": Picture(
         "windows and shifted windows (Swin) over an image, or none: INPUT can be left out", windows, "image", bare=True
     ),

@@ -1,4 +1,4 @@
-"""Inside models that see: the filters that read patches, positions that are alike, how far heads look, and windows.
+"""Inside models that read images: attention over patches, filters of patches, likeness of positions, and windows.
 
 N places of a grid, H heads, C channels.
 """
@@ -51,26 +51,43 @@ def position_likeness(model: TransformerModule) -> Tensor | None:
     return (vectors @ vectors.T).view(*grid, *grid)
 
 
+def attention_map(run: Trace) -> tuple[str, Tensor]:
+    """The last sublayer with attention, and the share of its attention that each patch gets (rows, columns): the mean
+    over heads, of the class token if there is one, otherwise of all patches."""
+    grid, prefix, maps = patch_attention(run)
+    address, weights = [*maps.items()][-1]
+    queries = weights[0, :, :1] if prefix else weights[0]
+    return address, queries[..., prefix:].mean((0, 1)).view(*grid)
+
+
 def attention_distance(run: Trace) -> dict[str, Tensor]:
     """(H,) by sublayer: patches between a query and what a head looks at, the mean of all that patches give to patches
     [Dosovitskiy et al. 2021, figure 7]."""
+    grid, prefix, maps = patch_attention(run)
+    places = torch.cartesian_prod(*(torch.arange(side).float() for side in grid))
+    apart, found = torch.cdist(places, places), {}
+    for address, every in maps.items():
+        weights = every[:, :, prefix:, prefix:]
+        found[address] = (weights * apart).sum((0, 2, 3)) / weights.sum((0, 2, 3)).clamp(min=1e-9)
+    return found
+
+
+def patch_attention(run: Trace) -> tuple[Grid, int, dict[str, Tensor]]:
+    """The grid of patches, the number of tokens before them, and the weights (B, H, T, T) of every sublayer."""
     embedding: Any = run.model.embedding
     with torch.no_grad():
         _, ctx = embedding(run.inputs)
     grid = ctx.extra(Grid)
     if grid is None:
-        raise ValueError("this model reads no image, and distance is between the patches of one")
-    places = torch.cartesian_prod(*(torch.arange(side).float() for side in grid))
-    apart, prefix = torch.cdist(places, places), ctx.index.shape[-1] - len(places)
-    found = {}
+        raise ValueError("this model reads no image, and its attention is not between patches of one")
+    tokens, found = ctx.index.shape[-1], {}
     for each in attention(run).maps:
-        if each.weights.shape[-2:] != (prefix + len(places), prefix + len(places)):
+        if each.weights.shape[-2:] != (tokens, tokens):
             raise ValueError(
                 f"{short(each.address)} does not look from every patch at every other: it has windows, or fewer places"
             )
-        weights = each.weights[:, :, prefix:, prefix:].float().cpu()
-        found[short(each.address)] = (weights * apart).sum((0, 2, 3)) / weights.sum((0, 2, 3)).clamp(min=1e-9)
-    return found
+        found[short(each.address)] = each.weights.float().cpu()
+    return grid, tokens - grid.rows * grid.columns, found
 
 
 def sheet(tiles: Tensor, columns: int, between: float = math.nan) -> Tensor:

@@ -16,7 +16,7 @@ from anyformer.kernels.capture import can_read_values
 from anyformer.kernels.value_checks import check_values, reads_later
 from anyformer.models.call import Call, HeadInputs
 from anyformer.models.model import Model, notebook_html
-from anyformer.models.published import PublishedModule, call_published
+from anyformer.models.published import PublishedConfig, PublishedModule, call_published
 from anyformer.parts.head.base import HeadModule, Outputs
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.layer_mix import LayerMix
@@ -53,6 +53,7 @@ class TransformerModule(PublishedModule):
     def __init__(self, spec: Model) -> None:
         super().__init__()
         self.spec = spec
+        self.config = PublishedConfig(spec)
         # where positions are those in a dependency tree, or in a graph
         reads = {"tree_parents": lambda part: part.reads_tree, "graph_edges": lambda part: part.reads_graph}
         self.tree_inputs = tuple(name for name, reads in reads.items() if any(reads(part) for _, part in walk(spec)))
@@ -219,7 +220,7 @@ class TransformerModule(PublishedModule):
 
     def tie(self) -> None:
         """Makes the parameters that the description ties share storage."""
-        for name, owner in [pair for tie in self.spec.ties for pair in self.tied_parameters(*tie)]:
+        for name, owner in self.tied_pairs():
             path, _, leaf = name.rpartition(".")
             try:
                 tied, shared = self.get_parameter(name), self.get_parameter(owner)
@@ -230,13 +231,33 @@ class TransformerModule(PublishedModule):
                 raise ValueError(f"ties: {shapes}: they cannot be one")
             setattr(self.get_submodule(path), leaf, shared)
 
-    def tied_parameters(self, name: str, owner: str) -> Iterator[tuple[str, str]]:
-        """The parameters that become one by a tie: these two, or all that are in two modules."""
-        try:
-            inside = [inner for inner, _ in self.get_submodule(name).named_parameters(remove_duplicate=False)]
-        except AttributeError:
-            inside = []
-        yield from [(f"{name}.{inner}", f"{owner}.{inner}") for inner in inside] or [(name, owner)]
+    def tied_pairs(self) -> list[tuple[str, str]]:
+        """(name, owner) of the parameters that the description ties: two parameters, or all that two modules have."""
+        pairs = []
+        for name, owner in self.spec.ties:
+            try:
+                inside = [inner for inner, _ in self.get_submodule(name).named_parameters(remove_duplicate=False)]
+            except AttributeError:
+                inside = []
+            pairs += [(f"{name}.{inner}", f"{owner}.{inner}") for inner in inside] or [(name, owner)]
+        return pairs
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The tensors by address, as files store them: tied parameters only under their owner's address, because
+        safetensors (which Hugging Face's Trainer saves with) refuses shared tensors. With `keep_vars` all addresses."""
+        state = super().state_dict(*args, **kwargs)
+        if not kwargs.get("keep_vars"):
+            prefix, parameters = kwargs.get("prefix", ""), dict(self.named_parameters(remove_duplicate=False))
+            for name, owner in self.tied_pairs():
+                if name in parameters and parameters[name] is parameters.get(owner):
+                    state.pop(prefix + name, None)
+        return state
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        for name, owner in self.tied_pairs():
+            if prefix + owner in state_dict:
+                state_dict.setdefault(prefix + name, state_dict[prefix + owner])
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property
     def device(self) -> torch.device:

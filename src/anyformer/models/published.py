@@ -6,6 +6,7 @@ as a published class returns them: the same fields in the same order, a cache wh
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from types import MethodType
 from typing import Any
@@ -21,6 +22,7 @@ from anyformer.parts.head.base import HeadModule
 from anyformer.parts.head.language import LMHead
 from anyformer.runtime.inputs import check_given, in_model_dtype
 from anyformer.runtime.taps import OUTPUTS, OutputCollector, Taps
+from anyformer.specs.frozen import thaw
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.services import service
 
@@ -28,10 +30,32 @@ from anyformer.specs.services import service
 INNER_CONFIGS = {"input_ids": "text_config", "pixel_values": "vision_config", "input_features": "encoder_config"}
 
 
+class PublishedConfig:
+    """`model.config`: the fields of the published config that are not part of the architecture. Hugging Face's Trainer
+    reads them and sets `use_cache`, which holds for this model in this process and is never saved."""
+
+    def __init__(self, spec: Any) -> None:
+        self.use_cache = True
+        self.keys_to_ignore_at_inference = [*{"past_key_values", spec.state_name}]
+        self.is_encoder_decoder = spec.pair
+        vars(self).update(thaw(spec.source))
+
+    def get_text_config(self, **_: Any) -> PublishedConfig:
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"model_type": "anyformer", **vars(self)}  # PEFT looks up its defaults by this name
+
+    def to_json_string(self) -> str:
+        return json.dumps(self.to_dict(), indent=1)
+
+
 class PublishedModule(nn.Module):
     """What users and Hugging Face's Trainer ask of a published class beside its `forward`."""
 
     spec: Any
+    config: PublishedConfig
+    is_gradient_checkpointing: bool = False
 
     @property
     def accepts_loss_kwargs(self) -> bool:
@@ -47,6 +71,27 @@ class PublishedModule(nn.Module):
     def generate(self) -> Any:
         """`af.generate` with this model."""
         return MethodType(service("generate"), self)
+
+    def gradient_checkpointing_enable(
+        self,
+        gradient_checkpointing_kwargs: Mapping[str, Any] | None = None,
+        every_n_layers: int = 1,
+        offload: bool = False,
+    ) -> None:
+        """Compute the activations of layers again in the backward pass (transforms/recompute.py). The arguments are
+        those of transformers; only their defaults are supported."""
+        options = {**(gradient_checkpointing_kwargs or {}), "every_n_layers": every_n_layers, "offload": offload}
+        supported = {"use_reentrant": False, "every_n_layers": 1, "offload": False}
+        for name, value in options.items():
+            if name not in supported or value != supported[name]:
+                known = ", ".join(f"{name}={value}" for name, value in supported.items())
+                raise ValueError(f"gradient checkpointing with {name}={quote(value)} is not supported; use {known}")
+        service("recompute")(self)
+        self.is_gradient_checkpointing = True
+
+    def gradient_checkpointing_disable(self) -> None:
+        service("keep_activations")(self)
+        self.is_gradient_checkpointing = False
 
 
 def call_published(
@@ -68,7 +113,7 @@ def call_published(
     as_output = inputs.pop("return_dict", model.spec.source.get("return_dict", True))
     # a cache is useful where tokens follow: not while gradients are taken, unless the caller asks for one
     use_cache = inputs.pop("use_cache", None)
-    caches = not torch.is_grad_enabled() and returns_cache(model.spec, inputs) if use_cache is None else use_cache
+    caches = not torch.is_grad_enabled() and returns_cache(model, inputs) if use_cache is None else use_cache
     state = inputs.pop("past_key_values", None)
     if state is not None or use_cache:
         model.check_memory()
@@ -117,13 +162,14 @@ def accept_inputs(model: Any, inputs: Mapping[str, Any], args: Sequence[Any] = (
     return in_model_dtype(inputs, model.input_kinds, model)
 
 
-def returns_cache(spec: Any, inputs: Mapping[str, Any]) -> bool:
+def returns_cache(model: Any, inputs: Mapping[str, Any]) -> bool:
     """Whether the published class returns a cache for these inputs when the caller says nothing about it."""
+    spec = model.spec
     # no set comparison: torch 2.11 cannot compile one
     labelled = "labels" in inputs or ("start_positions" in inputs and "end_positions" in inputs)
     offered = {"always": True, "without labels": not labelled, "never": False}[spec.state_offered]
     by_head = spec.head is None or spec.head.remembers or spec.pair
-    return offered and by_head and spec.source.get("use_cache", True)
+    return offered and by_head and model.config.use_cache
 
 
 def output_config(spec: Any) -> Mapping[str, Any]:

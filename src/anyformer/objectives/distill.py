@@ -143,7 +143,7 @@ LAYER = re.compile(r"(?<=\blayers\.)(\d+)(?=\.)")
 def copy_layers(student: TransformerModule, teacher: TransformerModule, layers: tuple[int, ...]) -> None:
     """Gives each tensor of the student the teacher's at the same address; layer i of the student is layer layers[i] of
     the teacher. What the student does not have (BERT's segments) is left out."""
-    theirs = teacher.state_dict()
+    theirs = teacher.state_dict(keep_vars=True)
     depth = 1 + max((int(found[0]) for name in theirs if (found := LAYER.search(name))), default=-1)
     if max(layers) >= depth:
         raise ValueError(f"Distill.layers: the teacher has no layer {max(layers)}; its last is {depth - 1}")

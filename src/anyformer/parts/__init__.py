@@ -1,26 +1,40 @@
-"""The parts every architecture is put together from: one kind of thing per file, and every kind by its name.
+"""Every kind of Part by its name: `af.parts.GatedMLP`, `from anyformer.parts import Attention, Block, Rope`.
+
+The list has the kinds of all layers, stacks and models included, and a kind's file is imported when its name is first
+used. `__init__.pyi` contains the list, for type checkers and for this module; `python -m anyformer.cli.listing` writes
+it. Layers up to `models` import the file of a kind instead (import-linter checks this): here they could import upwards.
 
 >>> import anyformer as af
 >>> af.parts.GatedMLP(width=256)
 GatedMLP(width=256)
 """
 
-from __future__ import annotations
+import importlib
+import re
+from pathlib import Path
 
 from anyformer.specs.part import Part, nearest_kind
 from anyformer.specs.slots import kinds, register_package
 
 register_package(__name__)
 
+_STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+_MODULES = {name: module for module, name in re.findall(r"^from (\S+) import (\w+) as \w+$", _STUB, re.MULTILINE)}
+
+__all__ = list(_MODULES)
+
 
 def __getattr__(name: str) -> type[Part]:
+    if name in _MODULES:
+        return globals().setdefault(name, getattr(importlib.import_module(_MODULES[name]), name))
     if not name[:1].isupper():  # what Python asks of a package, and the names of its files
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = kinds()
-    if name not in found:
+    for module in {*_MODULES.values()}:  # the error names the nearest of all kinds
+        importlib.import_module(module)
+    if name not in (known := kinds()):
         raise AttributeError(f"no Part is called {name!r}; {nearest_kind(name)}")
-    return found[name]
+    return known[name]  # of another package
 
 
 def __dir__() -> list[str]:
-    return sorted(kinds())
+    return sorted({*_MODULES, *kinds()})

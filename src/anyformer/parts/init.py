@@ -1,9 +1,10 @@
 """Initialisation as data: address patterns and what fills the parameters they name.
 
-The first pattern of the description that matches an address wins; then a module's own `starts` (the name of a parameter
--> its value, or how: ReZero's 0, RWKV's ramps), then the defaults of norms and biases; `*` is the rest. Every
-parameter draws from its own generator, seeded by the seed and its address, so adding a layer or changing the order of
-construction changes no other weight. A tied parameter is filled once, under the name that owns it.
+What fills a parameter, in this order: its module's `starts` (name of the parameter -> value or Initializer: ReZero's 0,
+RWKV's ramps), unless a pattern names the same place; the first pattern of the description that matches, except `*`; the
+defaults of norms and biases; `*`. Every parameter draws from its own generator, seeded by the seed and its address, so
+adding a layer or changing the order of construction changes no other weight. A tied parameter is filled once, under the
+name that owns it.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from anyformer.specs.frozen import freeze as freeze
 from anyformer.specs.frozen import is_flat as is_flat
 from anyformer.specs.frozen import thaw as thaw
 from anyformer.specs.messages import nearest, plain, quote
+from anyformer.specs.services import service
 
 Sees = Literal["itself", "past", "all"]  # of a text, what a token's result depends on
 REACH = ("itself", "past", None, "all")  # from the least to the most; None is not said
@@ -99,7 +100,14 @@ class Part:
 
     def __post_init__(self) -> None:
         for name, hint in hints(type(self)).items():
-            value = conform(getattr(self, name), hint, f"{type(self).__name__}.{name}")
+            given, where = getattr(self, name), f"{type(self).__name__}.{name}"
+            try:
+                value = conform(given, hint, where)
+            except ValueError:
+                if not slot_types(hint):
+                    raise
+                service("kinds")()  # the message names the nearest of all kinds, not of those imported so far
+                value = conform(given, hint, where)
             object.__setattr__(self, name, value)
         if not TOGETHER.get():
             self.check()

@@ -98,7 +98,7 @@ TASKS: dict[str, TaskInfo] = {
             "Answer a question about a picture, or about each picture of a folder.",
             fields=("image",),
             optional=("question",),
-            called=("visual-question-answering", "vqa"),
+            called=("image-text-to-text", "visual-question-answering", "vqa"),
         ),
         TaskInfo(
             "ask-audio",

@@ -273,7 +273,7 @@ class Layout:
     def like(self, module: nn.Module) -> Callable[[str, str, tuple[int, ...]], Tensor | None]:
         """(kind, address, shape) of a tensor in a checkpoint -> a tensor sharded as it is needed here; None: not
         sharded."""
-        found = module.state_dict() if self.sharded else {}
+        found = module.state_dict(keep_vars=True) if self.sharded else {}
 
         def lies(kind: str, address: str, shape: tuple[int, ...]) -> Tensor | None:
             from torch.distributed.tensor import DTensor, Replicate, zeros

@@ -14,21 +14,38 @@ from anyformer.specs.messages import nearest, quote
 
 
 def recompute(model: nn.Module, pattern: str = "*.layers.*") -> nn.Module:
-    """Every outermost module whose address matches `pattern` forgets its activations. Gradients stay the same."""
+    """Every outermost module whose address matches `pattern` forgets its activations. Gradients stay the same. A second
+    call changes nothing; `keep_activations` undoes it."""
     chosen: list[str] = []
     for address, module in model.named_modules():
         if fnmatch.fnmatchcase(address, pattern) and not any(address.startswith(f"{c}.") for c in chosen):
             chosen.append(address)
-            module.forward = _checkpoint_forward(module.forward)
+            if not isinstance(module.forward, Recomputed):
+                module.forward = Recomputed(module)
     if not chosen:
         raise ValueError(f"no module matches {quote(pattern)}; {nearest(pattern, dict(model.named_modules()))}")
     return model
 
 
-def _checkpoint_forward(forward: Any) -> Any:
-    def run(*args: Any, **kwargs: Any) -> Any:
+def keep_activations(model: nn.Module) -> nn.Module:
+    """Undo `recompute`."""
+    for module in model.modules():
+        if isinstance(changed := module.forward, Recomputed):
+            del module.forward
+            vars(module).update(changed.replaced)
+    return model
+
+
+class Recomputed:
+    """A module's `forward` under `torch.utils.checkpoint`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.forward = module.forward
+        self.replaced = {"forward": self.forward} if "forward" in vars(module) else {}  # a compiled one
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
-            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+            return checkpoint(self.forward, *args, use_reentrant=False, **kwargs)
         begun = False
 
         def rerun(*args: Any, **kwargs: Any) -> Any:
@@ -36,8 +53,6 @@ def _checkpoint_forward(forward: Any) -> Any:
             if begun:  # what a router says again goes nowhere: it would hold on to all that led to it
                 args = tuple(each.replace(losses={}) if isinstance(each, Context) else each for each in args)
             begun = True
-            return forward(*args, **kwargs)
+            return self.forward(*args, **kwargs)
 
         return checkpoint(rerun, *args, use_reentrant=False, **kwargs)
-
-    return run
