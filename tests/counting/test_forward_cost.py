@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
-from anyformer.counting.forward import Meter, forward_cost
-from anyformer.counting.step import Live
-from anyformer.counting.work import Work
+from anyformer.counting.flops import Work
+from anyformer.counting.forward_cost import Meter, forward_cost
+from anyformer.counting.step_memory import Live
 from anyformer.lab.runs import writer
 from anyformer.models import Model
 from anyformer.parts.recurrent.lstm import LSTM

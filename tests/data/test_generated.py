@@ -163,7 +163,9 @@ def test_clocks_show_their_time() -> None:
         hands = (pixels == drawings.DARK).all(-1)
         assert hands[along(np.pi if half else 0, 0.6)].all() and hands[along((hour + half / 60) * np.pi / 6, 0.4)].all()
         longer = hands & (radius > 0.5)  # than the short hand
-        assert longer.any() and (drawings.Y[longer] * (1 if half else -1) > 0.49).all() and not hands[radius > 0.7].any()
+        assert (
+            longer.any() and (drawings.Y[longer] * (1 if half else -1) > 0.49).all() and not hands[radius > 0.7].any()
+        )
         mirrored = clocks[name(11 - hour if half else -hour % 12, half)]
         assert (pixels[:, ::-1] != mirrored).any(-1).sum() <= 2  # points on an edge, where numbers are rounded
 

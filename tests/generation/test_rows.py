@@ -131,7 +131,7 @@ def test_pads_between_tokens_are_remembered() -> None:
         close(model(input_ids=ids[:, 6:8], past_key_values=each).logits, whole[:, 6:8], 1e-5)
     close(model(input_ids=ids[:, 8:], past_key_values=state).logits, whole[:, 8:], 1e-5)
     state.truncate(4)  # row 0 is cut where its hole was
-    assert state.lengths.tolist() == [2, 4] and state.padding.all()
+    assert state.lengths.tolist() == [2, 4] and state.is_token.all()
     state.truncate(3)
     assert state.lengths.tolist() == [1, 3]
     for row, begun in ((0, ids[:1, 2:3]), (1, ids[1:, :3])):

@@ -22,7 +22,7 @@ import vocabularies
 from anyformer import cli, families
 from anyformer.inputs import tokenizer_bounds
 from anyformer.inputs.long import LONGEST
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.inputs.tokenizer_bounds import CheckedTokenizer, consumes_text, judge, may_backtrack, read_steps
 
 Change = Callable[[dict[str, Any]], Any]

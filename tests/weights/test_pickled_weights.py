@@ -25,7 +25,7 @@ from torch import Tensor
 import anyformer as af
 from anyformer import cli, families
 from anyformer.runtime import guarded_process
-from anyformer.weights import unpickle
+from anyformer.weights import pickled_weights
 from anyformer.weights.io import Checkpoint
 from anyformer.weights.pickled_weights import unpickle_folder
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anyformer.inputs.long import LongText, split_at_spaces
-from anyformer.inputs.published import NAMES
-from anyformer.objectives.vocabulary import SENTINEL
+from anyformer.inputs.tokenizer_defaults import NAMES
+from anyformer.objectives.vocabulary_info import SENTINEL
 from anyformer.specs.checks import at_least, at_most
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.part import Part, Table

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from anyformer.inputs import languages, long, vocabulary
-from anyformer.inputs.published import INPUT_NAMES, NAMES
+from anyformer.inputs import languages, long, tokenizer_files
 from anyformer.inputs.tokenizer_bounds import CheckedTokenizer
+from anyformer.inputs.tokenizer_defaults import INPUT_NAMES, NAMES
 from anyformer.inputs.truncation import count_truncated
 from anyformer.inputs.words import BYTES
 from anyformer.models.base import TransformerModule

@@ -15,8 +15,16 @@ from tokenizers import processors
 
 from anyformer.inputs.languages import NLLB, add_whisper_prompt, language_processor
 from anyformer.inputs.pieces import deberta, fairseq, m2m, marian, pieces, source_language, xlnet
-from anyformer.inputs.published import GENERIC, KINDS, NAMES, PIECES, UNREGISTERED, ClassDefaults, class_defaults
 from anyformer.inputs.tokenizer_bounds import CheckedTokenizer, hidden_panics, load_json, without_panic
+from anyformer.inputs.tokenizer_defaults import (
+    GENERIC,
+    KINDS,
+    NAMES,
+    PIECES,
+    UNREGISTERED,
+    ClassDefaults,
+    class_defaults,
+)
 from anyformer.inputs.words import TokenizerFiles, byte_pairs, content, letters, single_bytes, word_pieces
 from anyformer.specs.messages import quote, shorten
 from anyformer.weights.io import JSON_BYTES, read_json

@@ -29,10 +29,10 @@ from anyformer.data.table import JSONLines as JSONLines
 from anyformer.data.table import Parquet as Parquet
 from anyformer.data.table import SQuAD as SQuAD
 from anyformer.data.table import TSV as TSV
-from anyformer.data.text import Columns as Columns
-from anyformer.data.text import ParallelText as ParallelText
-from anyformer.data.text import PythonDocs as PythonDocs
-from anyformer.data.text import TextFiles as TextFiles
+from anyformer.data.text_files import Columns as Columns
+from anyformer.data.text_files import ParallelText as ParallelText
+from anyformer.data.text_files import PythonDocs as PythonDocs
+from anyformer.data.text_files import TextFiles as TextFiles
 from anyformer.data.vocabulary import BuiltVocabulary as BuiltVocabulary
 from anyformer.data.vocabulary import Bytes as Bytes
 from anyformer.data.vocabulary import PieceVocabulary as PieceVocabulary
@@ -97,8 +97,8 @@ from anyformer.objectives.tag import Tag as Tag
 from anyformer.objectives.transcribe import Transcribe as Transcribe
 from anyformer.objectives.translate import Translate as Translate
 from anyformer.objectives.video import MatchVideo as MatchVideo
-from anyformer.objectives.vocabulary import VocabularyInfo as VocabularyInfo
-from anyformer.objectives.vocabulary import VocabularyObjective as VocabularyObjective
+from anyformer.objectives.vocabulary_info import VocabularyInfo as VocabularyInfo
+from anyformer.objectives.vocabulary_info import VocabularyObjective as VocabularyObjective
 from anyformer.objectives.wrapper import ObjectiveWrapper as ObjectiveWrapper
 from anyformer.parts.attention.attention import Attention as Attention
 from anyformer.parts.attention.attention import LearnedScale as LearnedScale

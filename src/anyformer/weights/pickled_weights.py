@@ -76,7 +76,7 @@ def extract(files: list[Path], targets: list[Path]) -> None:
     targets = [path.absolute() for path in targets]
     pairs = [(str(source.absolute()), str(target)) for source, target in zip(files, targets, strict=True)]
     where = files[0] if len(files) == 1 else files[0].parent
-    reader = GuardedProcess("anyformer.weights.unpickle", writable=targets, start_seconds=START_SECONDS)
+    reader = GuardedProcess("anyformer.weights.pickled_weights", writable=targets, start_seconds=START_SECONDS)
     try:
         reader.ask(pairs, limits)
     except Refused as error:

@@ -104,9 +104,9 @@ def test_documents_and_pads() -> None:
     with without_reading():
         close(module(torch.cat((a, b), 1), context(7, documents=documents)), expected)
     real = torch.tensor([[False] * 4 + [True] * 3])
-    close(module(torch.cat((b, a), 1), context(7, padding=real))[:, 4:], first)
+    close(module(torch.cat((b, a), 1), context(7, is_token=real))[:, 4:], first)
     # a Fourier transform spreads the rounding of its largest number, so pads may not enter it
-    close(module(torch.cat((1e6 * b, a), 1), context(7, padding=real))[:, 4:], first)
+    close(module(torch.cat((1e6 * b, a), 1), context(7, is_token=real))[:, 4:], first)
 
 
 def test_hippo() -> None:
