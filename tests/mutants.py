@@ -103,8 +103,8 @@ AREAS = {
     ),
     "wide": (  # most of the library: use it with --nearest
         (
-            "transforms/", "families/base/", "generation/", "runtime/", "data/generated/", "tasks/", "counting/", "lab/",
-            "parts/", "kernels/", "models/", "recipes/", "train/",
+            "transforms/", "families/base/", "generation/", "runtime/", "data/generated/", "tasks/", "counting/",
+            "lab/", "parts/", "kernels/", "models/", "recipes/", "train/",
         ),
         ("tests/**/test_*.py",),
     ),

@@ -185,7 +185,8 @@ def carry(box, /, *, far=True): """Carries a box."""
 '''
     found = [subject for node in ast.parse(text).body for subject in conversations.subjects_of(node, "boxes")]
     assert {subject.name: (subject.call, subject.parameters) for subject in found} == {
-        "Box.open": ("open(wide)", {"wide": False}), "Box.weigh": ("weigh(box, scale=1)", {"box": False, "scale": True}),
+        "Box.open": ("open(wide)", {"wide": False}),
+        "Box.weigh": ("weigh(box, scale=1)", {"box": False, "scale": True}),
         "Box.make": ("make(*sizes)", {"*sizes": True}), "Box": ("", {}),
         "carry": ("carry(box, /, *, far=True)", {"box": False, "far": True}),
     }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from typing import Any
 
-LEAVES = frozenset((str, int, float, bool, type(None)))  # types of values that contain no other value
+LEAVES: frozenset[type] = frozenset((str, int, float, bool, type(None)))  # types of values that contain no other value
 
 
 class Table(Mapping):
