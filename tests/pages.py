@@ -240,7 +240,7 @@ class Process:
 
 
 def run_alone(server: Server, words: list[str]) -> str:
-    """The output of `python FILE ...` in a process of its own."""
+    """Run `python FILE ...` in a new process; return its output."""
     process = Process(server)
     try:
         return process.run(run_file, words)
@@ -270,7 +270,7 @@ def serve(control: socket.socket) -> None:
 
 
 def answer(pipe: Connection) -> None:
-    """A forked process: run what is asked until the pipe is closed."""
+    """In a forked process: run the requested functions until the pipe is closed."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     os.chdir(pipe.recv())
     sys.path[0] = ""  # as at Python's prompt, instead of the folder of this file

@@ -234,7 +234,7 @@ def test_a_page_that_is_right(reader: Reader) -> None:
     assert Path("own.py").is_file()
 
 
-ALONE_TWICE = """```python
+NEW_PROCESS = """```python
 import sys
 assert not [name for name in sys.modules if name.split(".")[0] == "anyformer"]
 import anyformer.stacks
@@ -260,7 +260,7 @@ python own.py
 def test_a_page_starts_in_a_new_process(reader: Reader) -> None:
     """The blocks of a page share a process; neither another page nor a command or a file shares it."""
     for page in ("one.md", "two.md"):
-        reader.follow(page, ALONE_TWICE)
+        reader.follow(page, NEW_PROCESS)
 
 
 # -- the site ---------------------------------------------------------------------------------------------------------

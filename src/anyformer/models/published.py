@@ -78,8 +78,8 @@ class PublishedModule(nn.Module):
         every_n_layers: int = 1,
         offload: bool = False,
     ) -> None:
-        """Compute the activations of layers again in the backward pass (transforms/recompute.py). The arguments are
-        those of transformers; only their defaults are supported."""
+        """Compute the activations of layers again in the backward pass (transforms/recompute.py). transformers
+        passes these arguments; only their defaults are supported."""
         options = {**(gradient_checkpointing_kwargs or {}), "every_n_layers": every_n_layers, "offload": offload}
         supported = {"use_reentrant": False, "every_n_layers": 1, "offload": False}
         for name, value in options.items():
