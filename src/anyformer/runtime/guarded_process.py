@@ -34,7 +34,7 @@ HAS_ADDRESS_SPACE_LIMIT = sys.platform == "linux"  # other systems accept RLIMIT
 CLOCK_PER_CPU_SECOND = 2.0  # the child may have to wait for a processor
 MEMORY_CHECK_SECONDS = 0.05  # between two readings of the child's resident memory, if there is no RLIMIT_AS
 MESSAGE_BYTES = 128 * 2**20  # of one request or reply
-IDLE_BYTES = 128 * 2**20  # a child that keeps more memory than this after a request is replaced
+IDLE_BYTES = 48 * 2**20  # a child that keeps more memory than this after a request is replaced
 
 # audit events that the child may not cause
 FORBIDDEN = re.compile(
