@@ -177,7 +177,7 @@ def test_the_child_starts_without_torch_and_a_rendering_takes_a_millisecond() ->
 def test_a_child_that_keeps_much_is_replaced() -> None:
     """Compiled templates are kept, and these have large constants; each still has the whole limit."""
     processes = set()
-    for i in range(12):
+    for i in range(8):
         assert chat.run(f"{{% set constant = 'y' * {7_900_000 - i} %}}{{{{ constant | length }}}}", {}) == str(
             7_900_000 - i
         )
