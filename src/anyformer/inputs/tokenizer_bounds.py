@@ -135,8 +135,9 @@ def decoder_replacement(step: Step) -> Step:
 
 
 def longest_replacement(charsmap: str) -> int:
-    """The most characters in a replacement of a SentencePiece charsmap (trie size, trie, texts that end in a zero), but
-    at least those of Unicode's longest decomposition, which such maps contain."""
+    """The most characters in a replacement of a SentencePiece charsmap (trie size, trie, texts that end in a zero).
+
+    At least UNICODE_FACTOR, because such maps contain Unicode's decompositions."""
     raw = base64.b64decode(charsmap)
     texts = raw[4 + int.from_bytes(raw[:4], "little") :].split(b"\0")
     return max(
@@ -202,7 +203,7 @@ def load_json(text: str) -> tokenizers.Tokenizer:
     if len(added) * growth > LONGEST:
         state = {**json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str()), **members}
         CheckedTokenizer(tokenizers.Tokenizer.from_str(json.dumps(state))).check_length(added)
-    # The library uses the last of equal names, so whatever else the file says, it uses what was judged.
+    # If a name occurs twice, the library uses its last value. So it uses these, which were judged.
     judged = "".join(f", {json.dumps(name)}: {json.dumps(step)}" for name, step in members.items())
     return tokenizers.Tokenizer.from_str(f"{text.rstrip().removesuffix('}')}{judged}}}")
 

@@ -1,7 +1,7 @@
 """A child process for work on untrusted files, with limits on its memory, its time and what it may do.
 
 The parent holds a `GuardedProcess` and calls `ask`; the child is a module that calls `serve`. Requests and replies are
-JSON, one per line. The child stays alive between requests, so that a request costs well under a millisecond. If it
+JSON, one per line. The child is kept between requests, so that a request costs about a millisecond. If it
 exceeds a limit it is killed, and the next request starts another one. A child never outlives its parent.
 
 | system | memory | time | files, programs, network |
@@ -32,9 +32,9 @@ from anyformer.runtime.processes import end_with_parent
 
 HAS_ADDRESS_SPACE_LIMIT = sys.platform == "linux"  # other systems accept RLIMIT_AS and ignore it, or do not have it
 CLOCK_PER_CPU_SECOND = 2.0  # the child may have to wait for a processor
-MEMORY_CHECK_SECONDS = 0.05  # between two readings of the child's resident memory, if there is no RLIMIT_AS
+MEMORY_CHECK_SECONDS = 0.05  # between two readings of the child's resident memory, without RLIMIT_AS
 MESSAGE_BYTES = 128 * 2**20  # of one request or reply
-IDLE_BYTES = 128 * 2**20  # a child that keeps more memory than this after a request is replaced
+IDLE_BYTES = 48 * 2**20  # a child that keeps more memory than this after a request is replaced
 
 # audit events that the child may not cause
 FORBIDDEN = re.compile(
@@ -181,7 +181,7 @@ class GuardedProcess:
         return json.loads(reply) if reply.endswith(b"\n") else None
 
     def _stop(self, grace_seconds: float = 0.0) -> int | None:
-        """End the child, and return its exit code. It has `grace_seconds` to end by itself."""
+        """End the child, and return its exit code. The child is killed after `grace_seconds`."""
         process, self._process = self._process, None
         if process is None:
             return None
