@@ -20,7 +20,16 @@ COMPUTED = {
 }  # fmt: skip
 PAIRS = (("min", "max"), ("amin", "amax"), ("minimum", "maximum"), ("any", "all"))
 NAMED = dict([*PAIRS, *((b, a) for a, b in PAIRS)])
-NO_SWAP = ("isinstance", "issubclass", "hasattr", "getattr", "setattr", "equal", *NAMED)  # or the order says nothing
+NO_SWAP = (
+    "isinstance",
+    "issubclass",
+    "hasattr",
+    "getattr",
+    "setattr",
+    "equal",
+    "suppress",
+    *NAMED,
+)  # or the order says nothing
 SILENT = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)  # what is said, not what is done
 UNREAD = ("annotation", "returns", "decorator_list", "type_params")
 

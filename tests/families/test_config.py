@@ -126,6 +126,14 @@ def test_what_a_config_does_not_say_is_the_published_default(family: Any) -> Non
         assert described({}) == described(transformers.CONFIG_MAPPING[family.name]().to_dict())
 
 
+def test_flags_of_every_config_have_the_published_defaults() -> None:
+    transformers = pytest.importorskip("transformers")
+    published = transformers.PretrainedConfig()
+    flags = {name: field.default for name, field in COMMON.items() if isinstance(field.default, bool)}
+    found = {name: getattr(published, name) for name in flags if hasattr(published, name)}
+    assert "return_dict" in found and found.items() <= flags.items()
+
+
 def test_inert_fields_say_why() -> None:
     for family in families.catalogue().values():
         for name, field in {**COMMON, **family.fields}.items():

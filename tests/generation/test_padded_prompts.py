@@ -177,6 +177,17 @@ def test_writing_goes_on_from_a_padded_past() -> None:
         af.generate(model, input_ids=ids, attention_mask=whole, past_key_values=state, **how)
 
 
+def test_pads_are_found_without_a_mask() -> None:
+    """Each prompt is continued as it is alone, also one that consists of pads."""
+    model = model_with_a_window()
+    how: dict[str, Any] = {"max_new_tokens": 4, "eos_token_id": [], "pad_token_id": 0}
+    for prompts in ([[0, 0, 7, 8], [1, 2, 3, 4]], [[0, 0, 7, 8], [0, 0, 0, 0]], [[0, 0], [0, 0]]):
+        found = af.generate(model, torch.tensor(prompts), **how)
+        for row, prompt in zip(found, prompts, strict=True):
+            alone = af.generate(model, torch.tensor([[token for token in prompt if token] or prompt]), **how)
+            assert row[-4:].tolist() == alone[0, -4:].tolist()
+
+
 @torch.no_grad()
 def test_a_static_state_takes_no_pads_behind_a_prompt() -> None:
     model = model_with_a_window()

@@ -46,12 +46,15 @@ def test_ends_and_their_reasons() -> None:
     free = af.generate(decoder(), ids(3, 4), max_new_tokens=6, eos_token_id=[])
     eos = int(free[1, 6])
     out = af.generate(decoder(), ids(3, 4), max_new_tokens=6, eos_token_id=eos, pad_token_id=0, return_dict=True)
+    lengths = []
     for row in range(3):
         new = free[row, 4:].tolist()
         n = new.index(eos) + 1 if eos in new else 6
+        lengths.append(n)
         assert out.sequences[row, 4:].tolist() == (new[:n] + [0] * 6)[: out.sequences.shape[1] - 4]
         assert out.finish_reasons[row] == ("stop" if eos in new else "length")
         assert (out.log_probs[row, n:] == 0).all() and (out.log_probs[row, :n] < 0).all()
+    assert min(lengths) < max(lengths) == out.sequences.shape[1] - 4
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"prompt_lookup_num_tokens": 2}])

@@ -119,6 +119,9 @@ def test_random_blocks() -> None:
     assert sum(shares) / 40 == pytest.approx(3 / 16, abs=0.03)
     assert torch.equal(dense(part, 32), seen[:32, :32]), "the pattern does not depend on the length"
     assert dense(part.replace(seed=2**40), 64).any(), "large seeds do no harm"
+    kept = ["xx...xx.", "..xx....", "x.....xx", "...xxx..", "xxx....x", "....x...", ".x.....x", "....xxx."]
+    rows = dense(RandomBlocks(size=1, per_row=3, num_blocks=8, seed=1), 8).tolist()
+    assert ["".join(".x"[seen] for seen in row) for row in rows] == kept, "a saved model was trained with this pattern"
 
 
 def test_padding_and_documents() -> None:

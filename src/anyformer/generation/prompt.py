@@ -87,11 +87,13 @@ def prompt_of(model: TransformerModule, inputs: dict[str, Any], s: Settings) -> 
 
 
 def guess_mask(ids: Tensor, s: Settings) -> Tensor | None:
-    """Where no mask is given, pad tokens are padding, unless they also end a text (as published)."""
+    """The mask to use if the caller gives none: pad tokens are padding, unless they also end a text (as published) or a
+    prompt has nothing else."""
     if s.pad_token_id is None or s.pad_token_id in s.eos:
         return None
-    mask = boolean_mask(ids != s.pad_token_id)
-    return None if mask is None or not bool(mask.any(1).all()) else mask.long()
+    real = ids != s.pad_token_id
+    mask = boolean_mask(real | ~real.any(1, keepdim=True))
+    return None if mask is None else mask.long()
 
 
 def align_prompt(
