@@ -23,7 +23,7 @@ from anyformer.families.base.fields import (
     Ignored,
     Removed,
     UnknownFieldWarning,
-    words_of,
+    allowed_words,
 )
 
 
@@ -214,7 +214,7 @@ def test_special_tokens_outside_the_vocabulary_are_none(tmp_path: Path) -> None:
 def test_a_word_that_no_class_knows_is_refused_also_where_nothing_reads_it(family: Any) -> None:
     """A ViT that classifies has no pooler, and its pooler_act is not "nonsense" either."""
     fields = {name: field for name, field in family.fields.items() if isinstance(field, Field)}
-    named = [name for name, field in fields.items() if words_of(name, field)]
+    named = [name for name, field in fields.items() if allowed_words(name, field)]
     for name, architecture in itertools.product(named, family.architectures or (None,)):
         with pytest.raises(ValueError, match=rf"^{family.name} config: .*(is not valid|is not supported|unknown)"):
             family.read({name: "nonsense"}, architecture)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Field, Ignored, Removed
-from anyformer.families.base.template import Class, Config, Entry, helper, rules_of, tied
+from anyformer.families.base.template import Class, Config, Entry, read_only_entry, rules_of, tied
 from anyformer.families.shared import encoder
 from anyformer.families.shared.encoder import NORM
 from anyformer.models import EncoderModel
@@ -53,12 +53,12 @@ DROPPED = POOL.replace(dropout=0.1)
 LM = LMHead(vocab_size=30000, bias=True, transform=Transform(activation="gelu_tanh", norm=NORM, width=128), shift=False)
 
 
-def inner(spec: EncoderModel) -> int:
+def group_size(spec: EncoderModel) -> int:
     """How many layers a group has."""
     return max(len(value_at(spec, "encoder.pattern")), 1)
 
 
-def share(spec: EncoderModel, n: int, c: Config) -> EncoderModel:
+def share_layers(spec: EncoderModel, n: int, c: Config) -> EncoderModel:
     """Groups of `n` layers that run one after the other, each for its share of the depth."""
     L, G, layer = c.num_hidden_layers, c.num_hidden_groups, value_at(spec, "encoder.layers")
     kinds = {f"inner_{j}": layer for j in range(n)}
@@ -82,7 +82,7 @@ def check(c: Config) -> None:
 
 def layer_rules(theirs: str, spec: EncoderModel) -> Iterator[Rule]:
     for k in range(value_at(spec, "encoder.depth")):
-        group, j = divmod(k, inner(spec))
+        group, j = divmod(k, group_size(spec))
         layer, ours = f"{theirs}.{group}.albert_layers.{j}", f"encoder.layers.{k}"
         names = {
             f"{layer}.attention.{{query,key,value,dense}}": f"{ours}.attention.op.{{q,k,v,o}}",
@@ -119,11 +119,11 @@ ALBERT = Family(
             path=lambda spec: spec.embedding.tokens.width or spec.width,
             addresses=("embedding.tokens.width", "**.transform.width"),
         ),
-        "num_hidden_layers": Field(12, lambda spec: len(spec.encoder.steps) // inner(spec)),
-        "num_hidden_groups": Field(1, lambda spec: spec.encoder.depth // inner(spec)),
-        "inner_group_num": Entry(1, inner, build=share),
+        "num_hidden_layers": Field(12, lambda spec: len(spec.encoder.steps) // group_size(spec)),
+        "num_hidden_groups": Field(1, lambda spec: spec.encoder.depth // group_size(spec)),
+        "inner_group_num": Entry(1, group_size, build=share_layers),
         "hidden_dropout_prob": ("embedding.dropout", "*.layers.attention.dropout"),  # published so
-        "classifier_dropout_prob": helper(
+        "classifier_dropout_prob": read_only_entry(
             0.1,
             addresses=(
                 "head[SentenceOrderHead].pool.dropout",

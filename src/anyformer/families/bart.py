@@ -84,7 +84,7 @@ def scale_at(*addresses: str) -> Entry:
 
 
 OLD = "a choice of old configs that the published class no longer has"
-IN_MARIAN_TOO: dict[str, Any] = {
+SHARED_WITH_MARIAN: dict[str, Any] = {
     "is_decoder": Ignored(False, "follows from the class"),
     "normalize_before": Removed(False, OLD),
     "add_final_layer_norm": Removed(False, OLD),
@@ -115,7 +115,7 @@ CONFIG: dict[str, Any] = {
     "pad_token_id": ("*.tokens.padding_index", "padding_token"),
     "decoder_start_token_id": "start_token",
     "bos_token_id": Ignored(0, "used by generation"),
-    **IN_MARIAN_TOO,
+    **SHARED_WITH_MARIAN,
     **ONLY_BART,
 }
 

@@ -65,7 +65,7 @@ BERT = Family(
     },
     config={
         **encoder.CONFIG,
-        **encoder.OF_DECODERS,
+        **encoder.DECODER_FIELDS,
         "directionality": Removed("bidi", ORIGINAL),
         "pooler_type": Removed("first_token_transform", ORIGINAL),
         **{f"pooler_{name}": UNREAD for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head")},

@@ -10,7 +10,7 @@ from anyformer.families.base.fields import Fixed, Ignored
 from anyformer.families.base.template import Class, Config, Entry, activation, choice, divides, entry
 from anyformer.families.bert import DROPPED, LARGE, POOL
 from anyformer.families.shared import encoder
-from anyformer.families.shared.encoder import LAYERS, NORM, stack_of
+from anyformer.families.shared.encoder import LAYERS, NORM, stack_name
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.big_bird import BlockSparseAttention, BlockTextEmbedding, TextOnly
@@ -66,7 +66,7 @@ def without_blocks(embedding: BlockTextEmbedding | TextEmbedding) -> TextEmbeddi
     return TextEmbedding(**{name: value for name, value in embedding.items() if name not in blocks})
 
 
-def blocks(name: str) -> Entry:
+def sparse_field(name: str) -> Entry:
     """A number that only counts where attention is sparse."""
     usual = getattr(TEMPLATE.embedding, name)
     return entry(
@@ -87,15 +87,15 @@ def attend_to_all(spec: EncoderModel, kind: str, c: Config) -> EncoderModel:
 
 
 def attention_type(spec: Model) -> str:
-    op = value_at(spec, f"{stack_of(spec)}.layers.attention.op")
+    op = value_at(spec, f"{stack_name(spec)}.layers.attention.op")
     return "block_sparse" if isinstance(op, BlockSparseAttention) else "original_full"
 
 
-def decode(spec: EncoderModel, is_decoder: bool, c: Config) -> Model:
+def build_decoder(spec: EncoderModel, is_decoder: bool, c: Config) -> Model:
     """Other than BERT's, the memory of a decoder is returned with labels too."""
     if not is_decoder:
         return spec
-    found = encoder.decode(spec, is_decoder, c).replace(embedding=without_blocks(value_at(spec, "embedding")))
+    found = encoder.build_decoder(spec, is_decoder, c).replace(embedding=without_blocks(value_at(spec, "embedding")))
     return found.replace(state_offered="always") if found.state_offered == "without labels" else found
 
 
@@ -155,8 +155,8 @@ BIG_BIRD = Family(
         ),
         "attention_probs_dropout_prob": f"{ATTENTION}.dropout",
         "max_position_embeddings": ("embedding.position.length", f"{ATTENTION}.length"),
-        "block_size": blocks("block_size"),
-        "num_random_blocks": blocks("random_blocks"),
+        "block_size": sparse_field("block_size"),
+        "num_random_blocks": sparse_field("random_blocks"),
         "use_bias": choice(f"{ATTENTION}.bias", {True: "qkvo", False: "o"}),
         "rescale_embeddings": entry(
             "embedding.scale",
@@ -165,8 +165,8 @@ BIG_BIRD = Family(
         ),
         "sep_token_id": "head.separator",
         "attention_type": Entry("block_sparse", attention_type, build=attend_to_all),
-        **encoder.OF_DECODERS,
-        "is_decoder": Entry(False, lambda spec: stack_of(spec) == "decoder", build=decode),
+        **encoder.DECODER_FIELDS,
+        "is_decoder": Entry(False, lambda spec: stack_name(spec) == "decoder", build=build_decoder),
         "add_cross_attention": Fixed(False, "the published self-attention then looks at the memory too"),
         "classifier_dropout": encoder.head_dropout(
             "head[ClassifyHead].pool.dropout", "head[ClassifyHead].pool.input_dropout", "head[TagHead].dropout"

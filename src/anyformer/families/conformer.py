@@ -84,7 +84,7 @@ def check_odd(name: str, taps: int) -> None:
         raise ValueError(f"{name} is odd, so that frames keep their places; got {taps}")
 
 
-def decode(spec: EncoderDecoderModel, layers: int, c: Config) -> Model:
+def build_decoder(spec: EncoderDecoderModel, layers: int, c: Config) -> Model:
     """Without a decoder it is CTC that finds what is said."""
     if layers:
         return edit(spec, {"decoder.depth": layers})
@@ -92,7 +92,7 @@ def decode(spec: EncoderDecoderModel, layers: int, c: Config) -> Model:
     return EncoderModel(width=spec.width, embedding=spec.embedding, encoder=spec.encoder, head=head, init=spec.init)
 
 
-def of_decoder(of: str | Entry) -> Entry:
+def decoder_field(of: str | Entry) -> Entry:
     """A field that only a decoder reads."""
     own = entry(of) if isinstance(of, str) else of
     usual = next(value for _, value in own.places(TEMPLATE))
@@ -144,11 +144,11 @@ CONFORMER = Family(
             "encoder.layers.attention.op.position.num_heads",
         ),
         "encoder_ffn_dim": "encoder.layers.*.op[MLP].width",
-        "decoder_layers": Entry(0, lambda spec: spec.decoder.depth if spec.pair else 0, build=decode),
-        "decoder_ffn_dim": of_decoder("decoder.layers.feedforward.op.width"),
-        "decoder_attention_heads": of_decoder("decoder.layers.*.op.num_heads"),
+        "decoder_layers": Entry(0, lambda spec: spec.decoder.depth if spec.pair else 0, build=build_decoder),
+        "decoder_ffn_dim": decoder_field("decoder.layers.feedforward.op.width"),
+        "decoder_attention_heads": decoder_field("decoder.layers.*.op.num_heads"),
         "activation_dropout": "*.layers.*.op[MLP].dropout",
-        "activation_function": of_decoder(activation("decoder.layers.feedforward.op.activation")),
+        "activation_function": decoder_field(activation("decoder.layers.feedforward.op.activation")),
         "conv_kernel_size": "encoder.layers.convolution.op.kernel",
         "num_mel_bins": "embedding.channels",
         "subsampling_channels": "embedding.width",
@@ -158,8 +158,8 @@ CONFORMER = Family(
             lambda spec: spec.padding_token if spec.pair else spec.head.blank,
             addresses=("decoder_embedding.tokens.padding_index", "padding_token"),
         ),
-        "decoder_start_token_id": of_decoder("start_token"),
-        "max_target_positions": of_decoder("decoder_embedding.position.length"),
+        "decoder_start_token_id": decoder_field("start_token"),
+        "max_target_positions": decoder_field("decoder_embedding.position.length"),
     },
     computed={"decoder_embedding.tokens.scale": lambda c: c.d_model**0.5},
     checks=(check,),

@@ -9,13 +9,22 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Removed
-from anyformer.families.base.template import Class, Config, Entry, activation, entry, helper, interleave, parameter
+from anyformer.families.base.template import (
+    Class,
+    Config,
+    Entry,
+    activation,
+    entry,
+    interleave,
+    parameter,
+    read_only_entry,
+)
 from anyformer.families.shared import encoder
 from anyformer.families.shared.deberta import (
     ATTENTION,
     POSITION,
+    distance_field,
     distances,
-    of_distances,
     omit_default,
     relative_attention,
     scale,
@@ -67,11 +76,11 @@ POOL = Pool(take="first", dense=True, activation="gelu", dropout=0.1)
 LM = LMHead(vocab_size=50265, bias=True, transform=Transform(activation="gelu", norm=NORM, width=768), shift=False)
 
 
-def narrow(c: Config) -> int | None:
+def embedding_width(c: Config) -> int | None:
     return None if c.embedding_size == c.hidden_size else c.embedding_size
 
 
-def legacy(spec: EncoderModel) -> bool:
+def has_legacy_head(spec: EncoderModel) -> bool:
     """Whether the head over the vocabulary is that of BERT: the other leaves its vectors as wide as they were."""
     if not isinstance(spec.head, LMHead) or spec.head.transform is None:
         raise Absent
@@ -89,7 +98,9 @@ CONFIG: dict[str, Any] = {
     "hidden_dropout_prob": ("embedding.dropout", "encoder.layers.*.dropout", "head[TagHead].dropout"),
     "type_vocab_size": entry("embedding.segments", read=lambda value, c: max(value, 0)),
     "tie_word_embeddings": dataclasses.replace(encoder.CONFIG["tie_word_embeddings"], build=tie),
-    "embedding_size": omit_default(entry("embedding.tokens.width", default=None, read=lambda value, c: narrow(c))),
+    "embedding_size": omit_default(
+        entry("embedding.tokens.width", default=None, read=lambda value, c: embedding_width(c))
+    ),
     "max_position_embeddings": Entry(512, "embedding.position.length"),
     "position_biased_input": entry(
         "embedding.position",
@@ -97,25 +108,25 @@ CONFIG: dict[str, Any] = {
         write=lambda position: position is not None,
     ),
     "relative_attention": relative_attention(lambda c: distances(c, bias="q")),
-    "max_relative_positions": of_distances(-1, lambda position: position.reach),
-    "pos_att_type": of_distances(None, lambda position: ["c2p"] * position.by_query + ["p2c"] * position.by_key),
+    "max_relative_positions": distance_field(-1, lambda position: position.reach),
+    "pos_att_type": distance_field(None, lambda position: ["c2p"] * position.by_query + ["p2c"] * position.by_key),
     "talking_head": omit_default(entry(f"{ATTENTION}.talking", default=False)),
     "pooler_dropout": "head.pool.input_dropout",
     "pooler_hidden_act": activation("head.pool.activation"),
-    "pooler_hidden_size": helper(),
-    "cls_dropout": helper(
+    "pooler_hidden_size": read_only_entry(),
+    "cls_dropout": read_only_entry(
         addresses=("head.pool.dropout",), read=lambda value, c: c.hidden_dropout_prob if value is None else value
     ),
-    "legacy": Entry(True, legacy),
+    "legacy": Entry(True, has_legacy_head),
     "padding_idx": Removed(0, "an old name of pad_token_id"),
 }
 COMPUTED: dict[str, Callable[[Config], Any]] = {
     f"{ATTENTION}.scale": lambda c: scale(c, 1 + len(score_terms(c))),  # a term counts, whatever its name
     "embedding.ignores_segments": lambda c: c.type_vocab_size < 1,
     "embedding.order": lambda c: (
-        ("segments", "position", "project", "norm", "dropout") if narrow(c) else EMBEDDING.order
+        ("segments", "position", "project", "norm", "dropout") if embedding_width(c) else EMBEDDING.order
     ),
-    "embedding.project_bias": lambda c: not narrow(c),
+    "embedding.project_bias": lambda c: not embedding_width(c),
     "head.transform.width": lambda c: (c.embedding_size or c.hidden_size) if c.legacy else None,
     "head.unused_bias": lambda c: c.legacy and not c.tie_word_embeddings,
 }
@@ -145,7 +156,7 @@ def check(c: Config) -> None:
 
 def new_scores(theirs: str, spec: EncoderModel) -> list[Rule]:
     """The head of legacy=False."""
-    if not isinstance(spec.head, LMHead) or legacy(spec):
+    if not isinstance(spec.head, LMHead) or has_legacy_head(spec):
         return []
     modules = encoder.renames({f"{theirs}.dense": "head.transform.dense", f"{theirs}.LayerNorm": "head.transform.norm"})
     return [Rename(f"{theirs}.bias", "head.out.bias"), *modules]

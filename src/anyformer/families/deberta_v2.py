@@ -8,13 +8,13 @@ from typing import Any
 from anyformer.families import deberta
 from anyformer.families.base.family import Size
 from anyformer.families.base.fields import activation_at
-from anyformer.families.base.template import Class, Config, Entry, helper
+from anyformer.families.base.template import Class, Config, Entry, read_only_entry
 from anyformer.families.deberta import DEBERTA, LM, OURS, POOL, THEIRS
 from anyformer.families.shared.deberta import (
     ATTENTION,
     POSITION,
+    distance_field,
     distances,
-    of_distances,
     omit_default,
     relative_attention,
     scale,
@@ -47,7 +47,7 @@ def norm_rel_ebd(spec: EncoderModel) -> str:
     return "layer_norm" if getattr(value_at(spec, POSITION), "norm", None) else "none"
 
 
-def convolve(spec: EncoderModel, kernel: int, c: Config) -> EncoderModel:
+def add_convolution(spec: EncoderModel, kernel: int, c: Config) -> EncoderModel:
     """A convolution of what came into the first layer, added to what leaves it."""
     if kernel <= 0:
         return spec
@@ -97,11 +97,11 @@ DEBERTA_V2 = DEBERTA.but(
     config={
         "relative_attention": relative_attention(distances_v2),
         "talking_head": None,
-        "attention_head_size": helper(),
-        "position_buckets": omit_default(of_distances(-1, lambda position: position.buckets or -1)),
-        "share_att_key": omit_default(of_distances(False, lambda position: not position.own)),
+        "attention_head_size": read_only_entry(),
+        "position_buckets": omit_default(distance_field(-1, lambda position: position.buckets or -1)),
+        "share_att_key": omit_default(distance_field(False, lambda position: not position.own)),
         "norm_rel_ebd": omit_default(Entry("none", norm_rel_ebd)),
-        "conv_kernel_size": Entry(0, f"{CONVOLUTION}.op.kernel", build=convolve),
+        "conv_kernel_size": Entry(0, f"{CONVOLUTION}.op.kernel", build=add_convolution),
         "conv_groups": omit_default(Entry(1, f"{CONVOLUTION}.op.groups")),
         "conv_act": omit_default(Entry("tanh", activation_at(f"{CONVOLUTION}.op.activation"))),
     },

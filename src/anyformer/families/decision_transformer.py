@@ -12,7 +12,7 @@ from anyformer.parts.head.trajectory import TrajectoryHead
 from anyformer.parts.position.absolute import Learned
 from anyformer.specs.addresses import edit
 
-OF_TEXT = ("n_embd", "tie_word_embeddings", "problem_type", "classifier_dropout", "hidden_dropout", "n_ctx")
+TEXT_FIELDS = ("n_embd", "tie_word_embeddings", "problem_type", "classifier_dropout", "hidden_dropout", "n_ctx")
 
 STACK = edit(
     TEMPLATE,
@@ -58,7 +58,7 @@ DECISION_TRANSFORMER = GPT2.but(
         "n_positions": ("embedding.everywhere.length", "embedding.position.length"),
         "n_inner": derived(f"{INNER}.width", of=lambda c: 4 * c.hidden_size, usual=lambda spec: 4 * spec.width),
         "pad_token_id": Ignored(None, "there is no text to pad"),
-        **dict.fromkeys((*OF_TEXT, *(name for name in GPT2.config if name.startswith("summary_")))),
+        **dict.fromkeys((*TEXT_FIELDS, *(name for name in GPT2.config if name.startswith("summary_")))),
     },
     computed={"decoder.layers.*.op.head_width": lambda c: c.hidden_size // c.n_head},
     weights={

@@ -160,13 +160,13 @@ WEIGHTS: dict[str, Any] = {
 }
 
 
-def own_keys(c: Config) -> None:
+def check_key_heads(c: Config) -> None:
     heads, keys = c.num_attention_heads, c.num_key_value_heads
     if keys is not None and 2 * keys <= heads:  # others share nothing, as published
         raise ValueError(f"num_key_value_heads={keys}: each of {heads} heads has its own keys here")
 
 
-def known_method(c: Config) -> None:
+def check_topk_method(c: Config) -> None:
     if c.topk_method not in METHODS:
         raise ValueError(f"topk_method={quote(c.topk_method)} is not supported; valid: {', '.join(METHODS)}")
 
@@ -188,7 +188,7 @@ DEEPSEEK_V2 = Family(
     computed={f"{ATTENTION}.scale": score_scale},
     weights=WEIGHTS,
     prefix="model.",
-    checks=(known_method, divides("num_attention_heads", "hidden_size"), own_keys),
+    checks=(check_topk_method, divides("num_attention_heads", "hidden_size"), check_key_heads),
     aliases={"num_experts": "n_routed_experts"},
     sizes={
         "deepseek-v2-lite": Size(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from anyformer.families.base.family import Size
 from anyformer.families.base.fields import Ignored, Removed
 from anyformer.families.base.template import Config, Entry
-from anyformer.families.deepseek_v2 import ATTENTION, DEEPSEEK_V2, DENSE, own_keys
+from anyformer.families.deepseek_v2 import ATTENTION, DEEPSEEK_V2, DENSE, check_key_heads
 from anyformer.families.shared.deepseek import MOE, yarn
-from anyformer.families.shared.heads import OF_TAGGERS, decoder_classes
+from anyformer.families.shared.heads import TAGGER_FIELDS, decoder_classes
 from anyformer.families.shared.rope import rope
 from anyformer.parts.feedforward.mlp import GatedMLP
 from anyformer.parts.feedforward.moe import MoE, TopK
@@ -16,7 +16,7 @@ PREDICT = "how many tokens ahead DeepSeek's own code predicts; those layers are 
 FIRST = "decoder.layers.dense.attention.op"  # the sparse layers have the same
 
 
-def turned_channels(c: Config) -> None:
+def check_head_dim(c: Config) -> None:
     if c.head_dim not in (None, c.qk_rope_head_dim):
         raise ValueError(f"head_dim={c.head_dim} is not qk_rope_head_dim, the channels that turn")
 
@@ -62,7 +62,7 @@ DEEPSEEK_V3 = DEEPSEEK_V2.but(
         "norm_topk_prob": f"{MOE}.router.normalize",
         **rope(f"{ATTENTION}.position", interleaved=lambda c: c.rope_interleave),
         "rope_interleave": Entry(True, f"{FIRST}.position.interleaved"),
-        **OF_TAGGERS,
+        **TAGGER_FIELDS,
         "bos_token_id": Ignored(0, "used by generation"),
         "eos_token_id": Ignored(1, "used by generation"),
         "num_nextn_predict_layers": Ignored(1, PREDICT),
@@ -70,7 +70,7 @@ DEEPSEEK_V3 = DEEPSEEK_V2.but(
         "scoring_func": Removed("sigmoid", "scores of another kind"),
         "mlp_bias": None,
     },
-    checks=(turned_channels, own_keys),
+    checks=(check_head_dim, check_key_heads),
     aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
     dropped=("~layers.61.*",),  # predicts a second token ahead; V3 has layers 0 to 60
     sizes={

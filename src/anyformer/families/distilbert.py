@@ -52,7 +52,7 @@ def start_with_sines(spec: Model, value: bool, c: Config) -> Model:
     return spec.replace(init={POSITIONS: Sines(), **dict(spec.init.items())}) if value else spec
 
 
-def two_ends(c: Config) -> None:
+def check_num_labels(c: Config) -> None:
     if c.architecture.endswith("ForQuestionAnswering") and c.num_labels != 2:
         raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
 
@@ -102,7 +102,7 @@ DISTILBERT = Family(
         "pre_classifier": "head.pool.dense",
     },
     prefix="distilbert.",
-    checks=(divides("n_heads", "dim"), two_ends),
+    checks=(divides("n_heads", "dim"), check_num_labels),
     aliases={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
     dropped=("~embeddings.position_ids",),
     sizes={"distilbert-base": Size({}, 66e6)},

@@ -98,7 +98,7 @@ def activation(op: MLP | GatedMLP) -> str:
     return {own: name for name, own in names.items()}[op.activation]
 
 
-def unusual(default: Any, field: Entry) -> Entry:
+def omit_if(default: Any, field: Entry) -> Entry:
     """A field in words of ours: published configs say it only where it is not what all published models have."""
 
     def recover(spec: Model) -> Any:
@@ -123,13 +123,13 @@ CONFIG: dict[str, Any] = {
     "num_embeds_ada_norm": "embedding.condition.num_labels",
     "norm_elementwise_affine": f"{FEEDFORWARD}.pre_norm.norm.affine",
     "norm_eps": f"{FEEDFORWARD}.pre_norm.norm.eps",
-    "per_layer": unusual(True, entry("embedding.condition.per_layer")),
-    "beta_schedule": unusual("linear", choice("head.schedule.curve", SCHEDULES)),
-    "beta_start": unusual(1e-4, entry("head.schedule.start")),
-    "beta_end": unusual(0.02, entry("head.schedule.end")),
-    "num_train_timesteps": unusual(1000, entry("head.schedule.steps")),
-    "timestep_spacing": unusual("trailing", entry("head.schedule.spacing")),
-    "steps_offset": unusual(0, entry("head.schedule.offset")),
+    "per_layer": omit_if(True, entry("embedding.condition.per_layer")),
+    "beta_schedule": omit_if("linear", choice("head.schedule.curve", SCHEDULES)),
+    "beta_start": omit_if(1e-4, entry("head.schedule.start")),
+    "beta_end": omit_if(0.02, entry("head.schedule.end")),
+    "num_train_timesteps": omit_if(1000, entry("head.schedule.steps")),
+    "timestep_spacing": omit_if("trailing", entry("head.schedule.spacing")),
+    "steps_offset": omit_if(0, entry("head.schedule.offset")),
     "norm_type": Fixed("ada_norm_zero", "the published class has no other"),
     "norm_num_groups": Ignored(32, "of a norm that this class does not have"),
     "upcast_attention": Ignored(False, "how scores are rounded in half precision"),

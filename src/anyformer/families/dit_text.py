@@ -12,13 +12,13 @@ from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.sublayer import Sublayer
 
-LOOK = Sublayer(pre_norm=LayerNorm(eps=EPS, affine=False), op=Attention(num_heads=16, memory=True, memory_width=768))
+CROSS = Sublayer(pre_norm=LayerNorm(eps=EPS, affine=False), op=Attention(num_heads=16, memory=True, memory_width=768))
 DIT_TEXT = DIT.but(
     "dit_text",
     about="diffusion Transformers for pictures that a text tells",
     changes={
         "encoder.layers": Block(
-            attention=value_at(TEMPLATE, ATTENTION), cross_attention=LOOK, feedforward=value_at(TEMPLATE, FEEDFORWARD)
+            attention=value_at(TEMPLATE, ATTENTION), cross_attention=CROSS, feedforward=value_at(TEMPLATE, FEEDFORWARD)
         ),
         "embedding.condition.num_labels": None,
     },

@@ -75,7 +75,7 @@ ELECTRA = Family(
     },
     config={
         **encoder.CONFIG,
-        **encoder.OF_DECODERS,
+        **encoder.DECODER_FIELDS,
         "embedding_size": Entry(
             path=lambda spec: spec.embedding.tokens.width or spec.width,
             addresses=("embedding.tokens.width",),

@@ -7,7 +7,7 @@ from typing import Any
 
 from anyformer.families.base.family import Size
 from anyformer.families.base.fields import Absent, Field
-from anyformer.families.base.template import Config, Entry, whole
+from anyformer.families.base.template import Config, Entry, require_integer
 from anyformer.families.bert import BERT, LARGE
 from anyformer.models import Model
 from anyformer.parts.embedding.labelled_text import TaskText
@@ -31,7 +31,7 @@ CLASSES = {
     name.replace("Bert", "Ernie").replace("LMHeadModel", "ForCausalLM"): each for name, each in BERT.classes.items()
 }
 SECOND = {"type_vocab_size": 4, "use_task_id": True}
-OF_BERT = "as large as BERT; the paper prints no count of its own"
+SAME_AS_BERT = "as large as BERT; the paper prints no count of its own"
 
 ERNIE = BERT.but(
     name="ernie",
@@ -43,11 +43,11 @@ ERNIE = BERT.but(
     },
     weights={"~embeddings.task_type_embeddings": "embedding.tasks"},
     prefix="ernie.",
-    checks=(*BERT.checks, whole("task_type_vocab_size")),
+    checks=(*BERT.checks, require_integer("task_type_vocab_size")),
     sizes={
         "ernie-1.0-base": Size({"vocab_size": 18000, "max_position_embeddings": 513, "hidden_act": "relu"}),
-        "ernie-2.0-base": Size(SECOND, 110e6, OF_BERT),
-        "ernie-2.0-large": Size({**LARGE, **SECOND}, 340e6, OF_BERT),
+        "ernie-2.0-base": Size(SECOND, 110e6, SAME_AS_BERT),
+        "ernie-2.0-large": Size({**LARGE, **SECOND}, 340e6, SAME_AS_BERT),
     },
 )
 

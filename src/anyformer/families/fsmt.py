@@ -3,7 +3,7 @@ counted from the padding token and do not count it."""
 
 from __future__ import annotations
 
-from anyformer.families.bart import BART, IN_MARIAN_TOO, ONLY_BART, equal_heads, scale_at
+from anyformer.families.bart import BART, ONLY_BART, SHARED_WITH_MARIAN, equal_heads, scale_at
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, Entry
 from anyformer.families.shared.transformer import ALIASES, TOKENS, check_padding
@@ -29,7 +29,7 @@ def share_tables(spec: Model, tie: bool, c: Config) -> Model:
     return spec.replace(ties=tuple(ties)) if tie else spec
 
 
-def vocabularies(c: Config) -> None:
+def check_vocabularies(c: Config) -> None:
     pad, source, target = c.pad_token_id, c.src_vocab_size, c.tgt_vocab_size
     if pad is None or pad < 0:
         raise ValueError(f"pad_token_id is {pad}; positions are counted from it")
@@ -54,7 +54,7 @@ FSMT = BART.but(
         "FSMTModel": Class(VocabularyOutput(vocab_size=42024), OUT, prefix=""),
     },
     config={
-        **dict.fromkeys((*ONLY_BART, *IN_MARIAN_TOO, "vocab_size", "is_causal")),
+        **dict.fromkeys((*ONLY_BART, *SHARED_WITH_MARIAN, "vocab_size", "is_causal")),
         "src_vocab_size": "embedding.tokens.vocab_size",
         "tgt_vocab_size": ("decoder_embedding.tokens.vocab_size", "head.vocab_size"),
         "scale_embedding": scale_at("embedding.scale", "decoder_embedding.scale"),
@@ -67,7 +67,7 @@ FSMT = BART.but(
     },
     computed={"*.position.offset": lambda c: c.pad_token_id + 1},
     weights={"~{encoder,decoder}.layernorm_embedding": None},
-    checks=(vocabularies, equal_heads),
+    checks=(check_vocabularies, equal_heads),
     aliases={**ALIASES, "vocab_size": "tgt_vocab_size"},
     dropped=(),
 )

@@ -33,9 +33,9 @@ from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Heads, Rename, Rule
 
-SHORT = ("FunnelBaseModel", "FunnelForSequenceClassification", "FunnelForMultipleChoice")  # that have no decoder
+NO_DECODER = ("FunnelBaseModel", "FunnelForSequenceClassification", "FunnelForMultipleChoice")
 LAYER = "encoder.stages.0.layers"
-ATTENTION, WAYS = f"{LAYER}.attention.op", ("relative_shift", "factorized")
+ATTENTION, TYPES = f"{LAYER}.attention.op", ("relative_shift", "factorized")
 OLD = "of the first published files; no class reads it"
 
 
@@ -56,7 +56,7 @@ FIELDS: dict[str, ConfigField] = {
     "initializer_std": Field(None, lambda spec: getattr(spec.init["*"], "std", None)),
     "layer_norm_eps": Field(1e-9, "embedding.norm.eps"),
     "pooling_type": Field("mean", "encoder.pool.by"),
-    "attention_type": Field("relative_shift", lambda spec: WAYS[value_at(spec, f"{ATTENTION}.position.factorized")]),
+    "attention_type": Field("relative_shift", lambda spec: TYPES[value_at(spec, f"{ATTENTION}.position.factorized")]),
     "separate_cls": Field(True, "encoder.pool.first_apart"),
     "truncate_seq": Field(True, "encoder.pool.truncate"),
     "pool_q_only": Field(True, "encoder.pool.queries_only"),
@@ -73,8 +73,8 @@ def describe(c: Config) -> Model:
     sizes, repeats = c.block_sizes, [1] * len(c.block_sizes) if c.block_repeats is None else c.block_repeats
     if len(sizes) != len(repeats) or min((*sizes, *repeats), default=0) < 1:
         raise ValueError(f"block_sizes {sizes} and block_repeats {repeats}: one of each a block, none below 1")
-    if c.attention_type not in WAYS:
-        raise ValueError(f"attention_type {quote(c.attention_type)} is not valid; {nearest(c.attention_type, WAYS)}")
+    if c.attention_type not in TYPES:
+        raise ValueError(f"attention_type {quote(c.attention_type)} is not valid; {nearest(c.attention_type, TYPES)}")
     position = SegmentedSinusoids(
         num_heads=c.n_head,
         width=c.d_model,
@@ -100,7 +100,7 @@ def describe(c: Config) -> Model:
         stages=tuple(block(depth, times) for depth, times in zip(sizes, repeats, strict=True)),
         pool=Halve(by=c.pooling_type, first_apart=c.separate_cls, truncate=c.truncate_seq, queries_only=c.pool_q_only),
     )
-    if c.architecture not in SHORT:
+    if c.architecture not in NO_DECODER:
         # the decoder reads what came after so many steps, also where repeats make a block longer than its size
         resume = sizes[0] if repeats[0] > 1 else None
         encoder = encoder.replace(top=block(c.num_decoder_layers, 1), resume=resume)

@@ -13,12 +13,12 @@ from anyformer.families.base.template import (
     conv1d,
     derived,
     divides,
-    helper,
     optional_step,
+    read_only_entry,
     tied,
 )
 from anyformer.families.shared.heads import causal_mask
-from anyformer.families.shared.summary import OF_DOUBLE_HEADS, double_template
+from anyformer.families.shared.summary import DOUBLE_HEAD_FIELDS, double_template
 from anyformer.models import DecoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
@@ -80,13 +80,13 @@ CONFIG: dict[str, Any] = {
     "bos_token_id": Ignored(50256, "used by generation"),
     "eos_token_id": Ignored(50256, "used by generation"),
     "reorder_and_upcast_attn": Ignored(False, "softmax is computed in fp32 anyway"),
-    "classifier_dropout": helper(
+    "classifier_dropout": read_only_entry(
         addresses=("head[TagHead].dropout",),
         read=lambda value, c: next((p for p in (value, c.hidden_dropout) if p is not None), 0.1),
     ),
-    "hidden_dropout": helper(),
+    "hidden_dropout": read_only_entry(),
     "n_ctx": Ignored(1024, "an old name of n_positions that nothing reads"),
-    **OF_DOUBLE_HEADS,
+    **DOUBLE_HEAD_FIELDS,
 }
 
 WEIGHTS = {

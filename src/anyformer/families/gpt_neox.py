@@ -7,7 +7,17 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Ignored, Removed
-from anyformer.families.base.template import Class, Config, activation, choice, divides, entry, helper, interleave, tied
+from anyformer.families.base.template import (
+    Class,
+    Config,
+    activation,
+    choice,
+    divides,
+    entry,
+    interleave,
+    read_only_entry,
+    tied,
+)
 from anyformer.families.shared.heads import decoder_classes
 from anyformer.families.shared.rope import ROPE, read_rope, write_rope
 from anyformer.models import DecoderModel, Model
@@ -54,7 +64,7 @@ def is_parallel(spec: Model) -> bool:
     return "both" in value_at(spec, "decoder.layers").steps
 
 
-def in_sequence(spec: Model, parallel: bool, c: Config) -> Model:
+def make_sequential(spec: Model, parallel: bool, c: Config) -> Model:
     """Without use_parallel_residual the feed-forward reads what attention leaves."""
     return spec if parallel else edit(spec, {"decoder.layers": Block(**value_at(spec, "decoder.layers.both").steps)})
 
@@ -73,7 +83,7 @@ def rotary(value: Any, c: Config) -> Rope:
 
 
 OLD = "a name of old configs that the published class does not honour"
-BESIDE = "written beside rotary_emb_base and rotary_pct, which are what the published class reads"
+OLD_FORM = "written beside rotary_emb_base and rotary_pct, which are what the published class reads"
 
 CONFIG: dict[str, Any] = {
     "vocab_size": ("embedding.tokens.vocab_size", "head.vocab_size"),
@@ -88,7 +98,7 @@ CONFIG: dict[str, Any] = {
     "max_position_embeddings": "length",
     "initializer_range": "init.*.std",
     "layer_norm_eps": ("decoder.norm.eps", "decoder.layers.both.*.pre_norm.eps"),
-    "use_parallel_residual": entry(default=True, path=is_parallel, build=in_sequence),
+    "use_parallel_residual": entry(default=True, path=is_parallel, build=make_sequential),
     "rope_parameters": entry(
         f"{ATTENTION}.position",
         default=None,
@@ -96,10 +106,10 @@ CONFIG: dict[str, Any] = {
         read=rotary,
         write=lambda rope: {**write_rope(rope), "partial_rotary_factor": rope.fraction},
     ),
-    "rope_scaling": helper(within=ROPE),
-    **dict.fromkeys(("original_max_position_embeddings", "rotary_emb_base", "rotary_pct"), helper()),
-    **{name: Ignored(None, BESIDE) for name in ("rope_theta", "partial_rotary_factor")},
-    "head_dim": helper(),  # published: of the rotary positions alone
+    "rope_scaling": read_only_entry(within=ROPE),
+    **dict.fromkeys(("original_max_position_embeddings", "rotary_emb_base", "rotary_pct"), read_only_entry()),
+    **{name: Ignored(None, OLD_FORM) for name in ("rope_theta", "partial_rotary_factor")},
+    "head_dim": read_only_entry(),  # published: of the rotary positions alone
     "attention_bias": choice(f"{ATTENTION}.bias", {True: "qkvo", False: ""}),
     "tie_word_embeddings": tied(False, LMHead="head.out.weight"),
     "pad_token_id": "head.pool.padding_token",

@@ -110,7 +110,7 @@ def shape(width: int, heads: int, patch: int, **more: int) -> dict[str, int]:
 
 SQUARE: dict[str, Any] = {"read": lambda side, c: (side, side), "write": lambda sides: sides[0]}
 HUGE = shape(1280, 16, 14, num_hidden_layers=32, num_expert_layers=12)
-EXPERTS_OF = "32 experts in every other layer, one of them a token"
+NOTE = "32 experts in every other layer, one of them a token"
 
 LIMOE = Family(
     name="limoe",
@@ -149,8 +149,8 @@ LIMOE = Family(
     weights=weights,
     checks=(check,),
     sizes={
-        "limoe-s32": Size(shape(384, 6, 32), note=EXPERTS_OF),
-        "limoe-b16": Size({}, note=EXPERTS_OF),
+        "limoe-s32": Size(shape(384, 6, 32), note=NOTE),
+        "limoe-b16": Size({}, note=NOTE),
         "limoe-h14": Size(HUGE, 5.6e9, note="12 layers of 32 experts, here every other one of the last 24"),
     },
 )

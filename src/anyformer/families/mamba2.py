@@ -30,7 +30,7 @@ FIRST_ONLY = (
 )
 
 
-def same_width(c: Config) -> None:
+def check_width(c: Config) -> None:
     if c.hidden_size * c.expand != c.num_heads * c.head_dim:
         raise ValueError(
             f"expand {c.expand} times hidden_size {c.hidden_size} is not num_heads {c.num_heads} times "
@@ -90,7 +90,7 @@ MAMBA2 = MAMBA.but(
         **{name: Ignored(None, FIRST) for name in ("time_step_rank", "time_step_scale", "time_step_init_scheme")},
         **dict.fromkeys(FIRST_ONLY),
     },
-    checks=(same_width,),
+    checks=(check_width,),
     weights={
         f"{THEIRS}.in_proj": split(f"{OURS}.{{gate,up,step}}"),
         f"{THEIRS}.{{x_proj,dt_proj}}": None,

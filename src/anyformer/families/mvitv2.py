@@ -25,7 +25,7 @@ from anyformer.weights.rules import Rename, Reshape, Rule
 MODES: dict[str, mvit.By] = {"conv": "convolution", "max": "max", "avg": "mean"}
 
 
-def adaptive(stride_q: Sequence[Sequence[int]], first: Sequence[int]) -> list[list[int]]:
+def adaptive_strides(stride_q: Sequence[Sequence[int]], first: Sequence[int]) -> list[list[int]]:
     """Keys are pooled less where the grid is coarser already."""
     found, stride = [], list(first)
     for each in stride_q:
@@ -42,7 +42,7 @@ def describe(c: Config) -> Model:
         [value * 2**i for i in range(count)] if isinstance(value, int) else list(value)
         for value in (c.embed_dim, c.num_heads)
     )
-    stride_kv = adaptive(c.stride_q, c.stride_kv_adaptive) if c.stride_kv is None else c.stride_kv
+    stride_kv = adaptive_strides(c.stride_q, c.stride_kv_adaptive) if c.stride_kv is None else c.stride_kv
     if {len(values) for values in (widths, all_heads, c.stride_q, stride_kv)} != {count}:
         raise ValueError(f"depths {c.depths} and what else has an entry a stage name different numbers of stages")
     if c.global_pool not in (None, "token", "avg"):
@@ -98,7 +98,7 @@ def stages(spec: Model) -> list[int]:
     return found
 
 
-def of_stages(read: Callable[[Any, int], Any]) -> Callable[[Any], list[Any]]:
+def per_stage(read: Callable[[Any, int], Any]) -> Callable[[Any], list[Any]]:
     """Reads a list back: `read` is given the attention of each stage's first layer and the width that leaves it."""
 
     def recover(spec: Model) -> list[Any]:
@@ -129,7 +129,7 @@ def stride(pool: GridPool | None) -> Sides:
     return mvit.sides(pool, "stride") or (1, 1)
 
 
-NOWHERE = "read nowhere in the published class"
+UNREAD = "read nowhere in the published class"
 
 FIELDS: dict[str, ConfigField] = {
     "img_size": Field((224, 224), "embedding.image_size"),
@@ -139,8 +139,8 @@ FIELDS: dict[str, ConfigField] = {
     "drop_rate": Field(0.0, "head.pool.dropout"),
     "drop_path_rate": Field(0.0, f"{mvit.OUT}.drop_path"),
     "depths": Field((2, 3, 16, 3), stages),
-    "embed_dim": Field(96, of_stages(lambda op, width: width)),
-    "num_heads": Field(1, of_stages(lambda op, width: op.num_heads)),
+    "embed_dim": Field(96, per_stage(lambda op, width: width)),
+    "num_heads": Field(1, per_stage(lambda op, width: op.num_heads)),
     "mlp_ratio": Field(4.0, ratio),
     "expand_attn": Field(True, lambda spec: not any(mlp.reshapes for _, mlp in mvit.layers(spec))),
     "qkv_bias": Field(True, lambda spec: next(mvit.layers(spec))[0].bias == "qkvo"),
@@ -149,8 +149,8 @@ FIELDS: dict[str, ConfigField] = {
     "residual_pooling": Field(True, lambda spec: next(mvit.layers(spec))[0].add_queries == "all"),
     "mode": Field("conv", lambda spec: next(name for name, by in MODES.items() if by == first_pool(spec).by)),
     "kernel_qkv": Field((3, 3), lambda spec: first_pool(spec).kernel),
-    "stride_q": Field(((1, 1), (2, 2), (2, 2), (2, 2)), of_stages(lambda op, width: stride(op.queries))),
-    "stride_kv": Field(None, of_stages(lambda op, width: stride(op.keys))),
+    "stride_q": Field(((1, 1), (2, 2), (2, 2), (2, 2)), per_stage(lambda op, width: stride(op.queries))),
+    "stride_kv": Field(None, per_stage(lambda op, width: stride(op.keys))),
     "stride_kv_adaptive": Field((4, 4)),
     "patch_kernel": Field((7, 7), lambda spec: spec.embedding.kernels),
     "patch_stride": Field((4, 4), "embedding.patch_size"),
@@ -163,10 +163,10 @@ FIELDS: dict[str, ConfigField] = {
     "norm_eps": Field(1e-6, "encoder.norm.eps"),
     "norm_layer": Fixed("layernorm", "norms that are no LayerNorm"),
     "pool_first": Fixed(False, "pooling before the projections, which fails where it is published"),
-    "pool_type": Ignored("max", NOWHERE),
+    "pool_type": Ignored("max", UNREAD),
     "num_features": Ignored(None, "follows from the widths; written by timm beside the name of a size"),
     "pretrained_cfg": Ignored(None, "where weights come from and how images are prepared; written by timm"),
-    "act_layer": Ignored("gelu", NOWHERE),
+    "act_layer": Ignored("gelu", UNREAD),
 }
 
 

@@ -8,7 +8,7 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Ignored, Removed
 from anyformer.families.base.template import Class, Config, choice, conv1d, divides, entry
 from anyformer.families.gpt2 import GPT2
-from anyformer.families.shared.summary import OF_DOUBLE_HEADS, double_template
+from anyformer.families.shared.summary import DOUBLE_HEAD_FIELDS, double_template
 from anyformer.models import DecoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
@@ -75,7 +75,7 @@ CONFIG: dict[str, Any] = {
     "initializer_range": entry(
         "init", read=lambda std, c: {**TEMPLATE.init, "*": Normal(std=std)}, write=lambda init: init["*"].std
     ),
-    **OF_DOUBLE_HEADS,
+    **DOUBLE_HEAD_FIELDS,
     "tie_word_embeddings": entry(default=True, path=is_tied, build=tie),
     "pad_token_id": "head.pool.padding_token",
     "n_ctx": Ignored(512, "an old name of n_positions that nothing reads"),

@@ -12,7 +12,7 @@ from anyformer.families.base.fields import GENERATION, Ignored
 from anyformer.families.base.template import Class, Config, Entry, activation, entry, parameter
 from anyformer.families.conformer import check_odd, macaron
 from anyformer.families.shared.speech import pointwise
-from anyformer.families.shared.vision import head_width, heads_of
+from anyformer.families.shared.vision import head_width, read_head_width
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.convolution.conformer import ConvolutionModule
@@ -68,7 +68,9 @@ CONFIG: dict[str, Any] = {
     "hidden_size": "width",
     "num_hidden_layers": "encoder.depth",
     "num_attention_heads": (f"{ATTENTION}.num_heads", f"{ATTENTION}.position.num_heads"),
-    "head_dim": entry(f"{ATTENTION}.head_width", default=None, read=lambda value, c: heads_of(c), path=head_width),
+    "head_dim": entry(
+        f"{ATTENTION}.head_width", default=None, read=lambda value, c: read_head_width(c), path=head_width
+    ),
     "num_key_value_heads": entry(
         f"{ATTENTION}.num_kv_heads",
         default=None,
@@ -134,7 +136,7 @@ ENCODER = Family(
     config=CONFIG,
     computed={
         f"{ATTENTION}.bias": lambda c: "qkvo" if c.attention_bias else "",
-        f"{ATTENTION}.position.width": lambda c: c.hidden_size if heads_of(c) else None,
+        f"{ATTENTION}.position.width": lambda c: c.hidden_size if read_head_width(c) else None,
         "init": lambda c: init(halvings(c.subsampling_factor), c.initializer_range),
     },
     weights=WEIGHTS,

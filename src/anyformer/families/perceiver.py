@@ -91,7 +91,7 @@ def describe(c: Config) -> Model:
     def inner(width: int) -> MLP:
         return MLP(width=width, activation=activation_named(c.hidden_act))
 
-    def a_head(width: int | None, heads: int, name: str) -> int | None:
+    def head_width_of(width: int | None, heads: int, name: str) -> int | None:
         if width is not None and width % heads:
             raise ValueError(f"{name} is {width}, no multiple of {heads} heads")
         return None if width is None else width // heads
@@ -100,8 +100,8 @@ def describe(c: Config) -> Model:
     keys = c.qk_channels or (c.d_model if c.cross_attention_shape_for_attention == "kv" else None)
     attention = Attention(
         num_heads=own,
-        head_width=a_head(c.qk_channels, own, "qk_channels"),
-        value_width=a_head(c.v_channels, own, "v_channels"),
+        head_width=head_width_of(c.qk_channels, own, "qk_channels"),
+        value_width=head_width_of(c.v_channels, own, "v_channels"),
         **shape,
     )
     layer = Block(
@@ -110,8 +110,8 @@ def describe(c: Config) -> Model:
     )
     read = Look(
         num_heads=across,
-        head_width=a_head(keys, across, "qk_channels"),
-        value_width=a_head(c.v_channels, across, "v_channels"),
+        head_width=head_width_of(keys, across, "qk_channels"),
+        value_width=head_width_of(c.v_channels, across, "v_channels"),
         add=c.use_query_residual,
         norm=norm,
         source_norm=norm,
@@ -124,7 +124,7 @@ def describe(c: Config) -> Model:
         head_width=KEYS if writes else None,
         add=not writes,
         norm=norm,
-        value_width=a_head(width, HEADS, "d_model") if writes else None,
+        value_width=head_width_of(width, HEADS, "d_model") if writes else None,
         source_norm=norm,
         feedforward=inner(width),
         **shape,

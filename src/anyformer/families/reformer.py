@@ -10,7 +10,7 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, Entry, activation, entry, expand, parameter
 from anyformer.families.shared import axial
-from anyformer.families.shared.encoder import check_span, head_dropout, stack_of
+from anyformer.families.shared.encoder import check_span, head_dropout, stack_name
 from anyformer.models import DecoderModel, EncoderModel, Model
 from anyformer.parts.attention.local_chunks import ChunkAttention
 from anyformer.parts.attention.lsh import InChunks, LSHAttention
@@ -66,7 +66,7 @@ TEMPLATE = EncoderModel(
 LM = LMHead(vocab_size=320, shift=False, unused_bias=True)  # its bias is in files, and nothing reads it
 POOL = Pool(take="first", dense=True, width=256, activation="tanh", input_dropout=0.05, dropout=0.05)
 
-OP, INNER, WRITES = "*.layers.attention.op", "*.layers.feedforward.op", "ReformerModelWithLMHead"
+OP, INNER, LM_CLASS = "*.layers.attention.op", "*.layers.feedforward.op", "ReformerModelWithLMHead"
 KINDS = {"local": f"{OP}[ChunkAttention]", "lsh": f"{OP}[LSHAttention]"}
 
 
@@ -77,15 +77,15 @@ def layer_names(c: Config) -> list[str]:
 
 
 def check(c: Config) -> None:
-    layers, writes = [*c.attn_layers] if isinstance(c.attn_layers, (list, tuple)) else [], c.architecture == WRITES
+    layers, writes = [*c.attn_layers] if isinstance(c.attn_layers, (list, tuple)) else [], c.architecture == LM_CLASS
     if not layers or any(name not in ("lsh", "local") for name in layers):
         raise ValueError(f"attn_layers is a list of 'lsh' and 'local', one for each layer; got {quote(c.attn_layers)}")
     if (depth := c.num_hidden_layers) is not None and depth > len(layers) and len({*layers}) > 1:
         raise ValueError(f"num_hidden_layers is {depth}, and attn_layers names {len(layers)}")
     if writes and not c.is_decoder:
-        raise ValueError(f"is_decoder is false, and {WRITES} writes: set it, or load ReformerForMaskedLM")
+        raise ValueError(f"is_decoder is false, and {LM_CLASS} writes: set it, or load ReformerForMaskedLM")
     if c.is_decoder and c.architecture == "ReformerForMaskedLM":
-        raise ValueError(f"is_decoder is true, and ReformerForMaskedLM sees both sides: load {WRITES}")
+        raise ValueError(f"is_decoder is true, and ReformerForMaskedLM sees both sides: load {LM_CLASS}")
     for name in dict.fromkeys(layers):
         if writes and name in layer_names(c) and getattr(c, f"{name}_num_chunks_after"):
             raise ValueError(f"{name}_num_chunks_after is above 0: a model that writes looks at no chunk behind")
@@ -94,12 +94,12 @@ def check(c: Config) -> None:
             raise ValueError(f"{name}_attn_chunk_length is {length}; a chunk holds at least one token")
 
 
-def arrange(spec: EncoderModel, attn_layers: Any, c: Config) -> Model:
+def build_layers(spec: EncoderModel, attn_layers: Any, c: Config) -> Model:
     """The layers that a config names. Rows are made so long that all of their chunks fit."""
     names, stack, kinds = layer_names(c), value_at(spec, "encoder"), {}
     rows = math.lcm(*(getattr(c, f"{name}_attn_chunk_length") for name in {*c.attn_layers}))  # also of layers left out
     for name in sorted({*names}):
-        changes = {"causal": c.is_decoder, "multiple": rows, "loose": c.architecture == WRITES}
+        changes = {"causal": c.is_decoder, "multiple": rows, "loose": c.architecture == LM_CLASS}
         if name == "local" and c.is_decoder and c.local_num_chunks_before < 2 and not c.local_num_chunks_after:
             changes |= {"ring": False, "multiple": None, "loose": False}  # the length of a row changes nothing
         kinds[name] = edit(stack.layers[name], {f"attention.op.{field}": value for field, value in changes.items()})
@@ -110,7 +110,7 @@ def arrange(spec: EncoderModel, attn_layers: Any, c: Config) -> Model:
 
 
 def attn_layers(spec: Model) -> list[str]:
-    stack: Stack = value_at(spec, stack_of(spec))
+    stack: Stack = value_at(spec, stack_name(spec))
     names = {ChunkAttention: "local", LSHAttention: "lsh"}
     return [names[type(stack.layer(i).steps["attention"].op)] for i in range(stack.depth)]
 
@@ -121,7 +121,7 @@ def max_position_embeddings(spec: Model) -> int:
     return chosen[0] if chosen else position.length or math.prod(position.shape)
 
 
-def of_kind(kind: str, name: str, read: Any = lambda value: value, **more: Any) -> Entry:
+def kind_field(kind: str, name: str, read: Any = lambda value: value, **more: Any) -> Entry:
     """A field of one kind of layers, which nothing reads where there are none of them."""
     address, usual = f"{KINDS[kind]}.{name}", value_at(TEMPLATE, f"encoder.layers.{kind}.attention.op.{name}")
     return entry(address, read=lambda value, c: read(value) if kind in layer_names(c) else usual, **more)
@@ -130,8 +130,8 @@ def of_kind(kind: str, name: str, read: Any = lambda value: value, **more: Any) 
 CONFIG: dict[str, Any] = {
     "vocab_size": "**.vocab_size",
     "hidden_size": ("width", "head.pool.width"),
-    "attn_layers": Entry(("local", "lsh") * 3, attn_layers, build=arrange),
-    "num_hidden_layers": Entry(None, lambda spec: getattr(spec, stack_of(spec)).depth),  # default: of attn_layers
+    "attn_layers": Entry(("local", "lsh") * 3, attn_layers, build=build_layers),
+    "num_hidden_layers": Entry(None, lambda spec: getattr(spec, stack_name(spec)).depth),  # default: of attn_layers
     "num_attention_heads": f"{OP}.num_heads",
     "attention_head_size": f"{OP}.head_width",
     "feed_forward_size": f"{INNER}.width",
@@ -140,17 +140,17 @@ CONFIG: dict[str, Any] = {
     "layer_norm_eps": "**.eps",
     "initializer_range": "init.*.std",
     "is_decoder": Entry(False, lambda spec: isinstance(spec, DecoderModel)),
-    **{f"{kind}_attn_chunk_length": of_kind(kind, "chunk") for kind in KINDS},
-    **{f"{kind}_num_chunks_{side}": of_kind(kind, side) for kind in KINDS for side in ("before", "after")},
-    **{f"{kind}_attention_probs_dropout_prob": of_kind(kind, "dropout") for kind in KINDS},
-    "num_hashes": of_kind("lsh", "rounds"),
-    "num_buckets": of_kind(
+    **{f"{kind}_attn_chunk_length": kind_field(kind, "chunk") for kind in KINDS},
+    **{f"{kind}_num_chunks_{side}": kind_field(kind, side) for kind in KINDS for side in ("before", "after")},
+    **{f"{kind}_attention_probs_dropout_prob": kind_field(kind, "dropout") for kind in KINDS},
+    "num_hashes": kind_field("lsh", "rounds"),
+    "num_buckets": kind_field(
         "lsh",
         "buckets",
         lambda n: (n,) if isinstance(n, int) else n and tuple(n),
         write=lambda n: n[0] if n and len(n) == 1 else n,
     ),
-    "hash_seed": of_kind(
+    "hash_seed": kind_field(
         "lsh", "rotations", lambda n: "fresh" if n is None else n, write=lambda n: None if n == "fresh" else n
     ),
     **axial.ENTRIES,
@@ -179,7 +179,7 @@ WEIGHTS = {
     "classifier.dense": "head.pool.dense",
 }
 
-WRITER = {"architectures": [WRITES], "is_decoder": True}
+LM_CONFIG = {"architectures": [LM_CLASS], "is_decoder": True}
 CRIME = {
     "num_attention_heads": 2, "axial_pos_shape": [512, 1024], "max_position_embeddings": 2**19, "num_buckets": [64, 128]
 }  # fmt: skip
@@ -212,8 +212,8 @@ REFORMER = Family(
     prefix="reformer.",
     dropped=tuple(expand(f"{ATTENTION}.self_attention.{{mask,self_mask}}_value_{{float16,float32}}")),
     sizes={
-        "reformer-crime-and-punishment": Size({**WRITER, **CRIME}),
-        "reformer-enwik8": Size({**WRITER, **ENWIK8}, 149e6),
+        "reformer-crime-and-punishment": Size({**LM_CONFIG, **CRIME}),
+        "reformer-enwik8": Size({**LM_CONFIG, **ENWIK8}, 149e6),
     },
 )
 

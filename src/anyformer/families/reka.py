@@ -18,7 +18,7 @@ from anyformer.weights.rules import Rule
 
 LLAVA, WHISPER = llava.FAMILIES[0], whisper.FAMILIES[0]
 STACK = "audio.model.encoder"
-HEARS: dict[str, Any] = {  # published field -> where it stands
+AUDIO_FIELDS: dict[str, Any] = {  # published field -> where it stands
     "d_model": "audio.model.width",
     "num_mel_bins": "audio.model.embedding.channels",
     "max_source_positions": "audio.model.embedding.position.length",
@@ -29,7 +29,7 @@ HEARS: dict[str, Any] = {  # published field -> where it stands
 
 
 def audio_config(spec: Model) -> dict[str, Any]:
-    return {name: Field(None, path).recover(spec) for name, path in HEARS.items()}
+    return {name: Field(None, path).recover(spec) for name, path in AUDIO_FIELDS.items()}
 
 
 FIELDS: dict[str, ConfigField] = {
@@ -42,8 +42,8 @@ FIELDS: dict[str, ConfigField] = {
 
 def describe(c: Config) -> Model:
     """All recordings are filled up to `max_source_positions`, so that each makes as many vectors."""
-    if strange := sorted((c.audio_config or {}).keys() - HEARS.keys() - {"model_type"}):
-        raise ValueError(f"audio_config.{strange[0]} is not known; valid: {', '.join(HEARS)}")
+    if strange := sorted((c.audio_config or {}).keys() - AUDIO_FIELDS.keys() - {"model_type"}):
+        raise ValueError(f"audio_config.{strange[0]} is not known; valid: {', '.join(AUDIO_FIELDS)}")
     given: Any = llava.read_inner_config(c, "audio_config", WHISPER, whisper.CLASSIFIER)
     tower = EncoderModel(
         width=given.width, embedding=given.embedding, encoder=given.encoder, init={"*": Normal(std=0.02)}

@@ -29,7 +29,7 @@ from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rule
 
 OP = "encoder.layers.feedforward.op"
-SEEN, HEARD = "image.model.embedding", "audio.model.embedding"
+IMAGE, AUDIO = "image.model.embedding", "audio.model.embedding"
 
 FIELDS: dict[str, ConfigField] = {
     "hidden_size": Field(768, "width"),
@@ -48,9 +48,9 @@ FIELDS: dict[str, ConfigField] = {
     "max_span_positions": Field(16, "hidden_text.embedding.position.length"),
     "image_size": Field(224, lambda spec: spec.image.model.embedding.image_size[0]),
     "patch_size": Field(32, lambda spec: spec.image.model.embedding.patch_size[0]),
-    "num_channels": Field(3, f"{SEEN}.channels"),
-    "segment_size": Field(1024, f"{HEARD}.size"),
-    "num_segments": Field(24, f"{HEARD}.position.length"),
+    "num_channels": Field(3, f"{IMAGE}.channels"),
+    "segment_size": Field(1024, f"{AUDIO}.size"),
+    "num_segments": Field(24, f"{AUDIO}.position.length"),
     "image_token_index": Field(4, "image.token"),
     "audio_token_index": Field(5, "audio.token"),
     "text_mask_index": Field(6, "head.text"),

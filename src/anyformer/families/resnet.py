@@ -48,12 +48,12 @@ def layer_type(spec: Model) -> str:
     )
 
 
-def begins_coarser(spec: Model) -> bool:
+def downsamples_first_stage(spec: Model) -> bool:
     encoder = value_at(spec, "encoder")
     return encoder.first == 0 and encoder.down[0].stride > 1
 
 
-def early(spec: Model) -> bool:
+def strides_first(spec: Model) -> bool:
     """Whether the first of three convolutions has the stride."""
     strided = [down for down in value_at(spec, "encoder.down") if down.stride > 1]
     if not strided or layer_type(spec) == "basic":
@@ -75,8 +75,8 @@ FIELDS: dict[str, ConfigField] = {
     "depths": Field((3, 4, 6, 3), depths),
     "layer_type": Field("bottleneck", layer_type),
     "hidden_act": Field("relu", activation_at("embedding.layers.0.activation")),
-    "downsample_in_first_stage": Field(False, begins_coarser),
-    "downsample_in_bottleneck": Field(False, early),
+    "downsample_in_first_stage": Field(False, downsamples_first_stage),
+    "downsample_in_bottleneck": Field(False, strides_first),
     "image_size": Field(224, image_size),
     "problem_type": Field(None, "head.problem"),
     "out_features": Ignored(None, BACKBONE),

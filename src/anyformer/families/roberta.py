@@ -76,7 +76,7 @@ ROBERTA = Family(
     classes=classes("Roberta", 50265),
     config={
         **encoder.CONFIG,
-        **encoder.OF_DECODERS,
+        **encoder.DECODER_FIELDS,
         **encoder.COUNTED_CONFIG,
         "hidden_act": activation("*.layers.feedforward.op.activation"),  # the head has "gelu" whatever it is
         "hidden_dropout_prob": ("embedding.dropout", "*.layers.*.dropout", "head[MultipleChoiceHead].pool.dropout"),

@@ -7,7 +7,7 @@ from typing import Any
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, activation, choice, entry
-from anyformer.families.shared.vision import IMAGES, OF_EMBEDDING, patches, pixel_class
+from anyformer.families.shared.vision import EMBEDDING_WEIGHTS, IMAGES, patches, pixel_class
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.patches import PatchEmbedding
@@ -131,7 +131,7 @@ CONFIG: dict[str, Any] = {
 THEIRS, OURS = "~encoder.layers.{s}.blocks.{i}", "encoder.stages.{s}.layers.{i}"
 
 WEIGHTS = {
-    **OF_EMBEDDING,
+    **EMBEDDING_WEIGHTS,
     "~embeddings.norm": "embedding.norm",
     f"{THEIRS}.layernorm_before": f"{OURS}.attention.pre_norm",
     f"{THEIRS}.attention.self.{{query,key,value}}": f"{OURS}.attention.op.mixer.{{q,k,v}}",

@@ -107,7 +107,7 @@ def describe(c: Config) -> Model:
     encoder = stack(c.num_layers, every, True, attention=t5.attention(c, mask=FULL))
     shared: Any = {"width": c.d_model, "embedding": first, "encoder": encoder, "init": init}
     if c.architecture == "SwitchTransformersEncoderModel":
-        t5.encoder_alone(c)
+        t5.check_encoder_only(c)
         return EncoderModel(**shared)
     if not c.is_encoder_decoder:
         raise ValueError(f"is_encoder_decoder=False is not supported with {c.architecture}")

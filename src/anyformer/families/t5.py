@@ -12,8 +12,8 @@ from anyformer.families.shared.t5 import (
     READS_SOURCE,
     WEIGHTS,
     attention,
+    check_encoder_only,
     decoder_depth,
-    encoder_alone,
     init,
     stack,
     step,
@@ -40,7 +40,7 @@ def describe(c: Config) -> Model:
     encoder = stack(c, c.num_layers, True, layers=layers)
     shared: Any = {"width": c.d_model, "embedding": embedding, "encoder": encoder, "head": head(c), "init": init(c)}
     if c.architecture in ("T5EncoderModel", "T5ForTokenClassification"):
-        encoder_alone(c)
+        check_encoder_only(c)
         return EncoderModel(**shared)
     if not c.is_encoder_decoder:  # transformers would mix up the memories of self- and cross-attention
         raise ValueError(f"is_encoder_decoder=False is not supported with {c.architecture}")

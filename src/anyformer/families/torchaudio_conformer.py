@@ -35,7 +35,7 @@ TEMPLATE = EncoderModel(
 )
 
 
-def exchange(spec: EncoderModel, convolution_first: bool, c: Config) -> EncoderModel:
+def swap_order(spec: EncoderModel, convolution_first: bool, c: Config) -> EncoderModel:
     steps = value_at(spec, "encoder.layers").steps
     names = ("half_before", "convolution", "attention", "feedforward")
     return edit(spec, {"encoder.layers": Block(**{n: steps[n] for n in names})}) if convolution_first else spec
@@ -63,7 +63,7 @@ TORCHAUDIO = Family(
         "dropout": ("encoder.layers.*.dropout", "encoder.layers.*.op[MLP].dropout", "**.op[Attention].dropout"),
         "use_group_norm": choice("encoder.layers.convolution.op.norm", {False: BatchNorm(), True: RowNorm()}),
         "convolution_first": Entry(
-            False, lambda spec: list(spec.encoder.layers.steps)[1] == "convolution", build=exchange
+            False, lambda spec: list(spec.encoder.layers.steps)[1] == "convolution", build=swap_order
         ),
     },
     checks=(

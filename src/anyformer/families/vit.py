@@ -8,13 +8,13 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Field
 from anyformer.families.base.template import Class, Config, Entry, activation, choice, entry
 from anyformer.families.shared.vision import (
+    EMBEDDING_WEIGHTS,
     IMAGES,
-    OF_EMBEDDING,
     SHOWS,
     head_width,
-    heads_of,
     patches,
     pixel_class,
+    read_head_width,
     tokens,
 )
 from anyformer.models import EncoderModel, Model
@@ -90,7 +90,7 @@ CONFIG: dict[str, Any] = {
 
 WEIGHTS = {
     "~embeddings": tokens("cls_token"),
-    **OF_EMBEDDING,
+    **EMBEDDING_WEIGHTS,
     "~encoder.layer.{i}.layernorm_before": f"{LAYER}.attention.pre_norm",
     "~encoder.layer.{i}.attention.attention.{query,key,value}": f"{LAYER}.attention.op.{{q,k,v}}",
     "~encoder.layer.{i}.attention.output.dense": f"{LAYER}.attention.op.o",
@@ -124,7 +124,7 @@ VIT = Family(
         "ViTForMaskedImageModeling": pixel_class(patch=16, stride=16),
     },
     config=CONFIG,
-    computed={"embedding.position.length": patches, f"{ATTENTION}.head_width": heads_of},
+    computed={"embedding.position.length": patches, f"{ATTENTION}.head_width": read_head_width},
     weights=WEIGHTS,
     prefix="vit.",
     dropped=("~pooler.dense.{p}",),

@@ -7,7 +7,16 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Field, Fixed, Ignored
-from anyformer.families.base.template import Class, Config, Entry, choice, divides, helper, tied, whole
+from anyformer.families.base.template import (
+    Class,
+    Config,
+    Entry,
+    choice,
+    divides,
+    read_only_entry,
+    require_integer,
+    tied,
+)
 from anyformer.families.shared.summary import pool_entries
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
@@ -56,7 +65,7 @@ TEMPLATE = EncoderModel(
 )
 
 
-def initial(c: Config) -> dict[str, Initializer]:
+def init_weights(c: Config) -> dict[str, Initializer]:
     tables = c.init_std if c.embed_init_std is None else c.embed_init_std
     sines = {POSITIONS: Sines()} if c.sinusoidal_embeddings else {}  # which then learn
     return {**sines, TABLES: Normal(std=tables), "*": Normal(std=c.init_std)}
@@ -92,7 +101,7 @@ def check(c: Config) -> None:
 
 TOKEN = "a token id, used by tokenizers and generation"
 SUMMARY = {"summary_use_proj": True, "summary_proj_to_labels": True, "summary_activation": None}
-OF_POOL = pool_entries("head.pool")
+POOL_FIELDS = pool_entries("head.pool")
 
 CONFIG: dict[str, Any] = {
     "vocab_size": ("embedding.tokens.vocab_size", "head.vocab_size"),
@@ -111,9 +120,9 @@ CONFIG: dict[str, Any] = {
     "init_std": Entry(0.02, lambda spec: spec.init["*"].std),
     "layer_norm_eps": "**.eps",
     "pad_token_id": ("embedding.tokens.padding_index", "embedding.unseen"),
-    "summary_type": OF_POOL["summary_type"],
+    "summary_type": POOL_FIELDS["summary_type"],
     "summary_first_dropout": "head.pool.input_dropout",
-    **{name: helper(usual) for name, usual in SUMMARY.items()},
+    **{name: read_only_entry(usual) for name, usual in SUMMARY.items()},
     "start_n_top": "head.starts",
     "end_n_top": "head.ends",
     "tie_word_embeddings": tied(True, LMHead="head.out.weight"),
@@ -154,7 +163,7 @@ XLM = Family(
     computed={
         f"{INNER}.width": lambda c: 4 * c.emb_dim,
         "head[MultipleChoiceHead].pool.width": lambda c: c.num_labels,
-        "init": initial,
+        "init": init_weights,
     },
     weights={
         "~embeddings": "embedding.tokens",
@@ -167,7 +176,7 @@ XLM = Family(
         "~layer_norm2.{i}": f"{LAYER}.feedforward.out_norm",
     },
     prefix="transformer.",
-    checks=(divides("n_heads", "emb_dim"), whole("n_langs"), check),
+    checks=(divides("n_heads", "emb_dim"), require_integer("n_langs"), check),
     aliases={
         "n_words": "vocab_size",
         "hidden_size": "emb_dim",

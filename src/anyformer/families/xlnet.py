@@ -60,12 +60,12 @@ TEMPLATE = EncoderModel(
     init={"*": Normal(std=0.02)},
 )
 POOL = Pool(take="end", dense=True, activation="tanh", dropout=0.1)
-WAYS = ("uni", "bi")
+TYPES = ("uni", "bi")
 
 
 def mask(kind: str, c: Config) -> Mask:
-    if kind not in WAYS:
-        raise ValueError(f"attn_type {quote(kind)} is not valid; {nearest(str(kind), WAYS)}")
+    if kind not in TYPES:
+        raise ValueError(f"attn_type {quote(kind)} is not valid; {nearest(str(kind), TYPES)}")
     return FULL if kind == "bi" else CAUSAL & SameReach() if c.same_length else CAUSAL
 
 
@@ -77,7 +77,7 @@ CONFIG: dict[str, Any] = {
     "d_inner": f"{INNER}.width",
     "d_head": Entry(None, lambda spec: spec.width // value_at(spec, f"{ATTENTION}.num_heads")),
     "ff_activation": activation(f"{INNER}.activation"),
-    "attn_type": entry(f"{ATTENTION}.mask", read=mask, write=lambda mask: WAYS[isinstance(mask, Full)]),
+    "attn_type": entry(f"{ATTENTION}.mask", read=mask, write=lambda mask: TYPES[isinstance(mask, Full)]),
     "same_length": Entry(False, lambda spec: value_at(spec, f"{ATTENTION}.mask") == CAUSAL & SameReach()),
     "initializer_range": "init.*.std",
     "layer_norm_eps": "**.eps",

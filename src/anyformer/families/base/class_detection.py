@@ -54,7 +54,7 @@ def choose(
     fits: list[tuple[tuple[int, int], Choice, Model]] = []
     for family, architecture in open:
         spec = try_describe(family, architecture, config)
-        if spec is None or not takes(family, spec, names):
+        if spec is None or not has_rules_for(family, spec, names):
             continue
         try:
             report = load(family, spec)
@@ -88,7 +88,7 @@ def try_describe(family: Family, architecture: str | None, config: Mapping[str, 
             return None
 
 
-def takes(family: Family, spec: Model, names: Sequence[str]) -> bool:
+def has_rules_for(family: Family, spec: Model, names: Sequence[str]) -> bool:
     """Whether there is a rule for each of these tensors. What it would make is not asked: nothing is built."""
     today = family.current_names(names)
     prefix = family.prefix_in(today, spec.architecture)

@@ -24,14 +24,14 @@ from anyformer.families.base.fields import (
     Fixed,
     Removed,
     UnknownFieldWarning,
-    affordable,
-    labels,
-    misfit,
+    check_count,
+    explain_misfit,
     outside_vocabulary,
+    read_labels,
     tag_floats,
     untag_floats,
 )
-from anyformer.families.base.template import Class, Config, Weights, complete, fill, rules_of
+from anyformer.families.base.template import Class, Config, Weights, fill_template, resolve_fields, rules_of
 from anyformer.models import Model
 from anyformer.specs.addresses import edit, with_values
 from anyformer.specs.messages import nearest, quote, shorten
@@ -53,7 +53,7 @@ class Size:
 LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
-def no_function(given: Any) -> Any:
+def not_given(given: Any) -> Any:
     raise NotImplementedError
 
 
@@ -72,8 +72,8 @@ class Family:
     checks: tuple[Callable[[Config], None], ...] = ()  # ValueError where fields of a config contradict each other
     # a family whose structure is a function of its config
     fields: Mapping[str, ConfigField] = dataclasses.field(default_factory=dict)
-    describe: Callable[[Config], Model] = no_function
-    rules: Callable[[Any], Sequence[Rule]] = no_function  # of the kind of model that `describe` makes
+    describe: Callable[[Config], Model] = not_given
+    rules: Callable[[Any], Sequence[Rule]] = not_given  # of the kind of model that `describe` makes
     architectures: tuple[str, ...] = ()  # class names; the first is the default; none where no class is published
     base: tuple[str, ...] = ()  # those without the prefix
     prefix: str = ""  # what the other classes put before the base model's names
@@ -92,12 +92,12 @@ class Family:
         if self.template is None:
             return
         templates = {name: each.apply_to(self.template) for name, each in self.classes.items()}
-        fields = complete(self.config, [*templates.values()])
+        fields = resolve_fields(self.config, [*templates.values()])
 
         def describe(c: Config) -> Model:
             for check in self.checks:
                 check(c)
-            return fill(templates[c.architecture], fields, self.computed, c)
+            return fill_template(templates[c.architecture], fields, self.computed, c)
 
         def rules(spec: Model) -> list[Rule]:
             weights = self.weights(spec) if callable(self.weights) else self.weights
@@ -106,7 +106,7 @@ class Family:
             return [*rules_of({**own.weights, **weights, **own.weights, **out}, spec)]
 
         prefixes = {name: each.prefix for name, each in self.classes.items() if each.prefix is not None}
-        follows = {
+        computed = {
             "fields": fields,
             "describe": describe,
             "rules": rules,
@@ -114,7 +114,7 @@ class Family:
             "base": tuple(name for name, prefix in prefixes.items() if not prefix),
             "prefixes": {name: prefix for name, prefix in prefixes.items() if prefix},
         }
-        for name, value in follows.items():
+        for name, value in computed.items():
             object.__setattr__(self, name, value)
 
     def but(
@@ -188,7 +188,7 @@ class Family:
     def read(self, config: Mapping[str, Any], architecture: str | None = None) -> Model:
         """The description of a published config.json. Fields that the published class does not know change nothing
         there: they are kept, and named in one warning."""
-        if strange := [each for name, value in config.items() for each in self._strange(name, value)]:
+        if strange := [each for name, value in config.items() for each in self._unknown_fields(name, value)]:
             names = ", ".join(map(repr, strange))
             warnings.warn(
                 f"{self.name} config: the published class does not know {shorten(names, 4000)}; kept, without effect",
@@ -197,7 +197,7 @@ class Family:
             )
         return self._read(config, architecture)
 
-    def _strange(self, name: str, value: Any) -> list[str]:
+    def _unknown_fields(self, name: str, value: Any) -> list[str]:
         """What of a field the published class does not know: all, nothing, or some names inside it."""
         field = self.all_fields.get(self.aliases.get(name, name))
         if isinstance(field, Field) and field.within and isinstance(value, Mapping):
@@ -222,29 +222,29 @@ class Family:
                 continue
             if value is None and isinstance(field.default, float):  # null: the default is meant, nothing else could run
                 continue
-            if isinstance(field, Field) and (wrong := misfit(name, value, field)):
+            if isinstance(field, Field) and (wrong := explain_misfit(name, value, field)):
                 raise ValueError(f"{self.name} config: {name}={quote(value)} is {wrong}")
-            affordable(name, value)
+            check_count(name, value)
             setattr(values, name, False if value is None and isinstance(field.default, bool) else value)
         # a published class derives one field from another (num_decoder_layers) before it hears the other's alias
         values.unaliased = SimpleNamespace(**{n: own.get(n, known[n].default) for n in self.aliases.values()})
         for name, value in vars(values.unaliased).items():
-            affordable(name, value)
-        values.architecture = architecture = self._class_of(config, architecture)
+            check_count(name, value)
+        values.architecture = architecture = self._choose_class(config, architecture)
         try:
-            values.num_labels, tables = labels(config, known["num_labels"].default or 2)
+            values.num_labels, tables = read_labels(config, known["num_labels"].default or 2)
             spec = self.describe(values).replace(family=self.name, architecture=architecture)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.name} config: {shorten(str(error), 800)}") from None
         except (ArithmeticError, AttributeError, LookupError) as error:
-            raise ValueError(f"{self.name} config: {self._at_fault(values, config)}") from error
+            raise ValueError(f"{self.name} config: {self._name_bad_field(values, config)}") from error
         recovered = self.recover(spec)
         named = ("_class_name",) if self.library == "diffusers" else ()
         apart = ("model_type", "architectures", "id2label", "label2id", *named)
         kept = {**{n: v for n, v in config.items() if n not in apart}, **tables}
         return spec.replace(source={n: v for n, v in kept.items() if n not in recovered or recovered[n] != v})
 
-    def _at_fault(self, values: Config, config: Mapping[str, Any]) -> str:
+    def _name_bad_field(self, values: Config, config: Mapping[str, Any]) -> str:
         """Which value of a config cannot be described at all (0 heads): the one in whose place the default can. What is
         empty or zero is suspected first."""
         for name in sorted(
@@ -263,12 +263,12 @@ class Family:
         """The description of a config that stands inside another: what it says of its origin is the other's matter."""
         return self._read(config, architecture).replace(family="", architecture="", source={})
 
-    def _class_of(self, config: Mapping[str, Any], asked: str | None) -> str:
-        """The class that is asked for, or the first of the config's, or else the family's own first."""
+    def _choose_class(self, config: Mapping[str, Any], requested: str | None) -> str:
+        """The class that is requested, or the first of the config's, or else the family's own first."""
         named = config.get("architectures") or config.get("_class_name") or ()
         named = (named,) if isinstance(named, str) else tuple(named)
         classes = self.architectures or ("",)  # a family of which no class is published has descriptions alone
-        name = asked or next(iter(named), None) or classes[0]
+        name = requested or next(iter(named), None) or classes[0]
         name = self.renamed.get(name, name)
         if found := [each for each in classes if each.lower() == str(name).lower()]:
             return found[0]
@@ -296,7 +296,7 @@ class Family:
             again = self._read(config)
             if again.replace(source={}, note="") == spec.replace(source={}, note=""):
                 return config
-            if trained is None and as_trained(again) == as_trained(spec):
+            if trained is None and without_init(again) == without_init(spec):
                 trained = config
             found.append(differences(spec, again))
         if trained is not None:
@@ -323,10 +323,10 @@ class Family:
         return self.read({**size.config}).replace(note=size.note, source={})
 
 
-FREE = ("source", "note")  # what a description may have of its own
+NOT_COMPARED = ("source", "note")  # what a description may have of its own
 
 
-def as_trained(spec: Model) -> Model:
+def without_init(spec: Model) -> Model:
     """Without how its weights start, which may depend on the depth and says nothing of those that it has."""
     models = [path for path, part in walk(spec) if isinstance(part, Model)]
     plain = with_values(spec, {f"{path}.init" if path else "init": Table({}) for path in models})
@@ -341,22 +341,22 @@ def differences(a: Part, b: Part) -> tuple[list[str], list[str]]:
         other = right.get(path)
         if type(other) is not type(part):
             if path.rpartition(".")[0] in right:  # below what is another kind nothing is the same
-                kinds.append(f"{path or 'the model'} is {_a(part)}, and {_a(other)} there")
+                kinds.append(f"{path or 'the model'} is {_kind_name(part)}, and {_kind_name(other)} there")
             continue
         theirs = dict(other.items())
         for name, value in part.items():
             if value is None and isinstance(theirs.get(name), Part):
-                kinds.append(f"{path}.{name} is nothing, and {_a(theirs[name])} there")
-            elif not holds_parts(value) and value != theirs.get(name) and name not in FREE:
+                kinds.append(f"{path}.{name} is nothing, and {_kind_name(theirs[name])} there")
+            elif not contains_parts(value) and value != theirs.get(name) and name not in NOT_COMPARED:
                 if not isinstance(theirs.get(name), Part):
                     stored = quote(theirs.get(name), 80)
                     values.append(f"{path + '.' if path else ''}{name} is {quote(value, 80)}, and {stored} there")
     return kinds, values
 
 
-def holds_parts(value: Any) -> bool:
+def contains_parts(value: Any) -> bool:
     return isinstance(value, (Part, Table)) or (isinstance(value, tuple) and any(isinstance(v, Part) for v in value))
 
 
-def _a(part: Part | None) -> str:
+def _kind_name(part: Part | None) -> str:
     return "nothing" if part is None else type(part).__name__

@@ -105,7 +105,7 @@ PROBLEMS: tuple[str, ...] = typing.get_args(Problem)
 _TOKEN = "a token id, used by tokenizers and generation"
 
 
-_RECORD = "a record of where the file came from"
+_ORIGIN = "a record of where the file came from"
 
 
 _RUN = "how a run is executed, not what it computes"
@@ -113,12 +113,12 @@ _RUN = "how a run is executed, not what it computes"
 
 # fields that every published config may have
 COMMON: dict[str, ConfigField] = {
-    "model_type": Ignored(None, _RECORD),
+    "model_type": Ignored(None, _ORIGIN),
     "architectures": Ignored(None, "chooses the head: read before anything else"),
-    "transformers_version": Ignored(None, _RECORD),
-    "_name_or_path": Ignored("", _RECORD),
-    "name_or_path": Ignored("", _RECORD),
-    "_commit_hash": Ignored(None, _RECORD),
+    "transformers_version": Ignored(None, _ORIGIN),
+    "_name_or_path": Ignored("", _ORIGIN),
+    "name_or_path": Ignored("", _ORIGIN),
+    "_commit_hash": Ignored(None, _ORIGIN),
     "auto_map": Ignored(None, "names code; no code from a checkpoint ever runs"),
     "dtype": Ignored(None, "read by the loader"),
     "torch_dtype": Ignored(None, "read by the loader"),
@@ -145,7 +145,7 @@ COMMON: dict[str, ConfigField] = {
     "decoder_start_token_id": Ignored(None, _TOKEN),
     "tokenizer_class": Ignored(None, "how text is tokenised"),
     "prefix": Ignored(None, "how text is tokenised"),
-    "finetuning_task": Ignored(None, _RECORD),
+    "finetuning_task": Ignored(None, _ORIGIN),
     "task_specific_params": Ignored(None, "settings of generation"),
     "gradient_checkpointing": Ignored(False, _RUN),
     "torchscript": Ignored(False, _RUN),
@@ -178,21 +178,21 @@ GENERATION = {
 }  # fmt: skip
 
 
-MANY = re.compile("layer|group|block|expert|depth|repeat")  # in the names of fields that say how many of something
+COUNTS = re.compile("layer|group|block|expert|depth|repeat")  # words in the names of fields that are counts
 
 
-MOST = 10_000
+MAX_COUNT = 10_000
 
 
-def affordable(name: str, value: Any) -> None:
+def check_count(name: str, value: Any) -> None:
     """ValueError for a number of layers, groups, blocks or experts that no machine would ever finish to build."""
-    limit = 10 * MOST if "expert" in name else MOST
+    limit = 10 * MAX_COUNT if "expert" in name else MAX_COUNT
     numbers = [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, (int, float))]
-    if MANY.search(name) and not sum(numbers) <= limit:
+    if COUNTS.search(name) and not sum(numbers) <= limit:
         raise ValueError(f"{name}={quote(value, 60)}: at most {limit:,} can be built")
 
 
-def labels(config: Mapping[str, Any], default: int) -> tuple[int, dict[str, Any]]:
+def read_labels(config: Mapping[str, Any], default: int) -> tuple[int, dict[str, Any]]:
     """How many labels a config means, and its tables of their names, by number. Where it says both and they disagree
     the number counts and the names are lost, as where they are published."""
     names, number = config.get("id2label"), config.get("num_labels", default)
@@ -209,32 +209,32 @@ def labels(config: Mapping[str, Any], default: int) -> tuple[int, dict[str, Any]
 
 
 # fields that are numbers, or true or false, where their published default is None
-NUMERIC = re.compile("(dropout|_size|_dim|_id|_layers|_step|_embeddings)$")
+NUMBERS = re.compile("(dropout|_size|_dim|_id|_layers|_step|_embeddings)$")
 
 
-TRUTH = re.compile("^(is|tie|scale)_")
+FLAGS = re.compile("^(is|tie|scale)_")
 
 
-def words_of(name: str, field: Field) -> tuple[str, ...]:
+def allowed_words(name: str, field: Field) -> tuple[str, ...]:
     """The words that a field may be, whether or not a class reads it; none where any may stand there."""
     if name == "problem_type":
         return PROBLEMS
     return field.choices or (ACTIVATION_NAMES if "act" in name and field.default in ACTIVATION_NAMES else ())
 
 
-def misfit(name: str, value: Any, field: Field) -> str:
+def explain_misfit(name: str, value: Any, field: Field) -> str:
     """Why a value cannot stand in a field, used or not; empty where it can, or where it is left to the description."""
     default = field.default
     if isinstance(value, float) and not math.isfinite(value):
         return "not finite"
-    if (isinstance(default, bool) or (default is None and TRUTH.search(name))) and not isinstance(value, bool | None):
+    if (isinstance(default, bool) or (default is None and FLAGS.search(name))) and not isinstance(value, bool | None):
         return "neither true nor false"
     number = isinstance(default, int | float) and not isinstance(default, bool)
     if number and isinstance(value, bool | str | dict):
         return "not a number"
-    if default is None and NUMERIC.search(name) and isinstance(value, str | dict):
+    if default is None and NUMBERS.search(name) and isinstance(value, str | dict):
         return "not a number"
-    words = words_of(name, field)
+    words = allowed_words(name, field)
     if words and value is not None and value not in words:
         return f"not valid; {nearest(str(value), words)}"
     return ""

@@ -63,7 +63,7 @@ class Entry(Field):
         raise Absent
 
 
-def nowhere(spec: Model) -> Any:
+def omit_field(spec: Model) -> Any:
     """The path of a field that is not written: another one says the same."""
     raise Absent
 
@@ -135,18 +135,18 @@ def tied(default: bool, **outputs: str) -> Entry:
     return Entry(default, recover, build=build)
 
 
-def helper(default: Any = None, **more: Any) -> Entry:
+def read_only_entry(default: Any = None, **more: Any) -> Entry:
     """A field that another entry reads, and writes for it."""
-    return Entry(default, nowhere, **more)
+    return Entry(default, omit_field, **more)
 
 
-OF_HEADS: dict[str, Entry] = {"problem_type": entry("head.problem", default=None)}  # in every family
+HEAD_FIELDS: dict[str, Entry] = {"problem_type": entry("head.problem", default=None)}  # in every family
 
 
-def complete(config: Mapping[str, Any], templates: Sequence[Model]) -> dict[str, ConfigField]:
+def resolve_fields(config: Mapping[str, Any], templates: Sequence[Model]) -> dict[str, ConfigField]:
     """The fields of a config; those without a default have that of the template."""
     fields: dict[str, ConfigField] = {}
-    for name, given in {**OF_HEADS, **config}.items():
+    for name, given in {**HEAD_FIELDS, **config}.items():
         if given is None:  # a field that a related family has
             continue
         field = entry(*((given,) if isinstance(given, str) else given)) if isinstance(given, (str, tuple)) else given
@@ -165,7 +165,7 @@ def _default(name: str, field: Entry, templates: Sequence[Model]) -> Any:
     raise AssertionError(f"{name}: no class has {field.addresses}")
 
 
-def fill(
+def fill_template(
     spec: Model, fields: Mapping[str, ConfigField], computed: Mapping[str, Callable[[Config], Any]], c: Config
 ) -> Any:
     """A template with the values of a config in their places, and at some addresses what is computed of several."""
@@ -218,7 +218,7 @@ def divides(part: str, whole: str) -> Callable[[Config], None]:
     return check
 
 
-def whole(name: str) -> Callable[[Config], None]:
+def require_integer(name: str) -> Callable[[Config], None]:
     """A check of a family: a field that no address holds as it is, is a whole number."""
 
     def check(c: Config) -> None:

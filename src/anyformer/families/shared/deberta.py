@@ -50,7 +50,7 @@ def relative_attention(read: Callable[[Config], Disentangled | None]) -> Entry:
     )
 
 
-def of_distances(default: Any, read: Callable[[Disentangled], Any]) -> Entry:
+def distance_field(default: Any, read: Callable[[Disentangled], Any]) -> Entry:
     """A field that is written where there are distances."""
 
     def recover(spec: Model) -> Any:

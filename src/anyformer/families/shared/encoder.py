@@ -94,11 +94,11 @@ COUNTED_CONFIG: dict[str, ConfigField] = {
 COUNTED = {"embedding.position": counted_position, "embedding.numbering": counted_numbering}
 
 
-def stack_of(spec: Model) -> str:
+def stack_name(spec: Model) -> str:
     return "decoder" if isinstance(spec, DecoderModel) else "encoder"
 
 
-def decode(spec: Model, is_decoder: bool, c: Config) -> Model:
+def build_decoder(spec: Model, is_decoder: bool, c: Config) -> Model:
     """With is_decoder the same layers read from left to right, and may look at a memory [Rothe et al. 2020]."""
     if not is_decoder:
         return spec
@@ -118,12 +118,14 @@ def decode(spec: Model, is_decoder: bool, c: Config) -> Model:
 
 def head_dropout(*addresses: str) -> template.Entry:
     """`classifier_dropout`: where it is None, hidden_dropout_prob stands there."""
-    return template.helper(addresses=addresses, read=lambda value, c: c.hidden_dropout_prob if value is None else value)
+    return template.read_only_entry(
+        addresses=addresses, read=lambda value, c: c.hidden_dropout_prob if value is None else value
+    )
 
 
-OF_DECODERS: dict[str, ConfigField] = {
-    "is_decoder": template.Entry(False, lambda spec: stack_of(spec) == "decoder", build=decode),
-    "add_cross_attention": Field(False, lambda spec: "cross" in getattr(spec, stack_of(spec)).layers.steps),
+DECODER_FIELDS: dict[str, ConfigField] = {
+    "is_decoder": template.Entry(False, lambda spec: stack_name(spec) == "decoder", build=build_decoder),
+    "add_cross_attention": Field(False, lambda spec: "cross" in getattr(spec, stack_name(spec)).layers.steps),
     "is_causal": causal("decoder.layers.attention.op.mask"),
     "classifier_dropout": head_dropout(
         "head[ClassifyHead].pool.dropout", "head[MultipleChoiceHead].pool.dropout", "head[TagHead].dropout"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from anyformer.families.base.fields import Absent, Field
-from anyformer.families.base.template import Class, Config, Entry, entry, helper
+from anyformer.families.base.template import Class, Config, Entry, entry, read_only_entry
 from anyformer.models import Model
 from anyformer.parts.head.base import Head
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
@@ -55,12 +55,12 @@ def decoder_classes(name: str, vocab_size: int, span_prefix: str | None = None) 
 
 
 # what the tagging class reads that newer decoders share; their config classes do not have these fields
-OF_TAGGERS: dict[str, Entry] = {
-    "classifier_dropout": helper(
+TAGGER_FIELDS: dict[str, Entry] = {
+    "classifier_dropout": read_only_entry(
         addresses=("head[TagHead].dropout",),
         read=lambda value, c: next((p for p in (value, c.hidden_dropout) if p is not None), 0.1),
     ),
-    "hidden_dropout": helper(),
+    "hidden_dropout": read_only_entry(),
     "token_classification_bias": entry("head[TagHead].bias", default=True, path=tag_bias),
 }
 

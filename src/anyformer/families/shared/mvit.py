@@ -65,7 +65,7 @@ def model(width: int, embedding: Embedding, blocks: list[Block], norm: LayerNorm
     )
 
 
-def of_blocks(read: Callable[[Any, Any], Any]) -> Callable[[Any], list[Any]]:
+def per_block(read: Callable[[Any, Any], Any]) -> Callable[[Any], list[Any]]:
     """Reads a list back: `read` is given the attention and the feed-forward of each layer."""
     return lambda spec: [read(*ops) for ops in layers(spec)]
 

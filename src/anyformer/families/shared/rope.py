@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from anyformer.families.base.template import Config, Entry, entry, helper
+from anyformer.families.base.template import Config, Entry, entry, read_only_entry
 from anyformer.parts.position.rotary import (
     DynamicScaling,
     LinearScaling,
@@ -95,9 +95,9 @@ def rope(
 
     return {
         "rope_parameters": entry(address, default=None, within=ROPE, read=read, write=write_rope),
-        "rope_theta": helper(theta),
-        "rope_scaling": helper(within=ROPE),
-        "original_max_position_embeddings": helper(),
+        "rope_theta": read_only_entry(theta),
+        "rope_scaling": read_only_entry(within=ROPE),
+        "original_max_position_embeddings": read_only_entry(),
     }
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.fields import Absent
-from anyformer.families.base.template import Config, Entry, entry, helper
+from anyformer.families.base.template import Config, Entry, entry, read_only_entry
 from anyformer.models import Model
 from anyformer.parts.activation import ACTIVATION_NAMES, activation_named, published_name
 from anyformer.parts.head.double import DoubleHead, Summary
@@ -14,7 +14,7 @@ from anyformer.parts.head.language import LMHead
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import nearest
 
-TAKES: dict[str, Any] = {"cls_index": "index", "last": "last", "first": "first", "mean": "mean"}
+SUMMARY_TYPES: dict[str, Any] = {"cls_index": "index", "last": "last", "first": "first", "mean": "mean"}
 
 
 def last_dropout(spec: Model) -> float:
@@ -40,18 +40,18 @@ FUNCTIONS = (*ACTIVATION_NAMES, "")  # none where it is empty
 
 
 def read_type(value: str, c: Config) -> str:
-    if value not in TAKES:
-        raise ValueError(f"is not supported; {nearest(str(value), TAKES)}")
-    return TAKES[value]
+    if value not in SUMMARY_TYPES:
+        raise ValueError(f"is not supported; {nearest(str(value), SUMMARY_TYPES)}")
+    return SUMMARY_TYPES[value]
 
 
 def double_template(vocab_size: int) -> DoubleHead:
     return DoubleHead(lm=LMHead(vocab_size=vocab_size), summary=Summary(take="index", width=1, first_dropout=0.1))
 
 
-OF_DOUBLE_HEADS: dict[str, Any] = {
+DOUBLE_HEAD_FIELDS: dict[str, Any] = {
     "summary_type": entry(
-        "head.summary.take", read=read_type, write={v: k for k, v in TAKES.items()}.get, choices=TYPES
+        "head.summary.take", read=read_type, write={v: k for k, v in SUMMARY_TYPES.items()}.get, choices=TYPES
     ),
     "summary_use_proj": Entry(
         True,
@@ -106,7 +106,7 @@ def pool_entries(address: str) -> dict[str, Entry]:
         ),
         "summary_first_dropout": entry(f"{address}.input_dropout", default=0.0, write=write),
         "summary_last_dropout": entry(f"{address}.dropout"),
-        "summary_proj_to_labels": helper(False),
+        "summary_proj_to_labels": read_only_entry(False),
     }
 
 

@@ -56,7 +56,7 @@ def decoder_depth(c: Config) -> int:
     return c.unaliased.num_layers if c.num_decoder_layers is None else c.num_decoder_layers
 
 
-def encoder_alone(c: Config) -> None:
+def check_encoder_only(c: Config) -> None:
     """Where a published class hands its encoder the whole config, is_decoder gives it a cross-attention to nothing."""
     if c.is_decoder:
         raise ValueError(f"is_decoder=True is not supported with {c.architecture}: an encoder alone")

@@ -41,7 +41,7 @@ def square(*addresses: str) -> Entry:
     return entry(*addresses, read=lambda side, c: (side, side), write=lambda sides: sides[0])
 
 
-def shows_end(spec: Model) -> bool:
+def shows_inputs(spec: Model) -> bool:
     if value_at(spec, "encoder.shows") != "inputs":
         raise Absent
     return True
@@ -49,7 +49,7 @@ def shows_end(spec: Model) -> bool:
 
 SHOWS: dict[str, Any] = {
     "tie_last_hidden_states": entry(
-        "encoder.shows", default=None, path=shows_end, read=lambda value, c: "inputs" if value else "stream"
+        "encoder.shows", default=None, path=shows_inputs, read=lambda value, c: "inputs" if value else "stream"
     ),
 }
 
@@ -62,7 +62,7 @@ def head_width(spec: Model) -> int:
     return op.head_width
 
 
-def heads_of(c: Config) -> int | None:
+def read_head_width(c: Config) -> int | None:
     """How wide the heads are, where the width and their number do not give it; what is left over is dropped, as
     published."""
     if c.num_attention_heads < 1 or (c.head_dim is None and c.hidden_size < c.num_attention_heads):
@@ -94,7 +94,7 @@ def tokens(*names: str) -> Callable[[str, Any], list[Rule]]:
     ]
 
 
-OF_EMBEDDING: dict[str, Any] = {
+EMBEDDING_WEIGHTS: dict[str, Any] = {
     "~embeddings.patch_embeddings.projection": "embedding.patch",
     "~embeddings.mask_token": lambda theirs, spec: [Reshape(theirs, "embedding.mask_token", (1, 1, -1))],
     "~embeddings.position_embeddings": lambda theirs, spec: [
