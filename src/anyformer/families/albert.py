@@ -1,5 +1,5 @@
-"""ALBERT [Lan et al. 2020]: few layers that run many times, tokens narrower than the model, and the order of two pieces
-of text in place of the next sentence."""
+"""ALBERT [Lan et al. 2020]: BERT with weights shared by all layers, token vectors narrower than the model, and
+sentence-order prediction instead of next-sentence prediction."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TEMPLATE = EncoderModel(
     ),
     encoder=Stack(
         depth=1,
-        order=(0,) * 12,  # the one layer runs twelve times
+        order=(0,) * 12,  # one layer, run twelve times
         layers=Block(
             attention=Sublayer(op=Attention(num_heads=64, dropout=0.0), out_norm=NORM, dropout=0.0),
             feedforward=Sublayer(op=MLP(width=16384, activation="gelu_tanh"), out_norm=NORM),
@@ -54,12 +54,12 @@ LM = LMHead(vocab_size=30000, bias=True, transform=Transform(activation="gelu_ta
 
 
 def group_size(spec: EncoderModel) -> int:
-    """How many layers a group has."""
+    """Return the number of layers in a group."""
     return max(len(value_at(spec, "encoder.pattern")), 1)
 
 
 def share_layers(spec: EncoderModel, n: int, c: Config) -> EncoderModel:
-    """Groups of `n` layers that run one after the other, each for its share of the depth."""
+    """Divide the depth equally among groups of `n` layers; each group runs repeatedly."""
     L, G, layer = c.num_hidden_layers, c.num_hidden_groups, value_at(spec, "encoder.layers")
     kinds = {f"inner_{j}": layer for j in range(n)}
     stack = Stack(
@@ -74,10 +74,12 @@ def share_layers(spec: EncoderModel, n: int, c: Config) -> EncoderModel:
 def check(c: Config) -> None:
     L, G, n = c.num_hidden_layers, c.num_hidden_groups, c.inner_group_num
     if not 1 <= G <= L or n < 1:
-        raise ValueError(f"num_hidden_groups {G} of inner_group_num {n} do not share num_hidden_layers {L}")
+        raise ValueError(
+            f"num_hidden_groups {G} must be 1 to num_hidden_layers {L}, and inner_group_num {n} at least 1"
+        )
     encoder.check(c)
     if c.architecture == "AlbertForPreTraining" and c.num_labels != 2:
-        raise ValueError(f"num_labels is {c.num_labels}; two pieces of text have two orders")
+        raise ValueError(f"num_labels must be 2 for sentence order, got {c.num_labels}")
 
 
 def layer_rules(theirs: str, spec: EncoderModel) -> Iterator[Rule]:
@@ -98,11 +100,11 @@ def size(width: int, depth: int, num_heads: int, published: float, note: str = "
     return Size({**shape, "intermediate_size": 4 * width}, published, note)
 
 
-ORIGINAL = "of the original code, where other values stood for experiments; the published class reads none of it"
+ORIGINAL = "from experiments in the original code; the published class does not read it"
 
 ALBERT = Family(
     name="albert",
-    about="encoders for text whose layers share their weights",
+    about="text encoders whose layers share their weights",
     template=TEMPLATE,
     classes={
         "AlbertForPreTraining": Class(SentenceOrderHead(lm=LM, pool=DROPPED), "sop_classifier.classifier"),
@@ -122,7 +124,10 @@ ALBERT = Family(
         "num_hidden_layers": Field(12, lambda spec: len(spec.encoder.steps) // group_size(spec)),
         "num_hidden_groups": Field(1, lambda spec: spec.encoder.depth // group_size(spec)),
         "inner_group_num": Entry(1, group_size, build=share_layers),
-        "hidden_dropout_prob": ("embedding.dropout", "*.layers.attention.dropout"),  # published so
+        "hidden_dropout_prob": (
+            "embedding.dropout",
+            "*.layers.attention.dropout",
+        ),  # the published class has no dropout after the feed-forward
         "classifier_dropout_prob": read_only_entry(
             0.1,
             addresses=(
@@ -151,13 +156,13 @@ ALBERT = Family(
     },
     prefix="albert.",
     checks=(check,),
-    # pretraining leaves a pooler and a sentence-order head behind that most classes have no use for
+    # left over from pretraining; most classes do not use them
     dropped=("~embeddings.position_ids", "~pooler.{p}", "sop_classifier.classifier.{p}"),
     sizes={
         "albert-base": size(768, 12, 12, 12e6),
         "albert-large": size(1024, 24, 16, 18e6),
         "albert-xlarge": size(2048, 24, 16, 60e6),
-        "albert-xxlarge": size(4096, 12, 64, 223e6, "the paper prints 235M; the released files hold 223M"),
+        "albert-xxlarge": size(4096, 12, 64, 223e6, "235M in the paper; the released files have 223M"),
     },
 )
 

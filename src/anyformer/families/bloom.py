@@ -46,7 +46,7 @@ MEGATRON = "a setting of the training code that the published class does not rea
 
 def classifier_dropout(spec: Model) -> float:
     if (dropout := tag_dropout(spec)) == value_at(spec, "decoder.layers.attention.dropout"):
-        raise Absent  # without it, hidden_dropout is used
+        raise Absent  # hidden_dropout is its default
     return dropout
 
 
@@ -73,8 +73,8 @@ CONFIG: dict[str, Any] = {
     "is_causal": causal_mask(f"{ATTENTION}.mask"),
     "bos_token_id": Ignored(1, "used by generation"),
     "eos_token_id": Ignored(2, "used by generation"),
-    "seq_length": Ignored(2048, "the length of training texts: ALiBi has no limit, nothing reads it"),
-    "n_inner": Removed(None, "the feed-forward is 4 times as wide as the model in the published class"),
+    "seq_length": Ignored(2048, "the length of training texts, which nothing reads: ALiBi has no limit"),
+    "n_inner": Removed(None, "in the published class the feed-forward is always 4 times as wide as the model"),
     "offset_alibi": Ignored(100, MEGATRON),
     **{
         name: Ignored(None, MEGATRON)
@@ -102,7 +102,7 @@ WEIGHTS = {
 
 def check_exact(c: Config) -> None:
     if c.slow_but_exact and c.pretraining_tp > 1:
-        raise ValueError("slow_but_exact with pretraining_tp above 1 is not supported: it leaves biases out")
+        raise ValueError("slow_but_exact=True with pretraining_tp above 1 is not supported: it omits biases")
 
 
 def size(depth: int, width: int, heads: int, published: float) -> Size:
@@ -111,7 +111,7 @@ def size(depth: int, width: int, heads: int, published: float) -> Size:
 
 BLOOM = Family(
     name="bloom",
-    about="decoder language models of 46 languages",
+    about="decoder language models for 46 languages",
     template=TEMPLATE,
     classes={
         **decoder_classes("Bloom", 250880),

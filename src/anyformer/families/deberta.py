@@ -1,5 +1,5 @@
-"""DeBERTa [He et al. 2021]: BERT's layers with disentangled attention, in which the distance of two tokens is a key and
-a query of its own. What DeBERTa v2 has beside it is in deberta_v2.py."""
+"""DeBERTa [He et al. 2021]: BERT with disentangled attention, in which relative positions have their own keys and queries.
+deberta_v2.py has the additions of versions 2 and 3."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ TEMPLATE = EncoderModel(
     embedding=EMBEDDING,
     encoder=Stack(
         depth=12,
-        # with relative_attention the position of each attention is Disentangled
+        # relative_attention adds position=Disentangled(...) to each attention
         layers=edit(
             LAYERS,
             {"*.out_norm": NORM, "attention.op": DebertaAttention(num_heads=12, bias="qvo", dropout=0.1)},
@@ -81,14 +81,14 @@ def embedding_width(c: Config) -> int | None:
 
 
 def has_legacy_head(spec: EncoderModel) -> bool:
-    """Whether the head over the vocabulary is that of BERT: the other leaves its vectors as wide as they were."""
+    """Whether the language-model head is BERT's, which projects to the embedding width. The new one keeps the width."""
     if not isinstance(spec.head, LMHead) or spec.head.transform is None:
         raise Absent
     return spec.head.transform.width is not None
 
 
 def tie(spec: EncoderModel, value: bool, c: Config) -> EncoderModel:
-    """The head of legacy=False reads the table of tokens, whatever the config says of ties."""
+    """Tie the head to the token table. The head of legacy=False is always tied."""
     ties = isinstance(spec.head, LMHead) and (value or not c.legacy)
     return spec.replace(ties=(("head.out.weight", encoder.TOKENS),)) if ties else spec
 
@@ -121,7 +121,7 @@ CONFIG: dict[str, Any] = {
     "padding_idx": Removed(0, "an old name of pad_token_id"),
 }
 COMPUTED: dict[str, Callable[[Config], Any]] = {
-    f"{ATTENTION}.scale": lambda c: scale(c, 1 + len(score_terms(c))),  # a term counts, whatever its name
+    f"{ATTENTION}.scale": lambda c: scale(c, 1 + len(score_terms(c))),  # unknown terms count too
     "embedding.ignores_segments": lambda c: c.type_vocab_size < 1,
     "embedding.order": lambda c: (
         ("segments", "position", "project", "norm", "dropout") if embedding_width(c) else EMBEDDING.order
@@ -137,16 +137,16 @@ def check(c: Config) -> None:
     if width % c.num_attention_heads:
         raise ValueError(f"hidden_size {width} is not a multiple of {c.num_attention_heads} attention heads")
     if c.num_hidden_layers < 1:
-        raise ValueError(f"num_hidden_layers is {c.num_hidden_layers}; the first layer has the vectors of distances")
-    if kind in ("SequenceClassification", "MultipleChoice") and c.pooler_hidden_size not in (None, width):
-        raise ValueError(f"pooler_hidden_size {c.pooler_hidden_size}: the pooler reads hidden_size, {width}")
-    if kind == "MaskedLM" and not c.legacy and (c.embedding_size or width) != width:
         raise ValueError(
-            f"legacy=False scores vectors of hidden_size {width}, and embedding_size is {c.embedding_size}"
+            f"num_hidden_layers must be at least 1 (the first layer owns the position table), got {c.num_hidden_layers}"
         )
+    if kind in ("SequenceClassification", "MultipleChoice") and c.pooler_hidden_size not in (None, width):
+        raise ValueError(f"pooler_hidden_size {c.pooler_hidden_size} must equal hidden_size {width}")
+    if kind == "MaskedLM" and not c.legacy and (c.embedding_size or width) != width:
+        raise ValueError(f"legacy=False needs embedding_size {c.embedding_size} to equal hidden_size {width}")
     if kind == "QuestionAnswering" and c.num_labels != 2:
-        raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
-    Pool(  # also where no head reads it
+        raise ValueError(f"num_labels must be 2 for question answering (start and end), got {c.num_labels}")
+    Pool(  # checks the values even if no head reads them
         take="first",
         activation=activation_named(c.pooler_hidden_act),
         input_dropout=c.pooler_dropout,
@@ -155,7 +155,7 @@ def check(c: Config) -> None:
 
 
 def new_scores(theirs: str, spec: EncoderModel) -> list[Rule]:
-    """The head of legacy=False."""
+    """Rules of the language-model head of legacy=False."""
     if not isinstance(spec.head, LMHead) or has_legacy_head(spec):
         return []
     modules = encoder.renames({f"{theirs}.dense": "head.transform.dense", f"{theirs}.LayerNorm": "head.transform.norm"})
@@ -187,7 +187,7 @@ def classes(name: str, lm: LMHead = LM) -> dict[str, Class]:
 
 
 def size(width: int, depth: int, heads: int, published: float, **more: Any) -> Size:
-    """As the authors trained them: with distances both ways, and no other positions."""
+    """A size as published by the authors: relative positions both ways (c2p and p2c) and no absolute positions."""
     shape = {"hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": heads}
     terms = {"relative_attention": True, "pos_att_type": "c2p|p2c", "position_biased_input": False}
     return Size({**shape, "intermediate_size": 4 * width, **terms, "legacy": False, **more}, published)
@@ -195,7 +195,7 @@ def size(width: int, depth: int, heads: int, published: float, **more: Any) -> S
 
 DEBERTA = Family(
     name="deberta",
-    about="encoders for text that compare contents and distances apart",
+    about="text encoders with separate attention terms for content and relative position",
     template=TEMPLATE,
     classes=classes("Deberta"),
     config=CONFIG,
@@ -203,9 +203,9 @@ DEBERTA = Family(
     weights=WEIGHTS,
     prefix="deberta.",
     checks=(check,),
-    # left over from pretraining, or never read
+    # left over from pretraining or never read
     dropped=("~embeddings.position_ids", "~embeddings.position_embeddings.weight", "mask_predictions.*"),
-    # the files of the authors have a head that legacy=False alone reads, and do not say so
+    # the authors' files have the head of legacy=False, but their configs do not say so
     absent={"cls.predictions.transform.LayerNorm.weight": {"legacy": False}},
     sizes={
         "deberta-base": size(768, 12, 12, 139e6),

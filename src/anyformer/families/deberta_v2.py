@@ -1,5 +1,5 @@
-"""DeBERTa v2 and v3 [He et al. 2021, 2023]: far distances share vectors, which may go through the projections of the
-tokens, and the first layer may have a convolution beside it."""
+"""DeBERTa v2 and v3 [He et al. 2021, 2023]: long distances share vectors in buckets, relative positions may use the
+projections of the tokens, and the first layer may have a parallel convolution."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def distances_v2(c: Config) -> Disentangled | None:
     words = [word.strip() for word in c.norm_rel_ebd.lower().split("|")]
     norm = LayerNorm(eps=c.layer_norm_eps) if "layer_norm" in words else None
     buckets = c.position_buckets if c.position_buckets > 0 else None
-    found = distances(c, buckets=buckets, own=not c.share_att_key, norm=norm)
-    if found is None and norm is not None:  # files have it, and nothing to norm
+    position = distances(c, buckets=buckets, own=not c.share_att_key, norm=norm)
+    if position is None and norm is not None:  # files contain an unused norm
         return Disentangled(num_heads=c.num_attention_heads, reach=0, norm=norm)
-    return found
+    return position
 
 
 def norm_rel_ebd(spec: EncoderModel) -> str:
@@ -48,11 +48,11 @@ def norm_rel_ebd(spec: EncoderModel) -> str:
 
 
 def add_convolution(spec: EncoderModel, kernel: int, c: Config) -> EncoderModel:
-    """A convolution of what came into the first layer, added to what leaves it."""
+    """Add a convolution of the first layer's input to its output."""
     if kernel <= 0:
         return spec
     if kernel % 2 == 0:
-        raise ValueError(f"conv_kernel_size {kernel} is even, and would leave one token less")
+        raise ValueError(f"conv_kernel_size must be odd, so that the number of tokens stays the same; got {kernel}")
     op = TokenConvolution(
         kernel=kernel,
         groups=c.conv_groups,
@@ -68,8 +68,10 @@ def add_convolution(spec: EncoderModel, kernel: int, c: Config) -> EncoderModel:
 
 def check_heads(c: Config) -> None:
     if (width := c.attention_head_size) is not None and width * c.num_attention_heads != c.hidden_size:
-        line = f"{c.num_attention_heads} heads are as wide together as hidden_size, {c.hidden_size}"
-        raise ValueError(f"attention_head_size {width}: {line}")
+        raise ValueError(
+            f"attention_head_size {width} times num_attention_heads {c.num_attention_heads} is not hidden_size "
+            f"{c.hidden_size}"
+        )
 
 
 def size(width: int, depth: int, heads: int, published: float, **more: Any) -> Size:
@@ -81,7 +83,7 @@ CONVOLVED = {"conv_kernel_size": 3, "conv_act": "gelu"}
 
 DEBERTA_V2 = DEBERTA.but(
     "deberta-v2",
-    about="encoders for text that compare contents and distances apart, far ones in groups (DeBERTa v2 and v3)",
+    about="DeBERTa v2 and v3: relative positions in buckets",
     changes={
         "width": 1536,
         "embedding.tokens.vocab_size": 128100,

@@ -1,4 +1,4 @@
-"""The Decision Transformer [Chen et al. 2021]: a GPT-2 that reads returns, states and actions and says what to do."""
+"""The Decision Transformer [Chen et al. 2021]: a GPT-2 over returns, states and actions that predicts the next action."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EPISODES = STACK.replace(
 
 DECISION_TRANSFORMER = GPT2.but(
     "decision_transformer",
-    about="what to do next, for a return that is asked for",
+    about="predicts the next action for a desired return (offline reinforcement learning)",
     template=STACK,
     classes={
         "DecisionTransformerModel": Class(
@@ -47,7 +47,7 @@ DECISION_TRANSFORMER = GPT2.but(
             template=EPISODES,
             weights={"~wpe": "embedding.everywhere"},
         ),
-        "DecisionTransformerGPT2Model": Class(prefix=""),  # the stack alone, over tokens
+        "DecisionTransformerGPT2Model": Class(prefix=""),  # only the stack, over tokens
     },
     config={
         "state_dim": ("embedding.state_width", "head.state_width"),
@@ -67,7 +67,7 @@ DECISION_TRANSFORMER = GPT2.but(
     },
     prefix="encoder.",
     checks=(divides("n_head", "hidden_size"),),
-    aliases={name: own for name, own in GPT2.aliases.items() if name != "hidden_size"},
+    aliases={alias: name for alias, name in GPT2.aliases.items() if alias != "hidden_size"},
     sizes={"decision-transformer-gym": Size({"state_dim": 11, "act_dim": 3, "n_positions": 1024}, None)},
 )
 

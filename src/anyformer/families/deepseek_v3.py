@@ -1,4 +1,4 @@
-"""DeepSeek-V3 [2024]: V2 with sigmoid scores, chosen with a correction that balances the experts without a loss."""
+"""DeepSeek-V3 [2024]: V2 with sigmoid router scores and a correction bias that balances experts without a loss."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from anyformer.families.shared.rope import rope
 from anyformer.parts.feedforward.mlp import GatedMLP
 from anyformer.parts.feedforward.moe import MoE, TopK
 
-PREDICT = "how many tokens ahead DeepSeek's own code predicts; those layers are dropped here as in the published class"
-FIRST = "decoder.layers.dense.attention.op"  # the sparse layers have the same
+PREDICT = "multi-token prediction layers of DeepSeek's code; dropped, as in the published class"
+FIRST = "decoder.layers.dense.attention.op"  # sparse layers have the same attention
 
 
 def check_head_dim(c: Config) -> None:
     if c.head_dim not in (None, c.qk_rope_head_dim):
-        raise ValueError(f"head_dim={c.head_dim} is not qk_rope_head_dim, the channels that turn")
+        raise ValueError(
+            f"head_dim={c.head_dim} must equal qk_rope_head_dim {c.qk_rope_head_dim}, the number of rotated channels"
+        )
 
 
 DEEPSEEK_V3 = DEEPSEEK_V2.but(
@@ -66,16 +68,16 @@ DEEPSEEK_V3 = DEEPSEEK_V2.but(
         "bos_token_id": Ignored(0, "used by generation"),
         "eos_token_id": Ignored(1, "used by generation"),
         "num_nextn_predict_layers": Ignored(1, PREDICT),
-        "topk_method": Removed("noaux_tc", "experts chosen in another way"),
-        "scoring_func": Removed("sigmoid", "scores of another kind"),
+        "topk_method": Removed("noaux_tc", "other ways to choose experts"),
+        "scoring_func": Removed("sigmoid", "other router scores"),
         "mlp_bias": None,
     },
     checks=(check_head_dim, check_key_heads),
     aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
-    dropped=("~layers.61.*",),  # predicts a second token ahead; V3 has layers 0 to 60
+    dropped=("~layers.61.*",),  # the multi-token prediction layer; V3 has layers 0 to 60
     sizes={
         "deepseek-v3": Size(
-            {"max_position_embeddings": 163840, "rope_parameters": yarn(1.0)}, 671e9, "37B parameters active a token"
+            {"max_position_embeddings": 163840, "rope_parameters": yarn(1.0)}, 671e9, "37B parameters active per token"
         ),
     },
 )

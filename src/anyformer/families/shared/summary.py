@@ -1,5 +1,5 @@
-"""Published `summary_*` fields: the second head of GPT and GPT-2 (DoubleHead), and the vector that speaks for a text in
-ELECTRA and XLNet (a Pool)."""
+"""Published `summary_*` fields: the second head of GPT and GPT-2 (DoubleHead), and the pooled vector of ELECTRA and
+XLNet (Pool)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUMMARY_TYPES: dict[str, Any] = {"cls_index": "index", "last": "last", "first": 
 
 
 def last_dropout(spec: Model) -> float:
-    """The published config class has no such field, and its model reads it."""
+    """Published models read this field, but their config class does not declare it: written only if set."""
     if not (rate := value_at(spec, "head.summary.last_dropout")):
         raise Absent
     return rate
@@ -35,8 +35,8 @@ def activation(spec: Model) -> str | None:
     return None if name == "linear" else name
 
 
-TYPES = ("last", "first", "mean", "cls_index", "attn")  # published; the last is not implemented anywhere
-FUNCTIONS = (*ACTIVATION_NAMES, "")  # none where it is empty
+TYPES = ("last", "first", "mean", "cls_index", "attn")  # published; "attn" is not implemented, there either
+FUNCTIONS = (*ACTIVATION_NAMES, "")  # "": no activation
 
 
 def read_type(value: str, c: Config) -> str:
@@ -76,12 +76,12 @@ DOUBLE_HEAD_FIELDS: dict[str, Any] = {
 
 # -- as a Pool --------------------------------------------------------------------------------------------------------
 
-# which vector speaks for the text; "cls_index" is the last too, since nobody can give an index
+# which vector is the summary; "cls_index" is the last one too, because no caller can pass an index
 POOLS: dict[str, Any] = {"cls_index": "end", "last": "end", "first": "first", "mean": "all"}
 
 
 def pool_entries(address: str) -> dict[str, Entry]:
-    """The fields of a summary, which is the Pool at this address of the template."""
+    """Return the fields of a summary that is the Pool at this address."""
     names = {ours: theirs for theirs, ours in POOLS.items()}
 
     def take(value: str, c: Config) -> str:
@@ -89,8 +89,7 @@ def pool_entries(address: str) -> dict[str, Entry]:
             raise ValueError(f"is not supported; {nearest(str(value), POOLS)}")
         return POOLS[value]
 
-    def write(dropout: float) -> float:
-        """The published config classes have no such field, and their models read it."""
+    def write(dropout: float) -> float:  # published config classes do not declare it: written only if set
         if dropout == 0:
             raise Absent
         return dropout
@@ -113,4 +112,6 @@ def pool_entries(address: str) -> dict[str, Entry]:
 def check_pool(c: Config, width: int, *classes: str) -> None:
     labels = c.architecture in classes and c.summary_use_proj and c.summary_proj_to_labels
     if labels and c.num_labels not in (0, width):
-        raise ValueError("summary_proj_to_labels=True is a summary of another width than the layer that reads it")
+        raise ValueError(
+            f"summary_proj_to_labels=True needs num_labels {width} (the width of the next layer), got {c.num_labels}"
+        )
