@@ -49,7 +49,6 @@ def names() -> Iterator[tuple[str, Family]]:
 
 
 def find_description(name: str) -> Model:
-    """Return the description with this name."""
     sizes = dict(names())
     if name not in sizes:
         raise ValueError(f"no description named {quote(name)}; {nearest(name, sizes)} (or a path to a spec.json)")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Field, Ignored, Removed
-from anyformer.families.base.template import Class, Config, Entry, read_only_entry, rules_of, tied
+from anyformer.families.base.template import Class, Config, Entry, read_only, rules_of, tied
 from anyformer.families.shared import encoder
 from anyformer.families.shared.encoder import NORM
 from anyformer.models import EncoderModel
@@ -74,9 +74,7 @@ def share_layers(spec: EncoderModel, n: int, c: Config) -> EncoderModel:
 def check(c: Config) -> None:
     L, G, n = c.num_hidden_layers, c.num_hidden_groups, c.inner_group_num
     if not 1 <= G <= L or n < 1:
-        raise ValueError(
-            f"num_hidden_groups {G} must be 1 to num_hidden_layers {L}, and inner_group_num {n} at least 1"
-        )
+        raise ValueError(f"num_hidden_groups {G} must be 1 to num_hidden_layers {L}, inner_group_num {n} at least 1")
     encoder.check(c)
     if c.architecture == "AlbertForPreTraining" and c.num_labels != 2:
         raise ValueError(f"num_labels must be 2 for sentence order, got {c.num_labels}")
@@ -124,11 +122,8 @@ ALBERT = Family(
         "num_hidden_layers": Field(12, lambda spec: len(spec.encoder.steps) // group_size(spec)),
         "num_hidden_groups": Field(1, lambda spec: spec.encoder.depth // group_size(spec)),
         "inner_group_num": Entry(1, group_size, build=share_layers),
-        "hidden_dropout_prob": (
-            "embedding.dropout",
-            "*.layers.attention.dropout",
-        ),  # the published class has no dropout after the feed-forward
-        "classifier_dropout_prob": read_only_entry(
+        "hidden_dropout_prob": ("embedding.dropout", "*.layers.attention.dropout"),  # not after the feed-forward
+        "classifier_dropout_prob": read_only(
             0.1,
             addresses=(
                 "head[SentenceOrderHead].pool.dropout",

@@ -1,7 +1,7 @@
 """ResNets with attention instead of the 3 x 3 convolution in each bottleneck: LR-Net [Hu et al. 2019], stand-alone
 self-attention [Ramachandran et al. 2019] and HaloNet [Vaswani et al. 2021]. transformers has no such class, so models
-are saved only in our own format. Any other op fits the slot: set
-`encoder.stages.0.layers.convolutions.op.layers.1.op` to `{"kind": "NonLocal"}`, for example."""
+are saved only in our own format. Any other op fits the slot: set `encoder.stages.0.layers.convolutions.op.layers.1.op`
+to `{"kind": "NonLocal"}`, for example."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ KINDS = {"local_relation": LocalRelation, "halo": HaloAttention}
 
 
 def bottlenecks(spec: Model) -> list[Any]:
-    """Return the layers of the first bottleneck of each stage."""
     encoder = value_at(spec, "encoder")
     return [
         encoder.down[i - encoder.first].layers if i >= encoder.first else stage.layers.steps["convolutions"].op.layers
@@ -66,8 +65,8 @@ FIELDS: dict[str, ConfigField] = {
     "depths": Field((3, 4, 6, 3), lambda spec: depths(spec)[-len(mixers(spec)) :]),
     "mixer": Field("halo", kind),
     "num_heads": Field((8, 8, 8, 8), lambda spec: tuple(op.num_heads for op in mixers(spec))),
-    "neighbourhood": Field(7, lambda spec: getattr(mixers(spec)[0], "size", 7)),  # side of the window, for local_relation
-    "block": Field(1, lambda spec: getattr(mixers(spec)[0], "block", 1)),  # side of a block, for halo
+    "neighbourhood": Field(7, lambda spec: getattr(mixers(spec)[0], "size", 7)),  # window side, for local_relation
+    "block": Field(1, lambda spec: getattr(mixers(spec)[0], "block", 1)),  # block side, for halo
     "halo": Field(3, lambda spec: getattr(mixers(spec)[0], "halo", 3)),
     "image_size": Field(224, image_size),
     "problem_type": Field(None, "head.problem"),

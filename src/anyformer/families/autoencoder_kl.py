@@ -54,9 +54,7 @@ def describe(c: Config) -> Model:
     for name, kind in (("down_block_types", DOWN), ("up_block_types", UP)):
         if list(getattr(c, name)) != [kind] * stages:
             value = quote(getattr(c, name))
-            raise ValueError(
-                f"{name}={value} is not supported; valid: {kind!r} for each of block_out_channels {quote(widths)}"
-            )
+            raise ValueError(f"{name}={value} is not supported; valid: {stages} times {kind!r}")
     if c.act_fn not in ACTIVATIONS:
         raise ValueError(f"act_fn={quote(c.act_fn)} is not valid; {nearest(str(c.act_fn), ACTIVATIONS)}")
     sides = (c.sample_size,) * 2 if isinstance(c.sample_size, int) else tuple(c.sample_size)

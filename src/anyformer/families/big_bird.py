@@ -1,5 +1,5 @@
-"""BigBird [Zaheer et al. 2020]: BERT for long texts; each block of tokens attends to its neighbours, to the first and last
-block and to random blocks. Short texts and decoders use full attention."""
+"""BigBird [Zaheer et al. 2020]: BERT for long texts; each block of tokens attends to its neighbours, to the first and
+last block and to random blocks. Short texts and decoders use full attention."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Ignored, Removed
-from anyformer.families.base.template import Class, Config, Entry, divides, interleave, read_only_entry, tied
+from anyformer.families.base.template import Class, Config, Entry, divides, interleave, read_only, tied
 from anyformer.families.shared.heads import causal_mask, decoder_classes, tag_dropout
 from anyformer.models import DecoderModel, Model
 from anyformer.parts.attention.attention import Attention
@@ -66,8 +66,8 @@ CONFIG: dict[str, Any] = {
         addresses=("head[TagHead].dropout",),
         read=lambda value, c: c.hidden_dropout if value is None else value,
     ),
-    "pretraining_tp": read_only_entry(1),
-    "slow_but_exact": read_only_entry(False),
+    "pretraining_tp": read_only(1),
+    "slow_but_exact": read_only(False),
     "tie_word_embeddings": tied(True, LMHead="head.out.weight"),
     "pad_token_id": "head.pool.padding_token",
     "is_causal": causal_mask(f"{ATTENTION}.mask"),

@@ -1,5 +1,5 @@
-"""CLIP's image encoder [Radford et al. 2021]: the vector of a class token represents the image. `clip.py` compares it with
-the vectors of texts."""
+"""CLIP's image encoder [Radford et al. 2021]: the vector of a class token represents the image. `clip.py` compares it
+with the vectors of texts."""
 
 from __future__ import annotations
 

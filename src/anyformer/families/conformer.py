@@ -1,6 +1,6 @@
 """The Conformer [Gulati et al. 2020]: half a feed-forward, attention, a convolution and another half feed-forward per
-layer, on a spectrogram that two convolutions shorten to every fourth frame. Text is read off the frames by CTC or written
-by a Transformer decoder [Guo et al. 2020]; the paper's transducer (an LSTM and a joint network) is not included.
+layer, on a spectrogram that two convolutions shorten to every fourth frame. Text is read off the frames by CTC or
+written by a Transformer decoder [Guo et al. 2020]; the paper's transducer (LSTM and joint network) is not included.
 
 The paper's weights are not published, so models are saved only in our own format; config fields are named as in the
 original Transformer."""
@@ -58,9 +58,7 @@ TEMPLATE = EncoderDecoderModel(
         ),
     ),
     decoder_embedding=TextEmbedding(
-        tokens=Tokens(
-            vocab_size=1025, scale=12.0, padding_index=0
-        ),  # 1024 word pieces, and padding, which is CTC's blank too
+        tokens=Tokens(vocab_size=1025, scale=12.0, padding_index=0),  # 1024 word pieces, and padding = CTC's blank
         position=Sinusoidal(length=512),
         dropout=0.1,
     ),
@@ -168,9 +166,7 @@ CONFORMER = Family(
     weights=no_files,
     sizes={
         **{
-            f"conformer-{name}": Size(
-                size(shape), note=f"with CTC; the paper's {count} parameters include an LSTM transducer"
-            )
+            f"conformer-{name}": Size(size(shape), note=f"with CTC; the paper's {count} include an LSTM transducer")
             for name, (shape, count) in SHAPES.items()
         },
         **{

@@ -1,5 +1,5 @@
-"""DeBERTa [He et al. 2021]: BERT with disentangled attention, in which relative positions have their own keys and queries.
-deberta_v2.py has the additions of versions 2 and 3."""
+"""DeBERTa [He et al. 2021]: BERT with disentangled attention, in which relative positions have their own keys and
+queries. deberta_v2.py has the additions of versions 2 and 3."""
 
 from __future__ import annotations
 
@@ -9,16 +9,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Removed
-from anyformer.families.base.template import (
-    Class,
-    Config,
-    Entry,
-    activation,
-    entry,
-    interleave,
-    parameter,
-    read_only_entry,
-)
+from anyformer.families.base.template import Class, Config, Entry, activation, entry, interleave, parameter, read_only
 from anyformer.families.shared import encoder
 from anyformer.families.shared.deberta import (
     ATTENTION,
@@ -76,7 +67,7 @@ POOL = Pool(take="first", dense=True, activation="gelu", dropout=0.1)
 LM = LMHead(vocab_size=50265, bias=True, transform=Transform(activation="gelu", norm=NORM, width=768), shift=False)
 
 
-def embedding_width(c: Config) -> int | None:
+def token_width(c: Config) -> int | None:
     return None if c.embedding_size == c.hidden_size else c.embedding_size
 
 
@@ -98,9 +89,7 @@ CONFIG: dict[str, Any] = {
     "hidden_dropout_prob": ("embedding.dropout", "encoder.layers.*.dropout", "head[TagHead].dropout"),
     "type_vocab_size": entry("embedding.segments", read=lambda value, c: max(value, 0)),
     "tie_word_embeddings": dataclasses.replace(encoder.CONFIG["tie_word_embeddings"], build=tie),
-    "embedding_size": omit_default(
-        entry("embedding.tokens.width", default=None, read=lambda value, c: embedding_width(c))
-    ),
+    "embedding_size": omit_default(entry("embedding.tokens.width", default=None, read=lambda value, c: token_width(c))),
     "max_position_embeddings": Entry(512, "embedding.position.length"),
     "position_biased_input": entry(
         "embedding.position",
@@ -113,8 +102,8 @@ CONFIG: dict[str, Any] = {
     "talking_head": omit_default(entry(f"{ATTENTION}.talking", default=False)),
     "pooler_dropout": "head.pool.input_dropout",
     "pooler_hidden_act": activation("head.pool.activation"),
-    "pooler_hidden_size": read_only_entry(),
-    "cls_dropout": read_only_entry(
+    "pooler_hidden_size": read_only(),
+    "cls_dropout": read_only(
         addresses=("head.pool.dropout",), read=lambda value, c: c.hidden_dropout_prob if value is None else value
     ),
     "legacy": Entry(True, has_legacy_head),
@@ -124,9 +113,9 @@ COMPUTED: dict[str, Callable[[Config], Any]] = {
     f"{ATTENTION}.scale": lambda c: scale(c, 1 + len(score_terms(c))),  # unknown terms count too
     "embedding.ignores_segments": lambda c: c.type_vocab_size < 1,
     "embedding.order": lambda c: (
-        ("segments", "position", "project", "norm", "dropout") if embedding_width(c) else EMBEDDING.order
+        ("segments", "position", "project", "norm", "dropout") if token_width(c) else EMBEDDING.order
     ),
-    "embedding.project_bias": lambda c: not embedding_width(c),
+    "embedding.project_bias": lambda c: not token_width(c),
     "head.transform.width": lambda c: (c.embedding_size or c.hidden_size) if c.legacy else None,
     "head.unused_bias": lambda c: c.legacy and not c.tie_word_embeddings,
 }
@@ -137,9 +126,7 @@ def check(c: Config) -> None:
     if width % c.num_attention_heads:
         raise ValueError(f"hidden_size {width} is not a multiple of {c.num_attention_heads} attention heads")
     if c.num_hidden_layers < 1:
-        raise ValueError(
-            f"num_hidden_layers must be at least 1 (the first layer owns the position table), got {c.num_hidden_layers}"
-        )
+        raise ValueError(f"num_hidden_layers must be at least 1, got {c.num_hidden_layers}")
     if kind in ("SequenceClassification", "MultipleChoice") and c.pooler_hidden_size not in (None, width):
         raise ValueError(f"pooler_hidden_size {c.pooler_hidden_size} must equal hidden_size {width}")
     if kind == "MaskedLM" and not c.legacy and (c.embedding_size or width) != width:

@@ -8,7 +8,7 @@ from typing import Any
 from anyformer.families import deberta
 from anyformer.families.base.family import Size
 from anyformer.families.base.fields import activation_at
-from anyformer.families.base.template import Class, Config, Entry, read_only_entry
+from anyformer.families.base.template import Class, Config, Entry, read_only
 from anyformer.families.deberta import DEBERTA, LM, OURS, POOL, THEIRS
 from anyformer.families.shared.deberta import (
     ATTENTION,
@@ -69,8 +69,7 @@ def add_convolution(spec: EncoderModel, kernel: int, c: Config) -> EncoderModel:
 def check_heads(c: Config) -> None:
     if (width := c.attention_head_size) is not None and width * c.num_attention_heads != c.hidden_size:
         raise ValueError(
-            f"attention_head_size {width} times num_attention_heads {c.num_attention_heads} is not hidden_size "
-            f"{c.hidden_size}"
+            f"attention_head_size {width} x {c.num_attention_heads} heads is not hidden_size {c.hidden_size}"
         )
 
 
@@ -99,7 +98,7 @@ DEBERTA_V2 = DEBERTA.but(
     config={
         "relative_attention": relative_attention(distances_v2),
         "talking_head": None,
-        "attention_head_size": read_only_entry(),
+        "attention_head_size": read_only(),
         "position_buckets": omit_default(distance_field(-1, lambda position: position.buckets or -1)),
         "share_att_key": omit_default(distance_field(False, lambda position: not position.own)),
         "norm_rel_ebd": omit_default(Entry("none", norm_rel_ebd)),

@@ -1,4 +1,4 @@
-"""The Decision Transformer [Chen et al. 2021]: a GPT-2 over returns, states and actions that predicts the next action."""
+"""The Decision Transformer [Chen et al. 2021]: a GPT-2 over returns, states and actions that predicts actions."""
 
 from __future__ import annotations
 

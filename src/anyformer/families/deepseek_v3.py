@@ -18,9 +18,7 @@ FIRST = "decoder.layers.dense.attention.op"  # sparse layers have the same atten
 
 def check_head_dim(c: Config) -> None:
     if c.head_dim not in (None, c.qk_rope_head_dim):
-        raise ValueError(
-            f"head_dim={c.head_dim} must equal qk_rope_head_dim {c.qk_rope_head_dim}, the number of rotated channels"
-        )
+        raise ValueError(f"head_dim={c.head_dim} must equal qk_rope_head_dim {c.qk_rope_head_dim}")
 
 
 DEEPSEEK_V3 = DEEPSEEK_V2.but(

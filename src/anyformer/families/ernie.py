@@ -1,5 +1,5 @@
-"""ERNIE [Sun et al. 2019]: BERT that learned to fill in whole phrases and names; from ERNIE 2.0 on [Sun et al. 2020]
-each token also has a vector for the task it is read for."""
+"""ERNIE [Sun et al. 2019]: BERT trained to fill in whole phrases and names. Since ERNIE 2.0 [Sun et al. 2020] each
+token also has a task vector."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ CLASSES = {
     name.replace("Bert", "Ernie").replace("LMHeadModel", "ForCausalLM"): each for name, each in BERT.classes.items()
 }
 SECOND = {"type_vocab_size": 4, "use_task_id": True}
-SAME_AS_BERT = "as large as BERT; the paper prints no count of its own"
+SAME_AS_BERT = "the size of BERT; the paper gives no count"
 
 ERNIE = BERT.but(
     name="ernie",
-    about="encoders for text that know the task they read for, and decoders made of them",
+    about="text encoders with task vectors, and decoders with the same layers",
     classes=CLASSES,
     config={
         "use_task_id": Entry(False, lambda spec: isinstance(spec.embedding, TaskText), build=add_tasks),

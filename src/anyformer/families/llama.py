@@ -63,7 +63,7 @@ CONFIG: dict[str, Any] = {
     "is_causal": causal_mask(f"{ATTENTION}.mask"),
     "bos_token_id": Ignored(1, "used by generation"),
     "eos_token_id": Ignored(2, "used by generation"),
-    "pretraining_tp": Ignored(1, "splits the same sums over devices"),
+    "pretraining_tp": Ignored(1, "how sums are split over devices"),
 }
 
 WEIGHTS = {

@@ -38,13 +38,13 @@ TEMPLATE = DecoderModel(
             feedforward=Sublayer(op=MLP(width=3072, activation="gelu_tanh"), out_norm=NORM, dropout=0.1),
         ),
     ),
-    state_offered="never",  # the published class has none at all
-    # published: initializer_range reaches only tables and heads
+    state_offered="never",  # the published class has no cache
+    # published: initializer_range applies only to tables and heads
     init={"*.op.*.weight": Normal(std=0.02), "*": Normal(std=0.02)},
 )
 
 
-TIED = {  # with two heads the output matrix is the one that files hold
+TIED = {  # (shared, owner); with two heads, files contain the output matrix
     "OpenAIGPTLMHeadModel": ("head.out.weight", "embedding.tokens.weight"),
     "OpenAIGPTDoubleHeadsModel": ("embedding.tokens.weight", "head.lm.out.weight"),
 }
@@ -66,7 +66,7 @@ CONFIG: dict[str, Any] = {
     "n_embd": "width",
     "n_layer": "decoder.depth",
     "n_head": "decoder.layers.attention.op.num_heads",
-    # published under names of its own: what is called gelu is the tanh form
+    # this class has its own names: its gelu is the tanh form
     "afn": choice(f"{INNER}.activation", {"gelu": "gelu_tanh", "relu": "relu", "swish": "silu", "silu": "silu"}),
     "resid_pdrop": "decoder.layers.*.dropout",
     "embd_pdrop": "embedding.dropout",
@@ -80,7 +80,7 @@ CONFIG: dict[str, Any] = {
     "pad_token_id": "head.pool.padding_token",
     "n_ctx": Ignored(512, "an old name of n_positions that nothing reads"),
     "n_special": Removed(0, "rows for special tokens, which the published class no longer adds"),
-    "predict_special_tokens": Ignored(True, "about special tokens, of which there are none"),
+    "predict_special_tokens": Ignored(True, "for special tokens, which no model has"),
 }
 
 WEIGHTS = {

@@ -1,5 +1,5 @@
-"""torchaudio.models.Conformer: the layers of a Conformer [Gulati et al. 2020] alone, over vectors. It writes no
-config.json: ours has its arguments."""
+"""torchaudio.models.Conformer: the layers of a Conformer [Gulati et al. 2020] over vectors, without stem and head. It
+writes no config.json: our fields are its arguments."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MODULE = f"{THEIRS}.conv_module"
 
 TORCHAUDIO = Family(
     name="torchaudio-conformer",
-    about="the layers of a Conformer over vectors",
+    about="the layers of a Conformer, without stem and head",
     template=TEMPLATE,
     classes={"Conformer": Class()},
     config={
@@ -77,7 +77,7 @@ TORCHAUDIO = Family(
         f"{MODULE}.sequential.{{2,3}}": f"{OURS}.convolution.op.{{taps,norm}}",
         f"{THEIRS}.{{self_attn_layer_norm,conv_module.layer_norm}}": f"{OURS}.{{attention,convolution}}.pre_norm",
         f"{THEIRS}.self_attn.out_proj": f"{OURS}.attention.op.o",
-        # between them stand an activation and a dropout
+        # modules 2 and 3 are an activation and a dropout
         f"{THEIRS}.ffn1.sequential.{{0,1,4}}": f"{OURS}.half_before.{{pre_norm,op.up,op.down}}",
         f"{THEIRS}.ffn2.sequential.{{0,1,4}}": f"{OURS}.feedforward.{{pre_norm,op.up,op.down}}",
         f"{THEIRS}.final_layer_norm": f"{OURS}.feedforward.out_norm",

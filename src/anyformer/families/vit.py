@@ -1,4 +1,4 @@
-"""ViT [Dosovitskiy et al. 2021]: an image is a text of patches, and its first token speaks for it."""
+"""ViT [Dosovitskiy et al. 2021]: an encoder over image patches; the vector of a class token represents the image."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def build_pooler(spec: Model, has_pooler: bool, c: Config) -> Model:
 
 
 def has_pooler(spec: Model) -> bool:
-    """Written where there is none, in a word of ours: published classes are told when they are made."""
+    """Written only if False. It is our own field: published classes have a constructor argument instead."""
     if spec.head is not None:
         raise Absent
     return False
@@ -116,7 +116,7 @@ def size(width: int, depth: int, heads: int, published: float, patch: int = 16) 
 
 VIT = Family(
     name="vit",
-    about="encoders that read an image as a row of patches",
+    about="image encoders over patches",
     template=TEMPLATE,
     classes={
         "ViTForImageClassification": Class(ClassifyHead(num_labels=2, pool=Pool(take="first")), "classifier"),

@@ -321,7 +321,6 @@ class Family:
         return config
 
     def read_size(self, name: str) -> Model:
-        """Return the description called `name`."""
         size = self.sizes[name]
         return self.read({**size.config}).replace(note=size.note, source={})
 

@@ -135,7 +135,7 @@ def tied(default: bool, **outputs: str) -> Entry:
     return Entry(default, recover, build=build)
 
 
-def read_only_entry(default: Any = None, **more: Any) -> Entry:
+def read_only(default: Any = None, **more: Any) -> Entry:
     """An entry that is read on import and never written, because another entry writes its information."""
     return Entry(default, omit_field, **more)
 

@@ -115,7 +115,7 @@ def build_decoder(spec: Model, is_decoder: bool, c: Config) -> Model:
 
 def head_dropout(*addresses: str) -> template.Entry:
     """The entry `classifier_dropout`; None means hidden_dropout_prob."""
-    return template.read_only_entry(
+    return template.read_only(
         addresses=addresses, read=lambda value, c: c.hidden_dropout_prob if value is None else value
     )
 

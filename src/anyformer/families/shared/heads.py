@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from anyformer.families.base.fields import Absent, Field
-from anyformer.families.base.template import Class, Config, Entry, entry, read_only_entry
+from anyformer.families.base.template import Class, Config, Entry, entry, read_only
 from anyformer.models import Model
 from anyformer.parts.head.base import Head
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
@@ -56,11 +56,11 @@ def decoder_classes(name: str, vocab_size: int, span_prefix: str | None = None) 
 
 # fields of the ForTokenClassification class of newer decoders; their config classes do not declare them
 TAGGER_FIELDS: dict[str, Entry] = {
-    "classifier_dropout": read_only_entry(
+    "classifier_dropout": read_only(
         addresses=("head[TagHead].dropout",),
         read=lambda value, c: next((p for p in (value, c.hidden_dropout) if p is not None), 0.1),
     ),
-    "hidden_dropout": read_only_entry(),
+    "hidden_dropout": read_only(),
     "token_classification_bias": entry("head[TagHead].bias", default=True, path=tag_bias),
 }
 

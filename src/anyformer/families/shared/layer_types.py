@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.fields import Absent
-from anyformer.families.base.template import Config, Entry, read_only_entry
+from anyformer.families.base.template import Config, Entry, read_only
 from anyformer.families.shared.heads import decoder_mask, window_size
 from anyformer.models import DecoderModel
 from anyformer.specs.addresses import edit, value_at
@@ -52,5 +52,5 @@ def entries(max_window_layers: int) -> dict[str, Entry]:
         "layer_types": Entry(None, layer_types, build=build),
         "use_sliding_window": Entry(False, lambda spec: "sliding_attention" in layer_types(spec)),
         "sliding_window": Entry(4096, sliding_window),
-        "max_window_layers": read_only_entry(max_window_layers),
+        "max_window_layers": read_only(max_window_layers),
     }

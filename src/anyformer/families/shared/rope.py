@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from anyformer.families.base.template import Config, Entry, entry, read_only_entry
+from anyformer.families.base.template import Config, Entry, entry, read_only
 from anyformer.parts.position.rotary import (
     DynamicScaling,
     LinearScaling,
@@ -37,9 +37,7 @@ def read_rope(c: Config, fraction: float = 1.0) -> Rope:
         scaling: RopeScaling | None = ProportionalScaling(share=share, factor=given.get("factor", 1.0))
         return Rope(base=base, scaling=scaling)
     if share != fraction and kind != "default":  # with a scaling, only families with this config field support it
-        raise ValueError(
-            f"rope_parameters: partial_rotary_factor={share} is not supported with rope_type {quote(kind)}"
-        )
+        raise ValueError(f"rope_parameters: partial_rotary_factor={share} is not supported with {quote(kind)}")
     scaling = _scaling(kind, given, c.max_position_embeddings)
     return Rope(base=base, scaling=scaling, fraction=fraction)
 
@@ -97,9 +95,9 @@ def rope(
 
     return {
         "rope_parameters": entry(address, default=None, within=ROPE, read=read, write=write_rope),
-        "rope_theta": read_only_entry(theta),
-        "rope_scaling": read_only_entry(within=ROPE),
-        "original_max_position_embeddings": read_only_entry(),
+        "rope_theta": read_only(theta),
+        "rope_scaling": read_only(within=ROPE),
+        "original_max_position_embeddings": read_only(),
     }
 
 

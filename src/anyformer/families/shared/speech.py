@@ -173,9 +173,7 @@ def check(c: Config) -> None:
     if c.add_adapter and c.architecture.endswith((*CLASSIFIERS, "ForPreTraining")):
         raise ValueError(f"add_adapter must be false: {c.architecture} has no adapter")
     if c.num_feat_extract_layers not in (None, len(c.conv_dim)):
-        raise ValueError(
-            f"num_feat_extract_layers is {c.num_feat_extract_layers}, but conv_dim has {len(c.conv_dim)} layers"
-        )
+        raise ValueError(f"num_feat_extract_layers is {c.num_feat_extract_layers}, but conv_dim has {len(c.conv_dim)}")
     if c.vocab_size is None and c.architecture.endswith("ForCTC"):
         raise ValueError(f"{c.architecture} needs vocab_size")
 

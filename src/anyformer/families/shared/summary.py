@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.fields import Absent
-from anyformer.families.base.template import Config, Entry, entry, read_only_entry
+from anyformer.families.base.template import Config, Entry, entry, read_only
 from anyformer.models import Model
 from anyformer.parts.activation import ACTIVATION_NAMES, activation_named, published_name
 from anyformer.parts.head.double import DoubleHead, Summary
@@ -105,13 +105,11 @@ def pool_entries(address: str) -> dict[str, Entry]:
         ),
         "summary_first_dropout": entry(f"{address}.input_dropout", default=0.0, write=write),
         "summary_last_dropout": entry(f"{address}.dropout"),
-        "summary_proj_to_labels": read_only_entry(False),
+        "summary_proj_to_labels": read_only(False),
     }
 
 
 def check_pool(c: Config, width: int, *classes: str) -> None:
     labels = c.architecture in classes and c.summary_use_proj and c.summary_proj_to_labels
     if labels and c.num_labels not in (0, width):
-        raise ValueError(
-            f"summary_proj_to_labels=True needs num_labels {width} (the width of the next layer), got {c.num_labels}"
-        )
+        raise ValueError(f"summary_proj_to_labels=True needs num_labels {width}, got {c.num_labels}")

@@ -13,10 +13,7 @@ from anyformer.parts.position.absolute import BucketedBias
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
 
-READS_SOURCE = (
-    "T5ForQuestionAnswering",
-    "T5ForSequenceClassification",
-)  # the decoder's input is the encoder's, shifted
+READS_SOURCE = ("T5ForQuestionAnswering", "T5ForSequenceClassification")  # the decoder reads the encoder's input
 
 
 def step(c: Config, op: Op) -> Sublayer:
