@@ -62,9 +62,9 @@ def test_every_config_field_is_accounted_for() -> None:
     assert {name for name, field in FAMILY.fields.items() if isinstance(field, Field)} == {*other} | kinds
     for wrong, told in (
         ({"act_fn": "sylu"}, "did you mean 'silu'"), ({"latents_mean": [0.0]}, "latents_mean"),
-        ({"down_block_types": ["AttnDownBlock2D"] * 3}, "valid: 'DownEncoderBlock2D'"),
-        ({"out_channels": 4}, "painter.channels is 4 and embedding.channels is 3"),
-        ({"norm_num_groups": 5}, "8 channels are not 5 equal groups"), ({"block_out_channels": []}, "not supported"),
+        ({"down_block_types": ["AttnDownBlock2D"] * 3}, "down_block_types.*DownEncoderBlock2D"),
+        ({"out_channels": 4}, r"painter\.channels.*4.*embedding\.channels.*3"),
+        ({"norm_num_groups": 5}, "8 channels.*5"), ({"block_out_channels": []}, "down_block_types"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=told):
             FAMILY.read({**CASES[0].config, **wrong})
@@ -129,11 +129,11 @@ def test_pipelines_that_do_otherwise_are_told(tmp_path: Path) -> None:
     pipeline(tmp_path)
     index, scheduler = tmp_path / "model_index.json", tmp_path / "scheduler" / "scheduler_config.json"
     for path, change, told in (
-        (index, {"_class_name": "StableDiffusionPipeline"}, "'StableDiffusionPipeline' is not supported; valid: DiT"),
-        (scheduler, {"clip_sample": True}, "clip_sample=True is not supported"),
-        (scheduler, {"prediction_type": "v_prediction"}, "prediction_type='v_prediction' is not supported"),
+        (index, {"_class_name": "StableDiffusionPipeline"}, "StableDiffusionPipeline.*valid: DiT"),
+        (scheduler, {"clip_sample": True}, "clip_sample=True.*valid"),
+        (scheduler, {"prediction_type": "v_prediction"}, "prediction_type='v_prediction'.*epsilon"),
         (scheduler, {"timestep_spacing": "linspace"}, "spacing"),
-        (scheduler, {"set_alpha_to_one": False}, "set_alpha_to_one=False is not supported"),
+        (scheduler, {"set_alpha_to_one": False}, "set_alpha_to_one=False.*valid"),
     ):
         before = path.read_text()
         path.write_text(json.dumps({**json.loads(before), **change}))

@@ -144,7 +144,7 @@ def test_unsupported_values_are_refused(family: Any) -> None:
     assert family.write(spec).items() >= gone.items()
     for name, field in family.all_fields.items():
         if isinstance(field, Fixed) and not isinstance(field, Removed):
-            with pytest.raises(ValueError, match=f"{name}='something' is not supported .*; valid: "):
+            with pytest.raises(ValueError, match=f"{name}='something' .*valid: "):
                 family.read({name: "something"})
 
 
@@ -166,7 +166,7 @@ def test_inert_fields_change_no_output() -> None:
         with torch.no_grad():
             expected = model(**inputs)[0]
         for name, field in family.fields.items():
-            if not isinstance(field, Ignored) or not hasattr(model.config, name) or "honoured by forward" in field.why:
+            if not isinstance(field, Ignored) or not hasattr(model.config, name) or "read by forward" in field.why:
                 continue  # a field that asks for more outputs is obeyed: test_moe.py
             untried.append(f"{case.model_type}.{name}")
             for value in other_values(getattr(model.config, name)):
@@ -185,17 +185,17 @@ def test_inert_fields_change_no_output() -> None:
 
 
 @pytest.mark.parametrize("changes, reason", [
-    ({"decoder.norm": {"kind": "RMSNorm"}}, "decoder.norm is RMSNorm, and LayerNorm there"),
-    ({"decoder.layers.attention.op.position": {"kind": "Rope"}}, "attention.op.position is Rope, and nothing there"),
-    ({"embedding.position": None}, "embedding.position is nothing, and Learned there"),
-    ({"head.bias": True}, "head.bias is True, and False there"),
-    ({"decoder.layers.feedforward.op": {"kind": "GatedMLP", "width": 8}}, "feedforward.op is GatedMLP, and MLP there"),
+    ({"decoder.norm": {"kind": "RMSNorm"}}, r"decoder\.norm .*RMSNorm.*LayerNorm"),
+    ({"decoder.layers.attention.op.position": {"kind": "Rope"}}, r"attention\.op\.position .*Rope.*None"),
+    ({"embedding.position": None}, r"embedding\.position .*None.*Learned"),
+    ({"head.bias": True}, r"head\.bias .*True.*False"),
+    ({"decoder.layers.feedforward.op": {"kind": "GatedMLP", "width": 8}}, r"feedforward\.op .*GatedMLP.* MLP"),
 ], ids=str)  # fmt: skip
 def test_an_export_that_cannot_be_says_the_real_reason(changes: dict[str, Any], reason: str) -> None:
     """The kind that no config can say, not a number that follows from reading it as another."""
     with pytest.raises(ValueError, match=reason) as caught:
         families.find("gpt2").write(af.override(af.spec("gpt2"), changes))
-    assert "format='anyformer' saves it as it is" in str(caught.value)
+    assert "format='anyformer'" in str(caught.value)
 
 
 def test_special_tokens_outside_the_vocabulary_are_none(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_word_that_no_class_knows_is_refused_also_where_nothing_reads_it(famil
     ("vit", {"pooler_act": "nonsense"}, "pooler_act='nonsense' is not valid; valid: "),
     ("vit", {"pooler_act": "gelu_"}, "pooler_act='gelu_' is not valid; did you mean 'gelu'"),
     ("vit", {"pooler_output_size": "wide"}, "pooler_output_size='wide' is not a number"),
-    ("vit", {"tie_last_hidden_states": "yes"}, "tie_last_hidden_states='yes' is neither true nor false"),
+    ("vit", {"tie_last_hidden_states": "yes"}, "tie_last_hidden_states='yes' is not a boolean"),
     ("gpt2", {"classifier_dropout": "much"}, "classifier_dropout='much' is not a number"),
 ])  # fmt: skip
 def test_fields_of_other_classes_are_checked(family: str, field: dict[str, Any], why: str) -> None:
@@ -246,5 +246,5 @@ def test_how_weights_would_start_does_not_stop_an_export() -> None:
 
 def test_a_refused_export_names_where_the_descriptions_part() -> None:
     cut = af.override(af.spec("deepseek-v2-lite"), {"decoder.depth": 12})
-    with pytest.raises(ValueError, match=r"decoder\.pattern is \('dense', .* there"):
+    with pytest.raises(ValueError, match=r"decoder\.pattern is \('dense', .*: \('dense', "):
         families.find("deepseek_v2").write(cut)

@@ -161,7 +161,7 @@ def test_of_layers_that_are_alike_one_is_built(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_tie_to_nothing_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match=r"ties: no parameters head.out.weight and embedding.tokens.wight"):
+    with pytest.raises(ValueError, match=r"ties: .*head\.out\.weight.*embedding\.tokens\.wight"):
         af.count(af.spec("gpt2").replace(ties=(("head.out.weight", "embedding.tokens.wight"),)))
 
 

@@ -67,7 +67,7 @@ def test_bart_has_three_labels_unless_said() -> None:
 
 @pytest.mark.parametrize(("model_type", "config", "what"), [
     ("opt", {"num_attention_heads": 5}, "hidden_size 768"),
-    ("gpt_neox", {"rotary_pct": 0.0}, "fraction"), ("gpt_neox", {"head_dim": 8}, "head_dim=8 is not hidden_size"),
+    ("gpt_neox", {"rotary_pct": 0.0}, "fraction"), ("gpt_neox", {"head_dim": 8}, "head_dim=8 .*hidden_size"),
     ("deepseek_v3", {"num_key_value_heads": 16}, "num_key_value_heads=16"),
     ("bloom", {"slow_but_exact": True, "pretraining_tp": 2}, "slow_but_exact"),
     ("openai-gpt", {"afn": "mish"}, "afn"), ("ctrl", {"n_head": 7}, "n_head"),
@@ -87,7 +87,7 @@ def test_bart_finds_the_end_of_each_text() -> None:
     model, inputs = shared(case), make_inputs(case, batch=2)
     ids = inputs["input_ids"][:, :12].clone()
     ids[ids == 2] = 7
-    with pytest.raises(ValueError, match="each text needs the token 2"):
+    with pytest.raises(ValueError, match="token 2"):
         model(input_ids=ids)
     ids[0, 3], ids[1, 11] = 2, 2  # the decoder reads the source where nothing is said
     mask = torch.tensor([[1] * 4 + [0] * 8, [1] * 12])
@@ -170,7 +170,7 @@ def test_what_published_code_reads_beyond_its_config_class(case: Case) -> None:
 
 
 def test_a_model_that_writes_sees_no_future_whatever_its_config_says() -> None:
-    with pytest.raises(ValueError, match="llama config: .*mask: Full lets a token see the future; Causal"):
+    with pytest.raises(ValueError, match="llama config: .*mask: Full .*Causal"):
         families.find("llama").read({**llama.SMALL, "is_causal": False})
 
 

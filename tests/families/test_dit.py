@@ -150,7 +150,7 @@ def test_a_text_is_looked_at() -> None:
     text[1, 0] += 1.0
     second = model(**inputs, encoder_hidden_states=text, encoder_attention_mask=mask).sample
     assert torch.equal(second[0], first[0]) and not torch.allclose(second[1], first[1])
-    with pytest.raises(ValueError, match="no labels"):
+    with pytest.raises(ValueError, match="labels"):
         model(**inputs, class_labels=torch.tensor([0, 1]))
 
 
@@ -172,18 +172,18 @@ def test_what_is_not_a_picture_in_noise_is_told() -> None:
     model, inputs = shared(CASES[0]), make_inputs(CASES[0])
     for wrong, line in (
         ({"hidden_states": torch.zeros(2, 4, 12, 12)}, r"3 channels.*got \(2, 4, 12, 12\)"),
-        ({"timestep": torch.tensor([1, 2, 3])}, "one for each of 2 pictures"),
-        ({"timestep": None}, "timestep is the step"),
-        ({"class_labels": torch.tensor([1, 8])}, "no label 8; they are 0 to 6, and 7 for none"),
+        ({"timestep": torch.tensor([1, 2, 3])}, "timestep.*2"),
+        ({"timestep": None}, "timestep"),
+        ({"class_labels": torch.tensor([1, 8])}, "class_labels.* 8.*6"),
         ({"class_labels": torch.tensor([[1, 2]])}, "class_labels has the shape"),
-        ({"class_labels": torch.tensor([1.0, 2.0])}, "whole numbers"),
+        ({"class_labels": torch.tensor([1.0, 2.0])}, "class_labels"),
     ):
         with pytest.raises(ValueError, match=line):
             model(**{**inputs, **wrong})
     nobody = {**inputs, "class_labels": torch.tensor([7, 7])}
     assert torch.equal(model(**nobody).sample, model(**{**inputs, "class_labels": None}).sample)
-    with pytest.raises(ValueError, match="AdaptiveNorm needs a condition, which TextEmbedding does not give"):
+    with pytest.raises(ValueError, match="AdaptiveNorm .*condition.*TextEmbedding"):
         norm = {"kind": "AdaptiveNorm"}
         af.override(af.spec("gpt2"), {"decoder.layers.attention.pre_norm": norm})
-    with pytest.raises(ValueError, match="AdaptiveNorm is no Norm"):
+    with pytest.raises(ValueError, match="AdaptiveNorm .*Norm"):
         af.override(model.spec, {"encoder.layers.attention.op.qk_norm": {"kind": "AdaptiveNorm"}})

@@ -50,7 +50,7 @@ def test_encoder_outputs_in_every_form(case: Case) -> None:
     theirs, mine = published(case)[0], shared(case)
     inputs = make_inputs(case)
     if isinstance(spec_of(case).head, ClassifyHead):
-        with pytest.raises(ValueError, match="give input_ids"):
+        with pytest.raises(ValueError, match="input_ids"):
             mine(decoder_input_ids=inputs["input_ids"], encoder_outputs=torch.zeros(2, 5, spec_of(case).width))
         pytest.skip("the end of the text is found in input_ids, by the published class too")
     inputs["attention_mask"] = mask_for(spec_of(case), inputs)

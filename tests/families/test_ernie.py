@@ -29,7 +29,7 @@ def test_without_labels_the_first_task_and_one_label_for_a_whole_text() -> None:
 def test_labels_that_are_wrong_are_named() -> None:
     model, ids = shared(MODEL), make_inputs(MODEL)["input_ids"]
     for bad in (4, -1):
-        with pytest.raises(ValueError, match=rf"task_type_ids: {bad} is none of the 4 tasks"):
+        with pytest.raises(ValueError, match=rf"task_type_ids.*{bad}.*4"):
             model(input_ids=ids, task_type_ids=torch.full_like(ids, bad))
     with pytest.raises(ValueError, match=r"task_type_ids has the shape \(2, 17\).* got \(2, 5\)"):
         model(input_ids=ids, task_type_ids=ids[:, :5] * 0)

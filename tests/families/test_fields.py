@@ -64,7 +64,7 @@ def changed(case: Case, changes: dict[str, Any]) -> dict[str, Any]:
     "architecture, changes, why", UNUSUAL,
     ids=[f"{architecture}-{json.dumps(changes, default=str)}" for architecture, changes, _ in UNUSUAL],
 )  # fmt: skip
-@pytest.mark.filterwarnings("ignore:fsmt config. the published class does not know 'is_causal'")
+@pytest.mark.filterwarnings("ignore:fsmt config. .*'is_causal'")
 @torch.no_grad()
 def test_an_unusual_value_is_honoured(architecture: str, changes: dict[str, Any], why: str, tmp_path: Path) -> None:
     case, kind = FIRST[architecture], getattr(transformers, architecture)
@@ -86,14 +86,14 @@ def test_an_encoder_alone_that_says_it_decodes_is_refused() -> None:
     """The published class then has a cross-attention, and nothing for it to look at."""
     for architecture in ("T5EncoderModel", "T5ForTokenClassification", "SwitchTransformersEncoderModel"):
         case = FIRST[architecture]
-        with pytest.raises(ValueError, match="is_decoder=True is not supported with"):
+        with pytest.raises(ValueError, match=f"is_decoder=True .*{architecture}"):
             families.find(case.model_type).read(changed(case, {"is_decoder": True}))
 
 
 @pytest.mark.parametrize("architecture", ["DebertaModel", "DebertaV2Model"])
 def test_no_layer_is_refused_where_the_first_one_holds_the_distances(architecture: str) -> None:
     case = FIRST[architecture]
-    with pytest.raises(ValueError, match="num_hidden_layers is 0; the first layer has the vectors of distances"):
+    with pytest.raises(ValueError, match="num_hidden_layers .* 0"):
         families.find(case.model_type).read(changed(case, {"num_hidden_layers": 0}))
 
 

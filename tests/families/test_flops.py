@@ -202,11 +202,11 @@ def test_what_a_step_reads() -> None:
 
 
 def test_too_long_a_text() -> None:
-    with pytest.raises(ValueError, match="2,000 tokens, and this model takes at most 1,024"):
+    with pytest.raises(ValueError, match="2,000 .*1,024"):
         af.count(af.spec("gpt2")).flops(2000)
-    with pytest.raises(ValueError, match="length is at least 1, got 0"):
+    with pytest.raises(ValueError, match="length.* 1.* 0"):
         af.count(af.spec("gpt2")).flops(0)
-    with pytest.raises(ValueError, match="has no decoding step"):
+    with pytest.raises(ValueError, match="decoding"):
         af.count(af.spec("bert-base")).decode(8)
 
 

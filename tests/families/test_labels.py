@@ -81,7 +81,7 @@ def test_values_of_another_kind_are_refused() -> None:
         "hidden_size": "64", "layer_norm_eps": float("inf"), "hidden_dropout_prob": {"__float__": "NaN"},
         "tie_word_embeddings": "false", "is_decoder": 1, "vocab_size": True, "num_hidden_layers": {"a": 1},
     }.items():  # fmt: skip
-        with pytest.raises(ValueError, match=f"bert config: {name}=.* is (not|neither)"):
+        with pytest.raises(ValueError, match=f"bert config: {name}=.* is not"):
             bert.read({**TINY, name: value})
 
 

@@ -224,8 +224,8 @@ def test_counted_and_drawn() -> None:
 
 @pytest.mark.parametrize(
     ("config", "what"),
-    [({"num_expert_layers": 3}, "every other of 5 layers"),
-     ({"num_expert_layers": 0}, "at least one"), ({"num_attention_heads": 5}, "no multiple of 5"),
+    [({"num_expert_layers": 3}, "num_expert_layers.* 5 layers"),
+     ({"num_expert_layers": 0}, "num_expert_layers"), ({"num_attention_heads": 5}, "multiple of 5"),
      ({"num_experts": 0}, "num_experts"), ({"text_experts": 0}, "experts"),
      ({"entropy_weight": -1.0}, "entropy_weight")],
 )  # fmt: skip
@@ -241,7 +241,7 @@ def test_every_other_layer_may_have_experts() -> None:
 
 def test_one_stack_is_changed_on_both_sides() -> None:
     spec = description()
-    with pytest.raises(ValueError, match="image.encoder and text.encoder are one, and described differently"):
+    with pytest.raises(ValueError, match=r"image\.encoder.*text\.encoder"):
         af.override(spec, {"text.encoder.depth": 3})
     both = af.override(spec, {"text.encoder.depth": 3, "image.encoder.depth": 3})
     assert len(af.build(both).image.encoder.layers) == 3

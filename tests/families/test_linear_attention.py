@@ -304,7 +304,7 @@ def test_weights_are_shown_where_they_are_known(features: Features) -> None:
             assert weights.shape == (2, 4, 20, 20)
             close(weights.sum(-1), torch.ones(2, 4, 20))
             assert not weights.triu(1).any() and bool((weights >= 0).all())
-        with pytest.raises(ValueError, match="weights cannot be shown"):
+        with pytest.raises(ValueError, match="weights"):
             model(input_ids=ids[:, :1], past_key_values=plain.past_key_values, output_attentions=True)
 
 
@@ -327,7 +327,7 @@ def test_refused() -> None:
         LinearAttention(num_heads=2, bias="qx")
     with pytest.raises(ValueError, match="count"):
         SoftmaxFeatures(count=0)
-    with pytest.raises(ValueError, match="not a multiple"):
+    with pytest.raises(ValueError, match="multiple"):
         layer(EluFeatures(), heads=5)
     state = decoder(EluFeatures()).new_state()
     with pytest.raises(ValueError, match="step by step"):

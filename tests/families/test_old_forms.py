@@ -206,7 +206,7 @@ def test_tensors_that_fit_two_families_or_none_are_refused(bert: Path) -> None:
     assert "BertModel and RobertaModel" in line and "architecture='BertModel'" in line and "\n" not in line
     assert af.load(bert, architecture="BertModel").spec.family == "bert"
     save_file({"something.weight": torch.ones(2)}, file)
-    with pytest.raises(ValueError, match=r"no model_type, and the tensors fit no known class; say .*architecture="):
+    with pytest.raises(ValueError, match=r"no model_type.*no known class.*architecture="):
         af.load(bert)
     file.unlink()
     with pytest.raises(FileNotFoundError, match=r"model.safetensors"):

@@ -23,9 +23,9 @@ REFUSED = {
     "TheBloke/Llama-2-7B-GPTQ": "quantization_config",
     "deepseek-ai/DeepSeek-V3-Base in fp8": "quantization_config",
     "TheBloke/Nous-Hermes-13B-GPTQ": "quantization_config",
-    "OpenAssistant/oasst-rm-2.1-pythia-1.4b, a class of its own": "architecture 'GPTNeoXRewardModel'",
-    "a BERT for punctuation, a class of its own": "architecture 'PunctuationPredictionModel'",
-    "a BERT for patents, a class of its own": "architecture 'BertForSeq'",
+    "OpenAssistant/oasst-rm-2.1-pythia-1.4b, a class of its own": "'GPTNeoXRewardModel'",
+    "a BERT for punctuation, a class of its own": "'PunctuationPredictionModel'",
+    "a BERT for patents, a class of its own": "'BertForSeq'",
 }
 
 

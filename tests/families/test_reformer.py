@@ -132,7 +132,7 @@ def test_it_writes_by_reading_again() -> None:
     case, prompt = EACH["writes"], ids_of(2, 9)
     model = shared(case)
     assert not model.remembers and model.spec.decoder.sees == "past"
-    with pytest.raises(ValueError, match=r"decoder.layers.0.attention.op remembers nothing .*: give use_cache=False"):
+    with pytest.raises(ValueError, match=r"decoder\.layers\.0\.attention\.op .*use_cache=False"):
         model.new_state()
     asked = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     expected = theirs_of(case).generate(prompt, use_cache=False, **asked)
@@ -217,15 +217,15 @@ def test_kinds_of_layers() -> None:
 
 
 @pytest.mark.parametrize("config, line", [
-    ({"attn_layers": ["lsh", "global"]}, "attn_layers is a list of 'lsh' and 'local'"),
-    ({"attn_layers": []}, "attn_layers is a list"),
-    ({"num_buckets": 7}, "buckets are even"), ({"axial_pos_embds_dim": [10, 20]}, "do not add up to hidden_size 32"),
-    ({"lsh_attn_chunk_length": 0}, "a chunk holds at least one token"),
-    ({"lsh_attn_chunk_length": None}, "a chunk holds at least one token"),
-    ({"architectures": ["ReformerModelWithLMHead"]}, "is_decoder is false"),
-    ({"is_decoder": True, "architectures": ["ReformerForMaskedLM"]}, "is_decoder is true"),
+    ({"attn_layers": ["lsh", "global"]}, "attn_layers.*'lsh'.*'local'"),
+    ({"attn_layers": []}, "attn_layers"),
+    ({"num_buckets": 7}, "buckets"), ({"axial_pos_embds_dim": [10, 20]}, "axial_pos_embds_dim.*hidden_size 32"),
+    ({"lsh_attn_chunk_length": 0}, "lsh_attn_chunk_length.* 0"),
+    ({"lsh_attn_chunk_length": None}, "lsh_attn_chunk_length.* None"),
+    ({"architectures": ["ReformerModelWithLMHead"]}, "is_decoder=True.*ReformerForMaskedLM"),
+    ({"is_decoder": True, "architectures": ["ReformerForMaskedLM"]}, "is_decoder=False.*ReformerModelWithLMHead"),
     ({**WRITER, "architectures": ["ReformerModelWithLMHead"], "lsh_num_chunks_after": 1}, "lsh_num_chunks_after"),
-    ({"architectures": ["ReformerForQuestionAnswering"], "num_labels": 3}, "an answer has two ends"),
+    ({"architectures": ["ReformerForQuestionAnswering"], "num_labels": 3}, "num_labels.* 2 .* 3"),
 ])  # fmt: skip
 def test_refused(config: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=f"^reformer config: .*{line}"):
@@ -234,11 +234,11 @@ def test_refused(config: dict[str, Any], line: str) -> None:
 
 def test_inputs_that_are_refused() -> None:
     model, ids = shared(EACH["writes"]), ids_of(1, 129)
-    with pytest.raises(ValueError, match="position 128 is beyond the model's 128"):
+    with pytest.raises(ValueError, match="position 128 .*128"):
         model(input_ids=ids)
-    with pytest.raises(ValueError, match="cannot be packed"):
+    with pytest.raises(ValueError, match="packed"):
         model(input_ids=ids[:, :20], document_ids=torch.zeros(1, 20, dtype=torch.long))
-    with pytest.raises(TypeError, match="this model takes no input 'num_hashes'"):
+    with pytest.raises(TypeError, match="num_hashes"):
         model(input_ids=ids[:, :20], num_hashes=2)
 
 

@@ -159,9 +159,10 @@ def test_a_step_before_the_first_stage_is_drawn_where_it_stands() -> None:
 def test_clear_errors() -> None:
     read = af.families.find("resnet").read
     for config, match in (
-        ({"hidden_sizes": [8, 8], "depths": [1]}, "for each stage"), ({"hidden_sizes": [], "depths": []}, "for each"),
+        ({"hidden_sizes": [8, 8], "depths": [1]}, "hidden_sizes.*depths"),
+        ({"hidden_sizes": [], "depths": []}, "hidden_sizes.*depths"),
         ({"layer_type": "wide"}, "valid: basic, bottleneck"),
-        ({"hidden_sizes": [3], "depths": [1]}, "too narrow for a bottleneck"), ({"hidden_act": "rely"}, "'relu'"),
+        ({"hidden_sizes": [3], "depths": [1]}, "hidden_sizes: 3"), ({"hidden_act": "rely"}, "'relu'"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=match):
             read(config)
@@ -180,7 +181,7 @@ def test_clear_errors() -> None:
         with pytest.raises(ValueError, match=match):
             make()
     other = af.override(af.spec("resnet-18"), {"embedding.pool": None})
-    with pytest.raises(ValueError, match="no longer a resnet"):
+    with pytest.raises(ValueError, match=r"resnet .*embedding\.pool.*format='anyformer'"):
         af.families.find("resnet").write(other)
     small = af.override(shared(PLAIN).spec, {"embedding.image_size": (28, 28)})
     assert af.families.find("resnet").write(small)["image_size"] == 28

@@ -120,7 +120,7 @@ def test_addresses_are_paths() -> None:
     for path, part in walk(model.spec):
         if path.startswith("encoder.down") and part is not None:
             assert path in modules, path
-    with pytest.raises(ValueError, match="no longer a swin"):
+    with pytest.raises(ValueError, match="swin .*format='anyformer'"):
         af.families.find("swin").write(changed)
 
 
@@ -136,7 +136,7 @@ def test_old_checkpoints_load(tmp_path) -> None:
     assert family.write(family.read(config))["path_norm"] is True
     config["architectures"] = ["SwinForMaskedImageModeling"]  # the one class that counts stages by num_layers
     for field, wrong in (("num_layers", 3), ("num_heads", [2]), ("embed_dim", 15)):
-        with pytest.raises(ValueError, match=field.replace("embed_dim", "multiple of its 2 heads")):
+        with pytest.raises(ValueError, match=field):
             family.read({**config, field: wrong})
 
 

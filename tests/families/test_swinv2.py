@@ -60,7 +60,7 @@ def test_offsets_of_larger_windows_lie_on_the_same_line() -> None:
     known = {tuple(row) for row in large.tolist()}
     assert all(tuple(row) in known for row in small.tolist())
     assert small.abs().max() == pytest.approx(math.log2(9) / 3) and large.abs().max() > small.abs().max()
-    with pytest.raises(ValueError, match="a window of one token"):
+    with pytest.raises(ValueError, match="window"):
         ContinuousGridBias(num_heads=2, size=4, learned=1)
 
 
@@ -93,8 +93,9 @@ def test_old_checkpoints_and_what_cannot_run(tmp_path) -> None:
     assert sorted(af.load(tmp_path / "m", strict=False)[1].dropped) == names
     read = af.families.find("swinv2").read
     for change, match in (
-        ({"use_absolute_embeddings": True}, "cannot run"), ({"pretrained_window_sizes": [0]}, "shorter than depths"),
-        ({"image_size": 7}, "leaves no patches for stage 1"), ({"num_heads": [2, 5]}, "not a multiple of its 5 heads"),
+        ({"use_absolute_embeddings": True}, "use_absolute_embeddings"),
+        ({"pretrained_window_sizes": [0]}, "pretrained_window_sizes.*depths"),
+        ({"image_size": 7}, "image_size 7 .*stage 1"), ({"num_heads": [2, 5]}, "multiple of 5 heads"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=match):
             read({**SMALL, **change})

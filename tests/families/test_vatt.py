@@ -66,7 +66,7 @@ def test_mil_nce_pair_by_pair(candidates: int) -> None:
         wrong = sum(math.exp(scores[i, k]) for k in range(4 * candidates) if k not in own)
         wrong += sum(math.exp(scores[j, k]) for j in range(4) if j != i for k in own)
         assert float(found[i]) == pytest.approx(-math.log(right / (right + wrong)), abs=1e-5)
-    with pytest.raises(ValueError, match="as many for each video, got 5 for 4"):
+    with pytest.raises(ValueError, match="video.* 5 .*4"):
         nearest_of_several(torch.zeros(4, 5))
 
 
@@ -190,8 +190,8 @@ def test_saved_counted_traced_and_drawn(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (("input_ids", "input_values"), "give pixel_values, and input_ids or input_values, or ask one tower alone"),
-        (("pixel_values",), "give pixel_values, and input_ids or input_values, or ask one tower alone"),
+        (("input_ids", "input_values"), "pixel_values.*input_ids.*input_values"),
+        (("pixel_values",), "pixel_values.*input_ids.*input_values"),
     ],
 )
 def test_what_is_missing_is_said(given: tuple[str, ...], sentence: str) -> None:
@@ -201,8 +201,8 @@ def test_what_is_missing_is_said(given: tuple[str, ...], sentence: str) -> None:
 
 @pytest.mark.parametrize(
     ("config", "what"),
-    [({"num_attention_heads": 5}, "is not a multiple of num_attention_heads 5"), ({"token_drop": 1.0}, "token_drop"),
-     ({"segment_size": 0}, "size"), ({"temperature": 0.0}, "temperature"), ({"patch_size": 9}, "no patch of")],
+    [({"num_attention_heads": 5}, "multiple of num_attention_heads 5"), ({"token_drop": 1.0}, "token_drop"),
+     ({"segment_size": 0}, "size"), ({"temperature": 0.0}, "temperature"), ({"patch_size": 9}, "patch")],
 )  # fmt: skip
 def test_refused(config: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError, match=what):
@@ -210,9 +210,9 @@ def test_refused(config: dict[str, Any], what: str) -> None:
 
 
 def test_spaces_are_as_wide_as_said() -> None:
-    with pytest.raises(ValueError, match="text.head.width is 9 and head.width is 7: change both"):
+    with pytest.raises(ValueError, match=r"text\.head\.width.* 9.*head\.width.* 7"):
         af.override(description(), {"head.width": 7})
-    with pytest.raises(ValueError, match="audio.encoder and text.encoder are one, and described differently"):
+    with pytest.raises(ValueError, match=r"audio\.encoder.*text\.encoder"):
         af.override(description(), {"audio.encoder.depth": 3})
 
 

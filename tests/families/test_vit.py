@@ -120,22 +120,22 @@ def test_clear_errors(case: Case) -> None:
     model = ours(case)
     for pixels, more, match in (
         (picture(32, 32, 4), {}, "3 channels"),
-        (picture(7, 32), {"interpolate_pos_encoding": True}, "smaller than a patch"),
+        (picture(7, 32), {"interpolate_pos_encoding": True}, "patch"),
         (picture(32, 32), {"bool_masked_pos": torch.ones(2, 16)}, "no mask token"),
     ):
         with pytest.raises(ValueError, match=match):
             model(pixels, **more)
     read = af.families.find(case.model_type).read
-    with pytest.raises(ValueError, match="too narrow for 13 attention heads"):
+    with pytest.raises(ValueError, match="hidden_size 12 .*13"):
         read({"hidden_size": 12, "num_attention_heads": 13})
-    with pytest.raises(ValueError, match="no patch of"):
+    with pytest.raises(ValueError, match="patch"):
         read({"image_size": 8, "patch_size": 16})
 
 
 def test_what_needs_a_grid_takes_no_tokens_before_it() -> None:
-    with pytest.raises(ValueError, match=r"Stages needs a grid, which PatchEmbedding does not give; .*\(prefix=0\)"):
+    with pytest.raises(ValueError, match=r"Stages .*grid.*PatchEmbedding.*prefix=0"):
         af.override(af.spec("swin-tiny"), {"embedding.prefix": 1})
-    with pytest.raises(ValueError, match="windows are cut from whole grids"):
+    with pytest.raises(ValueError, match="grid"):
         swin = next(case for case in every_case() if case.id == "SwinModel")
         spec = shared(swin).spec
         af.build(spec.replace(encoder=spec.encoder.stages[0]))(picture(32, 32), attention_mask=torch.eye(2, 64))

@@ -58,7 +58,7 @@ def test_a_mask_of_frames_hides_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "message"),
-    [((2, 8, 35), "36 frames here, got 35"), ((2, 7, 36), "8 channels"), ((2, 36), "8 channels")],
+    [((2, 8, 35), "36 frames.*35"), ((2, 7, 36), "8 channels"), ((2, 36), "8 channels")],
 )
 def test_other_spectrograms_are_refused(shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -130,7 +130,7 @@ def test_forced_tokens_of_old_files(forced: list, tmp_path) -> None:
     ("options", "message"),
     [
         ({"language": "klingon"}, "valid: de, en, fr"), ({"language": "gerrman"}, "klingon|no token"),
-        ({"task": "summarise"}, "transcribe"), ({"language": ["de", "fr"]}, "2 languages for 3"),
+        ({"task": "summarise"}, "transcribe"), ({"language": ["de", "fr"]}, "2 languages.* 3"),
         ({"is_multilingual": False, "task": "translate"}, "one language"),
         ({"no_timestamps_token_id": 4000}, "vocabulary"),
     ],
@@ -143,7 +143,7 @@ def test_what_it_cannot_be_told(options: dict, message: str, tmp_path) -> None:
 
 def test_times_without_tokens_for_them() -> None:
     inputs = {"input_features": make_inputs(WRITER)["input_features"], "task_to_id": {"transcribe": 5}}
-    with pytest.raises(ValueError, match="no tokens for times"):
+    with pytest.raises(ValueError, match="timestamp|times"):
         af.generate(shared(WRITER), **inputs, task="transcribe", return_timestamps=True)
 
 

@@ -162,9 +162,9 @@ def test_padding_tokens_asked_for() -> None:
         ({"target_mapping": torch.ones(2, 1, 17)}, "no token twice"),
         ({"target_mapping": torch.eye(17)[[3, 3]].expand(2, 2, 17)}, "no token twice"),
         ({"target_mapping": torch.eye(17)[:2].expand(2, 2, 17) / 2}, "no token twice"),
-        ({"mems": [torch.zeros(3, 2, 32)]}, "mems are 3 tensors"),
+        ({"mems": [torch.zeros(3, 2, 32)]}, "mems.* 3 "),
         ({"mems": [torch.zeros(3, 2, 31)] * 3}, "mems.0 is"),
-        ({"input_mask": torch.zeros(2, 17), "attention_mask": torch.ones(2, 17)}, "give one of them"),
+        ({"input_mask": torch.zeros(2, 17), "attention_mask": torch.ones(2, 17)}, "input_mask.*attention_mask"),
         ({"use_mems": 1}, "use_mems is True or False"),
         ({"mems": [torch.zeros(3, 2, 32)] * 3, "document_ids": torch.zeros(2, 17, dtype=torch.long)}, "document_ids"),
     ],
@@ -220,7 +220,7 @@ def test_likely_answers_with_what_cannot_be_one() -> None:
             a, b = theirs(**inputs, **labels, **more), mine(**inputs, **labels, **more)
         close(b.loss, a.loss)
         assert "start_top_index" not in b
-    with pytest.raises(ValueError, match="the text has 3 tokens"):
+    with pytest.raises(ValueError, match=" 3 tokens"):
         mine(input_ids=inputs["input_ids"][:, :3])
 
 
@@ -253,7 +253,7 @@ def test_writing_after_pads_and_in_one_line_what_it_cannot() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=line):
             af.generate(model, input_ids=ids, **given)
-    with pytest.raises(ValueError, match="writes from left to right"):
+    with pytest.raises(ValueError, match="left to right"):
         af.generate(shared(BODY), input_ids=ids)
 
 

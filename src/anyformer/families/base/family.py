@@ -67,9 +67,7 @@ class Family:
     classes: Mapping[str, Class] = dataclasses.field(default_factory=dict)  # {"": ...} if none is published
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # published field -> addresses or Entry
     weights: Weights | Callable[[Any], Weights] = dataclasses.field(default_factory=dict)
-    computed: Mapping[str, Callable[[Config], Any]] = dataclasses.field(
-        default_factory=dict
-    )  # address -> value from several fields
+    computed: Mapping[str, Callable[[Config], Any]] = dataclasses.field(default_factory=dict)  # address -> function
     checks: tuple[Callable[[Config], None], ...] = ()  # raise ValueError if config fields contradict each other
     # a family whose structure is a function of its config gives these three instead
     fields: Mapping[str, ConfigField] = dataclasses.field(default_factory=dict)
@@ -283,9 +281,7 @@ class Family:
             raise ValueError(f"{self.name} has no published class; save the model with format='anyformer'")
         recovered, kept = self.recover(spec), thaw(Table(spec.source))
         size, num_labels = recovered.get("vocab_size", math.inf), getattr(spec.head, "num_labels", None)
-        if (
-            num_labels and "num_labels" not in recovered and "id2label" not in kept
-        ):  # default names of the published classes
+        if num_labels and "num_labels" not in recovered and "id2label" not in kept:  # the published default names
             names = {f"LABEL_{i}": i for i in range(num_labels)}
             kept |= {"id2label": {str(i): name for name, i in names.items()}, "label2id": names}
         kept = {
