@@ -28,7 +28,7 @@ from anyformer.families.base.fields import (
 
 
 def other_values(value: Any) -> list[Any]:
-    """Values that differ from a config's own, of a kind it could have."""
+    """Return values that differ from the config's, of a type it could have."""
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):
@@ -45,7 +45,7 @@ def other_values(value: Any) -> list[Any]:
 
 
 def known_to(model_type: str) -> set[str]:
-    """What a published class knows: its fields, their other names, and whatever published code reads from a config."""
+    """Return what a published class knows: its fields, their aliases, and every field that published code reads."""
     import transformers
 
     kind = transformers.CONFIG_MAPPING[model_type]
@@ -65,7 +65,7 @@ def published_families() -> list[Any]:
 
 @pytest.mark.parametrize("family", published_families(), ids=lambda family: family.name)
 def test_every_config_field_is_accounted_for(family: Any) -> None:
-    """Fields of the class and of all classes, and other names of them: in the table, and none without an effect."""
+    """Fields of the class and of all classes, and their aliases: all are in the table, and none is without effect."""
     transformers = pytest.importorskip("transformers")
     mine = [case for case in every_case() if case.model_type == family.name]
     kind = transformers.CONFIG_MAPPING[family.name]
@@ -82,7 +82,7 @@ def test_every_config_field_is_accounted_for(family: Any) -> None:
 
 @pytest.mark.parametrize("family", published_families(), ids=lambda family: family.name)
 def test_only_what_published_code_reads_is_refused(family: Any) -> None:
-    """A value may be refused where transformers honours it; what it never reads must not stop a load."""
+    """A value that transformers supports may be refused; a field that it never reads must not stop a load."""
     known = known_to(family.name)
     for name, field in family.all_fields.items():
         if isinstance(field, Removed):
@@ -98,7 +98,7 @@ def test_generation_settings_are_those_of_published_classes() -> None:
 
 
 def changes(family: Any, case: Any, name: str) -> bool:
-    """Whether some other value of the field gives another description, or is refused."""
+    """Whether some other value of the field gives a different description or is refused."""
     config = {**case.config, "architectures": [case.architecture]}
     spec = spec_of(case).replace(source={})
     for value in other_values(config.get(name, family.all_fields[family.aliases.get(name, name)].default)):
@@ -112,7 +112,7 @@ def changes(family: Any, case: Any, name: str) -> bool:
 
 @pytest.mark.parametrize("family", published_families(), ids=lambda family: family.name)
 def test_what_a_config_does_not_say_is_the_published_default(family: Any) -> None:
-    """Also where the published defaults are refused."""
+    """Also if the published defaults are refused."""
     transformers = pytest.importorskip("transformers")
 
     def described(config: dict[str, Any]) -> Any:
@@ -150,7 +150,7 @@ def test_unsupported_values_are_refused(family: Any) -> None:
 
 @pytest.mark.slow
 def test_inert_fields_change_no_output() -> None:
-    """The declared list is checked too: transformers' own models give the same outputs with another value."""
+    """Check the declared list: transformers' models give equal outputs with another value."""
     import torch
     from catalogue import make_inputs, published
     from huggingface_hub.errors import StrictDataclassError
@@ -167,14 +167,14 @@ def test_inert_fields_change_no_output() -> None:
             expected = model(**inputs)[0]
         for name, field in family.fields.items():
             if not isinstance(field, Ignored) or not hasattr(model.config, name) or "read by forward" in field.why:
-                continue  # a field that asks for more outputs is obeyed: test_moe.py
+                continue  # a field that requests more outputs is obeyed: test_moe.py
             untried.append(f"{case.model_type}.{name}")
             for value in other_values(getattr(model.config, name)):
                 try:
                     config = type(model.config)(**{**case.config, name: value})
                     twin = type(model)(config).eval()
                     twin.load_state_dict(model.state_dict())
-                except (TypeError, ValueError, RuntimeError, StrictDataclassError):  # transformers takes no such value
+                except (TypeError, ValueError, RuntimeError, StrictDataclassError):  # transformers refuses it
                     continue
                 twin.set_attn_implementation("eager")
                 with torch.no_grad():
@@ -192,14 +192,14 @@ def test_inert_fields_change_no_output() -> None:
     ({"decoder.layers.feedforward.op": {"kind": "GatedMLP", "width": 8}}, r"feedforward\.op .*GatedMLP.* MLP"),
 ], ids=str)  # fmt: skip
 def test_an_export_that_cannot_be_says_the_real_reason(changes: dict[str, Any], reason: str) -> None:
-    """The kind that no config can say, not a number that follows from reading it as another."""
+    """The message names the Part that no config can express, not a number that follows from it."""
     with pytest.raises(ValueError, match=reason) as caught:
         families.find("gpt2").write(af.override(af.spec("gpt2"), changes))
     assert "format='anyformer'" in str(caught.value)
 
 
 def test_special_tokens_outside_the_vocabulary_are_none(tmp_path: Path) -> None:
-    """The published class would fill in its own, and warn."""
+    """The published class would insert its defaults, and warn."""
     transformers = pytest.importorskip("transformers")
     small = {"embedding.tokens.vocab_size": 30, "head.vocab_size": 30, "decoder.depth": 1, "width": 12,
              "decoder.layers.attention.op.head_width": 1}  # fmt: skip
@@ -212,7 +212,7 @@ def test_special_tokens_outside_the_vocabulary_are_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", families.catalogue().values(), ids=lambda family: family.name)
 def test_a_word_that_no_class_knows_is_refused_also_where_nothing_reads_it(family: Any) -> None:
-    """A ViT that classifies has no pooler, and its pooler_act is not "nonsense" either."""
+    """A ViT that classifies has no pooler, but its pooler_act must be valid too."""
     fields = {name: field for name, field in family.fields.items() if isinstance(field, Field)}
     named = [name for name, field in fields.items() if allowed_words(name, field)]
     for name, architecture in itertools.product(named, family.architectures or (None,)):
@@ -229,12 +229,13 @@ def test_a_word_that_no_class_knows_is_refused_also_where_nothing_reads_it(famil
 ])  # fmt: skip
 def test_fields_of_other_classes_are_checked(family: str, field: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError) as refused:
-        families.find(family).read(field)  # of a classifier, or a language model
+        families.find(family).read(field)  # of a classifier or a language model
     assert str(refused.value).startswith(f"{family} config: {why}")
 
 
 def test_how_weights_would_start_does_not_stop_an_export() -> None:
-    """CLIP's and wav2vec 2.0's depend on the depth: a description with another depth keeps the old ones."""
+    """Initialisers of CLIP and wav2vec 2.0 depend on the depth: a description with a changed depth keeps the old
+    ones."""
     clip = af.override(af.spec("clip-b32"), {"text.encoder.depth": 2})
     config = families.find("clip").write(clip)
     assert (

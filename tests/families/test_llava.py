@@ -1,4 +1,4 @@
-"""LLaVA where the suite of the catalogue is too small: several pictures of several patches, and what cannot be read."""
+"""LLaVA beyond the catalogue's tiny cases: several pictures of several patches, and invalid inputs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_is_written_after_pictures(options: dict[str, Any]) -> None:
 
 
 def test_names_of_other_years(tmp_path) -> None:
-    """Files of the hub say vision_tower.vision_model, and some what the class calls its modules today."""
+    """Files of the hub have vision_tower.vision_model, and some have the class's current module names."""
     from safetensors.torch import save_file
 
     model, folder = ours(CASE), published(CASE)[1]
@@ -78,7 +78,7 @@ def test_names_of_other_years(tmp_path) -> None:
 
 
 def test_a_tower_that_hears() -> None:
-    """The same shape with a sound in the place of a picture (Reka's layout), and with both."""
+    """The same layout with a sound instead of a picture (Reka's layout), and with both."""
     block = Block(
         attention=Sublayer(pre_norm=LayerNorm(), op=Attention(num_heads=2)),
         feedforward=Sublayer(pre_norm=LayerNorm(), op=MLP(width=24)),

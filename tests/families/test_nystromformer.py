@@ -1,4 +1,4 @@
-"""Landmarks: against the published class where it works, and with its mask mended where texts are padded."""
+"""Landmarks: against the published class where it works, and with its mask corrected for padded texts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_outputs_equal_published(case: Case, padded: bool, monkeypatch) -> None:
     from transformers.models.nystromformer import modeling_nystromformer as module
 
     make = module.create_bidirectional_mask
-    monkeypatch.setattr(  # a row for all landmarks in place of one a token, which fits no shape
+    monkeypatch.setattr(  # published: one row for all landmarks instead of one per token, which fits no shape
         module, "create_bidirectional_mask", lambda **k: None if (m := make(**k)) is None else m[:, :, :1]
     )
     inputs = make_inputs(case, batch=3, labels=True)
@@ -59,7 +59,7 @@ def test_other_lengths_and_packing_are_refused() -> None:
 
 
 def test_many_landmarks_come_near_to_plain_attention() -> None:
-    """The inverse is what it is called: with a landmark for every token nothing is lost."""
+    """The inverse is exact: with one landmark per token, nothing is lost."""
     from anyformer.parts.attention.nystrom import NystromAttention
     from anyformer.runtime.context import Context
     from anyformer.specs.part import Site

@@ -1,4 +1,4 @@
-"""Reka's layout: pictures and sounds between tokens. LLaVA and Whisper, which it is put together from, are oracles."""
+"""Reka's layout: images and sounds among tokens. Oracles are LLaVA and Whisper, whose parts it has."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def model(**more: Any) -> Any:
 
 
 def told() -> dict[str, Tensor]:
-    """A picture of four patches and a sound of three vectors in the first text, a sound alone in the second."""
+    """An image of four patches and a sound of three vectors in the first text, only a sound in the second."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(5, 60, (2, 14), generator=generator)
     ids[0, 1:5], ids[0, 7:10], ids[1, 3:6] = 4, 3, 3
@@ -51,7 +51,7 @@ def row(i: int) -> dict[str, Tensor]:
 
 
 def test_towers_are_those_of_their_families() -> None:
-    """What stands in the text is what CLIP sees and Whisper hears, through two layers each."""
+    """The text contains the outputs of CLIP and Whisper, each projected by two layers."""
     made, given = model(), told()
     sees: Any = af.build(families.find("clip_vision_model").read({**IMAGE, "image_size": 16})).eval()
     sees.load_state_dict({**sees.state_dict(), **made.image.model.state_dict()})
@@ -74,7 +74,7 @@ def test_towers_are_those_of_their_families() -> None:
 
 
 def test_frames_of_a_video_stand_one_behind_the_other() -> None:
-    """A video of three frames is read, and written about, as three pictures in their order."""
+    """A video of three frames gives the same result as three images in order."""
     made, generator = model(), torch.Generator().manual_seed(1)
     video = torch.randn(2, 3, 3, 16, 16, generator=generator)  # two videos of three frames
     ids = torch.randint(5, 60, (2, 18), generator=generator)

@@ -1,4 +1,4 @@
-"""MERLOT Reserve: no class is published; its loss written out span by span, and plain encoders, are oracles."""
+"""MERLOT Reserve: no class is published. Oracles are its loss written out span by span, and plain encoders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model(**more: Any) -> Any:
 
 
 def clips() -> dict[str, Tensor]:
-    """Two clips: a frame, words, a sound and a hidden text; a frame, a hidden sound, words, two hidden texts."""
+    """Two clips: a frame, words, a sound and a masked text; a frame, a masked sound, words, two masked texts."""
     generator = torch.Generator().manual_seed(0)
 
     def noise(*shape: int) -> Tensor:
@@ -50,7 +50,7 @@ def clips() -> dict[str, Tensor]:
 
 
 def test_the_loss_span_by_span() -> None:
-    """-log of the own span's share among those of its kind, and of the own place's among the places: both ways."""
+    """-log of the true span's share among spans of its kind, and of the true place's share among places: both ways."""
     made, given = model(), clips()
     with torch.no_grad():
         out = made(**given, return_loss=True)
@@ -66,7 +66,7 @@ def test_the_loss_span_by_span() -> None:
         for i in range(3):
             row, column = scores[i], [scores[j][i] for j in range(3)]
             text += sum(math.log(sum(map(math.exp, each))) - each[i] for each in (row, column)) / 2 / 3
-        assert float(out.loss) == pytest.approx(text, abs=1e-4)  # a sound alone has no other to be taken for
+        assert float(out.loss) == pytest.approx(text, abs=1e-4)  # a single sound has no alternative
 
 
 def test_what_was_hidden_is_read_by_the_small_encoders_alone() -> None:
@@ -173,7 +173,7 @@ def test_refused(config: dict[str, Any], what: str) -> None:
 
 
 def test_scores_start_as_those_of_clip() -> None:
-    """A temperature of 0.07, of which the logarithm of the inverse is learnt."""
+    """A temperature of 0.07; the parameter is the logarithm of its inverse."""
     assert HiddenSpansHead(width=4, text=1, audio=2).scale == pytest.approx(-math.log(0.07), abs=1e-4)
 
 

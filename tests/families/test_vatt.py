@@ -1,4 +1,4 @@
-"""VATT: no class is published; its losses written out, a Vision Transformer's patches and plain sums are oracles."""
+"""VATT: no class is published. Oracles are its losses written out, a Vision Transformer's patches and plain sums."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_one_stack_for_all() -> None:
     assert all(stacks[0][name] is other[name] for other in stacks[1:] for name in stacks[0])
     assert af.count(made.spec).parameters == sum(p.numel() for p in made.parameters())
     parts = af.count(af.spec("vatt-ma-medium")).parts
-    # 12 layers of 4 D^2 + 2 D F products, their biases and norms: 151 million, once
+    # 12 layers of 4 D^2 + 2 D F products, with biases and norms: 151 million, counted once
     layer = 4 * (1024**2 + 1024) + 2 * 1024 * 4096 + 4096 + 1024 + 4 * 1024
     assert sum(size for name, size in parts.items() if ".encoder." in name) == 12 * layer + 2 * 1024
 
 
 @pytest.mark.parametrize("candidates", [1, 3])
 def test_mil_nce_pair_by_pair(candidates: int) -> None:
-    """-log of what a clip's own pairs have of all pairs with the clip or one of its candidates, in plain sums."""
+    """-log of the share of a clip's own pairs in all pairs with the clip or one of its candidates, in plain sums."""
     scores = torch.randn(4, 4 * candidates, generator=torch.Generator().manual_seed(candidates)) * 3
     found = nearest_of_several(scores)
     for i in range(4):
@@ -102,7 +102,7 @@ def test_segments_are_projected_one_by_one() -> None:
 
 
 def test_droptoken() -> None:
-    """Half of the tokens, drawn for each row, in their order, with the vectors they had; and only while training."""
+    """Half of the tokens, drawn per row, in order and with unchanged vectors; only in training."""
     made, given = model(), {"input_values": clips(8)["input_values"]}
     embedding = made.audio.embedding
     whole, ctx = embedding(given)
@@ -114,7 +114,7 @@ def test_droptoken() -> None:
     close(x, whole.take_along_dim(kept.positions[..., None], 1))
     assert made.video.eval()(pixel_values=clips()["pixel_values"]).last_hidden_state.shape[1] == 8
     assert made.video.train()(pixel_values=clips()["pixel_values"]).last_hidden_state.shape[1] == 4
-    real = torch.arange(10) < torch.tensor([[3], [9]])  # pads go first
+    real = torch.arange(10) < torch.tensor([[3], [9]])  # padding is dropped first
     rows = torch.arange(20.0).view(2, 10, 1)
     padded = Context(index=torch.arange(10), positions=torch.arange(10)[None], padding=real)
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""What the catalogue-wide suite cannot see of wav2vec 2.0: how it learns from sound alone."""
+"""What the catalogue-wide suite cannot see of wav2vec 2.0: pretraining on sound."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEARNER = CASES["Wav2Vec2ForPreTraining-stable"]
 
 
 def test_codes_are_drawn_as_published() -> None:
-    """With the same draws the same codes, number in use and gradients, with all frames counted or some."""
+    """With the same random draws, equal codes, numbers of used codes and gradients, with all or some frames counted."""
     theirs, mine = copy.deepcopy(published(LEARNER)[0].quantizer).train(), ours(LEARNER).head.quantizer.train()
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(2, 13, theirs.weight_proj.in_features, generator=generator)
@@ -77,7 +77,7 @@ def test_hidden_spans_lie_in_a_recording_and_are_as_many_as_fit() -> None:
     assert spans(whole, 1.0, 5, 1).all()  # one span is the whole row
     with pytest.raises(ValueError, match="6 .*5"):
         spans(whole, 1.0, 6, 1)
-    found = spans(whole, 1.0, 3, 9)  # no two fit: one, at any of three places
+    found = spans(whole, 1.0, 3, 9)  # no two spans fit: one, at any of three places
     assert {tuple(row) for row in found.int().tolist()} == {(1, 1, 1, 0, 0), (0, 1, 1, 1, 0), (0, 0, 1, 1, 1)}
     real = whole.clone()
     real[:, 4] = False
@@ -88,7 +88,7 @@ def test_hidden_spans_lie_in_a_recording_and_are_as_many_as_fit() -> None:
 
 def test_frames_of_25_ms_every_20_ms_where_nothing_is_said() -> None:
     stem = families.find("wav2vec2").read({}).embedding.stem
-    assert (stem.hop, stem.reach) == (320, 400)  # samples, 16 of them a ms
+    assert (stem.hop, stem.reach) == (320, 400)  # samples, 16 per ms
 
 
 def test_a_stem_may_be_one_convolution() -> None:
@@ -99,7 +99,7 @@ def test_a_stem_may_be_one_convolution() -> None:
 
 
 def test_biases_of_an_adapter_start_as_published() -> None:
-    """Uniform within 1 / sqrt(channels * taps), of the channels that the adapter reads."""
+    """Uniform within 1 / sqrt(channels * kernel size), with the channels that the adapter reads."""
     config = {**CASES["Wav2Vec2Model-adapter"].config, "architectures": ["Wav2Vec2Model"]}
     model = af.build(families.find("wav2vec2").read(config), seed=0)
     biases = {name: p.detach() for name, p in model.named_parameters() if name.endswith("bias")}

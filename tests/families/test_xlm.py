@@ -1,4 +1,4 @@
-"""XLM's pads, languages and segments, next to transformers."""
+"""XLM's padding, languages and segments, compared with transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OUTPUTS = {"output_hidden_states": True, "output_attentions": True}
 
 
 def both(name: str, **inputs: Any) -> None:
-    """Every output, also at pads."""
+    """Compare every output, also at padding."""
     case = BY_ID[name]
     with torch.no_grad():
         compare(published(case)[0](**inputs, **OUTPUTS), shared(case)(**inputs, **OUTPUTS))
@@ -25,8 +25,8 @@ def both(name: str, **inputs: Any) -> None:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", ["XLMModel", "XLMModel-causal", "XLMForQuestionAnsweringSimple", "XLMModel-odd"])
 def test_pads_are_zeros_between_the_layers(name: str, masked: bool) -> None:
-    """Pads on the right, by an attention_mask or by their token id; in attention weights a causal XLM differs only in
-    the rows of pads, which look at other pads."""
+    """Padding on the right, marked by attention_mask or by token id. Attention weights of a causal XLM differ only in
+    the rows of padding, which attend to other padding."""
     case = BY_ID[name]
     inputs = make_inputs(case)
     real = torch.ones_like(inputs["input_ids"])
