@@ -1,4 +1,4 @@
-"""The cases the catalogue-wide suite runs over, the inputs they take, and the published models they are held against.
+"""The cases that the catalogue-wide suite runs over, their inputs, and the published models they are compared with.
 
 A family adds a file to `cases/` and nothing else: a list of `Case`, each a tiny published config with unusual values.
 """
@@ -49,13 +49,13 @@ from anyformer.stacks.perceiver import Perceiver
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.stages import Stages
 
-# the environment's own folder: models are built once a worker and thrown away with it
+# in the environment's temporary folder: each worker builds a model once and deletes it at the end
 FOLDER = Path(tempfile.mkdtemp(prefix="anyformer-tests-"))
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
 RUN = ("transformers", "diffusers")
-FAST = int(os.environ.get("ANYFORMER_FAST", 0))  # tests over cases take only so many, the first of STANDS_FOR; 0: all
+FAST = int(os.environ.get("ANYFORMER_FAST", 0))  # tests over cases use only this many, the first of STANDS_FOR; 0: all
 QUICK = {*[*STANDS_FOR][:FAST]}
 
 
@@ -66,9 +66,9 @@ class Case:
     model_type: str
     architecture: str
     config: dict[str, Any]
-    name: str = ""  # tells variants of one class apart
-    inputs: dict[str, Any] = dataclasses.field(default_factory=dict)  # sizes the default inputs do not fit
-    skip: dict[str, str] = dataclasses.field(default_factory=dict)  # line of BEHAVIOUR.md -> reason of its mathematics
+    name: str = ""  # distinguishes variants of one class
+    inputs: dict[str, Any] = dataclasses.field(default_factory=dict)  # sizes that the default inputs do not fit
+    skip: dict[str, str] = dataclasses.field(default_factory=dict)  # line of BEHAVIOUR.md -> reason
 
     @property
     def id(self) -> str:
@@ -76,7 +76,8 @@ class Case:
 
     @property
     def library(self) -> str:
-        """Whose class it is. Those of RUN are run here; of others, what they once gave is in `reference/`."""
+        """The library of the published class. Libraries in RUN are run here; recorded outputs of others are in
+        `reference/`."""
         return families.find(self.model_type).library
 
     def __hash__(self) -> int:
@@ -96,14 +97,14 @@ def every_case() -> list[Case]:
 
 @functools.cache
 def cases() -> list[Case]:
-    """What the suite runs over: all of them, or in a hurry the first of each class and those that stand for others."""
+    """Return the cases of the suite: all, or with a limit the first of each class and those of STANDS_FOR."""
     first = {case.architecture: case.id for case in reversed(every_case())}
     return [case for case in every_case() if not FAST or case.id == first[case.architecture] or case.id in QUICK]
 
 
 def randomise(model: torch.nn.Module, seed: int = 0) -> None:
-    """Every parameter and saved buffer random: no weight at 0 or 1 can hide a mistake. What is published frozen
-    (position tables of sines) is computed and not always saved: it stays."""
+    """Make every parameter and saved buffer random, so that no weight of 0 or 1 hides a mistake. Frozen buffers (sine
+    position tables) are computed and not always saved, so they are not changed."""
     generator = torch.Generator().manual_seed(seed)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     for name, tensor in model.state_dict().items():
@@ -121,28 +122,28 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
 
 
 def by_diffusers(case: Case) -> bool:
-    """Whether the published class is one of diffusers, which shows nothing of its inside and has its own format."""
+    """Whether the published class is from diffusers, which exposes no internals and has its own format."""
     return case.library == "diffusers"
 
 
 def shown(case: Case) -> dict[str, bool]:
-    """What a published class is asked for to show all that it can."""
+    """Return the options that make a published class return all its outputs."""
     return {} if by_diffusers(case) else {"output_hidden_states": True, "output_attentions": True}
 
 
 def weights(case: Case) -> str:
-    """The name of the file that holds a case's published weights."""
+    """Return the name of the file with a case's published weights."""
     return f"{families.find(case.model_type).stem}.safetensors"
 
 
 @functools.cache
 def published(case: Case) -> tuple[Any, Path]:
-    """The Hugging Face model of a case with random weights, and the folder it was saved to."""
+    """Return the Hugging Face model of a case with random weights, and the folder it was saved to."""
     import transformers
 
     if by_diffusers(case):
         return published_by_diffusers(case)
-    config = transformers.AutoConfig.for_model(case.model_type, **copy.deepcopy(case.config))  # which some change
+    config = transformers.AutoConfig.for_model(case.model_type, **copy.deepcopy(case.config))  # some classes change it
     config.architectures = [case.architecture]
     torch.manual_seed(0)
     model = getattr(transformers, case.architecture)(config).eval()
@@ -165,7 +166,7 @@ def published_by_diffusers(case: Case) -> tuple[Any, Path]:
 
 @functools.cache
 def folder(case: Case) -> Path:
-    """Of a case's published weights."""
+    """Return the folder of a case's published weights."""
     if case.library in RUN:
         return published(case)[1]
     weights = {name.removeprefix("weight."): t for name, t in recorded(case).items() if name.startswith("weight.")}
@@ -178,24 +179,24 @@ def folder(case: Case) -> Path:
 
 
 def recorded(case: Case) -> dict[str, Tensor]:
-    """The weights of a case, an input, and what came of it where its library is."""
+    """Return the weights of a case, an input, and the outputs recorded where its library is installed."""
     return load_file(Path(__file__).parent / "reference" / f"{case.library}-{case.name}.safetensors")
 
 
 def ours(case: Case, **options: Any) -> Any:
-    """An anyformer model of a case that is the test's own: loaded with these options, or a copy of the one that was."""
+    """Return an anyformer model of a case for one test: loaded with these options, or a copy of the shared one."""
     return af.load(folder(case), **options) if options else copy.deepcopy(shared(case))
 
 
 @functools.cache
 def shared(case: Case) -> Any:
-    """One anyformer model of a case, for tests that change nothing in it."""
+    """Return the shared anyformer model of a case, for tests that change nothing in it."""
     return af.load(folder(case))
 
 
 def shallow(case: Case) -> Any:
-    """A random anyformer model of a case with as few layers as show each kind once: what the dear tests of graphs run,
-    as every layer is traced anew."""
+    """Return a random anyformer model of a case with as few layers as show each kind once, for the slow tests of
+    graphs, which trace every layer."""
 
     def enough(stack: Stack) -> int:
         kinds = [stack.pattern[i % len(stack.pattern)] if stack.pattern else "" for i in range(stack.depth)]
@@ -212,7 +213,7 @@ def spec_of(case: Case) -> Any:
     return families.find(case.model_type).read({**case.config, "architectures": [case.architecture]})
 
 
-# inputs that label each token -> the field that says how many labels there are
+# inputs with one label per token -> the field with the number of labels
 TOKEN_LABELS = {"token_type_ids": "segments", "task_type_ids": "tasks", "langs": "languages"}
 
 
@@ -234,25 +235,25 @@ def is_causal(spec: Any) -> bool:
 
 
 def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, labels: bool = False) -> dict[str, Any]:
-    """Inputs of the right names and shapes for any model, from its description alone."""
+    """Return inputs with the right names and shapes for any model, from its description only."""
     spec, length = spec_of(case), case.inputs.get("length", length)
     generator = torch.Generator().manual_seed(seed)
 
     def ids(vocab_size: int, *shape: int) -> Tensor:
-        low = min(5, vocab_size - 1)  # special tokens stay out
+        low = min(5, vocab_size - 1)  # no special tokens
         return torch.randint(low, vocab_size, shape, generator=generator)
 
     out: dict[str, Any] = {}
     if is_text(spec):
         shape = (batch, 3, length) if isinstance(spec.head, MultipleChoiceHead) else (batch, length)
         out["input_ids"] = ids(spec.embedding.tokens.vocab_size, *shape)
-        for place, token in case.inputs.get("input_ids", {}).items():  # what a text must have
+        for place, token in case.inputs.get("input_ids", {}).items():  # tokens that a text must contain
             out["input_ids"][..., place] = token
         if getattr(spec.embedding, "global_tokens", "") == "none":
             out["global_attention_mask"] = (torch.rand(shape, generator=generator) < 0.15).long()
             out["global_attention_mask"][..., length // 2] = 1
         out |= make_token_labels(spec, shape, generator)
-        if len(shape) == 3:  # which the published class cannot take
+        if len(shape) == 3:  # the published class does not accept them
             out.pop("task_type_ids", None)
     elif "time steps" in spec.embedding.gives:
         read = spec.embedding
@@ -268,7 +269,7 @@ def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, lab
         name = getattr(spec, "reads", spec.embedding.inputs[0])
         shape = case.inputs.get(name, (3, 32, 32) if name == "pixel_values" else (400 + 40 * length,))
         out[name] = torch.randn(batch, *shape, generator=generator)
-    for tower in spec.readers[1:]:  # the first reads texts
+    for tower in spec.readers[1:]:  # the first model reads texts
         name = tower.embedding.inputs[0]
         out[name] = torch.randn(batch, *case.inputs.get(name, (3, 32, 32)), generator=generator)
     if is_encoder_decoder(spec):
@@ -282,22 +283,22 @@ def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, lab
 
 
 def time_axis(spec: Any) -> int:
-    """Along which axis of what is read first time goes."""
+    """Return the time axis of the main input."""
     frames = isinstance(spec.embedding, subsampling.SubsampledSpectrogram | vectors.Vectors)
     return 1 if frames or "time steps" in spec.embedding.gives else -1
 
 
 def belonging(spec: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Without the pictures that stand nowhere in this text: a part of a text is given its own alone."""
+    """Remove pictures that are not in this text: a part of a text gets only its own pictures."""
     towers = getattr(spec, "input_towers", {}).values()
     absent = {tower.model.embedding.inputs[0] for tower in towers if not (inputs["input_ids"] == tower.token).any()}
     return {name: value for name, value in inputs.items() if name not in absent}
 
 
 def mask_for(spec: Any, inputs: dict[str, Any]) -> Tensor | None:
-    """Ones for all the tokens, samples, frames or patches that are read; None where a model takes no mask of them."""
+    """Return ones for all tokens, samples, frames or patches; None if the model takes no mask for them."""
     read = spec.embedding
-    pooled = any(isinstance(part, PooledAttention) for _, part in af_walk(spec))  # its keys are of several patches
+    pooled = any(isinstance(part, PooledAttention) for _, part in af_walk(spec))  # a key covers several patches
     if "attention_mask" not in read.inputs or "a grid" in read.gives or pooled:
         return None
     first = inputs[read.inputs[0]]
@@ -337,7 +338,7 @@ def make_labels(spec: Any, batch: int, inputs: dict[str, Any], generator: torch.
         case MultipleChoiceHead():
             return {"labels": below(3, batch)}
         case double.DoubleHead():
-            # one score a text: the texts of a batch are the choices
+            # one score per text: the texts of a batch are the choices
             width = spec.head.summary.width or spec.width
             choice = below(batch, 1) if width == 1 else below(width, batch)
             return {"labels": below(spec.head.lm.vocab_size, *tokens.shape), "mc_labels": choice}
@@ -362,7 +363,7 @@ def make_labels(spec: Any, batch: int, inputs: dict[str, Any], generator: torch.
             return {"return_loss": True}
         case CTCHead(vocab_size=n):
             known = 1 + below(n - 1, batch, 3) if spec.head.blank == 0 else below(n - 1, batch, 3)
-            # the published Parakeet counts frames by a mask alone
+            # the published Parakeet counts frames only by a mask
             mask = mask_for(spec, inputs) if isinstance(spec.embedding, subsampling.SubsampledSpectrogram) else None
             return {"labels": known} if mask is None else {"labels": known, "attention_mask": mask}
         case PixelHead(patch_size=patch):
@@ -379,8 +380,8 @@ PER_ROW = {
 
 
 def results(spec: Any, out: Any) -> dict[str, tuple[Tensor, bool]]:
-    """name -> (tensor, whether its second dimension is time) of what a model computes, without capture or memory, and
-    without what depends on the other rows of a batch."""
+    """Return name -> (tensor, whether its second dimension is time) of all outputs, without attention maps and caches,
+    and without outputs that depend on the other rows of a batch."""
     kinds = (
         ClassifyHead, NextSentenceHead, MultipleChoiceHead, DistilledHead,
         xvector.XVectorHead,
@@ -395,7 +396,7 @@ def results(spec: Any, out: Any) -> dict[str, tuple[Tensor, bool]]:
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
-    """Equal to `tolerance` on outputs of order 1: relative to the largest value where that is above 1."""
+    """Assert equality to `tolerance` on outputs of order 1, relative to the largest value if that is above 1."""
     a, b = a.detach(), b.detach()
     scale = max(1.0, float(b.abs().max())) if b.numel() else 1.0
     worst = float((a - b).abs().max()) if b.numel() else 0.0
@@ -405,7 +406,7 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
 
 @contextlib.contextmanager
 def warnings_of(library: str) -> Iterator[list[str]]:
-    """What a library logs meanwhile, from warnings on. (pytest's own plugin for this costs a millisecond a test.)"""
+    """Record what a library logs, from warnings on. (pytest's plugin for this costs a millisecond per test.)"""
     found: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
@@ -421,17 +422,17 @@ def warnings_of(library: str) -> Iterator[list[str]]:
 
 
 def over_catalogue(line: str = "", everyday: Callable[[Case], Collection[Any]] | None = None, run: bool = False) -> Any:
-    """Parametrises a test over all cases; cases that a reason of their mathematics keeps out of `line` are left out and
-    checked by `test_declared_exceptions`. `everyday` as in `over`. Where the test runs the published class (`run`),
-    over those of libraries in RUN: a family of another one has a test of its own against what that gave."""
+    """Parametrise a test over all cases. Cases with a mathematical exception from `line` are left out and checked by
+    `test_declared_exceptions`. `everyday` is as in `over`. If the test runs the published class (`run`), only libraries
+    in RUN are used: other families have tests against recorded outputs."""
     chosen = [case for case in cases() if line not in case.skip and (not run or case.library in RUN)]
     return over(chosen, everyday)
 
 
 def over(chosen: list[Case], everyday: Callable[[Case], Collection[Any]] | None = None, group: str = "") -> Any:
-    """Parametrises a test over cases. Where `everyday` says what of a case matters here, enough cases to show all of
-    that are an everyday matter, and the others are for `make test-all`. What is dear and of no case is made once in
-    a `group`."""
+    """Parametrise a test over cases. `everyday` maps a case to the values that matter here: enough cases to show all of
+    them run in `make test`, the others in `make test-all`. Slow fixtures that no case owns are made once per
+    `group`."""
     import pytest
 
     if FAST:
@@ -439,13 +440,13 @@ def over(chosen: list[Case], everyday: Callable[[Case], Collection[Any]] | None 
     needed = enough({case.id: frozenset(everyday(case)) if everyday else {case.id} for case in chosen})
     parameters = []
     for case in chosen:
-        marks = [pytest.mark.xdist_group(group or case.id)]  # one worker makes the published model of a case, once
+        marks = [pytest.mark.xdist_group(group or case.id)]  # one worker builds the published model of a case, once
         parameters.append(pytest.param(case, marks=marks + [pytest.mark.slow] * (case.id not in needed), id=case.id))
     return pytest.mark.parametrize("case", parameters)
 
 
 def one_each(chosen: list[Case], kind: Callable[[Case], Any]) -> list[Case]:
-    """The first case of each kind."""
+    """Return the first case of each kind."""
     return list({kind(case): case for case in reversed(chosen)}.values())[::-1]
 
 
@@ -455,7 +456,7 @@ def family(case: Case) -> tuple[str]:
 
 @functools.cache
 def structure(case: Case) -> frozenset[tuple[str, str]]:
-    """For what depends on the kinds of Parts: the mixers, the norms and where they stand, positions, the head."""
+    """For tests that depend on the kinds of Parts: mixers, norms and their placement, positions, the head."""
     return features(spec_of(case))
 
 
@@ -464,21 +465,21 @@ def family_and_structure(case: Case) -> tuple[Any, ...]:
 
 
 def shape(case: Case) -> tuple[Any, ...]:
-    """For what is the same code in all models of one shape."""
+    """For tests of code that all models of one shape share."""
     return type(spec_of(case)), spec_of(case).target, case.library
 
 
 @functools.cache
 def graph(case: Case) -> frozenset[Any]:
-    """For what is compiled: the kinds of model, embedding, mixers, feed-forwards, and of what holds layers. Masks,
-    positions and norms have graphs of their own (test_mask.py, test_absolute.py, test_block.py)."""
+    """For compiled graphs: the kinds of model, embedding, mixers, feed-forwards and stacks. Masks, positions and norms
+    have their own graph tests (test_mask.py, test_absolute.py, test_block.py)."""
     kinds = (Model, Embedding, Op, Steps, Stack, Stages, Funnel, Perceiver)
     return frozenset(type(part) for _, part in af_walk(spec_of(case)) if isinstance(part, kinds))
 
 
 @functools.cache
 def coarse_graph(case: Case) -> frozenset[Any]:
-    """For what takes seconds to compile: the kinds of model, of what holds layers, and of state."""
+    """For tests that take seconds to compile: the kinds of model, stack and state."""
     kinds = (Model, Steps, Stack, Stages, Funnel, Perceiver)
     spec = spec_of(case)
     return states(spec) | {type(part) for _, part in af_walk(spec) if isinstance(part, kinds)}
@@ -486,7 +487,7 @@ def coarse_graph(case: Case) -> frozenset[Any]:
 
 @functools.cache
 def body_and_head(case: Case) -> tuple[Any, Any]:
-    """What lines about the body depend on: all of the description but its head (a family's dozen heads share it), and
+    """What tests of the body depend on: the whole description without the head (a family's dozen heads share it), and
     the kind of head."""
     spec = spec_of(case)
     body = spec.replace(head=None, architecture="", ties=(), init={}, source={})
@@ -495,9 +496,9 @@ def body_and_head(case: Case) -> tuple[Any, Any]:
 
 @functools.cache
 def settings(case: Case) -> tuple[Any, ...]:
-    """What lines about numbers depend on: the family, the kind of head, and every setting of every kind of Part, from
-    whichever family. A size is a setting in whether it is there: of two cases with the same settings and other sizes
-    the second is for `make test-all`."""
+    """What tests of numerics depend on: the family, the kind of head, and every setting of every kind of Part, from any
+    family. For sizes only their presence counts: of two cases that differ only in sizes, the second runs in `make
+    test-all`."""
 
     def setting(value: Any) -> Any:
         match value:

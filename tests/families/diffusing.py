@@ -1,4 +1,4 @@
-"""What models of diffusers are held to, beyond the lines of every family."""
+"""Checks of diffusers models in addition to those of every family."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
 def round_trips(case: Case, kind: Any, at: Path) -> None:
-    """L5: through our form and back into diffusers' `kind`, with no warning, the same weights, outputs and fields."""
+    """L5: through our format and back into diffusers' `kind`, without a warning, with equal weights, outputs and
+    fields."""
     model = shared(case)
     af.save(model, at / "ours")
     again = af.load(at / "ours")

@@ -1,8 +1,8 @@
-"""Which cases stand for which features in `make test`; `make test-all` runs all of them.
+"""Which cases represent which features in `make test`; `make test-all` runs all of them.
 
 A line of BEHAVIOUR.md depends on some aspect of a case: its family, its class, the kinds of Parts in it, their
-settings. `make test` runs as few cases as show every value of that aspect, those of STANDS_FOR first: then most lines
-use the same models, which a worker builds once. test_everyday.py holds that these alone show every kind of Part,
+settings. `make test` runs as few cases as show every value of that aspect, preferring STANDS_FOR, so that most lines
+use the same models, which a worker builds once. test_everyday.py checks that these cases show every kind of Part,
 state, norm placement, head and model.
 """
 
@@ -75,7 +75,8 @@ STANDS_FOR: dict[str, str] = {
 
 
 def features(spec: Any) -> frozenset[tuple[str, str]]:
-    """(aspect, value): the kind of model, of head and of each Part, and where norms stand around each step."""
+    """Return (aspect, value) pairs: the kind of model, head and each Part, and where norms are placed around each
+    step."""
     found = {("model", type(spec).__name__), ("head", type(spec.head).__name__)}
     for _, part in walk(spec):
         found.add(("part", type(part).__name__))
@@ -86,15 +87,15 @@ def features(spec: Any) -> frozenset[tuple[str, str]]:
 
 
 def states(spec: Any) -> frozenset[tuple[str, str]]:
-    """The kinds of state that a description declares for decoding."""
+    """Return the kinds of decoding state that a description declares."""
     declared = [each for _, each in declarations(skeleton(spec))] if spec.left_to_right else []
     windows = [" in a window" if getattr(each, "window", None) is not None else "" for each in declared]
     return frozenset(("state", f"{type(each).__name__}{window}") for each, window in zip(declared, windows))
 
 
 def enough(news: Mapping[str, Collection[Any]]) -> set[str]:
-    """Few of these cases, which together show everything that any of them shows: those of STANDS_FOR that show
-    something new, then again and again the one that adds most."""
+    """Return few of these cases that together show everything that any case shows: first those of STANDS_FOR that show
+    something new, then repeatedly the case that adds most."""
     left = {new for each in news.values() for new in each}
     found: set[str] = set()
     for case in STANDS_FOR:

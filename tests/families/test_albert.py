@@ -39,7 +39,7 @@ def test_a_layer_is_one_module_that_runs_again() -> None:
 
 
 def test_work_is_counted_as_often_as_it_is_done() -> None:
-    """FLOPs as transformers', weights once."""
+    """FLOPs equal transformers', and weights count once."""
     case = BY_ID["AlbertForMaskedLM-odd"]
     found, mine = [], ours(case)
     mine.kernel = "eager"  # torch does not count its fused kernel on a CPU

@@ -1,4 +1,5 @@
-"""What published BERT folders hold that today's classes do not write: old names, leftovers, a bias under two names."""
+"""What published BERT folders contain that current classes do not write: old names, leftovers, a bias under two
+names."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from anyformer import families
 
 BIASES = ("cls.predictions.bias", "cls.predictions.decoder.bias")
 BY_ID = {case.id: case for case in CASES}
-# config.json of google-bert/bert-base-uncased, and what bert-base-multilingual-cased has beside it
+# config.json of google-bert/bert-base-uncased, and the additional fields of bert-base-multilingual-cased
 UNCASED = {
     "architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1, "gradient_checkpointing": False,
     "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768, "initializer_range": 0.02,
@@ -33,7 +34,7 @@ MULTILINGUAL = {
 
 
 def with_values(case: Case, target: Path, change: Any) -> Path:
-    """A copy of the published folder of a case with other tensors."""
+    """Return a copy of the published folder of a case with other tensors."""
     shutil.copytree(folder(case), target)
     tensors = load_file(target / "model.safetensors")
     save_file({k: v.clone() for k, v in change(tensors).items()}, target / "model.safetensors")
@@ -41,7 +42,7 @@ def with_values(case: Case, target: Path, change: Any) -> Path:
 
 
 def test_old_names_and_leftovers(tmp_path) -> None:
-    """bert-base-uncased is stored so: LayerNorm.gamma and beta, a pooler, a next-sentence head, both biases."""
+    """bert-base-uncased is stored like this: LayerNorm.gamma and beta, a pooler, a next-sentence head, both biases."""
     case = BY_ID["BertForMaskedLM"]
 
     def age(tensors):
@@ -61,7 +62,7 @@ def test_old_names_and_leftovers(tmp_path) -> None:
 @pytest.mark.parametrize("id", ["BertForMaskedLM", "BertForPreTraining", "BertForMaskedLM-untied"])
 @pytest.mark.parametrize("name", ["cls.predictions.bias", "cls.predictions.decoder.bias"])
 def test_the_output_bias_under_either_name(id: str, name: str, tmp_path) -> None:
-    """Older files hold one of the two names, tied or not; where today's hold both, the decoder's is in use."""
+    """Older files contain one of the two names, tied or not; if both are stored, the decoder's is used."""
     case = BY_ID[id]
     model, inputs = ours(case), make_inputs(case)
     bias = (model.head.lm if hasattr(model.head, "lm") else model.head).out.bias

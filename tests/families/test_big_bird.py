@@ -1,5 +1,5 @@
-"""Blocks of tokens: random ones as they were drawn in training, lengths of every kind, and nothing that grows with the
-square of the length."""
+"""BigBird's blocks: random blocks as drawn in training, lengths of every kind, and no memory quadratic in the
+length."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DRY = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classif
 
 
 def pair(config: dict[str, Any], name: str, folder: Any) -> tuple[Any, Any]:
-    """A fresh published model and ours with its weights: one that has read nothing yet."""
+    """Return a fresh published model and ours with its weights: one that has not read anything yet."""
     transformers = pytest.importorskip("transformers")
     transformers.logging.set_verbosity_error()
     theirs = getattr(transformers, name)(transformers.BigBirdConfig(**config)).eval()
@@ -85,7 +85,7 @@ def test_random_blocks_are_the_published_ones(
 
 
 def test_old_plans_of_pretraining(tmp_path) -> None:
-    """Lengths of 3072 and 4096 reach back into the first 1024 tokens."""
+    """Texts of 3072 and 4096 tokens reach back into the first 1024 tokens."""
     config = {**SMALL, **DRY, "block_size": 64, "num_random_blocks": 3, "max_position_embeddings": 4096}
     small = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8, "num_hidden_layers": 2}
     theirs, mine = pair({**config, **small}, "BigBirdModel", tmp_path)
@@ -111,7 +111,7 @@ def test_a_short_text_switches_for_good(tmp_path) -> None:
     theirs, mine = pair({**SPARSE, "max_position_embeddings": 64}, "BigBirdForMaskedLM", tmp_path)
     with torch.no_grad():
         sparse = mine(**text(40)).logits
-        for length in (40, 14, 40, 15):  # sparse, short, and full from then on
+        for length in (40, 14, 40, 15):  # sparse, short, and full attention from then on
             compare(theirs(**text(length)), mine(**text(length)))
         assert not torch.allclose(mine(**text(40)).logits, sparse)
         assert torch.equal(af.load(tmp_path)(**text(40)).logits, sparse)
@@ -135,7 +135,7 @@ def test_every_input_is_filled_up_as_published(length: int, tmp_path) -> None:
 
 
 def test_left_padding_goes_on_counting_from_the_text() -> None:
-    """Blocks are cut at other places, so outputs differ from those without pads; positions do not."""
+    """Block boundaries shift, so outputs differ from those without padding; positions do not."""
     case = BY_ID["BigBirdModel-sparse"]
     model, inputs = ours(case), text(30)
     moved = {name: torch.cat((torch.zeros_like(v[:, :2]), v), dim=1) for name, v in inputs.items()}
@@ -161,7 +161,7 @@ def test_nothing_grows_with_the_square_of_the_length(train: bool) -> None:
 
 
 def test_packed_documents() -> None:
-    """Short ones are read as they would be alone; a long one has blocks of its own and cannot share a row."""
+    """Short documents give the same result as without packing; a long one has its own blocks and cannot share a row."""
     case = BY_ID["BigBirdForMaskedLM-sparse"]
     model, ids = ours(case), text(30, batch=1)["input_ids"]
     documents = torch.repeat_interleave(torch.arange(3), torch.tensor([12, 4, 14]))[None]
@@ -169,7 +169,7 @@ def test_packed_documents() -> None:
         packed = model(input_ids=ids, document_ids=documents).logits
         alone = [ours(case)(input_ids=piece).logits for piece in ids.split([12, 4, 14], dim=1)]
         close(packed, torch.cat(alone, dim=1))
-        with pytest.raises(ValueError, match="one document a row"):
+        with pytest.raises(ValueError, match="document"):
             model(input_ids=ids, document_ids=documents.clamp(min=1))
 
 
@@ -221,7 +221,7 @@ def test_the_loss_of_tokens_alone() -> None:
 
 
 def test_attention_of_blocks_in_any_stack() -> None:
-    """Without an embedding that fills texts up, the layer does."""
+    """If the embedding does not pad texts, the layer does."""
     op = BlockSparseAttention(num_heads=2, block_size=4, random_blocks=1, length=64)
     spec = EncoderModel(
         width=8, embedding=TextEmbedding(tokens=Tokens(vocab_size=99)), init={"*": Normal(std=0.5)},
@@ -253,7 +253,7 @@ def test_compiled_training_step() -> None:
 def test_published_config() -> None:
     family = families.find("big_bird")
     assert family.write(family.read(BASE)).items() >= BASE.items()
-    # google/bigbird-roberta-base as transformers counts it
+    # google/bigbird-roberta-base, counted by transformers
     assert af.count(family.read(BASE)).parameters == 128_112_824
     spec = af.spec("bigbird-roberta-base")
     op = spec.encoder.layers.steps["attention"].op
@@ -280,7 +280,7 @@ def test_a_decoder_reads_no_long_text_in_blocks() -> None:
     model(**text(limit))
     with pytest.raises(ValueError, match="original_full"):
         model(**text(limit + 1))
-    state = model.new_state()  # what is read in pieces sees all that came before
+    state = model.new_state()  # input in chunks sees everything before it
     with torch.no_grad():
         for piece in text(limit + 10)["input_ids"].split(limit // 2 + 1, dim=1):
             out = model(input_ids=piece, past_key_values=state)

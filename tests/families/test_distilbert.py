@@ -1,4 +1,4 @@
-"""What is DistilBERT's own: where dropout stands, positions that start as sines."""
+"""DistilBERT: the placement of dropout, and positions initialised as sines."""
 
 from __future__ import annotations
 

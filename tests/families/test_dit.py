@@ -1,4 +1,4 @@
-"""The diffusion transformer against diffusers, beyond the lines that every family is held to."""
+"""The diffusion transformer against diffusers, in addition to the checks of every family."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CASES = [case for case in every_case() if case.model_type == "dit"]
 def test_l5_round_trips(case: Case, tmp_path) -> None:
     model = shared(case)
     round_trips(case, diffusers.DiTTransformer2DModel, tmp_path)
-    af.save(model, tmp_path / "hf", overwrite=True)  # what is read then is what was written last
+    af.save(model, tmp_path / "hf", overwrite=True)  # reads what was written last
     assert [each.name for each in sorted((tmp_path / "hf").glob("*.safetensors"))] == ["model.safetensors"]
     assert torch.equal(af.load(tmp_path / "hf").head.out.weight, model.head.out.weight)
 
@@ -81,7 +81,7 @@ def test_activations_and_other_sizes(activation: str, tmp_path) -> None:
     randomise(theirs)
     theirs.save_pretrained(tmp_path)
     mine = af.load(tmp_path)
-    for side in (12, 20):  # sines of a finer grid lie closer to each other
+    for side in (12, 20):  # sines of a finer grid are closer to each other
         inputs = {**make_inputs(CASES[0]), "hidden_states": torch.randn(2, 3, side, side)}
         close(mine(**inputs).sample, theirs(**inputs).sample)
 
@@ -93,12 +93,12 @@ def test_dropout_is_where_the_published_class_has_it(activation: str) -> None:
     steps = FAMILY.read(config).encoder.layers.steps
     assert steps["attention"].dropout == theirs.attn1.to_out[1].p == 0.4
     assert steps["feedforward"].op.dropout == theirs.ff.net[1].p == 0.4
-    assert steps["feedforward"].dropout == 0 and len(theirs.ff.net) == 3  # none at the end
+    assert steps["feedforward"].dropout == 0 and len(theirs.ff.net) == 3  # no padding at the end
 
 
 @torch.no_grad()
 def test_the_file_of_the_older_class_opens(tmp_path) -> None:
-    """Those of the paper were published as a Transformer2DModel, with fields of other models."""
+    """The paper's models were published as a Transformer2DModel, with fields of other models."""
     published(CASES[0])[0].save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     old = {"_class_name": "Transformer2DModel", "num_vector_embeds": None, "only_cross_attention": False}
@@ -109,7 +109,7 @@ def test_the_file_of_the_older_class_opens(tmp_path) -> None:
 
 @torch.no_grad()
 def test_one_condition_for_all_layers(tmp_path) -> None:
-    """What the paper has, and published files hold once a layer."""
+    """The paper has one embedder; published files store it once per layer."""
     spec = FAMILY.read({**CASES[0].config, "per_layer": False})
     model = af.build(spec, seed=0).eval()
     randomise(model)
@@ -124,7 +124,8 @@ def test_one_condition_for_all_layers(tmp_path) -> None:
 
 @pytest.mark.parametrize("name", FAMILY.sizes)
 def test_counts_of_the_paper(name: str) -> None:
-    """To the million that the paper prints; and to the last parameter what diffusers has, once a layer."""
+    """Equal to the paper's count in millions, and exactly equal to diffusers', which stores embedders once per
+    layer."""
     spec, size = af.spec(name), FAMILY.sizes[name]
     assert round(af.count(spec).parameters / 1e6) * 1e6 == size.published
     config = {key: value for key, value in size.config.items() if key != "per_layer"}
@@ -136,7 +137,7 @@ def test_counts_of_the_paper(name: str) -> None:
 
 @torch.no_grad()
 def test_a_text_is_looked_at() -> None:
-    """The form with text: other words, another noise; pads of the text change nothing."""
+    """With text: other words give another noise; padding of the text changes nothing."""
     changes = {"encoder.depth": 2, "width": 32, "encoder.layers.attention.op.num_heads": 2,
                "encoder.layers.cross_attention.op.num_heads": 2, "encoder.layers.feedforward.op.width": 64}  # fmt: skip
     model = af.build(af.override(af.spec("dit-text-s-2"), changes)).eval()
@@ -150,12 +151,12 @@ def test_a_text_is_looked_at() -> None:
     text[1, 0] += 1.0
     second = model(**inputs, encoder_hidden_states=text, encoder_attention_mask=mask).sample
     assert torch.equal(second[0], first[0]) and not torch.allclose(second[1], first[1])
-    with pytest.raises(ValueError, match="no labels"):
+    with pytest.raises(ValueError, match="labels"):
         model(**inputs, class_labels=torch.tensor([0, 1]))
 
 
 def test_a_new_model_changes_nothing_and_every_weight_can_learn() -> None:
-    """adaLN-Zero: at first each layer is the identity and the noise that is found is zero."""
+    """adaLN-Zero: initially each layer is the identity and the predicted noise is zero."""
     spec = FAMILY.read({**CASES[0].config, "per_layer": False})
     model, inputs = af.build(spec, seed=0), make_inputs(CASES[0])
     with torch.no_grad():
@@ -172,18 +173,18 @@ def test_what_is_not_a_picture_in_noise_is_told() -> None:
     model, inputs = shared(CASES[0]), make_inputs(CASES[0])
     for wrong, line in (
         ({"hidden_states": torch.zeros(2, 4, 12, 12)}, r"3 channels.*got \(2, 4, 12, 12\)"),
-        ({"timestep": torch.tensor([1, 2, 3])}, "one for each of 2 pictures"),
-        ({"timestep": None}, "timestep is the step"),
-        ({"class_labels": torch.tensor([1, 8])}, "no label 8; they are 0 to 6, and 7 for none"),
+        ({"timestep": torch.tensor([1, 2, 3])}, "timestep.*2"),
+        ({"timestep": None}, "timestep"),
+        ({"class_labels": torch.tensor([1, 8])}, "class_labels.* 8.*6"),
         ({"class_labels": torch.tensor([[1, 2]])}, "class_labels.*shape"),
-        ({"class_labels": torch.tensor([1.0, 2.0])}, "whole numbers"),
+        ({"class_labels": torch.tensor([1.0, 2.0])}, "class_labels"),
     ):
         with pytest.raises(ValueError, match=line):
             model(**{**inputs, **wrong})
     nobody = {**inputs, "class_labels": torch.tensor([7, 7])}
     assert torch.equal(model(**nobody).sample, model(**{**inputs, "class_labels": None}).sample)
-    with pytest.raises(ValueError, match="AdaptiveNorm needs a condition, which TextEmbedding does not give"):
+    with pytest.raises(ValueError, match="AdaptiveNorm .*condition.*TextEmbedding"):
         norm = {"kind": "AdaptiveNorm"}
         af.override(af.spec("gpt2"), {"decoder.layers.attention.pre_norm": norm})
-    with pytest.raises(ValueError, match="AdaptiveNorm is no Norm"):
+    with pytest.raises(ValueError, match="AdaptiveNorm .*Norm"):
         af.override(model.spec, {"encoder.layers.attention.op.qk_norm": {"kind": "AdaptiveNorm"}})

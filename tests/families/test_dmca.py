@@ -1,5 +1,5 @@
-"""T-DMCA: no class is published; the formula written out, and plain attention where nothing is left out, are oracles.
-The lines of BEHAVIOUR.md that the catalogue-wide suite proves for other decoders are proved here."""
+"""T-DMCA: no class is published. Oracles are the formula written out, and plain attention if nothing is left out. The
+lines of BEHAVIOUR.md that the catalogue-wide suite checks for other decoders are checked here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def model(seed: int = 0, **more: Any) -> Any:
     made = af.build(description(**more), seed=seed).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for name, parameter in made.named_parameters():  # no bias at 0 can hide a mistake
+        for name, parameter in made.named_parameters():  # no bias of 0 can hide a mistake
             if name.endswith("bias"):
                 parameter.normal_(0, 0.2, generator=generator)
     return made
@@ -58,7 +58,7 @@ def run(made: Any, kernel: str = "auto", use_cache: bool = False, **inputs: Any)
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_with_nothing_left_out_it_is_plain_attention(kernel: str) -> None:
-    """kernel = stride = 1 and identity convolutions, and blocks as long as the text: a plain decoder of its weights."""
+    """With kernel = stride = 1, identity convolutions and blocks as long as the text, it equals a plain decoder."""
     mine = model(kernel_size=1, stride=1, block_size=23)
     attention = Attention(num_heads=3, mask=CAUSAL)
     kinds = ("local", "compressed")
@@ -73,7 +73,7 @@ def test_with_nothing_left_out_it_is_plain_attention(kernel: str) -> None:
 
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 3), (4, 2), (2, 3), (1, 1)])
 def test_the_formula(kernel: int, stride: int) -> None:
-    """Token by token and head by head: a softmax over the compressed keys whose tokens are all there already."""
+    """Token by token and head by head: a softmax over the compressed keys whose tokens are all in the past."""
     from anyformer.runtime.context import Context
 
     made = model(layers="M", kernel_size=kernel, stride=stride)
@@ -164,7 +164,7 @@ def test_n7_packed_documents_equal_separate_ones(kind: dict[str, Any], kernel: s
     parameters = list(made.parameters())
     for a, b in zip(*(torch.autograd.grad(loss, parameters) for loss in (together.loss, mean)), strict=True):
         close(a, b)
-    with torch.no_grad():  # with pads behind, and a state that is made on the way
+    with torch.no_grad():  # with padding after the text, and a cache built on the way
         padded = {"input_ids": F.pad(ids, (0, 4)), "document_ids": F.pad(documents, (0, 4), value=2)}
         out = made(**padded, attention_mask=F.pad(torch.ones_like(ids), (0, 4)))
     close(out.logits[:, :23], together.logits)
@@ -194,7 +194,7 @@ def test_g1_cached_decoding_equals_no_cache(kind: dict[str, Any]) -> None:
 
 @over_kinds
 def test_g1_decoding_goes_on_after_padding(kind: dict[str, Any]) -> None:
-    """Rows of unequal length, so that each completes its keys at steps of its own; forked, joined and reordered."""
+    """Rows of unequal length, which complete compressed keys at different steps; forked, joined and reordered."""
     made, ids = model(**kind), text(20)
     full, lengths = run(made, input_ids=ids), (9, 5)
     prompt = torch.stack([F.pad(ids[i, :n], (9 - n, 0)) for i, n in enumerate(lengths)])
@@ -212,7 +212,7 @@ def test_g1_decoding_goes_on_after_padding(kind: dict[str, Any]) -> None:
             if t == 4:
                 state = state.fork()
     states = []
-    for i, n in enumerate(lengths):  # two states of one text each become one of two
+    for i, n in enumerate(lengths):  # two caches of one text each become one of two
         states.append(made.new_state())
         run_on(made, ids[i : i + 1, :n], states[-1])
     both = State.concatenate(states)
@@ -255,7 +255,7 @@ def test_generation_is_the_same_with_every_state() -> None:
 
 @pytest.mark.slow
 def test_n9_compiled_equals_eager() -> None:
-    made, ids = model(layers="LM"), text()  # every layer is traced anew
+    made, ids = model(layers="LM"), text()  # every layer is traced again
     torch._dynamo.reset()
     compiled = torch.compile(made, fullgraph=True, backend="aot_eager", dynamic=False)
     with torch.no_grad():
@@ -292,7 +292,7 @@ def test_t5_one_batch_is_learnt_by_heart() -> None:
 
 
 def test_a_third_of_the_keys_and_blocks_in_linear_time() -> None:
-    """Products of attention: local layers grow with the length; compressed ones are a third of plain ones."""
+    """FLOPs of attention: local layers are linear in the length; compressed ones need a third of plain ones."""
     found = {}
     for name, op in {"L": None, "M": None, "plain": Attention(num_heads=3, mask=CAUSAL)}.items():
         spec = description(layers=name if op is None else "L", block_size=16)
@@ -327,7 +327,7 @@ def test_refused(config: dict[str, Any], what: str) -> None:
 
 
 def test_rivals_of_the_same_table() -> None:
-    """The decoder alone is plain causal attention; experts change the feed-forward of the compressed layers alone."""
+    """The decoder is plain causal attention; experts change only the feed-forward of the compressed layers."""
     plain, base = af.spec("transformer-d"), af.count(af.spec("t-dmca")).parameters
     assert {type(plain.decoder.layer(i).steps["attention"].op).__name__ for i in range(5)} == {"Attention"}
     assert af.count(plain).parameters == base - 2 * 2 * (3 * 512 * 512 + 512)  # no convolutions
@@ -336,7 +336,7 @@ def test_rivals_of_the_same_table() -> None:
         expert = 512 * 2048 + 2048 + 2048 * 512 + 512
         routers = counted.parameters - base - 2 * (experts - 1) * expert
         assert 0 < routers <= 2 * 2 * (512 + 1) * experts
-        assert counted.parameters - counted.active == 2 * (experts - 2) * expert  # two experts a token
+        assert counted.parameters - counted.active == 2 * (experts - 2) * expert  # two experts per token
     small = description(layers="LFM", num_experts=3)
     assert families.find("dmca").recover(small)["num_experts"] == 3
     out = af.build(small, seed=0)(input_ids=text(20, 1), labels=text(20, 1))

@@ -1,4 +1,4 @@
-"""Dropout stands where the published classes have it: what no output in eval mode shows."""
+"""Dropout is at the places of the published classes, which no output in eval mode shows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHERE: dict[str, dict[str, float]] = {
     "AlbertModel-odd": {POOLED: 0},
     "BertForSequenceClassification-odd": {POOLED: 0.2, EMBEDDING: 0.3, ATTENTION: 0.3, FEEDFORWARD: 0.3, WEIGHTS: 0},
     "BertForTokenClassification-odd": {HEAD: 0.2},
-    "BertForTokenClassification": {HEAD: 0.1},  # hidden_dropout_prob stands in
+    "BertForTokenClassification": {HEAD: 0.1},  # hidden_dropout_prob is the default
     "BertModel": {POOLED: 0}, "BertForPreTraining": {POOLED: 0},
     "DebertaV2ForSequenceClassification-odd": {INPUT: 0.15, POOLED: 0.2, EMBEDDING: 0.3},
     "DebertaV2ForSequenceClassification": {POOLED: 0.1}, "DebertaForTokenClassification-odd": {HEAD: 0.3},

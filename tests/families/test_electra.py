@@ -1,4 +1,4 @@
-"""The discriminator's loss, the pair's sizes, what is refused."""
+"""The discriminator's loss, the sizes of generator and discriminator, and refusals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_published_configs() -> None:
     assert af.count(family.read({**BASE, "architectures": ["ElectraModel"]})).parameters == 13_483_008
     generator, discriminator = af.spec("electra-base-generator"), af.spec("electra-base")
     assert generator.architecture == "ElectraForMaskedLM" and discriminator.architecture == "ElectraForPreTraining"
-    assert generator.embedding.tokens.width == discriminator.width == 768  # so that both can read one table
+    assert generator.embedding.tokens.width == discriminator.width == 768  # so that both can share one table
 
 
 @pytest.mark.parametrize(

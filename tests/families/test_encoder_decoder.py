@@ -1,4 +1,4 @@
-"""What only pairs of an encoder and a decoder have: given encoder outputs, moved labels, ties."""
+"""What only encoder-decoders have: given encoder outputs, shifted labels, ties."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_encoder_outputs_in_every_form(case: Case) -> None:
     theirs, mine = published(case)[0], shared(case)
     inputs = make_inputs(case)
     if isinstance(spec_of(case).head, ClassifyHead):
-        with pytest.raises(ValueError, match="give input_ids"):
+        with pytest.raises(ValueError, match="input_ids"):
             mine(decoder_input_ids=inputs["input_ids"], encoder_outputs=torch.zeros(2, 5, spec_of(case).width))
         pytest.skip("the end of the text is found in input_ids, by the published class too")
     inputs["attention_mask"] = mask_for(spec_of(case), inputs)
@@ -102,7 +102,7 @@ def test_moved_labels_start_again_in_each_document() -> None:
 
 @pytest.mark.parametrize("form", ["old", "new"])
 def test_a_checkpoint_with_an_output_matrix_of_its_own_is_not_tied(form: str, tmp_path) -> None:
-    """T5 1.1: old configs say so, those that transformers 5 writes say the contrary; both store the matrix."""
+    """T5 1.1: old configs are untied, configs written by transformers 5 are tied; both store the matrix."""
     import transformers
 
     case = next(case for case in PAIRS if case.id == "T5ForConditionalGeneration-v1.1")
@@ -130,7 +130,7 @@ def test_a_checkpoint_with_an_output_matrix_of_its_own_is_not_tied(form: str, tm
 
 
 def test_t5_starts_as_published() -> None:
-    """The spread of every matrix at the start, against transformers' own start."""
+    """The std of every initial matrix equals transformers'."""
     import transformers
 
     size = {"vocab_size": 500, "d_model": 96, "d_kv": 40, "d_ff": 300, "num_layers": 1, "num_heads": 3}

@@ -1,4 +1,4 @@
-"""ETC's four pieces of attention and the labels of its pairs, written out; no class of it is published."""
+"""ETC's four pieces of attention and the labels of its pairs, written out; no class is published."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def model() -> Any:
 
 
 def text() -> dict[str, Tensor]:
-    """Three global tokens, each of a sentence of its own, and behind them the tokens of these sentences."""
+    """Three global tokens, each with its own sentence, followed by the tokens of these sentences."""
     ids = torch.randint(1, 40, (2, T), generator=torch.Generator().manual_seed(0))
     kinds = torch.tensor([[0, 1, 2, *[0] * 5, *[1] * 4, *[2] * 2], [0, 1, 2, *[0] * 2, *[1] * 3, *[2] * 6]])
     return {"input_ids": ids, "token_type_ids": kinds}
@@ -37,7 +37,7 @@ def text() -> dict[str, Tensor]:
 @torch.no_grad()
 @pytest.mark.parametrize("linked", [True, False])
 def test_four_pieces(linked: bool) -> None:
-    """The weights of a layer from its queries and keys, pair by pair."""
+    """Compute the attention weights of a layer from its queries and keys, pair by pair."""
     made, given = model(), text()
     kinds = given["token_type_ids"]
     if not linked:
@@ -84,5 +84,5 @@ def test_the_named_sizes_and_their_fields() -> None:
     assert 4e6 < af.count(af.spec("etc-tiny")).parameters < 5e6
     position = af.spec("etc-base").encoder.layers.steps["attention"].op.position
     assert position == GlobalLocalVectors(first=230, reach=12)
-    with pytest.raises(ValueError, match="no files of an etc"):
+    with pytest.raises(ValueError, match="etc checkpoints.*anyformer"):
         family.rules(spec)

@@ -1,4 +1,4 @@
-"""Nothing falls out of `make test` unnoticed: the cases that stand for others show every feature there is."""
+"""Nothing drops out of `make test` unnoticed: the cases of STANDS_FOR show every feature."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def shown(case: Case) -> frozenset[tuple[str, str]]:
 
 
 def test_every_feature_has_a_case_that_stands_for_it() -> None:
-    """Every state kind, mixer, norm placement, position, head and model shape, in the cases of STANDS_FOR alone."""
+    """The cases of STANDS_FOR show every state kind, mixer, norm placement, position, head and model shape."""
     chosen = [case for case in every_case() if case.id in STANDS_FOR]
     assert len(chosen) == len(STANDS_FOR)
     everyday = frozenset().union(*map(shown, chosen))
@@ -29,7 +29,7 @@ def test_every_feature_has_a_case_that_stands_for_it() -> None:
 
 
 def test_every_case_that_stands_for_others_shows_something_of_its_own() -> None:
-    """So that the table does not grow beyond what is needed."""
+    """The table contains no unnecessary case."""
     chosen, seen = {case.id: case for case in every_case()}, set[tuple[str, str]]()
     for name in STANDS_FOR:
         assert shown(chosen[name]) - seen, f"{name} shows nothing that those above it do not"
@@ -37,7 +37,7 @@ def test_every_case_that_stands_for_others_shows_something_of_its_own() -> None:
 
 
 def test_every_family_runs_every_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a line depends on the family, one case of each family is not slow."""
+    """If a line depends on the family, one case of each family is not slow."""
     monkeypatch.setattr(catalogue, "FAST", False)
     rows = over(every_case(), family).args[1]
     everyday = {row.values[0].model_type for row in rows if not any(mark.name == "slow" for mark in row.marks)}
@@ -47,7 +47,7 @@ def test_every_family_runs_every_day(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("news", "expected"), [
     ({"a": "x", "b": "xy", "c": "z"}, {"b", "c"}),
-    ({"a": "x", "GPT2LMHeadModel": "xy", "c": "xyz"}, {"GPT2LMHeadModel", "c"}),  # a declared case goes first
+    ({"a": "x", "GPT2LMHeadModel": "xy", "c": "xyz"}, {"GPT2LMHeadModel", "c"}),  # declared cases come first
     ({"a": "", "GPT2LMHeadModel": ""}, set()),
     ({"a": "vwx", "b": "xyz", "c": "yz", "d": "vw"}, {"a", "b"}),
     ({}, set()),

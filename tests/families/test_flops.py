@@ -1,4 +1,4 @@
-"""FLOPs from descriptions alone: what torch counts in the model that is built."""
+"""FLOPs from descriptions only: equal to what torch counts in the built model."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from tiny import CONFIGS
 
 
 def counted_by_torch(run: Callable[[], Any], **options: Any) -> int:
-    """torch knows no fused attention of CPUs: it counts the products of the plain one."""
+    """torch does not count fused attention on CPUs, so it runs the plain one."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, **options) as counter:
         run()
     return counter.get_total_flops()
 
 
 def roomy(spec: Any) -> Any:
-    """Of a switch, what is counted is that no expert is full."""
+    """FLOPs of a switch assume that no expert is full."""
     routers = {path: 1000 for path, part in walk(spec) if isinstance(part, Switch)}
     return af.override(spec, {f"{path}.capacity": size for path, size in routers.items()})
 
 
 def one_row(case: Case, spec: Any) -> tuple[dict[str, Any], int, int]:
-    """Inputs of one text, its length, and that of what an encoder reads."""
+    """Return inputs of one text, its length, and the length of the encoder's input."""
     inputs = make_inputs(case, batch=1)
     inputs.pop("global_attention_mask", None)
     first = spec.embedding.inputs[0]
     if first == "pixel_values":
         inputs[first] = torch.zeros(1, *spec.embedding.row(0, spec.width)[first])
-    if first == "input_ids" and inputs[first].dim() == 3:  # several to choose from
+    if first == "input_ids" and inputs[first].dim() == 3:  # several choices
         inputs = {name: value[:, :1] for name, value in inputs.items()}
     memory = inputs.get("encoder_hidden_states")
     read = inputs[first].shape[time_axis(spec)]
@@ -69,13 +69,13 @@ def test_flops_are_those_torch_counts(case: Case) -> None:
 
 @over(cases(), coarse_graph)
 def test_layers_that_are_alike_are_run_twice(case: Case) -> None:
-    """What the others would do is what the second did: products, the causal part of them, and bytes kept."""
+    """FLOPs, their causal part and activation bytes of the other layers equal those of the second layer."""
     spec = spec_of(case)
     stacks = {path: part for path, part in walk(spec) if isinstance(part, Stack) and part.order is None}
     spec = af.override(spec, {f"{path}.depth": part.depth + 2 for path, part in stacks.items()})
     _, length, source = one_row(case, spec)
     ours, whole = af.count(spec).work(length, source), measure(skeleton(spec), inputs_of(spec, length, source))
-    assert ours.kept == pytest.approx(whole.kept, rel=1e-3)  # of Funnel's stages 256 bytes are not alike
+    assert ours.kept == pytest.approx(whole.kept, rel=1e-3)  # 256 bytes differ between Funnel's stages
     assert (ours.products, ours.pairs, ours.later, ours.hidden) == (
         whole.products,
         whole.pairs,
@@ -90,7 +90,7 @@ EVERY = [name for name, _ in families.names()]
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_flops_of_every_named_description(name: str) -> None:
-    """Of all layers, on meta: of one expert a token torch is told, as it knows no such product."""
+    """All layers, on meta. torch cannot count the product of one expert per token, so the test tells it."""
     spec = roomy(af.spec(name))
     limit = 400 * 40 if "input_values" in spec.embedding.inputs else 64
     model = skeleton(spec).eval()
@@ -108,7 +108,7 @@ def test_flops_of_every_named_description(name: str) -> None:
 
 
 def test_gpt2_by_hand() -> None:
-    """12 layers of width 768 over 50257 tokens: (24 d d + 4 n d) a token and layer, and 2 d V."""
+    """12 layers of width 768 over 50257 tokens: (24 d d + 4 n d) per token and layer, and 2 d V."""
     counted, n, d, V = af.count(af.spec("gpt2")), 1000, 768, 50257
     pairs = 12 * 4 * n * n * d
     assert counted.flops(n) == 12 * 24 * d * d * n + pairs + 2 * d * V * n
@@ -128,7 +128,7 @@ def test_backward_is_two_products_for_each() -> None:
 def test_an_encoder_has_no_past() -> None:
     counted = af.count(af.spec("bert-base"))
     assert counted.flops(128) == counted.flops(128, causal=True)
-    pair = af.count(af.spec("t5-small"))  # 6 layers of 8 heads of 64: attention of the decoder alone
+    pair = af.count(af.spec("t5-small"))  # 6 layers of 8 heads of 64: only the decoder's attention
     assert pair.flops(128) - pair.flops(128, causal=True) == 6 * 4 * 128 * 128 * 512 * 127 // 256
 
 
@@ -140,7 +140,7 @@ MASKS: list[Any] = [
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_masks_need_the_products_of_the_pairs_they_let_through(mask: Any) -> None:
-    """As many as attention weights are not zero in a model that runs; what the kernel computes stays the square."""
+    """As many as attention weights are not zero in a running model; the kernel still computes the square."""
     spec = af.override(families.find("gpt2").read(CONFIGS["gpt2"]), {"decoder.layers.1.attention.op.mask": mask})
     model, counted, T, width = af.build(spec).eval(), af.count(spec), 20, 24
     run = af.trace(model, keep=["decoder.layers.*.attention.op.weights"], input_ids=torch.arange(T)[None])
@@ -158,7 +158,7 @@ def test_pairs_of_a_mask_are_counted_as_the_mask_answers(mask: Any, monkeypatch:
     places = torch.arange(30)
     allowed = mask.allows(torch.zeros(1, 1, dtype=torch.long), places[:, None], places[None], Rows()).expand(30, 30)
     assert visible_pairs(mask, 30) == int(allowed.sum())
-    monkeypatch.setattr(flops, "EXACT", 16)  # beyond, from some of the queries
+    monkeypatch.setattr(flops, "EXACT", 16)  # above it, from a sample of the queries
     assert visible_pairs.__wrapped__(mask, 30) == pytest.approx(int(allowed.sum()), rel=0.2)
 
 
@@ -189,7 +189,7 @@ def test_a_decoding_step(case: Case) -> None:
 
 
 def test_what_a_step_reads() -> None:
-    """Dense: all weights but the table of tokens, and the state; of experts those that are gone to."""
+    """Dense: all weights except the token table, and the cache; with experts, only the chosen ones."""
     spec = af.override(af.spec("llama3-8b"), {"decoder.depth": 2})
     counted = af.count(spec)
     table = spec.embedding.tokens.vocab_size * spec.width
@@ -202,11 +202,11 @@ def test_what_a_step_reads() -> None:
 
 
 def test_too_long_a_text() -> None:
-    with pytest.raises(ValueError, match="2,000 tokens, and this model takes at most 1,024"):
+    with pytest.raises(ValueError, match="2,000 .*1,024"):
         af.count(af.spec("gpt2")).flops(2000)
-    with pytest.raises(ValueError, match="length is at least 1, got 0"):
+    with pytest.raises(ValueError, match="length.* 1.* 0"):
         af.count(af.spec("gpt2")).flops(0)
-    with pytest.raises(ValueError, match="has no decoding step"):
+    with pytest.raises(ValueError, match="decoding"):
         af.count(af.spec("bert-base")).decode(8)
 
 
@@ -214,7 +214,7 @@ def test_too_long_a_text() -> None:
 
 
 def test_the_formulas_of_the_lectures() -> None:
-    """They leave out biases and norms, and count a tied table twice."""
+    """They omit biases and norms, and count a tied table twice."""
     counted = af.count(af.spec("gpt2"))
     parameters = {row.about: row for row in parameter_formulas(counted)}
     assert parameters["feed-forward"].lecture == 12 * 8 * 768**2 and parameters["attention"].lecture == 12 * 4 * 768**2
@@ -227,7 +227,7 @@ def test_the_formulas_of_the_lectures() -> None:
 
 
 def test_attention_is_a_smaller_share_of_a_larger_model() -> None:
-    """GPT-3's smallest and largest size at 2048 tokens: of 24 d d + 4 n d, the products are n / (6 d + n)."""
+    """GPT-3's smallest and largest size at 2048 tokens: of 24 d d + 4 n d, attention products are n / (6 d + n)."""
     for name, width in (("gpt3-small", 768), ("gpt3-175b", 12288)):
         found = shares(af.count(af.spec(name)), 2048)
         layers = found["products"] + found["projections"] + found["feed-forward"]
@@ -243,7 +243,7 @@ def test_attention_is_a_smaller_share_of_a_larger_model() -> None:
     {"kind": "SinkhornAttention", "block": 4, "length": 30},
 ], ids=lambda op: op["kind"])  # fmt: skip
 def test_mixers_that_no_family_has(op: dict[str, Any]) -> None:
-    """What is counted is what is built and what runs."""
+    """The counted model is the one that is built and run."""
     spec = families.find("bert").read(CONFIGS["bert"])
     spec = af.override(spec, {"encoder.layers.attention.op": op | {"num_heads": 4}})
     model, counted = af.build(spec).eval(), af.count(spec)

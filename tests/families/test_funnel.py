@@ -1,4 +1,4 @@
-"""What is particular to the Funnel-Transformer: pads on the left, short texts, noise on positions, old files."""
+"""The Funnel-Transformer: padding on the left, short texts, dropout on positions, old files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_pads_on_the_left_equal_pads_on_the_right(case: Case) -> None:
 @pytest.mark.parametrize("separate", [True, False])
 @pytest.mark.parametrize("queries", [True, False])
 def test_short_texts(separate: bool, queries: bool) -> None:
-    """Where two tokens cannot be joined a block reads what the one before it read."""
+    """If two tokens cannot be pooled, a block reads the input of the block before it."""
     config = {**SMALL, "separate_cls": separate, "pool_q_only": queries, "attention_type": "factorized"}
     case = Case("funnel", "FunnelModel", config, f"short-{separate}-{queries}")
     theirs, mine = published(case)[0], ours(case)
@@ -46,7 +46,7 @@ def test_short_texts(separate: bool, queries: bool) -> None:
 
 
 def test_both_ways_to_score_distances_agree(monkeypatch) -> None:
-    """The factorised form, which is used where dropout falls on it, with a dropout that drops nothing."""
+    """The factorised form, which dropout uses, with a dropout that drops nothing."""
     case = BY_ID["FunnelModel-repeated-factorized"]
     case = Case("funnel", "FunnelModel", {**case.config, "attention_dropout": 0.0}, "quiet")
     model, inputs = ours(case), make_inputs(case)
@@ -60,7 +60,7 @@ def test_both_ways_to_score_distances_agree(monkeypatch) -> None:
 
 
 def test_noise_on_distances() -> None:
-    """hidden_dropout falls on the sinusoids too, in either form."""
+    """hidden_dropout also applies to the sinusoids, in both forms."""
     for way in ("relative_shift", "factorized"):
         spec = families.find("funnel").read({**SMALL, "attention_type": way, "architectures": ["FunnelModel"]})
         quiet = {"embedding.dropout": 0.0}
@@ -76,7 +76,7 @@ def test_noise_on_distances() -> None:
 
 
 def test_a_padding_token_survives_the_way_back(tmp_path) -> None:
-    """Its published class sets that vector to zero when it loads; the file has it as it was."""
+    """The published class sets that vector to zero when it loads; the file still has it."""
     case = BY_ID["FunnelForMaskedLM-padding"]
     af.save(ours(case), tmp_path, format="hf")
     for name, tensor in load_file(folder(case) / "model.safetensors").items():
@@ -86,7 +86,7 @@ def test_a_padding_token_survives_the_way_back(tmp_path) -> None:
 
 def test_packed_documents_are_refused() -> None:
     inputs = make_inputs(BY_ID["FunnelModel"])
-    with pytest.raises(ValueError, match="packed documents"):
+    with pytest.raises(ValueError, match="packed"):
         shared(BY_ID["FunnelModel"])(**inputs, document_ids=torch.zeros_like(inputs["input_ids"]))
 
 
@@ -103,7 +103,7 @@ def test_a_config_as_published() -> None:
     [
         ({"block_repeats": [1]}, "block_repeats"), ({"block_repeats": [1, 0, 1]}, "block_repeats"),
         ({"block_sizes": []}, "block_sizes"), ({"attention_type": "factorised"}, "did you mean 'factorized'"),
-        ({"pooling_type": "min"}, "mean"), ({"d_model": 27}, "even width"),
+        ({"pooling_type": "min"}, "mean"), ({"d_model": 27}, "width"),
     ],
 )  # fmt: skip
 def test_refused(config: dict, what: str) -> None:

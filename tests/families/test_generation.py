@@ -1,4 +1,5 @@
-"""BEHAVIOUR.md, Generation, for every class of every family that writes text. A family adds cases and no test code."""
+"""BEHAVIOUR.md, Generation, for every class of every family that generates text. A family adds cases and no test
+code."""
 
 from __future__ import annotations
 
@@ -40,21 +41,22 @@ transformers = pytest.importorskip("transformers")
 
 
 def writes(case: Case) -> bool:
-    """A model whose every output depends on how long the text is says so, with the reason, under G1 in its case."""
+    """A model whose outputs all depend on the length of the text declares this, with the reason, under G1 in its
+    case."""
     spec = spec_of(case)
     return is_causal(spec) and type(spec.head) is LMHead and "G1" not in case.skip
 
 
 WRITERS = [case for case in cases() if writes(case)]
-LENGTHS = (7, 3, 5)  # of the prompts in a batch
+LENGTHS = (7, 3, 5)  # number of prompts per batch
 NEW = 9
 ONE_WRITER_PER_KIND = ("GPT2LMHeadModel", "T5ForConditionalGeneration", "MambaForCausalLM")
 over_writers = over(WRITERS, structure)
 
 
 def in_ways(name: str, ways: dict[str, Any], everyday: str, writers: Any = over_writers) -> Any:
-    """Parametrises a test over writers and ways to write. A search knows no family: those of `everyday` are for every
-    writer, the others for one of each kind, and for all in `make test-all`."""
+    """Parametrise a test over generating models and decoding methods. Methods do not depend on the family: `everyday`
+    methods run for every model, the others for one model of each kind, and for all in `make test-all`."""
     found = []
     for row in writers.args[1]:
         for way, value in ways.items():
@@ -65,7 +67,7 @@ def in_ways(name: str, ways: dict[str, Any], everyday: str, writers: Any = over_
 
 
 def prompts(case: Case, rows: tuple[int, ...] = (0, 1, 2), side: str = "") -> dict[str, Any]:
-    """Prompts of unequal length: a decoder's padded on the left, an encoder's on the right, unless said."""
+    """Return prompts of unequal length: padded on the left for a decoder and on the right for an encoder by default."""
     spec = spec_of(case)
     inputs = {n: v[list(rows)] for n, v in make_inputs(case, batch=3, length=max(LENGTHS)).items()}
     inputs = {n: v for n, v in inputs.items() if n not in ("decoder_input_ids", *TOKEN_LABELS)}
@@ -83,17 +85,17 @@ def prompts(case: Case, rows: tuple[int, ...] = (0, 1, 2), side: str = "") -> di
 
 
 def read_before(case: Case, inputs: dict[str, Any]) -> int:
-    """How many columns of a result are not new."""
+    """Return the number of columns of a result that are not new."""
     return 1 if is_encoder_decoder(spec_of(case)) else inputs["input_ids"].shape[1]
 
 
 @functools.cache
 def common(case: Case) -> dict[str, Any]:
-    """Options of every call: an end that some text reaches early, and others late or never."""
+    """Options of every call: an end-of-sequence token that some text reaches early, and others late or never."""
     spec, inputs = spec_of(case), prompts(case)
     start: dict[str, Any] = {"num_beams": 1, "decoder_start_token_id": 2} if is_encoder_decoder(spec) else {}
     embedding = getattr(spec, spec.target)
-    # published so: tokens that can be written and not read, and padding that would have no position in a text
+    # published: tokens that can be generated but not read, and padding without a position
     unwanted = [*range(embedding.tokens.vocab_size, spec.head.vocab_size)]
     unwanted += [embedding.numbering.token] if isinstance(embedding.numbering, WithoutToken) else []
     unwanted += [tower.token for tower in getattr(spec, "input_towers", {}).values()]
@@ -118,10 +120,10 @@ def theirs(case: Case, inputs: dict[str, Any], **options: Any) -> Any:
     use_cache = options["use_cache"] if "use_cache" in options else uses_cache(case)
     options = {"do_sample": False, **common(case), **options, "use_cache": use_cache}
     if first := getattr(getattr(spec_of(case).embedding, "numbering", None), "first", 0):
-        # generate() counts from 0 where the published forward pass itself does not (RoBERTa); rows here have no pads
+        # generate() counts from 0 even if the published forward pass does not (RoBERTa); rows here have no padding
         options["position_ids"] = torch.arange(inputs["input_ids"].shape[1])[None] + first
     with torch.no_grad():
-        # the search itself, without what a class puts around it (Whisper's windows)
+        # only the search, without additions of a class (Whisper's windows)
         return transformers.GenerationMixin.generate(
             published(case)[0], **inputs, **options, return_dict_in_generate=True, output_scores=True,
             output_logits=True,
@@ -130,8 +132,8 @@ def theirs(case: Case, inputs: dict[str, Any], **options: Any) -> Any:
 
 @functools.cache
 def uses_cache(case: Case) -> bool:
-    """Some published classes go wrong with a cache (T5 with fewer decoder layers, Marian's decoder alone) and FSMT
-    without: whichever writes what its own forward pass says."""
+    """Some published classes fail with a cache (T5 with fewer decoder layers, Marian's decoder) and FSMT without: use
+    the variant that agrees with its own forward pass."""
     model, inputs = published(case)[0], prompts(case, (1,))
     name = "decoder_input_ids" if is_encoder_decoder(spec_of(case)) else "input_ids"
     out = theirs(case, inputs, use_cache=False, min_new_tokens=NEW - 1)
@@ -164,7 +166,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @in_ways("way", WAYS, "greedy constrained beams-early")
 def test_g4_a_padded_batch_equals_transformers_row_by_row(case: Case, way: dict[str, Any]) -> None:
-    """Sequences, scores of sequences and of every token, and which beam they came from."""
+    """Sequences, scores of sequences and of every token, and beam indices."""
     inputs = prompts(case)
     mine = write(case, inputs, **way, return_dict=True, output_logits=True)
     P, R, N = read_before(case, inputs), way.get("num_return_sequences", 1), way.get("num_beams", 1)
@@ -187,7 +189,7 @@ def test_g4_a_padded_batch_equals_transformers_row_by_row(case: Case, way: dict[
 
 @over_writers
 def test_g4_right_and_no_mask_given(case: Case) -> None:
-    """Where the pads stand, and whether a mask says so or only the pad token, changes nothing."""
+    """The side of the padding, and whether a mask or only the pad token marks it, change nothing."""
     expected = write(case, prompts(case))[:, read_before(case, prompts(case)) :]
     for side in ("left", "right"):
         inputs = prompts(case, side=side)
@@ -232,14 +234,14 @@ def test_g2_three_and_one_are_four(case: Case, how: tuple[bool, bool]) -> None:
         again = {**inputs, "input_ids": three.sequences, "attention_mask": mask}
     assert int(three.past_key_values.length) == P + 2
     fork = three.past_key_values.fork()
-    for given in (fork, three.past_key_values):  # what one copy reads the other does not
+    for given in (fork, three.past_key_values):  # reading with one copy does not affect the other
         one = write(case, again, **options, max_new_tokens=1, past_key_values=given)
         assert torch.equal(one, four)
 
 
 @functools.cache
 def draft(case: Case) -> Any:
-    """A model that is often right and often wrong: the same weights, disturbed."""
+    """A draft model that is often right and often wrong: the same weights with noise."""
     model, generator = ours(case), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -248,7 +250,7 @@ def draft(case: Case) -> Any:
 
 
 class Counted:
-    """Counts how often a model is run."""
+    """Count the calls of a model."""
 
     def __init__(self, model: Any) -> None:
         self.calls = 0
@@ -287,7 +289,7 @@ def test_g3_drafts_change_nothing(case: Case, way: dict[str, Any]) -> None:
 
 @over_writers
 def test_g3_drafts_are_partly_right(case: Case) -> None:
-    """So that the test above proves something: texts that take fewer calls than tokens, and more than the least."""
+    """Checks the test above: some texts need fewer calls than tokens, and more than the minimum."""
     inputs, seen = prompts(case, (0,)), []
     for seed in range(40):
         counted = Counted(shared(case))
@@ -318,7 +320,7 @@ def test_g7_seeds_do_not_depend_on_the_batch(case: Case, way: dict[str, Any]) ->
 
 @over_writers
 def test_embeddings_and_encoder_outputs(case: Case) -> None:
-    """Given in place of tokens, they lead to the same text."""
+    """Passed instead of tokens, they lead to the same text."""
     spec, model, inputs = spec_of(case), shared(case), prompts(case)
     expected = write(case, inputs, num_beams=2)
     if is_encoder_decoder(spec):
@@ -338,7 +340,7 @@ def test_embeddings_and_encoder_outputs(case: Case) -> None:
 
 @torch.no_grad()
 def contrastive(case: Case, inputs: dict[str, Any], alpha: float, k: int) -> Tensor:
-    """The formula [Su et al. 2022], one row, nothing remembered."""
+    """The formula [Su et al. 2022] for one row, without a cache."""
     model, spec = shared(case), spec_of(case)
     pair = is_encoder_decoder(spec)
     ids = torch.tensor([[2]]) if pair else inputs["input_ids"]
@@ -368,7 +370,7 @@ def compiled_equals_eager(case: Case, backend: str, monkeypatch: pytest.MonkeyPa
     whole = case.id in ONE_WRITER_PER_KIND and backend == "aot_eager"
     model = ours(case) if whole else shallow(case)
     told = {"return_dict": True, "output_logits": True, "eos_token_id": [], "forced_eos_token_id": []}
-    for rows in ((0, 1, 2), (2, 0, 1)):  # other tokens and other padding, in one shape
+    for rows in ((0, 1, 2), (2, 0, 1)):  # other tokens and other padding, with the same shape
         inputs = prompts(case, rows)
         for way in ways.values():
             expected, found = (write(case, inputs, model, **way, compile=compile) for compile in (False, True))
@@ -387,7 +389,7 @@ def compiled_equals_eager(case: Case, backend: str, monkeypatch: pytest.MonkeyPa
             write(case, longer, model, max_new_tokens=3, eos_token_id=[], past_key_values=past)
             for past in (None, b.past_key_values)
         )
-        assert torch.equal(again, state), "the returned state goes on"
+        assert torch.equal(again, state), "the returned state continues"
 
 
 @over(WRITERS, coarse_graph)
@@ -417,7 +419,7 @@ def test_contrastive_search_is_its_formula(case: Case, k: int) -> None:
 
 @over_writers
 def test_states_are_cut_and_joined(case: Case) -> None:
-    """Cut to a prefix, or joined from states of other lengths, a state goes on as if it had been read so."""
+    """A cache that was cut to a prefix, or joined from caches of other lengths, continues as if read in one piece."""
     spec, model = spec_of(case), shared(case)
     name = "decoder_input_ids" if is_encoder_decoder(spec) else "input_ids"
     ids = make_inputs(case, batch=3, length=14)[name]
@@ -442,7 +444,7 @@ def test_states_are_cut_and_joined(case: Case) -> None:
                     expected[-1],
                 )
             else:
-                with pytest.raises(ValueError, match="fork the state"):
+                with pytest.raises(ValueError, match="fork"):
                     state.fork().truncate(length - 1)
         joined = State.concatenate(states)
         new = torch.stack([ids[row, length : length + 2] for row, length in enumerate(lengths)])

@@ -1,4 +1,4 @@
-"""LLaVA where the suite of the catalogue is too small: several pictures of several patches, and what cannot be read."""
+"""LLaVA beyond the catalogue's tiny cases: several pictures of several patches, and invalid inputs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_is_written_after_pictures(options: dict[str, Any]) -> None:
 
 
 def test_names_of_other_years(tmp_path) -> None:
-    """Files of the hub say vision_tower.vision_model, and some what the class calls its modules today."""
+    """Files of the hub have vision_tower.vision_model, and some have the class's current module names."""
     from safetensors.torch import save_file
 
     model, folder = ours(CASE), published(CASE)[1]
@@ -78,7 +78,7 @@ def test_names_of_other_years(tmp_path) -> None:
 
 
 def test_a_tower_that_hears() -> None:
-    """The same shape with a sound in the place of a picture (Reka's layout), and with both."""
+    """The same layout with a sound instead of a picture (Reka's layout), and with both."""
     block = Block(
         attention=Sublayer(pre_norm=LayerNorm(), op=Attention(num_heads=2)),
         feedforward=Sublayer(pre_norm=LayerNorm(), op=MLP(width=24)),
@@ -107,9 +107,9 @@ def test_a_tower_that_hears() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"input_ids": torch.full((3, 12), 7)}, "makes 12 vectors of 3, and the text has 0 of the tokens 4"),
-        ({"pixel_values": torch.zeros(2, 3, 16, 16)}, "makes 8 vectors of 2, and the text has 12 of the tokens 4"),
-        ({"input_ids": None, "attention_mask": None}, "pixel_values stands in a text: give input_ids"),
+        ({"input_ids": torch.full((3, 12), 7)}, "12 .*3.* 0 .*4"),
+        ({"pixel_values": torch.zeros(2, 3, 16, 16)}, "8 .*2.* 12 .*4"),
+        ({"input_ids": None, "attention_mask": None}, "pixel_values.*input_ids"),
     ],
 )
 def test_pictures_without_a_place(change: dict[str, Any], sentence: str) -> None:
@@ -120,11 +120,11 @@ def test_pictures_without_a_place(change: dict[str, Any], sentence: str) -> None
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"text_config": {**TEXT, "model_type": "mistral"}}, "text_config.model_type='mistral' is not supported"),
-        ({"vision_config": 3}, "vision_config=3 is not an object"),
-        ({"vision_feature_layer": 9}, "there is no state 9 of 3 layers and their input"),
-        ({"vision_feature_select_strategy": "some"}, "'some'; valid: default, full"),
-        ({"image_token_index": 60}, "image.token is 60, of a vocabulary of 60 tokens"),
+        ({"text_config": {**TEXT, "model_type": "mistral"}}, r"text_config\.model_type=\'mistral\'.*llama"),
+        ({"vision_config": 3}, "vision_config.* 3"),
+        ({"vision_feature_layer": 9}, "9.* 3 layers"),
+        ({"vision_feature_select_strategy": "some"}, "vision_feature_select_strategy='some'.*default, full"),
+        ({"image_token_index": 60}, r"image\.token.* 60.*60"),
     ],
 )
 def test_configs_that_cannot_be(config: dict[str, Any], sentence: str) -> None:

@@ -46,7 +46,8 @@ from anyformer.specs.codec import from_json, to_json
 
 
 def compare(theirs, mine, real: Tensor | None = None) -> None:
-    """Every output field of the published class, tensors and tuples of tensors; with `real` (B, T) at real frames."""
+    """Compare every output field of the published class, tensors and tuples of tensors; with `real` (B, T), only real
+    frames."""
     for name, value in theirs.items():
         if isinstance(value, Tensor):
             values, found = (value,), (mine[name],)
@@ -86,11 +87,11 @@ def test_l1_outputs_equal_published(case: Case) -> None:
 def test_l1_outputs_equal_published_with_padding(case: Case) -> None:
     spec, inputs = spec_of(case), make_inputs(case, batch=3)
     mask = mask_for(spec, inputs)
-    if mask is None or case.inputs.get("attention_mask", True) is None:  # the published class knows none of patches
+    if mask is None or case.inputs.get("attention_mask", True) is None:  # the published class has no mask of patches
         pytest.skip("this model takes no padding")
     mask[1, ..., -mask.shape[-1] // 3 :] = 0
     inputs["attention_mask"] = mask
-    if silent := case.inputs.get("silent", False):  # pads are zero, and what is said of them is nobody's business
+    if silent := case.inputs.get("silent", False):  # padding is zero, and outputs at padding are not compared
         inputs["input_features"] = inputs["input_features"] * mask[..., None]
     if is_encoder_decoder(spec):
         inputs["decoder_attention_mask"] = torch.ones_like(inputs["decoder_input_ids"])
@@ -110,7 +111,7 @@ def test_l2_misfits_are_named(case: Case, tmp_path) -> None:
     file = tmp_path / "m" / weights(case)
     tensors = load_file(file)
     tied = {owner for pair in spec_of(case).ties for owner in pair}
-    others = ("embed", "wte", "logits_bias")  # what tying or a published default can stand in for
+    others = ("embed", "wte", "logits_bias")  # ties or published defaults can replace them
     steps = [name for name in tensors if tensors[name].dim() > 1 and not any(other in name for other in others)]
     gone, bent = [n for n in steps if n not in tied][:2]
     whole = tensors[bent]
@@ -128,8 +129,8 @@ def test_l2_misfits_are_named(case: Case, tmp_path) -> None:
         assert name in message
         assert model.state_dict()[name].isfinite().all()
     assert all("initialised" in how for how in report.missing.values())
-    # what made the file knows the published names alone, and their shapes
-    assert gone in {report.published[name] for name in report.missing}  # and whatever is tied to it
+    # whoever wrote the file knows only the published names and shapes
+    assert gone in {report.published[name] for name in report.missing}  # and everything tied to it
     assert bent in {report.published[name] for name in report.mismatched}
     shapes = f"the checkpoint has {tuple(tensors[bent].shape)}, the model needs {tuple(whole.shape)})"
     for text in (message, str(report)):
@@ -145,7 +146,7 @@ def test_l3_everything_is_filled(case: Case) -> None:
 
 
 def ties(case: Case) -> tuple[tuple[str, str], ...]:
-    """Which Parts are one: the same in many families."""
+    """Return the ties of a model: many families share them."""
     return spec_of(case).ties
 
 
@@ -183,7 +184,7 @@ def test_l4_ties_hold(case: Case, tmp_path) -> None:
 
 
 def undated(config: dict[str, Any]) -> dict[str, Any]:
-    """Without the dtype that transformers writes into the configs inside a config when it opens one."""
+    """Remove the dtype that transformers writes into nested configs when it opens them."""
     inner = {name: value for name, value in config.items() if isinstance(value, dict)}
     return {**config, **{name: {k: v for k, v in value.items() if k != "dtype"} for name, value in inner.items()}}
 
@@ -212,8 +213,8 @@ def test_l5_round_trips(case: Case, tmp_path) -> None:
     noise = [message for message in warnings_seen if not any(words in message for words in usual)]
     assert not noise and not any(info.values()), (noise, info)
     with torch.device("meta"):
-        fresh = opened(type(expected.config).from_pretrained(folder(case)))  # making a model may edit its config
-    before = undated(fresh.config.to_dict())  # and so may a forward pass: not that of the live one
+        fresh = opened(type(expected.config).from_pretrained(folder(case)))  # building a model may edit its config
+    before = undated(fresh.config.to_dict())  # a forward pass may too, so copy it from the live model
     after = undated(theirs.config.to_dict())
     for name in before.keys() | after.keys():
         assert name in ("_name_or_path", "dtype") or before.get(name) == after.get(name), name

@@ -1,4 +1,4 @@
-"""Windows and global tokens: any mask against the published class, time and memory that grow with the length alone."""
+"""Windows and global tokens: any mask against the published class, and time and memory linear in the length."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BASE = {
 
 
 def masks(kind: str, length: int) -> dict[str, Tensor]:
-    """Of three rows: which tokens are global, and which are real."""
+    """Return which tokens of three rows are global, and which are real."""
     chosen = torch.zeros(3, length, dtype=torch.long)
     if kind == "unequal":
         chosen[0, :3], chosen[2, [3, length - 1]] = 1, 1
@@ -39,7 +39,7 @@ def masks(kind: str, length: int) -> dict[str, Tensor]:
     real = torch.ones_like(chosen)
     real[1, -length // 3 :] = 0
     if kind == "pads":
-        chosen[1, -1:], chosen[0, 4] = 1, 1  # a pad is not global whatever is said
+        chosen[1, -1:], chosen[0, 4] = 1, 1  # padding is never global
     return {"global_attention_mask": chosen, "attention_mask": real}
 
 
@@ -60,7 +60,7 @@ def test_any_global_tokens_equal_published(id: str, kind: str, length: int) -> N
 
 
 class Largest(TorchDispatchMode):
-    """The most elements that any tensor made meanwhile has."""
+    """Return the number of elements of the largest tensor created."""
 
     size = 0
 
@@ -106,7 +106,7 @@ def test_compiled_with_global_tokens_known_beforehand_is_linear_too() -> None:
     with torch.no_grad():
         found = torch.compile(model, fullgraph=True, backend=backend, dynamic=False)(**inputs).logits
         close(found, model(**inputs).logits)
-    assert max(sizes) < 2 * 4 * 3 * 34 * 36 * 8  # rows, heads, chunks, keys of a chunk; far from heads x 70 x 70 x 8
+    assert max(sizes) < 2 * 4 * 3 * 34 * 36 * 8  # rows, heads, chunks, keys of a chunk; far below heads x 70 x 70 x 8
 
 
 def test_published_config() -> None:
@@ -134,7 +134,7 @@ def test_separators_are_needed_where_nothing_is_said() -> None:
     case = BY_ID["LongformerForQuestionAnswering"]
     inputs = make_inputs(case)
     inputs["input_ids"][0, 5] = 9
-    with pytest.raises(ValueError, match="three separators"):
+    with pytest.raises(ValueError, match="separators"):
         shared(case)(**inputs)
     with pytest.raises(ValueError, match="global_attention_mask"):
         shared(case)(**inputs, global_attention_mask=torch.ones(2, 3))

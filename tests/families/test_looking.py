@@ -1,4 +1,4 @@
-"""BEHAVIOUR.md, "Looking inside": every address of every family can be kept or changed, and looking changes nothing."""
+"""BEHAVIOUR.md, "Looking inside": every address of every family can be kept or changed, and tracing changes nothing."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from anyformer.parts.attention.longformer import LocalAttentionModule
 from anyformer.parts.attention.nystrom import NystromAttentionModule
 from anyformer.transforms.fuse import fuse
 
-# mixers whose published weights are not one row of probabilities a token, and why
+# mixers whose published weights are not one row of probabilities per token, and why
 OTHER_WEIGHTS: dict[type, str] = {
     NystromAttentionModule: "a product with an approximate inverse, whose rows add up to about 1",
-    BlockSparseModule: "blocks that count several times are shown once",
-    LocalAttentionModule: "rows of pads and of global tokens are shown as zeros",
+    BlockSparseModule: "blocks that are counted several times are shown once",
+    LocalAttentionModule: "rows of padding and of global tokens are shown as zeros",
 }
 
 
@@ -45,7 +45,7 @@ def equal(one: Any, other: Any) -> None:
 
 @contextmanager
 def hooked(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """What someone without `af.trace` would write."""
+    """What a user without `af.trace` would write."""
 
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
         value, put_back = main_tensor(output)
@@ -58,7 +58,7 @@ def hooked(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[No
 
 
 def layers(model: Any) -> list[str]:
-    """The first layer of every stack."""
+    """Return the first layer of every stack."""
     return [name for name, _ in model.named_modules() if name.endswith("layers.0") and ".op." not in name]
 
 
@@ -114,7 +114,7 @@ def test_i1_changed_weights_are_used(case: Case) -> None:
         copied = run(case, keep=[f"{address}.mixed"], change={asked: lambda x, _: x.clone()})
         values = [seen[f"{address}.mixed"], copied[f"{address}.mixed"]]
         first, second = (value[0] if isinstance(value, tuple) else value for value in values)
-        close(second, first)  # the same weights in a slower way
+        close(second, first)  # the same weights, computed more slowly
         if isinstance(model.get_submodule(address), tuple(OTHER_WEIGHTS)):
             continue
         dropped = run(case, keep=[f"{address}.mixed"], change={asked: lambda x, _: torch.zeros_like(x)})
@@ -141,7 +141,9 @@ def test_i2_rows_of_weights_add_up_to_one(case: Case) -> None:
             assert bool(((rows - 1).abs() < 1e-5).logical_or(rows == 0).all()), address
             assert bool((each >= 0).all())
             reads_source = address.startswith("encoder") or not hasattr(model, "encoder")
-            reads_source = reads_source and not address.startswith("image.")  # a mask beside an image is the text's
+            reads_source = reads_source and not address.startswith(
+                "image."
+            )  # with an image, a mask belongs to the text
             if "attention_mask" in inputs and reads_source and each.shape[0] == inputs["attention_mask"].shape[0]:
                 if each.shape[-1] == inputs["attention_mask"].shape[-1]:
                     assert float(each[0, ..., -3:][..., :-3, :].abs().max()) == 0.0, f"{address} sees pads"
@@ -156,11 +158,11 @@ def test_patterns_and_mistakes() -> None:
     assert list(af.trace(model, keep=["decoder.layers.1.**.weights"], input_ids=ids)) == [
         "decoder.layers.1.attention.op.weights"
     ]
-    with pytest.raises(ValueError, match=r"no address matches 'decoder.layer.0'; did you mean"):
+    with pytest.raises(ValueError, match=r"'decoder\.layer\.0'; did you mean"):
         af.trace(model, keep=["decoder.layer.0"], input_ids=ids)
-    with pytest.raises(ValueError, match=r"change of decoder.layers.0: its shape is \(1, 6, 32\)"):
+    with pytest.raises(ValueError, match=r"decoder\.layers\.0.*\(1, 6, 32\)"):
         af.trace(model, change={"decoder.layers.0": lambda x, _: x[:, :3]}, input_ids=ids)
-    with pytest.raises(KeyError, match="nothing was kept at 'embedding'"):
+    with pytest.raises(KeyError, match="embedding"):
         af.trace(model, keep="head", input_ids=ids)["embedding"]
     assert not any(m._forward_hooks for m in model.modules())
 

@@ -1,7 +1,9 @@
-"""What a training step holds, from descriptions alone: what autograd keeps of a real one, and what is allocated in it.
+"""Memory of a training step from descriptions only, compared with what autograd keeps and what is allocated in a real
+one.
 
-Where a CPU does other than a CUDA device, the latter's way is written out here: a mask of dropout is one byte a number,
-RMSNorm keeps its input and a number for each vector."""
+Where a CPU differs from a CUDA device, the test follows CUDA: a dropout mask has one byte per element, RMSNorm keeps
+its input and one number per vector.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plain(spec: Any) -> Any:
-    """Attention without dropout, for which a CPU has no fused kernel, and a vocabulary of even size."""
+    """Attention without dropout, for which a CPU has no fused kernel, and an even vocabulary size."""
     values: dict[str, Any] = {}
     for path, part in walk(spec):
         values |= {f"{path}.vocab_size": 128} if hasattr(part, "vocab_size") else {}
@@ -61,7 +63,7 @@ def plain(spec: Any) -> Any:
 
 
 class Real:
-    """A training step that is done."""
+    """Run a training step."""
 
     def __init__(self, spec: Any, batch: dict[str, Tensor], half: bool = False, again: bool = False) -> None:
         self.spec, self.batch, self.half = spec, batch, half
@@ -89,7 +91,7 @@ class Real:
                 x = x if head.part.shift or self.spec.pair else x[torch.arange(round(0.15 * len(x)))]
                 x = x if head.transform is None else head.transform(x)
                 loss = head.cross_entropy(x, torch.ones(len(x)).long(), 0.0)
-                # of these the loss has made the gradients
+                # the loss has already computed their gradients
                 self.kept -= sum(t.nbytes for t in (head.out.weight, head.out.bias) if t is not None)
                 del x
             else:
@@ -102,33 +104,33 @@ class Real:
         loss.backward()
 
     def keeps(self) -> int:
-        """Bytes that autograd keeps, and the batch."""
+        """Return the bytes that autograd keeps, and the batch."""
         with torch.autograd.graph.saved_tensors_hooks(self.keep, lambda tensor: tensor):
             self.go()
         return self.kept
 
     def most(self) -> int:
-        """Bytes that the allocator has given at most."""
+        """Return the maximum of allocated bytes."""
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             self.go()
         events = [each for each in profiler.profiler.kineto_results.events() if each.name() == "[memory]"]
         return max(itertools.accumulate(e.nbytes() for e in sorted(events, key=lambda each: each.start_ns())))
 
     def live(self) -> int:
-        """The same without what is inside one operation."""
+        """The same without temporary tensors inside one operation."""
         with Live(self.weights) as live:
             self.go()
         return live.most
 
 
-# not T5 and Swin: of a bias that is learned, a CPU has no fused kernel
+# not T5 and Swin: a CPU has no fused kernel for a learned bias
 KEPT = ("GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM", "MixtralForCausalLM", "BartForConditionalGeneration",
         "ViTForImageClassification")  # fmt: skip
 over_kept = pytest.mark.parametrize("case", [case for case in cases() if case.id in KEPT], ids=lambda case: case.id)
 
 
 def batches(case: Case) -> tuple[Any, dict[str, Tensor], dict[str, Tensor]]:
-    """The description, a batch, and its shapes on meta."""
+    """Return the description, a batch, and its shapes on meta."""
     spec = plain(spec_of(case))
     inputs, length, source = one_row(case, spec)
     shaped = {name: value.expand(BATCH, *value.shape[1:]) for name, value in inputs_of(spec, length, source).items()}
@@ -145,7 +147,7 @@ def test_a_step_keeps_and_holds_what_it_says(case: Case) -> None:
 
 @over_kept
 def test_a_step_in_half_precision(case: Case) -> None:
-    """CUDA's autocast reads a norm's input in fp32, a CPU's does not: of these there is one, in BERT's head."""
+    """CUDA's autocast casts a norm's input to fp32, a CPU's does not: here this is one norm, in BERT's head."""
     spec, batch, shaped = batches(case)
     ours = run_step(skeleton(spec), shaped, torch.bfloat16)
     assert ours.kept == pytest.approx(Real(spec, batch, half=True).keeps(), rel=0.01)
@@ -154,15 +156,15 @@ def test_a_step_in_half_precision(case: Case) -> None:
 
 @over_kept
 def test_a_step_that_computes_layers_again(case: Case) -> None:
-    """Experts too: what their routers say a second time holds on to nothing."""
+    """Experts too: recomputed router outputs keep no memory."""
     spec, batch, shaped = batches(case)
     real = Real(spec, batch, again=True).live()
     assert run_step(skeleton(spec), shaped, None, True).most == pytest.approx(real, rel=0.01)
 
 
 def test_the_highest_of_a_step() -> None:
-    """Few texts: weights, moments and gradients, of which that of the tied table is there twice and added up; many:
-    what is kept of them, and what the loss takes."""
+    """Few texts: weights, moments and gradients; the gradient of the tied table exists twice before it is added. Many
+    texts: activations, and the memory of the loss."""
     counted = af.count(af.override(af.spec("gpt2"), {"decoder.depth": 6}))
     P, table = counted.parameters, 4 * 50304 * 768
     few, many = (counted.memory(torch.bfloat16, batch, 64, training=True) for batch in (1, 64))

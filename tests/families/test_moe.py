@@ -1,4 +1,4 @@
-"""What mixtures of experts say beside their outputs: router logits, balance losses, active parameters; MTP weights."""
+"""Additional outputs of mixtures of experts: router logits, balance losses, active parameters; MTP weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_router_logits_and_losses(case: Case, padded: bool) -> None:
             close(mine[name], value, 2e-6)
             seen += 1
         elif "loss" in name and value is not None:
-            assert float(mine[name]) == value == 0  # a stack of sparse layers only
+            assert float(mine[name]) == value == 0  # a stack with only sparse layers
         elif name.endswith("router_logits") and value:
             assert len(value) == len(mine[name])
             for a, b in zip(mine[name], value, strict=True):
@@ -49,7 +49,7 @@ def test_the_balance_losses_reach_the_routers() -> None:
     model = ours(case)
     model(**make_inputs(case), output_router_logits=True).aux_loss.backward()
     assert all(layer.feedforward.op.router.weight.grad.abs().max() > 0 for layer in model.decoder.layers)
-    # for those who train on the hidden states, the terms are on the context
+    # the context has the terms, for training on hidden states
     ctx = model.hidden_states(Call(make_inputs(case))).ctx
     assert len(ctx.losses["router_logits"]) == model.spec.decoder.depth
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_the_layer_that_predicts_ahead_is_dropped(tmp_path) -> None:
 
 
 def test_real_configs_are_read() -> None:
-    """The fields that the published files have and transformers' classes do not."""
+    """Fields in published files that transformers' classes do not have."""
     v3 = {"ep_size": 1, "moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
           "aux_loss_alpha": 0.001, "seq_aux": True, "num_nextn_predict_layers": 1, "pretraining_tp": 1,
           "rope_theta": 10000,

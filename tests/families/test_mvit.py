@@ -1,4 +1,4 @@
-"""MViT against what torchvision and timm gave (`reference/`), and against themselves where they are installed."""
+"""MViT against recorded outputs of torchvision and timm (`reference/`) and, if installed, against the libraries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MADE = json.loads((REFERENCE / "mvit.json").read_text())
 
 @over(CASES)
 def test_l1_outputs_equal_published(case: Case) -> None:
-    """Logits, and the stream after each block but the last, which is shown after its norm."""
+    """Logits, and the stream after each block except the last, which is compared after its norm."""
     expected = recorded(case)
     with torch.no_grad():
         out = shared(case)(pixel_values=expected["input"], output_hidden_states=True)
@@ -36,7 +36,7 @@ def test_l1_outputs_equal_published(case: Case) -> None:
 
 @over(CASES)
 def test_l5_round_trips(case: Case, tmp_path: Path) -> None:
-    """What was published is written again, tensor by tensor, and a config that says the same."""
+    """Saving writes the published tensors again, and an equal config."""
     model = shared(case)
     af.save(model, tmp_path / "ours")
     af.save(af.load(tmp_path / "ours"), tmp_path / "hf", format="hf")
@@ -49,14 +49,14 @@ def test_l5_round_trips(case: Case, tmp_path: Path) -> None:
 def test_parameters_are_those_that_the_libraries_build(name: str) -> None:
     ours = {each.replace("-", "_"): each for each, _ in families.names()}
     if name not in ours:
-        assert name == "mvitv2_small_cls"  # nobody trained it
+        assert name == "mvitv2_small_cls"  # without published weights
         return
     assert af.count(af.spec(ours[name])).parameters == MADE["parameters"][name]
 
 
 @pytest.mark.parametrize(("name", "channels"), [("mvit-v1-b", "input_channels"), ("mvit-v2-s", "output_channels")])
 def test_heads_and_strides_of_the_paper(name: str, channels: str) -> None:
-    """Heads are 96 channels wide, and keys are pooled to 7 x 7 places of the grid that the queries leave."""
+    """Heads are 96 channels wide, and keys are pooled to a 7 x 7 grid."""
     config = families.find("mvit").sizes[name].config
     assert [96 * heads for heads in config["num_heads"]] == config[channels] and config["num_heads"][-1] == 8
     side = 56
@@ -72,7 +72,7 @@ def test_a_block_of_which_nothing_is_said_keeps_its_channels() -> None:
 
 
 def test_a_config_as_timm_writes_it(tmp_path: Path) -> None:
-    """It names a size and says little else."""
+    """A timm config names a size and little else."""
     config = {
         "architecture": "mvitv2_small", "num_classes": 7, "num_features": 768, "global_pool": "avg",
         "model_args": {"img_size": [64, 64]}, "pretrained_cfg": {"tag": "fb_in1k", "input_size": [3, 224, 224]},
@@ -86,7 +86,7 @@ def test_a_config_as_timm_writes_it(tmp_path: Path) -> None:
 
 @over(CASES)
 def test_against_the_library_itself(case: Case) -> None:
-    """On another input than was recorded, forward and backward."""
+    """Another input than the recorded one, forward and backward."""
     if importlib.util.find_spec(case.library) is None:
         pytest.skip(f"{case.library} is not installed")
     from reference import make_mvit  # type: ignore[import-not-found]

@@ -57,12 +57,12 @@ def run(model: Any, inputs: dict[str, Any], kernel: str = "auto", **more: Any) -
 
 
 def side(spec: Any) -> str:
-    """The prefix of the inputs that a causal model writes."""
+    """Return the prefix of the inputs that a causal model generates."""
     return "decoder_" if is_encoder_decoder(spec) else ""
 
 
 def masked(inputs: dict[str, Any], spec: Any) -> dict[str, Any]:
-    """The same inputs with attention masks given, all of them ones."""
+    """Return the same inputs with explicit attention masks of ones."""
     out = dict(inputs)
     if (mask := mask_for(spec, inputs)) is not None:
         out["attention_mask"] = mask
@@ -72,7 +72,7 @@ def masked(inputs: dict[str, Any], spec: Any) -> dict[str, Any]:
 
 
 def pad(inputs: dict[str, Any], where: str, names: tuple[str, ...], token: int = 0) -> dict[str, Any]:
-    """Time in the named inputs, `PADS` longer on one side, and the mask to say so."""
+    """Pad the named inputs by `PADS` on one side, and return the mask."""
     widths = (PADS, 0) if where == "left" else (0, PADS)
 
     def longer(name: str, value: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def test_n1_causality(case: Case) -> None:
 
 
 def not_causal(case: Case) -> None:
-    """Encoders see both sides: the last token reaches the first output; or one, if they say so."""
+    """Encoders are bidirectional: the last token reaches the first output, unless the case declares otherwise."""
     spec = spec_of(case)
     if not is_text(spec):
         return
@@ -142,7 +142,7 @@ def kernels_agree(case: Case, dtype: torch.dtype) -> None:
             assert value.dtype == dtype and value.isfinite().all()
             found, value = sdpa[key][0].float(), value.float()
             if routed and dtype != torch.float32:
-                # rounding alone sends a token that is near a tie to another expert or bucket: most values must agree
+                # rounding can send a token near a tie to another expert or bucket: most values must agree
                 bad = (found - value).abs() > tolerance * max(1.0, float(value.abs().max()))
                 assert not per_token or bad.float().mean() <= 0.25, f"{bad.float().mean():.0%} of the values differ"
             else:
@@ -175,7 +175,7 @@ def test_n4_padding_changes_nothing(case: Case, where: str) -> None:
     names = TOKEN_INPUTS if is_text(spec) else (spec.embedding.inputs[0], "attention_mask")
     names = spec.embedding.inputs if lives else names
     token = getattr(getattr(spec.head, "pool", None), "padding_token", None) or 0
-    cases_ = [pad(inputs, where, names, token)] if spec.embedding.hides else []  # or all of it is heard
+    cases_ = [pad(inputs, where, names, token)] if spec.embedding.hides else []  # or all of it is read
     if is_encoder_decoder(spec):
         cases_.append(pad(inputs, where, ("decoder_input_ids", "decoder_attention_mask")))
     if not cases_:
@@ -204,7 +204,7 @@ def test_n5_a_row_that_sees_nothing_is_finite(case: Case) -> None:
         model.kernel = kernel
         model.zero_grad()
         out = model(**inputs)
-        # without a frame no alignment is possible, and CTC's loss of that is infinite as published
+        # without a frame no alignment is possible, and CTC's loss is infinite, as published
         total = out[0].float().pow(2).mean() if out.loss is None or isinstance(spec.head, CTCHead) else out.loss
         assert total.isfinite()
         total.backward()
@@ -224,14 +224,14 @@ def test_n6_nan_names_its_address(case: Case) -> None:
         model.get_parameter(address).fill_(float("nan"))
     with pytest.raises(FloatingPointError, match=address.rpartition(".")[0].replace(".", r"\.")):
         model(**inputs)
-    # overflow, not a bad weight: the address of the module is found by running again
+    # overflow, not a bad weight: the address of the module is found by a second run
     with torch.no_grad():
         model.get_parameter(address).fill_(6e4)
         try:
             out = model(**inputs)
         except FloatingPointError as error:
             assert any(place in str(error) for place in ("layers", "head", "stages", "condition"))
-        else:  # a norm may have brought what overflowed back into range
+        else:  # a norm may have brought the overflow back into range
             assert not any(bool(v.isnan().any()) for v in out.values() if isinstance(v, Tensor))
 
 
@@ -282,7 +282,7 @@ def test_n7_packed_documents_equal_separate_ones(case: Case) -> None:
 def train_step(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
     model.zero_grad()
     out = model(**inputs)
-    loss = out.loss if out.mc_loss is None else out.loss + out.mc_loss  # two heads: whoever trains adds them up
+    loss = out.loss if out.mc_loss is None else out.loss + out.mc_loss  # two heads: the trainer adds their losses
     if loss is None:
         loss = sum(value.float().pow(2).mean() for value, _ in results(model.spec, out).values())
     loss.backward()
@@ -306,12 +306,12 @@ def test_n8_seeds_recomputation_and_gradients(case: Case) -> None:
         runs.append(train_step(model, inputs))
     assert torch.equal(runs[0][0], runs[1][0])
     assert all(torch.equal(runs[0][1][n], runs[1][1][n]) for n in runs[0][1])
-    model = ours(case)  # random everywhere, so that no gradient vanishes by a weight at zero
+    model = ours(case)  # random everywhere, so that no gradient vanishes because of a zero weight
     _, grads = train_step(model, inputs)
     silent = {n for n, p in model.named_parameters() if p.requires_grad} - grads.keys()
-    # a code is chosen by a maximum, which teaches only where it is drawn, in training
+    # a code is chosen by a maximum, which has a gradient only in training
     idle = ("mask_token", "mask_embedding", "quantizer.choose")
-    for name, tower in getattr(spec, "input_towers", {}).items():  # nor is there one after the states that are read
+    for name, tower in getattr(spec, "input_towers", {}).items():  # nor anything after the hidden states that are read
         depth = tower.model.encoder.depth
         last = max(layer % (depth + 1) for layer in tower.layers)
         idle += (f"{name}.model.head", *(f"{name}.model.encoder.layers.{i}." for i in range(last, depth)))
@@ -345,7 +345,7 @@ def test_g1_cached_decoding_equals_no_cache(case: Case) -> None:
 @over_catalogue("G1", structure)
 @pytest.mark.parametrize("where", ["left", "right"])
 def test_g1_decoding_goes_on_after_padding(case: Case, where: str) -> None:
-    """N4 for states: a padded prompt leaves behind what the prompt alone does."""
+    """N4 for caches: a padded prompt leaves the same cache as the prompt without padding."""
     spec, model = spec_of(case), shared(case)
     if not is_causal(spec) or not isinstance(spec.head, LMHead):
         pytest.skip("this model does not write")
@@ -369,8 +369,8 @@ def test_g1_decoding_goes_on_after_padding(case: Case, where: str) -> None:
         close(run(model, step, past_key_values=state)["logits"][0][:, 0], plain[:, t])
 
 
-# A forward pass, for every kind of graph. The cached step is compiled and compared every day by G5
-# (test_generation.py); here it is for `make test-all`, and so are every family, all layers, and inductor for all.
+# A forward pass, for every kind of graph. G5 (test_generation.py) compiles the cached step every day;
+# here it runs in `make test-all`, and so do every family, all layers, and inductor for all.
 COMPILED = [case for case in cases() if "N9" not in case.skip]
 
 
@@ -383,7 +383,7 @@ def test_n9_compiled_equals_eager(case: Case) -> None:
     compiled_equals_eager(case, shallow(case), "aot_eager")
 
 
-ONE_PER_KIND = {"ViTForImageClassification", "MambaForCausalLM"}  # of decoders G5 has one (test_generation.py)
+ONE_PER_KIND = {"ViTForImageClassification", "MambaForCausalLM"}  # for decoders, G5 has one (test_generation.py)
 
 
 @pytest.mark.timeout(1200)  # a cold compiler on a busy machine

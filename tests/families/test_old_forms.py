@@ -1,5 +1,5 @@
-"""Checkpoints as they were published in 2018 and 2019: no model_type, old names, pickles. Held against transformers,
-which opens the same folders."""
+"""Checkpoints as published in 2018 and 2019: no model_type, old names, pickles. Compared with transformers, which opens
+the same folders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from anyformer.weights import pickled_weights
 
 transformers = pytest.importorskip("transformers")
 
-# what every config of 2019 carried along
+# fields of every config of 2019
 YEAR = {"output_attentions": False, "output_hidden_states": False, "pruned_heads": {}, "torchscript": False,
         "use_bfloat16": False, "finetuning_task": None, "num_labels": 2, "output_past": True}  # fmt: skip
 BERT = {"vocab_size": 33, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
@@ -57,20 +57,20 @@ def without(ending: str) -> Callable[[Weights], Weights]:
 
 
 def bare_gpt2(held: Weights) -> Weights:
-    """No prefix, no head, and the triangle that was a buffer."""
+    """No prefix, no head, and the causal mask as a buffer."""
     held = {name.removeprefix("transformer."): tensor for name, tensor in held.items() if name != "lm_head.weight"}
     return held | {f"h.{i}.attn.bias": torch.ones(20, 20).tril()[None, None] for i in range(2)}
 
 
 def roberta_leftovers(held: Weights) -> Weights:
-    """A pooler that nothing uses, and positions as a tensor."""
+    """An unused pooler, and positions as a tensor."""
     held = {**held, "roberta.pooler.dense.weight": torch.randn(16, 16), "roberta.pooler.dense.bias": torch.randn(16)}
     assert "lm_head.decoder.bias" in held and "lm_head.decoder.weight" in held
     return held | {"roberta.embeddings.position_ids": torch.arange(20)[None]}
 
 
 def t5_leftovers(held: Weights) -> Weights:
-    """One table of three names, and a bias that was never used."""
+    """One table under three names, and an unused bias."""
     bias = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
     assert {"shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"} <= held.keys()
     return {**held, bias: torch.randn(8, 2)}
@@ -78,15 +78,15 @@ def t5_leftovers(held: Weights) -> Weights:
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """A published class, its config file of the time, and what its weights looked like."""
+    """A published class, its config file of the time, and the format of its weights."""
 
     architecture: str
     config: dict[str, Any]
     age: Callable[[Weights], Weights] = dict
     file: str = "config.json"
-    zipped: bool = False  # torch wrote zip files from 1.6 on
+    zipped: bool = False  # torch writes zip files since 1.6
     wrap: str = ""
-    told: str | None = None  # the class, where nothing in the folder says it
+    told: str | None = None  # the class, if nothing in the folder names it
 
 
 FORMS = {
@@ -109,7 +109,7 @@ FORMS = {
 
 
 def written(form: Form, target: Path) -> Path:
-    """The folder as it was published, with random weights."""
+    """Return the folder in its published form, with random weights."""
     kind = getattr(transformers, form.architecture)
     torch.manual_seed(0)
     with warnings.catch_warnings():
@@ -125,7 +125,7 @@ def written(form: Form, target: Path) -> Path:
 
 
 def opened(form: Form, source: Path, target: Path) -> Any:
-    """What `anyformer convert --unpickle` does, without the process of its own that tests/weights sees to."""
+    """Do what `anyformer convert --unpickle` does, without the separate process, which tests/weights tests."""
     held = pickled_weights.tensors_in(str(source / "pytorch_model.bin"))
     target.mkdir()
     save_file({name: tensor.clone() for name, tensor in held.items()}, target / "model.safetensors")
@@ -165,7 +165,7 @@ def test_the_forms_of_2019_equal_transformers(name: str, tmp_path: Path) -> None
 
 @pytest.fixture
 def bert(tmp_path: Path) -> Path:
-    """A BertForPreTraining of today that says nothing of itself."""
+    """A current BertForPreTraining whose config names neither class nor family."""
     case = next(case for case in every_case() if case.architecture == "BertForPreTraining")
     return unnamed(case, tmp_path)
 
@@ -183,7 +183,7 @@ def unnamed(case: Case, target: Path) -> Path:
 def test_another_class_of_the_same_folder(bert: Path) -> None:
     assert af.load(bert).spec.architecture == "BertForPreTraining"
     assert af.spec(bert).architecture == "BertForPreTraining"
-    masked = af.load(bert, architecture="BertForMaskedLM")  # what is left over is declared
+    masked = af.load(bert, architecture="BertForMaskedLM")  # leftovers are declared
     assert masked.spec.architecture == "BertForMaskedLM"
     line = r"missing classifier.weight \(here head.out.weight.*unexpected cls.predictions"
     with pytest.raises(ValueError, match=line):
@@ -206,7 +206,7 @@ def test_tensors_that_fit_two_families_or_none_are_refused(bert: Path) -> None:
     assert "BertModel and RobertaModel" in line and "architecture='BertModel'" in line and "\n" not in line
     assert af.load(bert, architecture="BertModel").spec.family == "bert"
     save_file({"something.weight": torch.ones(2)}, file)
-    with pytest.raises(ValueError, match=r"no model_type, and the tensors fit no known class; say .*architecture="):
+    with pytest.raises(ValueError, match=r"no model_type.*no known class.*architecture="):
         af.load(bert)
     file.unlink()
     with pytest.raises(FileNotFoundError, match=r"model.safetensors"):
@@ -221,10 +221,10 @@ def test_a_family_without_a_class_takes_the_one_that_fits(tmp_path: Path) -> Non
     assert af.load(tmp_path).spec.architecture == "BertForTokenClassification"
     held = load_file(tmp_path / "model.safetensors")
     save_file({**held, "surplus": torch.ones(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match="unexpected .*surplus"):  # none fits: held against the usual class
+    with pytest.raises(ValueError, match="unexpected .*surplus"):  # no class fits: compared with the default class
         af.load(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    assert af.spec(tmp_path).architecture == "BertForPreTraining"  # nothing to tell by
+    assert af.spec(tmp_path).architecture == "BertForPreTraining"  # nothing distinguishes them
 
 
 def test_a_class_alone_names_the_family(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_class_alone_names_the_family(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in every_case()])
 def test_no_class_is_taken_for_another(case: Case, tmp_path: Path) -> None:
-    """Without a name every class of the catalogue is recognised, as itself or as one that computes the same from the
+    """Without a name, every class of the catalogue is recognised as itself, or as one that computes the same from the
     same tensors, or refused."""
     unnamed(case, tmp_path)
     try:
@@ -247,7 +247,7 @@ def test_no_class_is_taken_for_another(case: Case, tmp_path: Path) -> None:
         assert "architecture=" in str(error)
         return
     named, found = af.spec(folder(case)), model.spec
-    if hasattr(named.head, "shift"):  # says where labels stand, and nothing of what is computed
+    if hasattr(named.head, "shift"):  # it affects the position of labels, not the computation
         found = af.override(found, {"head.shift": named.head.shift})
     alike = {"family": named.family, "architecture": named.architecture, "source": named.source}
     assert found.family == case.model_type or found.replace(**alike) == named

@@ -1,4 +1,4 @@
-"""What the catalogue-wide suite cannot see of Parakeet: what stands in pads, and training."""
+"""What the catalogue-wide suite cannot see of Parakeet: the content of padding, and training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_what_stands_in_pads_is_not_heard() -> None:
 
 
 def test_training_equals_published() -> None:
-    """Batch statistics and gradients, with every kind of chance at 0."""
+    """Batch statistics and gradients, with every drop probability at 0."""
     case = CASES["ParakeetEncoder"]
     case = dataclasses.replace(case, config={**case.config, **QUIET}, name="quiet")
     theirs, mine, inputs = copy.deepcopy(published(case)[0]).train(), ours(case).train(), make_inputs(case)

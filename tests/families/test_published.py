@@ -1,4 +1,4 @@
-"""L7: config.json files as they are published, with every oddity that whoever wrote them put in."""
+"""L7: published config.json files with all their oddities."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from anyformer.families.base.fields import Field, UnknownFieldWarning, tag_float
 
 transformers = pytest.importorskip("transformers")
 
-# a line each: the model, where its config is from (a file that was read; memory; made up in the manner of such), and it
+# one per line: the model, the source of its config (a file; memory; made up in the same manner), and the config
 PUBLISHED = [json.loads(line) for line in Path(__file__).with_name("published.jsonl").read_text().splitlines()]
-# values that transformers honours and we do not, by what the refusal says
+# values that transformers supports and we do not -> pattern in the error message
 REFUSED = {
     "TheBloke/Llama-2-7B-GPTQ": "quantization_config",
     "deepseek-ai/DeepSeek-V3-Base in fp8": "quantization_config",
     "TheBloke/Nous-Hermes-13B-GPTQ": "quantization_config",
-    "OpenAssistant/oasst-rm-2.1-pythia-1.4b, a class of its own": "architecture 'GPTNeoXRewardModel'",
-    "a BERT for punctuation, a class of its own": "architecture 'PunctuationPredictionModel'",
-    "a BERT for patents, a class of its own": "architecture 'BertForSeq'",
+    "OpenAssistant/oasst-rm-2.1-pythia-1.4b, a class of its own": "'GPTNeoXRewardModel'",
+    "a BERT for punctuation, a class of its own": "'PunctuationPredictionModel'",
+    "a BERT for patents, a class of its own": "'BertForSeq'",
 }
 
 
-SLOW = {"google/switch-base-32"}  # seconds, to make the published class
+SLOW = {"google/switch-base-32"}  # seconds, to build the published class
 
 
 def over_published(chosen: list[dict[str, Any]], every: bool = True) -> Any:
-    """All of them; or every day the first that says something new of its family, other sizes in `make test-all`."""
+    """Parametrise over all rows; or every day over the first that shows something new of its family, and over other
+    sizes in `make test-all`."""
     seen: set[Any] = set()
     rows = []
     for row in chosen:
@@ -45,7 +46,7 @@ def over_published(chosen: list[dict[str, Any]], every: bool = True) -> Any:
 
 
 def said(config: dict[str, Any]) -> set[Any]:
-    """The class, and every field of it that is read: its value, or of a size whether it is there."""
+    """Return the class and every field of it that is read: its value, or for a size whether it is set."""
     fields = families.find(config["model_type"]).fields
     known = {name: value for name, value in config.items() if isinstance(fields.get(name), Field)}
     values = {name: value > 0 if type(value) in (int, float) else str(value) for name, value in known.items()}
@@ -80,8 +81,8 @@ def test_every_published_field_survives(row: dict[str, Any], tmp_path) -> None:
     before, after = theirs(config, tmp_path).to_dict(), theirs(written, tmp_path).to_dict()
     for name in config.keys() - {"architectures"}:
         same = written.get(family.aliases.get(name, name), "nothing") == tag_floats(config[name])
-        assert same or name in before, f"{name} is lost"  # or the published class makes something else of it,
-        assert before.get(name) == after.get(name), name  # and the same of ours
+        assert same or name in before, f"{name} is lost"  # unless the published class changes it,
+        assert before.get(name) == after.get(name), name  # and ours in the same way
 
 
 @over_published([row for row in PUBLISHED if row["model"] in REFUSED])

@@ -1,5 +1,5 @@
-"""Reformer: lengths that are no number of chunks, rounds of hashing in double precision, gradients of the published
-reversible layers, writing, seeds, and what is refused."""
+"""Reformer: lengths that are not a multiple of the chunk length, hashing in double precision, gradients of reversible
+layers, generation, seeds, and refusals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anyformer.parts.attention.lsh import LSHAttention
 from anyformer.specs.part import walk
 
 WRITER = {"is_decoder": True}
-# chunks of 4 and 6: rows are made as long as a multiple of 12
+# chunks of 4 and 6: rows are padded to a multiple of 12
 MIXED = {"lsh_attn_chunk_length": 4, "local_attn_chunk_length": 6, "attn_layers": ["lsh", "local", "lsh"]}
 VARIANTS = {
     "reads": ("ReformerModel", MIXED),
@@ -41,7 +41,7 @@ LENGTHS = (1, 3, 4, 5, 12, 13, 25, 48)
 
 
 def theirs_of(case: Case) -> Any:
-    """The published model; one that chooses its buckets keeps its first choice, and is asked anew."""
+    """Return the published model. A model that chooses its buckets keeps its first choice, so it is made again."""
     model = published(case)[0]
     for module in model.modules():
         if hasattr(module, "num_buckets"):
@@ -55,7 +55,7 @@ def ids_of(batch: int, length: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", EACH)
 def test_every_length(name: str) -> None:
-    """The published class makes rows longer, and shows that in its hidden states: the first are those of the text."""
+    """The published class pads rows, which its hidden states show: the first ones belong to the text."""
     case = EACH[name]
     for length in LENGTHS:
         ids = ids_of(2, length)
@@ -70,7 +70,7 @@ def test_every_length(name: str) -> None:
 
 @pytest.mark.parametrize("name", EACH)
 def test_pads_as_published(name: str) -> None:
-    """Pads on the right take part in what is a chunk and what stands before the first, as in the published class."""
+    """Padding on the right affects chunk boundaries and the chunk before the first, as in the published class."""
     case, ids = EACH[name], ids_of(3, 31)
     mask = torch.ones_like(ids)
     mask[1, 20:], mask[2, 3:] = 0, 0
@@ -86,8 +86,8 @@ def test_pads_as_published(name: str) -> None:
 
 @pytest.mark.parametrize("config", [{"num_hashes": 3}, {"num_hashes": 4, "num_buckets": [4, 2]}])
 def test_several_rounds_of_a_writer(config: dict[str, Any]) -> None:
-    """In double precision: in fp32 the published class rounds a score of -1e5 where a token sees itself alone, as the
-    first does, and its weights add up to 0.998."""
+    """Double precision: in fp32 the published class rounds a score of -1e5 if a token sees only itself, as the first
+    does, and its weights add up to 0.998."""
     name = f"rounds-{config['num_hashes']}"
     case = Case("reformer", "ReformerModelWithLMHead", {**SMALL, **MIXED, **WRITER, **config}, name)
     theirs, mine, ids = published(case)[0].double(), ours(case).double(), ids_of(2, 29)
@@ -95,13 +95,13 @@ def test_several_rounds_of_a_writer(config: dict[str, Any]) -> None:
         if hasattr(module, "by_seed"):
             (table,) = module.by_seed
             torch.manual_seed(case.config["hash_seed"])
-            table.value = torch.randn(table.value.shape, dtype=torch.float64)  # other numbers than in fp32
+            table.value = torch.randn(table.value.shape, dtype=torch.float64)  # different values than in fp32
     with torch.no_grad():
         close(mine(input_ids=ids).logits, theirs(ids).logits, 1e-9)
 
 
 def test_gradients_of_the_published_backward_pass() -> None:
-    """Both find the states of layers again. The published class trains on rows of one length, its grid's."""
+    """Both recompute the states of layers. The published class trains only on rows of the grid's length."""
     config = {**SMALL, **MIXED, **WRITER, "axial_pos_shape": [4, 12]}
     case = Case("reformer", "ReformerModelWithLMHead", config, "taught")
     ids = ids_of(2, 48)
@@ -116,11 +116,11 @@ def test_gradients_of_the_published_backward_pass() -> None:
             gradient = expected[names[name]].grad
             close(parameter.grad, gradient.reshape(parameter.shape))
             compared += 1
-    assert compared == len(expected) - 1  # but the bias that nothing reads
+    assert compared == len(expected) - 1  # except the bias that nothing reads
 
 
 def pairs(case: Case, model: Any) -> list[tuple[str, str]]:
-    """(published name, ours) of every tensor."""
+    """Return (published name, our name) of every tensor."""
     family = families.find("reformer")
     stored = [*load_file(folder(case) / "model.safetensors")]
     matched = family.match(model.spec, stored, [*model.state_dict()])
@@ -128,11 +128,11 @@ def pairs(case: Case, model: Any) -> list[tuple[str, str]]:
 
 
 def test_it_writes_by_reading_again() -> None:
-    """Where a chunk begins the whole text decides, so nothing is remembered: each token is read off the whole pass."""
+    """Chunk boundaries depend on the whole text, so there is no cache: each token needs a full forward pass."""
     case, prompt = EACH["writes"], ids_of(2, 9)
     model = shared(case)
     assert not model.remembers and model.spec.decoder.sees == "past"
-    with pytest.raises(ValueError, match=r"decoder.layers.0.attention.op remembers nothing .*: give use_cache=False"):
+    with pytest.raises(ValueError, match=r"decoder\.layers\.0\.attention\.op .*use_cache=False"):
         model.new_state()
     asked = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     expected = theirs_of(case).generate(prompt, use_cache=False, **asked)
@@ -145,7 +145,8 @@ def test_it_writes_by_reading_again() -> None:
 
 
 def test_chunks_alone_write_with_a_memory() -> None:
-    """As the published class does with its own: the keys and values of all tokens, of which a step sees its chunks'."""
+    """Like the published class: the cache has the keys and values of all tokens, and a step sees those of its
+    chunks."""
     case, prompt = next(case for case in CASES if case.name == "local"), ids_of(2, 13)
     model = shared(case)
     assert model.remembers
@@ -154,7 +155,7 @@ def test_chunks_alone_write_with_a_memory() -> None:
 
 
 def test_seeds_of_the_hash() -> None:
-    """A seed is honoured; without one each pass of training draws its own, and what is read is always the same."""
+    """A seed is used; without one, each training pass draws its own, and inference is deterministic."""
     config = {**SMALL, **MIXED, "architectures": ["ReformerModel"]}
     family, ids = families.find("reformer"), ids_of(2, 48)
 
@@ -166,7 +167,7 @@ def test_seeds_of_the_hash() -> None:
     three, four, none, taught = said(3), said(4), said(None), said(None, train=True)
     assert torch.equal(*three) and torch.equal(*none) and torch.equal(*said(3, train=True))
     assert not torch.allclose(three[0], four[0]) and not torch.allclose(*taught)
-    rounds = {f"encoder.layers.{i}.attention.op.rounds": 9 for i in (0, 2)}  # what num_hashes=9 is there
+    rounds = {f"encoder.layers.{i}.attention.op.rounds": 9 for i in (0, 2)}  # the shape for num_hashes=9
     case = EACH["reads"]
     more = af.build(af.override(shared(case).spec, rounds)).eval()
     more.load_state_dict(shared(case).state_dict())
@@ -175,7 +176,7 @@ def test_seeds_of_the_hash() -> None:
 
 
 def test_fewer_states_are_kept_in_training() -> None:
-    """Nothing of the layers: with three times as many as much is kept, by autograd's own account."""
+    """Nothing per layer: three times as many layers keep the same memory, measured by autograd."""
 
     def kept(layers: int) -> int:
         config = {**SMALL, **WRITER, "attn_layers": ["local", "lsh"] * layers}
@@ -197,7 +198,7 @@ def test_fewer_states_are_kept_in_training() -> None:
 
 
 def test_files_of_2020(tmp_path) -> None:
-    """They hold the values of masks, too."""
+    """They contain the values of masks, too."""
     case = EACH["writes"]
     shutil.copytree(folder(case), tmp_path / "old")
     tensors = load_file(tmp_path / "old" / "model.safetensors")
@@ -217,15 +218,15 @@ def test_kinds_of_layers() -> None:
 
 
 @pytest.mark.parametrize("config, line", [
-    ({"attn_layers": ["lsh", "global"]}, "attn_layers is a list of 'lsh' and 'local'"),
-    ({"attn_layers": []}, "attn_layers is a list"),
-    ({"num_buckets": 7}, "buckets are even"), ({"axial_pos_embds_dim": [10, 20]}, "do not add up to hidden_size 32"),
-    ({"lsh_attn_chunk_length": 0}, "a chunk holds at least one token"),
-    ({"lsh_attn_chunk_length": None}, "a chunk holds at least one token"),
-    ({"architectures": ["ReformerModelWithLMHead"]}, "is_decoder is false"),
-    ({"is_decoder": True, "architectures": ["ReformerForMaskedLM"]}, "is_decoder is true"),
+    ({"attn_layers": ["lsh", "global"]}, "attn_layers.*'lsh'.*'local'"),
+    ({"attn_layers": []}, "attn_layers"),
+    ({"num_buckets": 7}, "buckets"), ({"axial_pos_embds_dim": [10, 20]}, "axial_pos_embds_dim.*hidden_size 32"),
+    ({"lsh_attn_chunk_length": 0}, "lsh_attn_chunk_length.* 0"),
+    ({"lsh_attn_chunk_length": None}, "lsh_attn_chunk_length.* None"),
+    ({"architectures": ["ReformerModelWithLMHead"]}, "is_decoder=True.*ReformerForMaskedLM"),
+    ({"is_decoder": True, "architectures": ["ReformerForMaskedLM"]}, "is_decoder=False.*ReformerModelWithLMHead"),
     ({**WRITER, "architectures": ["ReformerModelWithLMHead"], "lsh_num_chunks_after": 1}, "lsh_num_chunks_after"),
-    ({"architectures": ["ReformerForQuestionAnswering"], "num_labels": 3}, "an answer has two ends"),
+    ({"architectures": ["ReformerForQuestionAnswering"], "num_labels": 3}, "num_labels.* 2 .* 3"),
 ])  # fmt: skip
 def test_refused(config: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=f"^reformer config: .*{line}"):
@@ -234,11 +235,11 @@ def test_refused(config: dict[str, Any], line: str) -> None:
 
 def test_inputs_that_are_refused() -> None:
     model, ids = shared(EACH["writes"]), ids_of(1, 129)
-    with pytest.raises(ValueError, match="position 128 is beyond the model's 128"):
+    with pytest.raises(ValueError, match="position 128 .*128"):
         model(input_ids=ids)
-    with pytest.raises(ValueError, match="cannot be packed"):
+    with pytest.raises(ValueError, match="packed"):
         model(input_ids=ids[:, :20], document_ids=torch.zeros(1, 20, dtype=torch.long))
-    with pytest.raises(TypeError, match="this model takes no input 'num_hashes'"):
+    with pytest.raises(TypeError, match="num_hashes"):
         model(input_ids=ids[:, :20], num_hashes=2)
 
 

@@ -1,4 +1,4 @@
-"""Reka's layout: pictures and sounds between tokens. LLaVA and Whisper, which it is put together from, are oracles."""
+"""Reka's layout: images and sounds among tokens. Oracles are LLaVA and Whisper, whose parts it has."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def model(**more: Any) -> Any:
 
 
 def told() -> dict[str, Tensor]:
-    """A picture of four patches and a sound of three vectors in the first text, a sound alone in the second."""
+    """An image of four patches and a sound of three vectors in the first text, only a sound in the second."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(5, 60, (2, 14), generator=generator)
     ids[0, 1:5], ids[0, 7:10], ids[1, 3:6] = 4, 3, 3
@@ -51,7 +51,7 @@ def row(i: int) -> dict[str, Tensor]:
 
 
 def test_towers_are_those_of_their_families() -> None:
-    """What stands in the text is what CLIP sees and Whisper hears, through two layers each."""
+    """The text contains the outputs of CLIP and Whisper, each projected by two layers."""
     made, given = model(), told()
     sees: Any = af.build(families.find("clip_vision_model").read({**IMAGE, "image_size": 16})).eval()
     sees.load_state_dict({**sees.state_dict(), **made.image.model.state_dict()})
@@ -74,7 +74,7 @@ def test_towers_are_those_of_their_families() -> None:
 
 
 def test_frames_of_a_video_stand_one_behind_the_other() -> None:
-    """A video of three frames is read, and written about, as three pictures in their order."""
+    """A video of three frames gives the same result as three images in order."""
     made, generator = model(), torch.Generator().manual_seed(1)
     video = torch.randn(2, 3, 3, 16, 16, generator=generator)  # two videos of three frames
     ids = torch.randint(5, 60, (2, 18), generator=generator)
@@ -163,10 +163,10 @@ def test_saved_counted_traced_and_drawn(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"input_features": torch.zeros(1, 5, 6)}, "input_features makes 3 vectors of 1, and the text has 6 of the"),
-        ({"input_features": torch.zeros(2, 5, 8)}, "input_features have 6 frames here, got 8"),
-        ({"pixel_values": torch.zeros(2, 3, 16, 16)}, "makes 8 vectors of 2, and the text has 4 of the tokens 4"),
-        ({"input_ids": None}, "pixel_values stands in a text: give input_ids"),
+        ({"input_features": torch.zeros(1, 5, 6)}, "input_features .*3 .*1.* 6 "),
+        ({"input_features": torch.zeros(2, 5, 8)}, "input_features .*6 frames.*8"),
+        ({"pixel_values": torch.zeros(2, 3, 16, 16)}, "8 .*2.* 4 .*4"),
+        ({"input_ids": None}, "pixel_values.*input_ids"),
     ],
 )
 def test_what_has_no_place(change: dict[str, Any], sentence: str) -> None:
@@ -177,10 +177,10 @@ def test_what_has_no_place(change: dict[str, Any], sentence: str) -> None:
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"audio_config": {**SOUND, "decoder_layers": 3}}, "audio_config.decoder_layers is not known; valid: d_model"),
-        ({"audio_config": {"model_type": "wav2vec2"}}, "audio_config.model_type='wav2vec2' is not supported"),
-        ({"audio_token_index": 60}, "audio.token is 60, of a vocabulary of 60 tokens"),
-        ({"audio_token_index": 4}, "image.token and audio.token are both 4"),
+        ({"audio_config": {**SOUND, "decoder_layers": 3}}, r"audio_config\.decoder_layers.*valid: d_model"),
+        ({"audio_config": {"model_type": "wav2vec2"}}, r"audio_config\.model_type=\'wav2vec2\'.*whisper"),
+        ({"audio_token_index": 60}, r"audio\.token.* 60.*60"),
+        ({"audio_token_index": 4}, r"image\.token.*audio\.token.* 4"),
     ],
 )
 def test_configs_that_cannot_be(config: dict[str, Any], sentence: str) -> None:

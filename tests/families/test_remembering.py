@@ -1,11 +1,11 @@
-"""A memory that nobody asked for is returned where the published class returns one."""
+"""By default, a cache is returned if the published class returns one."""
 
 from __future__ import annotations
 
 import torch
 from catalogue import RUN, Case, cases, family, make_inputs, over, published, shared, spec_of
 
-# a Reformer that writes remembers nothing where it sorts: see docs/design.md
+# a Reformer decoder has no cache if it sorts: see docs/design.md
 WRITERS = [case for case in cases() if spec_of(case).left_to_right and case.library in RUN
            and case.model_type != "reformer"]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""MERLOT Reserve: no class is published; its loss written out span by span, and plain encoders, are oracles."""
+"""MERLOT Reserve: no class is published. Oracles are its loss written out span by span, and plain encoders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model(**more: Any) -> Any:
 
 
 def clips() -> dict[str, Tensor]:
-    """Two clips: a frame, words, a sound and a hidden text; a frame, a hidden sound, words, two hidden texts."""
+    """Two clips: a frame, words, a sound and a masked text; a frame, a masked sound, words, two masked texts."""
     generator = torch.Generator().manual_seed(0)
 
     def noise(*shape: int) -> Tensor:
@@ -50,7 +50,7 @@ def clips() -> dict[str, Tensor]:
 
 
 def test_the_loss_span_by_span() -> None:
-    """-log of the own span's share among those of its kind, and of the own place's among the places: both ways."""
+    """-log of the true span's share among spans of its kind, and of the true place's share among places: both ways."""
     made, given = model(), clips()
     with torch.no_grad():
         out = made(**given, return_loss=True)
@@ -66,7 +66,7 @@ def test_the_loss_span_by_span() -> None:
         for i in range(3):
             row, column = scores[i], [scores[j][i] for j in range(3)]
             text += sum(math.log(sum(map(math.exp, each))) - each[i] for each in (row, column)) / 2 / 3
-        assert float(out.loss) == pytest.approx(text, abs=1e-4)  # a sound alone has no other to be taken for
+        assert float(out.loss) == pytest.approx(text, abs=1e-4)  # a single sound has no alternative
 
 
 def test_what_was_hidden_is_read_by_the_small_encoders_alone() -> None:
@@ -149,9 +149,9 @@ def test_saved_counted_traced_and_drawn(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"hidden_ids": torch.ones(2, 3).long(), "hidden_mask": None}, "2 spans of text are hidden, and the text has"),
-        ({"hidden_values": torch.zeros(2, 30)}, "2 spans of audio are hidden, and the text has 1 of the tokens 7"),
-        ({"pixel_values": torch.zeros(1, 3, 8, 8)}, "makes 4 vectors of 1, and the text has 8 of the tokens 4"),
+        ({"hidden_ids": torch.ones(2, 3).long(), "hidden_mask": None}, "2 spans.*text"),
+        ({"hidden_values": torch.zeros(2, 30)}, "2 spans.*audio.* 1 .*7"),
+        ({"pixel_values": torch.zeros(1, 3, 8, 8)}, "4 .*1.* 8 .*4"),
         ({"hidden_ids": torch.ones(3, 3)}, "hidden_ids.*integers"),
     ],
 )
@@ -162,10 +162,10 @@ def test_what_has_no_place(change: dict[str, Any], sentence: str) -> None:
 
 @pytest.mark.parametrize(
     ("config", "what"),
-    [({"num_attention_heads": 5}, "not a multiple of num_attention_heads"),
-     ({"text_mask_index": 7}, "text and audio are both 7"),
-     ({"text_mask_index": 4}, "which is the place of what a tower says"), ({"audio_mask_index": 60}, "of a vocabulary"),
-     ({"audio_token_index": 4}, "image.token and audio.token are both 4")],
+    [({"num_attention_heads": 5}, "multiple of num_attention_heads"),
+     ({"text_mask_index": 7}, "text.*audio.* 7"),
+     ({"text_mask_index": 4}, " 4"), ({"audio_mask_index": 60}, " 60"),
+     ({"audio_token_index": 4}, r"image\.token.*audio\.token.* 4")],
 )  # fmt: skip
 def test_refused(config: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError, match=what):
@@ -173,15 +173,15 @@ def test_refused(config: dict[str, Any], what: str) -> None:
 
 
 def test_scores_start_as_those_of_clip() -> None:
-    """A temperature of 0.07, of which the logarithm of the inverse is learnt."""
+    """A temperature of 0.07; the parameter is the logarithm of its inverse."""
     assert HiddenSpansHead(width=4, text=1, audio=2).scale == pytest.approx(-math.log(0.07), abs=1e-4)
 
 
 def test_vectors_of_spans_are_as_wide_as_said() -> None:
-    with pytest.raises(ValueError, match="hidden_text.head: vectors of spans are compared, so it is ProjectionHead"):
+    with pytest.raises(ValueError, match=r"hidden_text\.head.*ProjectionHead"):
         af.override(description(), {"head.width": 7})
     spec = families.find("bert").read({"num_hidden_layers": 1})
-    with pytest.raises(ValueError, match="needs hidden spans, .* HiddenSpansModel does"):
+    with pytest.raises(ValueError, match="hidden spans.*HiddenSpansModel"):
         spec.replace(head=description().head)
 
 

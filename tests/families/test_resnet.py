@@ -1,4 +1,4 @@
-"""What ResNet does beyond the lines every family is held to: running statistics, any size, stages of other kinds."""
+"""ResNet in addition to the checks of every family: running statistics, any image size, mixed kinds of stages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def statistics(model: Any) -> dict[str, Tensor]:
 
 
 def test_running_statistics_move_as_published(tmp_path: Path) -> None:
-    """In training they follow the batches, and the gradients are the published ones; then they are saved."""
+    """In training they follow the batches, gradients equal the published ones; then they are saved."""
     model, theirs = ours(PLAIN).train(), type(published(PLAIN)[0]).from_pretrained(published(PLAIN)[1]).train()
     before = {name: value.clone() for name, value in statistics(model).items()}
     for pixels in (picture(32, 32), picture(40, 24) + 1):
@@ -85,7 +85,7 @@ def test_where_the_first_stage_halves_the_grid_is_written_back(kind: str, coarse
     family = af.families.find("resnet")
     config = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [2, 2], "layer_type": kind}
     spec = family.read({**config, "downsample_in_first_stage": coarser})
-    written = family.write(spec.replace(source={}))  # from the description alone
+    written = family.write(spec.replace(source={}))  # from the description only
     assert written["downsample_in_first_stage"] is coarser and written["layer_type"] == kind
     assert list(written["depths"]) == [2, 2]
 
@@ -93,7 +93,7 @@ def test_where_the_first_stage_halves_the_grid_is_written_back(kind: str, coarse
 @pytest.mark.parametrize("pool", [1, 5])
 @torch.no_grad()
 def test_pools_of_other_sizes(pool: int) -> None:
-    """The largest of each square around every second place, and the grid that is left of it."""
+    """The maximum of each square around every second place, and the resulting grid."""
     part = ConvolutionEmbedding(layers=(Convolution(activation="identity"),), pool=pool, image_size=(9, 7))
     module = part.build(Site(width=6, address="here")).eval()
     torch.nn.init.normal_(module.layers[0].taps.weight)
@@ -129,7 +129,7 @@ def test_a_convolution_starts_as_published() -> None:
 
 
 def test_a_resnet_before_a_vit() -> None:
-    """Two stages of convolutions, then one of attention on the grid that they leave, as a hybrid has it."""
+    """Two stages of convolutions, then one of attention on their grid: a hybrid."""
     spec = shared(PLAIN).spec
     attention = Sublayer(pre_norm=LayerNorm(), op=Attention(num_heads=4))
     last = Stack(layers=Block(attention=attention), depth=2, norm=LayerNorm())
@@ -159,9 +159,10 @@ def test_a_step_before_the_first_stage_is_drawn_where_it_stands() -> None:
 def test_clear_errors() -> None:
     read = af.families.find("resnet").read
     for config, match in (
-        ({"hidden_sizes": [8, 8], "depths": [1]}, "for each stage"), ({"hidden_sizes": [], "depths": []}, "for each"),
+        ({"hidden_sizes": [8, 8], "depths": [1]}, "hidden_sizes.*depths"),
+        ({"hidden_sizes": [], "depths": []}, "hidden_sizes.*depths"),
         ({"layer_type": "wide"}, "valid: basic, bottleneck"),
-        ({"hidden_sizes": [3], "depths": [1]}, "too narrow for a bottleneck"), ({"hidden_act": "rely"}, "'relu'"),
+        ({"hidden_sizes": [3], "depths": [1]}, "hidden_sizes: 3"), ({"hidden_act": "rely"}, "'relu'"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=match):
             read(config)
@@ -180,7 +181,7 @@ def test_clear_errors() -> None:
         with pytest.raises(ValueError, match=match):
             make()
     other = af.override(af.spec("resnet-18"), {"embedding.pool": None})
-    with pytest.raises(ValueError, match="no longer a resnet"):
+    with pytest.raises(ValueError, match=r"resnet .*embedding\.pool.*format='anyformer'"):
         af.families.find("resnet").write(other)
     small = af.override(shared(PLAIN).spec, {"embedding.image_size": (28, 28)})
     assert af.families.find("resnet").write(small)["image_size"] == 28

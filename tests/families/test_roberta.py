@@ -1,4 +1,4 @@
-"""Positions that do not count padding tokens: written by the model itself, given by the caller, left of the text."""
+"""Positions that skip padding tokens: generated, passed by the caller, or with padding on the left."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ BASE = {
 
 
 def text_with_pads(case: Case) -> tuple[str, torch.Tensor, dict[str, Any]]:
-    """Tokens (3, 14) among which the padding token stands here and there, and what else the model reads."""
+    """Return tokens (3, 14) with scattered padding tokens, and the other inputs of the model."""
     spec, inputs = spec_of(case), make_inputs(case, batch=3, length=14)
     name = "decoder_input_ids" if spec.pair else "input_ids"
     pad = getattr(spec, spec.target).numbering.token
     ids = inputs.pop(name)[:, :10]
     ids[0, [2, 5, 6]], ids[1, 4] = pad, pad
     inputs.pop("token_type_ids", None)
-    if spec.pair:  # or the published class hides them where no mask is given
+    if spec.pair:  # otherwise the published class masks them by default
         inputs["decoder_attention_mask"] = torch.ones_like(ids)
     return name, ids, inputs
 
 
 @pytest.mark.parametrize("id", ["RobertaForCausalLM", "RobertaForCausalLM-cross", "FSMTForConditionalGeneration-odd"])
 def test_a_padding_token_that_was_written_takes_up_no_position_later(id: str) -> None:
-    """Cached = uncached = published, whatever way the state went: growing, static, forked, cut, reordered, joined."""
+    """Cached = uncached = published, for every kind of cache: growing, static, forked, cut, reordered, joined."""
     case = BY_ID[id]
     model, (name, ids, rest) = shared(case), text_with_pads(case)
     mask = rest.pop("decoder_attention_mask", None)
@@ -135,7 +135,7 @@ def test_refused(bad: dict[str, Any]) -> None:
 
 # -- the families that are RoBERTa with other values -------------------------------------------------------------------
 
-# config.json of almanach/camembert-base: the first ids are those of its own dictionary
+# config.json of almanach/camembert-base: the first ids are from its own dictionary
 CAMEMBERT = {**BASE, "architectures": ["CamembertForMaskedLM"], "model_type": "camembert", "vocab_size": 32005,
              "bos_token_id": 5, "eos_token_id": 6}  # fmt: skip
 XLM = {**BASE, "architectures": ["XLMRobertaForMaskedLM"], "model_type": "xlm-roberta", "vocab_size": 250002}
@@ -175,7 +175,7 @@ def test_there_are_as_many_dropouts_as_published(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["XLMRobertaXL", "RobertaPreLayerNorm"])
 def test_labels_of_pads(name: str) -> None:
-    """XLM-R XL ignores them, the others do not unless they are -100."""
+    """XLM-R XL ignores them, the others only if they are -100."""
     case = BY_ID[f"{name}ForTokenClassification"]
     inputs = make_inputs(case, labels=True)
     mask = torch.ones_like(inputs["input_ids"])
@@ -195,7 +195,7 @@ def test_labels_of_pads(name: str) -> None:
 
 @pytest.mark.slow
 def test_an_old_folder_of_either_is_roberta_unless_named(tmp_path) -> None:
-    """The tensors of a folder that names nothing cannot say which of them it is; what it computes is the same."""
+    """The tensors of a folder without names cannot distinguish them, but they compute the same."""
     case = BY_ID["CamembertForMaskedLM"]
     config = json.loads((folder(case) / "config.json").read_text())
     plain = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}

@@ -1,4 +1,4 @@
-"""RWKV-4: a real checkpoint, and what the published class does to its own weights."""
+"""RWKV-4: a real checkpoint, and the published class's changes to its own weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import anyformer as af
 
 
 def read_rwkv_cpp(path: Path) -> tuple[tuple[int, ...], dict[str, Tensor]]:
-    """The file format of rwkv.cpp in fp32: a header of six numbers, then tensors, sizes innermost first."""
+    """Read the file format of rwkv.cpp in fp32: a header of six numbers, then tensors, sizes innermost first."""
     data = path.read_bytes()
     magic, _, *sizes, kind = struct.unpack_from("<6I", data)
     assert magic == 0x67676D66 and kind == 0
@@ -35,7 +35,7 @@ def read_rwkv_cpp(path: Path) -> tuple[tuple[int, ...], dict[str, Tensor]]:
 
 
 def published_name(name: str) -> str:
-    """rwkv.cpp's name of a tensor -> transformers'."""
+    """Return transformers' name of a rwkv.cpp tensor."""
     for theirs, ours_ in (
         ("blocks.0.ln0", "blocks.0.pre_ln"), (".att.", ".attention."), (".ffn.", ".feed_forward."),
         ("time_mix_k", "time_mix_key"), ("time_mix_v", "time_mix_value"), ("time_mix_r", "time_mix_receptance"),
@@ -46,7 +46,7 @@ def published_name(name: str) -> str:
 
 
 def test_a_real_checkpoint(shared_data: Path, tmp_path: Path) -> None:
-    """The logits that rwkv.cpp's authors keep for this model after three bytes, whole and a token at a time."""
+    """The logits that rwkv.cpp's authors store for this model after three bytes, in one pass and token by token."""
     source = shared_data / "weights" / "rwkv-tiny"
     if not source.is_dir():
         pytest.skip(f"needs {source}")
@@ -54,7 +54,7 @@ def test_a_real_checkpoint(shared_data: Path, tmp_path: Path) -> None:
     expected = torch.frombuffer(bytearray((source / "expected-logits-4v0-660K.bin").read_bytes()), dtype=torch.float32)
     inner = len(tensors["blocks.0.ffn.key.weight"])
     for name, tensor in tensors.items():
-        if name.endswith("time_decay"):  # kept as the decay itself, -e^time_decay
+        if name.endswith("time_decay"):  # stored as the decay itself, -e^time_decay
             tensors[name] = (-tensor).log()
         elif "time_mix" in name:
             tensors[name] = tensor.view(1, 1, -1)
@@ -74,7 +74,7 @@ def test_a_real_checkpoint(shared_data: Path, tmp_path: Path) -> None:
 
 
 def test_halving_is_for_evaluation_alone(tmp_path: Path) -> None:
-    """In training the stream is whole; and the weights, which the published class divides, stay as they were."""
+    """In training the stream is not halved; weights, which the published class divides in place, do not change."""
     inputs, model = make_inputs(HALVED), ours(HALVED)
     plain = {**HALVED.config, "rescale_every": 0}
     theirs = published(Case("rwkv", "RwkvForCausalLM", plain, "whole"))[0]
@@ -85,7 +85,7 @@ def test_halving_is_for_evaluation_alone(tmp_path: Path) -> None:
         trained = model.train()(**inputs, output_hidden_states=True).hidden_states
     for layer, (a, b, c) in enumerate(zip(whole[:-1], halved[:-1], trained[:-1], strict=True)):
         close(c, a)
-        close(b, a / 2 ** ((layer + 1) // 2), 1e-2)  # but for the epsilon of norms that read half as much
+        close(b, a / 2 ** ((layer + 1) // 2), 1e-2)  # except for the epsilon of norms that read half the value
     close(trained[-1], whole[-1])
     assert (halved[-1] - whole[-1]).abs().max() > 1e-5, "the epsilon shows"
 
@@ -106,7 +106,7 @@ def test_halved_weights_go_there_and_back(tmp_path: Path) -> None:
 
 
 def test_published_initialisation() -> None:
-    """The parameters that are not drawn, against the published class, and the sizes of those that are."""
+    """Parameters with fixed initial values equal the published class's, and the others have its std."""
     import transformers
 
     config = {"vocab_size": 99, "hidden_size": 24, "num_hidden_layers": 3, "attention_hidden_size": 40}
@@ -130,7 +130,7 @@ def test_published_initialisation() -> None:
 
 
 def test_keys_of_any_size_stay_finite() -> None:
-    """The running maximum: fp32 and fp16, forward and backward, keys far beyond what e^k can be."""
+    """The running maximum: fp32 and fp16, forward and backward, with keys for which e^k overflows."""
     for dtype in (torch.float32, torch.float16):
         model = ours(HALVED, dtype=dtype)
         with torch.no_grad():

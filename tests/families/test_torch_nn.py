@@ -1,4 +1,4 @@
-"""torch.nn.Transformer and its pieces, held against themselves: outputs, masks, gradients, weights there and back."""
+"""torch.nn.Transformer and its stacks and layers: outputs, masks, gradients, and weights in both directions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make(kind: str, options: dict[str, Any]) -> Any:
 
 
 def outputs(kind: str, module: Any, model: Any, causal: bool = True, pads: bool = False) -> tuple[Any, Any]:
-    """What both give for the same source and target."""
+    """Return the outputs of both for the same source and target."""
     torch.manual_seed(1)
     source, target = torch.randn(2, 9, WIDTH), torch.randn(2, 7, WIDTH)
     hidden = torch.zeros(2, 9, dtype=torch.bool)
@@ -79,7 +79,7 @@ def test_outputs_and_weights(kind: str, options: dict[str, Any], tmp_path) -> No
     for pads in (False, True):
         with torch.no_grad():
             theirs, mine = outputs(kind, module, model, pads=pads)
-        if pads and kind.startswith("encoder"):  # the fast path of torch.nn writes zeros at pads
+        if pads and kind.startswith("encoder"):  # torch.nn's fast path writes zeros at padding
             theirs, mine = theirs[:, :5], mine[:, :5]
         close(mine, theirs)
     state = torch_nn.export(model)

@@ -1,4 +1,4 @@
-"""T5: every family that has a loss learns one batch by heart."""
+"""T5: every family with a loss memorises one batch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 import torch
 from catalogue import Case, cases, make_inputs, make_labels, ours, over, spec_of, structure
 
-# the first case of every published class that has a head; what differs between variants is not how they learn
+# the first case of every published class with a head; variants learn in the same way
 FIRST = {case.architecture: case for case in reversed(cases()) if "T5" not in case.skip and spec_of(case).head}
-RATES = {1e-2: 60, 2e-3: 120}  # the second for what is trained with care (post-norm, shared layers)
+RATES = {1e-2: 60, 2e-3: 120}  # the second learning rate is for delicate models (post-norm, shared layers)
 
 
 @over(list(FIRST.values())[::-1], structure)
 def test_t5_one_batch_is_learnt_by_heart(case: Case) -> None:
-    """The loss falls to a half; without dropout, so that nothing but the weights changes."""
+    """The loss falls to half, without dropout, so that only the weights change."""
     inputs = make_inputs(case, batch=2, labels=True)
     if not make_labels(spec_of(case), 2, inputs, torch.Generator()):
         pytest.skip("a head without a loss")
@@ -28,7 +28,7 @@ def test_t5_one_batch_is_learnt_by_heart(case: Case) -> None:
 
 
 def remaining(case: Case, inputs: dict[str, Any], lr: float, steps: int) -> float:
-    """What is left of the loss after so many steps, or as soon as it is below a half."""
+    """Return the remaining share of the loss after the steps, or as soon as it is below a half."""
     model = ours(case).eval()
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)

@@ -1,5 +1,5 @@
-"""What is particular to the original Transformer's published forms: given vectors, padding tokens, labels alone, texts
-longer than the position table, checkpoints that leave things out."""
+"""Published forms of the original Transformer: inputs_embeds, padding tokens, labels without decoder input, texts
+longer than the position table, incomplete checkpoints."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def both(case: Case, **inputs):
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_given_vectors(name: str) -> None:
-    """Scaled as published: by FSMT, and by Marian's decoder alone."""
+    """Scaled as published: by FSMT, and by Marian's decoder."""
     case = BY_ID[name]
     ids, vectors = make_inputs(case), torch.randn(2, 11, case.config["d_model"])
     inputs = {"inputs_embeds": vectors, "decoder_input_ids": ids["decoder_input_ids"]}
     with torch.no_grad():
         theirs, mine = published(case)[0](**inputs), shared(case)(**inputs)
     close(mine.encoder_last_hidden_state, theirs.encoder_last_hidden_state)
-    if case.model_type == "marian":  # FSMT's published class takes no decoder_inputs_embeds beside input_ids
+    if case.model_type == "marian":  # FSMT's published class does not accept decoder_inputs_embeds with input_ids
         theirs, mine = both(case, input_ids=ids["input_ids"], decoder_inputs_embeds=vectors)
         close(mine, theirs)
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_padding_tokens_without_a_mask(name: str) -> None:
-    """Marian sees and counts them; FSMT counts none, and its decoder does not see them."""
+    """Marian sees and counts them; FSMT does not count them, and its decoder does not see them."""
     case = BY_ID[name]
     inputs, pad = make_inputs(case), case.config.get("pad_token_id", 1)
     inputs["input_ids"][0, -4:] = inputs["input_ids"][1, 3] = pad
@@ -77,7 +77,7 @@ def test_fsmt_reads_beyond_its_table() -> None:
     mine = ours(case)
     inputs = make_inputs(case, length=30)
     with torch.no_grad():
-        close(mine(**inputs).logits, theirs(**inputs).logits)  # transformers computes a longer table, so do we
+        close(mine(**inputs).logits, theirs(**inputs).logits)  # transformers computes a longer table, and so do we
 
 
 def test_a_decoder_alone_passes_over_its_cross_attention() -> None:
@@ -106,7 +106,7 @@ def test_what_can_be_computed_may_be_left_out(name: str, tmp_path) -> None:
 
 def test_an_old_checkpoint_has_every_name_of_a_tied_table(tmp_path) -> None:
     case = BY_ID["MarianMTModel"]
-    tensors = {n: t.clone() for n, t in published(case)[0].state_dict().items()}  # tied copies and positions included
+    tensors = {n: t.clone() for n, t in published(case)[0].state_dict().items()}  # including tied copies and positions
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((folder(case) / "config.json").read_text())
     again, model = af.load(tmp_path), shared(case)

@@ -1,4 +1,4 @@
-"""VATT: no class is published; its losses written out, a Vision Transformer's patches and plain sums are oracles."""
+"""VATT: no class is published. Oracles are its losses written out, a Vision Transformer's patches and plain sums."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_one_stack_for_all() -> None:
     assert all(stacks[0][name] is other[name] for other in stacks[1:] for name in stacks[0])
     assert af.count(made.spec).parameters == sum(p.numel() for p in made.parameters())
     parts = af.count(af.spec("vatt-ma-medium")).parts
-    # 12 layers of 4 D^2 + 2 D F products, their biases and norms: 151 million, once
+    # 12 layers of 4 D^2 + 2 D F products, with biases and norms: 151 million, counted once
     layer = 4 * (1024**2 + 1024) + 2 * 1024 * 4096 + 4096 + 1024 + 4 * 1024
     assert sum(size for name, size in parts.items() if ".encoder." in name) == 12 * layer + 2 * 1024
 
 
 @pytest.mark.parametrize("candidates", [1, 3])
 def test_mil_nce_pair_by_pair(candidates: int) -> None:
-    """-log of what a clip's own pairs have of all pairs with the clip or one of its candidates, in plain sums."""
+    """-log of the share of a clip's own pairs in all pairs with the clip or one of its candidates, in plain sums."""
     scores = torch.randn(4, 4 * candidates, generator=torch.Generator().manual_seed(candidates)) * 3
     found = nearest_of_several(scores)
     for i in range(4):
@@ -66,7 +66,7 @@ def test_mil_nce_pair_by_pair(candidates: int) -> None:
         wrong = sum(math.exp(scores[i, k]) for k in range(4 * candidates) if k not in own)
         wrong += sum(math.exp(scores[j, k]) for j in range(4) if j != i for k in own)
         assert float(found[i]) == pytest.approx(-math.log(right / (right + wrong)), abs=1e-5)
-    with pytest.raises(ValueError, match="as many for each video, got 5 for 4"):
+    with pytest.raises(ValueError, match="video.* 5 .*4"):
         nearest_of_several(torch.zeros(4, 5))
 
 
@@ -102,7 +102,7 @@ def test_segments_are_projected_one_by_one() -> None:
 
 
 def test_droptoken() -> None:
-    """Half of the tokens, drawn for each row, in their order, with the vectors they had; and only while training."""
+    """Half of the tokens, drawn per row, in order and with unchanged vectors; only in training."""
     made, given = model(), {"input_values": clips(8)["input_values"]}
     embedding = made.audio.embedding
     whole, ctx = embedding(given)
@@ -114,7 +114,7 @@ def test_droptoken() -> None:
     close(x, whole.take_along_dim(kept.positions[..., None], 1))
     assert made.video.eval()(pixel_values=clips()["pixel_values"]).last_hidden_state.shape[1] == 8
     assert made.video.train()(pixel_values=clips()["pixel_values"]).last_hidden_state.shape[1] == 4
-    real = torch.arange(10) < torch.tensor([[3], [9]])  # pads go first
+    real = torch.arange(10) < torch.tensor([[3], [9]])  # padding is dropped first
     rows = torch.arange(20.0).view(2, 10, 1)
     padded = Context(index=torch.arange(10), positions=torch.arange(10)[None], is_token=real)
     for _ in range(5):
@@ -190,8 +190,8 @@ def test_saved_counted_traced_and_drawn(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (("input_ids", "input_values"), "give pixel_values, and input_ids or input_values, or ask one tower alone"),
-        (("pixel_values",), "give pixel_values, and input_ids or input_values, or ask one tower alone"),
+        (("input_ids", "input_values"), "pixel_values.*input_ids.*input_values"),
+        (("pixel_values",), "pixel_values.*input_ids.*input_values"),
     ],
 )
 def test_what_is_missing_is_said(given: tuple[str, ...], sentence: str) -> None:
@@ -201,8 +201,8 @@ def test_what_is_missing_is_said(given: tuple[str, ...], sentence: str) -> None:
 
 @pytest.mark.parametrize(
     ("config", "what"),
-    [({"num_attention_heads": 5}, "is not a multiple of num_attention_heads 5"), ({"token_drop": 1.0}, "token_drop"),
-     ({"segment_size": 0}, "size"), ({"temperature": 0.0}, "temperature"), ({"patch_size": 9}, "no patch of")],
+    [({"num_attention_heads": 5}, "multiple of num_attention_heads 5"), ({"token_drop": 1.0}, "token_drop"),
+     ({"segment_size": 0}, "size"), ({"temperature": 0.0}, "temperature"), ({"patch_size": 9}, "patch")],
 )  # fmt: skip
 def test_refused(config: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError, match=what):
@@ -210,9 +210,9 @@ def test_refused(config: dict[str, Any], what: str) -> None:
 
 
 def test_spaces_are_as_wide_as_said() -> None:
-    with pytest.raises(ValueError, match="text.head.width is 9 and head.width is 7: change both"):
+    with pytest.raises(ValueError, match=r"text\.head\.width.* 9.*head\.width.* 7"):
         af.override(description(), {"head.width": 7})
-    with pytest.raises(ValueError, match="audio.encoder and text.encoder are one, and described differently"):
+    with pytest.raises(ValueError, match=r"audio\.encoder.*text\.encoder"):
         af.override(description(), {"audio.encoder.depth": 3})
 
 

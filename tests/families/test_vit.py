@@ -1,4 +1,4 @@
-"""What plain encoders of images do beyond the lines every family is held to: other sizes, hidden patches, no pooler."""
+"""Image encoders in addition to the checks of every family: other sizes, masked patches, no pooler."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_positions_are_interpolated(case: Case, size: tuple[int, int]) -> None:
     theirs, mine, pixels = published(case)[0], shared(case), picture(*size)
     asked = {"interpolate_pos_encoding": True, "output_hidden_states": True}
     same(theirs(pixels, **asked), mine(pixels, **asked))
-    for model in (theirs, mine) if size != (32, 32) else ():  # as many patches are not enough: the size must be right
+    for model in (theirs, mine) if size != (32, 32) else ():  # the number of patches is not enough: the size must match
         with pytest.raises(ValueError, match="interpolate_pos_encoding=True" if model is mine else "doesn't match"):
             model(pixels)
 
@@ -47,7 +47,7 @@ def test_positions_are_interpolated(case: Case, size: tuple[int, int]) -> None:
 @torch.no_grad()
 @each(PLAIN)
 def test_positions_of_a_grid_that_is_not_square(case: Case) -> None:
-    config = {**case.config, "image_size": [32, 48]}  # published classes take the square root of the patches
+    config = {**case.config, "image_size": [32, 48]}  # published classes take the square root of the number of patches
     mine = af.build(af.families.find(case.model_type).read(config, case.architecture)).eval()
     mine.embedding.position.weight.normal_()
     pixels = picture(32, 48)
@@ -58,7 +58,7 @@ def test_positions_of_a_grid_that_is_not_square(case: Case) -> None:
 @torch.no_grad()
 @each(PLAIN)
 def test_hidden_patches_change_nothing(case: Case) -> None:
-    """A token that attention_mask hides is as good as any other in its place; a row that sees nothing stays finite."""
+    """A token that attention_mask hides has no effect; a row that sees nothing gives finite values."""
     model, pixels = shared(case), picture(32, 32)
     before = model.spec.embedding.prefix
     mask = torch.ones(2, before + 16, dtype=torch.long)
@@ -95,7 +95,7 @@ def test_pixels_are_drawn_from_patches_alone(case: Case) -> None:
 @torch.no_grad()
 @each(PLAIN)
 def test_a_checkpoint_without_its_pooler(case: Case, tmp_path) -> None:
-    """Published classes are told so when they are made (add_pooling_layer=False); ours see that it is not stored."""
+    """Published classes have an argument for it (add_pooling_layer=False); ours check whether it is stored."""
     whole, file = shared(case), tmp_path / "m" / "model.safetensors"
     shutil.copytree(folder(case), tmp_path / "m")
     tensors = load_file(file)
@@ -120,22 +120,22 @@ def test_clear_errors(case: Case) -> None:
     model = ours(case)
     for pixels, more, match in (
         (picture(32, 32, 4), {}, "3 channels"),
-        (picture(7, 32), {"interpolate_pos_encoding": True}, "smaller than a patch"),
+        (picture(7, 32), {"interpolate_pos_encoding": True}, "patch"),
         (picture(32, 32), {"bool_masked_pos": torch.ones(2, 16)}, "no mask token"),
     ):
         with pytest.raises(ValueError, match=match):
             model(pixels, **more)
     read = af.families.find(case.model_type).read
-    with pytest.raises(ValueError, match="too narrow for 13 attention heads"):
+    with pytest.raises(ValueError, match="hidden_size 12 .*13"):
         read({"hidden_size": 12, "num_attention_heads": 13})
-    with pytest.raises(ValueError, match="no patch of"):
+    with pytest.raises(ValueError, match="patch"):
         read({"image_size": 8, "patch_size": 16})
 
 
 def test_what_needs_a_grid_takes_no_tokens_before_it() -> None:
-    with pytest.raises(ValueError, match=r"Stages needs a grid, which PatchEmbedding does not give; .*\(prefix=0\)"):
+    with pytest.raises(ValueError, match=r"Stages .*grid.*PatchEmbedding.*prefix=0"):
         af.override(af.spec("swin-tiny"), {"embedding.prefix": 1})
-    with pytest.raises(ValueError, match="windows are cut from whole grids"):
+    with pytest.raises(ValueError, match="grid"):
         swin = next(case for case in every_case() if case.id == "SwinModel")
         spec = shared(swin).spec
         af.build(spec.replace(encoder=spec.encoder.stages[0]))(picture(32, 32), attention_mask=torch.eye(2, 64))

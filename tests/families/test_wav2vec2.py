@@ -1,4 +1,4 @@
-"""What the catalogue-wide suite cannot see of wav2vec 2.0: how it learns from sound alone."""
+"""What the catalogue-wide suite cannot see of wav2vec 2.0: pretraining on sound."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEARNER = CASES["Wav2Vec2ForPreTraining-stable"]
 
 
 def test_codes_are_drawn_as_published() -> None:
-    """With the same draws the same codes, number in use and gradients, with all frames counted or some."""
+    """With the same random draws, equal codes, numbers of used codes and gradients, with all or some frames counted."""
     theirs, mine = copy.deepcopy(published(LEARNER)[0].quantizer).train(), ours(LEARNER).head.quantizer.train()
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(2, 13, theirs.weight_proj.in_features, generator=generator)
@@ -66,7 +66,7 @@ def test_wrong_codes_are_those_of_other_hidden_frames() -> None:
 
 def test_negatives_need_hidden_frames() -> None:
     inputs = make_inputs(LEARNER, labels=True)
-    with pytest.raises(ValueError, match="need mask_time_indices"):
+    with pytest.raises(ValueError, match="mask_time_indices"):
         shared(LEARNER)(**{n: v for n, v in inputs.items() if n != "mask_time_indices"})
     with pytest.raises(ValueError, match="sampled_negative_indices.*shape"):
         shared(LEARNER)(**{**inputs, "sampled_negative_indices": inputs["sampled_negative_indices"][:, 1:]})
@@ -75,9 +75,9 @@ def test_negatives_need_hidden_frames() -> None:
 def test_hidden_spans_lie_in_a_recording_and_are_as_many_as_fit() -> None:
     whole = torch.ones(200, 5, dtype=torch.bool)
     assert spans(whole, 1.0, 5, 1).all()  # one span is the whole row
-    with pytest.raises(ValueError, match="spans of 6 do not fit 5 places"):
+    with pytest.raises(ValueError, match="6 .*5"):
         spans(whole, 1.0, 6, 1)
-    found = spans(whole, 1.0, 3, 9)  # no two fit: one, at any of three places
+    found = spans(whole, 1.0, 3, 9)  # no two spans fit: one, at any of three places
     assert {tuple(row) for row in found.int().tolist()} == {(1, 1, 1, 0, 0), (0, 1, 1, 1, 0), (0, 0, 1, 1, 1)}
     real = whole.clone()
     real[:, 4] = False
@@ -88,18 +88,18 @@ def test_hidden_spans_lie_in_a_recording_and_are_as_many_as_fit() -> None:
 
 def test_frames_of_25_ms_every_20_ms_where_nothing_is_said() -> None:
     stem = families.find("wav2vec2").read({}).embedding.stem
-    assert (stem.hop, stem.reach) == (320, 400)  # samples, 16 of them a ms
+    assert (stem.hop, stem.reach) == (320, 400)  # samples, 16 per ms
 
 
 def test_a_stem_may_be_one_convolution() -> None:
     stem = ConvolutionStem(widths=(4,), kernels=(10,), strides=(5,))
     assert (stem.hop, stem.reach, stem.frames(24), stem.frames(25)) == (5, 10, 3, 4)
-    with pytest.raises(ValueError, match="one or more: 0 widths, 0 kernels, 0 strides"):
+    with pytest.raises(ValueError, match="0 widths.*0 kernels.*0 strides"):
         ConvolutionStem(widths=(), kernels=(), strides=())
 
 
 def test_biases_of_an_adapter_start_as_published() -> None:
-    """Uniform within 1 / sqrt(channels * taps), of the channels that the adapter reads."""
+    """Uniform within 1 / sqrt(channels * kernel size), with the channels that the adapter reads."""
     config = {**CASES["Wav2Vec2Model-adapter"].config, "architectures": ["Wav2Vec2Model"]}
     model = af.build(families.find("wav2vec2").read(config), seed=0)
     biases = {name: p.detach() for name, p in model.named_parameters() if name.endswith("bias")}
@@ -110,17 +110,17 @@ def test_biases_of_an_adapter_start_as_published() -> None:
 
 def test_a_short_recording_has_no_voice() -> None:
     model = shared(CASES["Wav2Vec2ForXVector"])
-    with pytest.raises(ValueError, match="6 frames or more, got 1"):
+    with pytest.raises(ValueError, match="6 frames.* 1"):
         model(input_values=torch.zeros(1, model.spec.embedding.stem.reach))
 
 
 @pytest.mark.parametrize("kind", ["ForSequenceClassification", "ForXVector", "ForPreTraining"])
 def test_what_has_no_adapter(kind: str) -> None:
-    with pytest.raises(ValueError, match="add_adapter must be false"):
+    with pytest.raises(ValueError, match=f"add_adapter.*Wav2Vec2{kind}"):
         families.find("wav2vec2").read({"add_adapter": True, "architectures": [f"Wav2Vec2{kind}"]})
 
 
 def test_features_are_those_of_the_stem() -> None:
     spec = shared(LEARNER).spec
-    with pytest.raises(ValueError, match="head.features is 9 and embedding.features is 22"):
+    with pytest.raises(ValueError, match=r"head\.features.* 9.*embedding\.features.* 22"):
         spec.replace(head=spec.head.replace(features=9))

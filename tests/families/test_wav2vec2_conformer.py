@@ -1,4 +1,5 @@
-"""What the catalogue-wide suite cannot see of the waveform models: training, left padding, old checkpoints, kernels."""
+"""What the catalogue-wide suite cannot see of waveform models: training, padding on the left, old checkpoints,
+kernels."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ QUIET = {
 
 @pytest.mark.parametrize("name", ["Wav2Vec2ConformerModel", "Wav2Vec2ConformerModel-odd"])
 def test_training_equals_published(name: str) -> None:
-    """Batch statistics, running statistics and gradients, with every kind of chance at 0."""
+    """Batch statistics, running statistics and gradients, with every drop probability at 0."""
     case = CASES[name]
     case = dataclasses.replace(case, config={**case.config, **QUIET}, name=f"{case.name}-quiet")
     theirs, mine = copy.deepcopy(published(case)[0]).train(), ours(case).train()
@@ -95,7 +96,7 @@ def test_augmentation_hides_only_while_training() -> None:
     assert torch.equal(module.eval()(x, None, None), x)
     seen = module.train()(x, None, None)
     assert (seen == 9).any() and (seen == 0).any() and (seen == 1).any()
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="fit"):
         module(x[:, :2], None, None)
 
 
@@ -111,7 +112,7 @@ def test_left_padding_changes_nothing(kind: str) -> None:
 
 
 def test_masked_taps_do_not_see_pads() -> None:
-    """What the published module leaves out, one field turns on."""
+    """One field turns on what the published module omits."""
     x = torch.randn(1, 20, 6)
     index = torch.arange(20)
     ctx = Context(index=index, positions=index[None], is_token=index[None] < 13)
@@ -124,7 +125,7 @@ def test_masked_taps_do_not_see_pads() -> None:
 
 @pytest.mark.parametrize("position", [RelativeSinusoids(num_heads=2), InputRope()], ids=["relative", "rotary"])
 def test_schemes_decode_step_by_step(position) -> None:
-    """The two position schemes in a decoder: growing and static memory, a padded past."""
+    """Both position schemes in a decoder: growing and static cache, a padded past."""
     attention = Sublayer(op=Attention(num_heads=2, mask=Causal(), position=position))
     spec = DecoderModel(
         width=8, embedding=TextEmbedding(tokens=Tokens(vocab_size=11)), head=LMHead(vocab_size=11),
@@ -137,7 +138,7 @@ def test_schemes_decode_step_by_step(position) -> None:
         for state in (model.new_state(), model.new_state(2, capacity=12)):
             steps = [model(input_ids=ids[:, a:b], past_key_values=state).logits for a, b in ((0, 4), (4, 5), (5, 9))]
             close(torch.cat(steps, dim=1), full)
-        mask = torch.tensor([[1, 1, 1, 1, 0, 0]]).repeat(2, 1)  # pads after the prompt, then it goes on
+        mask = torch.tensor([[1, 1, 1, 1, 0, 0]]).repeat(2, 1)  # padding after the prompt, then generation continues
         state = model.new_state()
         model(input_ids=F.pad(ids[:, :4], (0, 2)), attention_mask=mask, past_key_values=state)
         places = torch.tensor([[4, 5]])

@@ -1,4 +1,4 @@
-"""What the catalogue-wide suite cannot see of Whisper: augmentation, masks of frames, and how it starts to write."""
+"""What the catalogue-wide suite cannot see of Whisper: augmentation, frame masks, and the decoder's prompt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WRITER = CASES["WhisperForConditionalGeneration"]
 
 
 def test_training_equals_published() -> None:
-    """The loss and its gradients, with every kind of chance at 0 and labels that the decoder reads moved."""
+    """The loss and its gradients, with every drop probability at 0 and shifted labels as decoder input."""
     theirs, mine = copy.deepcopy(published(WRITER)[0]).train(), ours(WRITER).train()
     inputs = {n: v for n, v in make_inputs(WRITER, labels=True).items() if n != "decoder_input_ids"}
     losses = theirs(**inputs).loss, mine(**inputs).loss
@@ -27,11 +27,11 @@ def test_training_equals_published() -> None:
         loss.backward()
     close(mine.embedding.convolutions[0].weight.grad, theirs.model.encoder.conv1.weight.grad)
     close(mine.decoder_embedding.tokens.weight.grad, theirs.model.decoder.embed_tokens.weight.grad)
-    assert mine.embedding.position.weight.grad is None  # the sines are stored, and stay
+    assert mine.embedding.position.weight.grad is None  # the sines are stored and frozen
 
 
 def test_hidden_frames_are_silent() -> None:
-    """Zeros in the place of frames and channels, where something was said, and only in training."""
+    """Zeros instead of frames and channels of the recording, only in training."""
     module = SpecAugment(time=0.4, time_span=3, channels=0.4, channel_span=2, learned=False).build(Site(width=8))
     assert not list(module.parameters())
     x, real = torch.ones(2, 24, 8), torch.arange(24) < torch.tensor([[24], [11]])
@@ -44,7 +44,7 @@ def test_hidden_frames_are_silent() -> None:
 
 
 def test_a_mask_of_frames_hides_nothing() -> None:
-    """As published: what is padded is silence, which is heard."""
+    """As published: padding is silence, which the encoder reads."""
     model, inputs = shared(WRITER), make_inputs(WRITER)
     mask = torch.ones(2, inputs["input_features"].shape[-1], dtype=torch.long)
     mask[1, 5:] = 0
@@ -58,14 +58,14 @@ def test_a_mask_of_frames_hides_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "message"),
-    [((2, 8, 35), "36 frames here, got 35"), ((2, 7, 36), "8 channels"), ((2, 36), "8 channels")],
+    [((2, 8, 35), "36 frames.*35"), ((2, 7, 36), "8 channels"), ((2, 36), "8 channels")],
 )
 def test_other_spectrograms_are_refused(shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         shared(WRITER)(input_features=torch.zeros(shape), decoder_input_ids=torch.tensor([[2], [2]]))
 
 
-# -- what it is told before it writes ---------------------------------------------------------------------------------
+# -- the decoder's prompt ----------------------------------------------------------------------------------------------
 
 SPECIAL = {
     "decoder_start_token_id": 50, "eos_token_id": 49, "bos_token_id": 49, "pad_token_id": 49, "max_length": 40,
@@ -77,10 +77,10 @@ SPECIAL = {
 
 
 def multitask(folder, **more) -> tuple:
-    """The published model and ours, from one folder with such a generation_config.json."""
+    """Return the published model and ours, from one folder with this generation_config.json."""
     theirs, _ = published(WRITER)
     theirs = copy.deepcopy(theirs)
-    with torch.no_grad():  # other words at every place
+    with torch.no_grad():  # different words at every position
         theirs.model.decoder.embed_positions.weight.mul_(6)
         theirs.proj_out.weight[58:].mul_(0.5)
     theirs.generation_config = transformers.GenerationConfig(**SPECIAL, **more)
@@ -103,7 +103,7 @@ def test_openings_and_times_as_published(way: str, tmp_path) -> None:
     features = make_inputs(WRITER, batch=3)["input_features"]
     found = af.generate(mine, input_features=features, **WAYS[way])
     expected = theirs.generate(features, **WAYS[way], force_unique_generate_call=True)
-    assert torch.equal(found, expected) and len(found.unique()) > 9  # and not one word again and again
+    assert torch.equal(found, expected) and len(found.unique()) > 9  # not one word repeated
     times = found[:, 3:] > 57
     assert bool(times.any()) == bool(WAYS[way].get("return_timestamps"))
 
@@ -123,14 +123,14 @@ def test_forced_tokens_of_old_files(forced: list, tmp_path) -> None:
     prompt = theirs._retrieve_init_tokens(features, 2, with_options(theirs, {}), theirs.config, features.shape[-1], {})
     assert torch.equal(found[:, : prompt.shape[1]], prompt)
     words = af.generate(mine, input_features=features, language="en")
-    assert words[0, :4].tolist() == [50, 51, 55, 57]  # what is asked for comes before what is stored
+    assert words[0, :4].tolist() == [50, 51, 55, 57]  # options of the call override the stored ones
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"language": "klingon"}, "valid: de, en, fr"), ({"language": "gerrman"}, "klingon|no token"),
-        ({"task": "summarise"}, "transcribe"), ({"language": ["de", "fr"]}, "2 languages for 3"),
+        ({"task": "summarise"}, "transcribe"), ({"language": ["de", "fr"]}, "2 languages.* 3"),
         ({"is_multilingual": False, "task": "translate"}, "one language"),
         ({"no_timestamps_token_id": 4000}, "vocabulary"),
     ],
@@ -143,7 +143,7 @@ def test_what_it_cannot_be_told(options: dict, message: str, tmp_path) -> None:
 
 def test_times_without_tokens_for_them() -> None:
     inputs = {"input_features": make_inputs(WRITER)["input_features"], "task_to_id": {"transcribe": 5}}
-    with pytest.raises(ValueError, match="no tokens for times"):
+    with pytest.raises(ValueError, match="timestamp|times"):
         af.generate(shared(WRITER), **inputs, task="transcribe", return_timestamps=True)
 
 

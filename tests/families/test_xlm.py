@@ -1,4 +1,4 @@
-"""XLM's pads, languages and segments, next to transformers."""
+"""XLM's padding, languages and segments, compared with transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OUTPUTS = {"output_hidden_states": True, "output_attentions": True}
 
 
 def both(name: str, **inputs: Any) -> None:
-    """Every output, also at pads."""
+    """Compare every output, also at padding."""
     case = BY_ID[name]
     with torch.no_grad():
         compare(published(case)[0](**inputs, **OUTPUTS), shared(case)(**inputs, **OUTPUTS))
@@ -25,8 +25,8 @@ def both(name: str, **inputs: Any) -> None:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", ["XLMModel", "XLMModel-causal", "XLMForQuestionAnsweringSimple", "XLMModel-odd"])
 def test_pads_are_zeros_between_the_layers(name: str, masked: bool) -> None:
-    """Pads on the right, by an attention_mask or by their token id; in attention weights a causal XLM differs only in
-    the rows of pads, which look at other pads."""
+    """Padding on the right, marked by attention_mask or by token id. Attention weights of a causal XLM differ only in
+    the rows of padding, which attend to other padding."""
     case = BY_ID[name]
     inputs = make_inputs(case)
     real = torch.ones_like(inputs["input_ids"])
@@ -56,9 +56,9 @@ def test_languages_may_be_left_out_and_segments_are_tokens() -> None:
     with torch.no_grad():
         plain, told = model(input_ids=ids)[0], model(input_ids=ids, langs=torch.zeros_like(ids))[0]
     assert not torch.allclose(plain, told, atol=1e-3)
-    with pytest.raises(ValueError, match="langs: 3 is none of the 3 languages"):
+    with pytest.raises(ValueError, match="langs.* 3"):
         model(input_ids=ids, langs=torch.full_like(ids, 3))
-    with pytest.raises(TypeError, match="takes no input 'langs'"):
+    with pytest.raises(TypeError, match="langs"):
         shared(BY_ID["XLMModel-odd"])(input_ids=ids, langs=torch.zeros_like(ids))
 
 
@@ -67,10 +67,10 @@ def test_languages_may_be_left_out_and_segments_are_tokens() -> None:
     [
         ({"asm": True}, "asm"),
         ({"is_encoder": False}, "is_encoder"),
-        ({"summary_use_proj": False}, "summary_use_proj is False: .* needs True"),
-        ({"summary_activation": "tanh"}, "summary_activation is tanh"),
+        ({"summary_use_proj": False}, "summary_use_proj .*True.*False"),
+        ({"summary_activation": "tanh"}, "summary_activation .*None.*tanh"),
         ({"summary_type": "attn"}, "summary_type"),
-        ({"n_heads": 3}, "emb_dim 2048 is not a multiple of n_heads 3"),
+        ({"n_heads": 3}, "emb_dim 2048 .*n_heads 3"),
     ],
 )
 def test_what_is_not_supported_names_its_field(config: dict[str, Any], message: str) -> None:

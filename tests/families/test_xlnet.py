@@ -1,4 +1,4 @@
-"""What is particular to XLNet: orders, tokens that are asked for, what is kept of the text before, writing."""
+"""XLNet: permutations, predicted tokens, the memory of earlier segments, generation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHOW = {"output_hidden_states": True, "output_attentions": True}
 
 
 def order(batch: int, length: int, count: int = 4, seed: int = 0) -> dict[str, Tensor]:
-    """A random one, in which the first token is seen by all, and tokens to ask for."""
+    """Return a random permutation mask, in which all tokens see the first, and the tokens to predict."""
     generator = torch.Generator().manual_seed(seed)
     hidden = (torch.rand(batch, length, length, generator=generator) < 0.4).float()
     hidden[:, :, 0] = 0
@@ -41,8 +41,8 @@ def order(batch: int, length: int, count: int = 4, seed: int = 0) -> dict[str, T
 
 
 def compare(theirs: Any, mine: Any, asked: Tensor | None = None) -> None:
-    """Every field. Of the weights of tokens asked for, the published class has a row for each token of the text, of
-    which those that were asked for mean something: ours are these."""
+    """Compare every field. The published class has attention weights of the second stream for every token of the text,
+    of which only those of predicted tokens mean something; ours has only these."""
     assert {*theirs} <= {*mine}
     for name, value in theirs.items():
         if name == "attentions" and asked is not None:
@@ -102,8 +102,8 @@ def test_compiled_and_run_again_in_the_backward_pass() -> None:
 
 @pytest.mark.parametrize("case", [LM, KEEPS, FAR], ids=lambda case: case.id)
 def test_what_is_kept_goes_on(case: Case) -> None:
-    """Three texts, one after the other, with segments, tokens asked for and pads; rows of their own where the published
-    class cannot mask a batch from left to right."""
+    """Three consecutive texts with segments, predicted tokens and padding; separate rows if the published class cannot
+    mask a batch causally."""
     theirs, mine = published(case)[0], shared(case)
     rows = 1 if case is FAR else 2
     kept = a = b = None
@@ -134,7 +134,7 @@ def test_left_to_right_what_is_kept_changes_nothing() -> None:
 
 
 def test_a_token_asked_for_that_sees_nothing_is_zero_and_finite() -> None:
-    """The published class takes the mean of all values there, the asked one among them."""
+    """The published class returns the mean of all values, including the predicted one."""
     model, inputs = ours(LM), make_inputs(LM)
     given = order(2, 17)
     given["perm_mask"][:] = 1
@@ -146,7 +146,7 @@ def test_a_token_asked_for_that_sees_nothing_is_zero_and_finite() -> None:
 
 
 def test_padding_tokens_asked_for() -> None:
-    """A row of target_mapping without a place changes no other."""
+    """A row of target_mapping without a position does not change other rows."""
     model, inputs, given = shared(LM), make_inputs(LM), order(2, 17)
     longer = {**given, "target_mapping": torch.nn.functional.pad(given["target_mapping"], (0, 0, 0, 3))}
     with torch.no_grad():
@@ -162,9 +162,9 @@ def test_padding_tokens_asked_for() -> None:
         ({"target_mapping": torch.ones(2, 1, 17)}, "no token twice"),
         ({"target_mapping": torch.eye(17)[[3, 3]].expand(2, 2, 17)}, "no token twice"),
         ({"target_mapping": torch.eye(17)[:2].expand(2, 2, 17) / 2}, "no token twice"),
-        ({"mems": [torch.zeros(3, 2, 32)]}, "mems are 3 tensors"),
+        ({"mems": [torch.zeros(3, 2, 32)]}, "mems.* 3 "),
         ({"mems": [torch.zeros(3, 2, 31)] * 3}, "mems.0 is"),
-        ({"input_mask": torch.zeros(2, 17), "attention_mask": torch.ones(2, 17)}, "give one of them"),
+        ({"input_mask": torch.zeros(2, 17), "attention_mask": torch.ones(2, 17)}, "input_mask.*attention_mask"),
         ({"use_mems": 1}, "use_mems.*True or False"),
         ({"mems": [torch.zeros(3, 2, 32)] * 3, "document_ids": torch.zeros(2, 17, dtype=torch.long)}, "document_ids"),
     ],
@@ -189,7 +189,7 @@ def test_refused(config: dict, what: str) -> None:
 
 
 def test_a_classifier_reads_what_objectives_pad_on_the_right() -> None:
-    """The last place speaks for a text: rows of a batch say what each says alone."""
+    """The last position represents a text: rows of a batch give the same result as single texts."""
     model = shared(Case("xlnet", "XLNetForSequenceClassification", SMALL, "reads"))
     objective = Classify(labels=("a", "b"))
     generator = np.random.default_rng(0)
@@ -220,7 +220,7 @@ def test_likely_answers_with_what_cannot_be_one() -> None:
             a, b = theirs(**inputs, **labels, **more), mine(**inputs, **labels, **more)
         close(b.loss, a.loss)
         assert "start_top_index" not in b
-    with pytest.raises(ValueError, match="the text has 3 tokens"):
+    with pytest.raises(ValueError, match=" 3 tokens"):
         mine(input_ids=inputs["input_ids"][:, :3])
 
 
@@ -230,10 +230,10 @@ def test_likely_answers_with_what_cannot_be_one() -> None:
 @pytest.mark.parametrize("case", [LM, LEFT], ids=lambda case: case.id)
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"repetition_penalty": 1.4, "no_repeat_ngram_size": 2}])
 def test_writing(case: Case, settings: dict) -> None:
-    """As transformers where it reads the text again for each token. With its memory it writes another text, unless the
-    model reads from left to right: tokens that are kept do not see those written after them."""
+    """Equal to transformers if it reads the text again for each token. With its memory it generates another text,
+    unless the model is causal: cached tokens do not see later ones."""
     theirs, mine, ids = published(case)[0], shared(case), make_inputs(case, batch=2, length=6)["input_ids"]
-    ids = ids.clamp(min=6)  # where a pad is in a prompt, the published class sees it
+    ids = ids.clamp(min=6)  # the published class attends to padding in a prompt
     if case is LEFT:  # its published class cannot mask a batch
         ids, settings = ids[:1], {name: value for name, value in settings.items() if name != "num_beams"}
     usual = {"max_new_tokens": 7, "do_sample": False, "pad_token_id": 5, **settings}
@@ -253,7 +253,7 @@ def test_writing_after_pads_and_in_one_line_what_it_cannot() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=line):
             af.generate(model, input_ids=ids, **given)
-    with pytest.raises(ValueError, match="writes from left to right"):
+    with pytest.raises(ValueError, match="left to right"):
         af.generate(shared(BODY), input_ids=ids)
 
 

@@ -175,10 +175,10 @@ def test_refused(made: Any, line: str) -> None:
 
 
 @pytest.mark.parametrize("bad, line", [
-    ({"v_channels": 4}, "v_channels is 4"), ({"qk_channels": 8, "num_self_attention_heads": 3}, "no multiple of 3"),
-    ({"cross_attention_shape_for_attention": "v"}, "did you mean 'kv'"), ({"d_model": 12}, "d_model is 12"),
-    ({"architectures": ["PerceiverForOpticalFlow"]}, "architecture 'PerceiverForOpticalFlow' is not supported"),
-    ({"architectures": ["PerceiverModel"]}, "architecture 'PerceiverModel' is not supported"),
+    ({"v_channels": 4}, "v_channels .* 4"), ({"qk_channels": 8, "num_self_attention_heads": 3}, "multiple of 3"),
+    ({"cross_attention_shape_for_attention": "v"}, "did you mean 'kv'"), ({"d_model": 12}, "d_model 12 "),
+    ({"architectures": ["PerceiverForOpticalFlow"]}, "'PerceiverForOpticalFlow'.*PerceiverFor"),
+    ({"architectures": ["PerceiverModel"]}, "'PerceiverModel'.*PerceiverFor"),
 ])  # fmt: skip
 def test_configs_refused(bad: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=line):

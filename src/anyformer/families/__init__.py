@@ -1,4 +1,4 @@
-"""One file per family. The catalogue is found here by name; nothing outside this folder knows a family by name."""
+"""Published model families, one file each, and lookup by name. No module outside this folder names a family."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _files() -> tuple[str, ...]:
 
 @functools.cache
 def catalogue() -> dict[str, Family]:
-    """model_type -> Family, for every family file."""
+    """Return {model_type: Family} of all family files."""
     return {each.name: each for file in _files() for each in _in_file(file)}
 
 
@@ -31,7 +31,7 @@ def _in_file(module: str) -> tuple[Family, ...]:
 
 
 def find(model_type: str) -> Family:
-    file = model_type.replace("-", "_")  # most files are called like their family: then no other is imported
+    file = model_type.replace("-", "_")  # most families are in a file of that name: import no other file
     if file in _files():
         for each in _in_file(file):
             if each.name == model_type:
@@ -42,14 +42,13 @@ def find(model_type: str) -> Family:
 
 
 def names() -> Iterator[tuple[str, Family]]:
-    """(name, family) of every named description."""
+    """Yield (name, family) for every named description."""
     for each in catalogue().values():
         for name in each.sizes:
             yield name, each
 
 
 def find_description(name: str) -> Model:
-    """The description called `name` in the catalogue."""
     sizes = dict(names())
     if name not in sizes:
         raise ValueError(f"no description named {quote(name)}; {nearest(name, sizes)} (or a path to a spec.json)")

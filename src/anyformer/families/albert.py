@@ -1,5 +1,5 @@
-"""ALBERT [Lan et al. 2020]: few layers that run many times, tokens narrower than the model, and the order of two pieces
-of text in place of the next sentence."""
+"""ALBERT [Lan et al. 2020]: BERT with weights shared by all layers, token vectors narrower than the model, and
+sentence-order prediction instead of next-sentence prediction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Field, Ignored, Removed
-from anyformer.families.base.template import Class, Config, Entry, helper, rules_of, tied
+from anyformer.families.base.template import Class, Config, Entry, read_only, rules_of, tied
 from anyformer.families.shared import encoder
 from anyformer.families.shared.encoder import NORM
 from anyformer.models import EncoderModel
@@ -40,7 +40,7 @@ TEMPLATE = EncoderModel(
     ),
     encoder=Stack(
         depth=1,
-        order=(0,) * 12,  # the one layer runs twelve times
+        order=(0,) * 12,  # one layer, run twelve times
         layers=Block(
             attention=Sublayer(op=Attention(num_heads=64, dropout=0.0), out_norm=NORM, dropout=0.0),
             feedforward=Sublayer(op=MLP(width=16384, activation="gelu_tanh"), out_norm=NORM),
@@ -53,13 +53,13 @@ DROPPED = POOL.replace(dropout=0.1)
 LM = LMHead(vocab_size=30000, bias=True, transform=Transform(activation="gelu_tanh", norm=NORM, width=128), shift=False)
 
 
-def inner(spec: EncoderModel) -> int:
-    """How many layers a group has."""
+def group_size(spec: EncoderModel) -> int:
+    """Return the number of layers in a group."""
     return max(len(value_at(spec, "encoder.pattern")), 1)
 
 
-def share(spec: EncoderModel, n: int, c: Config) -> EncoderModel:
-    """Groups of `n` layers that run one after the other, each for its share of the depth."""
+def share_layers(spec: EncoderModel, n: int, c: Config) -> EncoderModel:
+    """Divide the depth equally among groups of `n` layers; each group runs repeatedly."""
     L, G, layer = c.num_hidden_layers, c.num_hidden_groups, value_at(spec, "encoder.layers")
     kinds = {f"inner_{j}": layer for j in range(n)}
     stack = Stack(
@@ -74,15 +74,15 @@ def share(spec: EncoderModel, n: int, c: Config) -> EncoderModel:
 def check(c: Config) -> None:
     L, G, n = c.num_hidden_layers, c.num_hidden_groups, c.inner_group_num
     if not 1 <= G <= L or n < 1:
-        raise ValueError(f"num_hidden_groups {G} of inner_group_num {n} do not share num_hidden_layers {L}")
+        raise ValueError(f"num_hidden_groups {G} must be 1 to num_hidden_layers {L}, inner_group_num {n} at least 1")
     encoder.check(c)
     if c.architecture == "AlbertForPreTraining" and c.num_labels != 2:
-        raise ValueError(f"num_labels is {c.num_labels}; two pieces of text have two orders")
+        raise ValueError(f"num_labels must be 2 for sentence order, got {c.num_labels}")
 
 
 def layer_rules(theirs: str, spec: EncoderModel) -> Iterator[Rule]:
     for k in range(value_at(spec, "encoder.depth")):
-        group, j = divmod(k, inner(spec))
+        group, j = divmod(k, group_size(spec))
         layer, ours = f"{theirs}.{group}.albert_layers.{j}", f"encoder.layers.{k}"
         names = {
             f"{layer}.attention.{{query,key,value,dense}}": f"{ours}.attention.op.{{q,k,v,o}}",
@@ -98,11 +98,11 @@ def size(width: int, depth: int, num_heads: int, published: float, note: str = "
     return Size({**shape, "intermediate_size": 4 * width}, published, note)
 
 
-ORIGINAL = "of the original code, where other values stood for experiments; the published class reads none of it"
+ORIGINAL = "from experiments in the original code; the published class does not read it"
 
 ALBERT = Family(
     name="albert",
-    about="encoders for text whose layers share their weights",
+    about="text encoders whose layers share their weights",
     template=TEMPLATE,
     classes={
         "AlbertForPreTraining": Class(SentenceOrderHead(lm=LM, pool=DROPPED), "sop_classifier.classifier"),
@@ -119,11 +119,11 @@ ALBERT = Family(
             path=lambda spec: spec.embedding.tokens.width or spec.width,
             addresses=("embedding.tokens.width", "**.transform.width"),
         ),
-        "num_hidden_layers": Field(12, lambda spec: len(spec.encoder.steps) // inner(spec)),
-        "num_hidden_groups": Field(1, lambda spec: spec.encoder.depth // inner(spec)),
-        "inner_group_num": Entry(1, inner, build=share),
-        "hidden_dropout_prob": ("embedding.dropout", "*.layers.attention.dropout"),  # published so
-        "classifier_dropout_prob": helper(
+        "num_hidden_layers": Field(12, lambda spec: len(spec.encoder.steps) // group_size(spec)),
+        "num_hidden_groups": Field(1, lambda spec: spec.encoder.depth // group_size(spec)),
+        "inner_group_num": Entry(1, group_size, build=share_layers),
+        "hidden_dropout_prob": ("embedding.dropout", "*.layers.attention.dropout"),  # not after the feed-forward
+        "classifier_dropout_prob": read_only(
             0.1,
             addresses=(
                 "head[SentenceOrderHead].pool.dropout",
@@ -151,13 +151,13 @@ ALBERT = Family(
     },
     prefix="albert.",
     checks=(check,),
-    # pretraining leaves a pooler and a sentence-order head behind that most classes have no use for
+    # left over from pretraining; most classes do not use them
     dropped=("~embeddings.position_ids", "~pooler.{p}", "sop_classifier.classifier.{p}"),
     sizes={
         "albert-base": size(768, 12, 12, 12e6),
         "albert-large": size(1024, 24, 16, 18e6),
         "albert-xlarge": size(2048, 24, 16, 60e6),
-        "albert-xxlarge": size(4096, 12, 64, 223e6, "the paper prints 235M; the released files hold 223M"),
+        "albert-xxlarge": size(4096, 12, 64, 223e6, "235M in the paper; the released files have 223M"),
     },
 )
 

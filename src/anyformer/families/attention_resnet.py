@@ -1,7 +1,7 @@
-"""ResNets whose bottlenecks hold attention in the place of the 3 x 3 convolution: LR-Net [Hu et al. 2019], stand-alone
-self-attention [Ramachandran et al. 2019] and HaloNet [Vaswani et al. 2021]. transformers has no class of them: there
-are descriptions, saved in our own form. Any other op fits the slot: set
-`encoder.stages.0.layers.convolutions.op.layers.1.op` to `{"kind": "NonLocal"}`, say."""
+"""ResNets with attention instead of the 3 x 3 convolution in each bottleneck: LR-Net [Hu et al. 2019], stand-alone
+self-attention [Ramachandran et al. 2019] and HaloNet [Vaswani et al. 2021]. transformers has no such class, so models
+are saved only in our own format. Any other op fits the slot: set `encoder.stages.0.layers.convolutions.op.layers.1.op`
+to `{"kind": "NonLocal"}`, for example."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ KINDS = {"local_relation": LocalRelation, "halo": HaloAttention}
 
 
 def bottlenecks(spec: Model) -> list[Any]:
-    """The layers of the first bottleneck of each stage."""
     encoder = value_at(spec, "encoder")
     return [
         encoder.down[i - encoder.first].layers if i >= encoder.first else stage.layers.steps["convolutions"].op.layers
@@ -66,8 +65,8 @@ FIELDS: dict[str, ConfigField] = {
     "depths": Field((3, 4, 6, 3), lambda spec: depths(spec)[-len(mixers(spec)) :]),
     "mixer": Field("halo", kind),
     "num_heads": Field((8, 8, 8, 8), lambda spec: tuple(op.num_heads for op in mixers(spec))),
-    "neighbourhood": Field(7, lambda spec: getattr(mixers(spec)[0], "size", 7)),  # a side, of local_relation
-    "block": Field(1, lambda spec: getattr(mixers(spec)[0], "block", 1)),  # a side, of halo
+    "neighbourhood": Field(7, lambda spec: getattr(mixers(spec)[0], "size", 7)),  # window side, for local_relation
+    "block": Field(1, lambda spec: getattr(mixers(spec)[0], "block", 1)),  # block side, for halo
     "halo": Field(3, lambda spec: getattr(mixers(spec)[0], "halo", 3)),
     "image_size": Field(224, image_size),
     "problem_type": Field(None, "head.problem"),
@@ -77,14 +76,14 @@ FIELDS: dict[str, ConfigField] = {
 def describe(c: Config) -> Model:
     stages = len(c.hidden_sizes)
     if not stages or {stages} != {len(each) for each in (c.bottleneck_sizes, c.depths, c.num_heads)}:
-        raise ValueError("hidden_sizes, bottleneck_sizes, depths and num_heads name one number for each stage")
+        raise ValueError("hidden_sizes, bottleneck_sizes, depths and num_heads need one number per stage")
     if c.mixer not in KINDS:
-        raise ValueError(f"mixer {quote(c.mixer)} is not valid; valid: {', '.join(KINDS)}")
+        raise ValueError(f"mixer={quote(c.mixer)} is not valid; valid: {', '.join(KINDS)}")
 
     def mixer(heads: int, stride: int) -> OpLayer:
         if c.mixer == "local_relation":
             return OpLayer(op=LocalRelation(num_heads=heads, size=c.neighbourhood, step=stride))
-        inside = stride if c.block % stride == 0 else 1  # every second query of a block, or the mean after the op
+        inside = stride if c.block % stride == 0 else 1  # stride the queries of a block, or average after the op
         op = HaloAttention(num_heads=heads, block=c.block, halo=c.halo, step=inside)
         return OpLayer(op=op, pool=stride // inside)
 
@@ -92,23 +91,23 @@ def describe(c: Config) -> Model:
         last = Convolution(kernel=1, activation="identity")
         return Convolution(kernel=1, width=narrow), mixer(heads, stride), last
 
-    found: list[Stack] = []
+    built: list[Stack] = []
     down: list[Down] = []
     before = c.embedding_size
     stem = Convolution(kernel=7, stride=2)
-    if c.mixer == "local_relation":  # its stem is such a layer too, in groups of eight channels
+    if c.mixer == "local_relation":  # its stem is attention too, with groups of 8 channels
         stem, groups = Convolution(kernel=1), max(before // 8, 1)
         down.append(LayersDown(width=before, layers=(mixer(groups, 2),), pool=3))
-        found.append(Stack(layers=Block(convolutions=bottleneck(layers(before, groups))), depth=0))
+        built.append(Stack(layers=Block(convolutions=bottleneck(layers(before, groups))), depth=0))
     sizes = zip(c.hidden_sizes, c.bottleneck_sizes, c.depths, c.num_heads, strict=True)
     for i, (width, narrow, depth, heads) in enumerate(sizes):
         stride = 2 if i else 1
-        if changes := stride > 1 or width != before or bool(down):  # the first layer is a step between stages
+        if changes := stride > 1 or width != before or bool(down):  # the first layer is the step between stages
             skip = Convolution(kernel=1, stride=stride, activation="identity")
             if depth < 1:
-                raise ValueError(f"depths is {c.depths}: the first layer of a stage leads to it, so it has at least 1")
+                raise ValueError(f"depths is {c.depths}: every stage needs at least 1 layer")
             down.append(ResidualDown(width=width, layers=layers(narrow, heads, stride), skip=skip))
-        found.append(Stack(layers=Block(convolutions=bottleneck(layers(narrow, heads))), depth=depth - changes))
+        built.append(Stack(layers=Block(convolutions=bottleneck(layers(narrow, heads))), depth=depth - changes))
         before = width
     return EncoderModel(
         width=c.embedding_size,
@@ -118,7 +117,7 @@ def describe(c: Config) -> Model:
             image_size=pair(c.image_size),
             pool=None if c.mixer == "local_relation" else 3,
         ),
-        encoder=Stages(stages=tuple(found), down=tuple(down), shows="images"),
+        encoder=Stages(stages=tuple(built), down=tuple(down), shows="images"),
         head=ClassifyHead(num_labels=c.num_labels, pool=Pool(take="mean"), problem=c.problem_type),
         init={"*": Kaiming(gain=3**-0.5, normal=False)},
     )
@@ -129,17 +128,17 @@ def bottleneck(layers: tuple[GridLayer, ...]) -> Sublayer:
 
 
 def rules(spec: Model) -> list[Rule]:
-    raise ValueError("no files of an attention_resnet are published; load a folder that anyformer saved (spec.json)")
+    raise ValueError("no attention_resnet checkpoints are published; load a folder saved by anyformer (with spec.json)")
 
 
 def lr_net(published: float, *depths: int) -> Size:
     config = {"mixer": "local_relation", "bottleneck_sizes": (100, 200, 400, 800), "num_heads": (10, 25, 50, 100)}
-    note = "7 x 7 neighbours, groups of 8 channels (of 10 where there are 100)"
+    note = "7 x 7 neighbours, heads of 8 channels (of 10 in the first stage)"
     return Size({**config, "depths": depths, "num_labels": 1000}, published, note)
 
 
 def sasa(published: float, *depths: int) -> Size:
-    return Size({"depths": depths, "num_labels": 1000}, published, "7 x 7 neighbours, a stem of convolutions")
+    return Size({"depths": depths, "num_labels": 1000}, published, "7 x 7 neighbours, convolutional stem")
 
 
 def halonet(published: float, expansion: float, third: int) -> Size:
@@ -152,13 +151,13 @@ def halonet(published: float, expansion: float, third: int) -> Size:
         "block": 8,
         "num_labels": 1000,
     }
-    return Size({**config, "image_size": 256}, published, "blocks of 8 x 8, a halo of 3")
+    return Size({**config, "image_size": 256}, published, "blocks of 8 x 8 with a halo of 3")
 
 
 FAMILIES = (
     Family(
         name="attention_resnet",
-        about="ResNets that look at neighbours where others convolve (LR-Net, SASA, HaloNet)",
+        about="ResNets with local attention instead of convolutions (LR-Net, SASA, HaloNet)",
         fields=FIELDS,
         describe=describe,
         rules=rules,

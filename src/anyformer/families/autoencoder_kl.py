@@ -1,5 +1,5 @@
-"""The autoencoder of latent diffusion [Rombach et al. 2022]: a picture to a grid of a few numbers and back. Published
-DiTs and Stable Diffusion draw in its numbers."""
+"""The autoencoder of latent diffusion [Rombach et al. 2022]: it encodes an image as a small grid of latents and decodes
+it again. Published DiTs and Stable Diffusion generate in its latent space."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ FIELDS: dict[str, ConfigField] = {
     "use_quant_conv": Field(True, "latent.project"),
     "use_post_quant_conv": Field(True, "painter.mix"),
     "mid_block_add_attention": Field(True, "embedding.attention"),
-    "latents_mean": Fixed(None, "numbers that are scaled channel by channel"),
-    "latents_std": Fixed(None, "numbers that are scaled channel by channel"),
-    "force_upcast": Ignored(True, "which precision a pipeline runs it in"),
-    "_class_name": Ignored(None, "the class, where diffusers writes it"),
-    "_diffusers_version": Ignored(None, "a record of where the file came from"),
+    "latents_mean": Fixed(None, "latents are scaled by one factor, not per channel"),
+    "latents_std": Fixed(None, "latents are scaled by one factor, not per channel"),
+    "force_upcast": Ignored(True, "the precision that a pipeline uses"),
+    "_class_name": Ignored(None, "the class, as diffusers writes it"),
+    "_diffusers_version": Ignored(None, "where the file came from"),
 }
 
 
@@ -54,7 +54,7 @@ def describe(c: Config) -> Model:
     for name, kind in (("down_block_types", DOWN), ("up_block_types", UP)):
         if list(getattr(c, name)) != [kind] * stages:
             value = quote(getattr(c, name))
-            raise ValueError(f"{name}={value} is not supported; valid: {kind!r}, for each of {quote(widths)}")
+            raise ValueError(f"{name}={value} is not supported; valid: {stages} times {kind!r}")
     if c.act_fn not in ACTIVATIONS:
         raise ValueError(f"act_fn={quote(c.act_fn)} is not valid; {nearest(str(c.act_fn), ACTIVATIONS)}")
     sides = (c.sample_size,) * 2 if isinstance(c.sample_size, int) else tuple(c.sample_size)
@@ -90,7 +90,7 @@ def describe(c: Config) -> Model:
 
 
 def rules(spec: AutoencoderModel) -> list[Rule]:
-    found: list[Rule] = []
+    blocks: list[Rule] = []
     step = {"norm1": "first_norm", "conv1": "first", "norm2": "second_norm", "conv2": "second", "conv_shortcut": "skip"}
     for theirs, ours, stages, then in (
         ("encoder", "embedding", "down_blocks", "downsamplers"),
@@ -109,23 +109,23 @@ def rules(spec: AutoencoderModel) -> list[Rule]:
             modules[f"{theirs}.{stages}.{{i}}.resnets.{{j}}.{name}"] = f"{ours}.stages.{{i}}.layers.{{j}}.{own}"
             modules[f"{middle}.resnets.0.{name}"] = f"{ours}.middle.first.{own}"
             modules[f"{middle}.resnets.1.{name}"] = f"{ours}.middle.last.{own}"
-        found += [Rename(f"{each}.{{p}}", f"{own}.{{p}}") for each, own in modules.items()]
+        blocks += [Rename(f"{each}.{{p}}", f"{own}.{{p}}") for each, own in modules.items()]
     numbers = 2 * spec.latent.width
     return [
-        *found,
+        *blocks,
         Reshape("quant_conv.weight", "latent.say.weight", (numbers, numbers, 1, 1)),
         Rename("quant_conv.bias", "latent.say.bias"),
         Rename("post_quant_conv.{p}", "painter.mix.{p}"),
     ]
 
 
-# before 2023 the attention in the middle had names of its own
+# names in the middle attention before 2023
 OLD = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 FAMILIES = (
     Family(
         name="autoencoder_kl",
-        about="squeezes pictures into a few numbers, in which latent diffusion draws, and draws them again",
+        about="autoencoder for images; latent diffusion generates in its latent space",
         fields=FIELDS,
         describe=describe,
         rules=rules,
@@ -146,7 +146,7 @@ FAMILIES = (
                     "sample_size": 256,
                 },
                 83.65e6,
-                "of Stable Diffusion 1 and of DiT: 8 x 8 pixels become 4 numbers",
+                "used by Stable Diffusion 1 and DiT: 8 x 8 pixels become 4 latents",
             ),
         },
     ),

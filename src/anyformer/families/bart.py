@@ -1,5 +1,5 @@
-"""BART [Lewis et al. 2020]: the original Transformer trained to undo noise, with learned positions and a norm after the
-embedding."""
+"""BART [Lewis et al. 2020]: the original Transformer trained as a denoising autoencoder, with learned positions and a
+norm after the embedding."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ ONLY_DECODER = DecoderModel(width=1024, embedding=EMBEDDING, decoder=DECODER, in
 
 
 def share_tables(spec: Model, tie: bool, c: Config) -> Model:
-    """One table for source, target and scores. Untied, that table stays in the files and nothing reads it."""
+    """Share one table for source, target and output. If not tied, files contain that table but nothing reads it."""
     shared = spec.pair and getattr(c, "share_encoder_decoder_embeddings", True)
     if not tie:
         return edit(spec, {"embedding.tokens.unused_table": True}) if shared else spec
@@ -75,7 +75,7 @@ def share_tables(spec: Model, tie: bool, c: Config) -> Model:
 
 
 def root_scale(c: Config) -> float | None:
-    """Vectors of tokens times the root of the width."""
+    """Return the factor on token vectors: sqrt(width) or None."""
     return c.d_model**0.5 if c.scale_embedding else None
 
 
@@ -83,8 +83,8 @@ def scale_at(*addresses: str) -> Entry:
     return entry(*addresses, read=lambda value, c: root_scale(c), write=lambda scale: scale is not None)
 
 
-OLD = "a choice of old configs that the published class no longer has"
-IN_MARIAN_TOO: dict[str, Any] = {
+OLD = "an option of old configs that the published class no longer has"
+SHARED_WITH_MARIAN: dict[str, Any] = {
     "is_decoder": Ignored(False, "follows from the class"),
     "normalize_before": Removed(False, OLD),
     "add_final_layer_norm": Removed(False, OLD),
@@ -100,7 +100,7 @@ ONLY_BART: dict[str, Any] = {
     "classif_dropout": Ignored(0.0, "an old name of classifier_dropout that nothing reads"),
     **dict.fromkeys(
         ("replacing_rate", "student_encoder_layers", "student_decoder_layers", "save_step"),
-        Ignored(None, "how a smaller copy was trained"),
+        Ignored(None, "how a distilled copy was trained"),
     ),
     "normalize_embedding": Removed(True, OLD),
     "static_position_embeddings": Removed(False, OLD),
@@ -115,7 +115,7 @@ CONFIG: dict[str, Any] = {
     "pad_token_id": ("*.tokens.padding_index", "padding_token"),
     "decoder_start_token_id": "start_token",
     "bos_token_id": Ignored(0, "used by generation"),
-    **IN_MARIAN_TOO,
+    **SHARED_WITH_MARIAN,
     **ONLY_BART,
 }
 
@@ -144,7 +144,7 @@ BASE = {
     for side in ("encoder", "decoder")
     for name, value in (("layers", 6), ("ffn_dim", 3072), ("attention_heads", 12))
 }
-# the same shape with the words of uncased BERT, trained to write a hidden fragment of the text [Song et al. 2019]
+# MASS: the same shape with uncased BERT's vocabulary, trained to predict a masked fragment [Song et al. 2019]
 MASS = {
     "vocab_size": 30522,
     "max_position_embeddings": 512,
@@ -159,20 +159,20 @@ MASS = {
 
 BART = Family(
     name="bart",
-    about="summaries and other rewriting, from a denoising autoencoder",
+    about="denoising encoder-decoders for summaries and other rewriting",
     template=TEMPLATE,
     classes={
         "BartForConditionalGeneration": Class(
             LMHead(vocab_size=50265, shift=False, offset=True), "lm_head", weights=LOGITS_BIAS
         ),
         "BartModel": Class(prefix=""),
-        "BartForSequenceClassification": Class(  # read where the source ends
+        "BartForSequenceClassification": Class(  # reads the vector at the end-of-sequence token
             ClassifyHead(num_labels=3, pool=Pool(take="token", token=2, dense=True, activation="tanh")),
             "classification_head.out_proj",
             weights={"classification_head.dense": "head.pool.dense"},
         ),
         "BartForQuestionAnswering": Class(SpanHead(), "qa_outputs"),
-        "BartForCausalLM": Class(  # published: whoever calls it moves the labels
+        "BartForCausalLM": Class(  # published: the caller shifts the labels
             LMHead(vocab_size=50265, shift=False),
             "lm_head",
             template=ONLY_DECODER,

@@ -1,5 +1,5 @@
-"""BERT [Devlin et al. 2019]: post-norm encoder, learned positions and segments, masked tokens and next sentence; with
-`is_decoder` the same layers read from left to right and may look at a memory [Rothe et al. 2020]."""
+"""BERT [Devlin et al. 2019]: post-norm encoder with learned positions and segments, trained on masked tokens and next
+sentences. With `is_decoder` the layers are causal, with optional cross-attention [Rothe et al. 2020]."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ POOL = Pool(take="first", dense=True, activation="tanh")
 DROPPED = POOL.replace(dropout=0.1)
 LM = LMHead(vocab_size=30522, bias=True, transform=Transform(activation="gelu", norm=NORM), shift=False)
 
-ORIGINAL = "of the first published files; no class reads it"
+ORIGINAL = "in the first published files; no class reads it"
 UNREAD = Ignored(None, ORIGINAL)
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 
 
 def small(width: int, depth: int, published: float) -> Size:
-    """Of "Well-Read Students Learn Better" [Turc et al. 2019]."""
+    """A size of "Well-Read Students Learn Better" [Turc et al. 2019]."""
     shape = {"num_hidden_layers": depth, "num_attention_heads": width // 64, "intermediate_size": 4 * width}
     return Size({"hidden_size": width, **shape}, published)
 
 
 BERT = Family(
     name="bert",
-    about="encoders for text, and decoders made of them",
+    about="text encoders, and decoders with the same layers",
     template=TEMPLATE,
     classes={
         "BertForPreTraining": Class(PretrainingHead(lm=LM, pool=POOL), "cls.seq_relationship"),
@@ -65,17 +65,17 @@ BERT = Family(
     },
     config={
         **encoder.CONFIG,
-        **encoder.OF_DECODERS,
+        **encoder.DECODER_FIELDS,
         "directionality": Removed("bidi", ORIGINAL),
         "pooler_type": Removed("first_token_transform", ORIGINAL),
         **{f"pooler_{name}": UNREAD for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head")},
         "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
     },
-    computed={"**.unused_bias": lambda c: not c.tie_word_embeddings},  # files hold a bias under two names
+    computed={"**.unused_bias": lambda c: not c.tie_word_embeddings},  # files contain the bias under two names
     weights={**encoder.WEIGHTS, "cls.predictions": encoder.vocabulary("transform.dense", "transform.LayerNorm")},
     prefix="bert.",
     checks=(encoder.check_decoder,),
-    # pretraining leaves a pooler and a next-sentence head behind that most classes have no use for
+    # left over from pretraining; most classes do not use them
     dropped=("~embeddings.position_ids", "~pooler.dense.{p}", "cls.seq_relationship.{p}"),
     sizes={
         "bert-base": Size({}, 110e6),
@@ -84,7 +84,7 @@ BERT = Family(
         "bert-mini": small(256, 4, 11.3e6),
         "bert-small": small(512, 4, 29.1e6),
         "bert-medium": small(512, 8, 41.7e6),
-        "bert-multilingual": Size({"vocab_size": 119547}, note="bert-base with a vocabulary of 104 languages, cased"),
+        "bert-multilingual": Size({"vocab_size": 119547}, note="bert-base with a cased vocabulary of 104 languages"),
     },
 )
 

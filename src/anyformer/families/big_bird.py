@@ -1,5 +1,5 @@
-"""BigBird [Zaheer et al. 2020]: BERT for long texts; blocks of tokens look at their neighbours, at both ends of the
-text and at random blocks. Short texts, and decoders, look at all pairs of tokens."""
+"""BigBird [Zaheer et al. 2020]: BERT for long texts; each block of tokens attends to its neighbours, to the first and
+last block and to random blocks. Short texts and decoders use full attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anyformer.families.base.fields import Fixed, Ignored
 from anyformer.families.base.template import Class, Config, Entry, activation, choice, divides, entry
 from anyformer.families.bert import DROPPED, LARGE, POOL
 from anyformer.families.shared import encoder
-from anyformer.families.shared.encoder import LAYERS, NORM, stack_of
+from anyformer.families.shared.encoder import LAYERS, NORM, stack_name
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.big_bird import BlockSparseAttention, BlockTextEmbedding, TextOnly
@@ -66,19 +66,19 @@ def without_blocks(embedding: BlockTextEmbedding | TextEmbedding) -> TextEmbeddi
     return TextEmbedding(**{name: value for name, value in embedding.items() if name not in blocks})
 
 
-def blocks(name: str) -> Entry:
-    """A number that only counts where attention is sparse."""
-    usual = getattr(TEMPLATE.embedding, name)
+def sparse_field(name: str) -> Entry:
+    """An entry that is read only if attention is sparse."""
+    default = getattr(TEMPLATE.embedding, name)
     return entry(
         f"{ATTENTION}.{name}",
         f"embedding.{name}",
-        read=lambda value, c: usual if c.attention_type == "original_full" else value,
+        read=lambda value, c: default if c.attention_type == "original_full" else value,
     )
 
 
 def attend_to_all(spec: EncoderModel, kind: str, c: Config) -> EncoderModel:
     if kind not in ("original_full", "block_sparse"):
-        raise ValueError(f"attention_type {quote(kind)}; it is 'original_full' or 'block_sparse'")
+        raise ValueError(f"attention_type={quote(kind)} is not valid; valid: original_full, block_sparse")
     if kind == "block_sparse":
         return spec
     op = value_at(spec, "encoder.layers.attention.op")
@@ -87,32 +87,32 @@ def attend_to_all(spec: EncoderModel, kind: str, c: Config) -> EncoderModel:
 
 
 def attention_type(spec: Model) -> str:
-    op = value_at(spec, f"{stack_of(spec)}.layers.attention.op")
+    op = value_at(spec, f"{stack_name(spec)}.layers.attention.op")
     return "block_sparse" if isinstance(op, BlockSparseAttention) else "original_full"
 
 
-def decode(spec: EncoderModel, is_decoder: bool, c: Config) -> Model:
-    """Other than BERT's, the memory of a decoder is returned with labels too."""
+def build_decoder(spec: EncoderModel, is_decoder: bool, c: Config) -> Model:
+    """Unlike BERT's, the decoder returns its cache with labels too."""
     if not is_decoder:
         return spec
-    found = encoder.decode(spec, is_decoder, c).replace(embedding=without_blocks(value_at(spec, "embedding")))
-    return found.replace(state_offered="always") if found.state_offered == "without labels" else found
+    model = encoder.build_decoder(spec, is_decoder, c).replace(embedding=without_blocks(value_at(spec, "embedding")))
+    return model.replace(state_offered="always") if model.state_offered == "without labels" else model
 
 
 def check(c: Config) -> None:
     if c.type_vocab_size < 1:
-        raise ValueError(f"type_vocab_size {c.type_vocab_size}: every token belongs to a segment")
-    if isinstance(c.classifier_dropout, bool):  # also where no head reads it
+        raise ValueError(f"type_vocab_size must be at least 1, got {c.type_vocab_size}")
+    if isinstance(c.classifier_dropout, bool):  # checked even if no head reads it
         raise ValueError(f"classifier_dropout={c.classifier_dropout} is not a number")
 
 
-# most classes carry a pooler that they do not use
+# most classes contain a pooler that they do not use
 UNUSED: dict[str, Any] = {"encoder.neck.rest": Unused(part=POOL)}
 IDLE_WEIGHTS = {"~pooler": "*.neck.rest.part.dense"}
 
 BIG_BIRD = Family(
     name="big_bird",
-    about="encoders for long texts, and decoders made of them",
+    about="encoders for long texts, and decoders with the same layers",
     template=TEMPLATE,
     classes={
         "BigBirdForPreTraining": Class(PretrainingHead(lm=LM, pool=POOL, tokens_alone=True), "cls.seq_relationship"),
@@ -128,7 +128,7 @@ BIG_BIRD = Family(
         "BigBirdForTokenClassification": Class(
             TagHead(num_labels=2, dropout=0.1), "classifier", changes=UNUSED, weights=IDLE_WEIGHTS
         ),
-        "BigBirdForQuestionAnswering": Class(  # with two labels whatever num_labels is
+        "BigBirdForQuestionAnswering": Class(  # ignores num_labels: always start and end
             QuestionHead(separator=66, feedforward=MLP(width=3072, activation="gelu_tanh"), norm=NORM, dropout=0.1),
             "qa_classifier.qa_outputs",
             weights={
@@ -155,8 +155,8 @@ BIG_BIRD = Family(
         ),
         "attention_probs_dropout_prob": f"{ATTENTION}.dropout",
         "max_position_embeddings": ("embedding.position.length", f"{ATTENTION}.length"),
-        "block_size": blocks("block_size"),
-        "num_random_blocks": blocks("random_blocks"),
+        "block_size": sparse_field("block_size"),
+        "num_random_blocks": sparse_field("random_blocks"),
         "use_bias": choice(f"{ATTENTION}.bias", {True: "qkvo", False: "o"}),
         "rescale_embeddings": entry(
             "embedding.scale",
@@ -165,9 +165,9 @@ BIG_BIRD = Family(
         ),
         "sep_token_id": "head.separator",
         "attention_type": Entry("block_sparse", attention_type, build=attend_to_all),
-        **encoder.OF_DECODERS,
-        "is_decoder": Entry(False, lambda spec: stack_of(spec) == "decoder", build=decode),
-        "add_cross_attention": Fixed(False, "the published self-attention then looks at the memory too"),
+        **encoder.DECODER_FIELDS,
+        "is_decoder": Entry(False, lambda spec: stack_name(spec) == "decoder", build=build_decoder),
+        "add_cross_attention": Fixed(False, "the published self-attention would read the encoder's states too"),
         "classifier_dropout": encoder.head_dropout(
             "head[ClassifyHead].pool.dropout", "head[ClassifyHead].pool.input_dropout", "head[TagHead].dropout"
         ),

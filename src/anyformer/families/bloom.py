@@ -6,7 +6,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Ignored, Removed
-from anyformer.families.base.template import Class, Config, Entry, divides, helper, interleave, tied
+from anyformer.families.base.template import Class, Config, Entry, divides, interleave, read_only, tied
 from anyformer.families.shared.heads import causal_mask, decoder_classes, tag_dropout
 from anyformer.models import DecoderModel, Model
 from anyformer.parts.attention.attention import Attention
@@ -46,7 +46,7 @@ MEGATRON = "a setting of the training code that the published class does not rea
 
 def classifier_dropout(spec: Model) -> float:
     if (dropout := tag_dropout(spec)) == value_at(spec, "decoder.layers.attention.dropout"):
-        raise Absent  # without it, hidden_dropout is used
+        raise Absent  # hidden_dropout is its default
     return dropout
 
 
@@ -66,15 +66,15 @@ CONFIG: dict[str, Any] = {
         addresses=("head[TagHead].dropout",),
         read=lambda value, c: c.hidden_dropout if value is None else value,
     ),
-    "pretraining_tp": helper(1),
-    "slow_but_exact": helper(False),
+    "pretraining_tp": read_only(1),
+    "slow_but_exact": read_only(False),
     "tie_word_embeddings": tied(True, LMHead="head.out.weight"),
     "pad_token_id": "head.pool.padding_token",
     "is_causal": causal_mask(f"{ATTENTION}.mask"),
     "bos_token_id": Ignored(1, "used by generation"),
     "eos_token_id": Ignored(2, "used by generation"),
-    "seq_length": Ignored(2048, "the length of training texts: ALiBi has no limit, nothing reads it"),
-    "n_inner": Removed(None, "the feed-forward is 4 times as wide as the model in the published class"),
+    "seq_length": Ignored(2048, "the length of training texts, which nothing reads: ALiBi has no limit"),
+    "n_inner": Removed(None, "in the published class the feed-forward is always 4 times as wide as the model"),
     "offset_alibi": Ignored(100, MEGATRON),
     **{
         name: Ignored(None, MEGATRON)
@@ -102,7 +102,7 @@ WEIGHTS = {
 
 def check_exact(c: Config) -> None:
     if c.slow_but_exact and c.pretraining_tp > 1:
-        raise ValueError("slow_but_exact with pretraining_tp above 1 is not supported: it leaves biases out")
+        raise ValueError("slow_but_exact=True with pretraining_tp above 1 is not supported: it omits biases")
 
 
 def size(depth: int, width: int, heads: int, published: float) -> Size:
@@ -111,7 +111,7 @@ def size(depth: int, width: int, heads: int, published: float) -> Size:
 
 BLOOM = Family(
     name="bloom",
-    about="decoder language models of 46 languages",
+    about="decoder language models for 46 languages",
     template=TEMPLATE,
     classes={
         **decoder_classes("Bloom", 250880),

@@ -1,6 +1,6 @@
-"""CLIP [Radford et al. 2021]: a text and an image that belong together have vectors that point the same way.
+"""CLIP [Radford et al. 2021]: a text encoder and an image encoder, trained so that matching pairs have similar vectors.
 
-Each tower is a family of its own, as published: files of one alone are common.
+Each tower is also a family, as in transformers: files of one tower are common.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def describe(c: Config) -> Model:
         spec = tower(c, "vision", IMAGE, "CLIPVisionModel")
         pool = value_at(spec, "head.pool").replace(take="rest", unused_norm=True)
         return spec.replace(head=ClassifyHead(num_labels=c.num_labels, pool=pool, problem=c.problem_type))
-    # their own projection_dim is not read here
+    # the projection_dim of the towers' configs is not read
     text = tower(c, "text", TEXT, "CLIPTextModelWithProjection", projection_dim=c.projection_dim)
     image = tower(c, "vision", IMAGE, "CLIPVisionModelWithProjection", projection_dim=c.projection_dim)
     text, image = (
@@ -45,7 +45,7 @@ def describe(c: Config) -> Model:
 
 
 def tower(c: Config, name: str, family: Family, architecture: str, **known: Any) -> EncoderModel:
-    """Where an old file has two configs of a tower, "text_config_dict" counts."""
+    """Return a tower. If an old file has two configs of it, "text_config_dict" wins."""
     old = getattr(c, f"{name}_config_dict")
     config = (getattr(c, f"{name}_config") or {}) if old is None else old
     spec = read_nested(f"{name}_config", config, family, architecture, **known)
@@ -89,7 +89,7 @@ LARGE = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24
 LARGE_TEXT = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
 CLIP = Family(
     name="clip",
-    about="a text tower and an image tower whose vectors are compared",
+    about="a text and an image encoder whose vectors are compared",
     fields={
         "text_config": nested_config(TEXT, tower_of("text"), {}),
         "vision_config": nested_config(IMAGE, tower_of("image"), {}),
@@ -99,7 +99,7 @@ CLIP = Family(
         "logit_scale_init_value": Field(2.6592, "head.scale"),
         "initializer_factor": Field(1.0, lambda spec: factor(spec.text, "head.*")),
         "problem_type": Field(None, "head.problem"),
-        "tie_last_hidden_states": Ignored(None, "the towers' own count"),
+        "tie_last_hidden_states": Ignored(None, "the towers' configs decide"),
     },
     describe=describe,
     rules=rules,

@@ -1,5 +1,5 @@
-"""CLIP's reader of texts [Radford et al. 2021]: each token sees those before it, and the one at the end speaks for the
-text. `clip.py` compares its vectors with those of images."""
+"""CLIP's text encoder [Radford et al. 2021]: causal layers; the vector of the end token represents the text. `clip.py`
+compares it with the vectors of images."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NORM = LayerNorm(eps=1e-5)
 def init(
     width: int, depth: int, factor: float = 1.0, other: float = 0.02, more: Mapping[str, Initializer] = Table()
 ) -> dict[str, Initializer]:
-    """Narrower where many layers add up, as published."""
+    """Return the published initialisers: smaller for weights whose outputs many layers add up."""
     deep = Normal(std=width**-0.5 * max(2 * depth, 1) ** -0.5 * factor)
     return {
         **{f"encoder.layers.*.op.{name}.weight": deep for name in ("q", "k", "v", "down")},
@@ -64,7 +64,7 @@ POOL = Pool(take="mark", token=49407)
 
 
 def short(value: float) -> float:
-    """Without the noise of a product and a quotient."""
+    """Round away floating-point noise."""
     return float(f"{value:.12g}")
 
 
@@ -97,7 +97,7 @@ CONFIG: dict[str, Any] = {
     **SHOWS,
     "bos_token_id": Ignored(49406, "a token id, used by tokenizers"),
     "pad_token_id": Ignored(1, "a token id, used by tokenizers"),
-    "initializer_range": Ignored(0.02, "nothing of a text tower starts by it"),
+    "initializer_range": Ignored(0.02, "the text encoder does not use it"),
     "dropout": Ignored(0.0, "a field of old files that nothing reads"),
     "problem_type": None,
 }
@@ -113,7 +113,7 @@ WEIGHTS = {
 
 TEXT = Family(
     name="clip_text_model",
-    about="CLIP's reader of texts alone",
+    about="CLIP's text encoder",
     template=TEMPLATE,
     classes={
         "CLIPTextModel": Class(PooledOutput(pool=POOL), prefix=""),

@@ -1,5 +1,5 @@
-"""CLIP's reader of images [Radford et al. 2021]: a first token, that belongs to no patch, speaks for the image.
-`clip.py` compares its vectors with those of texts."""
+"""CLIP's image encoder [Radford et al. 2021]: the vector of a class token represents the image. `clip.py` compares it
+with the vectors of texts."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def image_init(c: Config) -> dict[str, Initializer]:
 
 
 def initializer_range(spec: Model) -> float:
-    if not factor(spec):  # nothing says
+    if not factor(spec):  # with factor 0 every std is 0
         raise Absent
     return short(std(spec, "*") / factor(spec))
 
 
 IMAGE = TEXT.but(
     "clip_vision_model",
-    about="CLIP's reader of images alone",
+    about="CLIP's image encoder",
     template=TEMPLATE,
     classes={
         "CLIPVisionModel": Class(PooledOutput(pool=POOL), prefix=""),

@@ -1,9 +1,9 @@
-"""The Conformer [Gulati et al. 2020]: half a feed-forward, attention, a convolution and the other half in each layer,
-over a spectrogram of which two convolutions leave one frame in four. What is said is found in the frames by CTC, or a
-Transformer's decoder writes it [Guo et al. 2020]; the paper's transducer, an LSTM and a joint network, is not here.
+"""The Conformer [Gulati et al. 2020]: half a feed-forward, attention, a convolution and another half feed-forward per
+layer, on a spectrogram that two convolutions shorten to every fourth frame. Text is read off the frames by CTC or
+written by a Transformer decoder [Guo et al. 2020]; the paper's transducer (LSTM and joint network) is not included.
 
-No files of the paper's are published: there are descriptions, saved in our own form, with config fields named as those
-of the original Transformer."""
+The paper's weights are not published, so models are saved only in our own format; config fields are named as in the
+original Transformer."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
 
-INIT: dict[str, Initializer] = {"*": Kaiming(gain=3**-0.5, normal=False)}  # as torch draws them: no spread is published
+INIT: dict[str, Initializer] = {"*": Kaiming(gain=3**-0.5, normal=False)}  # torch's default: the paper gives no std
 
 
 def macaron(half: Sublayer, attention: Sublayer, convolution: Sublayer) -> Block:
-    """A Conformer's steps between the halves of a feed-forward [Lu et al. 2019], and a norm at the end."""
+    """Return a layer: two half feed-forwards [Lu et al. 2019] around attention and convolution, and a final norm."""
     last = half.replace(out_norm=LayerNorm())
     return Block(half_before=half, attention=attention, convolution=convolution, feedforward=last)
 
@@ -58,7 +58,7 @@ TEMPLATE = EncoderDecoderModel(
         ),
     ),
     decoder_embedding=TextEmbedding(
-        tokens=Tokens(vocab_size=1025, scale=12.0, padding_index=0),  # word pieces, and a pad, which is the blank too
+        tokens=Tokens(vocab_size=1025, scale=12.0, padding_index=0),  # 1024 word pieces, and padding = CTC's blank
         position=Sinusoidal(length=512),
         dropout=0.1,
     ),
@@ -78,29 +78,29 @@ TEMPLATE = EncoderDecoderModel(
 )
 
 
-def check_odd(name: str, taps: int) -> None:
-    """Classes that pad both ends alike lose a frame with an even number of taps."""
-    if taps % 2 == 0:
-        raise ValueError(f"{name} is odd, so that frames keep their places; got {taps}")
+def check_odd(name: str, kernel_size: int) -> None:
+    """Refuse an even kernel size: published classes pad both ends equally, so they would lose a frame."""
+    if kernel_size % 2 == 0:
+        raise ValueError(f"{name} must be odd, so that the number of frames stays the same; got {kernel_size}")
 
 
-def decode(spec: EncoderDecoderModel, layers: int, c: Config) -> Model:
-    """Without a decoder it is CTC that finds what is said."""
+def build_decoder(spec: EncoderDecoderModel, layers: int, c: Config) -> Model:
+    """Set the decoder's depth; with 0 layers, return an encoder with a CTC head."""
     if layers:
         return edit(spec, {"decoder.depth": layers})
     head = CTCHead(vocab_size=c.vocab_size, blank=c.pad_token_id, reduction="mean")
     return EncoderModel(width=spec.width, embedding=spec.embedding, encoder=spec.encoder, head=head, init=spec.init)
 
 
-def of_decoder(of: str | Entry) -> Entry:
-    """A field that only a decoder reads."""
-    own = entry(of) if isinstance(of, str) else of
-    usual = next(value for _, value in own.places(TEMPLATE))
+def decoder_field(of: str | Entry) -> Entry:
+    """An entry that is read only if the model has a decoder."""
+    field = entry(of) if isinstance(of, str) else of
+    default = next(value for _, value in field.places(TEMPLATE))
 
     def read(value: Any, c: Config) -> Any:
-        return usual if not c.decoder_layers else value if own.read is None else own.read(value, c)
+        return default if not c.decoder_layers else value if field.read is None else field.read(value, c)
 
-    return dataclasses.replace(own, read=read)
+    return dataclasses.replace(field, read=read)
 
 
 def check(c: Config) -> None:
@@ -111,11 +111,11 @@ def check(c: Config) -> None:
 
 
 def no_files(spec: Model) -> Weights:
-    raise ValueError("no files of a conformer are published; load a folder that anyformer saved (spec.json)")
+    raise ValueError("no conformer checkpoints are published; load a folder saved by anyformer (with spec.json)")
 
 
 def size(shape: tuple[int, int, int], decoder: int = 0) -> dict[str, Any]:
-    """Of the paper's table 1: width, layers, heads."""
+    """A size of the paper's table 1: width, layers, heads."""
     width, layers, heads = shape
     sides = {"attention_heads": heads, "ffn_dim": 4 * width}
     return {
@@ -133,7 +133,7 @@ SHAPES = {"s": ((144, 16, 4), "10.3 M"), "m": ((256, 16, 4), "30.7 M"), "l": ((5
 
 CONFORMER = Family(
     name="conformer",
-    about="speech into text by convolutions and attention",
+    about="speech recognition with convolutions and attention",
     template=TEMPLATE,
     classes={"": Class(LMHead(vocab_size=1025, shift=False))},
     config={
@@ -144,11 +144,11 @@ CONFORMER = Family(
             "encoder.layers.attention.op.position.num_heads",
         ),
         "encoder_ffn_dim": "encoder.layers.*.op[MLP].width",
-        "decoder_layers": Entry(0, lambda spec: spec.decoder.depth if spec.pair else 0, build=decode),
-        "decoder_ffn_dim": of_decoder("decoder.layers.feedforward.op.width"),
-        "decoder_attention_heads": of_decoder("decoder.layers.*.op.num_heads"),
+        "decoder_layers": Entry(0, lambda spec: spec.decoder.depth if spec.pair else 0, build=build_decoder),
+        "decoder_ffn_dim": decoder_field("decoder.layers.feedforward.op.width"),
+        "decoder_attention_heads": decoder_field("decoder.layers.*.op.num_heads"),
         "activation_dropout": "*.layers.*.op[MLP].dropout",
-        "activation_function": of_decoder(activation("decoder.layers.feedforward.op.activation")),
+        "activation_function": decoder_field(activation("decoder.layers.feedforward.op.activation")),
         "conv_kernel_size": "encoder.layers.convolution.op.kernel",
         "num_mel_bins": "embedding.channels",
         "subsampling_channels": "embedding.width",
@@ -158,19 +158,19 @@ CONFORMER = Family(
             lambda spec: spec.padding_token if spec.pair else spec.head.blank,
             addresses=("decoder_embedding.tokens.padding_index", "padding_token"),
         ),
-        "decoder_start_token_id": of_decoder("start_token"),
-        "max_target_positions": of_decoder("decoder_embedding.position.length"),
+        "decoder_start_token_id": decoder_field("start_token"),
+        "max_target_positions": decoder_field("decoder_embedding.position.length"),
     },
     computed={"decoder_embedding.tokens.scale": lambda c: c.d_model**0.5},
     checks=(check,),
     weights=no_files,
     sizes={
         **{
-            f"conformer-{name}": Size(size(shape), note=f"CTC; the paper's {count} have an LSTM transducer instead")
+            f"conformer-{name}": Size(size(shape), note=f"with CTC; the paper's {count} include an LSTM transducer")
             for name, (shape, count) in SHAPES.items()
         },
         **{
-            f"conformer-transformer-{name}": Size(size(shape, decoder=6), note="a Transformer writes")
+            f"conformer-transformer-{name}": Size(size(shape, decoder=6), note="with a Transformer decoder")
             for name, (shape, _) in SHAPES.items()
         },
     },

@@ -57,7 +57,7 @@ CONFIG: dict[str, Any] = {
     "n_head": "decoder.layers.attention.op.num_heads",
     "resid_pdrop": "decoder.layers.*.dropout",
     "embd_pdrop": "embedding.dropout",
-    "layer_norm_epsilon": "decoder.norm.eps",  # the norms of the layers keep theirs
+    "layer_norm_epsilon": "decoder.norm.eps",  # the norms of the layers have a fixed eps
     "initializer_range": "init.*.std",
     "tie_word_embeddings": tied(True, LMHead="head.out.weight"),
     "pad_token_id": "head.pool.padding_token",
@@ -78,7 +78,7 @@ WEIGHTS = {
 
 CTRL = Family(
     name="ctrl",
-    about="text steered by control codes",
+    about="decoder language model steered by control codes",
     template=TEMPLATE,
     classes={
         "CTRLLMHeadModel": Class(LMHead(vocab_size=246534, bias=True), "lm_head"),

@@ -1,5 +1,5 @@
-"""DeBERTa [He et al. 2021]: BERT's layers with disentangled attention, in which the distance of two tokens is a key and
-a query of its own. What DeBERTa v2 has beside it is in deberta_v2.py."""
+"""DeBERTa [He et al. 2021]: BERT with disentangled attention, in which relative positions have their own keys and
+queries. deberta_v2.py has the additions of versions 2 and 3."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Removed
-from anyformer.families.base.template import Class, Config, Entry, activation, entry, helper, interleave, parameter
+from anyformer.families.base.template import Class, Config, Entry, activation, entry, interleave, parameter, read_only
 from anyformer.families.shared import encoder
 from anyformer.families.shared.deberta import (
     ATTENTION,
     POSITION,
+    distance_field,
     distances,
-    of_distances,
     omit_default,
     relative_attention,
     scale,
@@ -55,7 +55,7 @@ TEMPLATE = EncoderModel(
     embedding=EMBEDDING,
     encoder=Stack(
         depth=12,
-        # with relative_attention the position of each attention is Disentangled
+        # relative_attention adds position=Disentangled(...) to each attention
         layers=edit(
             LAYERS,
             {"*.out_norm": NORM, "attention.op": DebertaAttention(num_heads=12, bias="qvo", dropout=0.1)},
@@ -67,19 +67,19 @@ POOL = Pool(take="first", dense=True, activation="gelu", dropout=0.1)
 LM = LMHead(vocab_size=50265, bias=True, transform=Transform(activation="gelu", norm=NORM, width=768), shift=False)
 
 
-def narrow(c: Config) -> int | None:
+def token_width(c: Config) -> int | None:
     return None if c.embedding_size == c.hidden_size else c.embedding_size
 
 
-def legacy(spec: EncoderModel) -> bool:
-    """Whether the head over the vocabulary is that of BERT: the other leaves its vectors as wide as they were."""
+def has_legacy_head(spec: EncoderModel) -> bool:
+    """Whether the language-model head is BERT's, which projects to the embedding width. The new one keeps the width."""
     if not isinstance(spec.head, LMHead) or spec.head.transform is None:
         raise Absent
     return spec.head.transform.width is not None
 
 
 def tie(spec: EncoderModel, value: bool, c: Config) -> EncoderModel:
-    """The head of legacy=False reads the table of tokens, whatever the config says of ties."""
+    """Tie the head to the token table. The head of legacy=False is always tied."""
     ties = isinstance(spec.head, LMHead) and (value or not c.legacy)
     return spec.replace(ties=(("head.out.weight", encoder.TOKENS),)) if ties else spec
 
@@ -89,7 +89,7 @@ CONFIG: dict[str, Any] = {
     "hidden_dropout_prob": ("embedding.dropout", "encoder.layers.*.dropout", "head[TagHead].dropout"),
     "type_vocab_size": entry("embedding.segments", read=lambda value, c: max(value, 0)),
     "tie_word_embeddings": dataclasses.replace(encoder.CONFIG["tie_word_embeddings"], build=tie),
-    "embedding_size": omit_default(entry("embedding.tokens.width", default=None, read=lambda value, c: narrow(c))),
+    "embedding_size": omit_default(entry("embedding.tokens.width", default=None, read=lambda value, c: token_width(c))),
     "max_position_embeddings": Entry(512, "embedding.position.length"),
     "position_biased_input": entry(
         "embedding.position",
@@ -97,25 +97,25 @@ CONFIG: dict[str, Any] = {
         write=lambda position: position is not None,
     ),
     "relative_attention": relative_attention(lambda c: distances(c, bias="q")),
-    "max_relative_positions": of_distances(-1, lambda position: position.reach),
-    "pos_att_type": of_distances(None, lambda position: ["c2p"] * position.by_query + ["p2c"] * position.by_key),
+    "max_relative_positions": distance_field(-1, lambda position: position.reach),
+    "pos_att_type": distance_field(None, lambda position: ["c2p"] * position.by_query + ["p2c"] * position.by_key),
     "talking_head": omit_default(entry(f"{ATTENTION}.talking", default=False)),
     "pooler_dropout": "head.pool.input_dropout",
     "pooler_hidden_act": activation("head.pool.activation"),
-    "pooler_hidden_size": helper(),
-    "cls_dropout": helper(
+    "pooler_hidden_size": read_only(),
+    "cls_dropout": read_only(
         addresses=("head.pool.dropout",), read=lambda value, c: c.hidden_dropout_prob if value is None else value
     ),
-    "legacy": Entry(True, legacy),
+    "legacy": Entry(True, has_legacy_head),
     "padding_idx": Removed(0, "an old name of pad_token_id"),
 }
 COMPUTED: dict[str, Callable[[Config], Any]] = {
-    f"{ATTENTION}.scale": lambda c: scale(c, 1 + len(score_terms(c))),  # a term counts, whatever its name
+    f"{ATTENTION}.scale": lambda c: scale(c, 1 + len(score_terms(c))),  # unknown terms count too
     "embedding.ignores_segments": lambda c: c.type_vocab_size < 1,
     "embedding.order": lambda c: (
-        ("segments", "position", "project", "norm", "dropout") if narrow(c) else EMBEDDING.order
+        ("segments", "position", "project", "norm", "dropout") if token_width(c) else EMBEDDING.order
     ),
-    "embedding.project_bias": lambda c: not narrow(c),
+    "embedding.project_bias": lambda c: not token_width(c),
     "head.transform.width": lambda c: (c.embedding_size or c.hidden_size) if c.legacy else None,
     "head.unused_bias": lambda c: c.legacy and not c.tie_word_embeddings,
 }
@@ -126,16 +126,14 @@ def check(c: Config) -> None:
     if width % c.num_attention_heads:
         raise ValueError(f"hidden_size {width} is not a multiple of {c.num_attention_heads} attention heads")
     if c.num_hidden_layers < 1:
-        raise ValueError(f"num_hidden_layers is {c.num_hidden_layers}; the first layer has the vectors of distances")
+        raise ValueError(f"num_hidden_layers must be at least 1, got {c.num_hidden_layers}")
     if kind in ("SequenceClassification", "MultipleChoice") and c.pooler_hidden_size not in (None, width):
-        raise ValueError(f"pooler_hidden_size {c.pooler_hidden_size}: the pooler reads hidden_size, {width}")
+        raise ValueError(f"pooler_hidden_size {c.pooler_hidden_size} must equal hidden_size {width}")
     if kind == "MaskedLM" and not c.legacy and (c.embedding_size or width) != width:
-        raise ValueError(
-            f"legacy=False scores vectors of hidden_size {width}, and embedding_size is {c.embedding_size}"
-        )
+        raise ValueError(f"legacy=False needs embedding_size {c.embedding_size} to equal hidden_size {width}")
     if kind == "QuestionAnswering" and c.num_labels != 2:
-        raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
-    Pool(  # also where no head reads it
+        raise ValueError(f"num_labels must be 2 for question answering (start and end), got {c.num_labels}")
+    Pool(  # checks the values even if no head reads them
         take="first",
         activation=activation_named(c.pooler_hidden_act),
         input_dropout=c.pooler_dropout,
@@ -144,8 +142,8 @@ def check(c: Config) -> None:
 
 
 def new_scores(theirs: str, spec: EncoderModel) -> list[Rule]:
-    """The head of legacy=False."""
-    if not isinstance(spec.head, LMHead) or legacy(spec):
+    """Rules of the language-model head of legacy=False."""
+    if not isinstance(spec.head, LMHead) or has_legacy_head(spec):
         return []
     modules = encoder.renames({f"{theirs}.dense": "head.transform.dense", f"{theirs}.LayerNorm": "head.transform.norm"})
     return [Rename(f"{theirs}.bias", "head.out.bias"), *modules]
@@ -176,7 +174,7 @@ def classes(name: str, lm: LMHead = LM) -> dict[str, Class]:
 
 
 def size(width: int, depth: int, heads: int, published: float, **more: Any) -> Size:
-    """As the authors trained them: with distances both ways, and no other positions."""
+    """A size as published by the authors: relative positions both ways (c2p and p2c) and no absolute positions."""
     shape = {"hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": heads}
     terms = {"relative_attention": True, "pos_att_type": "c2p|p2c", "position_biased_input": False}
     return Size({**shape, "intermediate_size": 4 * width, **terms, "legacy": False, **more}, published)
@@ -184,7 +182,7 @@ def size(width: int, depth: int, heads: int, published: float, **more: Any) -> S
 
 DEBERTA = Family(
     name="deberta",
-    about="encoders for text that compare contents and distances apart",
+    about="text encoders with separate attention terms for content and relative position",
     template=TEMPLATE,
     classes=classes("Deberta"),
     config=CONFIG,
@@ -192,9 +190,9 @@ DEBERTA = Family(
     weights=WEIGHTS,
     prefix="deberta.",
     checks=(check,),
-    # left over from pretraining, or never read
+    # left over from pretraining or never read
     dropped=("~embeddings.position_ids", "~embeddings.position_embeddings.weight", "mask_predictions.*"),
-    # the files of the authors have a head that legacy=False alone reads, and do not say so
+    # the authors' files have the head of legacy=False, but their configs do not say so
     absent={"cls.predictions.transform.LayerNorm.weight": {"legacy": False}},
     sizes={
         "deberta-base": size(768, 12, 12, 139e6),

@@ -1,5 +1,5 @@
-"""DeBERTa v2 and v3 [He et al. 2021, 2023]: far distances share vectors, which may go through the projections of the
-tokens, and the first layer may have a convolution beside it."""
+"""DeBERTa v2 and v3 [He et al. 2021, 2023]: long distances share vectors in buckets, relative positions may use the
+projections of the tokens, and the first layer may have a parallel convolution."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from anyformer.families import deberta
 from anyformer.families.base.family import Size
 from anyformer.families.base.fields import activation_at
-from anyformer.families.base.template import Class, Config, Entry, helper
+from anyformer.families.base.template import Class, Config, Entry, read_only
 from anyformer.families.deberta import DEBERTA, LM, OURS, POOL, THEIRS
 from anyformer.families.shared.deberta import (
     ATTENTION,
     POSITION,
+    distance_field,
     distances,
-    of_distances,
     omit_default,
     relative_attention,
     scale,
@@ -37,22 +37,22 @@ def distances_v2(c: Config) -> Disentangled | None:
     words = [word.strip() for word in c.norm_rel_ebd.lower().split("|")]
     norm = LayerNorm(eps=c.layer_norm_eps) if "layer_norm" in words else None
     buckets = c.position_buckets if c.position_buckets > 0 else None
-    found = distances(c, buckets=buckets, own=not c.share_att_key, norm=norm)
-    if found is None and norm is not None:  # files have it, and nothing to norm
+    position = distances(c, buckets=buckets, own=not c.share_att_key, norm=norm)
+    if position is None and norm is not None:  # files contain an unused norm
         return Disentangled(num_heads=c.num_attention_heads, reach=0, norm=norm)
-    return found
+    return position
 
 
 def norm_rel_ebd(spec: EncoderModel) -> str:
     return "layer_norm" if getattr(value_at(spec, POSITION), "norm", None) else "none"
 
 
-def convolve(spec: EncoderModel, kernel: int, c: Config) -> EncoderModel:
-    """A convolution of what came into the first layer, added to what leaves it."""
+def add_convolution(spec: EncoderModel, kernel: int, c: Config) -> EncoderModel:
+    """Add a convolution of the first layer's input to its output."""
     if kernel <= 0:
         return spec
     if kernel % 2 == 0:
-        raise ValueError(f"conv_kernel_size {kernel} is even, and would leave one token less")
+        raise ValueError(f"conv_kernel_size must be odd, so that the number of tokens stays the same; got {kernel}")
     op = TokenConvolution(
         kernel=kernel,
         groups=c.conv_groups,
@@ -68,8 +68,9 @@ def convolve(spec: EncoderModel, kernel: int, c: Config) -> EncoderModel:
 
 def check_heads(c: Config) -> None:
     if (width := c.attention_head_size) is not None and width * c.num_attention_heads != c.hidden_size:
-        line = f"{c.num_attention_heads} heads are as wide together as hidden_size, {c.hidden_size}"
-        raise ValueError(f"attention_head_size {width}: {line}")
+        raise ValueError(
+            f"attention_head_size {width} x {c.num_attention_heads} heads is not hidden_size {c.hidden_size}"
+        )
 
 
 def size(width: int, depth: int, heads: int, published: float, **more: Any) -> Size:
@@ -81,7 +82,7 @@ CONVOLVED = {"conv_kernel_size": 3, "conv_act": "gelu"}
 
 DEBERTA_V2 = DEBERTA.but(
     "deberta-v2",
-    about="encoders for text that compare contents and distances apart, far ones in groups (DeBERTa v2 and v3)",
+    about="DeBERTa v2 and v3: relative positions in buckets",
     changes={
         "width": 1536,
         "embedding.tokens.vocab_size": 128100,
@@ -97,11 +98,11 @@ DEBERTA_V2 = DEBERTA.but(
     config={
         "relative_attention": relative_attention(distances_v2),
         "talking_head": None,
-        "attention_head_size": helper(),
-        "position_buckets": omit_default(of_distances(-1, lambda position: position.buckets or -1)),
-        "share_att_key": omit_default(of_distances(False, lambda position: not position.own)),
+        "attention_head_size": read_only(),
+        "position_buckets": omit_default(distance_field(-1, lambda position: position.buckets or -1)),
+        "share_att_key": omit_default(distance_field(False, lambda position: not position.own)),
         "norm_rel_ebd": omit_default(Entry("none", norm_rel_ebd)),
-        "conv_kernel_size": Entry(0, f"{CONVOLUTION}.op.kernel", build=convolve),
+        "conv_kernel_size": Entry(0, f"{CONVOLUTION}.op.kernel", build=add_convolution),
         "conv_groups": omit_default(Entry(1, f"{CONVOLUTION}.op.groups")),
         "conv_act": omit_default(Entry("tanh", activation_at(f"{CONVOLUTION}.op.activation"))),
     },

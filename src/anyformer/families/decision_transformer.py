@@ -1,4 +1,4 @@
-"""The Decision Transformer [Chen et al. 2021]: a GPT-2 that reads returns, states and actions and says what to do."""
+"""The Decision Transformer [Chen et al. 2021]: a GPT-2 over returns, states and actions that predicts actions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anyformer.parts.head.trajectory import TrajectoryHead
 from anyformer.parts.position.absolute import Learned
 from anyformer.specs.addresses import edit
 
-OF_TEXT = ("n_embd", "tie_word_embeddings", "problem_type", "classifier_dropout", "hidden_dropout", "n_ctx")
+TEXT_FIELDS = ("n_embd", "tie_word_embeddings", "problem_type", "classifier_dropout", "hidden_dropout", "n_ctx")
 
 STACK = edit(
     TEMPLATE,
@@ -39,7 +39,7 @@ EPISODES = STACK.replace(
 
 DECISION_TRANSFORMER = GPT2.but(
     "decision_transformer",
-    about="what to do next, for a return that is asked for",
+    about="predicts the next action for a desired return (offline reinforcement learning)",
     template=STACK,
     classes={
         "DecisionTransformerModel": Class(
@@ -47,7 +47,7 @@ DECISION_TRANSFORMER = GPT2.but(
             template=EPISODES,
             weights={"~wpe": "embedding.everywhere"},
         ),
-        "DecisionTransformerGPT2Model": Class(prefix=""),  # the stack alone, over tokens
+        "DecisionTransformerGPT2Model": Class(prefix=""),  # only the stack, over tokens
     },
     config={
         "state_dim": ("embedding.state_width", "head.state_width"),
@@ -58,7 +58,7 @@ DECISION_TRANSFORMER = GPT2.but(
         "n_positions": ("embedding.everywhere.length", "embedding.position.length"),
         "n_inner": derived(f"{INNER}.width", of=lambda c: 4 * c.hidden_size, usual=lambda spec: 4 * spec.width),
         "pad_token_id": Ignored(None, "there is no text to pad"),
-        **dict.fromkeys((*OF_TEXT, *(name for name in GPT2.config if name.startswith("summary_")))),
+        **dict.fromkeys((*TEXT_FIELDS, *(name for name in GPT2.config if name.startswith("summary_")))),
     },
     computed={"decoder.layers.*.op.head_width": lambda c: c.hidden_size // c.n_head},
     weights={
@@ -67,7 +67,7 @@ DECISION_TRANSFORMER = GPT2.but(
     },
     prefix="encoder.",
     checks=(divides("n_head", "hidden_size"),),
-    aliases={name: own for name, own in GPT2.aliases.items() if name != "hidden_size"},
+    aliases={alias: name for alias, name in GPT2.aliases.items() if alias != "hidden_size"},
     sizes={"decision-transformer-gym": Size({"state_dim": 11, "act_dim": 3, "n_positions": 1024}, None)},
 )
 

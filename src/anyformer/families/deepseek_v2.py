@@ -1,4 +1,4 @@
-"""DeepSeek-V2 [2024]: latent attention, and many small experts beside some that every token uses."""
+"""DeepSeek-V2 [2024]: multi-head latent attention, and many small experts plus shared experts that every token uses."""
 
 from __future__ import annotations
 
@@ -76,12 +76,11 @@ TEMPLATE = DecoderModel(
     init={"*": Normal(std=0.02)},
 )
 
-
 METHODS = ("greedy", "group_limited_greedy")
 
 
 def group_count(name: str) -> Entry:
-    """A number of groups, which only counts where experts are chosen group by group."""
+    """An entry that is read only if experts are chosen in groups."""
 
     def recover(spec: Model) -> int:
         if value_at(spec, f"{MOE}.router.groups") == 1:
@@ -110,7 +109,7 @@ CONFIG: dict[str, Any] = {
     "qk_nope_head_dim": f"{ATTENTION}.head_width",
     "qk_rope_head_dim": f"{ATTENTION}.turned_width",
     "v_head_dim": f"{ATTENTION}.value_width",
-    "qk_head_dim": Ignored(None, "the sum of qk_nope_head_dim and qk_rope_head_dim, whatever it says"),
+    "qk_head_dim": Ignored(None, "always qk_nope_head_dim + qk_rope_head_dim"),
     "head_dim": Ignored(None, "replaced by qk_rope_head_dim"),
     "n_routed_experts": f"{MOE}.num_experts",
     "n_shared_experts": SHARED_EXPERTS,
@@ -119,7 +118,7 @@ CONFIG: dict[str, Any] = {
     "n_group": group_count("groups"),
     "topk_group": group_count("top_groups"),
     "routed_scaling_factor": f"{MOE}.router.scale",
-    "norm_topk_prob": Ignored(False, "published code leaves the weights as they are"),
+    "norm_topk_prob": Ignored(False, "published code never normalises the weights"),
     "hidden_act": activation("decoder.layers.feedforward.op.**.activation"),
     "mlp_bias": (f"{DENSE}.bias", f"{MOE}.shared.bias"),
     "max_position_embeddings": "length",
@@ -131,15 +130,15 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": tied(False, LMHead="head.out.weight"),
     "pad_token_id": ("embedding.tokens.padding_index", "head.pool.padding_token"),
     "is_causal": causal_mask(f"{ATTENTION}.mask"),
-    "output_router_logits": Ignored(False, "which outputs are returned by default; honoured by forward"),
+    "output_router_logits": Ignored(False, "which outputs are returned by default; read by forward"),
     "bos_token_id": Ignored(1, "used by generation"),
     "eos_token_id": Ignored(2, "used by generation"),
-    "pretraining_tp": Ignored(1, "splits the same sums over devices"),
-    "ep_size": Ignored(1, "over how many devices experts are spread"),
-    "aux_loss_alpha": Ignored(0.001, "a loss of DeepSeek's own trainer, which the published class does not take"),
-    "seq_aux": Ignored(True, "a loss of DeepSeek's own trainer, which the published class does not take"),
+    "pretraining_tp": Ignored(1, "how sums are split over devices"),
+    "ep_size": Ignored(1, "the number of devices for the experts"),
+    "aux_loss_alpha": Ignored(0.001, "a loss of DeepSeek's trainer that the published class does not have"),
+    "seq_aux": Ignored(True, "a loss of DeepSeek's trainer that the published class does not have"),
     "moe_layer_freq": Removed(1, "dense layers among the sparse ones"),
-    "scoring_func": Removed("softmax", "scores of another kind"),
+    "scoring_func": Removed("softmax", "other router scores"),
 }
 
 
@@ -160,13 +159,13 @@ WEIGHTS: dict[str, Any] = {
 }
 
 
-def own_keys(c: Config) -> None:
+def check_key_heads(c: Config) -> None:
     heads, keys = c.num_attention_heads, c.num_key_value_heads
-    if keys is not None and 2 * keys <= heads:  # others share nothing, as published
-        raise ValueError(f"num_key_value_heads={keys}: each of {heads} heads has its own keys here")
+    if keys is not None and 2 * keys <= heads:  # published: other values have no effect
+        raise ValueError(f"num_key_value_heads={keys} is not supported: each of the {heads} heads has its own keys")
 
 
-def known_method(c: Config) -> None:
+def check_topk_method(c: Config) -> None:
     if c.topk_method not in METHODS:
         raise ValueError(f"topk_method={quote(c.topk_method)} is not supported; valid: {', '.join(METHODS)}")
 
@@ -188,7 +187,7 @@ DEEPSEEK_V2 = Family(
     computed={f"{ATTENTION}.scale": score_scale},
     weights=WEIGHTS,
     prefix="model.",
-    checks=(known_method, divides("num_attention_heads", "hidden_size"), own_keys),
+    checks=(check_topk_method, divides("num_attention_heads", "hidden_size"), check_key_heads),
     aliases={"num_experts": "n_routed_experts"},
     sizes={
         "deepseek-v2-lite": Size(
@@ -197,7 +196,7 @@ DEEPSEEK_V2 = Family(
                 "num_hidden_layers": 27, "num_attention_heads": 16, "q_lora_rank": None, **LONG,
                 "rope_parameters": yarn(0.707),
             },
-            15.7e9, "2.4B parameters active a token, embeddings and output apart",
+            15.7e9, "2.4B parameters active per token, without embedding and output",
         ),
         "deepseek-v2": Size(
             {
@@ -206,7 +205,7 @@ DEEPSEEK_V2 = Family(
                 "topk_group": 3, "topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0, **LONG,
                 "rope_parameters": yarn(0.707),
             },
-            236e9, "21B parameters active a token",
+            236e9, "21B parameters active per token",
         ),
     },
 )  # fmt: skip

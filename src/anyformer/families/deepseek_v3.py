@@ -1,24 +1,24 @@
-"""DeepSeek-V3 [2024]: V2 with sigmoid scores, chosen with a correction that balances the experts without a loss."""
+"""DeepSeek-V3 [2024]: V2 with sigmoid router scores and a correction bias that balances experts without a loss."""
 
 from __future__ import annotations
 
 from anyformer.families.base.family import Size
 from anyformer.families.base.fields import Ignored, Removed
 from anyformer.families.base.template import Config, Entry
-from anyformer.families.deepseek_v2 import ATTENTION, DEEPSEEK_V2, DENSE, own_keys
+from anyformer.families.deepseek_v2 import ATTENTION, DEEPSEEK_V2, DENSE, check_key_heads
 from anyformer.families.shared.deepseek import MOE, yarn
-from anyformer.families.shared.heads import OF_TAGGERS, decoder_classes
+from anyformer.families.shared.heads import TAGGER_FIELDS, decoder_classes
 from anyformer.families.shared.rope import rope
 from anyformer.parts.feedforward.mlp import GatedMLP
 from anyformer.parts.feedforward.moe import MoE, TopK
 
-PREDICT = "how many tokens ahead DeepSeek's own code predicts; those layers are dropped here as in the published class"
-FIRST = "decoder.layers.dense.attention.op"  # the sparse layers have the same
+PREDICT = "multi-token prediction layers of DeepSeek's code; dropped, as in the published class"
+FIRST = "decoder.layers.dense.attention.op"  # sparse layers have the same attention
 
 
-def turned_channels(c: Config) -> None:
+def check_head_dim(c: Config) -> None:
     if c.head_dim not in (None, c.qk_rope_head_dim):
-        raise ValueError(f"head_dim={c.head_dim} is not qk_rope_head_dim, the channels that turn")
+        raise ValueError(f"head_dim={c.head_dim} must equal qk_rope_head_dim {c.qk_rope_head_dim}")
 
 
 DEEPSEEK_V3 = DEEPSEEK_V2.but(
@@ -62,20 +62,20 @@ DEEPSEEK_V3 = DEEPSEEK_V2.but(
         "norm_topk_prob": f"{MOE}.router.normalize",
         **rope(f"{ATTENTION}.position", interleaved=lambda c: c.rope_interleave),
         "rope_interleave": Entry(True, f"{FIRST}.position.interleaved"),
-        **OF_TAGGERS,
+        **TAGGER_FIELDS,
         "bos_token_id": Ignored(0, "used by generation"),
         "eos_token_id": Ignored(1, "used by generation"),
         "num_nextn_predict_layers": Ignored(1, PREDICT),
-        "topk_method": Removed("noaux_tc", "experts chosen in another way"),
-        "scoring_func": Removed("sigmoid", "scores of another kind"),
+        "topk_method": Removed("noaux_tc", "other ways to choose experts"),
+        "scoring_func": Removed("sigmoid", "other router scores"),
         "mlp_bias": None,
     },
-    checks=(turned_channels, own_keys),
+    checks=(check_head_dim, check_key_heads),
     aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
-    dropped=("~layers.61.*",),  # predicts a second token ahead; V3 has layers 0 to 60
+    dropped=("~layers.61.*",),  # the multi-token prediction layer; V3 has layers 0 to 60
     sizes={
         "deepseek-v3": Size(
-            {"max_position_embeddings": 163840, "rope_parameters": yarn(1.0)}, 671e9, "37B parameters active a token"
+            {"max_position_embeddings": 163840, "rope_parameters": yarn(1.0)}, 671e9, "37B parameters active per token"
         ),
     },
 )

@@ -1,4 +1,4 @@
-"""DeiT [Touvron et al. 2021]: a ViT with a second token before the patches, which learns what a teacher says."""
+"""DeiT [Touvron et al. 2021]: a ViT with a distillation token that is trained on a teacher's predictions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from anyformer.parts.head.image import DistilledHead
 
 DEIT = VIT.but(
     "deit",
-    about="encoders of images with a token for a teacher",
+    about="image encoders with a distillation token",
     changes={"embedding.prefix": 2, "embedding.position.offset": 2},
     classes={
         "DeiTForImageClassificationWithTeacher": Class(

@@ -1,4 +1,4 @@
-"""DistilBERT [Sanh et al. 2019]: every second layer of BERT, without segments or pooler, taught by the whole."""
+"""DistilBERT [Sanh et al. 2019]: half of BERT's layers, without segments and pooler, distilled from BERT."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TEMPLATE = EncoderModel(
         position=Learned(length=512),
         norm=NORM,
         dropout=0.1,
-        ignores_segments=True,  # folders with BertTokenizer give token_type_ids, which the published model ignores
+        ignores_segments=True,  # BertTokenizer returns token_type_ids, which the published model ignores
     ),
     encoder=Stack(
         depth=6,
@@ -52,14 +52,14 @@ def start_with_sines(spec: Model, value: bool, c: Config) -> Model:
     return spec.replace(init={POSITIONS: Sines(), **dict(spec.init.items())}) if value else spec
 
 
-def two_ends(c: Config) -> None:
+def check_num_labels(c: Config) -> None:
     if c.architecture.endswith("ForQuestionAnswering") and c.num_labels != 2:
-        raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
+        raise ValueError(f"num_labels must be 2 for question answering (start and end), got {c.num_labels}")
 
 
 DISTILBERT = Family(
     name="distilbert",
-    about="small encoders for text, distilled from BERT",
+    about="small text encoders distilled from BERT",
     template=TEMPLATE,
     classes={
         "DistilBertForMaskedLM": Class(
@@ -102,7 +102,7 @@ DISTILBERT = Family(
         "pre_classifier": "head.pool.dense",
     },
     prefix="distilbert.",
-    checks=(divides("n_heads", "dim"), two_ends),
+    checks=(divides("n_heads", "dim"), check_num_labels),
     aliases={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
     dropped=("~embeddings.position_ids",),
     sizes={"distilbert-base": Size({}, 66e6)},

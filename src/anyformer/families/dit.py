@@ -1,5 +1,5 @@
-"""The diffusion transformer [Peebles and Xie 2023]: a ViT that predicts the noise in a picture, or in its latents.
-Its norms and residuals are conditioned on the noise level and the class."""
+"""The diffusion transformer [Peebles and Xie 2023]: a ViT that predicts the noise in an image or its latents. The noise
+level and the class modulate its norms and residuals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Rule, Split, Spread
 
 ATTENTION, FEEDFORWARD, LAYER = "encoder.layers.attention", "encoder.layers.feedforward", "encoder.layers.{i}"
-EPS = 1e-6  # of the norms whose eps no config says
+EPS = 1e-6  # of the norms without an eps in the config
 
 TEMPLATE = EncoderModel(
     width=1152,
@@ -66,7 +66,7 @@ PLAIN: dict[str, Activation] = {
 }
 GATED: dict[str, Activation] = {"geglu": "gelu", "swiglu": "silu"}
 SCHEDULES = {"linear": "linear", "scaled_linear": "scaled_linear", "squaredcos_cap_v2": "cosine"}
-OLD = "of the class that this one was once a part of"
+OLD = "an option of Transformer2DModel, which once included this class"
 
 
 def width(c: Config) -> int:
@@ -95,11 +95,11 @@ def feedforward(name: str, c: Config) -> MLP | GatedMLP:
 
 def activation(op: MLP | GatedMLP) -> str:
     names = GATED if isinstance(op, GatedMLP) else PLAIN
-    return {own: name for name, own in names.items()}[op.activation]
+    return {ours: theirs for theirs, ours in names.items()}[op.activation]
 
 
-def unusual(default: Any, field: Entry) -> Entry:
-    """A field in words of ours: published configs say it only where it is not what all published models have."""
+def omit_if(default: Any, field: Entry) -> Entry:
+    """Omit a field on export if it has the value of all published models: published configs do not declare it."""
 
     def recover(spec: Model) -> Any:
         if (value := field.recover(spec)) == default:
@@ -123,27 +123,27 @@ CONFIG: dict[str, Any] = {
     "num_embeds_ada_norm": "embedding.condition.num_labels",
     "norm_elementwise_affine": f"{FEEDFORWARD}.pre_norm.norm.affine",
     "norm_eps": f"{FEEDFORWARD}.pre_norm.norm.eps",
-    "per_layer": unusual(True, entry("embedding.condition.per_layer")),
-    "beta_schedule": unusual("linear", choice("head.schedule.curve", SCHEDULES)),
-    "beta_start": unusual(1e-4, entry("head.schedule.start")),
-    "beta_end": unusual(0.02, entry("head.schedule.end")),
-    "num_train_timesteps": unusual(1000, entry("head.schedule.steps")),
-    "timestep_spacing": unusual("trailing", entry("head.schedule.spacing")),
-    "steps_offset": unusual(0, entry("head.schedule.offset")),
-    "norm_type": Fixed("ada_norm_zero", "the published class has no other"),
-    "norm_num_groups": Ignored(32, "of a norm that this class does not have"),
-    "upcast_attention": Ignored(False, "how scores are rounded in half precision"),
+    "per_layer": omit_if(True, entry("embedding.condition.per_layer")),
+    "beta_schedule": omit_if("linear", choice("head.schedule.curve", SCHEDULES)),
+    "beta_start": omit_if(1e-4, entry("head.schedule.start")),
+    "beta_end": omit_if(0.02, entry("head.schedule.end")),
+    "num_train_timesteps": omit_if(1000, entry("head.schedule.steps")),
+    "timestep_spacing": omit_if("trailing", entry("head.schedule.spacing")),
+    "steps_offset": omit_if(0, entry("head.schedule.offset")),
+    "norm_type": Fixed("ada_norm_zero", "the published class has only this norm"),
+    "norm_num_groups": Ignored(32, "for a norm that this class does not have"),
+    "upcast_attention": Ignored(False, "the precision of attention scores"),
     **dict.fromkeys(("cross_attention_dim", "num_vector_embeds"), Removed(None, OLD)),
     **dict.fromkeys(("use_linear_projection", "double_self_attention", "only_cross_attention"), Removed(False, OLD)),
     "attention_type": Removed("default", OLD),
-    "_class_name": Ignored(None, "the class, where diffusers writes it"),
-    "_diffusers_version": Ignored(None, "a record of where the file came from"),
-    "set_alpha_to_one": Fixed(True, "some noise is left at the end"),
-    "clip_sample": Fixed(False, "numbers that are cut off on the way"),
-    "prediction_type": Fixed("epsilon", "what is said is not the noise"),
-    "thresholding": Fixed(False, "numbers that are cut off on the way"),
-    "trained_betas": Fixed(None, "a table of its own"),
-    "rescale_betas_zero_snr": Fixed(False, "nothing is left of the picture at the noisiest step"),
+    "_class_name": Ignored(None, "the class, as diffusers writes it"),
+    "_diffusers_version": Ignored(None, "where the file came from"),
+    "set_alpha_to_one": Fixed(True, "the last step must remove all noise"),
+    "clip_sample": Fixed(False, "samples are not clipped"),
+    "prediction_type": Fixed("epsilon", "the model must predict the noise"),
+    "thresholding": Fixed(False, "samples are not clipped"),
+    "trained_betas": Fixed(None, "custom tables of betas"),
+    "rescale_betas_zero_snr": Fixed(False, "zero signal at the last step"),
     "problem_type": None,
 }
 
@@ -156,15 +156,15 @@ def inner(theirs: str, spec: Model) -> list[Rule]:
 
 
 def embedders(theirs: str, spec: Model) -> list[Rule]:
-    """Published classes store what makes the condition in every layer, also where one is meant for all."""
+    """Rules of the condition embedders. Published classes store one per layer, even if all layers share it."""
     modules = {"timestep_embedder.linear_1": "up", "timestep_embedder.linear_2": "down"}
     modules |= {"class_embedder.embedding_table": "label"}
     ours = "embedding.condition.embedders"
-    pairs = [(f"{theirs}.{module}.{{p}}", f"{own}.{{p}}") for module, own in modules.items()]
+    pairs = [(f"{theirs}.{module}.{{p}}", f"{name}.{{p}}") for module, name in modules.items()]
     if value_at(spec, "embedding.condition.per_layer"):
-        return [Rename(name, f"{ours}.{{i}}.{own}") for name, own in pairs]
+        return [Rename(source, f"{ours}.{{i}}.{name}") for source, name in pairs]
     layers = range(value_at(spec, "encoder.depth"))
-    return [Spread([name.replace("{i}", str(i)) for i in layers], f"{ours}.0.{own}") for name, own in pairs]
+    return [Spread([source.replace("{i}", str(i)) for i in layers], f"{ours}.0.{name}") for source, name in pairs]
 
 
 STEPS = "{attention.pre_norm,attention.residual,feedforward.pre_norm,feedforward.residual}"
@@ -201,7 +201,7 @@ SIZES = {
 }
 DIT = Family(
     name="dit",
-    about="diffusion Transformers: which noise is in a picture of some label, by which pictures are drawn",
+    about="diffusion Transformers that generate images of a class",
     template=TEMPLATE,
     classes={"DiTTransformer2DModel": Class(HEAD)},
     config=CONFIG,

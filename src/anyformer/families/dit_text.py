@@ -1,5 +1,5 @@
-"""A diffusion transformer that draws what a text tells: between attention and feed-forward each layer looks at the
-states of the text's encoder."""
+"""A diffusion transformer that generates images from text: each layer has a cross-attention to the states of a text
+encoder, between attention and feed-forward."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from anyformer.specs.addresses import value_at
 from anyformer.stacks.block import Block
 from anyformer.stacks.sublayer import Sublayer
 
-LOOK = Sublayer(pre_norm=LayerNorm(eps=EPS, affine=False), op=Attention(num_heads=16, memory=True, memory_width=768))
+CROSS = Sublayer(pre_norm=LayerNorm(eps=EPS, affine=False), op=Attention(num_heads=16, memory=True, memory_width=768))
 DIT_TEXT = DIT.but(
     "dit_text",
-    about="diffusion Transformers for pictures that a text tells",
+    about="diffusion Transformers that generate images from a text",
     changes={
         "encoder.layers": Block(
-            attention=value_at(TEMPLATE, ATTENTION), cross_attention=LOOK, feedforward=value_at(TEMPLATE, FEEDFORWARD)
+            attention=value_at(TEMPLATE, ATTENTION), cross_attention=CROSS, feedforward=value_at(TEMPLATE, FEEDFORWARD)
         ),
         "embedding.condition.num_labels": None,
     },

@@ -1,9 +1,9 @@
-"""T-DMCA [Liu et al. 2018]: the Transformer's decoder alone, for texts of thousands of tokens; its layers look in turn
-inside blocks (L) and at keys and values that a strided convolution made fewer (M). transformers has no class of it:
-there are descriptions, saved in our own form, and config fields are named as those of the original Transformer here.
+"""T-DMCA [Liu et al. 2018]: a decoder for texts of thousands of tokens. Layers alternate between attention within
+blocks (L) and attention to keys and values that a strided convolution compresses (M). transformers has no such class,
+so models are saved only in our own format; config fields are named as in the original Transformer.
 
-Its rivals in the paper's table: `transformer-d` has full layers (F) alone; `t-dmca-moe-128` and `t-dmca-moe-256` have
-experts in the compressed layers (which layers is our choice); `transformer-base` is the encoder and decoder; LSTM and
+The other models of the paper's table: `transformer-d` has only full layers (F); `t-dmca-moe-128` and `t-dmca-moe-256`
+have experts in the compressed layers (our choice of layers); `transformer-base` is the encoder-decoder; LSTM and
 AdditiveAttention are the parts of seq2seq with attention."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rule
 
 KINDS = {"L": "local", "M": "compressed", "F": "full"}
-FIRST = "decoder.layers.0"  # its feed-forward is that of all
+FIRST = "decoder.layers.0"  # all layers have the same feed-forward
 
 
 def order(spec: DecoderModel) -> str:
@@ -56,7 +56,7 @@ FIELDS: dict[str, ConfigField] = {
     "layers": Field("LMLML", order),
     "num_heads": Field(8, "decoder.layers.attention.op.num_heads"),
     "d_ff": Field(2048, inner_width),
-    "num_experts": Field(0, expert_count),  # in the compressed layers; 0: none
+    "num_experts": Field(0, expert_count),  # in the compressed layers; 0: no experts
     "block_size": Field(256, "decoder.layers.local.attention.op.size"),
     "kernel_size": Field(3, "decoder.layers.compressed.attention.op.kernel"),
     "stride": Field(3, "decoder.layers.compressed.attention.op.stride"),
@@ -72,7 +72,7 @@ FIELDS: dict[str, ConfigField] = {
 def describe(c: Config) -> Model:
     if not c.layers or set(c.layers) - KINDS.keys():
         raise ValueError(
-            f"layers {quote(c.layers)}: a letter for each layer: L (local), M (memory-compressed), F (full)"
+            f"layers={quote(c.layers)} must have one letter per layer: L (local), M (memory-compressed) or F (full)"
         )
 
     def layer(op: Any, experts: int = 0) -> Block:
@@ -111,7 +111,7 @@ def describe(c: Config) -> Model:
 
 
 def rules(spec: Model) -> list[Rule]:
-    raise ValueError("no files of a T-DMCA are published; load a folder that anyformer saved (spec.json)")
+    raise ValueError("no T-DMCA checkpoints are published; load a folder saved by anyformer (with spec.json)")
 
 
 FAMILIES = (
@@ -123,12 +123,12 @@ FAMILIES = (
         rules=rules,
         architectures=(),
         sizes={
-            "t-dmca": Size({}, note="L-M-L-M-L, blocks of 256 tokens, one key for three; no mixture of experts"),
+            "t-dmca": Size({}, note="L-M-L-M-L, blocks of 256 tokens, three keys compressed to one; no experts"),
             **{
-                f"t-dmca-moe-{count}": Size({"num_experts": count}, note=f"{count} experts in the two layers M")
+                f"t-dmca-moe-{count}": Size({"num_experts": count}, note=f"{count} experts in each of the two M layers")
                 for count in (128, 256)
             },
-            "transformer-d": Size({"layers": "FFFFF"}, note="the decoder alone, each layer sees the whole past"),
+            "transformer-d": Size({"layers": "FFFFF"}, note="only the decoder; each layer sees all earlier tokens"),
         },
     ),
 )

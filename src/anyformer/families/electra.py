@@ -1,5 +1,5 @@
-"""ELECTRA [Clark et al. 2020]: a small generator that fills masks, and a discriminator that finds the tokens it filled
-in; both are BERT's encoder behind tokens of a width of their own."""
+"""ELECTRA [Clark et al. 2020]: a small generator that fills masks and a discriminator that detects the replaced tokens.
+Both are BERT encoders whose token vectors have their own width."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ LM = LMHead(vocab_size=30522, bias=True, transform=Transform(activation="gelu", 
 
 
 def size(embedding: int, width: int, depth: int, heads: int, published: float | None) -> Size:
-    kind = "ElectraForPreTraining" if published else "ElectraForMaskedLM"
+    name = "ElectraForPreTraining" if published else "ElectraForMaskedLM"
     shape = {"embedding_size": embedding, "hidden_size": width, "num_hidden_layers": depth}
     return Size(
-        {"architectures": [kind], **shape, "num_attention_heads": heads, "intermediate_size": 4 * width}, published
+        {"architectures": [name], **shape, "num_attention_heads": heads, "intermediate_size": 4 * width}, published
     )
 
 
 ELECTRA = Family(
     name="electra",
-    about="encoders for text that learned to tell replaced tokens, and their generators",
+    about="text encoders trained to detect replaced tokens, and their generators",
     template=TEMPLATE,
     classes={
         "ElectraForPreTraining": Class(DetectHead(activation="gelu"), "discriminator_predictions.dense_prediction"),
@@ -75,7 +75,7 @@ ELECTRA = Family(
     },
     config={
         **encoder.CONFIG,
-        **encoder.OF_DECODERS,
+        **encoder.DECODER_FIELDS,
         "embedding_size": Entry(
             path=lambda spec: spec.embedding.tokens.width or spec.width,
             addresses=("embedding.tokens.width",),
@@ -86,7 +86,7 @@ ELECTRA = Family(
             "head[ClassifyHead].pool.input_dropout", "head[ClassifyHead].pool.dropout", "head[TagHead].dropout"
         ),
         **summary.pool_entries("head[MultipleChoiceHead].pool"),
-        "generator_size": Ignored(None, "how a pair was made; each of the two has a config of its own"),
+        "generator_size": Ignored(None, "the relative size of the generator, which has its own config"),
         "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
     },
     computed={"head.transform.width": lambda c: c.embedding_size},

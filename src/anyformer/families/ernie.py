@@ -1,5 +1,5 @@
-"""ERNIE [Sun et al. 2019]: BERT that learned to fill in whole phrases and names; from ERNIE 2.0 on [Sun et al. 2020]
-each token also has a vector for the task it is read for."""
+"""ERNIE [Sun et al. 2019]: BERT trained to fill in whole phrases and names. Since ERNIE 2.0 [Sun et al. 2020] each
+token also has a task vector."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from anyformer.families.base.family import Size
 from anyformer.families.base.fields import Absent, Field
-from anyformer.families.base.template import Config, Entry, whole
+from anyformer.families.base.template import Config, Entry, require_integer
 from anyformer.families.bert import BERT, LARGE
 from anyformer.models import Model
 from anyformer.parts.embedding.labelled_text import TaskText
@@ -31,11 +31,11 @@ CLASSES = {
     name.replace("Bert", "Ernie").replace("LMHeadModel", "ForCausalLM"): each for name, each in BERT.classes.items()
 }
 SECOND = {"type_vocab_size": 4, "use_task_id": True}
-OF_BERT = "as large as BERT; the paper prints no count of its own"
+SAME_AS_BERT = "the size of BERT; the paper gives no count"
 
 ERNIE = BERT.but(
     name="ernie",
-    about="encoders for text that know the task they read for, and decoders made of them",
+    about="text encoders with task vectors, and decoders with the same layers",
     classes=CLASSES,
     config={
         "use_task_id": Entry(False, lambda spec: isinstance(spec.embedding, TaskText), build=add_tasks),
@@ -43,11 +43,11 @@ ERNIE = BERT.but(
     },
     weights={"~embeddings.task_type_embeddings": "embedding.tasks"},
     prefix="ernie.",
-    checks=(*BERT.checks, whole("task_type_vocab_size")),
+    checks=(*BERT.checks, require_integer("task_type_vocab_size")),
     sizes={
         "ernie-1.0-base": Size({"vocab_size": 18000, "max_position_embeddings": 513, "hidden_act": "relu"}),
-        "ernie-2.0-base": Size(SECOND, 110e6, OF_BERT),
-        "ernie-2.0-large": Size({**LARGE, **SECOND}, 340e6, OF_BERT),
+        "ernie-2.0-base": Size(SECOND, 110e6, SAME_AS_BERT),
+        "ernie-2.0-large": Size({**LARGE, **SECOND}, 340e6, SAME_AS_BERT),
     },
 )
 

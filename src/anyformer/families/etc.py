@@ -1,7 +1,7 @@
-"""ETC [Ainslie et al. 2020]: BERT whose first tokens are global and see all, while the rest of a long text sees a
-radius; positions are labels of pairs. transformers has no class of it: there are descriptions, saved in our own form,
-and config fields are named as BERT's. Global and long tokens share all weights but the vectors of labels, where the
-paper also has feed-forwards of their own."""
+"""ETC [Ainslie et al. 2020]: BERT for long texts; the first tokens are global and see everything, the others see a
+local radius; positions are relative labels. transformers has no such class, so models are saved only in our own format;
+config fields are named as BERT's. Global and long tokens share all weights except the label vectors; in the paper they
+also have separate feed-forwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OP = "encoder.layers.attention.op"
 
 
 def mask(radius: int, first: int) -> Mask:
-    """A token sees `radius` tokens on each side and the global ones; those see all."""
+    """Return the mask: tokens see `radius` tokens on each side and the global tokens, which see everything."""
     return Window(size=radius + 1, ahead=True) | Global(first=first)
 
 
@@ -31,7 +31,7 @@ def radius(spec: Model) -> int:
 
 
 def weights(spec: Model) -> Weights:
-    raise ValueError("no files of an etc are published; load a folder that anyformer saved (spec.json)")
+    raise ValueError("no etc checkpoints are published; load a folder saved by anyformer (with spec.json)")
 
 
 SMALL = {
@@ -40,7 +40,7 @@ SMALL = {
 }  # fmt: skip
 ETC = Family(
     name="etc",
-    about="encoders for long and structured texts: global tokens, and a radius for the rest",
+    about="encoders for long and structured texts, with global tokens and local attention",
     template=edit(
         bert.TEMPLATE,
         {
@@ -66,8 +66,8 @@ ETC = Family(
     weights=weights,
     checks=(encoder.check,),
     sizes={
-        "etc-base": Size({}, note="texts of 4096 behind 230 global tokens, a radius of 84"),
-        "etc-tiny": Size(SMALL, note="a size of our own: 16 global tokens and a radius of 16"),
+        "etc-base": Size({}, note="4096 tokens after 230 global tokens, radius 84"),
+        "etc-tiny": Size(SMALL, note="our own size: 16 global tokens, radius 16"),
     },
 )
 

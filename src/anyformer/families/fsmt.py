@@ -1,9 +1,9 @@
-"""fairseq's WMT19 translators [Ng et al. 2019]: the original Transformer with two vocabularies, and positions that are
-counted from the padding token and do not count it."""
+"""fairseq's WMT19 translation models [Ng et al. 2019]: the original Transformer with two vocabularies; positions start
+after the padding token's id and skip padding."""
 
 from __future__ import annotations
 
-from anyformer.families.bart import BART, IN_MARIAN_TOO, ONLY_BART, equal_heads, scale_at
+from anyformer.families.bart import BART, ONLY_BART, SHARED_WITH_MARIAN, equal_heads, scale_at
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, Entry
 from anyformer.families.shared.transformer import ALIASES, TOKENS, check_padding
@@ -13,7 +13,7 @@ from anyformer.parts.head.language import LMHead, VocabularyOutput
 from anyformer.parts.position.absolute import Sinusoidal
 from anyformer.parts.position.numbering import WithoutToken
 
-OUT, STARTS = "~decoder.output_projection", "labels that are moved begin with their own last token"
+OUT, STARTS = "~decoder.output_projection", "shifted labels start with their last token"
 EMBEDDING = TextEmbedding(
     tokens=Tokens(vocab_size=42024, padding_index=1),
     scale=32.0,
@@ -24,23 +24,23 @@ EMBEDDING = TextEmbedding(
 
 
 def share_tables(spec: Model, tie: bool, c: Config) -> Model:
-    """Source and scores read the decoder's table."""
+    """Tie the source embedding and the output to the decoder's table."""
     ties = [(name, f"decoder_{TOKENS}") for name in (TOKENS, "head.out.weight")]
     return spec.replace(ties=tuple(ties)) if tie else spec
 
 
-def vocabularies(c: Config) -> None:
+def check_vocabularies(c: Config) -> None:
     pad, source, target = c.pad_token_id, c.src_vocab_size, c.tgt_vocab_size
     if pad is None or pad < 0:
-        raise ValueError(f"pad_token_id is {pad}; positions are counted from it")
+        raise ValueError(f"pad_token_id must be an id of at least 0, because positions start after it; got {pad}")
     if c.tie_word_embeddings and source != target:
-        raise ValueError(f"src_vocab_size {source} is not tgt_vocab_size {target}, and they share a table")
+        raise ValueError(f"tie_word_embeddings needs src_vocab_size {source} = tgt_vocab_size {target}")
     check_padding(c, source, target)
 
 
 FSMT = BART.but(
     "fsmt",
-    about="translation, fairseq's WMT19 models",
+    about="translation: fairseq's WMT19 models",
     changes={
         "embedding": EMBEDDING,
         "decoder_embedding": EMBEDDING.replace(unseen=1),
@@ -54,7 +54,7 @@ FSMT = BART.but(
         "FSMTModel": Class(VocabularyOutput(vocab_size=42024), OUT, prefix=""),
     },
     config={
-        **dict.fromkeys((*ONLY_BART, *IN_MARIAN_TOO, "vocab_size", "is_causal")),
+        **dict.fromkeys((*ONLY_BART, *SHARED_WITH_MARIAN, "vocab_size", "is_causal")),
         "src_vocab_size": "embedding.tokens.vocab_size",
         "tgt_vocab_size": ("decoder_embedding.tokens.vocab_size", "head.vocab_size"),
         "scale_embedding": scale_at("embedding.scale", "decoder_embedding.scale"),
@@ -62,12 +62,12 @@ FSMT = BART.but(
         "pad_token_id": ("padding_token", "*.tokens.padding_index", "*.numbering.token", "decoder_embedding.unseen"),
         "decoder_start_token_id": Ignored(2, f"used by generation; {STARTS}"),
         "eos_token_id": Ignored(2, "used by generation"),
-        "langs": Ignored(["en", "de"], "how text is tokenised"),
-        "decoder": Ignored(None, "a record of old configs that nothing reads"),
+        "langs": Ignored(["en", "de"], "used by tokenizers"),
+        "decoder": Ignored(None, "a field of old configs that nothing reads"),
     },
     computed={"*.position.offset": lambda c: c.pad_token_id + 1},
     weights={"~{encoder,decoder}.layernorm_embedding": None},
-    checks=(vocabularies, equal_heads),
+    checks=(check_vocabularies, equal_heads),
     aliases={**ALIASES, "vocab_size": "tgt_vocab_size"},
     dropped=(),
 )

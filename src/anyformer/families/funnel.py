@@ -1,5 +1,5 @@
-"""Funnel-Transformer [Dai et al. 2020]: an encoder that halves the text between its blocks, and where every token needs
-an answer a small decoder over the full length again."""
+"""Funnel-Transformer [Dai et al. 2020]: an encoder that halves the sequence between its blocks. Classes that need a
+vector per token add a small decoder at full length."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Heads, Rename, Rule
 
-SHORT = ("FunnelBaseModel", "FunnelForSequenceClassification", "FunnelForMultipleChoice")  # that have no decoder
+NO_DECODER = ("FunnelBaseModel", "FunnelForSequenceClassification", "FunnelForMultipleChoice")
 LAYER = "encoder.stages.0.layers"
-ATTENTION, WAYS = f"{LAYER}.attention.op", ("relative_shift", "factorized")
-OLD = "of the first published files; no class reads it"
+ATTENTION, TYPES = f"{LAYER}.attention.op", ("relative_shift", "factorized")
+OLD = "in the first published files; no class reads it"
 
 
 FIELDS: dict[str, ConfigField] = {
@@ -56,7 +56,7 @@ FIELDS: dict[str, ConfigField] = {
     "initializer_std": Field(None, lambda spec: getattr(spec.init["*"], "std", None)),
     "layer_norm_eps": Field(1e-9, "embedding.norm.eps"),
     "pooling_type": Field("mean", "encoder.pool.by"),
-    "attention_type": Field("relative_shift", lambda spec: WAYS[value_at(spec, f"{ATTENTION}.position.factorized")]),
+    "attention_type": Field("relative_shift", lambda spec: TYPES[value_at(spec, f"{ATTENTION}.position.factorized")]),
     "separate_cls": Field(True, "encoder.pool.first_apart"),
     "truncate_seq": Field(True, "encoder.pool.truncate"),
     "pool_q_only": Field(True, "encoder.pool.queries_only"),
@@ -72,9 +72,9 @@ FIELDS: dict[str, ConfigField] = {
 def describe(c: Config) -> Model:
     sizes, repeats = c.block_sizes, [1] * len(c.block_sizes) if c.block_repeats is None else c.block_repeats
     if len(sizes) != len(repeats) or min((*sizes, *repeats), default=0) < 1:
-        raise ValueError(f"block_sizes {sizes} and block_repeats {repeats}: one of each a block, none below 1")
-    if c.attention_type not in WAYS:
-        raise ValueError(f"attention_type {quote(c.attention_type)} is not valid; {nearest(c.attention_type, WAYS)}")
+        raise ValueError(f"block_sizes {sizes} and block_repeats {repeats} need one number of at least 1 per block")
+    if c.attention_type not in TYPES:
+        raise ValueError(f"attention_type={quote(c.attention_type)} is not valid; {nearest(c.attention_type, TYPES)}")
     position = SegmentedSinusoids(
         num_heads=c.n_head,
         width=c.d_model,
@@ -100,8 +100,8 @@ def describe(c: Config) -> Model:
         stages=tuple(block(depth, times) for depth, times in zip(sizes, repeats, strict=True)),
         pool=Halve(by=c.pooling_type, first_apart=c.separate_cls, truncate=c.truncate_seq, queries_only=c.pool_q_only),
     )
-    if c.architecture not in SHORT:
-        # the decoder reads what came after so many steps, also where repeats make a block longer than its size
+    if c.architecture not in NO_DECODER:
+        # published: the decoder resumes after block_sizes[0] steps, even if repeats make the first block longer
         resume = sizes[0] if repeats[0] > 1 else None
         encoder = encoder.replace(top=block(c.num_decoder_layers, 1), resume=resume)
     out = head(c)
@@ -133,14 +133,15 @@ def head(c: Config) -> Head | None:
 
 def rules(spec: Model) -> list[Rule]:
     op = value_at(spec, "encoder").stages[0].layers.steps["attention"].op
-    found: list[Rule] = []
+    layers: list[Rule] = []
     for theirs, ours in (("blocks.{b}.{i}", "stages.{b}.layers.{i}"), ("layers.{i}", "top.layers.{i}")):
         theirs, ours = f"~{'encoder' if '{b}' in ours else 'decoder'}.{theirs}", f"encoder.{ours}"
-        place = f"{ours}.attention.op.position"
-        own = {"r_w_bias": "u", "r_r_bias": "v", "r_s_bias": "s", "seg_embed": "kinds"}
-        found += [Rename(f"{theirs}.attention.{name}", f"{place}.{mine}") for name, mine in own.items()]
-        found.append(Heads(f"{theirs}.attention.r_kernel", f"{place}.project.weight", (op.num_heads, op.head_width)))
-        found += renames(
+        position = f"{ours}.attention.op.position"
+        names = {"r_w_bias": "u", "r_r_bias": "v", "r_s_bias": "s", "seg_embed": "kinds"}
+        layers += [Rename(f"{theirs}.attention.{name}", f"{position}.{mine}") for name, mine in names.items()]
+        shape = op.num_heads, op.head_width
+        layers.append(Heads(f"{theirs}.attention.r_kernel", f"{position}.project.weight", shape))
+        layers += renames(
             {
                 **{f"{theirs}.attention.{n}_head": f"{ours}.attention.op.{n}" for n in "qkv"},
                 f"{theirs}.attention.post_proj": f"{ours}.attention.op.o",
@@ -156,7 +157,7 @@ def rules(spec: Model) -> list[Rule]:
         TagHead: "classifier",
         DetectHead: "discriminator_predictions.dense_prediction",
     }
-    return found + renames(
+    return layers + renames(
         {
             "~embeddings.word_embeddings": "embedding.tokens",
             "~embeddings.layer_norm": "embedding.norm",
@@ -168,7 +169,7 @@ def rules(spec: Model) -> list[Rule]:
 
 
 def sizes() -> dict[str, Size]:
-    """Each with the decoder, as counted by its authors, and without."""
+    """Return each size with the decoder, as the authors count it, and without."""
     large = {"d_model": 1024, "n_head": 16, "d_inner": 4096}
     named: dict[str, tuple[list[int], dict[str, Any], float, float]] = {
         "small": ([4, 4, 4], {}, 130e6, 115e6),
@@ -187,7 +188,7 @@ def sizes() -> dict[str, Size]:
 FAMILIES = (
     Family(
         name="funnel",
-        about="encoders for text that shorten it on the way",
+        about="text encoders that shorten the sequence between blocks",
         fields=FIELDS,
         describe=describe,
         rules=rules,

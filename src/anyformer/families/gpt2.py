@@ -13,12 +13,12 @@ from anyformer.families.base.template import (
     conv1d,
     derived,
     divides,
-    helper,
     optional_step,
+    read_only,
     tied,
 )
 from anyformer.families.shared.heads import causal_mask
-from anyformer.families.shared.summary import OF_DOUBLE_HEADS, double_template
+from anyformer.families.shared.summary import DOUBLE_HEAD_FIELDS, double_template
 from anyformer.models import DecoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
@@ -54,7 +54,7 @@ TEMPLATE = DecoderModel(
         ),
         norm=NORM,
     ),
-    # experts in place of a feed-forward begin as it does
+    # experts are initialised like a feed-forward
     init={"*.o.weight": RESIDUAL, "*.down.weight": RESIDUAL, "*.experts.down": RESIDUAL, "*": Normal(std=0.02)},
 )
 
@@ -80,13 +80,13 @@ CONFIG: dict[str, Any] = {
     "bos_token_id": Ignored(50256, "used by generation"),
     "eos_token_id": Ignored(50256, "used by generation"),
     "reorder_and_upcast_attn": Ignored(False, "softmax is computed in fp32 anyway"),
-    "classifier_dropout": helper(
+    "classifier_dropout": read_only(
         addresses=("head[TagHead].dropout",),
         read=lambda value, c: next((p for p in (value, c.hidden_dropout) if p is not None), 0.1),
     ),
-    "hidden_dropout": helper(),
+    "hidden_dropout": read_only(),
     "n_ctx": Ignored(1024, "an old name of n_positions that nothing reads"),
-    **OF_DOUBLE_HEADS,
+    **DOUBLE_HEAD_FIELDS,
 }
 
 WEIGHTS = {
@@ -111,8 +111,8 @@ def size(n_layer: int, n_embd: int, n_head: int, published: float, n_positions: 
     return Size(config, published, note)
 
 
-XL_NOTE = "the paper's table says 24 heads of 128 on width 2048; 16 heads give the published 1.3B"
-B13_NOTE = "the paper's table says width 5140; 40 heads of 128 make 5120, which gives the published 13B"
+XL_NOTE = "the paper's table has 24 heads of 128 at width 2048; 16 heads give the published 1.3B"
+B13_NOTE = "the paper's table has width 5140; 40 heads of 128 make 5120, which gives the published 13B"
 
 GPT2 = Family(
     name="gpt2",

@@ -1,5 +1,5 @@
-"""GPT-NeoX [Black et al. 2022] and Pythia [Biderman et al. 2023]: attention and feed-forward read the same input side
-by side, and only a part of each head is turned by rotary positions."""
+"""GPT-NeoX [Black et al. 2022] and Pythia [Biderman et al. 2023]: attention and feed-forward run in parallel on the
+same input, and rotary positions apply to a part of each head."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Ignored, Removed
-from anyformer.families.base.template import Class, Config, activation, choice, divides, entry, helper, interleave, tied
+from anyformer.families.base.template import (
+    Class,
+    Config,
+    activation,
+    choice,
+    divides,
+    entry,
+    interleave,
+    read_only,
+    tied,
+)
 from anyformer.families.shared.heads import decoder_classes
 from anyformer.families.shared.rope import ROPE, read_rope, write_rope
 from anyformer.models import DecoderModel, Model
@@ -25,7 +35,7 @@ from anyformer.stacks.block import Block, Parallel
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
 
-# the steps are in `both`, or directly in the layer where they follow each other
+# parallel steps are in `both`, sequential steps directly in the layer
 ATTENTION, INNER = "decoder.layers.**.attention.op", "decoder.layers.**.feedforward.op"
 NORM = LayerNorm(eps=1e-5)
 
@@ -54,14 +64,14 @@ def is_parallel(spec: Model) -> bool:
     return "both" in value_at(spec, "decoder.layers").steps
 
 
-def in_sequence(spec: Model, parallel: bool, c: Config) -> Model:
-    """Without use_parallel_residual the feed-forward reads what attention leaves."""
+def make_sequential(spec: Model, parallel: bool, c: Config) -> Model:
+    """Without use_parallel_residual, the feed-forward reads the output of attention."""
     return spec if parallel else edit(spec, {"decoder.layers": Block(**value_at(spec, "decoder.layers.both").steps)})
 
 
 def is_causal(mask: Mask) -> bool:
     if mask.sees == "past":
-        raise Absent  # written only where it is false
+        raise Absent  # written only if False
     return False
 
 
@@ -72,8 +82,8 @@ def rotary(value: Any, c: Config) -> Rope:
     return read_rope(Config(**{**vars(c), "rope_scaling": None, "rope_parameters": given}), fraction)
 
 
-OLD = "a name of old configs that the published class does not honour"
-BESIDE = "written beside rotary_emb_base and rotary_pct, which are what the published class reads"
+OLD = "an old name that the published class does not read"
+OLD_FORM = "duplicates rotary_emb_base and rotary_pct, which the published class reads"
 
 CONFIG: dict[str, Any] = {
     "vocab_size": ("embedding.tokens.vocab_size", "head.vocab_size"),
@@ -88,7 +98,7 @@ CONFIG: dict[str, Any] = {
     "max_position_embeddings": "length",
     "initializer_range": "init.*.std",
     "layer_norm_eps": ("decoder.norm.eps", "decoder.layers.both.*.pre_norm.eps"),
-    "use_parallel_residual": entry(default=True, path=is_parallel, build=in_sequence),
+    "use_parallel_residual": entry(default=True, path=is_parallel, build=make_sequential),
     "rope_parameters": entry(
         f"{ATTENTION}.position",
         default=None,
@@ -96,10 +106,10 @@ CONFIG: dict[str, Any] = {
         read=rotary,
         write=lambda rope: {**write_rope(rope), "partial_rotary_factor": rope.fraction},
     ),
-    "rope_scaling": helper(within=ROPE),
-    **dict.fromkeys(("original_max_position_embeddings", "rotary_emb_base", "rotary_pct"), helper()),
-    **{name: Ignored(None, BESIDE) for name in ("rope_theta", "partial_rotary_factor")},
-    "head_dim": helper(),  # published: of the rotary positions alone
+    "rope_scaling": read_only(within=ROPE),
+    **dict.fromkeys(("original_max_position_embeddings", "rotary_emb_base", "rotary_pct"), read_only()),
+    **{name: Ignored(None, OLD_FORM) for name in ("rope_theta", "partial_rotary_factor")},
+    "head_dim": read_only(),  # published: only used by rotary positions
     "attention_bias": choice(f"{ATTENTION}.bias", {True: "qkvo", False: ""}),
     "tie_word_embeddings": tied(False, LMHead="head.out.weight"),
     "pad_token_id": "head.pool.padding_token",
@@ -108,7 +118,7 @@ CONFIG: dict[str, Any] = {
     ),
     "bos_token_id": Ignored(0, "used by generation"),
     "eos_token_id": Ignored(2, "used by generation"),
-    "is_decoder": Ignored(False, "it reads from left to right whatever this says"),
+    "is_decoder": Ignored(False, "the model is always causal"),
     "attention_probs_dropout_prob": Removed(0.0, OLD),
     "hidden_dropout_prob": Removed(0.0, OLD),
 }
@@ -129,7 +139,7 @@ def weights(spec: Model) -> dict[str, Any]:
 
 def check_head_dim(c: Config) -> None:
     if c.head_dim not in (None, c.hidden_size // c.num_attention_heads):
-        raise ValueError(f"head_dim={c.head_dim} is not hidden_size / num_attention_heads")
+        raise ValueError(f"head_dim={c.head_dim} must equal hidden_size / num_attention_heads")
 
 
 def pythia(depth: int, width: int, heads: int, published: float, vocab_size: int = 50304) -> Size:

@@ -1,4 +1,4 @@
-"""ImageGPT [Chen et al. 2020]: GPT-2 over the colours of a picture, one token a pixel, with RMS norms."""
+"""ImageGPT [Chen et al. 2020]: GPT-2 over the pixels of an image, one colour token per pixel, with RMSNorm."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def size(n_layer: int, n_embd: int, n_head: int, published: float) -> Size:
 
 IMAGEGPT = GPT2.but(
     "imagegpt",
-    about="a decoder that draws pictures, colour by colour",
+    about="decoder that generates images pixel by pixel",
     changes={
         "width": 512,
         "embedding.tokens.vocab_size": 513,
@@ -48,13 +48,13 @@ IMAGEGPT = GPT2.but(
     config={
         "vocab_size": "embedding.tokens.vocab_size",
         "tie_word_embeddings": tied(False, LMHead="head.out.weight"),
-        "add_cross_attention": Fixed(False, "the published class fails where it remembers or pads with it"),
-        "is_decoder": Ignored(False, "a pixel sees the ones before it either way"),
+        "add_cross_attention": Fixed(False, "the published class fails with it if a cache or padding is used"),
+        "is_decoder": Ignored(False, "the model is always causal"),
         **dict.fromkeys((*NOT_HERE, *(name for name in GPT2.config if name.startswith("summary_")))),
     },
     computed={
         **GPT2.computed,
-        # the last token begins a picture, and is not among those that are drawn
+        # the last token starts an image and is never generated
         "head.vocab_size": lambda c: c.vocab_size - (not c.tie_word_embeddings),
         "head.foreign": lambda c: not c.tie_word_embeddings,
     },

@@ -1,6 +1,6 @@
-"""LIMoE [Mustafa et al. 2022]: one stack that reads pictures and texts alike, some of its layers experts of which each
-token goes to one. Both towers of a CLIP, then, whose stacks are tied. No files are published: there are descriptions,
-saved in our own form. Experts take all that comes (no capacity), so that a pair does not depend on its batch."""
+"""LIMoE [Mustafa et al. 2022]: one stack for images and texts, with experts in some layers and one expert per token. It
+is a CLIP whose towers share their stack. No checkpoints are published, so models are saved only in our own format.
+Experts have no capacity limit, so that the result of a pair does not depend on its batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def layer(op: Op) -> Block:
 
 
 def init(width: int, inner: int) -> dict[str, Initializer]:
-    each = Normal(std=(2 / (width + inner)) ** 0.5)  # Xavier's, of one expert
+    each = Normal(std=(2 / (width + inner)) ** 0.5)  # Xavier, for each expert
     return {
         **{f"*.{part}.weight": Normal(std=0.02) for part in ("position", "tokens", "router")},
         **{f"*.experts.{part}": each for part in ("up", "down")},
@@ -53,7 +53,7 @@ STACK = Stack(
     layers={"dense": layer(MLP_OP), "experts": layer(MoE(num_experts=32, router=ROUTER, expert=MLP_OP))},
     norm=NORM,
 )
-# texts are few tokens beside those of pictures: left alone they would all go to one expert, or to any
+# texts have far fewer tokens than images: without these losses, their routing would collapse
 TEXT = EntropyBalance(local=0.04, whole=0.04, experts=9.0, z_weight=1e-4)
 PICTURES = EntropyBalance(local=0.0, whole=0.04, experts=20.0, z_weight=1e-4)
 
@@ -81,7 +81,7 @@ TEMPLATE = TwoTowerModel(
 
 
 def pattern(c: Config) -> tuple[str, ...]:
-    """The layers with experts are every other one, the last of them the last of all."""
+    """Return the kinds of layers: every other layer has experts, counted from the last one."""
     sparse = c.num_expert_layers
     return ("dense",) * (c.num_hidden_layers - 2 * sparse) + ("dense", "experts") * sparse
 
@@ -94,13 +94,13 @@ def patches(c: Config) -> int:
 def check(c: Config) -> None:
     depth, sparse = c.num_hidden_layers, c.num_expert_layers
     if not 0 < 2 * sparse <= depth:
-        raise ValueError(f"num_expert_layers {sparse}: at least one, and every other of {depth} layers at most")
+        raise ValueError(f"num_expert_layers must be 1 to {depth // 2} (every other of {depth} layers), got {sparse}")
     if c.hidden_size % c.num_attention_heads:
-        raise ValueError(f"hidden_size {c.hidden_size} is no multiple of {c.num_attention_heads} attention heads")
+        raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
 
 
 def weights(spec: TwoTowerModel) -> Weights:
-    raise ValueError("no files of a LIMoE are published; load a folder that anyformer saved (spec.json)")
+    raise ValueError("no LIMoE checkpoints are published; load a folder saved by anyformer (with spec.json)")
 
 
 def shape(width: int, heads: int, patch: int, **more: int) -> dict[str, int]:
@@ -110,11 +110,11 @@ def shape(width: int, heads: int, patch: int, **more: int) -> dict[str, int]:
 
 SQUARE: dict[str, Any] = {"read": lambda side, c: (side, side), "write": lambda sides: sides[0]}
 HUGE = shape(1280, 16, 14, num_hidden_layers=32, num_expert_layers=12)
-EXPERTS_OF = "32 experts in every other layer, one of them a token"
+NOTE = "32 experts in every other layer, one expert per token"
 
 LIMOE = Family(
     name="limoe",
-    about="one stack with experts that reads texts and pictures, whose vectors are compared",
+    about="one stack with experts for texts and images, whose vectors are compared",
     template=TEMPLATE,
     classes={"": Class(TEMPLATE.head)},
     config={
@@ -149,9 +149,9 @@ LIMOE = Family(
     weights=weights,
     checks=(check,),
     sizes={
-        "limoe-s32": Size(shape(384, 6, 32), note=EXPERTS_OF),
-        "limoe-b16": Size({}, note=EXPERTS_OF),
-        "limoe-h14": Size(HUGE, 5.6e9, note="12 layers of 32 experts, here every other one of the last 24"),
+        "limoe-s32": Size(shape(384, 6, 32), note=NOTE),
+        "limoe-b16": Size({}, note=NOTE),
+        "limoe-h14": Size(HUGE, 5.6e9, note="12 layers with 32 experts; we use every other one of the last 24"),
     },
 )
 

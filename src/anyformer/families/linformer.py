@@ -1,5 +1,5 @@
-"""Linformer [Wang et al. 2020]: RoBERTa whose keys and values are projected along the length to a few. transformers has
-no class of it: there are descriptions, saved in our own form, and config fields are named as RoBERTa's."""
+"""Linformer [Wang et al. 2020]: RoBERTa whose keys and values are projected along the length to a fixed number.
+transformers has no such class, so models are saved only in our own format; config fields are named as RoBERTa's."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ OP = "encoder.layers.attention.op"
 
 
 def init(projected: int, std: float) -> dict[str, Initializer]:
-    # variance 1 / k: lengths are kept in the mean [Johnson and Lindenstrauss 1984]
+    # variance 1 / k keeps norms on average [Johnson and Lindenstrauss 1984]
     return {"*.op.project*": Normal(std=max(projected, 1) ** -0.5), "*": Normal(std=std)}
 
 
 def weights(spec: Model) -> Weights:
-    raise ValueError("no files of a linformer are published; load a folder that anyformer saved (spec.json)")
+    raise ValueError("no linformer checkpoints are published; load a folder saved by anyformer (with spec.json)")
 
 
 LINFORMER = Family(
     name="linformer",
-    about="encoders for text whose keys are projected to a few",
+    about="text encoders with linear attention: keys are projected to a fixed number",
     template=edit(
         roberta.TEMPLATE,
         {
@@ -57,7 +57,7 @@ LINFORMER = Family(
     },
     weights=weights,
     checks=(encoder.check,),
-    sizes={"linformer-base": Size(roberta.BASE, note="k = 256 for texts of 512, one projection for all layers")},
+    sizes={"linformer-base": Size(roberta.BASE, note="k = 256 for 512 tokens, one projection for all layers")},
 )
 
 FAMILIES = (LINFORMER,)

@@ -7,7 +7,7 @@ from typing import Any
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import activation, choice, derived, equal_heads, tied
-from anyformer.families.shared.heads import OF_TAGGERS, causal_mask, decoder_classes
+from anyformer.families.shared.heads import TAGGER_FIELDS, causal_mask, decoder_classes
 from anyformer.families.shared.rope import rope
 from anyformer.models import DecoderModel
 from anyformer.parts.attention.attention import Attention
@@ -59,11 +59,11 @@ CONFIG: dict[str, Any] = {
     "mlp_bias": f"{MLP}.bias",
     "tie_word_embeddings": tied(False, LMHead="head.out.weight"),
     "pad_token_id": ("embedding.tokens.padding_index", "head.pool.padding_token"),
-    **OF_TAGGERS,
+    **TAGGER_FIELDS,
     "is_causal": causal_mask(f"{ATTENTION}.mask"),
     "bos_token_id": Ignored(1, "used by generation"),
     "eos_token_id": Ignored(2, "used by generation"),
-    "pretraining_tp": Ignored(1, "splits the same sums over devices"),
+    "pretraining_tp": Ignored(1, "how sums are split over devices"),
 }
 
 WEIGHTS = {

@@ -1,4 +1,4 @@
-"""LLaVA [Liu et al. 2023]: CLIP's patches, through two layers, between the tokens of a Llama."""
+"""LLaVA [Liu et al. 2023]: a Llama that reads CLIP patch vectors, projected by an MLP, among its tokens."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ VISION = {
 
 
 def describe(c: Config) -> Model:
-    whole = c.architecture != "LlavaModel"
-    text: Any = read_inner_config(c, "text_config", LLAMA, "LlamaForCausalLM" if whole else "LlamaModel")
+    has_head = c.architecture != "LlavaModel"
+    text: Any = read_inner_config(c, "text_config", LLAMA, "LlamaForCausalLM" if has_head else "LlamaModel")
     image: Any = read_inner_config(c, "vision_config", IMAGE, "CLIPVisionModel", VISION)
     layers = c.vision_feature_layer
     if c.vision_feature_select_strategy not in ("default", "full"):
         strategy = quote(c.vision_feature_select_strategy)
-        raise ValueError(f"vision_feature_select_strategy={strategy}; valid: default, full")
+        raise ValueError(f"vision_feature_select_strategy={strategy} is not valid; valid: default, full")
     tower = Tower(
         model=image,
         token=c.image_token_index,
@@ -45,7 +45,7 @@ def describe(c: Config) -> Model:
         activation=activation_named(c.projector_hidden_act),
         bias=c.multimodal_projector_bias,
     )
-    if c.tie_word_embeddings and whole:
+    if c.tie_word_embeddings and has_head:
         text = text.replace(ties=(("head.out.weight", "embedding.tokens.weight"),))
     return TowerDecoderModel(**dict(text.items()), image=tower)
 
@@ -53,7 +53,7 @@ def describe(c: Config) -> Model:
 def read_inner_config(
     c: Config, name: str, family: Family, architecture: str, default: Mapping[str, Any] | None = None
 ) -> Model:
-    """The model of a config inside the config."""
+    """Return the description of the config in the field `name`."""
     config = getattr(c, name)
     config = default or {} if config is None else config
     kind = config.get("model_type", family.name) if isinstance(config, Mapping) else family.name
@@ -63,7 +63,7 @@ def read_inner_config(
 
 
 def text_of(spec: TowerDecoderModel) -> DecoderModel:
-    """The language model alone."""
+    """Return the language model without towers."""
     fields = {name: value for name, value in spec.items() if name not in ("image", "audio")}
     return DecoderModel(**{**fields, "architecture": "LlamaForCausalLM" if spec.head else "LlamaModel"})
 
@@ -85,7 +85,7 @@ def rules(spec: TowerDecoderModel) -> list[Rule]:
 FAMILIES = (
     Family(
         name="llava",
-        about="pictures between the tokens of a text that is written on",
+        about="chat about images: a Llama with an image encoder",
         fields={
             "text_config": nested_config(LLAMA, text_of),
             "vision_config": nested_config(IMAGE, lambda spec: spec.image.model),
@@ -95,10 +95,10 @@ FAMILIES = (
             "vision_feature_layer": Field(-2, feature_layer),
             "multimodal_projector_bias": Field(True, "image.bias"),
             "tie_word_embeddings": Field(False, tied(LMHead)),
-            "image_seq_length": Ignored(576, "how many tokens a picture takes; counted from its pixels"),
+            "image_seq_length": Ignored(576, "tokens per image; computed from the image size"),
             "ignore_index": Ignored(-100, "a field of old files that nothing reads"),
-            "vocab_size": Ignored(None, "a field of old files: the text's own counts"),
-            "tie_last_hidden_states": Ignored(None, "the text's own counts"),
+            "vocab_size": Ignored(None, "a field of old files; text_config decides"),
+            "tie_last_hidden_states": Ignored(None, "text_config decides"),
         },
         describe=describe,
         rules=rules,

@@ -1,4 +1,5 @@
-"""Longformer [Beltagy et al. 2020]: RoBERTa for long texts; each layer looks at a window, and chosen tokens at all."""
+"""Longformer [Beltagy et al. 2020]: RoBERTa for long texts; tokens attend within a window, and chosen tokens are
+global."""
 
 from __future__ import annotations
 
@@ -41,11 +42,11 @@ TEMPLATE = EncoderModel(
 
 
 def set_windows(spec: EncoderModel, window: Any, c: Config) -> EncoderModel:
-    """Each layer may have a window of its own; configs count both sides together."""
+    """Set the window of each layer. Configs count both sides together."""
     depth = c.num_hidden_layers
     sizes = [window] * depth if isinstance(window, int) else list(window)
     if len(sizes) != depth or any(not isinstance(size, int) or size < 2 or size % 2 for size in sizes):
-        raise ValueError(f"attention_window is an even number, or one for each of {depth} layers; got {window}")
+        raise ValueError(f"attention_window must be an even number, or one per layer ({depth}); got {window}")
     shown, stack = max(sizes, default=1), value_at(spec, "encoder")
     kinds = {
         f"window_{size}": edit(stack.layers, {"attention.op.window": size // 2, "attention.op.shown": shown})
@@ -68,7 +69,7 @@ LONGFORMER = Family(
     name="longformer",
     about="encoders for long texts",
     template=TEMPLATE,
-    classes={  # with the tokens that are global where the caller names none
+    classes={  # with the tokens that are global by default
         "LongformerForMaskedLM": Class(LM),
         "LongformerModel": Class(PooledOutput(pool=POOL), prefix=""),
         "LongformerForSequenceClassification": Class(
@@ -102,12 +103,12 @@ LONGFORMER = Family(
         "attention_probs_dropout_prob": "encoder.layers.attention.op.dropout",
         "attention_window": Entry(512, windows, build=set_windows),
         "sep_token_id": "embedding.separator[int]",
-        "attention_dilation": Removed(None, "windows with gaps, which no published class has", ([1] * 12, [1] * 24)),
-        "attention_mode": Removed("longformer", "other ways of the original code, which no published class has"),
-        "ignore_attention_mask": Removed(False, "an option of the original code, which no published class has"),
+        "attention_dilation": Removed(None, "dilated windows, which no published class has", ([1] * 12, [1] * 24)),
+        "attention_mode": Removed("longformer", "an option of the original code that no published class has"),
+        "ignore_attention_mask": Removed(False, "an option of the original code that no published class has"),
         "bos_token_id": Ignored(0, "used by tokenizers"),
         "eos_token_id": Ignored(2, "used by tokenizers"),
-        "onnx_export": Ignored(False, "how chunks are cut, not what they hold"),
+        "onnx_export": Ignored(False, "how chunks are computed, not the result"),
     },
     computed={**encoder.COUNTED, "head.unused_bias": lambda c: not c.tie_word_embeddings},
     weights={

@@ -1,9 +1,9 @@
-"""M2M-100 [Fan et al. 2020]: translation between any two of 100 languages; pre-norm, and sinusoidal positions that are
-counted from the padding token and do not count it."""
+"""M2M-100 [Fan et al. 2020]: translation between any two of 100 languages; pre-norm; sinusoidal positions start after
+the padding token's id and skip padding."""
 
 from __future__ import annotations
 
-from anyformer.families.bart import BART, IN_MARIAN_TOO, NORM, ONLY_BART, shared_table
+from anyformer.families.bart import BART, NORM, ONLY_BART, SHARED_WITH_MARIAN, shared_table
 from anyformer.families.base.family import Size
 from anyformer.families.base.fields import Ignored, Removed
 from anyformer.families.base.template import Class, Config
@@ -22,9 +22,9 @@ EMBEDDING = TextEmbedding(
 LARGE = {"encoder_layers": 24, "encoder_ffn_dim": 8192, "decoder_layers": 24, "decoder_ffn_dim": 8192}
 
 
-def has_padding(c: Config) -> None:
+def check_pad_token(c: Config) -> None:
     if c.pad_token_id is None:
-        raise ValueError("pad_token_id is None; positions are counted from it")
+        raise ValueError("pad_token_id is None, but positions start after it; set pad_token_id")
 
 
 M2M_100 = BART.but(
@@ -48,23 +48,23 @@ M2M_100 = BART.but(
         "M2M100Model": Class(prefix=""),
     },
     config={
-        **dict.fromkeys((*ONLY_BART, *IN_MARIAN_TOO)),
+        **dict.fromkeys((*ONLY_BART, *SHARED_WITH_MARIAN)),
         "eos_token_id": Ignored(2, "used by generation"),
-        "normalize_before": Removed(True, "the published class has no norms after the add"),
+        "normalize_before": Removed(True, "the published class is always pre-norm"),
     },
     computed={
         "*.position.offset": lambda c: c.pad_token_id + 1,
         "*.numbering": lambda c: ByPlace() if c.pad_token_id < 0 else WithoutToken(token=c.pad_token_id),
     },
     weights={"~shared": shared_table, **weights("pre_norm"), "~{encoder,decoder}.layernorm_embedding": None},
-    checks=(has_padding, *BART.checks),
+    checks=(check_pad_token, *BART.checks),
     dropped=tuple(
         f"~{side}.{name}"
         for side in ("encoder", "decoder")
         for name in ("version", "embed_positions.weights", "embed_positions._float_tensor")
     ),
     sizes={
-        "m2m100-418m": Size({}, None, "called 418M; the released weights are 484M"),
+        "m2m100-418m": Size({}, None, "named 418M; the released weights have 484M"),
         "m2m100-1.2b": Size(LARGE, 1.2e9),
     },
 )

@@ -35,7 +35,7 @@ from anyformer.stacks.sublayer import Sublayer
 
 MIXER = "decoder.layers.mixer.op"
 THEIRS, OURS = "~layers.{i}.mixer", "decoder.layers.{i}.mixer.op"
-TORCH_DEFAULT = math.sqrt(1 / 3)  # gain of a uniform start up to 1 / sqrt(inputs)
+TORCH_DEFAULT = math.sqrt(1 / 3)  # gain of a uniform distribution up to 1 / sqrt(inputs)
 
 TEMPLATE = DecoderModel(
     width=768,
@@ -68,7 +68,7 @@ TEMPLATE = DecoderModel(
 
 
 def expansion(width: Callable[[Any], int]) -> Entry:
-    """`expand`: how many times as wide as the model its mixer is."""
+    """The entry `expand`: the mixer's width divided by the model's."""
 
     def times(spec: Model) -> int:
         inner = width(value_at(spec, MIXER))
@@ -82,12 +82,12 @@ def expansion(width: Callable[[Any], int]) -> Entry:
 def step_rank(value: Any, c: Config) -> int:
     rank = math.ceil(c.hidden_size / 16) if value == "auto" else value
     if not isinstance(rank, int):
-        raise ValueError(f"time_step_rank is a number or 'auto', got {quote(rank)}")
+        raise ValueError(f"time_step_rank must be an integer or 'auto', got {quote(rank)}")
     return rank
 
 
-ORIGINAL = "left behind by the conversion from the original implementation; the published class does not read it"
-COMPUTED = "how the scan is computed, not what"
+ORIGINAL = "left over from the original implementation; the published class does not read it"
+COMPUTED = "how the scan is computed, not its result"
 
 CONFIG: dict[str, Any] = {
     "vocab_size": ("embedding.tokens.vocab_size", "head.vocab_size"),
@@ -112,13 +112,13 @@ CONFIG: dict[str, Any] = {
     "initializer_range": "init.*.std",
     "tie_word_embeddings": tied(True, LMHead="head.out.weight"),
     "problem_type": None,
-    "pad_token_id": Ignored(0, "used by tokenizers; its vector is one like others"),
+    "pad_token_id": Ignored(0, "used by tokenizers; its vector is not special"),
     "bos_token_id": Ignored(0, "used by generation"),
     "eos_token_id": Ignored(0, "used by generation"),
     "use_mambapy": Ignored(False, COMPUTED),
     "use_associative_scan": Ignored(True, COMPUTED),
     "fused_add_norm": Ignored(True, COMPUTED),
-    "rms_norm": Removed(True, "LayerNorm in place of RMSNorm"),
+    "rms_norm": Removed(True, "LayerNorm instead of RMSNorm"),
     "ssm_cfg": Removed(None, "settings of the original implementation", (None, {})),
     **{name: Ignored(None, ORIGINAL) for name in ("d_model", "d_inner", "n_layer", "pad_vocab_size_multiple")},
 }
@@ -141,7 +141,7 @@ def size(width: int, depth: int, published: float) -> Size:
 
 MAMBA = Family(
     name="mamba",
-    about="language models without attention, linear in the length",
+    about="language models without attention; cost linear in the length",
     template=TEMPLATE,
     classes={"MambaForCausalLM": Class(LMHead(vocab_size=50280), "lm_head"), "MambaModel": Class(prefix="")},
     config=CONFIG,

@@ -1,4 +1,4 @@
-"""Mamba-2 [Dao and Gu 2024]: Mamba with heads, each of which forgets at one pace."""
+"""Mamba-2 [Dao and Gu 2024]: Mamba with heads; each head has one decay rate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anyformer.parts.recurrent.mamba import StepBias
 from anyformer.parts.recurrent.mamba2 import DualState
 from anyformer.specs.addresses import edit, value_at
 
-FIRST = "of Mamba's first form; the published class does not read it"
+FIRST = "a field of Mamba 1; the published class does not read it"
 FIRST_ONLY = (
     "intermediate_size",
     "use_mambapy",
@@ -30,11 +30,10 @@ FIRST_ONLY = (
 )
 
 
-def same_width(c: Config) -> None:
+def check_width(c: Config) -> None:
     if c.hidden_size * c.expand != c.num_heads * c.head_dim:
         raise ValueError(
-            f"expand {c.expand} times hidden_size {c.hidden_size} is not num_heads {c.num_heads} times "
-            f"head_dim {c.head_dim}"
+            f"expand {c.expand} x hidden_size {c.hidden_size} is not num_heads {c.num_heads} x head_dim {c.head_dim}"
         )
 
 
@@ -55,7 +54,7 @@ def size(width: int, depth: int, published: float) -> Size:
 
 MAMBA2 = MAMBA.but(
     "mamba2",
-    about="language models without attention, linear in the length, in matrix products",
+    about="language models without attention; linear cost, computed as matrix products",
     changes={
         "width": 4096,
         "embedding.tokens.vocab_size": 32768,
@@ -83,14 +82,14 @@ MAMBA2 = MAMBA.but(
         "expand": expansion(lambda op: op.num_heads * op.head_width),
         "time_step_limit": Entry((0.0, math.inf), step_limit, build=limit_steps),
         "tie_word_embeddings": tied(False, LMHead="head.out.weight"),
-        "norm_before_gate": Ignored(True, "of the original code; the published class always norms what the gate left"),
-        "chunk_size": Ignored(256, "how the recurrence is computed, not what"),
-        "pad_token_id": Ignored(1, "used by tokenizers; its vector is one like others"),
+        "norm_before_gate": Ignored(True, "of the original code; the published class always norms after the gate"),
+        "chunk_size": Ignored(256, "how the recurrence is computed, not its result"),
+        "pad_token_id": Ignored(1, "used by tokenizers; its vector is not special"),
         "eos_token_id": Ignored(2, "used by generation"),
         **{name: Ignored(None, FIRST) for name in ("time_step_rank", "time_step_scale", "time_step_init_scheme")},
         **dict.fromkeys(FIRST_ONLY),
     },
-    checks=(same_width,),
+    checks=(check_width,),
     weights={
         f"{THEIRS}.in_proj": split(f"{OURS}.{{gate,up,step}}"),
         f"{THEIRS}.{{x_proj,dt_proj}}": None,

@@ -1,5 +1,5 @@
 """Marian [Junczys-Dowmunt et al. 2018], as in the OPUS-MT models [Tiedemann and Thottingal 2020]: the Transformer of
-[Vaswani et al. 2017], whose sizes are here, with post-norm, sinusoidal positions and one table for both languages."""
+[Vaswani et al. 2017], whose sizes are included: post-norm, sinusoidal positions, one vocabulary for both languages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from anyformer.parts.position.absolute import Sinusoidal
 from anyformer.specs.addresses import value_at
 from anyformer.weights.rules import Rule, Unwritten
 
-CLASSIFY = "of classification heads, which Marian has not"
+CLASSIFY = "for classification heads, which Marian does not have"
 EMBEDDING = TextEmbedding(
     tokens=Tokens(vocab_size=58101, padding_index=58100), position=Sinusoidal(length=1024, stored=True), dropout=0.1
 )
@@ -37,13 +37,13 @@ def only_decoder(c: Config) -> bool:
 
 
 def target_size(c: Config) -> int:
-    """A shared table has the source's tokens, whatever decoder_vocab_size says."""
+    """Return the decoder's vocabulary size. A shared table always has vocab_size rows."""
     shared = c.share_encoder_decoder_embeddings and c.tie_word_embeddings and not only_decoder(c)
     return (shared and c.vocab_size) or c.decoder_vocab_size or c.vocab_size
 
 
 def scored_size(c: Config) -> int:
-    """A shared table's tokens are scored; published: untied, a decoder without encoder scores the source's too."""
+    """Return the output size: vocab_size with a shared table and, as published, in an untied decoder-only model."""
     source = not c.tie_word_embeddings if only_decoder(c) else c.share_encoder_decoder_embeddings
     return c.vocab_size if source else target_size(c)
 
@@ -53,14 +53,14 @@ def vocab_size(spec: Model) -> int:
 
 
 def is_tied(spec: Model) -> bool:
-    """Whether the head shares a table; where there is neither head nor unused table, the field says nothing."""
+    """Whether the head shares a table. Not written if the model has neither a head nor an unused table."""
     if spec.head is None and not value_at(spec, "embedding.tokens.unused_table"):
         raise Absent
     return any(name == "head.out.weight" for name, _ in spec.ties)
 
 
 def is_shared(spec: Model) -> bool:
-    """Whether source and target have one vocabulary."""
+    """Whether source and target share one table."""
     if not spec.pair:
         raise Absent
     return value_at(spec, "embedding.tokens.unused_table") or any(
@@ -69,7 +69,7 @@ def is_shared(spec: Model) -> bool:
 
 
 def positions(theirs: str, spec: Model) -> list[Rule]:
-    """MarianMTModel leaves its position tables out of what it saves."""
+    """Rules of the position tables, which MarianMTModel does not save."""
     pairs = zip(expand(theirs), expand("{embedding,decoder_embedding}.position"), strict=True)
     return [Unwritten(f"{one}.weight", f"{other}.weight") for one, other in pairs]
 
@@ -86,12 +86,12 @@ def size(width: int, inner: int, heads: int, dropout: float, published: float) -
     }
     for side in ("encoder", "decoder"):
         config |= {f"{side}_layers": 6, f"{side}_ffn_dim": inner, f"{side}_attention_heads": heads}
-    return Size(config, published, "37000 byte pairs shared by source and target (English-German)")
+    return Size(config, published, "37000 byte pairs, shared by source and target (English-German)")
 
 
 MARIAN = BART.but(
     "marian",
-    about="translation, the original Transformer",
+    about="translation: the original Transformer",
     changes={
         "embedding": EMBEDDING,
         "decoder_embedding": EMBEDDING,
@@ -106,7 +106,7 @@ MARIAN = BART.but(
             weights={"~{encoder,decoder}.embed_positions": positions, **LOGITS_BIAS},
         ),
         "MarianModel": Class(prefix=""),
-        "MarianForCausalLM": Class(  # published: whoever calls it moves the labels
+        "MarianForCausalLM": Class(  # published: the caller shifts the labels
             LMHead(vocab_size=58101, shift=False),
             "lm_head",
             template=ONLY_DECODER.replace(embedding=EMBEDDING),
@@ -123,7 +123,7 @@ MARIAN = BART.but(
         "eos_token_id": Ignored(0, "used by generation"),
         "normalize_embedding": Removed(False, OLD),
         "static_position_embeddings": Removed(True, OLD),
-        "extra_pos_embeddings": Ignored(None, "rows of a position table that sinusoids do not need"),
+        "extra_pos_embeddings": Ignored(None, "rows of a position table; sinusoids have none"),
         "classif_dropout": Ignored(0.0, CLASSIFY),
         "classifier_dropout": Ignored(0.0, CLASSIFY),
     },
@@ -132,7 +132,7 @@ MARIAN = BART.but(
         "decoder_embedding.tokens.vocab_size": target_size,
         "head.vocab_size": scored_size,
         "head.foreign": lambda c: scored_size(c) != target_size(c),
-        # the decoder scales vectors that are given to it (inputs_embeds) as well, the encoder does not
+        # the decoder also scales inputs_embeds, the encoder does not
         "embedding.tokens.scale": lambda c: None if only_decoder(c) else root_scale(c),
         "embedding.scale": lambda c: root_scale(c) if only_decoder(c) else None,
         "decoder_embedding.scale": root_scale,

@@ -1,4 +1,4 @@
-"""Mistral [Jiang et al. 2023]: a Llama with few key/value heads, whose layers look back through a window."""
+"""Mistral [Jiang et al. 2023]: a Llama with grouped queries and sliding-window attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtral [Jiang et al. 2024]: Mistral's decoder with eight experts for each feed-forward layer, two a token."""
+"""Mixtral [Jiang et al. 2024]: Mistral with eight experts in each feed-forward layer, two experts per token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from anyformer.weights.rules import Rule, Stack
 
 
 def experts(theirs: str, spec: Model) -> list[Rule]:
-    """Files have a tensor for each expert; here those of a layer are one."""
+    """Files have one tensor per expert; we stack the experts of a layer."""
     ours, count = "decoder.layers.{i}.feedforward.op.experts", value_at(spec, f"{MLP}.num_experts")
     return [
         Stack([f"{theirs}.w{n}.weight" for n in (1, 3)], f"{ours}.up", count, True),
@@ -57,7 +57,7 @@ MIXTRAL = MISTRAL.but(
         "router_aux_loss_coef": "head.balance.weight",
         "router_jitter_noise": f"{MLP}.jitter",
         **rope(f"{ATTENTION}.position", theta=1e6),
-        "output_router_logits": Ignored(False, "which outputs are returned by default; honoured by forward"),
+        "output_router_logits": Ignored(False, "which outputs are returned by default; read by forward"),
     },
     checks=(check_heads,),
     aliases={"num_experts": "num_local_experts"},
@@ -68,7 +68,7 @@ MIXTRAL = MISTRAL.but(
     },
     dropped=(),
     sizes={
-        "mixtral-8x7b": Size({"max_position_embeddings": 32768}, 46.7e9, "12.9B parameters active a token"),
+        "mixtral-8x7b": Size({"max_position_embeddings": 32768}, 46.7e9, "12.9B parameters active per token"),
         "mixtral-8x22b": Size(
             {
                 "hidden_size": 6144,
@@ -79,7 +79,7 @@ MIXTRAL = MISTRAL.but(
                 "max_position_embeddings": 65536,
             },
             141e9,
-            "39B parameters active a token",
+            "39B parameters active per token",
         ),
     },
 )

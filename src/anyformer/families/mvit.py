@@ -1,6 +1,6 @@
-"""MViT [Fan et al. 2021, Li et al. 2022] for videos: one stack whose attention pools, so that the stream gets coarser
-and wider. The class is torchvision's, which writes no config.json: ours has its arguments, those of its block settings
-as lists with an entry for each block."""
+"""MViT [Fan et al. 2021, Li et al. 2022] for videos: one stack with pooling attention, in which the grid gets coarser
+and the stream wider. The class is torchvision's, which writes no config.json: our fields are its arguments, and its
+block settings are lists with one entry per block."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ LISTS = ("num_heads", "input_channels", "output_channels", "kernel_q", "kernel_k
 def describe(c: Config) -> Model:
     settings = {name: getattr(c, name) for name in LISTS}
     if len({len(values) for values in settings.values()}) > 1 or not c.num_heads:
-        raise ValueError(f"{', '.join(LISTS)} have an entry for each block: as many in one as in the others")
+        raise ValueError(f"{', '.join(LISTS)} must be lists of equal length, with one entry per block")
     if list(c.input_channels[1:]) != list(c.output_channels[:-1]):
-        raise ValueError(f"input_channels {c.input_channels} do not follow from output_channels {c.output_channels}")
+        raise ValueError(f"input_channels {c.input_channels} do not continue output_channels {c.output_channels}")
     norm = LayerNorm(eps=1e-6)
     grid = [n // step for n, step in zip((c.temporal_size, *c.spatial_size), c.patch_embed_stride, strict=True)]
     embedding = VideoEmbedding(
@@ -43,7 +43,7 @@ def describe(c: Config) -> Model:
         edge=tuple(c.patch_embed_padding[1:]),
     )
     if list(embedding.grid) != grid:
-        raise ValueError(f"a video of {embedding.sides} is cut into {tuple(embedding.grid)} patches, not {tuple(grid)}")
+        raise ValueError(f"patch_embed_* fields give a grid of {tuple(embedding.grid)} patches, not {tuple(grid)}")
     if not c.rel_pos_embed:
         learned = SeparableLearned(length=math.prod(grid), frames=grid[0], offset=1)
         embedding = embedding.replace(position=learned)
@@ -71,13 +71,13 @@ def describe(c: Config) -> Model:
 FIELDS: dict[str, ConfigField] = {
     "spatial_size": Field((224, 224), "embedding.image_size"),
     "temporal_size": Field(16, "embedding.frames"),
-    "num_heads": Field((1,), mvit.of_blocks(lambda attention, mlp: attention.num_heads)),
+    "num_heads": Field((1,), mvit.per_block(lambda attention, mlp: attention.num_heads)),
     "input_channels": Field((96,), lambda spec: mvit.channels(spec)[:-1]),
     "output_channels": Field((96,), lambda spec: mvit.channels(spec)[1:]),
-    "kernel_q": Field(((),), mvit.of_blocks(lambda attention, mlp: mvit.sides(attention.queries, "kernel"))),
-    "kernel_kv": Field(((),), mvit.of_blocks(lambda attention, mlp: mvit.sides(attention.keys, "kernel"))),
-    "stride_q": Field(((),), mvit.of_blocks(lambda attention, mlp: mvit.sides(attention.queries, "stride"))),
-    "stride_kv": Field(((),), mvit.of_blocks(lambda attention, mlp: mvit.sides(attention.keys, "stride"))),
+    "kernel_q": Field(((),), mvit.per_block(lambda attention, mlp: mvit.sides(attention.queries, "kernel"))),
+    "kernel_kv": Field(((),), mvit.per_block(lambda attention, mlp: mvit.sides(attention.keys, "kernel"))),
+    "stride_q": Field(((),), mvit.per_block(lambda attention, mlp: mvit.sides(attention.queries, "stride"))),
+    "stride_kv": Field(((),), mvit.per_block(lambda attention, mlp: mvit.sides(attention.keys, "stride"))),
     "residual_pool": Field(False, lambda spec: next(mvit.layers(spec))[0].add_queries != "none"),
     "residual_with_cls_embed": Field(True, lambda spec: next(mvit.layers(spec))[0].add_queries == "all"),
     "rel_pos_embed": Field(False, lambda spec: next(mvit.layers(spec))[0].position is not None),
@@ -105,7 +105,7 @@ def rules(spec: Model) -> list[Rule]:
         Rename("pos_encoding.temporal_pos", "embedding.position.frames"),
         Rename("pos_encoding.spatial_pos", "embedding.position.places"),
         *mvit.block_rules(theirs, ours, names),
-        Rename(f"{theirs}.project.{{p}}", f"{ours}.attention.skip.project.{{p}}"),  # one of the two is there
+        Rename(f"{theirs}.project.{{p}}", f"{ours}.attention.skip.project.{{p}}"),  # only one of the two exists
         Rename(f"{theirs}.project.{{p}}", f"{ours}.feedforward.skip.project.{{p}}"),
         Rename("norm.{p}", "encoder.norm.{p}"),
         Rename("head.1.{p}", "head.out.{p}"),
@@ -113,7 +113,7 @@ def rules(spec: Model) -> list[Rule]:
 
 
 def size(wider: tuple[int, ...], v2: bool, published: float) -> Size:
-    """16 blocks; those of `wider` leave twice the channels they read, and blocks 1, 3 and 14 a grid half as fine."""
+    """A size with 16 blocks: blocks in `wider` double the channels, blocks 1, 3 and 14 halve the grid."""
     out, heads, every = [96], [1], [3, 3, 3]
     stride_kv = [8]
     for i in range(16):
@@ -131,13 +131,13 @@ def size(wider: tuple[int, ...], v2: bool, published: float) -> Size:
         "stride_q": [[1, 2, 2] if here else [1, 1, 1] if v2 else [] for here in pooled],
         "stride_kv": [[1, step, step] for step in stride_kv[:16]],
     }
-    return Size({**lists, **flags, "stochastic_depth_prob": 0.2}, published, "for Kinetics-400, 16 frames of 224 x 224")
+    return Size({**lists, **flags, "stochastic_depth_prob": 0.2}, published, "for Kinetics-400: 16 frames of 224 x 224")
 
 
 FAMILIES = (
     Family(
         name="mvit",
-        about="encoders of videos whose grid gets coarser and wider",
+        about="video encoders with pooling attention",
         fields=FIELDS,
         describe=describe,
         rules=rules,

@@ -1,5 +1,5 @@
-"""MViT v2 [Li et al. 2022] for images. The class is timm's, which writes no config.json that says what it is made of:
-ours has its arguments, many of them lists with an entry for each stage."""
+"""MViT v2 [Li et al. 2022] for images. The class is timm's, whose config.json does not describe the model: our fields
+are its arguments, many of them lists with one entry per stage."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from anyformer.weights.rules import Rename, Reshape, Rule
 MODES: dict[str, mvit.By] = {"conv": "convolution", "max": "max", "avg": "mean"}
 
 
-def adaptive(stride_q: Sequence[Sequence[int]], first: Sequence[int]) -> list[list[int]]:
-    """Keys are pooled less where the grid is coarser already."""
-    found, stride = [], list(first)
+def adaptive_strides(stride_q: Sequence[Sequence[int]], first: Sequence[int]) -> list[list[int]]:
+    """Return the key stride of each stage: smaller if the grid is already coarser."""
+    strides, stride = [], list(first)
     for each in stride_q:
         stride = [max(a // b, 1) for a, b in zip(stride, each, strict=True)] if min(each) > 1 else stride
-        found.append(stride)
-    return found
+        strides.append(stride)
+    return strides
 
 
 def describe(c: Config) -> Model:
     count, norm = len(c.depths), LayerNorm(eps=c.norm_eps)
     if c.mode not in MODES:
-        raise ValueError(f"mode {quote(c.mode)} is not supported; one of {', '.join(MODES)} is")
+        raise ValueError(f"mode={quote(c.mode)} is not supported; valid: {', '.join(MODES)}")
     widths, all_heads = (
         [value * 2**i for i in range(count)] if isinstance(value, int) else list(value)
         for value in (c.embed_dim, c.num_heads)
     )
-    stride_kv = adaptive(c.stride_q, c.stride_kv_adaptive) if c.stride_kv is None else c.stride_kv
+    stride_kv = adaptive_strides(c.stride_q, c.stride_kv_adaptive) if c.stride_kv is None else c.stride_kv
     if {len(values) for values in (widths, all_heads, c.stride_q, stride_kv)} != {count}:
-        raise ValueError(f"depths {c.depths} and what else has an entry a stage name different numbers of stages")
+        raise ValueError(f"embed_dim, num_heads, stride_q and stride_kv need one entry per stage of depths {c.depths}")
     if c.global_pool not in (None, "token", "avg"):
-        raise ValueError(f"global_pool {quote(c.global_pool)} is not supported; 'token' or 'avg' is")
+        raise ValueError(f"global_pool={quote(c.global_pool)} is not supported; valid: token, avg")
     first = c.use_cls_token if c.global_pool is None else c.global_pool == "token"
     take: Any = "first" if first else "rest" if c.use_cls_token else "mean"
     embedding = PatchEmbedding(
@@ -63,7 +63,7 @@ def describe(c: Config) -> Model:
         embedding = embedding.replace(position=Learned(length=length, offset=embedding.prefix))
     grid, blocks = [n // step for n, step in zip(c.img_size, c.patch_stride, strict=True)], []
     if c.rel_pos_type == "spatial" and grid[0] != grid[1]:
-        raise ValueError(f"rel_pos_type 'spatial' is for square grids, and this one is {grid[0]} x {grid[1]}")
+        raise ValueError(f"rel_pos_type='spatial' needs a square grid of patches, got {grid[0]} x {grid[1]}")
     for stage, depth in enumerate(c.depths):
         for i in range(depth):
             width = widths[max(stage - (c.expand_attn and not i), 0)]
@@ -86,31 +86,31 @@ def describe(c: Config) -> Model:
 
 
 def stages(spec: Model) -> list[int]:
-    """How many layers each stage has: one begins where heads, pooling or width are others."""
-    found: list[int] = []
+    """Return the number of layers per stage. A new stage has different heads, pooling or width."""
+    depths: list[int] = []
     before, widened = None, False
     for attention, mlp in mvit.layers(spec):
         kind = attention.num_heads, mvit.sides(attention.keys, "stride")
         if kind != before or attention.reshapes or widened:
-            found.append(0)
-        found[-1] += 1
+            depths.append(0)
+        depths[-1] += 1
         before, widened = kind, mlp.reshapes
-    return found
+    return depths
 
 
-def of_stages(read: Callable[[Any, int], Any]) -> Callable[[Any], list[Any]]:
-    """Reads a list back: `read` is given the attention of each stage's first layer and the width that leaves it."""
+def per_stage(read: Callable[[Any, int], Any]) -> Callable[[Any], list[Any]]:
+    """Return a path function that lists `read(attention, output width)` of each stage's first layer."""
 
     def recover(spec: Model) -> list[Any]:
         ops, widths, depths = [*mvit.layers(spec)], mvit.channels(spec), stages(spec)
         first = [sum(depths[:i]) for i in range(len(depths))]
-        return [read(ops[at][0], ops[at][0].out_width(widths[at])) for at in first]
+        return [read(ops[i][0], ops[i][0].out_width(widths[i])) for i in first]
 
     return recover
 
 
 def ratio(spec: Model) -> float:
-    """Of the widest layer: the others follow, rounded down."""
+    """Return the ratio of the widest layer; the widths of the others are rounded down."""
     return max(
         (mlp.width, mlp.width / attention.out_width(width))
         for (attention, mlp), width in zip(mvit.layers(spec), mvit.channels(spec), strict=False)
@@ -118,10 +118,10 @@ def ratio(spec: Model) -> float:
 
 
 def first_pool(spec: Model) -> GridPool:
-    """All pool alike."""
+    """Return the pooling of the first layer that has one; all layers use the same kernel and mode."""
     for attention, _ in mvit.layers(spec):
-        if (found := attention.queries or attention.keys) is not None:
-            return found
+        if (pool := attention.queries or attention.keys) is not None:
+            return pool
     raise Absent
 
 
@@ -129,7 +129,7 @@ def stride(pool: GridPool | None) -> Sides:
     return mvit.sides(pool, "stride") or (1, 1)
 
 
-NOWHERE = "read nowhere in the published class"
+UNREAD = "not read by the published class"
 
 FIELDS: dict[str, ConfigField] = {
     "img_size": Field((224, 224), "embedding.image_size"),
@@ -139,8 +139,8 @@ FIELDS: dict[str, ConfigField] = {
     "drop_rate": Field(0.0, "head.pool.dropout"),
     "drop_path_rate": Field(0.0, f"{mvit.OUT}.drop_path"),
     "depths": Field((2, 3, 16, 3), stages),
-    "embed_dim": Field(96, of_stages(lambda op, width: width)),
-    "num_heads": Field(1, of_stages(lambda op, width: op.num_heads)),
+    "embed_dim": Field(96, per_stage(lambda op, width: width)),
+    "num_heads": Field(1, per_stage(lambda op, width: op.num_heads)),
     "mlp_ratio": Field(4.0, ratio),
     "expand_attn": Field(True, lambda spec: not any(mlp.reshapes for _, mlp in mvit.layers(spec))),
     "qkv_bias": Field(True, lambda spec: next(mvit.layers(spec))[0].bias == "qkvo"),
@@ -149,8 +149,8 @@ FIELDS: dict[str, ConfigField] = {
     "residual_pooling": Field(True, lambda spec: next(mvit.layers(spec))[0].add_queries == "all"),
     "mode": Field("conv", lambda spec: next(name for name, by in MODES.items() if by == first_pool(spec).by)),
     "kernel_qkv": Field((3, 3), lambda spec: first_pool(spec).kernel),
-    "stride_q": Field(((1, 1), (2, 2), (2, 2), (2, 2)), of_stages(lambda op, width: stride(op.queries))),
-    "stride_kv": Field(None, of_stages(lambda op, width: stride(op.keys))),
+    "stride_q": Field(((1, 1), (2, 2), (2, 2), (2, 2)), per_stage(lambda op, width: stride(op.queries))),
+    "stride_kv": Field(None, per_stage(lambda op, width: stride(op.keys))),
     "stride_kv_adaptive": Field((4, 4)),
     "patch_kernel": Field((7, 7), lambda spec: spec.embedding.kernels),
     "patch_stride": Field((4, 4), "embedding.patch_size"),
@@ -161,12 +161,12 @@ FIELDS: dict[str, ConfigField] = {
         choices=("spatial", "none", ""),
     ),
     "norm_eps": Field(1e-6, "encoder.norm.eps"),
-    "norm_layer": Fixed("layernorm", "norms that are no LayerNorm"),
-    "pool_first": Fixed(False, "pooling before the projections, which fails where it is published"),
-    "pool_type": Ignored("max", NOWHERE),
-    "num_features": Ignored(None, "follows from the widths; written by timm beside the name of a size"),
-    "pretrained_cfg": Ignored(None, "where weights come from and how images are prepared; written by timm"),
-    "act_layer": Ignored("gelu", NOWHERE),
+    "norm_layer": Fixed("layernorm", "only LayerNorm is supported"),
+    "pool_first": Fixed(False, "pooling before the projections, with which the published class fails"),
+    "pool_type": Ignored("max", UNREAD),
+    "num_features": Ignored(None, "follows from the widths; timm writes it next to the name of a size"),
+    "pretrained_cfg": Ignored(None, "the origin of the weights and the image preprocessing, written by timm"),
+    "act_layer": Ignored("gelu", UNREAD),
 }
 
 
@@ -176,17 +176,17 @@ def rules(spec: Model) -> list[Rule]:
     for letter, name in mvit.POOLS.items():
         names |= {f"attn.pool_{letter}": f"attention.op.{name}.convolution"}
         names |= {f"attn.norm_{letter}": f"attention.op.{name}.norm"}
-    found: list[Rule] = [
+    rules: list[Rule] = [
         Rename("patch_embed.proj.{p}", "embedding.patch.{p}"),
         Rename("cls_token", "embedding.prefix"),
         Reshape("pos_embed", "embedding.position.weight", (1, -1, spec.width)),
         Rename("norm.{p}", "encoder.norm.{p}"),
         Rename("head.fc.{p}", "head.out.{p}"),
     ]
-    places = [(stage, i) for stage, depth in enumerate(stages(spec)) for i in range(depth)]
-    for layer, (stage, i) in enumerate(places):
-        found += mvit.block_rules(f"stages.{stage}.blocks.{i}", f"encoder.layers.{layer}", names)
-    return found
+    blocks = [(stage, i) for stage, depth in enumerate(stages(spec)) for i in range(depth)]
+    for layer, (stage, i) in enumerate(blocks):
+        rules += mvit.block_rules(f"stages.{stage}.blocks.{i}", f"encoder.layers.{layer}", names)
+    return rules
 
 
 def size(published: float, *depths: int, **more: Any) -> Size:
@@ -198,7 +198,7 @@ LARGE = {"embed_dim": 144, "num_heads": 2}
 FAMILIES = (
     Family(
         name="mvitv2",
-        about="encoders of images whose grid gets coarser and wider",
+        about="image encoders with pooling attention",
         fields=FIELDS,
         describe=describe,
         rules=rules,

@@ -1,5 +1,5 @@
-"""Nystromformer [Xiong et al. 2021]: BERT's encoder whose attention goes through landmarks, with a convolution over the
-values beside it."""
+"""Nystromformer [Xiong et al. 2021]: BERT with attention approximated through landmarks, plus a convolution over the
+values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TEMPLATE = EncoderModel(
     width=768,
     embedding=TextEmbedding(
         tokens=Tokens(vocab_size=30000, padding_index=1),
-        # two rows of the table stand before the first position, and a caller's position_ids count them
+        # the table has two rows before the first position, and position_ids count them
         position=Learned(length=510, offset=2),
         numbering=ByPlace(first=2),
         segments=2,
@@ -56,20 +56,20 @@ LM = LMHead(vocab_size=30000, bias=True, transform=Transform(activation="gelu_ta
 POOL = Pool(take="first", input_dropout=0.1, dense=True, activation="gelu_tanh", dropout=0.1)
 
 
-def taps(theirs: str, spec: EncoderModel) -> list[Rule]:
+def convolution_rules(theirs: str, spec: EncoderModel) -> list[Rule]:
     op = value_at(spec, OP)
-    shape = (op.num_heads, 1, op.taps or 1, 1)  # published as an image one pixel wide
+    shape = (op.num_heads, 1, op.taps or 1, 1)  # published as a 2D kernel of width 1
     return [Reshape(theirs, "encoder.layers.{i}.attention.op.conv.weight", shape)]
 
 
-def check_taps(c: Config) -> None:
+def check_kernel(c: Config) -> None:
     if c.conv_kernel_size and c.conv_kernel_size % 2 == 0:
-        raise ValueError(f"conv_kernel_size {c.conv_kernel_size}: an odd number of taps keeps the length")
+        raise ValueError(f"conv_kernel_size must be odd, so that the length stays the same; got {c.conv_kernel_size}")
 
 
 NYSTROMFORMER = Family(
     name="nystromformer",
-    about="encoders for text whose attention goes through landmarks",
+    about="text encoders with linear attention through landmarks",
     template=TEMPLATE,
     classes={
         "NystromformerForMaskedLM": Class(LM),
@@ -80,7 +80,7 @@ NYSTROMFORMER = Family(
             weights={"classifier.dense": "head.pool.dense"},
         ),
         "NystromformerForTokenClassification": Class(TagHead(num_labels=2, dropout=0.1), "classifier"),
-        "NystromformerForQuestionAnswering": Class(SpanHead(), "qa_outputs"),  # whatever num_labels is
+        "NystromformerForQuestionAnswering": Class(SpanHead(), "qa_outputs"),  # ignores num_labels
         "NystromformerForMultipleChoice": Class(
             MultipleChoiceHead(pool=Pool(take="first", dense=True, activation="relu")),
             "classifier",
@@ -104,20 +104,20 @@ NYSTROMFORMER = Family(
         "segment_means_seq_len": f"{OP}.length",
         "num_landmarks": f"{OP}.landmarks",
         "conv_kernel_size": f"{OP}.taps",
-        "add_cross_attention": Ignored(False, "kept by the published class, which never looks at it"),
+        "add_cross_attention": Ignored(False, "not read by the published class"),
         "inv_coeff_init_option": Fixed(False, "the published class fails with it"),
-        "attention_probs_dropout_prob": Ignored(0.1, "the published class makes a dropout of it and never applies it"),
+        "attention_probs_dropout_prob": Ignored(0.1, "the published class never applies this dropout"),
         "bos_token_id": Ignored(0, "used by tokenizers"),
         "eos_token_id": Ignored(2, "used by tokenizers"),
     },
     computed={"head.unused_bias": lambda c: not c.tie_word_embeddings},
     weights={
-        "~encoder.layer.{i}.attention.self.conv.weight": taps,
+        "~encoder.layer.{i}.attention.self.conv.weight": convolution_rules,
         "cls.predictions": encoder.vocabulary("transform.dense", "transform.LayerNorm"),
         **encoder.WEIGHTS,
     },
     prefix="nystromformer.",
-    checks=(encoder.check_shape, check_taps),
+    checks=(encoder.check_shape, check_kernel),
     dropped=("~embeddings.position_ids", "~embeddings.token_type_ids"),
     sizes={"nystromformer-512": Size({})},
 )

@@ -8,7 +8,7 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Ignored, Removed
 from anyformer.families.base.template import Class, Config, choice, conv1d, divides, entry
 from anyformer.families.gpt2 import GPT2
-from anyformer.families.shared.summary import OF_DOUBLE_HEADS, double_template
+from anyformer.families.shared.summary import DOUBLE_HEAD_FIELDS, double_template
 from anyformer.models import DecoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
@@ -38,13 +38,13 @@ TEMPLATE = DecoderModel(
             feedforward=Sublayer(op=MLP(width=3072, activation="gelu_tanh"), out_norm=NORM, dropout=0.1),
         ),
     ),
-    state_offered="never",  # the published class has none at all
-    # published: initializer_range reaches only tables and heads
+    state_offered="never",  # the published class has no cache
+    # published: initializer_range applies only to tables and heads
     init={"*.op.*.weight": Normal(std=0.02), "*": Normal(std=0.02)},
 )
 
 
-TIED = {  # with two heads the output matrix is the one that files hold
+TIED = {  # (shared, owner); with two heads, files contain the output matrix
     "OpenAIGPTLMHeadModel": ("head.out.weight", "embedding.tokens.weight"),
     "OpenAIGPTDoubleHeadsModel": ("embedding.tokens.weight", "head.lm.out.weight"),
 }
@@ -66,7 +66,7 @@ CONFIG: dict[str, Any] = {
     "n_embd": "width",
     "n_layer": "decoder.depth",
     "n_head": "decoder.layers.attention.op.num_heads",
-    # published under names of its own: what is called gelu is the tanh form
+    # this class has its own names: its gelu is the tanh form
     "afn": choice(f"{INNER}.activation", {"gelu": "gelu_tanh", "relu": "relu", "swish": "silu", "silu": "silu"}),
     "resid_pdrop": "decoder.layers.*.dropout",
     "embd_pdrop": "embedding.dropout",
@@ -75,12 +75,12 @@ CONFIG: dict[str, Any] = {
     "initializer_range": entry(
         "init", read=lambda std, c: {**TEMPLATE.init, "*": Normal(std=std)}, write=lambda init: init["*"].std
     ),
-    **OF_DOUBLE_HEADS,
+    **DOUBLE_HEAD_FIELDS,
     "tie_word_embeddings": entry(default=True, path=is_tied, build=tie),
     "pad_token_id": "head.pool.padding_token",
     "n_ctx": Ignored(512, "an old name of n_positions that nothing reads"),
     "n_special": Removed(0, "rows for special tokens, which the published class no longer adds"),
-    "predict_special_tokens": Ignored(True, "about special tokens, of which there are none"),
+    "predict_special_tokens": Ignored(True, "for special tokens, which no model has"),
 }
 
 WEIGHTS = {

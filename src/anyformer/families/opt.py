@@ -1,5 +1,5 @@
-"""OPT [Zhang et al. 2022]: decoders with ReLU and learned positions that skip padding; the 350M one has its norms after
-the add and narrower embeddings."""
+"""OPT [Zhang et al. 2022]: decoders with ReLU and learned positions that skip padding. The 350M model is post-norm and
+has narrower embeddings."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TEMPLATE = DecoderModel(
 
 
 def place_norms(spec: Model, before: bool, c: Config) -> Model:
-    """Norms before each step and after the stack; or after each add, and then none after the stack."""
+    """Place norms before each step and after the stack, or (post-norm) only after each residual add."""
     if not before:
         spec = edit(
             spec, {"decoder.layers.*.out_norm": value_at(spec, "decoder.norm"), "decoder.layers.*.pre_norm": None}
@@ -101,7 +101,7 @@ CONFIG: dict[str, Any] = {
     "is_causal": causal_mask(f"{ATTENTION}.mask"),
     "bos_token_id": Ignored(2, "used by generation"),
     "eos_token_id": Ignored(2, "used by generation"),
-    "activation_dropout": Removed(0.0, "a field of old configs that the published class does not honour"),
+    "activation_dropout": Removed(0.0, "a field of old configs that the published class does not read"),
 }
 
 
@@ -150,7 +150,7 @@ OPT = Family(
             16,
             1024,
             None,
-            "called 350M; the released weights are 331M",
+            "named 350M; the released weights have 331M",
             word_embed_proj_dim=512,
             do_layer_norm_before=False,
         ),

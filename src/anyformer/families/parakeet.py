@@ -1,5 +1,5 @@
-"""Parakeet [NVIDIA 2024]: a Fast Conformer [Gulati et al. 2020; Rekesh et al. 2023] over a spectrogram, and the letters
-or pieces of words that CTC finds in its frames."""
+"""Parakeet [NVIDIA 2024]: a Fast Conformer [Gulati et al. 2020; Rekesh et al. 2023] over a spectrogram with a CTC head
+for letters or word pieces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anyformer.families.base.fields import GENERATION, Ignored
 from anyformer.families.base.template import Class, Config, Entry, activation, entry, parameter
 from anyformer.families.conformer import check_odd, macaron
 from anyformer.families.shared.speech import pointwise
-from anyformer.families.shared.vision import head_width, heads_of
+from anyformer.families.shared.vision import head_width, read_head_width
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.convolution.conformer import ConvolutionModule
@@ -68,7 +68,7 @@ CONFIG: dict[str, Any] = {
     "hidden_size": "width",
     "num_hidden_layers": "encoder.depth",
     "num_attention_heads": (f"{ATTENTION}.num_heads", f"{ATTENTION}.position.num_heads"),
-    "head_dim": entry(f"{ATTENTION}.head_width", default=None, read=lambda value, c: heads_of(c), path=head_width),
+    "head_dim": entry(f"{ATTENTION}.head_width", default=None, read=lambda _, c: read_head_width(c), path=head_width),
     "num_key_value_heads": entry(
         f"{ATTENTION}.num_kv_heads",
         default=None,
@@ -77,7 +77,7 @@ CONFIG: dict[str, Any] = {
     ),
     "intermediate_size": f"{MLPS}.width",
     "hidden_act": activation(f"{MLPS}.activation", f"{CONVOLUTION}.activation"),
-    "attention_bias": f"{MLPS}.bias",  # and of the attention
+    "attention_bias": f"{MLPS}.bias",  # attention has the same bias
     "convolution_bias": f"{CONVOLUTION}.bias",
     "conv_kernel_size": f"{CONVOLUTION}.kernel",
     "subsampling_factor": entry("embedding.depth", read=lambda value, c: halvings(value), write=lambda depth: 2**depth),
@@ -90,7 +90,7 @@ CONFIG: dict[str, Any] = {
     "layerdrop": "encoder.layer_drop",
     "activation_dropout": f"{MLPS}.dropout",
     "attention_dropout": f"{ATTENTION}.dropout",
-    "max_position_embeddings": Ignored(5000, "the published table of positions is made as long as the input"),
+    "max_position_embeddings": Ignored(5000, "the published position table grows with the input"),
     "scale_input": entry(
         "embedding.scale",
         read=lambda value, c: math.sqrt(c.hidden_size) if value else None,
@@ -103,11 +103,11 @@ CONFIG: dict[str, Any] = {
 
 
 def convolutions(theirs: str, spec: EncoderModel) -> list[Rule]:
-    """Between them stand activations."""
+    """Rules of the stem's convolutions; every third published layer is an activation."""
     return [
-        Rename(f"{theirs}.{3 * i + place}.{{p}}", f"embedding.{kind}.{i}.{{p}}")
+        Rename(f"{theirs}.{3 * i + offset}.{{p}}", f"embedding.{kind}.{i}.{{p}}")
         for i in range(value_at(spec, "embedding.depth") - 1)
-        for place, kind in ((2, "depthwise"), (3, "pointwise"))
+        for offset, kind in ((2, "depthwise"), (3, "pointwise"))
     ]
 
 
@@ -128,13 +128,13 @@ WEIGHTS: dict[str, Any] = {
 
 ENCODER = Family(
     name="parakeet_encoder",
-    about="Parakeet's encoder alone",
+    about="Parakeet's encoder",
     template=TEMPLATE,
     classes={"ParakeetEncoder": Class(RealOutput(), prefix="")},
     config=CONFIG,
     computed={
         f"{ATTENTION}.bias": lambda c: "qkvo" if c.attention_bias else "",
-        f"{ATTENTION}.position.width": lambda c: c.hidden_size if heads_of(c) else None,
+        f"{ATTENTION}.position.width": lambda c: c.hidden_size if read_head_width(c) else None,
         "init": lambda c: init(halvings(c.subsampling_factor), c.initializer_range),
     },
     weights=WEIGHTS,
@@ -145,13 +145,13 @@ ENCODER = Family(
 
 def read_encoder(spec: EncoderModel, config: Any, c: Config) -> Model:
     if not isinstance(config or {}, Mapping):
-        raise ValueError(f"encoder_config={quote(config)} is not an object")
+        raise ValueError(f"encoder_config must be an object, got {quote(config)}")
     return ENCODER.part(config or {}, "ParakeetEncoder").replace(head=spec.head)
 
 
 PARAKEET = Family(
     name="parakeet_ctc",
-    about="speech into text by a Conformer over a spectrogram",
+    about="speech recognition with a Conformer over a spectrogram",
     template=TEMPLATE,
     classes={
         "ParakeetForCTC": Class(CTCHead(vocab_size=1025, blank=1024, reduction="mean", zero_infinity=True)),
@@ -162,7 +162,7 @@ PARAKEET = Family(
         "pad_token_id": "head.blank",
         "ctc_loss_reduction": entry("head.reduction", choices=("sum", "mean")),
         "ctc_zero_infinity": "head.zero_infinity",
-        "initializer_range": Ignored(0.02, "what counts is the encoder's own"),
+        "initializer_range": Ignored(0.02, "encoder_config decides"),
         "tie_last_hidden_states": Ignored(None, "no norm follows the last layer"),
         "problem_type": None,
     },

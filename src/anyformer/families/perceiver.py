@@ -1,6 +1,6 @@
-"""Perceiver IO on bytes of text [Jaegle et al. 2022]: latents read the text once, a deep stack goes over them alone,
-and places of the text, or one vector for a label, are written from them. transformers' other classes, for images,
-optical flow and video, are refused."""
+"""Perceiver IO on bytes of text [Jaegle et al. 2022]: latents read the text once by cross-attention, a deep stack runs
+over the latents, and a second cross-attention writes the positions of the text or one vector for a label. transformers'
+classes for images, optical flow and video are not supported."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from anyformer.weights.rules import Rename, Rule
 LAYER = "encoder.stack.layers"
 OP = f"{LAYER}.attention.op"
 SIDES = ("q", "kv")
-IMAGES = "of the classes that read images or video"
-HEADS, KEYS = 8, 32  # of what writes a text, whatever the config says
+IMAGES = "for the classes that read images or video"
+HEADS, KEYS = 8, 32  # of the output cross-attention for text; not in the config
 
 
 def channels(field: str) -> Any:
-    """Reads back a width of all heads together, None where it was left to others."""
+    """Return a path function for the width of all heads together; None if it is the default."""
     return lambda spec: (
         None if (each := value_at(spec, f"{OP}.{field}")) is None else each * value_at(spec, f"{OP}.num_heads")
     )
@@ -67,7 +67,7 @@ FIELDS: dict[str, ConfigField] = {
     "vocab_size": Field(262, "embedding.tokens.vocab_size"),
     "max_position_embeddings": Field(2048, "embedding.position.length"),
     "problem_type": Field(None, "head.problem"),
-    "layer_norm_eps": Ignored(1e-12, "kept by the published class, whose norms have torch's own 1e-5"),
+    "layer_norm_eps": Ignored(1e-12, "the published class uses torch's default of 1e-5 instead"),
     "image_size": Ignored(56, IMAGES),
     "train_size": Ignored((368, 496), IMAGES),
     "num_frames": Ignored(16, IMAGES),
@@ -83,25 +83,25 @@ def describe(c: Config) -> Model:
     W, writes = c.d_latents, c.architecture == "PerceiverForMaskedLM"
     if c.cross_attention_shape_for_attention not in SIDES:
         side = c.cross_attention_shape_for_attention
-        raise ValueError(f"cross_attention_shape_for_attention {quote(side)} is not valid; {nearest(side, SIDES)}")
+        raise ValueError(f"cross_attention_shape_for_attention={quote(side)} is not valid; {nearest(side, SIDES)}")
     if (values := c.v_channels or c.qk_channels or W) != W:
-        raise ValueError(f"v_channels is {values}, and what latents see is added to them: {W} wide as d_latents")
+        raise ValueError(f"v_channels must equal d_latents {W}, because their outputs are added; got {values}")
     shape, norm = {"dropout": c.attention_probs_dropout_prob}, LayerNorm(eps=1e-5)
 
     def inner(width: int) -> MLP:
         return MLP(width=width, activation=activation_named(c.hidden_act))
 
-    def a_head(width: int | None, heads: int, name: str) -> int | None:
+    def head_width_of(width: int | None, heads: int, name: str) -> int | None:
         if width is not None and width % heads:
-            raise ValueError(f"{name} is {width}, no multiple of {heads} heads")
+            raise ValueError(f"{name} {width} is not a multiple of {heads} heads")
         return None if width is None else width // heads
 
-    across, own = c.num_cross_attention_heads, c.num_self_attention_heads
+    cross_heads, self_heads = c.num_cross_attention_heads, c.num_self_attention_heads
     keys = c.qk_channels or (c.d_model if c.cross_attention_shape_for_attention == "kv" else None)
     attention = Attention(
-        num_heads=own,
-        head_width=a_head(c.qk_channels, own, "qk_channels"),
-        value_width=a_head(c.v_channels, own, "v_channels"),
+        num_heads=self_heads,
+        head_width=head_width_of(c.qk_channels, self_heads, "qk_channels"),
+        value_width=head_width_of(c.v_channels, self_heads, "v_channels"),
         **shape,
     )
     layer = Block(
@@ -109,9 +109,9 @@ def describe(c: Config) -> Model:
         feedforward=Sublayer(pre_norm=norm, op=inner(c.self_attention_widening_factor * W)),
     )
     read = Look(
-        num_heads=across,
-        head_width=a_head(keys, across, "qk_channels"),
-        value_width=a_head(c.v_channels, across, "v_channels"),
+        num_heads=cross_heads,
+        head_width=head_width_of(keys, cross_heads, "qk_channels"),
+        value_width=head_width_of(c.v_channels, cross_heads, "v_channels"),
         add=c.use_query_residual,
         norm=norm,
         source_norm=norm,
@@ -124,7 +124,7 @@ def describe(c: Config) -> Model:
         head_width=KEYS if writes else None,
         add=not writes,
         norm=norm,
-        value_width=a_head(width, HEADS, "d_model") if writes else None,
+        value_width=head_width_of(width, HEADS, "d_model") if writes else None,
         source_norm=norm,
         feedforward=inner(width),
         **shape,
@@ -164,14 +164,14 @@ def rules(spec: Model) -> list[Rule]:
         "mlp.dense1": "feedforward.up",
         "mlp.dense2": "feedforward.down",
     }
-    own = {"pre_norm": "attention.pre_norm", "norm": "feedforward.pre_norm"}
-    places = {"~encoder.cross_attention": "encoder.read", f"{write}.decoding_cross_attention": "encoder.write.look"}
-    found: dict[str, str] = {}
+    norms = {"pre_norm": "attention.pre_norm", "norm": "feedforward.pre_norm"}
+    modules = {"~encoder.cross_attention": "encoder.read", f"{write}.decoding_cross_attention": "encoder.write.look"}
+    names: dict[str, str] = {}
     for theirs, ours in named.items():
-        found |= {f"{at}.{theirs}": f"{here}.{ours}" for at, here in places.items()}
+        names |= {f"{source}.{theirs}": f"{target}.{ours}" for source, target in modules.items()}
         step, _, rest = ours.partition(".")
-        inside = own.get(step, f"{step}.op.{rest}")
-        found |= {} if ours == "source_norm" else {f"~encoder.self_attends.{{i}}.{theirs}": f"{LAYER}.{{i}}.{inside}"}
+        inside = norms.get(step, f"{step}.op.{rest}")
+        names |= {} if ours == "source_norm" else {f"~encoder.self_attends.{{i}}.{theirs}": f"{LAYER}.{{i}}.{inside}"}
     return [
         Rename("~embeddings.latents", "encoder.latents"),
         Rename(f"{write}.output_position_encodings.position_embeddings", "encoder.write.position.weight"),
@@ -180,7 +180,7 @@ def rules(spec: Model) -> list[Rule]:
                 "~input_preprocessor.embeddings": "embedding.tokens",
                 "~input_preprocessor.position_embeddings": "embedding.position",
                 ("embedding_decoder" if lm else f"{write}.final_layer"): "head.out",
-                **found,
+                **names,
             }
         ),
     ]
@@ -189,7 +189,7 @@ def rules(spec: Model) -> list[Rule]:
 FAMILIES = (
     Family(
         name="perceiver",
-        about="encoders of bytes through a few latents",
+        about="encoders of text bytes through a small set of latents",
         fields=FIELDS,
         describe=describe,
         rules=rules,

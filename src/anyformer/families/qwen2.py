@@ -1,4 +1,4 @@
-"""Qwen2 [Yang et al. 2024]: a Llama with biases on queries, keys and values, whose late layers may have a window."""
+"""Qwen2 [Yang et al. 2024]: a Llama with biases on q, k and v and optional sliding windows in late layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anyformer.specs.addresses import find
 
 
 def head_dim(spec: Model) -> int:
-    """Written only where it is unusual: the published config class has no such field."""
+    """Written only if it is not width / heads: the published config class does not declare it."""
     _, heads = next(find(spec, ATTENTION))
     if heads.head_width * heads.num_heads == spec.width:
         raise Absent

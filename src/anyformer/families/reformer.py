@@ -1,5 +1,5 @@
-"""Reformer [Kitaev et al. 2020]: long texts, read in chunks in their order or sorted by a hash, through layers that are
-undone in the backward pass."""
+"""Reformer [Kitaev et al. 2020]: a model for long texts; attention within chunks, either in text order or sorted by a
+hash, and reversible layers that are recomputed in the backward pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, Entry, activation, entry, expand, parameter
 from anyformer.families.shared import axial
-from anyformer.families.shared.encoder import check_span, head_dropout, stack_of
+from anyformer.families.shared.encoder import check_span, head_dropout, stack_name
 from anyformer.models import DecoderModel, EncoderModel, Model
 from anyformer.parts.attention.local_chunks import ChunkAttention
 from anyformer.parts.attention.lsh import InChunks, LSHAttention
@@ -34,7 +34,7 @@ CHUNKS: dict[str, Any] = {"num_heads": 12, "head_width": 64, "chunk": 64, "befor
 
 
 def layer(attention: InChunks) -> Reversible:
-    inner = MLP(width=512, activation="relu", dropout=0.05)  # published before the activation: the same for a ReLU
+    inner = MLP(width=512, activation="relu", dropout=0.05)  # published: before the ReLU, which is equivalent
     return Reversible(
         attention=Sublayer(op=attention, pre_norm=NORM, dropout=0.05),
         feedforward=Sublayer(op=inner, pre_norm=NORM, dropout=0.05),
@@ -43,14 +43,14 @@ def layer(attention: InChunks) -> Reversible:
 
 TEMPLATE = EncoderModel(
     width=256,
-    embedding=TextEmbedding(  # dropout falls on tokens and positions apart
+    embedding=TextEmbedding(  # separate dropout for tokens and positions
         tokens=Tokens(vocab_size=320),
         position=AxialLearned(shape=(64, 64), widths=(64, 192), std=1.0, dropout=0.05),
         dropout=0.05,
         order=("segments", "dropout", "position", "norm", "project"),
     ),
     encoder=Stack(
-        layers={  # in chunks of the text in its order, or sorted by a hash
+        layers={
             "local": layer(ChunkAttention(**CHUNKS, ring=True, dropout=0.05)),
             "lsh": layer(LSHAttention(**CHUNKS, rounds=1, buckets=None, longest=4096, rotations="fresh")),
         },
@@ -63,45 +63,44 @@ TEMPLATE = EncoderModel(
     state_name="past_buckets_states",
     init={"*": Normal(std=0.02)},
 )
-LM = LMHead(vocab_size=320, shift=False, unused_bias=True)  # its bias is in files, and nothing reads it
+LM = LMHead(vocab_size=320, shift=False, unused_bias=True)  # files contain a bias that nothing reads
 POOL = Pool(take="first", dense=True, width=256, activation="tanh", input_dropout=0.05, dropout=0.05)
 
-OP, INNER, WRITES = "*.layers.attention.op", "*.layers.feedforward.op", "ReformerModelWithLMHead"
+OP, INNER, LM_CLASS = "*.layers.attention.op", "*.layers.feedforward.op", "ReformerModelWithLMHead"
 KINDS = {"local": f"{OP}[ChunkAttention]", "lsh": f"{OP}[LSHAttention]"}
 
 
 def layer_names(c: Config) -> list[str]:
-    """The kind of each layer."""
     depth = len(c.attn_layers) if c.num_hidden_layers is None else c.num_hidden_layers
     return ([*c.attn_layers] * depth)[:depth]
 
 
 def check(c: Config) -> None:
-    layers, writes = [*c.attn_layers] if isinstance(c.attn_layers, (list, tuple)) else [], c.architecture == WRITES
+    layers, is_lm = [*c.attn_layers] if isinstance(c.attn_layers, (list, tuple)) else [], c.architecture == LM_CLASS
     if not layers or any(name not in ("lsh", "local") for name in layers):
-        raise ValueError(f"attn_layers is a list of 'lsh' and 'local', one for each layer; got {quote(c.attn_layers)}")
+        raise ValueError(f"attn_layers must be a list of 'lsh' and 'local', one per layer; got {quote(c.attn_layers)}")
     if (depth := c.num_hidden_layers) is not None and depth > len(layers) and len({*layers}) > 1:
-        raise ValueError(f"num_hidden_layers is {depth}, and attn_layers names {len(layers)}")
-    if writes and not c.is_decoder:
-        raise ValueError(f"is_decoder is false, and {WRITES} writes: set it, or load ReformerForMaskedLM")
+        raise ValueError(f"num_hidden_layers is {depth}, but attn_layers has {len(layers)} entries")
+    if is_lm and not c.is_decoder:
+        raise ValueError(f"{LM_CLASS} needs is_decoder=True; set it, or load ReformerForMaskedLM")
     if c.is_decoder and c.architecture == "ReformerForMaskedLM":
-        raise ValueError(f"is_decoder is true, and ReformerForMaskedLM sees both sides: load {WRITES}")
+        raise ValueError(f"ReformerForMaskedLM needs is_decoder=False; set it, or load {LM_CLASS}")
     for name in dict.fromkeys(layers):
-        if writes and name in layer_names(c) and getattr(c, f"{name}_num_chunks_after"):
-            raise ValueError(f"{name}_num_chunks_after is above 0: a model that writes looks at no chunk behind")
+        if is_lm and name in layer_names(c) and getattr(c, f"{name}_num_chunks_after"):
+            raise ValueError(f"{name}_num_chunks_after must be 0 in {LM_CLASS}, which cannot see later chunks")
         length = getattr(c, f"{name}_attn_chunk_length")
         if type(length) is not int or length < 1:
-            raise ValueError(f"{name}_attn_chunk_length is {length}; a chunk holds at least one token")
+            raise ValueError(f"{name}_attn_chunk_length must be an integer of at least 1, got {length}")
 
 
-def arrange(spec: EncoderModel, attn_layers: Any, c: Config) -> Model:
-    """The layers that a config names. Rows are made so long that all of their chunks fit."""
+def build_layers(spec: EncoderModel, attn_layers: Any, c: Config) -> Model:
+    """Build the layers of a config. Rows are padded to a common multiple of the chunk lengths."""
     names, stack, kinds = layer_names(c), value_at(spec, "encoder"), {}
-    rows = math.lcm(*(getattr(c, f"{name}_attn_chunk_length") for name in {*c.attn_layers}))  # also of layers left out
+    rows = math.lcm(*(getattr(c, f"{name}_attn_chunk_length") for name in {*c.attn_layers}))  # even of unused kinds
     for name in sorted({*names}):
-        changes = {"causal": c.is_decoder, "multiple": rows, "loose": c.architecture == WRITES}
+        changes = {"causal": c.is_decoder, "multiple": rows, "loose": c.architecture == LM_CLASS}
         if name == "local" and c.is_decoder and c.local_num_chunks_before < 2 and not c.local_num_chunks_after:
-            changes |= {"ring": False, "multiple": None, "loose": False}  # the length of a row changes nothing
+            changes |= {"ring": False, "multiple": None, "loose": False}  # here padding the rows has no effect
         kinds[name] = edit(stack.layers[name], {f"attention.op.{field}": value for field, value in changes.items()})
     layers, pattern = (kinds, tuple(names)) if len(kinds) > 1 else (kinds[names[0]], ())
     stack = stack.replace(layers=layers, pattern=pattern, depth=len(names))
@@ -110,28 +109,28 @@ def arrange(spec: EncoderModel, attn_layers: Any, c: Config) -> Model:
 
 
 def attn_layers(spec: Model) -> list[str]:
-    stack: Stack = value_at(spec, stack_of(spec))
+    stack: Stack = value_at(spec, stack_name(spec))
     names = {ChunkAttention: "local", LSHAttention: "lsh"}
     return [names[type(stack.layer(i).steps["attention"].op)] for i in range(stack.depth)]
 
 
 def max_position_embeddings(spec: Model) -> int:
-    chosen = [length for _, length in find(spec, f"{KINDS['lsh']}.longest") if length is not None]
+    lengths = [length for _, length in find(spec, f"{KINDS['lsh']}.longest") if length is not None]
     position = value_at(spec, "embedding.position")
-    return chosen[0] if chosen else position.length or math.prod(position.shape)
+    return lengths[0] if lengths else position.length or math.prod(position.shape)
 
 
-def of_kind(kind: str, name: str, read: Any = lambda value: value, **more: Any) -> Entry:
-    """A field of one kind of layers, which nothing reads where there are none of them."""
-    address, usual = f"{KINDS[kind]}.{name}", value_at(TEMPLATE, f"encoder.layers.{kind}.attention.op.{name}")
-    return entry(address, read=lambda value, c: read(value) if kind in layer_names(c) else usual, **more)
+def kind_field(kind: str, name: str, read: Any = lambda value: value, **more: Any) -> Entry:
+    """An entry of one kind of layer; not read if the model has no layer of this kind."""
+    address, default = f"{KINDS[kind]}.{name}", value_at(TEMPLATE, f"encoder.layers.{kind}.attention.op.{name}")
+    return entry(address, read=lambda value, c: read(value) if kind in layer_names(c) else default, **more)
 
 
 CONFIG: dict[str, Any] = {
     "vocab_size": "**.vocab_size",
     "hidden_size": ("width", "head.pool.width"),
-    "attn_layers": Entry(("local", "lsh") * 3, attn_layers, build=arrange),
-    "num_hidden_layers": Entry(None, lambda spec: getattr(spec, stack_of(spec)).depth),  # default: of attn_layers
+    "attn_layers": Entry(("local", "lsh") * 3, attn_layers, build=build_layers),
+    "num_hidden_layers": Entry(None, lambda spec: getattr(spec, stack_name(spec)).depth),  # default: len(attn_layers)
     "num_attention_heads": f"{OP}.num_heads",
     "attention_head_size": f"{OP}.head_width",
     "feed_forward_size": f"{INNER}.width",
@@ -140,25 +139,25 @@ CONFIG: dict[str, Any] = {
     "layer_norm_eps": "**.eps",
     "initializer_range": "init.*.std",
     "is_decoder": Entry(False, lambda spec: isinstance(spec, DecoderModel)),
-    **{f"{kind}_attn_chunk_length": of_kind(kind, "chunk") for kind in KINDS},
-    **{f"{kind}_num_chunks_{side}": of_kind(kind, side) for kind in KINDS for side in ("before", "after")},
-    **{f"{kind}_attention_probs_dropout_prob": of_kind(kind, "dropout") for kind in KINDS},
-    "num_hashes": of_kind("lsh", "rounds"),
-    "num_buckets": of_kind(
+    **{f"{kind}_attn_chunk_length": kind_field(kind, "chunk") for kind in KINDS},
+    **{f"{kind}_num_chunks_{side}": kind_field(kind, side) for kind in KINDS for side in ("before", "after")},
+    **{f"{kind}_attention_probs_dropout_prob": kind_field(kind, "dropout") for kind in KINDS},
+    "num_hashes": kind_field("lsh", "rounds"),
+    "num_buckets": kind_field(
         "lsh",
         "buckets",
         lambda n: (n,) if isinstance(n, int) else n and tuple(n),
         write=lambda n: n[0] if n and len(n) == 1 else n,
     ),
-    "hash_seed": of_kind(
+    "hash_seed": kind_field(
         "lsh", "rotations", lambda n: "fresh" if n is None else n, write=lambda n: None if n == "fresh" else n
     ),
     **axial.ENTRIES,
     "max_position_embeddings": Entry(4096, max_position_embeddings),
     "classifier_dropout": head_dropout("head.pool.input_dropout", "head.pool.dropout"),
-    "tie_word_embeddings": Ignored(False, "the published class ties nothing: two streams are scored, one is read"),
-    "chunk_size_lm_head": Ignored(0, "the same numbers computed in pieces"),
-    "pad_token_id": Ignored(0, "what rows are made longer with, which nothing sees"),
+    "tie_word_embeddings": Ignored(False, "the published class ties nothing: its head reads both streams"),
+    "chunk_size_lm_head": Ignored(0, "computes the same result in chunks"),
+    "pad_token_id": Ignored(0, "pads rows, but no token sees it"),
     "bos_token_id": Ignored(None, "used by tokenizers"),
     "eos_token_id": Ignored(2, "used by tokenizers"),
 }
@@ -179,7 +178,7 @@ WEIGHTS = {
     "classifier.dense": "head.pool.dense",
 }
 
-WRITER = {"architectures": [WRITES], "is_decoder": True}
+LM_CONFIG = {"architectures": [LM_CLASS], "is_decoder": True}
 CRIME = {
     "num_attention_heads": 2, "axial_pos_shape": [512, 1024], "max_position_embeddings": 2**19, "num_buckets": [64, 128]
 }  # fmt: skip
@@ -193,7 +192,7 @@ ENWIK8 = {
 
 REFORMER = Family(
     name="reformer",
-    about="encoders and decoders for long texts, in chunks sorted by a hash",
+    about="encoders and decoders for long texts, with attention in chunks sorted by a hash",
     template=TEMPLATE,
     classes={
         "ReformerForMaskedLM": Class(LM, "lm_head.decoder"),
@@ -212,8 +211,8 @@ REFORMER = Family(
     prefix="reformer.",
     dropped=tuple(expand(f"{ATTENTION}.self_attention.{{mask,self_mask}}_value_{{float16,float32}}")),
     sizes={
-        "reformer-crime-and-punishment": Size({**WRITER, **CRIME}),
-        "reformer-enwik8": Size({**WRITER, **ENWIK8}, 149e6),
+        "reformer-crime-and-punishment": Size({**LM_CONFIG, **CRIME}),
+        "reformer-enwik8": Size({**LM_CONFIG, **ENWIK8}, 149e6),
     },
 )
 

@@ -1,7 +1,7 @@
-"""Reka's layout [Ormazabal et al. 2024]: a decoder reads what one tower sees and another hears between its tokens.
-Frames of a video are pictures, one behind the other: `pixel_values` may be (videos, channels, frames, height, width).
-The sizes were not published, nor the weights: here are a LLaVA's parts and the encoder of a Whisper beside them, in
-descriptions that are saved in our own form."""
+"""Reka's layout [Ormazabal et al. 2024]: a decoder that reads the outputs of an image tower and an audio tower among
+its tokens. Frames of a video are consecutive images: `pixel_values` may be (videos, channels, frames, height, width).
+Sizes and weights are not published: we combine LLaVA's parts with Whisper's encoder, and models are saved only in our
+own format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anyformer.weights.rules import Rule
 
 LLAVA, WHISPER = llava.FAMILIES[0], whisper.FAMILIES[0]
 STACK = "audio.model.encoder"
-HEARS: dict[str, Any] = {  # published field -> where it stands
+AUDIO_FIELDS: dict[str, Any] = {  # field of audio_config -> address
     "d_model": "audio.model.width",
     "num_mel_bins": "audio.model.embedding.channels",
     "max_source_positions": "audio.model.embedding.position.length",
@@ -29,7 +29,7 @@ HEARS: dict[str, Any] = {  # published field -> where it stands
 
 
 def audio_config(spec: Model) -> dict[str, Any]:
-    return {name: Field(None, path).recover(spec) for name, path in HEARS.items()}
+    return {name: Field(None, path).recover(spec) for name, path in AUDIO_FIELDS.items()}
 
 
 FIELDS: dict[str, ConfigField] = {
@@ -41,22 +41,22 @@ FIELDS: dict[str, ConfigField] = {
 
 
 def describe(c: Config) -> Model:
-    """All recordings are filled up to `max_source_positions`, so that each makes as many vectors."""
-    if strange := sorted((c.audio_config or {}).keys() - HEARS.keys() - {"model_type"}):
-        raise ValueError(f"audio_config.{strange[0]} is not known; valid: {', '.join(HEARS)}")
+    """Recordings are padded to `max_source_positions`, so that each gives the same number of vectors."""
+    if unknown := sorted((c.audio_config or {}).keys() - AUDIO_FIELDS.keys() - {"model_type"}):
+        raise ValueError(f"audio_config.{unknown[0]} is not known; valid: {', '.join(AUDIO_FIELDS)}")
     given: Any = llava.read_inner_config(c, "audio_config", WHISPER, whisper.CLASSIFIER)
     tower = EncoderModel(
         width=given.width, embedding=given.embedding, encoder=given.encoder, init={"*": Normal(std=0.02)}
     )
     spec = llava.describe(c)
     image = value_at(spec, "image")
-    image = image.replace(model=image.model.replace(head=None))  # all of it learns
+    image = image.replace(model=image.model.replace(head=None))  # every layer is trained
     audio = Tower(model=tower, token=c.audio_token_index, activation=image.activation, bias=image.bias)
     return spec.replace(image=image, audio=audio)
 
 
 def rules(spec: Model) -> list[Rule]:
-    raise ValueError("no files of a reka are published; load a folder that anyformer saved (spec.json)")
+    raise ValueError("no reka checkpoints are published; load a folder saved by anyformer (with spec.json)")
 
 
 SMALL = {
@@ -76,12 +76,12 @@ SMALL = {
 FAMILIES = (
     Family(
         name="reka",
-        about="pictures and sounds between the tokens of a text that is written on",
+        about="chat about images and sounds: a decoder with an image and an audio encoder",
         fields=FIELDS,
         describe=describe,
         rules=rules,
         architectures=(),
         aliases=LLAVA.aliases,
-        sizes={"reka-tiny": Size(SMALL, note="a size of our own: pictures of 224, sounds of 10 seconds")},
+        sizes={"reka-tiny": Size(SMALL, note="our own size: images of 224 x 224, sounds of 10 seconds")},
     ),
 )

@@ -1,6 +1,6 @@
-"""MERLOT Reserve [Zellers et al. 2022]: frames, sounds and texts of a clip in one sequence; a span that is hidden from
-it is told apart from others, as a small encoder of its own hears or reads it. No files are published in a form that is
-read here: there are descriptions, saved in our own form. Frames are not asked for; spans of text and of sound are."""
+"""MERLOT Reserve [Zellers et al. 2022]: one encoder over the frames, sounds and texts of a clip. It is trained to match
+a masked span of text or sound with the vector that a small encoder computes from the span. The published weights have
+another format, so models are saved only in our own format. Frames are never masked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rule
 
 OP = "encoder.layers.feedforward.op"
-SEEN, HEARD = "image.model.embedding", "audio.model.embedding"
+IMAGE, AUDIO = "image.model.embedding", "audio.model.embedding"
 
 FIELDS: dict[str, ConfigField] = {
     "hidden_size": Field(768, "width"),
@@ -48,9 +48,9 @@ FIELDS: dict[str, ConfigField] = {
     "max_span_positions": Field(16, "hidden_text.embedding.position.length"),
     "image_size": Field(224, lambda spec: spec.image.model.embedding.image_size[0]),
     "patch_size": Field(32, lambda spec: spec.image.model.embedding.patch_size[0]),
-    "num_channels": Field(3, f"{SEEN}.channels"),
-    "segment_size": Field(1024, f"{HEARD}.size"),
-    "num_segments": Field(24, f"{HEARD}.position.length"),
+    "num_channels": Field(3, f"{IMAGE}.channels"),
+    "segment_size": Field(1024, f"{AUDIO}.size"),
+    "num_segments": Field(24, f"{AUDIO}.position.length"),
     "image_token_index": Field(4, "image.token"),
     "audio_token_index": Field(5, "audio.token"),
     "text_mask_index": Field(6, "head.text"),
@@ -61,7 +61,7 @@ FIELDS: dict[str, ConfigField] = {
 
 def describe(c: Config) -> Model:
     equal_heads(c)
-    norm, starts = LayerNorm(eps=c.layer_norm_eps), {"*": Normal(std=c.initializer_range)}
+    norm, init = LayerNorm(eps=c.layer_norm_eps), {"*": Normal(std=c.initializer_range)}
 
     def stack(depth: int) -> Stack:
         mlp = MLP(width=c.intermediate_size, activation=activation_named(c.hidden_act))
@@ -72,7 +72,7 @@ def describe(c: Config) -> Model:
         return Stack(layers=block, depth=depth, norm=norm)
 
     def encoder(embedding: Embedding, depth: int, head: Head | None = None) -> EncoderModel:
-        return EncoderModel(width=c.hidden_size, embedding=embedding, encoder=stack(depth), head=head, init=starts)
+        return EncoderModel(width=c.hidden_size, embedding=embedding, encoder=stack(depth), head=head, init=init)
 
     def read(length: int) -> TextEmbedding:
         return TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), position=Learned(length=length))
@@ -95,13 +95,13 @@ def describe(c: Config) -> Model:
         head=HiddenSpansHead(
             width=c.projection_dim, text=c.text_mask_index, audio=c.audio_mask_index, scale=c.logit_scale_init_value
         ),
-        init=starts,
+        init=init,
         ties=(("hidden_text.embedding.tokens.weight", "embedding.tokens.weight"),),
     )
 
 
 def rules(spec: Model) -> list[Rule]:
-    raise ValueError("no files of a reserve are published; load a folder that anyformer saved (spec.json)")
+    raise ValueError("reserve checkpoints cannot be loaded; load a folder saved by anyformer (with spec.json)")
 
 
 SMALL = {
@@ -112,11 +112,11 @@ SMALL = {
 FAMILIES = (
     Family(
         name="reserve",
-        about="MERLOT Reserve: one encoder for frames, sounds and texts, which learns to tell what was hidden",
+        about="MERLOT Reserve: one encoder for video frames, sounds and texts, trained to match masked spans",
         fields=FIELDS,
         describe=describe,
         rules=rules,
         architectures=(),
-        sizes={"reserve-tiny": Size(SMALL, note="a size of our own: frames of 64, a second of sound a segment")},
+        sizes={"reserve-tiny": Size(SMALL, note="our own size: frames of 64 x 64, segments of one second")},
     ),
 )

@@ -1,4 +1,4 @@
-"""ResNet [He et al. 2016]: stages of convolutions around which the stream goes on, each on a grid half as fine."""
+"""ResNet [He et al. 2016]: stages of convolutions with residual connections, each stage on a grid half as fine."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from anyformer.stacks.stages import Stages
 from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import ChannelsLast, Rename, Rule
 
-REDUCTION = 4  # of the narrow layers between two wide ones
-BACKBONE = "read by ResNetBackbone alone"
+REDUCTION = 4  # width of a block / width of its bottleneck
+BACKBONE = "read only by ResNetBackbone"
 
 
 def widths(spec: Model) -> tuple[int, ...]:
@@ -35,7 +35,7 @@ def widths(spec: Model) -> tuple[int, ...]:
 
 
 def depths(spec: Model) -> tuple[int, ...]:
-    """A step before a stage is its first layer, where they are published."""
+    """Return the layers per stage. In published configs the downsampling step counts as the stage's first layer."""
     encoder = value_at(spec, "encoder")
     return tuple(stage.depth + (i >= encoder.first) for i, stage in enumerate(encoder.stages))
 
@@ -48,13 +48,13 @@ def layer_type(spec: Model) -> str:
     )
 
 
-def begins_coarser(spec: Model) -> bool:
+def downsamples_first_stage(spec: Model) -> bool:
     encoder = value_at(spec, "encoder")
     return encoder.first == 0 and encoder.down[0].stride > 1
 
 
-def early(spec: Model) -> bool:
-    """Whether the first of three convolutions has the stride."""
+def strides_first(spec: Model) -> bool:
+    """Whether the stride is in the first of the three convolutions."""
     strided = [down for down in value_at(spec, "encoder.down") if down.stride > 1]
     if not strided or layer_type(spec) == "basic":
         raise Absent
@@ -62,7 +62,7 @@ def early(spec: Model) -> bool:
 
 
 def image_size(spec: Model) -> int | tuple[int, int]:
-    """Said where it is another, in a word of ours: published configs have none."""
+    """Written only if it is not 224: published configs have no such field."""
     if (size := value_at(spec, "embedding.image_size")) == (224, 224):
         raise Absent
     return unpair(size)
@@ -75,8 +75,8 @@ FIELDS: dict[str, ConfigField] = {
     "depths": Field((3, 4, 6, 3), depths),
     "layer_type": Field("bottleneck", layer_type),
     "hidden_act": Field("relu", activation_at("embedding.layers.0.activation")),
-    "downsample_in_first_stage": Field(False, begins_coarser),
-    "downsample_in_bottleneck": Field(False, early),
+    "downsample_in_first_stage": Field(False, downsamples_first_stage),
+    "downsample_in_bottleneck": Field(False, strides_first),
     "image_size": Field(224, image_size),
     "problem_type": Field(None, "head.problem"),
     "out_features": Ignored(None, BACKBONE),
@@ -89,9 +89,9 @@ FIELDS: dict[str, ConfigField] = {
 
 def describe(c: Config) -> Model:
     if not 0 < len(c.hidden_sizes) <= len(c.depths):
-        raise ValueError(f"hidden_sizes {c.hidden_sizes} and depths {c.depths} name a width and layers for each stage")
+        raise ValueError(f"hidden_sizes {c.hidden_sizes} and depths {c.depths} need one number per stage")
     if c.layer_type not in ("basic", "bottleneck"):
-        raise ValueError(f"layer_type {quote(c.layer_type)} is not valid; valid: basic, bottleneck")
+        raise ValueError(f"layer_type={quote(c.layer_type)} is not valid; valid: basic, bottleneck")
     activation = activation_named(c.hidden_act)
 
     def layers(width: int, stride: int = 1) -> tuple[Convolution, ...]:
@@ -100,15 +100,15 @@ def describe(c: Config) -> Model:
             return Convolution(width=width, stride=stride), last
         narrow, strides = width // REDUCTION, (stride, 1) if c.downsample_in_bottleneck else (1, stride)
         if narrow < 1:
-            raise ValueError(f"hidden_sizes: {width} is too narrow for a bottleneck of a quarter of it")
+            raise ValueError(f"hidden_sizes: {width} is below {REDUCTION}, the minimum of a bottleneck")
         first, second = (Convolution(kernel=k, width=narrow, stride=s) for k, s in zip((1, 3), strides, strict=True))
         return first, second, last.replace(kernel=1)
 
     stages, down, before = [], [], c.embedding_size
-    # published: depths that no width belongs to are not read, and a stage has its first layer in any case
+    # published: depths without a width are not read, and a stage has at least one layer
     for i, (width, depth) in enumerate(zip(c.hidden_sizes, (max(depth, 1) for depth in c.depths), strict=False)):
         stride = 2 if i or c.downsample_in_first_stage else 1
-        if changes := stride > 1 or width != before:  # the first layer is a step between stages
+        if changes := stride > 1 or width != before:  # the first layer is the step between stages
             skip = Convolution(kernel=1, stride=stride, activation="identity")
             down.append(ResidualDown(width=width, layers=layers(width, stride), skip=skip, activation=activation))
         step = Sublayer(op=Convolutions(layers=layers(width)), residual=Activated(activation=activation))
@@ -132,21 +132,21 @@ def describe(c: Config) -> Model:
 
 def rules(spec: Model) -> list[Rule]:
     def convolution(theirs: str, ours: str) -> list[Rule]:
-        taps = ChannelsLast(f"{theirs}.convolution.weight", f"{ours}.taps.weight")
-        return [taps, Rename(f"{theirs}.normalization.{{p}}", f"{ours}.norm.{{p}}")]
+        kernel = ChannelsLast(f"{theirs}.convolution.weight", f"{ours}.taps.weight")
+        return [kernel, Rename(f"{theirs}.normalization.{{p}}", f"{ours}.norm.{{p}}")]
 
-    found = convolution("~embedder.embedder", "embedding.layers.0")
+    rules = convolution("~embedder.embedder", "embedding.layers.0")
     encoder: Stages = value_at(spec, "encoder")
     for s, stage in enumerate(encoder.stages):
         first, layers = int(s >= encoder.first), f"~encoder.stages.{s}.layers"
         if first:
             down = f"encoder.down.{s - encoder.first}"
-            found += convolution(f"{layers}.0.shortcut", f"{down}.skip")
-            found += convolution(f"{layers}.0.layer.{{j}}", f"{down}.layers.{{j}}")
+            rules += convolution(f"{layers}.0.shortcut", f"{down}.skip")
+            rules += convolution(f"{layers}.0.layer.{{j}}", f"{down}.layers.{{j}}")
         for i in range(stage.depth):
             ours = f"encoder.stages.{s}.layers.{i}.convolutions.op.layers.{{j}}"
-            found += convolution(f"{layers}.{i + first}.layer.{{j}}", ours)
-    return [*found, Rename("classifier.1.{p}", "head.out.{p}")]
+            rules += convolution(f"{layers}.{i + first}.layer.{{j}}", ours)
+    return [*rules, Rename("classifier.1.{p}", "head.out.{p}")]
 
 
 BASIC = {"layer_type": "basic", "hidden_sizes": (64, 128, 256, 512)}
@@ -159,7 +159,7 @@ def size(published: float, *depths: int, **more: Any) -> Size:
 FAMILIES = (
     Family(
         name="resnet",
-        about="convolutions with residual steps, the measure of vision before attention",
+        about="convolutional image classifiers, the baseline before vision Transformers",
         fields=FIELDS,
         describe=describe,
         rules=rules,

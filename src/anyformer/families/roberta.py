@@ -1,7 +1,6 @@
-"""RoBERTa [Liu et al. 2019]: BERT trained longer, without segments to tell apart or sentences to predict; positions are
-counted as fairseq does, over the tokens that are not padding. XLM-R [Conneau et al. 2020] and CamemBERT [Martin et al.
-2020] are the same with other vocabularies; XLM-R XL [Goyal et al. 2021] and RoBERTa-PreLayerNorm [Wettig et al. 2023]
-have their norms at the beginning of each step."""
+"""RoBERTa [Liu et al. 2019]: BERT trained longer, without next-sentence prediction; positions count only tokens that
+are not padding, as in fairseq. XLM-R [Conneau et al. 2020] and CamemBERT [Martin et al. 2020] have other vocabularies;
+XLM-R XL [Goyal et al. 2021] and RoBERTa-PreLayerNorm [Wettig et al. 2023] are pre-norm."""
 
 from __future__ import annotations
 
@@ -71,14 +70,14 @@ XXL = {"hidden_size": 4096, "num_hidden_layers": 48, "intermediate_size": 16384}
 
 ROBERTA = Family(
     name="roberta",
-    about="encoders for text, and decoders made of them",
+    about="text encoders, and decoders with the same layers",
     template=TEMPLATE,
     classes=classes("Roberta", 50265),
     config={
         **encoder.CONFIG,
-        **encoder.OF_DECODERS,
+        **encoder.DECODER_FIELDS,
         **encoder.COUNTED_CONFIG,
-        "hidden_act": activation("*.layers.feedforward.op.activation"),  # the head has "gelu" whatever it is
+        "hidden_act": activation("*.layers.feedforward.op.activation"),  # the head always has "gelu"
         "hidden_dropout_prob": ("embedding.dropout", "*.layers.*.dropout", "head[MultipleChoiceHead].pool.dropout"),
         "classifier_dropout": encoder.head_dropout(
             "head[ClassifyHead].pool.input_dropout", "head[ClassifyHead].pool.dropout", "head[TagHead].dropout"
@@ -97,7 +96,7 @@ ROBERTA = Family(
 
 XLM_ROBERTA = ROBERTA.but(
     name="xlm-roberta",
-    about="encoders for text in a hundred languages (XLM-R), and decoders made of them",
+    about="XLM-R: encoders for text in 100 languages, and decoders with the same layers",
     classes=classes("XLMRoberta", 30522),
     changes={"embedding.tokens.vocab_size": 30522},
     sizes={"xlm-roberta-base": Size(XLM, 278e6), "xlm-roberta-large": Size({**XLM, **LARGE}, 560e6)},
@@ -105,14 +104,14 @@ XLM_ROBERTA = ROBERTA.but(
 
 CAMEMBERT = XLM_ROBERTA.but(
     name="camembert",
-    about="encoders for French text, and decoders made of them",
+    about="encoders for French text, and decoders with the same layers",
     classes=classes("Camembert", 30522),
     sizes={"camembert-base": Size(FRENCH, 110e6), "camembert-large": Size({**FRENCH, **LARGE}, 337e6)},
 )
 
 PRE_LAYER_NORM = ROBERTA.but(
     name="roberta-prelayernorm",
-    about="pre-norm encoders for text, and decoders made of them",
+    about="pre-norm text encoders, and decoders with the same layers",
     classes=classes("RobertaPreLayerNorm", 50265),
     changes={"encoder.layers": PRE_NORM, "encoder.norm": NORM},
     weights={
@@ -126,7 +125,7 @@ PRE_LAYER_NORM = ROBERTA.but(
 
 XLM_ROBERTA_XL = PRE_LAYER_NORM.but(
     name="xlm-roberta-xl",
-    about="large encoders for text in a hundred languages, and decoders made of them",
+    about="large encoders for text in 100 languages, and decoders with the same layers",
     classes=classes("XLMRobertaXL", 250880, TagHead(num_labels=2, dropout=0.1, counts_pads=False)),
     changes={
         "width": 2560,

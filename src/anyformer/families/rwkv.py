@@ -1,4 +1,4 @@
-"""RWKV-4 [Peng et al. 2023]: a decoder without attention; a recurrence that is trained in parallel."""
+"""RWKV-4 [Peng et al. 2023]: a decoder without attention; a recurrence that can be trained in parallel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NORM = LayerNorm(eps=1e-5)
 
 def initializers(width: int) -> dict[str, Initializer]:
     return {
-        "embedding.tokens.weight": Orthogonal(gain=1e-4 * math.sqrt(max(width, 0))),  # a width below 0 is refused
+        "embedding.tokens.weight": Orthogonal(gain=1e-4 * math.sqrt(max(width, 0))),  # width < 0 is refused later
         "head.out.weight": Orthogonal(gain=0.5),
         "*": Orthogonal(),
     }
@@ -54,11 +54,11 @@ CONFIG: dict[str, Any] = {
     "num_hidden_layers": "decoder.depth",
     "attention_hidden_size": derived(f"{TIME}.width", of=lambda c: c.hidden_size, unset=(None,)),
     "intermediate_size": derived(f"{CHANNEL}.width", of=lambda c: 4 * c.hidden_size, unset=(None,)),
-    "layer_norm_epsilon": ("embedding.norm.eps", "decoder.layers.*.pre_norm.eps"),  # the last norm has 1e-5 always
+    "layer_norm_epsilon": ("embedding.norm.eps", "decoder.layers.*.pre_norm.eps"),  # the final norm always has 1e-5
     "rescale_every": entry(f"{TIME}.halve_every", f"{CHANNEL}.halve_every", read=lambda value, c: max(value, 0)),
     "tie_word_embeddings": tied(False, LMHead="head.out.weight"),
     "problem_type": None,
-    "context_length": Ignored(1024, "the most that a published CUDA kernel takes at once; a recurrence has no end"),
+    "context_length": Ignored(1024, "the maximum of a published CUDA kernel; a recurrence has no limit"),
     "bos_token_id": Ignored(0, "used by generation"),
     "eos_token_id": Ignored(0, "used by generation"),
 }

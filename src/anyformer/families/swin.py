@@ -1,4 +1,4 @@
-"""Swin [Liu et al. 2021]: stages of shifted-window attention, each on a grid half as fine and twice as wide."""
+"""Swin [Liu et al. 2021]: stages of shifted-window attention, each on a grid half as fine and with twice the width."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, activation, choice, entry
-from anyformer.families.shared.vision import IMAGES, OF_EMBEDDING, patches, pixel_class
+from anyformer.families.shared.vision import EMBEDDING_WEIGHTS, IMAGES, patches, pixel_class
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.patches import PatchEmbedding
@@ -59,19 +59,19 @@ TEMPLATE = EncoderModel(
 
 
 def check(c: Config) -> None:
-    """`depths` says how many stages there are; one class asks again."""
+    """`depths` determines the number of stages; SwinForMaskedImageModeling reads num_layers too."""
     stages = len(c.depths)
     if len(c.num_heads) < stages:
-        raise ValueError(f"num_heads {c.num_heads} and depths {c.depths} name different numbers of stages")
+        raise ValueError(f"num_heads {c.num_heads} must have one entry per stage of depths {c.depths}")
     if c.num_layers not in (None, stages) and c.architecture.endswith("ForMaskedImageModeling"):
-        raise ValueError(f"num_layers is {c.num_layers}, but depths {c.depths} make it {stages}")
+        raise ValueError(f"num_layers {c.num_layers} must equal the number of stages in depths {c.depths}")
     for i, heads in enumerate(c.num_heads[:stages]):
         if heads < 1 or c.embed_dim * 2**i % heads:
-            raise ValueError(f"stage {i} is {c.embed_dim * 2**i} wide, not a multiple of its {heads} heads")
+            raise ValueError(f"embed_dim: width {c.embed_dim * 2**i} of stage {i} is not a multiple of {heads} heads")
 
 
 def build_stages(spec: Model, depths: Any, c: Config) -> Model:
-    """As many stages as there are depths, each twice as wide as the one before."""
+    """Build one stage per entry of `depths`, each twice as wide as the one before."""
     encoder: Stages = value_at(spec, "encoder")
     first, down = encoder.stages[0], encoder.down[0]
     stages = [
@@ -90,17 +90,16 @@ def build_stages(spec: Model, depths: Any, c: Config) -> Model:
 
 
 def mixers(spec: Model) -> list[Attention]:
-    """The attention of each stage's first layer."""
     return [stage.layer(0).steps["attention"].op.mixer for stage in value_at(spec, "encoder.stages")]
 
 
 def mlp_ratio(spec: Model) -> float:
-    # the last stage is the widest, so its ratio is the finest: floor(floor(r D) / 2) = floor(r D / 2)
+    # the last stage is the widest, so its ratio is the least rounded: floor(floor(r D) / 2) = floor(r D / 2)
     encoder: Stages = value_at(spec, "encoder")
     return encoder.stages[-1].layer(0).steps["feedforward"].op.width / encoder.out_width(spec.width)
 
 
-BACKBONE = Ignored(None, "read by SwinBackbone alone")
+BACKBONE = Ignored(None, "read only by SwinBackbone")
 
 CONFIG: dict[str, Any] = {
     **IMAGES,
@@ -119,11 +118,11 @@ CONFIG: dict[str, Any] = {
         path=lambda spec: spec.embedding.position is not None,
         read=lambda value, c: Learned(length=patches(c)) if value else None,
     ),
-    "initializer_range": entry("init.*.std", read=lambda std, c: std or 0.02),  # published: zero means the default
+    "initializer_range": entry("init.*.std", read=lambda std, c: std or 0.02),  # published: 0 means the default
     "layer_norm_eps": ("encoder.norm.eps", f"{LAYERS}.*.pre_norm.eps"),
     "encoder_stride": "head.stride",
     "num_layers": entry(default=None, path=lambda spec: len(spec.encoder.stages)),
-    "hidden_size": Ignored(None, "follows from embed_dim and depths, and published classes do not read it"),
+    "hidden_size": Ignored(None, "follows from embed_dim and depths; published classes do not read it"),
     "path_norm": Ignored(True, "written by old versions; nothing ever read it"),
     **dict.fromkeys(("out_features", "out_indices", "_out_features", "_out_indices", "stage_names"), BACKBONE),
 }
@@ -131,7 +130,7 @@ CONFIG: dict[str, Any] = {
 THEIRS, OURS = "~encoder.layers.{s}.blocks.{i}", "encoder.stages.{s}.layers.{i}"
 
 WEIGHTS = {
-    **OF_EMBEDDING,
+    **EMBEDDING_WEIGHTS,
     "~embeddings.norm": "embedding.norm",
     f"{THEIRS}.layernorm_before": f"{OURS}.attention.pre_norm",
     f"{THEIRS}.attention.self.{{query,key,value}}": f"{OURS}.attention.op.mixer.{{q,k,v}}",

@@ -1,5 +1,5 @@
-"""Swin V2 [Liu et al. 2022]: cosines for products, norms at the end of each branch, and a bias that an MLP computes, so
-that models grow and windows change their size after pretraining."""
+"""Swin V2 [Liu et al. 2022]: cosine attention, norms at the end of each branch, and a position bias computed by an MLP,
+so that models can grow and window sizes can change after pretraining."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def check_windows(c: Config) -> None:
 
 
 def build_windows(spec: Model, window: int, c: Config) -> Model:
-    """A stage whose grid is smaller than a window has smaller windows, and does not shift them."""
+    """Set the windows. If a stage's grid is smaller than a window, its window is the grid and is not shifted."""
     rows = pair(c.image_size)[0] // pair(c.patch_size)[0]
     changes: dict[str, Any] = {}
     for i in range(len(c.depths)):
         if (width := min(rows // 2**i, window)) < 1:
-            raise ValueError(f"image_size {c.image_size} leaves no patches for stage {i}")
+            raise ValueError(f"image_size {c.image_size} is too small: stage {i} has no patches")
         op = f"encoder.stages.{i}.layers.attention.op"
         changes |= {
             f"{op}.size": width,
@@ -53,13 +53,13 @@ LARGER = {"image_size": 256, "window_size": 8}
 
 SWINV2 = SWIN.but(
     "swinv2",
-    about="Swin with cosine attention and computed positions",
+    about="Swin with cosine attention and a computed position bias",
     changes={
         f"{LAYERS}.*.pre_norm": None,
         f"{LAYERS}.*.post_norm": NORM,
         f"{LAYERS}.feedforward.drop_path": 0.1,
         f"{WINDOWS}.fixed": True,
-        "encoder.stages.3.layers.shifted.attention.op.shift": 0,  # its grid is one window
+        "encoder.stages.3.layers.shifted.attention.op.shift": 0,  # its grid is a single window
         f"{MIXER}.bias": "qvo",
         f"{MIXER}.qk_norm": UnitNorm(),
         f"{MIXER}.learned_scale": LearnedScale(),
@@ -78,7 +78,7 @@ SWINV2 = SWIN.but(
         "attention_probs_dropout_prob": (f"{MIXER}.dropout", f"{LAYERS}.attention.dropout"),
         "drop_path_rate": f"{LAYERS}.*.drop_path",
         "layer_norm_eps": ("encoder.norm.eps", f"{LAYERS}.*.post_norm.eps"),
-        "use_absolute_embeddings": Fixed(False, "the published class has one position more than tokens and cannot run"),
+        "use_absolute_embeddings": Fixed(False, "the published class fails: it has one position more than tokens"),
     },
     computed={},
     weights={
@@ -95,7 +95,7 @@ SWINV2 = SWIN.but(
     },
     prefix="swinv2.",
     checks=(*SWIN.checks, check_windows),
-    # tables that old files hold and every class computes
+    # tables in old files that every class computes
     dropped=(*SWIN.dropped, f"{THEIRS}.attention.self.relative_coords_table"),
     sizes={
         "swinv2-tiny": size(96, 6, 3, 28e6, **LARGER),

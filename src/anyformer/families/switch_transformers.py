@@ -1,4 +1,4 @@
-"""Switch Transformers [Fedus et al. 2021]: T5 where every other feed-forward layer is a switch, one expert a token."""
+"""Switch Transformers [Fedus et al. 2021]: T5 with experts in every other feed-forward layer, one expert per token."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ FIELDS: dict[str, ConfigField] = {
     "num_decoder_layers": Field(12, "decoder.depth"),
     "num_sparse_encoder_layers": Field(3),
     "num_sparse_decoder_layers": Field(3),
-    "encoder_sparse_step": Field(None, lambda spec: step_of(spec.encoder)),  # these two follow from the two above, and
-    "decoder_sparse_step": Field(None, lambda spec: step_of(spec.decoder)),  # win over them where a config has them
+    "encoder_sparse_step": Field(None, lambda spec: step_of(spec.encoder)),  # by default, these two are computed
+    "decoder_sparse_step": Field(None, lambda spec: step_of(spec.decoder)),  # from the two above
     "num_heads": Field(12, f"{DENSE}.attention.op.num_heads"),
     "num_experts": Field(8, f"{SPARSE}.num_experts"),
     "expert_capacity": Field(64, f"{SPARSE}.router.capacity"),
@@ -58,22 +58,22 @@ FIELDS: dict[str, ConfigField] = {
     "decoder_start_token_id": Field(None, "start_token"),
     "add_cross_attention": Ignored(False, "published code never reads it"),
     "is_causal": causal("decoder.layers.dense.attention.op.mask"),
-    "is_decoder": Field(False),  # of a pair each stack has its own, whatever this says
+    "is_decoder": Field(False),  # each stack of an encoder-decoder has its own
     "is_encoder_decoder": Field(True),
     "eos_token_id": Ignored(1, "used by generation"),
     "router_ignore_padding_tokens": Ignored(False, "published code never reads it"),
     "add_router_probs": Ignored(False, "published code never reads it"),
-    "n_positions": Ignored(512, "the length of training texts: relative positions have no limit, nothing reads it"),
-    "feed_forward_proj": Removed("relu", "dense_act_fn says the activation"),
+    "n_positions": Ignored(512, "the length of training texts, which nothing reads: relative positions have no limit"),
+    "feed_forward_proj": Removed("relu", "replaced by dense_act_fn"),
     "is_gated_act": Removed(False, "gated experts"),
-    "router_type": Removed("tokens_masked", "another kind of router"),
-    "num_selected_experts": Removed(1, "a switch sends a token to one expert"),
-    "batch_prioritized_routing": Removed(False, "tokens are served as they come"),
+    "router_type": Removed("tokens_masked", "other kinds of routers"),
+    "num_selected_experts": Removed(1, "each token has one expert"),
+    "batch_prioritized_routing": Removed(False, "experts serve tokens in order"),
 }
 
 
 def pattern(step: int) -> tuple[str, ...]:
-    """The second of every `step` layers is sparse; 1: all of them, 0: none."""
+    """Return the kinds of layers: the second of every `step` layers is sparse (1: all layers, 0: no layer)."""
     return ("dense", "sparse", *["dense"] * (step - 2)) if step > 1 else ("sparse" if step == 1 else "dense",)
 
 
@@ -99,7 +99,7 @@ def describe(c: Config) -> Model:
     layers = t5.decoder_depth(c)
     every = sparse_step(c.encoder_sparse_step, c.unaliased.num_layers, c.num_sparse_encoder_layers)
     decoder_every = sparse_step(c.decoder_sparse_step, layers, c.num_sparse_decoder_layers)
-    tie = c.tie_word_embeddings  # untied, every stack has its own table and checkpoints a third that nothing reads
+    tie = c.tie_word_embeddings  # if not tied, each stack has a table, and files have a third one that nothing reads
     embedding = TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), dropout=c.dropout_rate)
     first = embedding.replace(tokens=Tokens(vocab_size=c.vocab_size, unused_table=not tie))
     factor = c.initializer_factor
@@ -107,13 +107,13 @@ def describe(c: Config) -> Model:
     encoder = stack(c.num_layers, every, True, attention=t5.attention(c, mask=FULL))
     shared: Any = {"width": c.d_model, "embedding": first, "encoder": encoder, "init": init}
     if c.architecture == "SwitchTransformersEncoderModel":
-        t5.encoder_alone(c)
+        t5.check_encoder_only(c)
         return EncoderModel(**shared)
     if not c.is_encoder_decoder:
         raise ValueError(f"is_encoder_decoder=False is not supported with {c.architecture}")
     ties, head = ["decoder_embedding.tokens.weight"], None
     if c.architecture == "SwitchTransformersForConditionalGeneration":
-        # published code takes no loss from a stack all of whose layers are sparse
+        # published code adds no loss for a stack without dense layers
         balance = SwitchBalance(
             weight=c.router_aux_loss_coef, z_weight=c.router_z_loss_coef, encoder=every > 1, decoder=decoder_every > 1
         )
@@ -140,18 +140,18 @@ def describe(c: Config) -> Model:
 def rules(spec: Model) -> list[Rule]:
     unused, count = value_at(spec, "embedding.tokens.unused_table"), value_at(spec, f"{SPARSE}.num_experts")
     weights: dict[Any, Any] = {**t5.WEIGHTS, "lm_head": "head.out"}
-    if unused:  # each stack has its own table
+    if unused:  # the tables are not tied
         del weights["~shared", "~encoder.embed_tokens"]
         weights |= {"shared.weight": parameter("embedding.tokens.spare"), "encoder.embed_tokens": "embedding.tokens"}
-    found = [*rules_of(weights, spec)]
+    rules = [*rules_of(weights, spec)]
     for stack, n in (("encoder", 1), ("decoder", 2)):
         theirs, ours = f"{stack}.block.{{i}}.layer.{n}.mlp", f"{stack}.layers.{{i}}.feedforward.op"
-        found.append(Rename(f"{theirs}.router.classifier.{{p}}", f"{ours}.router.{{p}}"))
-        for name, own in (("wi", "up"), ("wo", "down")):
-            found.append(Rename(f"{theirs}.{name}.weight", f"{ours}.{own}.weight"))
-            expert = f"{theirs}.experts.expert_{{e}}.{name}.weight"
-            found.append(StackRule(expert, f"{ours}.experts.{own}", count, True))
-    return found
+        rules.append(Rename(f"{theirs}.router.classifier.{{p}}", f"{ours}.router.{{p}}"))
+        for theirs_name, name in (("wi", "up"), ("wo", "down")):
+            rules.append(Rename(f"{theirs}.{theirs_name}.weight", f"{ours}.{name}.weight"))
+            expert = f"{theirs}.experts.expert_{{e}}.{theirs_name}.weight"
+            rules.append(StackRule(expert, f"{ours}.experts.{name}", count, True))
+    return rules
 
 
 def size(experts: int, published: float | None = None, **more: Any) -> Size:
@@ -191,7 +191,7 @@ C = {
 FAMILIES = (
     Family(
         name="switch_transformers",
-        about="encoder-decoders with a switch to one expert a token",
+        about="encoder-decoders with experts, one expert per token",
         fields=FIELDS,
         describe=describe,
         rules=rules,

@@ -12,8 +12,8 @@ from anyformer.families.shared.t5 import (
     READS_SOURCE,
     WEIGHTS,
     attention,
+    check_encoder_only,
     decoder_depth,
-    encoder_alone,
     init,
     stack,
     step,
@@ -40,13 +40,13 @@ def describe(c: Config) -> Model:
     encoder = stack(c, c.num_layers, True, layers=layers)
     shared: Any = {"width": c.d_model, "embedding": embedding, "encoder": encoder, "head": head(c), "init": init(c)}
     if c.architecture in ("T5EncoderModel", "T5ForTokenClassification"):
-        encoder_alone(c)
+        check_encoder_only(c)
         return EncoderModel(**shared)
-    if not c.is_encoder_decoder:  # transformers would mix up the memories of self- and cross-attention
+    if not c.is_encoder_decoder:  # transformers would mix up the caches of self- and cross-attention
         raise ValueError(f"is_encoder_decoder=False is not supported with {c.architecture}")
     ties = [("decoder_embedding.tokens.weight", "embedding.tokens.weight")]
-    # transformers ties T5 1.1 too, though its configs say otherwise, until it meets a checkpoint with an output matrix
-    # of its own (and so does our loader): only a config that says both is untied from the start
+    # transformers ties T5 1.1 too, despite tie_word_embeddings=False, unless the checkpoint has an output matrix (our
+    # loader does the same). Only a config with both fields False is untied from the start.
     if isinstance(shared["head"], LMHead) and (c.tie_word_embeddings or c.scale_decoder_outputs is not False):
         ties.append(("head.out.weight", "embedding.tokens.weight"))
     steps = {"attention": attention(c, mask=read_mask(c)), "cross": attention(c, memory=True)}
@@ -74,7 +74,7 @@ def head(c: Config) -> Head | None:
             return TagHead(num_labels=c.num_labels, dropout=c.classifier_dropout)
         case "T5ForQuestionAnswering":
             if c.num_labels != 2:
-                raise ValueError(f"num_labels={c.num_labels}: an answer has a beginning and an end, so 2 labels")
+                raise ValueError(f"num_labels must be 2 for question answering (start and end), got {c.num_labels}")
             return SpanHead()
     return None
 
@@ -88,7 +88,7 @@ def feedforward(c: Config) -> MLP | GatedMLP:
     kind, _, name = c.feed_forward_proj.rpartition("-")
     if kind not in ("", "gated"):
         name = quote(c.feed_forward_proj)
-        raise ValueError(f"feed_forward_proj={name} is neither an activation nor 'gated-' and one")
+        raise ValueError(f"feed_forward_proj={name} must be the name of an activation, optionally after 'gated-'")
     name = "gelu_new" if c.feed_forward_proj == "gated-gelu" else name
     activation = activation_named(name if c.dense_act_fn is None else c.dense_act_fn)
     gated = kind == "gated" if c.is_gated_act is None else c.is_gated_act
@@ -119,8 +119,8 @@ FIELDS: dict[str, ConfigField] = {
     "layer_norm_epsilon": Field(1e-6, "encoder.norm.eps"),
     "initializer_factor": Field(1.0, lambda spec: spec.init["*norm.weight"].value),
     "feed_forward_proj": Field("relu", projection),
-    "dense_act_fn": Field(None, activation_at(f"{FEEDFORWARD}.activation")),  # these two follow from feed_forward_proj,
-    "is_gated_act": Field(None, is_gated),  # and win over it where a config has them
+    "dense_act_fn": Field(None, activation_at(f"{FEEDFORWARD}.activation")),  # by default, these two are
+    "is_gated_act": Field(None, is_gated),  # computed from feed_forward_proj
     "tie_word_embeddings": Field(True, tied(LMHead)),
     "scale_decoder_outputs": Field(None, lambda spec: spec.head.scale is not None),
     "pad_token_id": Field(0, "padding_token"),
@@ -128,9 +128,9 @@ FIELDS: dict[str, ConfigField] = {
     "eos_token_id": Field(1, "head.pool.token"),
     "problem_type": Field(None, "head.problem"),
     "is_causal": causal("decoder.layers.attention.op.mask"),
-    "is_decoder": Field(False),  # of a pair each stack has its own, whatever this says
+    "is_decoder": Field(False),  # each stack of an encoder-decoder has its own
     "is_encoder_decoder": Field(True),
-    "n_positions": Ignored(512, "the length of training texts: relative positions have no limit, nothing reads it"),
+    "n_positions": Ignored(512, "the length of training texts, which nothing reads: relative positions have no limit"),
     "output_past": Ignored(True, "an old name of use_cache"),
 }
 
@@ -156,7 +156,7 @@ def size(d_model: int, d_ff: int, d_kv: int, num_heads: int, num_layers: int, pu
     return Size({**config, "decoder_start_token_id": 0, **more}, published)
 
 
-# GeGLU and an output matrix of its own; counts as printed by [Lester et al. 2021]
+# GeGLU and a separate output matrix; counts from [Lester et al. 2021]
 V11 = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "scale_decoder_outputs": False}
 
 FAMILIES = (
@@ -182,7 +182,7 @@ FAMILIES = (
             "num_hidden_layers": "num_layers",
             "head_dim": "d_kv",
         },
-        dropped=("~decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),  # was never used
+        dropped=("~decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),  # never used
         sizes={
             "t5-small": size(512, 2048, 64, 8, 6, 60e6),
             "t5-base": size(768, 3072, 64, 12, 12, 220e6),

@@ -1,10 +1,10 @@
-"""torch.nn.Transformer and its pieces: the structure of a module as a description, its weights in and out.
+"""Conversion of torch.nn.Transformer, its stacks and its layers to a model and back.
 
     model = torch_nn.load(torch.nn.Transformer(norm_first=True))
-    out = model(inputs_embeds=source, decoder_inputs_embeds=target)     # (batch, tokens, width), whatever batch_first
+    out = model(inputs_embeds=source, decoder_inputs_embeds=target)  # (batch, tokens, width), regardless of batch_first
     module.load_state_dict(torch_nn.export(model))
 
-It has no config and no files, so it stands beside the catalogue; what is loaded saves and trains like any other model.
+It has no config and no files, so it is not in the catalogue. A loaded model saves and trains like any other model.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ MODULES = {"ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Tanh": "tanh", "ELU"
 
 
 def describe(module: nn.Module, *, causal: bool = True) -> Model:
-    """The description of a torch.nn.Transformer, TransformerEncoder, TransformerDecoder or one layer of them. Whether a
-    decoder's tokens see the ones after them is decided there by the mask of each call, and here by `causal`."""
+    """Return the description of a torch.nn.Transformer, TransformerEncoder, TransformerDecoder or one of their layers.
+    In torch.nn the mask of each call makes a decoder causal; here `causal` does."""
     mask = Causal() if causal else FULL
     match module:
         case nn.Transformer():
@@ -49,17 +49,17 @@ def describe(module: nn.Module, *, causal: bool = True) -> Model:
         case nn.TransformerDecoder() | nn.TransformerDecoderLayer():
             model, stacks = DecoderModel, {"decoder": stack(module, mask)}
         case _:
-            raise ValueError(f"{type(module).__name__} is no torch.nn.Transformer, nor a piece of one")
+            raise ValueError(f"expected a torch.nn.Transformer, or a stack or layer of it, got {type(module).__name__}")
     width = next(m.embed_dim for m in module.modules() if isinstance(m, nn.MultiheadAttention))
-    kind = type(module).__name__
-    return model(width=width, embedding=Vectors(), **stacks, init=init(module, width), architecture=kind)
+    name = type(module).__name__
+    return model(width=width, embedding=Vectors(), **stacks, init=init(module, width), architecture=name)
 
 
 def stack(module: nn.Module, mask: Any) -> Stack:
     layers = list(getattr(module, "layers", [module]))
     blocks = [block(layer, mask) for layer in layers]
     if not blocks or any(other != blocks[0] for other in blocks):
-        raise ValueError("the layers of this module differ from each other")
+        raise ValueError("all layers of the module must have the same structure")
     norm = getattr(module, "norm", None)
     return Stack(layers=blocks[0], depth=len(blocks), norm=None if norm is None else layer_norm(norm))
 
@@ -86,7 +86,7 @@ def block(layer: Any, mask: Any) -> Block:
 
 def attention(module: nn.MultiheadAttention, **kind: Any) -> Attention:
     if not module._qkv_same_embed_dim or module.bias_k is not None or module.add_zero_attn:
-        raise ValueError("this MultiheadAttention has keys or values that no Transformer layer of torch.nn makes")
+        raise ValueError("MultiheadAttention with kdim, vdim, add_bias_kv or add_zero_attn is not supported")
     bias = "" if module.in_proj_bias is None else "qkvo"
     return Attention(num_heads=module.num_heads, bias=bias, dropout=module.dropout, **kind)
 
@@ -97,19 +97,19 @@ def activation(function: Callable[[Tensor], Tensor]) -> Any:
             return name
     kind = "relu" if function is torch.relu else MODULES.get(type(function).__name__)
     if kind is None:
-        raise ValueError(f"this activation has no name in a description: {quote(function)}")
+        raise ValueError(f"activation {quote(function)} is not supported; valid: {', '.join(MODULES)}")
     return "gelu_tanh" if getattr(function, "approximate", "none") == "tanh" else kind
 
 
 def layer_norm(norm: Any) -> LayerNorm:
     if not isinstance(norm, nn.LayerNorm) or norm.weight is None:
-        raise ValueError(f"only a LayerNorm with weights can stand here, got {quote(norm)}")
+        raise ValueError(f"expected a LayerNorm with weights, got {quote(norm)}")
     return LayerNorm(eps=norm.eps, bias=norm.bias is not None)
 
 
 def init(module: nn.Module, width: int) -> dict[str, Initializer]:
-    """torch.nn.Transformer draws every matrix by Xavier; its pieces alone keep what nn.Linear draws. In both, queries,
-    keys and values are one matrix (3 D, D) and biases of the feed-forward are not zero."""
+    """Return torch's initialisers. nn.Transformer uses Xavier for every matrix; separate stacks and layers keep
+    nn.Linear's default. In both, q, k and v are one matrix (3 D, D) and feed-forward biases are not zero."""
     layers = (m for m in module.modules() if isinstance(m, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer))
     inner = next(layers).linear1.out_features
     of_width, of_inner = (Uniform(low=-(n**-0.5), high=n**-0.5) for n in (width, inner))
@@ -124,7 +124,7 @@ def init(module: nn.Module, width: int) -> dict[str, Initializer]:
 
 
 def rules(spec: Model) -> list[Rule]:
-    found: list[Rule] = []
+    result: list[Rule] = []
     for side in (name for name in ("encoder", "decoder") if hasattr(spec, name)):
         theirs = f"{side}." if spec.architecture == "Transformer" else ""
         layer, mine = f"{theirs}layers.{{i}}.", f"{side}.layers.{{i}}"
@@ -133,19 +133,19 @@ def rules(spec: Model) -> list[Rule]:
         steps = getattr(spec, side).layers.steps
         for n, (name, step) in enumerate(steps.items(), 1):
             slot = "pre_norm" if step.pre_norm else "out_norm"
-            found.append(Rename(f"{layer}norm{n}.{{p}}", f"{mine}.{name}.{slot}.{{p}}"))
+            result.append(Rename(f"{layer}norm{n}.{{p}}", f"{mine}.{name}.{slot}.{{p}}"))
         for name, source in (("attention", "self_attn"), ("cross", "multihead_attn")):
             for p in ("weight", "bias"):
-                found.append(Split(f"{layer}{source}.in_proj_{p}", [f"{mine}.{name}.op.{q}.{p}" for q in "qkv"]))
-            found.append(Rename(f"{layer}{source}.out_proj.{{p}}", f"{mine}.{name}.op.o.{{p}}"))
+                result.append(Split(f"{layer}{source}.in_proj_{p}", [f"{mine}.{name}.op.{q}.{p}" for q in "qkv"]))
+            result.append(Rename(f"{layer}{source}.out_proj.{{p}}", f"{mine}.{name}.op.o.{{p}}"))
         for source, name in (("linear1", "up"), ("linear2", "down")):
-            found.append(Rename(f"{layer}{source}.{{p}}", f"{mine}.feedforward.op.{name}.{{p}}"))
-        found.append(Rename(f"{theirs}norm.{{p}}", f"{side}.norm.{{p}}"))
-    return found
+            result.append(Rename(f"{layer}{source}.{{p}}", f"{mine}.feedforward.op.{name}.{{p}}"))
+        result.append(Rename(f"{theirs}norm.{{p}}", f"{side}.norm.{{p}}"))
+    return result
 
 
 def load(module: nn.Module, *, causal: bool = True) -> Any:
-    """A model with the module's weights (copied), in eval mode."""
+    """Return a model with a copy of the module's weights, in eval mode."""
     model = skeleton(describe(module, causal=causal))
 
     def match(spec: Model, stored: list[str], targets: list[str]) -> Matched:
@@ -158,7 +158,7 @@ def load(module: nn.Module, *, causal: bool = True) -> Any:
 
 
 class HeldWeights:
-    """A module as checkpoints are read."""
+    """A module's state_dict with the interface of a checkpoint."""
 
     def __init__(self, module: nn.Module) -> None:
         self.state, self.folder = module.state_dict(), type(module).__name__
@@ -172,11 +172,11 @@ class HeldWeights:
 
 
 def export(model: TransformerModule) -> dict[str, Tensor]:
-    """The state_dict of the torch.nn module that the model's description came from."""
+    """Return a state_dict for the kind of torch.nn module that the model was loaded from."""
     ours = model.state_dict()
     steps, orphans = plan(rules(model.spec), ours)
     if orphans:
-        raise ValueError(f"torch.nn.{model.spec.architecture or 'Transformer'} has no place for {', '.join(orphans)}")
+        raise ValueError(f"torch.nn.{model.spec.architecture or 'Transformer'} cannot contain {', '.join(orphans)}")
     return {
         name: tensor
         for step in steps

@@ -1,5 +1,5 @@
-"""torchaudio.models.Conformer: the layers of a Conformer [Gulati et al. 2020] alone, over vectors. It writes no
-config.json: ours has its arguments."""
+"""torchaudio.models.Conformer: the layers of a Conformer [Gulati et al. 2020] over vectors, without stem and head. It
+writes no config.json: our fields are its arguments."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TEMPLATE = EncoderModel(
 )
 
 
-def exchange(spec: EncoderModel, convolution_first: bool, c: Config) -> EncoderModel:
+def swap_order(spec: EncoderModel, convolution_first: bool, c: Config) -> EncoderModel:
     steps = value_at(spec, "encoder.layers").steps
     names = ("half_before", "convolution", "attention", "feedforward")
     return edit(spec, {"encoder.layers": Block(**{n: steps[n] for n in names})}) if convolution_first else spec
@@ -51,7 +51,7 @@ MODULE = f"{THEIRS}.conv_module"
 
 TORCHAUDIO = Family(
     name="torchaudio-conformer",
-    about="the layers of a Conformer over vectors",
+    about="the layers of a Conformer, without stem and head",
     template=TEMPLATE,
     classes={"Conformer": Class()},
     config={
@@ -63,7 +63,7 @@ TORCHAUDIO = Family(
         "dropout": ("encoder.layers.*.dropout", "encoder.layers.*.op[MLP].dropout", "**.op[Attention].dropout"),
         "use_group_norm": choice("encoder.layers.convolution.op.norm", {False: BatchNorm(), True: RowNorm()}),
         "convolution_first": Entry(
-            False, lambda spec: list(spec.encoder.layers.steps)[1] == "convolution", build=exchange
+            False, lambda spec: list(spec.encoder.layers.steps)[1] == "convolution", build=swap_order
         ),
     },
     checks=(
@@ -77,7 +77,7 @@ TORCHAUDIO = Family(
         f"{MODULE}.sequential.{{2,3}}": f"{OURS}.convolution.op.{{taps,norm}}",
         f"{THEIRS}.{{self_attn_layer_norm,conv_module.layer_norm}}": f"{OURS}.{{attention,convolution}}.pre_norm",
         f"{THEIRS}.self_attn.out_proj": f"{OURS}.attention.op.o",
-        # between them stand an activation and a dropout
+        # modules 2 and 3 are an activation and a dropout
         f"{THEIRS}.ffn1.sequential.{{0,1,4}}": f"{OURS}.half_before.{{pre_norm,op.up,op.down}}",
         f"{THEIRS}.ffn2.sequential.{{0,1,4}}": f"{OURS}.feedforward.{{pre_norm,op.up,op.down}}",
         f"{THEIRS}.final_layer_norm": f"{OURS}.feedforward.out_norm",

@@ -1,6 +1,6 @@
-"""VATT [Akbari et al. 2021]: one stack that reads patches of videos, segments of sound and texts alike. No files are
-published in a form that is read here: there are descriptions, saved in our own form. The mean of the tokens speaks for
-each, where the paper has a token of its own; positions of videos are one table; projections have no batch norm."""
+"""VATT [Akbari et al. 2021]: one stack that reads video patches, sound segments and texts. The published weights have
+another format, so models are saved only in our own format. Differences from the paper: the mean of the tokens
+represents the input instead of a class token; video positions are one table; projections have no batch norm."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def describe(c: Config) -> Model:
 
     def tower(name: Any, embedding: Embedding, width: int, pool: Pool) -> EncoderModel:
         head = ProjectionHead(pool=pool, width=width, name=name)
-        starts = {"*": Normal(std=c.initializer_range)}
-        return EncoderModel(width=c.hidden_size, embedding=embedding, encoder=stack, head=head, init=starts)
+        init = {"*": Normal(std=c.initializer_range)}
+        return EncoderModel(width=c.hidden_size, embedding=embedding, encoder=stack, head=head, init=init)
 
     mean, deep = Pool(take="mean"), Pool(take="mean", dense=True, activation="relu")
     return ThreeTowerModel(
@@ -95,7 +95,7 @@ def describe(c: Config) -> Model:
 
 
 def rules(spec: Model) -> list[Rule]:
-    raise ValueError("no files of a VATT are published; load a folder that anyformer saved (spec.json)")
+    raise ValueError("VATT checkpoints cannot be loaded; load a folder saved by anyformer (with spec.json)")
 
 
 SMALL = {
@@ -114,14 +114,14 @@ MEDIUM = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads":
 FAMILIES = (
     Family(
         name="vatt",
-        about="one stack that reads videos, sounds and texts, whose vectors are compared",
+        about="one stack for videos, sounds and texts, whose vectors are compared",
         fields=FIELDS,
         describe=describe,
         rules=rules,
         architectures=(),
         sizes={
-            "vatt-tiny": Size(SMALL, note="a size of our own: 8 frames of 64, 2 seconds of sound at 16 kHz"),
-            "vatt-ma-medium": Size(MEDIUM, note="the paper's one stack for all: 32 frames of 224, 3.2 s at 48 kHz"),
+            "vatt-tiny": Size(SMALL, note="our own size: 8 frames of 64 x 64, 2 seconds of sound at 16 kHz"),
+            "vatt-ma-medium": Size(MEDIUM, note="modality-agnostic: 32 frames of 224 x 224, 3.2 s at 48 kHz"),
         },
     ),
 )

@@ -1,4 +1,4 @@
-"""ViT [Dosovitskiy et al. 2021]: an image is a text of patches, and its first token speaks for it."""
+"""ViT [Dosovitskiy et al. 2021]: an encoder over image patches; the vector of a class token represents the image."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Field
 from anyformer.families.base.template import Class, Config, Entry, activation, choice, entry
 from anyformer.families.shared.vision import (
+    EMBEDDING_WEIGHTS,
     IMAGES,
-    OF_EMBEDDING,
     SHOWS,
     head_width,
-    heads_of,
     patches,
     pixel_class,
+    read_head_width,
     tokens,
 )
 from anyformer.models import EncoderModel, Model
@@ -57,7 +57,7 @@ def build_pooler(spec: Model, has_pooler: bool, c: Config) -> Model:
 
 
 def has_pooler(spec: Model) -> bool:
-    """Written where there is none, in a word of ours: published classes are told when they are made."""
+    """Written only if False. It is our own field: published classes have a constructor argument instead."""
     if spec.head is not None:
         raise Absent
     return False
@@ -90,7 +90,7 @@ CONFIG: dict[str, Any] = {
 
 WEIGHTS = {
     "~embeddings": tokens("cls_token"),
-    **OF_EMBEDDING,
+    **EMBEDDING_WEIGHTS,
     "~encoder.layer.{i}.layernorm_before": f"{LAYER}.attention.pre_norm",
     "~encoder.layer.{i}.attention.attention.{query,key,value}": f"{LAYER}.attention.op.{{q,k,v}}",
     "~encoder.layer.{i}.attention.output.dense": f"{LAYER}.attention.op.o",
@@ -116,7 +116,7 @@ def size(width: int, depth: int, heads: int, published: float, patch: int = 16) 
 
 VIT = Family(
     name="vit",
-    about="encoders that read an image as a row of patches",
+    about="image encoders over patches",
     template=TEMPLATE,
     classes={
         "ViTForImageClassification": Class(ClassifyHead(num_labels=2, pool=Pool(take="first")), "classifier"),
@@ -124,7 +124,7 @@ VIT = Family(
         "ViTForMaskedImageModeling": pixel_class(patch=16, stride=16),
     },
     config=CONFIG,
-    computed={"embedding.position.length": patches, f"{ATTENTION}.head_width": heads_of},
+    computed={"embedding.position.length": patches, f"{ATTENTION}.head_width": read_head_width},
     weights=WEIGHTS,
     prefix="vit.",
     dropped=("~pooler.dense.{p}",),

@@ -1,5 +1,5 @@
-"""wav2vec 2.0 [Baevski et al. 2020]: a waveform through convolutions and a Transformer, which learn from sound alone
-what is behind hidden frames; then letters, labels or voices with few examples."""
+"""wav2vec 2.0 [Baevski et al. 2020]: convolutions and a Transformer over a waveform, pretrained without labels to
+identify masked frames, then fine-tuned for transcripts, labels or speakers."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ TEMPLATE = EncoderModel(
 
 
 def norm_first(spec: EncoderModel, stable: bool, c: Config) -> EncoderModel:
-    """With do_stable_layer_norm norms stand before each step and after the last layer; there may be adapters then."""
+    """With do_stable_layer_norm, make the layers pre-norm and add adapters if adapter_attn_dim is set."""
     if not stable:
         return spec
     stack = value_at(spec, "encoder")
     steps = {name: step.replace(pre_norm=step.out_norm, out_norm=None) for name, step in stack.layers.steps.items()}
-    if c.adapter_attn_dim is not None:  # of one language each [Pratap et al. 2023]
+    if c.adapter_attn_dim is not None:  # per-language adapters [Pratap et al. 2023]
         steps["adapter"] = Sublayer(pre_norm=LayerNorm(), op=MLP(width=c.adapter_attn_dim, activation="relu"))
     return spec.replace(embedding=spec.embedding.replace(out_norm=None), encoder=stack.replace(layers=Block(**steps)))
 
@@ -68,7 +68,7 @@ STABLE = {"do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias
 
 WAV2VEC2 = Family(
     name="wav2vec2",
-    about="speech encoders that learn without labels, and recognisers",
+    about="speech encoders pretrained without labels, and speech recognition",
     template=TEMPLATE,
     classes=speech.classes("Wav2Vec2"),
     config={
@@ -96,7 +96,7 @@ WAV2VEC2 = Family(
     sizes={
         "wav2vec2-base": Size({}, 95e6),
         "wav2vec2-large": Size(LARGE, 317e6),
-        "wav2vec2-large-stable": Size({**LARGE, **STABLE}, 317e6, "as wav2vec2-large-lv60 and XLSR-53"),
+        "wav2vec2-large-stable": Size({**LARGE, **STABLE}, 317e6, "wav2vec2-large-lv60 and XLSR-53"),
     },
 )
 

@@ -1,5 +1,5 @@
 """wav2vec 2.0 with Conformer layers [Baevski et al. 2020; Gulati et al. 2020; Wang et al. 2020]: a waveform stem, then
-half-step feed-forward, attention, convolution, half-step feed-forward in each layer."""
+half-step feed-forward, attention, convolution and half-step feed-forward in each layer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ POSITION, LAYER = "embedding.position.part", "encoder.layers.{i}"
 NORM = LayerNorm(eps=1e-5)
 TEMPLATE = EncoderModel(
     width=768,
-    # the published class makes these positions and never adds them
+    # the published class creates these positions but never adds them
     embedding=speech.EMBEDDING.replace(position=Unused(part=speech.POSITION)),
     encoder=Stack(
         depth=12,
@@ -65,7 +65,7 @@ def position(kind: str | None, c: Config) -> AttentionPosition | None:
             return RelativeSinusoids(num_heads=c.num_attention_heads)
         case "rotary":
             return InputRope(base=c.rotary_embedding_base)
-    raise ValueError(f"position_embeddings_type {quote(kind)} is not valid; {nearest(kind, ('relative', 'rotary'))}")
+    raise ValueError(f"position_embeddings_type={quote(kind)} is not valid; {nearest(kind, ('relative', 'rotary'))}")
 
 
 def rotary_base(spec: EncoderModel) -> float:
@@ -101,12 +101,12 @@ CONFIG: dict[str, Any] = {
     "rotary_embedding_base": Entry(10000, rotary_base),
     "conv_depthwise_kernel_size": f"{CONVOLUTION}.op.kernel",
     "conformer_conv_dropout": f"{CONVOLUTION}.dropout",
-    "max_source_positions": Ignored(5000, "how long a table is made at first; it grows with the input"),
+    "max_source_positions": Ignored(5000, "the initial length of a table that grows with the input"),
 }
 
 
 def frequencies(theirs: str, spec: EncoderModel) -> list[Rule]:
-    """One table for all layers."""
+    """Rules of the rotary frequencies: published as one table for all layers."""
     depth = value_at(spec, "encoder.depth")
     return [Repeat(theirs, [f"encoder.layers.{i}.attention.op.position.frequency.value" for i in range(depth)])]
 
@@ -138,7 +138,7 @@ LARGE = {
 
 WAV2VEC2_CONFORMER = Family(
     name="wav2vec2-conformer",
-    about="speech encoders and recognisers",
+    about="speech encoders and speech recognition with Conformer layers",
     template=TEMPLATE,
     classes=speech.classes("Wav2Vec2Conformer"),
     config=CONFIG,

@@ -1,5 +1,5 @@
-"""Whisper [Radford et al. 2022]: an encoder reads 30 seconds of sound as a log-mel spectrogram; a decoder writes what
-was said, in which language, and when."""
+"""Whisper [Radford et al. 2022]: an encoder reads 30 seconds of sound as a log-mel spectrogram; a decoder writes the
+transcript, its language and timestamps."""
 
 from __future__ import annotations
 
@@ -112,12 +112,12 @@ CONFIG: dict[str, Any] = {
         path=mixes,
     ),
     "classifier_proj_size": "head.pool.width",
-    "problem_type": None,  # one label a sound
+    "problem_type": None,  # always one label per recording
     "scale_embedding": Ignored(False, "the published class computes the factor and does not use it"),
     "bos_token_id": Ignored(50256, "used by generation"),
     "eos_token_id": Ignored(50256, "used by generation"),
     "forced_decoder_ids": Ignored(None, "used by generation"),
-    "median_filter_width": Ignored(7, "used to find when words are said, from attention weights"),
+    "median_filter_width": Ignored(7, "used to compute word timestamps from attention weights"),
 }
 
 
@@ -130,7 +130,7 @@ def check(c: Config) -> None:
 
 
 def size(width: int, layers: int, **more: Any) -> dict[str, Any]:
-    """The sizes that the paper lists: both stacks equally deep, heads 64 wide."""
+    """A size of the paper: both stacks have the same depth, heads are 64 wide."""
     sides = {"layers": layers, "attention_heads": width // 64, "ffn_dim": 4 * width}
     return {
         "d_model": width,
@@ -143,7 +143,7 @@ def size(width: int, layers: int, **more: Any) -> dict[str, Any]:
     }
 
 
-# English alone: one token fewer, and the special ones stand one lower
+# English-only vocabulary: one token fewer, so special ids are lower by 1
 ENGLISH = {
     "vocab_size": 51864,
     "bos_token_id": 50256,
@@ -151,12 +151,12 @@ ENGLISH = {
     "pad_token_id": 50256,
     "decoder_start_token_id": 50257,
 }
-THIRD = {"vocab_size": 51866, "num_mel_bins": 128, "pad_token_id": 50256}  # Cantonese, and finer spectrograms
+THIRD = {"vocab_size": 51866, "num_mel_bins": 128, "pad_token_id": 50256}  # adds Cantonese and more mel bins
 SHAPES = {"tiny": (384, 4, 39e6), "base": (512, 6, 74e6), "small": (768, 12, 244e6), "medium": (1024, 24, 769e6)}
 
 WHISPER = Family(
     name="whisper",
-    about="speech in many languages into text, with times",
+    about="multilingual speech recognition and translation, with timestamps",
     template=TEMPLATE,
     classes={
         "WhisperForConditionalGeneration": Class(LMHead(vocab_size=51865, shift=False), "proj_out"),

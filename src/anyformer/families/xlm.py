@@ -1,5 +1,5 @@
-"""XLM [Lample and Conneau 2019]: a post-norm encoder of texts in many languages, each token with a vector for its
-language; `causal` ones see only what stands before. Pads are zeros between the layers."""
+"""XLM [Lample and Conneau 2019]: a post-norm encoder for many languages, with a language vector per token. With
+`causal`, tokens see only earlier ones. Padding is zeroed between layers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Field, Fixed, Ignored
-from anyformer.families.base.template import Class, Config, Entry, choice, divides, helper, tied, whole
+from anyformer.families.base.template import Class, Config, Entry, choice, divides, read_only, require_integer, tied
 from anyformer.families.shared.summary import pool_entries
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
@@ -56,9 +56,9 @@ TEMPLATE = EncoderModel(
 )
 
 
-def initial(c: Config) -> dict[str, Initializer]:
+def init_weights(c: Config) -> dict[str, Initializer]:
     tables = c.init_std if c.embed_init_std is None else c.embed_init_std
-    sines = {POSITIONS: Sines()} if c.sinusoidal_embeddings else {}  # which then learn
+    sines = {POSITIONS: Sines()} if c.sinusoidal_embeddings else {}  # trainable
     return {**sines, TABLES: Normal(std=tables), "*": Normal(std=c.init_std)}
 
 
@@ -81,18 +81,17 @@ def languages_used(spec: Any) -> bool:
 
 def check(c: Config) -> None:
     if c.architecture == "XLMForQuestionAnsweringSimple" and c.num_labels != 2:
-        raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
+        raise ValueError(f"num_labels must be 2 for question answering (start and end), got {c.num_labels}")
     if c.architecture not in ("XLMForSequenceClassification", "XLMForMultipleChoice"):
         return
-    for name, usual in SUMMARY.items():
-        if (getattr(c, name) or None) != usual:
-            value = getattr(c, name)
-            raise ValueError(f"{name} is {value}: the summary here is the scores of the labels, which needs {usual}")
+    for name, required in SUMMARY.items():
+        if (getattr(c, name) or None) != required:
+            raise ValueError(f"{name} must be {required} with {c.architecture}, got {getattr(c, name)}")
 
 
 TOKEN = "a token id, used by tokenizers and generation"
 SUMMARY = {"summary_use_proj": True, "summary_proj_to_labels": True, "summary_activation": None}
-OF_POOL = pool_entries("head.pool")
+POOL_FIELDS = pool_entries("head.pool")
 
 CONFIG: dict[str, Any] = {
     "vocab_size": ("embedding.tokens.vocab_size", "head.vocab_size"),
@@ -111,22 +110,22 @@ CONFIG: dict[str, Any] = {
     "init_std": Entry(0.02, lambda spec: spec.init["*"].std),
     "layer_norm_eps": "**.eps",
     "pad_token_id": ("embedding.tokens.padding_index", "embedding.unseen"),
-    "summary_type": OF_POOL["summary_type"],
+    "summary_type": POOL_FIELDS["summary_type"],
     "summary_first_dropout": "head.pool.input_dropout",
-    **{name: helper(usual) for name, usual in SUMMARY.items()},
+    **{name: read_only(default) for name, default in SUMMARY.items()},
     "start_n_top": "head.starts",
     "end_n_top": "head.ends",
     "tie_word_embeddings": tied(True, LMHead="head.out.weight"),
-    "asm": Fixed(False, "an adaptive softmax, which no published model has"),
+    "asm": Fixed(False, "adaptive softmax, which no published model has"),
     "is_encoder": Fixed(True, "the published class has no decoder"),
     **{name: Ignored(value, TOKEN) for name, value in (("bos_token_id", 0), ("eos_token_id", 1), ("unk_index", 3))},
     **{name: Ignored(value, TOKEN) for name, value in (("mask_index", 5), ("mask_token_id", 0))},
-    "lang_id": Ignored(0, "the language that transformers writes in"),
+    "lang_id": Ignored(0, "the language in which transformers generates"),
 }
 
 XLM = Family(
     name="xlm",
-    about="encoders for text in many languages, which may tell these apart",
+    about="text encoders for many languages, with language vectors",
     template=TEMPLATE,
     classes={
         "XLMWithLMHeadModel": Class(LMHead(vocab_size=30145, bias=True, shift=False), "pred_layer.proj"),
@@ -134,7 +133,7 @@ XLM = Family(
         "XLMForSequenceClassification": Class(
             ClassifyHead(num_labels=2, pool=Pool(take="first", input_dropout=0.1)), "sequence_summary.summary"
         ),
-        "XLMForMultipleChoice": Class(  # the score of a choice is read from those of its labels
+        "XLMForMultipleChoice": Class(  # the score of a choice is computed from its label scores
             MultipleChoiceHead(pool=Pool(take="first", input_dropout=0.1, dense=True, width=2)),
             "logits_proj",
             weights={"sequence_summary.summary": "head.pool.dense"},
@@ -154,7 +153,7 @@ XLM = Family(
     computed={
         f"{INNER}.width": lambda c: 4 * c.emb_dim,
         "head[MultipleChoiceHead].pool.width": lambda c: c.num_labels,
-        "init": initial,
+        "init": init_weights,
     },
     weights={
         "~embeddings": "embedding.tokens",
@@ -167,7 +166,7 @@ XLM = Family(
         "~layer_norm2.{i}": f"{LAYER}.feedforward.out_norm",
     },
     prefix="transformer.",
-    checks=(divides("n_heads", "emb_dim"), whole("n_langs"), check),
+    checks=(divides("n_heads", "emb_dim"), require_integer("n_langs"), check),
     aliases={
         "n_words": "vocab_size",
         "hidden_size": "emb_dim",
@@ -185,7 +184,7 @@ XLM = Family(
         ),
         "xlm-clm-enfr-1024": Size(
             {"vocab_size": 64139, "emb_dim": 1024, "n_layers": 6, "n_heads": 8, "n_langs": 2, "causal": True},
-            note="trained to predict the next token; its published config leaves `causal` out",
+            note="trained to predict the next token; its published config omits `causal`",
         ),
     },
 )

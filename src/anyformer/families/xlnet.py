@@ -1,5 +1,5 @@
-"""XLNet [Yang et al. 2019]: Transformer-XL's layers, which read a text in any order. What is asked for is a second
-stream that sees the tokens before it in that order and not itself."""
+"""XLNet [Yang et al. 2019]: Transformer-XL layers trained to predict tokens in any order. A second stream computes the
+predictions: each position sees the tokens before it in that order, but not its own token."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ TEMPLATE = EncoderModel(
     init={"*": Normal(std=0.02)},
 )
 POOL = Pool(take="end", dense=True, activation="tanh", dropout=0.1)
-WAYS = ("uni", "bi")
+TYPES = ("uni", "bi")
 
 
 def mask(kind: str, c: Config) -> Mask:
-    if kind not in WAYS:
-        raise ValueError(f"attn_type {quote(kind)} is not valid; {nearest(str(kind), WAYS)}")
+    if kind not in TYPES:
+        raise ValueError(f"attn_type={quote(kind)} is not valid; {nearest(str(kind), TYPES)}")
     return FULL if kind == "bi" else CAUSAL & SameReach() if c.same_length else CAUSAL
 
 
@@ -77,7 +77,7 @@ CONFIG: dict[str, Any] = {
     "d_inner": f"{INNER}.width",
     "d_head": Entry(None, lambda spec: spec.width // value_at(spec, f"{ATTENTION}.num_heads")),
     "ff_activation": activation(f"{INNER}.activation"),
-    "attn_type": entry(f"{ATTENTION}.mask", read=mask, write=lambda mask: WAYS[isinstance(mask, Full)]),
+    "attn_type": entry(f"{ATTENTION}.mask", read=mask, write=lambda mask: TYPES[isinstance(mask, Full)]),
     "same_length": Entry(False, lambda spec: value_at(spec, f"{ATTENTION}.mask") == CAUSAL & SameReach()),
     "initializer_range": "init.*.std",
     "layer_norm_eps": "**.eps",
@@ -94,18 +94,18 @@ CONFIG: dict[str, Any] = {
     "start_n_top": "head.starts",
     "end_n_top": "head.ends",
     "tie_word_embeddings": tied(True, LMHead="head.out.weight"),
-    "pad_token_id": Ignored(5, "a token id, used by tokenizers; no vector of it is special"),
+    "pad_token_id": Ignored(5, "a token id, used by tokenizers; its vector is not special"),
     "bos_token_id": Ignored(1, "a token id, used by tokenizers and generation"),
     "eos_token_id": Ignored(2, "a token id, used by tokenizers and generation"),
-    "untie_r": Removed(True, "one set of position vectors for all layers, which published classes never read"),
+    "untie_r": Removed(True, "shared position biases in all layers; published classes never read it"),
 }
 
 
 def check(c: Config) -> None:
     if c.d_model % c.n_head or c.d_head not in (None, 0, c.d_model // c.n_head):
-        raise ValueError(f"d_model {c.d_model} is not n_head {c.n_head} times d_head {c.d_head}")
+        raise ValueError(f"d_model {c.d_model} must equal n_head {c.n_head} x d_head {c.d_head}")
     if c.architecture == "XLNetForQuestionAnsweringSimple" and c.num_labels != 2:
-        raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
+        raise ValueError(f"num_labels must be 2 for question answering (start and end), got {c.num_labels}")
     check_pool(c, c.d_model, "XLNetForSequenceClassification", "XLNetForMultipleChoice")
 
 
@@ -114,7 +114,7 @@ def head_shape(spec: EncoderModel) -> tuple[int, int]:
     return heads, spec.width // heads
 
 
-def in_heads(theirs: str, spec: EncoderModel) -> list[Rule]:
+def head_rules(theirs: str, spec: EncoderModel) -> list[Rule]:
     ours = expand(f"{OURS}.{{q,k,v,position.project}}.weight")
     return [Heads(one, other, head_shape(spec)) for one, other in zip(expand(theirs), ours, strict=True)]
 
@@ -122,7 +122,7 @@ def in_heads(theirs: str, spec: EncoderModel) -> list[Rule]:
 WEIGHTS: dict[str, Any] = {
     "~mask_emb": parameter("embedding.mask_embedding", (1, 1, -1)),
     "~word_embedding": "embedding.tokens",
-    "~layer.{i}.rel_attn.{q,k,v,r}": in_heads,
+    "~layer.{i}.rel_attn.{q,k,v,r}": head_rules,
     "~layer.{i}.rel_attn.o": lambda theirs, spec: [Reshape(theirs, f"{OURS}.o.weight", (-1, *head_shape(spec)))],
     "~layer.{i}.rel_attn.r_{w,r,s}_bias": parameter(f"{OURS}.position.{{u,v,s}}"),
     "~layer.{i}.rel_attn.seg_embed": lambda theirs, spec: [Flip(theirs, f"{OURS}.position.kinds")],
@@ -139,7 +139,7 @@ def size(width: int, depth: int, published: float) -> Size:
 
 XLNET = Family(
     name="xlnet",
-    about="encoders for text that learned to write it in any order",
+    about="text encoders trained to predict tokens in any order",
     template=TEMPLATE,
     classes={
         "XLNetLMHeadModel": Class(LMHead(vocab_size=32000, bias=True, shift=False), "lm_loss"),

@@ -21,7 +21,7 @@ CASES = [
     *[Case("albert", name, {**SMALL, **ODD}, "odd") for name in (*CLASSES, *LABELLED)],
     Case("albert", LABELLED[0], {**SMALL, "num_labels": 1, "hidden_act": "relu"}, "regression"),
     *[Case("albert", name, {**SMALL, "tie_word_embeddings": False}, "untied") for name in CLASSES[:2]],
-    # groups and layers within a group cannot be told apart by the order alone
+    # the order does not determine groups and layers within a group
     Case("albert", "AlbertForMaskedLM", {**SMALL, "num_hidden_layers": 2, "num_hidden_groups": 2}, "groups"),
     Case("albert", "AlbertForMaskedLM", {**SMALL, "num_hidden_layers": 1, "inner_group_num": 2}, "inner"),
 ]

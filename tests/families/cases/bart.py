@@ -16,7 +16,7 @@ CLASSES = ("BartForConditionalGeneration", "BartModel", "BartForSequenceClassifi
 
 
 def inputs(name: str, end: int) -> dict:
-    """To classify, each text (and each packed one) has an end, and the decoder reads as many tokens."""
+    """For classification, each text (and each packed one) has an end token, and the decoder reads as many tokens."""
     return {"input_ids": {4: end, 13: end, 16: end}, "shorter": 0} if "Sequence" in name else {}
 
 

@@ -12,7 +12,7 @@ ODD = {
 CLASSES = ("BertForPreTraining", "BertForMaskedLM", "BertModel", "BertForNextSentencePrediction",
            "BertForQuestionAnswering", "BertForMultipleChoice")  # fmt: skip
 LABELLED = ("BertForSequenceClassification", "BertForTokenClassification")
-WARNS = "the published class warns whenever it is made without is_decoder, and works"
+WARNS = "the published class warns if it is built without is_decoder, but works"
 DECODER, CROSS = {"is_decoder": True}, {"is_decoder": True, "add_cross_attention": True}
 
 CASES = [

@@ -5,7 +5,7 @@ SMALL = {
     "max_position_embeddings": 128, "type_vocab_size": 3, "initializer_range": 0.3, "block_size": 16,
     "num_random_blocks": 2,
 }  # fmt: skip
-# blocks of two tokens, one random: texts of more than 14 tokens are sparse, and 17 tokens are filled up to 18
+# blocks of two tokens, one random: texts of more than 14 tokens are sparse, and 17 tokens are padded to 18
 SPARSE = {**SMALL, "block_size": 2, "num_random_blocks": 1, "pad_token_id": 3}
 ODD = {
     "hidden_size": 36, "num_attention_heads": 3, "num_hidden_layers": 3, "hidden_act": "relu", "layer_norm_eps": 1e-3,
@@ -17,10 +17,10 @@ CLASSES = ("BigBirdForPreTraining", "BigBirdForMaskedLM", "BigBirdModel",
            "BigBirdForQuestionAnswering", "BigBirdForMultipleChoice")  # fmt: skip
 LABELLED = ("BigBirdForSequenceClassification", "BigBirdForTokenClassification")
 BLOCKS = {
-    "N4": "the first and the last block of a row are global, pads and all [published]",
-    "N7": "blocks are cut at places of the row, not of its documents, which are refused when they are long",
+    "N4": "the first and the last block of a row are global, including padding [published]",
+    "N7": "block boundaries depend on the row, not on its documents; long packed documents are refused",
 }
-SEPARATED = {"input_ids": {0: 66, 12: 66}}  # no question: a label inside one is never learnt (test_big_bird.py)
+SEPARATED = {"input_ids": {0: 66, 12: 66}}  # no question: a label inside one is never trained (test_big_bird.py)
 
 
 def case(name: str, config: dict, kind: str = "", skip: dict | None = None) -> Case:

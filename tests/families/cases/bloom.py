@@ -1,7 +1,7 @@
 from catalogue import Case
 
 SMALL = {"vocab_size": 99, "hidden_size": 32, "n_layer": 2, "n_head": 4, "pad_token_id": 3}
-# heads that are no power of two: slopes come from two series
+# the number of heads is not a power of two: slopes are from two series
 ODD = {
     "hidden_size": 44, "n_head": 11, "n_layer": 3, "apply_residual_connection_post_layernorm": True,
     "tie_word_embeddings": False, "layer_norm_epsilon": 1e-3, "hidden_dropout": 0.2, "attention_dropout": 0.3,

@@ -22,12 +22,12 @@ ODD = {
     "initializer_factor": 0.7, "num_labels": 3,
 }  # fmt: skip
 
-ENDS = {"input_ids": {11: 4, 14: 4}}  # the first of them speaks for the text
+ENDS = {"input_ids": {11: 4, 14: 4}}  # the first one represents the text
 GREY = {"pixel_values": (1, 30, 30)}
 MASKLESS = {"attention_mask": None}
-WHOLE = "an image has no pads, and the published class takes no mask of its patches"
-PACKED = {"N7": "one vector speaks for a row: texts that share one have none of their own"}
-IMAGES = {"N4": WHOLE, "N5": WHOLE, "N7": "one row is one image: there is nothing to pack behind it"}
+WHOLE = "an image has no padding, and the published class takes no mask of patches"
+PACKED = {"N7": "one vector represents a row, so packed texts would share it"}
+IMAGES = {"N4": WHOLE, "N5": WHOLE, "N7": "one row is one image: nothing can be packed"}
 OLD = {**BOTH, "text_config": {"vocab_size": 7}, "text_config_dict": TEXT, "vision_config_dict": IMAGE}
 
 CASES = [

@@ -1,10 +1,10 @@
-"""torchaudio's, of `reference/`, where make_conformer.py says what is unusual about each."""
+"""torchaudio's models in `reference/`; make_conformer.py describes what is unusual about each."""
 
 from catalogue import Case
 from reference.make_conformer import CONFIGS
 
-N4 = "the published depthwise convolution reads the pads beside the last frames, and a group norm counts them"
-N7 = "frames are one recording: the published convolution knows no documents"
+N4 = "the published depthwise convolution reads padding next to the last frames, and a group norm includes it"
+N7 = "frames are one recording: the published convolution has no document mask"
 
 
 def case(name: str, config: dict) -> Case:

@@ -5,7 +5,7 @@ SMALL = {
     "max_position_embeddings": 96, "type_vocab_size": 3, "initializer_range": 0.3, "relative_attention": True,
     "pos_att_type": "c2p|p2c",
 }  # fmt: skip
-# a text is longer than its distances reach
+# the text is longer than the maximal relative position
 ODD = {
     "hidden_size": 36, "num_attention_heads": 3, "num_hidden_layers": 3, "hidden_act": "gelu_new", "embedding_size": 20,
     "layer_norm_eps": 1e-3, "hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0, "type_vocab_size": 0,
@@ -14,7 +14,7 @@ ODD = {
 }  # fmt: skip
 CLASSES = ("DebertaForMaskedLM", "DebertaModel", "DebertaForQuestionAnswering")
 LABELLED = ("DebertaForSequenceClassification", "DebertaForTokenClassification")
-MIXED = {"I2": "heads that talk add up each other's weights"}
+MIXED = {"I2": "talking heads mix the weights of several heads"}
 
 
 def deberta(name: str, config: dict, kind: str = "", **more: dict) -> Case:

@@ -13,8 +13,8 @@ ODD = {
 CLASSES = ("ElectraForPreTraining", "ElectraForMaskedLM", "ElectraModel", "ElectraForQuestionAnswering",
            "ElectraForMultipleChoice")  # fmt: skip
 LABELLED = ("ElectraForSequenceClassification", "ElectraForTokenClassification")
-WARNS = "the published class warns whenever it is made without is_decoder, and works"
-PADS = {"N4": "published: the last token, or the mean, may be a pad"}
+WARNS = "the published class warns if it is built without is_decoder, but works"
+PADS = {"N4": "published: the last token, or the mean, may include padding"}
 DECODER, CROSS = {"is_decoder": True}, {"is_decoder": True, "add_cross_attention": True}
 
 CASES = [

@@ -15,13 +15,13 @@ CLASSES = ("FunnelForPreTraining", "FunnelForMaskedLM", "FunnelModel", "FunnelBa
            "FunnelForMultipleChoice")  # fmt: skip
 LABELLED = ("FunnelForSequenceClassification", "FunnelForTokenClassification")
 JOINED = {
-    "N4": "the published pooling joins the neighbours of a row and leaves its last token out, pads among them",
-    "N7": "the published pooling joins the neighbours of a row, whichever document they are of",
+    "N4": "the published pooling merges neighbours and drops the last token, including padding",
+    "N7": "the published pooling merges neighbours across documents",
 }
 ONE = {"block_sizes": [3], "block_repeats": None}
 
 
-ZEROED = {"L5": "the published class sets the vector of the padding token to zero whenever it loads (test_funnel.py)"}
+ZEROED = {"L5": "the published class zeroes the vector of the padding token on every load (test_funnel.py)"}
 
 
 def funnel(name: str, config: dict, kind: str = "", **inputs: int) -> Case:

@@ -12,7 +12,7 @@ CLASSES = ("GPT2LMHeadModel", "GPT2Model", "GPT2ForSequenceClassification", "GPT
 
 SUMMARY = {"summary_type": "mean", "summary_proj_to_labels": False, "summary_activation": "tanh",
            "summary_first_dropout": 0.4}  # fmt: skip
-PADS = {"N4": "published: the mean counts pads too"}
+PADS = {"N4": "published: the mean includes padding"}
 
 CASES = [
     *[Case("gpt2", name, {**SMALL, "pad_token_id": 3, "num_labels": 5}) for name in CLASSES],

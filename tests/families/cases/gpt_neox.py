@@ -4,7 +4,7 @@ SMALL = {
     "vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 128, "pad_token_id": 3,
 }  # fmt: skip
-# a quarter of 12 channels: published as two pairs, turning as if there were three channels
+# a quarter of 12 channels: published as two pairs, rotated as if there were three channels
 ODD = {
     "hidden_size": 36, "num_attention_heads": 3, "num_hidden_layers": 3, "use_parallel_residual": False,
     "attention_bias": False, "tie_word_embeddings": True, "hidden_act": "gelu_fast", "layer_norm_eps": 1e-3,
@@ -18,7 +18,7 @@ ROPES = {
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "rope_theta": 100.0,
              "partial_rotary_factor": 0.5},
 }  # fmt: skip
-STRETCH = "dynamic scaling turns every token by the length of the longest text so far [published behaviour]"
+STRETCH = "dynamic scaling rotates every token by the length of the longest text so far [published]"
 
 CASES = [
     *[Case("gpt_neox", name, {**SMALL, "num_labels": 2 if "Question" in name else 5}) for name in CLASSES],

@@ -5,7 +5,7 @@ ODD = {
     "n_inner": 40, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-3, "scale_attn_weights": False,
     "scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True,
 }  # fmt: skip
-PADS = {"N4": "published: the mean counts pads too"}
+PADS = {"N4": "published: the mean includes padding"}
 
 CASES = [
     Case("imagegpt", "ImageGPTForCausalImageModeling", SMALL),

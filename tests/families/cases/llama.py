@@ -13,7 +13,7 @@ ROPES = {
     "llama3": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 8, "rope_theta": 50.0},
 }  # fmt: skip
-STRETCH = "dynamic scaling turns every token by the length of the longest text so far [published behaviour]"
+STRETCH = "dynamic scaling rotates every token by the length of the longest text so far [published]"
 
 CASES = [
     *[Case("llama", name, {**SMALL, "num_labels": 5}) for name in CLASSES],

@@ -15,7 +15,7 @@ ODD = {
     "image_token_index": 4, "vision_feature_layer": [-1, 1], "vision_feature_select_strategy": "full",
     "projector_hidden_act": "relu", "multimodal_projector_bias": False,
 }  # fmt: skip
-# one patch, and the token before it where all is read: the shortest prompts have three tokens (more in test_llava.py)
+# one patch, and the class token if all tokens are read: the shortest prompts have three tokens (more in test_llava.py)
 PICTURE = {"input_ids": {1: 4}, "pixel_values": (3, 8, 8)}
 GREY = {"input_ids": {0: 4, 1: 4}, "pixel_values": (1, 8, 8)}
 

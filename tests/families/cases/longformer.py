@@ -13,11 +13,11 @@ ODD = {
 PLAIN = ("LongformerForMaskedLM", "LongformerModel")
 LABELLED = ("LongformerForSequenceClassification", "LongformerForTokenClassification")
 PARTED = ("LongformerForQuestionAnswering", "LongformerForMultipleChoice")
-PACKED = {"N7": "the parts of a text are told by its three separators [published]: a row has one text"}
+PACKED = {"N7": "three separators delimit the parts of a text [published]: a row has one text"}
 
 
 def parts(name: str, config: dict, separator: int, kind: str = "") -> Case:
-    """Three separators stand in each text."""
+    """Put three separators into each text."""
     places = {"input_ids": {4: separator, 5: separator, 15: separator}}
     return Case("longformer", name, {**SMALL, **config}, kind, places, PACKED)
 

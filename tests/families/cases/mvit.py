@@ -1,4 +1,4 @@
-"""Those of `reference/`, where make_mvit.py says what is unusual about each."""
+"""Models in `reference/`; make_mvit.py describes what is unusual about each."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 from catalogue import Case
 
 MADE = json.loads((Path(__file__).parents[1] / "reference" / "mvit.json").read_text())["models"]
-WHOLE = "a video or an image is whole: the published classes take no mask of pixels or patches"
-SKIP = {"N4": WHOLE, "N5": WHOLE, "N7": "one row is one video or image: there is nothing to pack behind it"}
+WHOLE = "the published classes take no mask of pixels or patches"
+SKIP = {"N4": WHOLE, "N5": WHOLE, "N7": "one row is one video or image: nothing can be packed"}
 
 
 def case(made: str) -> Case:

@@ -14,12 +14,12 @@ ODD = {
 CLASSES = ("NystromformerForMaskedLM", "NystromformerModel", "NystromformerForQuestionAnswering",
            "NystromformerForMultipleChoice")  # fmt: skip
 LABELLED = ("NystromformerForSequenceClassification", "NystromformerForTokenClassification")
-CONVOLVED = {"N4": "the published convolution over the values reads the pads beside the last tokens"}
-FIXED = "landmarks divide a text of one published length, and pads are part of their means"
+CONVOLVED = {"N4": "the published convolution over the values reads padding next to the last tokens"}
+FIXED = "landmarks divide a text of fixed length, and padding is part of their means"
 ONE_LENGTH = {
     **dict.fromkeys(("N2", "N4", "N7"), FIXED),
-    "L1": "the published class fails on pads: its mask has a row a token, not a landmark (test_nystromformer.py)",
-    "N3": "the inverse starts from the largest column sum of the whole batch [published code]",
+    "L1": "the published class fails on padding: its mask has rows per token, not landmark (test_nystromformer.py)",
+    "N3": "the inverse starts from the largest column sum of the whole batch [published]",
 }
 
 

@@ -4,7 +4,7 @@ SMALL = {
     "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48,
     "max_position_embeddings": 128, "pad_token_id": 3,
 }  # fmt: skip
-# as the 350M one is, with every other choice turned round too
+# like the 350M model, with every other option changed too
 POST = {
     "hidden_size": 30, "num_attention_heads": 3, "word_embed_proj_dim": 11, "do_layer_norm_before": False,
     "layerdrop": 0.3, "dropout": 0.2, "attention_dropout": 0.3, "init_std": 0.1, "activation_function": "gelu",

@@ -11,12 +11,12 @@ ODD = {
     "attention_dropout": 0.15, "initializer_range": 0.05, "max_position_embeddings": 77,
 }  # fmt: skip
 TOP = {"vocab_size": 23, "pad_token_id": 0}
-SKIP = {"N7": "a spectrogram is one recording: there are no documents to pack"}
-ALIGNED = {**SKIP, "N5": "without a frame there is no alignment: CTC's loss is infinite"}
+SKIP = {"N7": "a spectrogram is one recording: nothing can be packed"}
+ALIGNED = {**SKIP, "N5": "without a frame no alignment exists, and CTC's loss is infinite"}
 
 
 def case(architecture: str, config: dict, name: str = "", skip: dict = SKIP, **top: object) -> Case:
-    # the published extractor leaves pads at zero, and the published class spreads every frame over them
+    # the published extractor sets padding to zero, and the published class spreads every frame over it
     inputs = {"input_features": (61, config["num_mel_bins"]), "silent": True}
     if architecture == "ParakeetEncoder":
         return Case("parakeet_encoder", architecture, config, name, inputs, skip)

@@ -11,9 +11,9 @@ ODD = {
     "attention_probs_dropout_prob": 0.3, "layer_norm_eps": 1e-3, "use_query_residual": False,
     "cross_attention_shape_for_attention": "q",
 }  # fmt: skip
-PACKED = {"N7": "latents see a whole row, which holds one text"}
-# the published class scores all places there are, and takes labels for all alone; shorter texts: test_perceiver.py
-WHOLE = dict.fromkeys(("N2", "N4"), "a text with labels has as many tokens as there are places: none is left for pads")
+PACKED = {"N7": "latents see a whole row, which has one text"}
+# the published class scores all positions and needs labels for all; shorter texts: test_perceiver.py
+WHOLE = dict.fromkeys(("N2", "N4"), "a text with labels fills all positions, without room for padding")
 CLASSES = ("PerceiverForMaskedLM", "PerceiverForSequenceClassification")
 
 

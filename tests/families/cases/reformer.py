@@ -15,12 +15,12 @@ ODD = {
 CLASSES = ("ReformerForMaskedLM", "ReformerModel", "ReformerForQuestionAnswering")
 WRITER = "ReformerModelWithLMHead"
 LABELLED = "ReformerForSequenceClassification"
-PACKED = {"N7": "chunks are cut from the start of a row and sorted over all of it [published]: a row has one text"}
-RING = {**PACKED, "N4": "before the first chunk stands the last of the row, of pads or not [published]"}
+PACKED = {"N7": "chunk boundaries and sorting depend on the whole row [published]: a row has one text"}
+RING = {**PACKED, "N4": "the chunk before the first one is the last of the row, even if it is padding [published]"}
 SORTED = {
     **RING,
-    "N1": "where a chunk begins the whole text decides, later tokens too [published]",
-    "G1": "where a chunk begins the whole text decides: nothing is remembered, the text is read again",
+    "N1": "chunk boundaries depend on the whole text, including later tokens [published]",
+    "G1": "chunk boundaries depend on the whole text: without a cache, the text is read again",
 }
 LOCAL = {"is_decoder": True, "attn_layers": ["local"]}
 CHOSEN, WHOLE = {"num_buckets": None, "lsh_attn_chunk_length": 2}, {"lsh_attn_chunk_length": 64}
@@ -39,6 +39,6 @@ CASES = [
     reformer(WRITER, {**LOCAL, "local_num_chunks_before": 2}, "ring", SORTED),
     reformer("ReformerModel", {"is_decoder": True, "num_buckets": None, "lsh_attn_chunk_length": 4}, "chosen", SORTED),
     reformer("ReformerForMaskedLM", {**CHOSEN, "local_attn_chunk_length": 16}, "factored"),
-    # no seed, and nothing to hash: a chunk holds the text
+    # no seed, and no hashing: a chunk contains the whole text
     reformer("ReformerForMaskedLM", {**WHOLE, "hash_seed": None, "tie_word_embeddings": True}, "dense"),
 ]

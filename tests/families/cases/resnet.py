@@ -1,7 +1,7 @@
 from catalogue import Case
 
 SMALL = {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [2, 2], "num_labels": 5}
-# the first layer of all keeps width and grid, a stage of one layer, a stride in the first of three, an odd grid
+# the first layer keeps width and grid; a stage of one layer; a stride in the first of three convolutions; an odd grid
 BASIC = {
     "num_channels": 2, "embedding_size": 6, "hidden_sizes": [6, 10, 7], "depths": [3, 1, 2], "layer_type": "basic",
     "hidden_act": "gelu", "num_labels": 3,
@@ -11,8 +11,8 @@ EARLY = {
     "downsample_in_bottleneck": True, "hidden_act": "silu", "num_labels": 1,
 }  # fmt: skip
 WIDE = {"pixel_values": (2, 61, 23)}
-NO_MASK = "an image is whole: the published classes take no mask of pixels"
-SKIP = {"N4": NO_MASK, "N5": NO_MASK, "N7": "one row is one image: there is nothing to pack behind it"}
+NO_MASK = "the published classes take no mask of pixels"
+SKIP = {"N4": NO_MASK, "N5": NO_MASK, "N7": "one row is one image: nothing can be packed"}
 
 
 def case(architecture: str, config: dict, name: str = "", **more) -> Case:

@@ -11,9 +11,9 @@ ODD = {
 }  # fmt: skip
 CLASSES = ("ForMaskedLM", "Model", "ForQuestionAnswering", "ForMultipleChoice")
 LABELLED = ("ForSequenceClassification", "ForTokenClassification")
-WARNS = "the published class warns whenever it is made without is_decoder, and works"
+WARNS = "the published class warns if it is built without is_decoder, but works"
 DECODER, CROSS = {"is_decoder": True}, {"is_decoder": True, "add_cross_attention": True}
-# those with a body of their own, and those with RoBERTa's
+# classes with their own layers, and classes with RoBERTa's
 BODIES = {"roberta": "Roberta", "xlm-roberta-xl": "XLMRobertaXL", "roberta-prelayernorm": "RobertaPreLayerNorm"}
 WORDS = {"xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
 

@@ -4,7 +4,7 @@ SMALL = {
     "image_size": 32, "embed_dim": 12, "depths": [2, 3], "num_heads": [2, 4], "window_size": 3, "num_labels": 5,
     "encoder_stride": 8,
 }  # fmt: skip
-# a grid of 11 x 6, 6 x 3, 3 x 2: odd grids, grids no windows fit, a grid no larger than a window
+# grids of 11 x 6, 6 x 3, 3 x 2: odd grids, grids that windows do not fit, a grid no larger than a window
 ODD = {
     "image_size": [64, 22], "patch_size": [6, 4], "num_channels": 2, "embed_dim": 10, "depths": [2, 1, 2],
     "num_heads": [5, 2, 4], "window_size": 2, "mlp_ratio": 2.37, "qkv_bias": False, "hidden_dropout_prob": 0.1,
@@ -13,8 +13,8 @@ ODD = {
 }  # fmt: skip
 ONE = {"depths": [3], "num_heads": [3]}
 WIDE = {"pixel_values": (2, 61, 23)}
-NO_MASK = "an image is whole: the published classes take no mask of pixels or patches"
-SKIP = {"N4": NO_MASK, "N5": NO_MASK, "N7": "one row is one image: there is nothing to pack behind it"}
+NO_MASK = "the published classes take no mask of pixels or patches"
+SKIP = {"N4": NO_MASK, "N5": NO_MASK, "N7": "one row is one image: nothing can be packed"}
 
 
 def case(architecture: str, config: dict, name: str = "", **more) -> Case:

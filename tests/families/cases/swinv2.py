@@ -3,7 +3,7 @@ from catalogue import Case
 from cases import swin
 
 SMALL = {**swin.SMALL, "pretrained_window_sizes": [0, 2]}
-# grids of 11, 5 and 2 rows, windows of 3, 3 and 2, filled up with zeros
+# grids of 11, 5 and 2 rows, windows of 3, 3 and 2, padded with zeros
 ODD = {**swin.ODD, "window_size": 3, "pretrained_window_sizes": [4, 0, 2]}
 
 

@@ -9,7 +9,7 @@ TYPE, CLASSES = "switch_transformers", ("ForConditionalGeneration", "Model", "En
 
 CASES = [
     *[Case(TYPE, f"SwitchTransformers{name}", SMALL) for name in CLASSES],
-    # all layers of the encoder are sparse, and one of the decoder where none was asked for (published arithmetic)
+    # all layers of the encoder are sparse, and one of the decoder although none was requested (published arithmetic)
     Case(
         TYPE, "SwitchTransformersForConditionalGeneration",
         {**SMALL, "d_kv": 10, "num_heads": 3, "num_layers": 3, "num_sparse_encoder_layers": 2,

@@ -7,14 +7,14 @@ SMALL = {
 V11 = {**SMALL, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 3}
 CLASSES = ("T5ForConditionalGeneration", "T5Model", "T5EncoderModel", "T5ForTokenClassification")
 
-ENDS = {"input_ids": {4: 1, 13: 1, 16: 1}, "shorter": 0}  # each text, and each packed one, has an end
+ENDS = {"input_ids": {4: 1, 13: 1, 16: 1}, "shorter": 0}  # each text, and each packed one, has an end token
 
 CASES = [
     *[Case("t5", name, {**SMALL, "num_labels": 5}) for name in CLASSES],
     Case("t5", "T5ForQuestionAnswering", SMALL),
     Case("t5", "T5ForConditionalGeneration", V11, "v1.1"),
     Case("t5", "T5EncoderModel", V11, "v1.1"),
-    # few, narrow buckets, so that all of them are reached; a head width of its own
+    # few narrow buckets, so that all of them are used; a head width that is not width / heads
     Case(
         "t5", "T5ForConditionalGeneration",
         {**SMALL, "d_kv": 10, "num_heads": 3, "num_layers": 3, "num_decoder_layers": 1,

@@ -11,7 +11,7 @@ ODD = {
     "activation_function": "swish", "encoder_layerdrop": 0.3, "decoder_layerdrop": 0.2, "attention_dropout": 0.1,
     "activation_dropout": 0.2, "dropout": 0.3, "max_position_embeddings": 60,
 }  # fmt: skip
-# with use_cache the published class reads a whole text without a causal mask; one token at a time is all it is used for
+# with use_cache the published class reads a whole text without a causal mask; it is meant for one token at a time
 FSMT = {**SMALL, "src_vocab_size": 99, "tgt_vocab_size": 71, "use_cache": False}
 
 UNTIED = {"tie_word_embeddings": False}

@@ -12,8 +12,8 @@ ODD = {
     "pooler_output_size": 9, "pooler_act": "relu", "num_labels": 7,
 }  # fmt: skip
 WIDE = {"pixel_values": (2, 22, 26)}
-WHOLE = "an image has no pads: a mask hides patches of its own, which test_vit.py holds against the published class"
-SKIP = {"N4": WHOLE, "N5": WHOLE, "N7": "one row is one image: there is nothing to pack behind it"}
+WHOLE = "an image has no padding: a mask hides real patches, which test_vit.py compares with the published class"
+SKIP = {"N4": WHOLE, "N5": WHOLE, "N7": "one row is one image: nothing can be packed"}
 
 
 def case(architecture: str, config: dict, name: str = "", **more) -> Case:

@@ -21,9 +21,9 @@ STABLE = {
 }  # fmt: skip
 ADAPTER = {"add_adapter": True, "adapter_kernel_size": 3, "adapter_stride": 2, "num_adapter_layers": 2}
 KINDS = ("Model", "ForCTC", "ForSequenceClassification", "ForAudioFrameClassification", "ForXVector", "ForPreTraining")
-N4 = "the published group norm counts the pads"
-VOICE = "the published dilated layers read the pads beside the last frames"
-PACKED = {"N7": "a waveform is one recording: there are no documents to pack"}
+N4 = "the published group norm includes padding"
+VOICE = "the published dilated layers read padding next to the last frames"
+PACKED = {"N7": "a waveform is one recording: nothing can be packed"}
 
 
 def case(kind: str, config: dict, name: str = "") -> Case:

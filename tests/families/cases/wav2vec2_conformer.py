@@ -23,8 +23,8 @@ LOCAL = {"feat_extract_norm": "layer", "conv_depthwise_kernel_size": 1}
 ADAPTER = {"add_adapter": True, "adapter_kernel_size": 3, "adapter_stride": 2, "num_adapter_layers": 2}
 CLASSES = ("Wav2Vec2ConformerModel", "Wav2Vec2ConformerForCTC", "Wav2Vec2ConformerForSequenceClassification",
            "Wav2Vec2ConformerForAudioFrameClassification", "Wav2Vec2ConformerForXVector")  # fmt: skip
-N4 = "the published depthwise convolution reads the pads beside the last frames, and the group norm counts them"
-PACKED = {"N7": "a waveform is one recording: there are no documents to pack"}
+N4 = "the published depthwise convolution reads padding next to the last frames, and the group norm includes it"
+PACKED = {"N7": "a waveform is one recording: nothing can be packed"}
 SKIP = {"N4": N4, **PACKED}
 KINDS = ("relative", "rotary", None)
 
@@ -37,9 +37,9 @@ CASES = [
     *[case(name, {}) for name in CLASSES],
     case("Wav2Vec2ConformerForPreTraining", {}),
     case(CLASSES[0], ODD, "odd"),
-    case(CLASSES[1], ODD, "odd", {**SKIP, "N5": "without a frame there is no alignment: CTC's loss is infinite"}),
+    case(CLASSES[1], ODD, "odd", {**SKIP, "N5": "without a frame no alignment exists, and CTC's loss is infinite"}),
     *[case(name, MIXED, "mixed") for name in CLASSES[2:]],
-    # taps of one frame and a norm of one frame: nothing is left through which pads could reach
+    # a kernel of one frame and a norm of one frame: padding cannot reach other frames
     *[case(CLASSES[1], {**LOCAL, "position_embeddings_type": kind}, f"{kind}-local", PACKED) for kind in KINDS],
     case(CLASSES[2], LOCAL, "local", PACKED),
     case(CLASSES[0], {**ADAPTER, "output_hidden_size": 20, "position_embeddings_type": None}, "adapter"),

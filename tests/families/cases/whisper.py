@@ -16,7 +16,7 @@ ODD = {
     "use_weighted_layer_sum": True, "classifier_proj_size": 9,
 }  # fmt: skip
 CLASSES = ("WhisperForConditionalGeneration", "WhisperModel", "WhisperForAudioClassification")
-SKIP = {"N7": "a spectrogram is one recording: there are no documents to pack"}
+SKIP = {"N7": "a spectrogram is one recording: nothing can be packed"}
 
 
 def case(architecture: str, config: dict, name: str = "") -> Case:

@@ -11,10 +11,10 @@ ODD = {
 }  # fmt: skip
 CLASSES = ("XLMWithLMHeadModel", "XLMModel", "XLMForQuestionAnsweringSimple", "XLMForQuestionAnswering")
 LABELLED = ("XLMForSequenceClassification", "XLMForTokenClassification", "XLMForMultipleChoice")
-PADS = {"N4": "published: the last token, or the mean, may be a pad"}
+PADS = {"N4": "published: the last token, or the mean, may include padding"}
 SPANS = {
-    "N4": "published: answers may begin at a pad, and the last place speaks for the text, pad or not",
-    "N7": "published: one answer a row, from the chances of all its tokens together",
+    "N4": "published: answers may start at padding, and the last position represents the text, even if it is padding",
+    "N7": "published: one answer per row, from the probabilities of all its tokens",
 }
 
 

@@ -9,14 +9,18 @@ ODD = {
 CLASSES = ("XLNetLMHeadModel", "XLNetModel", "XLNetForQuestionAnsweringSimple")
 LABELLED = ("XLNetForSequenceClassification", "XLNetForTokenClassification")
 CHOOSE, ANSWER = "XLNetForMultipleChoice", "XLNetForQuestionAnswering"
-PADS = {"N4": "published: the last place speaks for the text, or the mean of all, pads or not"}
+PADS = {"N4": "published: the last position or the mean represents the text, including padding"}
 SPANS = {
-    "N4": "published: answers may begin at a pad, and the last place speaks for the text, pad or not",
-    "N7": "published: one answer a row, from the chances of all its tokens together",
+    "N4": "published: answers may start at padding, and the last position represents the text, even if it is padding",
+    "N7": "published: one answer per row, from the probabilities of all its tokens",
 }
-HALVES = dict.fromkeys(("N1", "N3", "N7"), "published: the second half of a batch is read backwards, so it is no row")
+HALVES = dict.fromkeys(
+    ("N1", "N3", "N7"), "published: the second half of a batch is read backwards, so rows are not independent"
+)
 BACK = {"attn_type": "uni"}
-NONE = {"attention_mask": None}  # the published class adds masks of a batch to that of one row, in place, and fails
+NONE = {
+    "attention_mask": None
+}  # the published class adds the masks of a batch to the mask of one row in place, and fails
 
 
 def xlnet(name: str, config: dict, kind: str = "", skip: dict | None = None, **inputs: object) -> Case:

@@ -1,9 +1,9 @@
-"""Writes what torchaudio's Conformer gives, for machines without it.
+"""Record outputs of torchaudio's Conformer, for machines without it.
 
     python tests/families/reference/make_conformer.py FOLDER
 
-FOLDER gets one safetensors file a model: `weight.*`, `input`, `lengths`, and `output`, of which what stands in pads is
-the library's own too. (Files here: torchaudio 2.8.0.)
+FOLDER gets one safetensors file per model: `weight.*`, `input`, `lengths` and `output`, including the library's output
+at padding. (Files here: torchaudio 2.8.0.)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LENGTHS = [21, 13, 4]
 
 
 def build(config: dict[str, Any], seed: int = 0) -> nn.Module:
-    """Weights, and running statistics, under which every one of them counts."""
+    """Set random weights and running statistics, so that each affects the output."""
     from torchaudio.models.conformer import Conformer
 
     torch.manual_seed(seed)

@@ -1,9 +1,9 @@
-"""Writes what torchvision's MViT and timm's MultiScaleVit give, for machines that have neither.
+"""Record outputs of torchvision's MViT and timm's MultiScaleVit, for machines that have neither.
 
     python tests/families/reference/make_mvit.py FOLDER
 
-FOLDER gets one safetensors file a model (`weight.*`, `input`, `logits` and what comes of each block, `block.*`) and
-mvit.json: how each was made, and how many parameters the published sizes have.
+FOLDER gets one safetensors file per model (`weight.*`, `input`, `logits` and the output of each block, `block.*`) and
+mvit.json: the arguments of each model, and the parameter counts of the published sizes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ VIDEO: dict[str, dict[str, Any]] = {
         "residual_pool": True, "residual_with_cls_embed": False, "rel_pos_embed": True, "proj_after_attn": True,
         "spatial_size": [32, 32], "temporal_size": 4,
     },
-    "odd": {  # frames get fewer too, no side is even, some layers pool nothing, and widths that are no doubles
+    "odd": {  # fewer frames per stage, odd sides, layers without pooling, and widths that are not doubled
         "num_heads": [2, 2, 3], "input_channels": [12, 12, 18], "output_channels": [12, 18, 18],
         "kernel_q": [[], [3, 5, 3], [1, 1, 1]], "kernel_kv": [[], [1, 3, 3], THREE],
         "stride_q": [[], [2, 2, 2], [1, 1, 1]], "stride_kv": [[], [1, 2, 1], [2, 1, 1]],
@@ -47,7 +47,7 @@ VIDEO: dict[str, dict[str, Any]] = {
 
 IMAGE: dict[str, dict[str, Any]] = {
     "expand": {"depths": [1, 2, 1], "embed_dim": 8, "num_heads": 1, "stride_q": [[1, 1], [2, 2], [2, 2]]},
-    "late": {  # as the large one: the last block of a stage is wider
+    "late": {  # like the large model: the last block of a stage is wider
         "depths": [2, 1], "embed_dim": 12, "num_heads": 2, "expand_attn": False, "stride_q": [[1, 1], [2, 2]],
         "mlp_ratio": 2.0, "qkv_bias": False, "stride_kv_adaptive": [2, 2],
     },
@@ -91,12 +91,12 @@ def image(config: dict[str, Any]) -> tuple[nn.Module, Tensor]:
 
 @torch.no_grad()
 def draw(model: nn.Module) -> None:
-    """Weights under which every one of them counts."""
+    """Set random weights, so that each affects the output."""
     for name, weight in model.named_parameters():
         if weight.dim() > 1 and "pos" not in name and "token" not in name:
             weight.normal_(std=math.prod(weight.shape[1:]) ** -0.5)
         else:
-            scale = weight.dim() == 1 and name.endswith("weight")  # of a norm, about 1
+            scale = weight.dim() == 1 and name.endswith("weight")  # of a norm: about 1
             weight.normal_(std=0.3).add_(float(scale))
 
 
@@ -117,7 +117,7 @@ def reference(make: Any, config: dict[str, Any], seed: int) -> tuple[nn.Module, 
 
 
 def published() -> dict[str, int]:
-    """Parameters of the sizes that have names."""
+    """Return the parameter counts of the named sizes."""
     found = {}
     for module, names in (
         ("torchvision.models.video", ("mvit_v1_b", "mvit_v2_s")),

@@ -1,1 +1,1 @@
-"""What every family is made of: Family, its config fields, and which published class a folder holds."""
+"""The base of all families: Family, config fields, templates, folder layouts and class detection."""

@@ -1,5 +1,5 @@
-"""Which published class a folder holds, where its config does not say (those of 2019 name neither class nor family):
-the one whose rules take every tensor of the checkpoint and fill every parameter."""
+"""Detection of the published class in a folder whose config does not name it (configs of 2019 name neither class nor
+family): the class whose rules use every tensor of the checkpoint and fill every parameter."""
 
 from __future__ import annotations
 
@@ -18,65 +18,67 @@ Choice = tuple[Family, str | None]
 
 
 def written_out(config: dict[str, Any]) -> dict[str, Any]:
-    """A config that names a size of ours and what differs from it, as timm's do ({"architecture": "mvitv2_tiny"})."""
+    """Add all fields to a config that names one of our sizes, as timm's do ({"architecture": "mvitv2_tiny"})."""
     named, sizes = config.get("architecture"), {name.replace("-", "_"): name for name, _ in families.names()}
     if config.get("model_type") is not None or not isinstance(named, str) or named not in sizes:
         return config
-    family, more = dict(families.names())[sizes[named]], config.get("model_args") or {}
+    family, arguments = dict(families.names())[sizes[named]], config.get("model_args") or {}
     given = {name: value for name, value in config.items() if name not in ("architecture", "model_args")}
-    return {"model_type": family.name, **family.sizes[sizes[named]].config, **given, **more}
+    return {"model_type": family.name, **family.sizes[sizes[named]].config, **given, **arguments}
 
 
 def choices(config: Mapping[str, Any], architecture: str | None = None) -> list[Choice]:
-    """The (family, class) pairs that a config leaves open. `architecture` is the class that the caller asks for."""
+    """Return the (family, class) pairs that a config allows. `architecture` is the class that the caller requests."""
     named = architecture or (config.get("architectures") or [config.get("_class_name")])[0]
     model_type = config.get("model_type")
     if model_type is not None:
         family = families.find(model_type)
         return [(family, named)] if named else [(family, each) for each in family.architectures or (None,)]
     every = [(family, each) for family in families.catalogue().values() for each in family.architectures]
-    found: list[Choice] = [(family, each) for family, each in every if family.renamed.get(named, named) in (None, each)]
-    if not found:
+    pairs: list[Choice] = [(family, each) for family, each in every if family.renamed.get(named, named) in (None, each)]
+    if not pairs:
         hint = nearest(str(named), [each for _, each in every])
-        raise ValueError(f"no model_type, and no class {quote(named)}; {hint}")
-    return found
+        raise ValueError(f"the config has no model_type, and its class {quote(named)} is unknown; {hint}")
+    return pairs
 
 
 def choose(
     open: Sequence[Choice], config: Mapping[str, Any], names: Sequence[str], load: Callable[[Family, Model], Any]
 ) -> Choice:
-    """The one of `open` that fits a checkpoint with tensors called `names`; `load` reports how a description fits.
+    """Return the pair of `open` that fits a checkpoint whose tensors are called `names`.
 
-    Of several, those that drop the fewest tensors and whose fields differ least from the config's. Classes of one
-    family that take the same tensors compute the same, and so do those that are described alike (RoBERTa's and
-    XLM-R's): the first stands for all. Several families are refused.
+    `load` loads a description and returns a report. If several pairs fit, prefer the fewest dropped tensors, then the
+    smallest difference between the family's fields and the config's. Pairs with equal descriptions (RoBERTa and XLM-R)
+    and classes of one family compute the same, so the first is returned. Raises ValueError if several families remain.
     """
     fits: list[tuple[tuple[int, int], Choice, Model]] = []
     unnamed = without_label_names(config)  # hundreds of classes are tried
     for family, architecture in open:
         spec = try_describe(family, architecture, unnamed)
-        if spec is None or not takes(family, spec, names):
+        if spec is None or not has_rules_for(family, spec, names):
             continue
         try:
             report = load(family, spec)
-        except ValueError:  # more is missing than a load starts anew
+        except ValueError:  # more tensors are missing than a load may initialise
             continue
         if report.clean:
-            own = {name for name, field in family.fields.items() if isinstance(field, Field)}
+            known = {name for name, field in family.fields.items() if isinstance(field, Field)}
             given = {family.aliases.get(name, name) for name in config}
             nameless = spec.replace(family="", architecture="", source={})
-            fits.append(((len(report.dropped), len(own ^ given)), (family, architecture), nameless))
+            fits.append(((len(report.dropped), len(known ^ given)), (family, architecture), nameless))
     least = min((score for score, _, _ in fits), default=None)
     alike = {spec: choice for score, choice, spec in reversed(fits) if score == least}
     best = [choice for _, choice, _ in fits if choice in alike.values()]
     if not best and config.get("model_type"):
-        return open[0]  # a load will say what does not fit
+        return open[0]  # loading it will report the mismatch
     if len({family.name for family, _ in best}) == 1:
         return best[0]
     classes = [str(each) for _, each in best]
-    what = f"the tensors fit {' and '.join(classes)}" if best else "the tensors fit no known class"
+    matches = " and ".join(classes) or "no known class"
     example = (classes or ["BertForPreTraining"])[0]
-    raise ValueError(f"no model_type, and {what}; say which it is with architecture={example!r} or another")
+    raise ValueError(
+        f"the config has no model_type, and the tensors fit {matches}; pass the class, as in architecture={example!r}"
+    )
 
 
 def without_label_names(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -88,8 +90,8 @@ def without_label_names(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def try_describe(family: Family, architecture: str | None, config: Mapping[str, Any]) -> Model | None:
-    """What a config describes, if it is this family's."""
-    with warnings.catch_warnings():  # of fields that another family's class does not know
+    """Return the description of a config, or None if this family cannot read it."""
+    with warnings.catch_warnings():  # about fields of other families
         warnings.simplefilter("ignore")
         try:
             return family.read(config, architecture)
@@ -97,11 +99,11 @@ def try_describe(family: Family, architecture: str | None, config: Mapping[str, 
             return None
 
 
-def takes(family: Family, spec: Model, names: Sequence[str]) -> bool:
-    """Whether there is a rule for each of these tensors. What it would make is not asked: nothing is built."""
-    today = family.current_names(names)
-    prefix = family.prefix_in(today, spec.architecture)
+def has_rules_for(family: Family, spec: Model, names: Sequence[str]) -> bool:
+    """Whether the family has a rule for every one of these tensors. Nothing is built."""
+    current = family.current_names(names)
+    prefix = family.prefix_in(current, spec.architecture)
     sources = [source for rule in family.rules(spec) for source in rule.sources]
     templates = [template.replace("~", prefix) for template in (*sources, *family.dropped)]
     plain, open = set(templates), [template for template in templates if "{" in template or "*" in template]
-    return all(name in plain or any(match(each, name) is not None for each in open) for name in today)
+    return all(name in plain or any(match(each, name) is not None for each in open) for name in current)

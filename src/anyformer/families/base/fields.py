@@ -1,9 +1,5 @@
-"""The fields of a published config: those that shape the model, and those that every config may have.
-
-`describe` turns a config into a description. The way back is not written a second time: each config field names the
-path where its value stands, and an export is accepted only if describing the recovered config gives the same
-description again.
-"""
+"""The fields of a published config.json: those that shape the model (Field), those without effect (Ignored), those with
+few supported values (Fixed, Removed), and the fields that every published config may have (COMMON)."""
 
 from __future__ import annotations
 
@@ -24,20 +20,20 @@ from anyformer.specs.part import thaw
 
 
 class Absent(Exception):
-    """Raised by a Field's path where a description has no such place."""
+    """Raised by a Field's path if the field is not written for this description."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """A config field that shapes the model: its published default, and where (or how) to find its value again."""
+    """A config field that shapes the model: its published default, and the address (or function) to read it back."""
 
     default: Any
     path: str | Callable[[Any], Any] | None = None
-    within: frozenset[str] = frozenset()  # the names that are known inside it, where it is an object
-    choices: tuple[str, ...] = ()  # the words that it may be, where these are few
+    within: frozenset[str] = frozenset()  # if it is an object: its known keys
+    choices: tuple[str, ...] = ()  # if it is a string: its valid values
 
     def recover(self, spec: Model) -> Any:
-        """The field's value in a description."""
+        """Return the field's value in a description. Raises Absent if the field is not written."""
         if self.path is None:
             raise Absent
         try:
@@ -47,17 +43,17 @@ class Field:
 
 
 def with_defaults(fields: Mapping[str, ConfigField], **defaults: Any) -> dict[str, ConfigField]:
-    """Fields of another family under other published defaults."""
+    """Return these fields of another family with different published defaults."""
     return {name: dataclasses.replace(fields[name], default=default) for name, default in defaults.items()}
 
 
 def activation_at(path: str) -> Callable[[Model], str]:
-    """Reads an activation back under a published name."""
+    """Return a path function that reads an activation under its published name."""
     return lambda spec: published_name(value_at(spec, path))
 
 
 def tied(*heads: type) -> Callable[[Model], bool]:
-    """Reads back whether a language-model head shares the embedding's weights."""
+    """Return a path function: whether a head of these kinds shares the embedding's weights."""
 
     def read(spec: Model) -> bool:
         if not isinstance(spec.head, heads):
@@ -69,7 +65,7 @@ def tied(*heads: type) -> Callable[[Model], bool]:
 
 @dataclasses.dataclass(frozen=True)
 class Ignored:
-    """A config field that cannot change a forward pass, and why. It is carried along and given back."""
+    """A config field that cannot change a forward pass, with the reason. It is kept and exported unchanged."""
 
     default: Any
     why: str
@@ -77,7 +73,7 @@ class Ignored:
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-    """A config field of which one value (or a few) is supported; any other is refused."""
+    """A config field with one supported value, or a few. Other values are refused."""
 
     default: Any
     why: str = ""
@@ -89,12 +85,12 @@ class Fixed:
 
 @dataclasses.dataclass(frozen=True)
 class Removed(Fixed):
-    """A config field that published classes had once and read no more: with any but its old default, one of the
-    unknown fields that a load warns of."""
+    """A config field that published classes no longer read. With a value other than its old default it counts as an
+    unknown field, and loading warns."""
 
 
 class UnknownFieldWarning(UserWarning):
-    """A config has fields that its published class does not know, so that they change nothing."""
+    """A config has fields that its published class does not know; they have no effect."""
 
 
 ConfigField = Field | Ignored | Fixed
@@ -104,37 +100,33 @@ PROBLEMS: tuple[str, ...] = typing.get_args(Problem)
 
 
 _TOKEN = "a token id, used by tokenizers and generation"
-
-
-_RECORD = "a record of where the file came from"
-
-
+_ORIGIN = "where the file came from"
 _RUN = "how a run is executed, not what it computes"
 
 
 # fields that every published config may have
 COMMON: dict[str, ConfigField] = {
-    "model_type": Ignored(None, _RECORD),
-    "architectures": Ignored(None, "chooses the head: read before anything else"),
-    "transformers_version": Ignored(None, _RECORD),
-    "_name_or_path": Ignored("", _RECORD),
-    "name_or_path": Ignored("", _RECORD),
-    "_commit_hash": Ignored(None, _RECORD),
-    "auto_map": Ignored(None, "names code; no code from a checkpoint ever runs"),
+    "model_type": Ignored(None, _ORIGIN),
+    "architectures": Ignored(None, "the class, read first"),
+    "transformers_version": Ignored(None, _ORIGIN),
+    "_name_or_path": Ignored("", _ORIGIN),
+    "name_or_path": Ignored("", _ORIGIN),
+    "_commit_hash": Ignored(None, _ORIGIN),
+    "auto_map": Ignored(None, "names code in the checkpoint, which is never run"),
     "dtype": Ignored(None, "read by the loader"),
     "torch_dtype": Ignored(None, "read by the loader"),
-    "output_hidden_states": Ignored(False, "which outputs are returned by default; honoured by forward"),
-    "output_attentions": Ignored(False, "which outputs are returned by default; honoured by forward"),
-    "return_dict": Ignored(True, "the type of the result; honoured by forward"),
-    "use_cache": Ignored(True, "whether a state is returned by default; honoured by forward"),
-    "chunk_size_feed_forward": Ignored(0, "the same numbers computed in pieces"),
+    "output_hidden_states": Ignored(False, "which outputs are returned by default; read by forward"),
+    "output_attentions": Ignored(False, "which outputs are returned by default; read by forward"),
+    "return_dict": Ignored(True, "the type of the result; read by forward"),
+    "use_cache": Ignored(True, "whether the cache is returned by default; read by forward"),
+    "chunk_size_feed_forward": Ignored(0, "computes the same result in chunks"),
     "is_encoder_decoder": Ignored(False, "follows from the class"),
-    "id2label": Ignored(None, "its length is num_labels; the names are for people"),
-    "label2id": Ignored(None, "names for people"),
+    "id2label": Ignored(None, "label names; their number is num_labels"),
+    "label2id": Ignored(None, "label names"),
     "num_labels": Ignored(None, "read with id2label"),
-    "label_all_tokens": Ignored(None, "our taggers: each token of a word was labelled, not its first only"),
+    "label_all_tokens": Ignored(None, "set by our taggers if every token of a word has a label, not only the first"),
     "_num_labels": Ignored(None, "an old name of num_labels that nothing reads"),
-    "problem_type": Ignored(None, "the kind of labels; read by classification heads"),
+    "problem_type": Ignored(None, "the type of labels; read by classification heads"),
     "bos_token_id": Ignored(None, _TOKEN),
     "eos_token_id": Ignored(None, _TOKEN),
     "eos_token_ids": Ignored(None, "an old name of eos_token_id that nothing reads"),
@@ -144,10 +136,10 @@ COMMON: dict[str, ConfigField] = {
     "mask_token_id": Ignored(None, _TOKEN),
     "unk_token_id": Ignored(None, _TOKEN),
     "decoder_start_token_id": Ignored(None, _TOKEN),
-    "tokenizer_class": Ignored(None, "how text is tokenised"),
-    "prefix": Ignored(None, "how text is tokenised"),
-    "finetuning_task": Ignored(None, _RECORD),
-    "task_specific_params": Ignored(None, "settings of generation"),
+    "tokenizer_class": Ignored(None, "used by tokenizers"),
+    "prefix": Ignored(None, "used by tokenizers"),
+    "finetuning_task": Ignored(None, _ORIGIN),
+    "task_specific_params": Ignored(None, "used by generation"),
     "gradient_checkpointing": Ignored(False, _RUN),
     "torchscript": Ignored(False, _RUN),
     "use_bfloat16": Ignored(False, _RUN),
@@ -156,18 +148,18 @@ COMMON: dict[str, ConfigField] = {
     "attn_implementation": Ignored(None, _RUN),
     "experts_implementation": Ignored(None, _RUN),
     "tf_legacy_loss": Ignored(False, _RUN),
-    "tie_encoder_decoder": Removed(False, "an option for pairs of models"),
-    "add_cross_attention": Removed(False, "cross-attention in a family that has none"),
-    "is_decoder": Removed(False, "decoding in a family that has none"),
-    "cross_attention_hidden_size": Removed(None, "an option for pairs of models"),
-    "pruned_heads": Removed(None, "checkpoints with heads cut out", (None, {})),
+    "tie_encoder_decoder": Removed(False, "an option of encoder-decoders"),
+    "add_cross_attention": Removed(False, "cross-attention in a family without it"),
+    "is_decoder": Removed(False, "a decoder in a family without one"),
+    "cross_attention_hidden_size": Removed(None, "an option of encoder-decoders"),
+    "pruned_heads": Removed(None, "checkpoints with pruned heads", (None, {})),
     "per_layer_config": Fixed(None, "layers that differ from each other", ({},)),
     "quantization_config": Fixed(None, "quantised checkpoints"),
-    "tie_last_hidden_states": Fixed(None, "hidden states before the last norm", (None, True)),
+    "tie_last_hidden_states": Fixed(None, "returns the last hidden state before the final norm", (None, True)),
 }
 
 
-# parameters of generation that old configs carry; generation_config.json is where they live now
+# generation settings in old configs; today they are in generation_config.json
 GENERATION = {
     "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty",
     "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
@@ -179,70 +171,66 @@ GENERATION = {
 }  # fmt: skip
 
 
-MANY = re.compile("layer|group|block|expert|depth|repeat")  # in the names of fields that say how many of something
+COUNTS = re.compile("layer|group|block|expert|depth|repeat")  # in names of fields that are counts
+MAX_COUNT = 10_000  # ten times as many experts
 
 
-MOST = 10_000
-
-
-def affordable(name: str, value: Any) -> None:
-    """ValueError for a number of layers, groups, blocks or experts that no machine would ever finish to build."""
-    limit = 10 * MOST if "expert" in name else MOST
+def check_count(name: str, value: Any) -> None:
+    """Raise ValueError for a number of layers, groups, blocks or experts that is too large to build."""
+    limit = 10 * MAX_COUNT if "expert" in name else MAX_COUNT
     numbers = [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, (int, float))]
-    if MANY.search(name) and not sum(numbers) <= limit:
-        raise ValueError(f"{name}={quote(value, 60)}: at most {limit:,} can be built")
+    if COUNTS.search(name) and not sum(numbers) <= limit:
+        raise ValueError(f"{name}={quote(value, 60)} is above the maximum of {limit:,}")
 
 
-def labels(config: Mapping[str, Any], default: int) -> tuple[int, dict[str, Any]]:
-    """How many labels a config means, and its tables of their names, by number. Where it says both and they disagree
-    the number counts and the names are lost, as where they are published."""
+def read_labels(config: Mapping[str, Any], default: int) -> tuple[int, dict[str, Any]]:
+    """Return the number of labels and the tables of label names. If id2label has a different length than num_labels,
+    num_labels wins and the names are lost, as in the published classes."""
     names, number = config.get("id2label"), config.get("num_labels", default)
     if names is not None:
         if not isinstance(names, Mapping) or not all(str(key).isdecimal() for key in names):
-            raise ValueError("id2label is not an object from numbers to names")
+            raise ValueError("id2label must be an object that maps numbers to names")
         names = {str(int(key)): names[key] for key in sorted(names, key=int)}
         number = config.get("num_labels", len(names))
     if type(number) is not int or number < 0:
-        raise ValueError(f"num_labels={quote(number)} is not a number of labels")
+        raise ValueError(f"num_labels={quote(number)} must be an integer of at least 0")
     tables = {"id2label": names, "label2id": config.get("label2id")}
     agree = names is not None and len(names) == number
     return number, {name: table for name, table in tables.items() if agree and name in config}
 
 
-# fields that are numbers, or true or false, where their published default is None
-NUMERIC = re.compile("(dropout|_size|_dim|_id|_layers|_step|_embeddings)$")
+# names of fields that must be numbers (or booleans) although their published default is None
+NUMBERS = re.compile("(dropout|_size|_dim|_id|_layers|_step|_embeddings)$")
+FLAGS = re.compile("^(is|tie|scale)_")
 
 
-TRUTH = re.compile("^(is|tie|scale)_")
-
-
-def words_of(name: str, field: Field) -> tuple[str, ...]:
-    """The words that a field may be, whether or not a class reads it; none where any may stand there."""
+def allowed_words(name: str, field: Field) -> tuple[str, ...]:
+    """Return the valid strings of a field, whether or not the class reads it; () if any string is valid."""
     if name == "problem_type":
         return PROBLEMS
     return field.choices or (ACTIVATION_NAMES if "act" in name and field.default in ACTIVATION_NAMES else ())
 
 
-def misfit(name: str, value: Any, field: Field) -> str:
-    """Why a value cannot stand in a field, used or not; empty where it can, or where it is left to the description."""
+def explain_misfit(name: str, value: Any, field: Field) -> str:
+    """Return why the value is invalid for the field, or "" if it is valid or checked later by the description."""
     default = field.default
     if isinstance(value, float) and not math.isfinite(value):
         return "not finite"
-    if (isinstance(default, bool) or (default is None and TRUTH.search(name))) and not isinstance(value, bool | None):
-        return "neither true nor false"
+    if (isinstance(default, bool) or (default is None and FLAGS.search(name))) and not isinstance(value, bool | None):
+        return "not a boolean"
     number = isinstance(default, int | float) and not isinstance(default, bool)
     if number and isinstance(value, bool | str | dict):
         return "not a number"
-    if default is None and NUMERIC.search(name) and isinstance(value, str | dict):
+    if default is None and NUMBERS.search(name) and isinstance(value, str | dict):
         return "not a number"
-    words = words_of(name, field)
+    words = allowed_words(name, field)
     if words and value is not None and value not in words:
         return f"not valid; {nearest(str(value), words)}"
     return ""
 
 
 def tag_floats(value: Any) -> Any:
-    """JSON has no infinity and no NaN: they are kept as published files write them, {"__float__": "Infinity"}."""
+    """Replace infinity and NaN, which JSON lacks, by the published form {"__float__": "Infinity"}."""
     if isinstance(value, Mapping):
         flat = only_leaves(value.values(), LEAVES - {float})
         return dict(value) if flat else {key: tag_floats(item) for key, item in value.items()}
@@ -254,7 +242,7 @@ def tag_floats(value: Any) -> Any:
 
 
 def untag_floats(value: Any) -> Any:
-    """The inverse."""
+    """Invert `tag_floats`."""
     if isinstance(value, dict) and value.keys() == {"__float__"}:
         return {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}.get(value["__float__"], value)
     if isinstance(value, dict):
@@ -266,6 +254,6 @@ def untag_floats(value: Any) -> Any:
 
 
 def outside_vocabulary(name: str, field: ConfigField, size: float) -> bool:
-    """Whether the published class would fill in a special token that this vocabulary does not have."""
+    """Whether the published default of a special token is outside the vocabulary."""
     token = name.endswith("_token_id") and isinstance(field, Ignored) and isinstance(field.default, int)
     return token and field.default >= size

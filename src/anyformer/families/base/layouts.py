@@ -1,7 +1,7 @@
-"""Folders that published models come in: which file holds the config, and where the weights are.
+"""Folder layouts of published models: the config file and the folder of the weights.
 
-Most have a config.json beside the weights. A pipeline of diffusers has a model_index.json and one folder per model:
-the transformer of a DiTPipeline, with the noise schedule in the scheduler's file and the labels in the index.
+Most folders have a config.json next to the weights. A diffusers pipeline has a model_index.json and one folder per
+model: for a DiTPipeline, the transformer, the noise schedule in the scheduler's file and the labels in the index.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from anyformer.weights.io import read_json
 
 PIPELINES = ("DiTPipeline",)
 TRANSFORMER, SCHEDULER = "transformer/config.json", "scheduler/scheduler_config.json"
-# defaults of the published scheduler that its file, written by an older version, may leave out
+# defaults of the published scheduler that files of older versions omit
 DDIM = {"clip_sample": True, "timestep_spacing": "leading"}
 NOISE = (
     "beta_schedule", "beta_start", "beta_end", "num_train_timesteps", "timestep_spacing", "steps_offset",
@@ -24,11 +24,11 @@ NOISE = (
 
 
 def read_pipeline(path: Path) -> dict[str, Any]:
-    """One config from the three files of a pipeline; ValueError for a pipeline of another class."""
+    """Return one config from the three files of a pipeline. Raises ValueError for an unsupported pipeline class."""
     index = read_json(path)
     if (name := index.get("_class_name")) not in PIPELINES:
-        line = f"a pipeline of the class {quote(name)} is not supported; {nearest(str(name), PIPELINES)}"
-        raise ValueError(f"{path}: {line}")
+        hint = nearest(str(name), PIPELINES)
+        raise ValueError(f"{path}: pipeline class {quote(name)} is not supported; {hint}")
     scheduler = read_json(path.parent / SCHEDULER) if (path.parent / SCHEDULER).is_file() else {}
     defaults = DDIM if scheduler.get("_class_name") == "DDIMScheduler" else {}
     noise = {name: value for name, value in {**defaults, **scheduler}.items() if name in NOISE}
@@ -38,7 +38,7 @@ def read_pipeline(path: Path) -> dict[str, Any]:
 
 
 class FolderLayout(NamedTuple):
-    config: str  # the file that marks it
+    config: str  # the file that identifies the layout
     read: Callable[[Path], dict[str, Any]] = read_json
     weights: str = "."  # the folder of the weights
 

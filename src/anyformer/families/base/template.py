@@ -1,8 +1,8 @@
-"""A family as data: the literal description with the published defaults (template), the published classes over it, and
-config entries that name addresses in it.
+"""A family as data: a literal description with the published defaults (the template), the published classes on top of
+it, and config entries that name addresses in it.
 
-An entry works in both directions: a published value is put at its addresses, and read back there. Its default is what
-stands in the template. An address that a class does not have is passed over.
+An entry works in both directions: import writes a published value to the entry's addresses, export reads it back from
+there. The default is the template's value. Addresses that a class does not have are skipped.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from anyformer.specs.messages import nearest, quote
 from anyformer.specs.part import Part, conform, hints, thaw
 from anyformer.weights.rules import Copies, Interleave, Rename, Reshape, Rule, Split, Transpose
 
-TEMPLATE: Any = type("Template", (), {"__repr__": lambda self: "as in the template"})()
+TEMPLATE: Any = type("Template", (), {"__repr__": lambda self: "the template's value"})()
 
 
 class Config(SimpleNamespace):
-    """The fields of one config.json, with the published defaults of those that it leaves out."""
+    """The fields of one config.json; missing fields have their published defaults."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"this config has no field {name}")
@@ -39,9 +39,9 @@ class Config(SimpleNamespace):
 
 @dataclasses.dataclass(frozen=True)
 class Entry(Field):
-    """A published field and where its value stands. `read` makes of the published value (and the rest of the config)
-    what stands there, `write` is its inverse. Where a field changes the structure, `build` makes the new description
-    once all values stand, and `path` reads the field back from the whole of it."""
+    """A published field and the addresses of its value. `read(value, config)` converts the published value to the value
+    at the addresses, and `write` is its inverse. If the field changes the structure, `build` returns the new
+    description after all values are set, and `path` reads the field back from it."""
 
     default: Any = TEMPLATE
     addresses: tuple[str, ...] = ()
@@ -62,8 +62,8 @@ class Entry(Field):
         raise Absent
 
 
-def nowhere(spec: Model) -> Any:
-    """The path of a field that is not written: another one says the same."""
+def omit_field(spec: Model) -> Any:
+    """The path of a field that is never written, because another field contains the same information."""
     raise Absent
 
 
@@ -72,19 +72,19 @@ def entry(*addresses: str, default: Any = TEMPLATE, **more: Any) -> Entry:
 
 
 def choice(address: str, table: Mapping[Any, Any], default: Any = TEMPLATE, **more: Any) -> Entry:
-    """Published value -> ours, by a table."""
-    back = {ours: theirs for theirs, ours in table.items()}
+    """An entry whose published values are mapped to ours by a table."""
+    inverse = {ours: theirs for theirs, ours in table.items()}
 
     def read(value: Any, c: Config) -> Any:
         if value not in table:
             raise ValueError(f"is not supported; {nearest(str(value), map(str, table))}")
         return table[value]
 
-    return entry(address, default=default, read=read, write=lambda ours: back[ours], **more)
+    return entry(address, default=default, read=read, write=lambda ours: inverse[ours], **more)
 
 
 def activation(*addresses: str, default: Any = TEMPLATE, **more: Any) -> Entry:
-    """A function by its published name."""
+    """An entry for an activation under its published name."""
     return entry(*addresses, default=default, read=lambda name, c: activation_named(name), write=published_name, **more)
 
 
@@ -95,7 +95,7 @@ def derived(
     unset: tuple[Any, ...] = (None, 0),
     usual: Callable[[Any], Any] | None = None,
 ) -> Entry:
-    """A field that is `of` others where it is `unset`. Where a description has the `usual` value, None is written."""
+    """An entry that is computed by `of(config)` if its value is in `unset`. `usual` values are written as None."""
 
     def recover(spec: Model) -> Any:
         assert usual is not None
@@ -111,7 +111,7 @@ def derived(
 
 
 def optional_step(address: str, default: bool = False) -> Entry:
-    """Whether there is a step that the template has."""
+    """A boolean entry: False removes this step from the template."""
 
     def build(spec: Model, value: bool, c: Config) -> Model:
         return spec if value else edit(spec, {address: None})
@@ -120,7 +120,7 @@ def optional_step(address: str, default: bool = False) -> Entry:
 
 
 def tied(default: bool, **outputs: str) -> Entry:
-    """Whether a head shares the embedding's weights: kind of head -> the address of what it shares."""
+    """A boolean entry: whether the head shares the embedding's weights. `outputs`: kind of head -> address to tie."""
 
     def build(spec: Model, value: bool, c: Config) -> Model:
         address = outputs.get(type(spec.head).__name__)
@@ -134,19 +134,19 @@ def tied(default: bool, **outputs: str) -> Entry:
     return Entry(default, recover, build=build)
 
 
-def helper(default: Any = None, **more: Any) -> Entry:
-    """A field that another entry reads, and writes for it."""
-    return Entry(default, nowhere, **more)
+def read_only(default: Any = None, **more: Any) -> Entry:
+    """An entry that is read on import and never written, because another entry writes its information."""
+    return Entry(default, omit_field, **more)
 
 
-OF_HEADS: dict[str, Entry] = {"problem_type": entry("head.problem", default=None)}  # in every family
+HEAD_FIELDS: dict[str, Entry] = {"problem_type": entry("head.problem", default=None)}  # of all families
 
 
-def complete(config: Mapping[str, Any], templates: Sequence[Model]) -> dict[str, ConfigField]:
-    """The fields of a config; those without a default have that of the template."""
+def resolve_fields(config: Mapping[str, Any], templates: Sequence[Model]) -> dict[str, ConfigField]:
+    """Return the fields of a config, with defaults from the first of the templates that has the field."""
     fields: dict[str, ConfigField] = {}
-    for name, given in {**OF_HEADS, **config}.items():
-        if given is None:  # a field that a related family has
+    for name, given in {**HEAD_FIELDS, **config}.items():
+        if given is None:  # a field of the related family that this family does not have
             continue
         field = entry(*((given,) if isinstance(given, str) else given)) if isinstance(given, (str, tuple)) else given
         if isinstance(field, Entry) and field.default is TEMPLATE:
@@ -161,15 +161,15 @@ def _default(name: str, field: Entry, templates: Sequence[Model]) -> Any:
             return field.recover(spec)
         except Absent:
             continue
-    raise AssertionError(f"{name}: no class has {field.addresses}")
+    raise AssertionError(f"{name}: no class has an address {field.addresses}")
 
 
-def fill(
+def fill_template(
     spec: Model, fields: Mapping[str, ConfigField], computed: Mapping[str, Callable[[Config], Any]], c: Config
 ) -> Any:
-    """A template with the values of a config in their places, and at some addresses what is computed of several."""
+    """Return a template with the values of a config, and with computed values at the addresses of `computed`."""
     changes: dict[Path, Any] = {}
-    names: dict[str, str] = {}  # address -> the published field that stands there as it is
+    names: dict[str, str] = {}  # address -> published field whose unchanged value it contains
     entries = {name: field for name, field in fields.items() if isinstance(field, Entry)}
     for name, field in {**entries, "num_labels": entry("head.num_labels")}.items():
         for path, old in field.places(spec):
@@ -203,12 +203,12 @@ def fill(
 def _read(read: Callable[[Any, Config], Any], name: str, value: Any, c: Config) -> Any:
     try:
         return read(value, c)
-    except ValueError as error:  # of someone who knows no field
+    except ValueError as error:  # raised by code that does not know the field's name
         raise ValueError(str(error) if name in str(error) else f"{name}={quote(value)} {error}") from None
 
 
 def divides(part: str, whole: str) -> Callable[[Config], None]:
-    """A check of a family: `part` equal pieces make up `whole`."""
+    """Return a check that the field `whole` is a multiple of the field `part`."""
 
     def check(c: Config) -> None:
         if getattr(c, whole) % getattr(c, part):
@@ -217,64 +217,64 @@ def divides(part: str, whole: str) -> Callable[[Config], None]:
     return check
 
 
-def whole(name: str) -> Callable[[Config], None]:
-    """A check of a family: a field that no address holds as it is, is a whole number."""
+def require_integer(name: str) -> Callable[[Config], None]:
+    """Return a check that a field is an integer, for fields that no address type-checks."""
 
     def check(c: Config) -> None:
         if type(value := getattr(c, name)) is not int:
-            raise ValueError(f"{name} is {quote(value)}, which is not a whole number")
+            raise ValueError(f"{name} must be an integer, got {quote(value)}")
 
     return check
 
 
-equal_heads = divides("num_attention_heads", "hidden_size")  # under the names that most families have
+equal_heads = divides("num_attention_heads", "hidden_size")
 
 
 # -- classes and weights ----------------------------------------------------------------------------------------------
 
-Weights = Mapping[Any, Any]  # published module(s) -> our address, or a function that gives rules
+Weights = Mapping[Any, Any]  # published module(s) -> our address or a function that returns rules
 
 
 @dataclasses.dataclass(frozen=True)
 class Class:
-    """A published class: its head over the template, what files call the head's output layer (`out`), the prefix of the
-    base model's names where it is not the family's, other values in the template, or a template of its own."""
+    """A published class: its head, the published name of the head's output layer (`out`), the prefix of tensor
+    names if it is not the family's, changes to the template, or its own template."""
 
     head: Head | None = None
     out: str = ""
     prefix: str | None = None
     changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     template: Model | None = None
-    weights: Weights = dataclasses.field(default_factory=dict)  # tried before the family's
+    weights: Weights = dataclasses.field(default_factory=dict)  # tried before the family's weights
 
     def apply_to(self, template: Model) -> Model:
         return edit(self.template or template, {**self.changes, "head": self.head})
 
 
 def rules_of(weights: Weights, spec: Model) -> Iterator[Rule]:
-    """The rules of a table of weights, for one description."""
+    """Yield the rules of a weights table for one description."""
     for theirs, ours in weights.items():
-        if isinstance(theirs, tuple):  # one tensor under several names
+        if isinstance(theirs, tuple):  # one tensor stored under several names
             yield Copies([f"{name}.weight" for name in theirs], f"{ours}.weight")
         elif callable(ours):
             yield from ours(theirs, spec)
         elif ours is not None:
-            if ours.startswith("*."):  # the only stack, whichever it is
+            if ours.startswith("*."):  # the model's only stack
                 ours = ("decoder" if hasattr(spec, "decoder") else "encoder") + ours[1:]
             for one, other in zip(expand(theirs), expand(ours), strict=True):
                 yield Rename(f"{one}.{{p}}", f"{other}.{{p}}")
 
 
 def expand(text: str) -> list[str]:
-    """`{q,k}_proj` is q_proj and k_proj, of several such all combinations; `{i}` stays."""
-    if (found := re.search(r"\{([\w.]+(?:,[\w.]+)+)\}", text)) is None:
+    """Expand `{q,k}_proj` to q_proj and k_proj; several braces give all combinations. `{i}` is not expanded."""
+    if (braces := re.search(r"\{([\w.]+(?:,[\w.]+)+)\}", text)) is None:
         return [text]
-    names = found[1].split(",")
-    return [whole for name in names for whole in expand(text[: found.start()] + name + text[found.end() :])]
+    names = braces[1].split(",")
+    return [each for name in names for each in expand(text[: braces.start()] + name + text[braces.end() :])]
 
 
 def conv1d(ours: str) -> Callable[[str, Any], list[Rule]]:
-    """GPT-2's layers: matrices are stored transposed, and several of them in one."""
+    """Rules of GPT-2's Conv1D layers: matrices are stored transposed, and q, k and v as one matrix."""
     targets = expand(ours)
     if len(targets) == 1:
         return lambda theirs, spec: [
@@ -288,8 +288,7 @@ def conv1d(ours: str) -> Callable[[str, Any], list[Rule]]:
 
 
 def parameter(ours: str, shape: tuple[int, ...] | None = None) -> Callable[[str, Any], list[Rule]]:
-    """A tensor that has a name of its own: it is not the weight or bias of a layer. `shape` is that of the stored one,
-    if it is another."""
+    """Rules of a tensor that is not the weight or bias of a layer. `shape` is the stored shape, if it differs."""
 
     def rules(theirs: str, spec: Model) -> list[Rule]:
         pairs = zip(expand(theirs), expand(ours), strict=True)
@@ -299,14 +298,14 @@ def parameter(ours: str, shape: tuple[int, ...] | None = None) -> Callable[[str,
 
 
 def split(ours: str) -> Callable[[str, Any], list[Rule]]:
-    """One stored layer holds several of ours side by side."""
+    """Rules of one stored layer that concatenates several of ours."""
     return lambda theirs, spec: [
         Split(f"{theirs}.{p}", [f"{target}.{p}" for target in expand(ours)]) for p in ("weight", "bias")
     ]
 
 
 def interleave(ours: str) -> Callable[[str, Any], list[Rule]]:
-    """GPT-NeoX's attention: queries, keys and values stored as one, a piece of each for each head in turn."""
+    """Rules of GPT-NeoX's attention: q, k and v are stored as one tensor, interleaved by head."""
     targets, count = expand(ours), f"{ours.rpartition('.')[0].replace('.{i}', '')}.num_heads"
 
     def rules(theirs: str, spec: Model) -> list[Rule]:

@@ -1,1 +1,1 @@
-"""What several published configs have in common."""
+"""Config fields, templates and weight rules that several families share."""

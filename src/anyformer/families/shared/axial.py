@@ -1,4 +1,4 @@
-"""Axial positions [Kitaev et al. 2020] in published configs and files: a table for each side of a grid (Reformer)."""
+"""Axial positions [Kitaev et al. 2020] in published configs and files: one table per side of a grid (Reformer)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def position(c: Config) -> AxialLearned | Learned:
     short = length if length < math.prod(shape) else None
     axial = AxialLearned(shape=shape, widths=widths, std=c.axial_norm_std, dropout=dropout, length=short)
     if sum(axial.widths) != c.hidden_size:
-        raise ValueError(f"axial_pos_embds_dim {axial.widths} do not add up to hidden_size {c.hidden_size}")
+        raise ValueError(f"axial_pos_embds_dim {axial.widths} must add up to hidden_size {c.hidden_size}")
     return axial
 
 
 def rules(theirs: str, spec: Model) -> list[Rule]:
-    position, found = value_at(spec, "embedding.position"), list[Rule]()
+    position, tables = value_at(spec, "embedding.position"), list[Rule]()
     for i in range(len(position.shape) if isinstance(position, AxialLearned) else 0):
         sides = [position.shape[i] if side == i else 1 for side in range(len(position.shape))]
-        found.append(Reshape(f"{theirs}.{i}", f"embedding.position.side{i}", (*sides, position.widths[i])))
-    return found
+        tables.append(Reshape(f"{theirs}.{i}", f"embedding.position.side{i}", (*sides, position.widths[i])))
+    return tables

@@ -1,5 +1,4 @@
-"""What both versions of DeBERTa share: how far two tokens are apart, as a term of their score, and config fields about
-it."""
+"""Disentangled attention [He et al. 2021] in the configs of both DeBERTa versions: score terms by relative position."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from anyformer.parts.position.disentangled import Disentangled
 from anyformer.specs.addresses import value_at
 
 ATTENTION = "encoder.layers.attention.op"
-POSITION = "encoder.layers.0.attention.op.position"  # the first layer has the vectors of distances
+POSITION = "encoder.layers.0.attention.op.position"  # the first layer owns the table of relative positions
 
 
 def score_terms(c: Config) -> list[str]:
-    """The terms of a score beside q k, by name."""
-    kinds = c.pos_att_type or []
-    return [kind.strip() for kind in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
+    """Return the names of the score terms in addition to q k: "c2p", "p2c"."""
+    terms = c.pos_att_type or []
+    return [term.strip() for term in terms.lower().split("|")] if isinstance(terms, str) else terms
 
 
 def scale(c: Config, terms: int) -> float | None:
@@ -28,7 +27,7 @@ def scale(c: Config, terms: int) -> float | None:
 
 
 def distances(c: Config, **more: Any) -> Disentangled | None:
-    """`more` are fields that differ between the versions."""
+    """Return the position Part; `more` are its fields that differ between the versions."""
     if not c.relative_attention:
         return None
     return Disentangled(
@@ -50,8 +49,8 @@ def relative_attention(read: Callable[[Config], Disentangled | None]) -> Entry:
     )
 
 
-def of_distances(default: Any, read: Callable[[Disentangled], Any]) -> Entry:
-    """A field that is written where there are distances."""
+def distance_field(default: Any, read: Callable[[Disentangled], Any]) -> Entry:
+    """A field that is written only if the model has relative positions."""
 
     def recover(spec: Model) -> Any:
         position = value_at(spec, POSITION)
@@ -63,7 +62,7 @@ def of_distances(default: Any, read: Callable[[Disentangled], Any]) -> Entry:
 
 
 def omit_default(field: Entry) -> Entry:
-    """A field that the published config class does not declare and its model reads: left out where it says nothing."""
+    """Omit the default on export, for a field that published models read and their config class does not declare."""
 
     def recover(spec: Model) -> Any:
         if (value := field.recover(spec)) == field.default:

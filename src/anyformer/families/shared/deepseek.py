@@ -1,4 +1,4 @@
-"""What the published DeepSeek models share: which layers have experts, which every token uses, names of tensors."""
+"""Config fields and tensor names that DeepSeek V2 and V3 share: dense and sparse layers, shared experts, YaRN."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LAYER, MOE = "decoder.layers.{i}", "decoder.layers.sparse.feedforward.op"
 
 
 def layer_kinds(dense: int, c: Config) -> tuple[str, ...]:
-    """The first layers have no experts."""
+    """Return the kind of each layer: the first `dense` layers have no experts."""
     dense = min(dense, c.num_hidden_layers)
     return ("dense",) * dense + ("sparse",) * (c.num_hidden_layers - dense) or ("sparse",)
 
@@ -41,24 +41,25 @@ SHARED_EXPERTS = entry(
 
 
 def score_scale(c: Config) -> float | None:
-    """YaRN warms all channels, not only those that turn; published code does with any scaling that says so."""
+    """Return the score scale with YaRN's temperature on all channels, not only the rotated ones. Published code applies
+    it with any scaling that has mscale_all_dim."""
     scaling: Any = read_rope(c).scaling
     mscale = (c.rope_scaling or c.rope_parameters or {}).get("mscale_all_dim")
     if not mscale or scaling is None:
         return None
     factor = scaling.factor
-    warm = 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
-    return warm * warm * (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5
+    temperature = 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+    return temperature * temperature * (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5
 
 
 def queries(theirs: str, spec: Model) -> list[Rule]:
-    """Queries that are not compressed have one layer."""
+    """Without compression, queries have one projection."""
     name = "q_proj" if value_at(spec, "decoder.layers.dense.attention.op.query_rank") is None else "q_b_proj"
     return [Rename(f"{theirs}.{name}.{{p}}", f"{LAYER}.attention.op.q.{{p}}")]
 
 
 def experts(theirs: str, spec: Model) -> list[Rule]:
-    """Files have a tensor for each expert; here those of a layer are one."""
+    """Files have one tensor per expert; we stack the experts of a layer."""
     ours, count = f"{LAYER}.feedforward.op.experts", value_at(spec, f"{MOE}.num_experts")
     return [
         Stack([f"{theirs}.{name}_proj.weight" for name in ("gate", "up")], f"{ours}.up", count, True),

@@ -1,4 +1,4 @@
-"""What BERT and the families after it share: fields, embedding, post-norm layers, the names of their tensors."""
+"""What BERT and its successors share: config fields, embedding, post-norm layers, tensor names."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Copies, Rename, Rule
 
 TOKENS = "embedding.tokens.weight"
-
-
 NORM = LayerNorm(eps=1e-12)
 LAYERS = Block(
     attention=Sublayer(op=Attention(num_heads=12, dropout=0.1), out_norm=NORM, dropout=0.1),
@@ -67,25 +65,24 @@ WEIGHTS: dict[str, Any] = {
 
 
 def counted_position(c: Config) -> Learned:
-    """fairseq's positions (RoBERTa, Longformer) count the tokens that are not padding, from the row after the padding
-    token's."""
+    """fairseq's positions (RoBERTa, Longformer): padding is not counted, and the first is pad_token_id + 1."""
     pad = c.pad_token_id
     if pad is None:
-        raise ValueError("pad_token_id is None; positions are counted from it")
+        raise ValueError("pad_token_id is None, but positions start after it; set pad_token_id")
     length = c.max_position_embeddings - pad - 1
     if length % 1:
-        raise ValueError(f"max_position_embeddings {c.max_position_embeddings} less pad_token_id {pad} is {length}")
+        raise ValueError(f"max_position_embeddings {c.max_position_embeddings} and pad_token_id {pad} must be integers")
     if length < 1:
-        raise ValueError(f"max_position_embeddings {c.max_position_embeddings} leaves none after pad_token_id {pad}")
+        raise ValueError(f"max_position_embeddings {c.max_position_embeddings} must be above pad_token_id {pad} + 1")
     return Learned(length=length, offset=pad + 1, padding=pad != -1)
 
 
 def counted_numbering(c: Config) -> Numbering:
     pad = c.pad_token_id
-    return ByPlace() if pad == -1 else WithoutToken(token=pad, first=pad + 1)  # -1: every token is counted
+    return ByPlace() if pad == -1 else WithoutToken(token=pad, first=pad + 1)  # -1: padding counts too
 
 
-# what such a family has in its config, and `computed`
+# for `config` and `computed` of these families
 COUNTED_CONFIG: dict[str, ConfigField] = {
     "max_position_embeddings": template.Entry(
         path=lambda spec: spec.embedding.position.length + spec.embedding.position.offset
@@ -94,12 +91,12 @@ COUNTED_CONFIG: dict[str, ConfigField] = {
 COUNTED = {"embedding.position": counted_position, "embedding.numbering": counted_numbering}
 
 
-def stack_of(spec: Model) -> str:
+def stack_name(spec: Model) -> str:
     return "decoder" if isinstance(spec, DecoderModel) else "encoder"
 
 
-def decode(spec: Model, is_decoder: bool, c: Config) -> Model:
-    """With is_decoder the same layers read from left to right, and may look at a memory [Rothe et al. 2020]."""
+def build_decoder(spec: Model, is_decoder: bool, c: Config) -> Model:
+    """If is_decoder, make the layers causal, with optional cross-attention [Rothe et al. 2020]."""
     if not is_decoder:
         return spec
     stack: Stack = value_at(spec, "encoder")
@@ -108,22 +105,24 @@ def decode(spec: Model, is_decoder: bool, c: Config) -> Model:
     cross = {"cross": attention.replace(op=attention.op.replace(memory=True))} if c.add_cross_attention else {}
     attention = attention.replace(op=attention.op.replace(mask=read_mask(c)))
     head, layers = spec.head, Block(attention=attention, **cross, **steps)
-    writes = isinstance(head, LMHead) and head.shift
+    generates = isinstance(head, LMHead) and head.shift
     return DecoderModel(
         decoder=stack.replace(layers=layers),
-        state_offered="always" if head is None or not head.inputs else "without labels" if writes else "never",
+        state_offered="always" if head is None or not head.inputs else "without labels" if generates else "never",
         **{name: value for name, value in spec.items() if name not in ("encoder", "state_offered")},
     )
 
 
 def head_dropout(*addresses: str) -> template.Entry:
-    """`classifier_dropout`: where it is None, hidden_dropout_prob stands there."""
-    return template.helper(addresses=addresses, read=lambda value, c: c.hidden_dropout_prob if value is None else value)
+    """The entry `classifier_dropout`; None means hidden_dropout_prob."""
+    return template.read_only(
+        addresses=addresses, read=lambda value, c: c.hidden_dropout_prob if value is None else value
+    )
 
 
-OF_DECODERS: dict[str, ConfigField] = {
-    "is_decoder": template.Entry(False, lambda spec: stack_of(spec) == "decoder", build=decode),
-    "add_cross_attention": Field(False, lambda spec: "cross" in getattr(spec, stack_of(spec)).layers.steps),
+DECODER_FIELDS: dict[str, ConfigField] = {
+    "is_decoder": template.Entry(False, lambda spec: stack_name(spec) == "decoder", build=build_decoder),
+    "add_cross_attention": Field(False, lambda spec: "cross" in getattr(spec, stack_name(spec)).layers.steps),
     "is_causal": causal("decoder.layers.attention.op.mask"),
     "classifier_dropout": head_dropout(
         "head[ClassifyHead].pool.dropout", "head[MultipleChoiceHead].pool.dropout", "head[TagHead].dropout"
@@ -134,12 +133,12 @@ OF_DECODERS: dict[str, ConfigField] = {
 def check_shape(c: Config) -> None:
     equal_heads(c)
     if c.type_vocab_size < 1:
-        raise ValueError(f"type_vocab_size {c.type_vocab_size}: every token belongs to a segment")
+        raise ValueError(f"type_vocab_size must be at least 1, got {c.type_vocab_size}")
 
 
 def check_span(c: Config) -> None:
     if c.architecture.endswith("ForQuestionAnswering") and c.num_labels != 2:
-        raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
+        raise ValueError(f"num_labels must be 2 for question answering (start and end), got {c.num_labels}")
 
 
 def check(c: Config) -> None:
@@ -149,25 +148,25 @@ def check(c: Config) -> None:
 
 def check_decoder(c: Config) -> None:
     check(c)
-    if isinstance(c.classifier_dropout, bool):  # also where no head reads it
+    if isinstance(c.classifier_dropout, bool):  # checked even if no head reads it
         raise ValueError(f"classifier_dropout={c.classifier_dropout} is not a number")
     if c.add_cross_attention and not c.is_decoder:
-        raise ValueError("add_cross_attention needs is_decoder: an encoder looks at no memory")
+        raise ValueError("add_cross_attention=True needs is_decoder=True")
 
 
 def renames(modules: dict[str, str]) -> list[Rule]:
-    """{published module: ours} for all that they hold."""
+    """Return rules that rename all parameters of modules: {published module: our address}."""
     return [Rename(f"{theirs}.{{p}}", f"{ours}.{{p}}") for theirs, ours in modules.items()]
 
 
 def vocabulary(dense: str, norm: str) -> Callable[[str, Model], list[Rule]]:
-    """The weights of the scores over the vocabulary, where there are any: decoder, bias, `dense` and `norm`."""
+    """Rules of the language-model head, if the model has one: decoder, bias, `dense` and `norm`."""
 
     def rules(theirs: str, spec: Model) -> list[Rule]:
         if not isinstance(spec.head, (LMHead, PretrainingHead)):
             return []
         lm = "head.lm" if isinstance(spec.head, PretrainingHead) else "head"
-        # one bias of two names where the embedding is tied; where not they differ, and the decoder's alone is in use
+        # the bias has two names; if the embedding is not tied, the two differ and only the decoder's is used
         names = (f"{theirs}.bias", f"{theirs}.decoder.bias")
         return [
             Copies(names if spec.ties else names[::-1], f"{lm}.out.bias"),

@@ -1,4 +1,4 @@
-"""What published decoders and encoders share: heads by the ending of the class name, and the model around them."""
+"""Heads, published classes and mask fields that decoders and encoders share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from anyformer.families.base.fields import Absent, Field
-from anyformer.families.base.template import Class, Config, Entry, entry, helper
+from anyformer.families.base.template import Class, Config, Entry, entry, read_only
 from anyformer.models import Model
 from anyformer.parts.head.base import Head
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
@@ -19,14 +19,14 @@ from anyformer.specs.addresses import value_at
 
 
 def tag_bias(spec: Model) -> bool:
-    if not isinstance(spec.head, TagHead) or spec.head.bias:  # which no config class has: written where it says no
+    if not isinstance(spec.head, TagHead) or spec.head.bias:  # config classes do not declare it: written only if False
         raise Absent
     return False
 
 
 def causal(path: str | Callable[[Any], Mask]) -> Field:
-    """The field by which published decoders are made to see both sides, for embeddings say; `path` is their mask.
-    It is written where it says so alone: true hides the future in encoders and cross-attentions of some kernels too."""
+    """The field `is_causal`; False makes a decoder bidirectional, for embeddings for example. `path` is its mask.
+    It is written only if False: in some published kernels, True makes encoders and cross-attention causal as well."""
 
     def read(spec: Model) -> bool:
         if (path(spec) if callable(path) else value_at(spec, path)).sees == "past":
@@ -37,13 +37,13 @@ def causal(path: str | Callable[[Any], Mask]) -> Field:
 
 
 def read_mask(c: Config) -> Mask:
-    """What a token of such a decoder sees."""
+    """Return the mask that `is_causal` selects."""
     return Causal() if getattr(c, "is_causal", True) else Full()
 
 
 def decoder_classes(name: str, vocab_size: int, span_prefix: str | None = None) -> dict[str, Class]:
-    """The five classes that newer decoders have: `name`ForCausalLM and so on. The one for answers may have a prefix of
-    its own."""
+    """Return the five classes of newer decoders: `name`ForCausalLM and so on. `span_prefix` is the prefix of
+    `name`ForQuestionAnswering."""
     last = Pool(take="last")
     return {
         f"{name}ForCausalLM": Class(LMHead(vocab_size=vocab_size), "lm_head"),
@@ -54,19 +54,19 @@ def decoder_classes(name: str, vocab_size: int, span_prefix: str | None = None) 
     }
 
 
-# what the tagging class reads that newer decoders share; their config classes do not have these fields
-OF_TAGGERS: dict[str, Entry] = {
-    "classifier_dropout": helper(
+# fields of the ForTokenClassification class of newer decoders; their config classes do not declare them
+TAGGER_FIELDS: dict[str, Entry] = {
+    "classifier_dropout": read_only(
         addresses=("head[TagHead].dropout",),
         read=lambda value, c: next((p for p in (value, c.hidden_dropout) if p is not None), 0.1),
     ),
-    "hidden_dropout": helper(),
+    "hidden_dropout": read_only(),
     "token_classification_bias": entry("head[TagHead].bias", default=True, path=tag_bias),
 }
 
 
 def causal_mask(address: str) -> Entry:
-    """`is_causal`, where it is the only field about the mask. It is written as `causal` says."""
+    """`is_causal`, if it is the only field about the mask. Like `causal`, it is written only if False."""
 
     def write(mask: Mask) -> bool:
         if mask.sees == "past":
@@ -77,8 +77,7 @@ def causal_mask(address: str) -> Entry:
 
 
 def windowed_mask(address: str) -> dict[str, Field]:
-    """`sliding_window` and `is_causal`: how far back a token looks, and whether only back."""
-
+    """`sliding_window` and `is_causal`: the window size, and whether tokens see only earlier ones."""
     return {
         "sliding_window": entry(address, read=lambda size, c: decoder_mask(size, c.is_causal), write=window_size),
         "is_causal": causal(address),
@@ -90,11 +89,11 @@ def decoder_mask(window: int | None, is_causal: bool) -> Mask:
         return Causal() if is_causal else Full()
     if is_causal:
         return Causal() & Window(size=window)
-    return Window(size=window + 1, ahead=True)  # published: to both sides, a window does not count the query itself
+    return Window(size=window + 1, ahead=True)  # published: a bidirectional window does not count the query itself
 
 
 def window_size(mask: Mask) -> int | None:
-    """How far back a mask lets a token look, as published configs count; None: to the first token."""
+    """Return the window of a mask as published configs count it; None means no window."""
     if isinstance(mask, Window):
         return mask.size - 1
     return next((each.size for each in mask.masks if isinstance(each, Window)), None) if isinstance(mask, All) else None
@@ -103,7 +102,7 @@ def window_size(mask: Mask) -> int | None:
 def encoder_head(
     c: Config, lm: LMHead, classify: Pool, choose: Pool, base: Head | None = None, *, dropout: float, span: float = 0.0
 ) -> Head | None:
-    """Language model, a label for the text, one a token (after `dropout`), a choice, a span; `base` for the rest."""
+    """Return the head of a class by the ending of its name; `base` for other classes. `dropout` is the tagger's."""
     name = c.architecture
     if name.endswith("ForMaskedLM"):
         return lm
@@ -117,13 +116,13 @@ def encoder_head(
         return TagHead(num_labels=c.num_labels, dropout=dropout)
     if name.endswith("ForQuestionAnswering"):
         if c.num_labels != 2:
-            raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
+            raise ValueError(f"num_labels must be 2 for question answering (start and end), got {c.num_labels}")
         return SpanHead(dropout=span)
     return base
 
 
 def end_head(c: Config) -> ClassifyHead:
-    """A label for the text, read off the decoder's vector where the source ends."""
+    """Return a text classifier that reads the decoder's vector at the end-of-sequence token."""
     dropout = c.classifier_dropout
     pool = Pool(
         take="token", token=c.eos_token_id, dense=True, activation="tanh", dropout=dropout, input_dropout=dropout
@@ -132,7 +131,7 @@ def end_head(c: Config) -> ClassifyHead:
 
 
 def tag_dropout(spec: Model) -> float:
-    """Reads back the dropout before a tagging head."""
+    """Return the dropout before a tagging head."""
     if not isinstance(spec.head, TagHead):
         raise Absent
     return spec.head.dropout

@@ -1,11 +1,11 @@
-"""Published `layer_types`: some layers look back through a window, the others at everything before (Qwen2)."""
+"""Published `layer_types`: some layers have a sliding window, the others full causal attention (Qwen2)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from anyformer.families.base.fields import Absent
-from anyformer.families.base.template import Config, Entry, helper
+from anyformer.families.base.template import Config, Entry, read_only
 from anyformer.families.shared.heads import decoder_mask, window_size
 from anyformer.models import DecoderModel
 from anyformer.specs.addresses import edit, value_at
@@ -15,15 +15,15 @@ KINDS = {"sliding_attention": "sliding", "full_attention": "full"}
 
 
 def layer_kinds(c: Config) -> list[str]:
-    """Which of KINDS each layer is. A window is read only where use_sliding_window says so."""
+    """Return the kind of each layer. sliding_window is read only if use_sliding_window is true."""
     window = c.sliding_window if c.use_sliding_window else None
     windowed = [window is not None and i >= c.max_window_layers for i in range(c.num_hidden_layers)]
     kinds = ["sliding_attention" if each else "full_attention" for each in windowed]
     kinds = kinds if c.layer_types is None else c.layer_types
     if len(kinds) != c.num_hidden_layers or not set(kinds) <= set(KINDS):
-        raise ValueError(f"layer_types={quote(kinds, 60)}: one of {', '.join(map(repr, KINDS))} for each layer")
+        raise ValueError(f"layer_types={quote(kinds, 60)}: each layer needs one of {', '.join(map(repr, KINDS))}")
     if "sliding_attention" in kinds and window is None:
-        raise ValueError("layer_types has 'sliding_attention' without a window: set use_sliding_window, sliding_window")
+        raise ValueError("layer_types has 'sliding_attention': set use_sliding_window=True and sliding_window")
     return [KINDS[kind] for kind in kinds]
 
 
@@ -52,5 +52,5 @@ def entries(max_window_layers: int) -> dict[str, Entry]:
         "layer_types": Entry(None, layer_types, build=build),
         "use_sliding_window": Entry(False, lambda spec: "sliding_attention" in layer_types(spec)),
         "sliding_window": Entry(4096, sliding_window),
-        "max_window_layers": helper(max_window_layers),
+        "max_window_layers": read_only(max_window_layers),
     }

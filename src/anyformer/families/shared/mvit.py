@@ -1,4 +1,4 @@
-"""What MViTs of videos and of images have in common."""
+"""What the MViTs for videos and for images share."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ OUT = "encoder.layers.0.attention"
 
 
 def pool(kernel: Sequence[int], stride: Sequence[int], by: By, norm: LayerNorm) -> GridPool | None:
-    """None where published models pool nothing."""
+    """Return the pooling of queries or keys, or None if kernel and stride are 1."""
     if math.prod(kernel) == 1 and math.prod(stride) == 1:
         return None
     return GridPool(kernel=tuple(kernel), stride=tuple(stride), by=by, norm=norm if by == "convolution" else None)
 
 
 def block(attention: PooledAttention, mlp: MLP, norm: LayerNorm, dropout: float, drop_path: float) -> Block:
-    """Where the stream gets wider, its projection reads what the norm made."""
+    """Return a layer. If an op widens the stream, the projection of the shortcut reads the normed input."""
 
     def step(op: PooledAttention | MLP) -> Sublayer:
         return Sublayer(
@@ -52,9 +52,9 @@ def model(width: int, embedding: Embedding, blocks: list[Block], norm: LayerNorm
     kinds: dict[str, Block] = {}
     names = {block: "" for block in blocks}
     for each in names:
-        what = "coarser" if any(math.prod(s.op.stride) > 1 for s in each.steps.values()) else "same"
-        what = "wider" if each.reshapes and what == "same" else what
-        names[each] = f"{what}_{sum(name.startswith(what) for name in kinds)}"
+        kind = "coarser" if any(math.prod(s.op.stride) > 1 for s in each.steps.values()) else "same"
+        kind = "wider" if each.reshapes and kind == "same" else kind
+        names[each] = f"{kind}_{sum(name.startswith(kind) for name in kinds)}"
         kinds[names[each]] = each
     return EncoderModel(
         width=width,
@@ -65,8 +65,8 @@ def model(width: int, embedding: Embedding, blocks: list[Block], norm: LayerNorm
     )
 
 
-def of_blocks(read: Callable[[Any, Any], Any]) -> Callable[[Any], list[Any]]:
-    """Reads a list back: `read` is given the attention and the feed-forward of each layer."""
+def per_block(read: Callable[[Any, Any], Any]) -> Callable[[Any], list[Any]]:
+    """Return a path function that lists `read(attention, feedforward)` for each layer."""
     return lambda spec: [read(*ops) for ops in layers(spec)]
 
 
@@ -78,7 +78,7 @@ def layers(spec: Model) -> Iterator[tuple[Any, Any]]:
 
 
 def channels(spec: Model) -> list[int]:
-    """The width before each layer and after the last."""
+    """Return the width before each layer and after the last."""
     return value_at(spec, "encoder").widths(spec.width)
 
 
@@ -87,7 +87,7 @@ def sides(pool: GridPool | None, name: str) -> Sides:
 
 
 def block_rules(theirs: str, ours: str, names: dict[str, str]) -> list[Rule]:
-    """The weights of a block: what both libraries call the same, and these modules of one."""
+    """Rules of a block: names that both libraries use, and the modules `names` of one library."""
     modules = {"norm1": "attention.pre_norm", "norm2": "feedforward.pre_norm", **names}
     tables = {"rel_pos_t": "frames", "rel_pos_h": "rows", "rel_pos_w": "columns"}
     return [

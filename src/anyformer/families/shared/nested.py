@@ -1,4 +1,4 @@
-"""A model that is a part of another: its config inside the config, its weights below an address."""
+"""A model inside another model: its config inside the config, its weights below an address."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from anyformer.weights.rules import Rule
 
 
 def read_nested(name: str, config: Any, family: Family, architecture: str, **known: Any) -> Model:
-    """The model of a config that is the value of the field `name`. What is `known` is not read there."""
+    """Return the description of the config in the field `name`; the values in `known` replace its own."""
     if not isinstance(config, Mapping):
-        raise ValueError(f"{name}={quote(config)} is not an object")
+        raise ValueError(f"{name} must be an object, got {quote(config)}")
     return family.part({**config, **known}, architecture)
 
 
 def nested_config(family: Family, part: Callable[[Any], Model], default: Any = None) -> Field:
-    """A field that is the config of a `part`."""
+    """Return a field that contains the config of the model `part(spec)`."""
     return Field(default, lambda spec: family.recover(part(spec)), frozenset((*family.all_fields, *GENERATION)))
 
 
 def nested_rules(rules: Iterable[Rule], prefix: str, theirs: str = "", ours: str = "") -> list[Rule]:
-    """The rules of a part with this prefix, whose published names begin with `theirs` and our addresses with `ours`."""
+    """Move rules below another model: published names start with `theirs` (`~` is `prefix`), addresses with `ours`."""
     moved = [*rules]
     for rule in moved:
         rule.sources = tuple(theirs + name.replace("~", prefix) for name in rule.sources)

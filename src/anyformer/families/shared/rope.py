@@ -1,11 +1,11 @@
-"""Published rotary settings (`rope_parameters`, and the older `rope_theta` + `rope_scaling`) <-> the Rope part."""
+"""Published rotary settings (`rope_parameters`, and the older `rope_theta` and `rope_scaling`) <-> the Rope Part."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from anyformer.families.base.template import Config, Entry, entry, helper
+from anyformer.families.base.template import Config, Entry, entry, read_only
 from anyformer.parts.position.rotary import (
     DynamicScaling,
     LinearScaling,
@@ -27,7 +27,7 @@ ROPE = frozenset({
 
 
 def read_rope(c: Config, fraction: float = 1.0) -> Rope:
-    """The Rope of a config: what `rope_scaling` says goes before `rope_parameters`, as published code reads them."""
+    """Return the Rope of a config. `rope_scaling` takes precedence over `rope_parameters`, as in published code."""
     given = {k: v for k, v in {**(c.rope_scaling or c.rope_parameters or {})}.items() if v is not None}
     kind, share = given.get("rope_type", given.get("type", "default")), given.get("partial_rotary_factor", fraction)
     if kind in ("yarn", "longrope", "llama3") and c.original_max_position_embeddings is not None:
@@ -36,8 +36,8 @@ def read_rope(c: Config, fraction: float = 1.0) -> Rope:
     if kind == "proportional":
         scaling: RopeScaling | None = ProportionalScaling(share=share, factor=given.get("factor", 1.0))
         return Rope(base=base, scaling=scaling)
-    if share != fraction and kind != "default":  # which reads no share, but where it is a field of the family
-        raise ValueError(f"rope_parameters: partial_rotary_factor={share} is not supported here")
+    if share != fraction and kind != "default":  # with a scaling, only families with this config field support it
+        raise ValueError(f"rope_parameters: partial_rotary_factor={share} is not supported with {quote(kind)}")
     scaling = _scaling(kind, given, c.max_position_embeddings)
     return Rope(base=base, scaling=scaling, fraction=fraction)
 
@@ -87,22 +87,22 @@ def _scaling(kind: str, given: Mapping[str, Any], longest: int) -> RopeScaling |
 def rope(
     address: str, theta: float | None = None, fraction: float = 1.0, interleaved: Callable[[Config], bool] | None = None
 ) -> dict[str, Entry]:
-    """The entries of rotary positions at an address; `theta` is the family's published default, `interleaved` says
-    whether neighbouring channels turn together."""
+    """Return the entries of rotary positions at an address. `theta` is the family's published default; `interleaved`
+    is whether neighbouring channels form a rotated pair."""
 
     def read(value: Any, c: Config) -> Rope:
         return read_rope(c, fraction).replace(interleaved=interleaved is not None and interleaved(c))
 
     return {
         "rope_parameters": entry(address, default=None, within=ROPE, read=read, write=write_rope),
-        "rope_theta": helper(theta),
-        "rope_scaling": helper(within=ROPE),
-        "original_max_position_embeddings": helper(),
+        "rope_theta": read_only(theta),
+        "rope_scaling": read_only(within=ROPE),
+        "original_max_position_embeddings": read_only(),
     }
 
 
 def write_rope(rope: Rope) -> dict[str, Any]:
-    """The inverse, in today's form."""
+    """Return the published `rope_parameters` of a Rope."""
     out: dict[str, Any] = {"rope_theta": rope.base, "rope_type": "default"}
     match rope.scaling:
         case LinearScaling(factor=factor):

@@ -1,4 +1,4 @@
-"""Special tokens as published configs name them."""
+"""Special tokens under the names of published configs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from anyformer.specs.part import Table, thaw
 
 
 def token_ids(spec: Model) -> dict[str, Any]:
-    """The special tokens of a description: as its config said, or the family's published defaults."""
+    """Return the special tokens of a description: from its config, or the family's published defaults."""
     known = families.find(spec.family).all_fields if spec.family else COMMON
-    found = {}
+    tokens = {}
     for name in (n for n in known if n.endswith("_token_id")):
         field = known[name]
         try:
@@ -22,5 +22,5 @@ def token_ids(spec: Model) -> dict[str, Any]:
             value = None
         value = value if value is not None else thaw(Table(spec.source)).get(name, field.default)
         if value is not None:
-            found[name] = value
-    return found
+            tokens[name] = value
+    return tokens

@@ -1,5 +1,4 @@
-"""What the speech models that read waveforms share: wav2vec 2.0's stem, augmentation and heads, and their published
-names."""
+"""What speech models over waveforms share: wav2vec 2.0's convolutional stem, SpecAugment, heads and tensor names."""
 
 from __future__ import annotations
 
@@ -102,7 +101,7 @@ def mixes(spec: Model) -> bool:
     return isinstance(value_at(spec, "encoder.neck"), LayerMix)
 
 
-AUGMENTATION = {  # what training hides of frames and channels
+AUGMENTATION = {  # frames and channels masked during training
     "mask_time_prob": f"{AUGMENT}.time",
     "mask_time_length": f"{AUGMENT}.time_span",
     "mask_time_min_masks": f"{AUGMENT}.time_least",
@@ -110,7 +109,7 @@ AUGMENTATION = {  # what training hides of frames and channels
     "mask_feature_length": f"{AUGMENT}.channel_span",
     "mask_feature_min_masks": f"{AUGMENT}.channel_least",
 }
-NECK: dict[str, Any] = {  # see `neck`
+NECK: dict[str, Any] = {  # read by `neck`
     "use_weighted_layer_sum": Entry(False, mixes),
     "add_adapter": Entry(False, lambda spec: getattr(spec.encoder.neck, "adapter", None) is not None),
     "adapter_kernel_size": Entry(3, f"{ADAPTER}.kernel"),
@@ -124,7 +123,7 @@ HEADS: dict[str, Any] = {
     "ctc_zero_infinity": "head.zero_infinity",
     "pad_token_id": entry("head.blank", read=lambda value, c: value or 0),
     "classifier_proj_size": "head.pool.width",
-    "problem_type": None,  # one label a recording
+    "problem_type": None,  # always one label per recording
     "feat_quantizer_dropout": "head[ContrastHead].dropout",
     "num_codevectors_per_group": "head.quantizer.codes",
     "num_codevector_groups": "head.quantizer.groups",
@@ -138,7 +137,7 @@ HEADS: dict[str, Any] = {
     "tdnn_dilation": entry("head.dilations", default=TDNN["dilations"]),
     "xvector_output_dim": "head[XVectorHead].width",
 }
-# families add where their layers have hidden_act, dropouts and norms
+# families add the addresses of hidden_act, dropouts and norms
 CONFIG: dict[str, Any] = {
     "hidden_size": "width",
     "num_hidden_layers": "encoder.depth",
@@ -162,7 +161,7 @@ CONFIG: dict[str, Any] = {
     "eos_token_id": Ignored(2, "used by tokenizers"),
 }
 
-# checkpoints from before weight normalisation became a parametrisation
+# old checkpoints: weight normalisation was not yet a parametrisation
 LEGACY = {
     "conv.weight_g": "conv.parametrizations.weight.original0",
     "conv.weight_v": "conv.parametrizations.weight.original1",
@@ -172,15 +171,15 @@ LEGACY = {
 def check(c: Config) -> None:
     equal_heads(c)
     if c.add_adapter and c.architecture.endswith((*CLASSIFIERS, "ForPreTraining")):
-        raise ValueError(f"{c.architecture} has no adapter: add_adapter must be false")
+        raise ValueError(f"add_adapter must be false: {c.architecture} has no adapter")
     if c.num_feat_extract_layers not in (None, len(c.conv_dim)):
-        raise ValueError(f"num_feat_extract_layers is {c.num_feat_extract_layers}, conv_dim has {len(c.conv_dim)}")
+        raise ValueError(f"num_feat_extract_layers is {c.num_feat_extract_layers}, but conv_dim has {len(c.conv_dim)}")
     if c.vocab_size is None and c.architecture.endswith("ForCTC"):
         raise ValueError(f"{c.architecture} needs vocab_size")
 
 
 def neck(c: Config, norm: Norm | None) -> Neck | None:
-    """What follows the last layer; `norm` is not used where all layers are averaged, and stands in the files."""
+    """Return what follows the last layer. If all layers are averaged, `norm` is in the files but not used."""
     if c.use_weighted_layer_sum and c.architecture.endswith(CLASSIFIERS):
         return LayerMix(rest=None if norm is None else Unused(part=norm))
     adapter = (
@@ -198,7 +197,7 @@ def neck(c: Config, norm: Norm | None) -> Neck | None:
 
 
 def torch_uniform(inputs: int) -> Uniform:
-    """What torch gives a layer with so many inputs."""
+    """Return torch's default initialiser of a layer with this number of inputs."""
     return Uniform(low=-(inputs**-0.5), high=inputs**-0.5)
 
 
@@ -221,7 +220,7 @@ def init(c: Config, position: str) -> dict[str, Initializer]:
 
 
 def weights(position: str) -> dict[str, Any]:
-    """What files call all but the layers; `position` is our address of the convolution that tells places."""
+    """Return the tensor names outside the layers; `position` is our address of the positional convolution."""
     theirs = "~encoder.pos_conv_embed.conv"
     return {
         "~feature_extractor.conv_layers.{i}.{conv,layer_norm}": f"{STEM}.{{convolutions,norms}}.{{i}}",
@@ -236,12 +235,12 @@ def weights(position: str) -> dict[str, Any]:
 
 
 def one_of(*addresses: str) -> Callable[[str, Any], list[Rule]]:
-    """A module that a description has at one of these addresses."""
+    """Rules of a module that a description has at one of these addresses."""
     return lambda theirs, spec: [Rename(f"{theirs}.{{p}}", f"{ours}.{{p}}") for ours in addresses]
 
 
 def pointwise(ours: str) -> Callable[[str, Any], list[Rule]]:
-    """The weights of a linear layer that is published as a convolution of one tap."""
+    """Rules of a linear layer that is published as a convolution with kernel size 1."""
     return lambda theirs, spec: [
         Reshape(f"{theirs}.weight", f"{ours}.weight", (-1, spec.width, 1)),
         Rename(f"{theirs}.bias", f"{ours}.bias"),

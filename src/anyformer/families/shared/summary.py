@@ -1,12 +1,12 @@
-"""Published `summary_*` fields: the second head of GPT and GPT-2 (DoubleHead), and the vector that speaks for a text in
-ELECTRA and XLNet (a Pool)."""
+"""Published `summary_*` fields: the second head of GPT and GPT-2 (DoubleHead), and the pooled vector of ELECTRA and
+XLNet (Pool)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from anyformer.families.base.fields import Absent
-from anyformer.families.base.template import Config, Entry, entry, helper
+from anyformer.families.base.template import Config, Entry, entry, read_only
 from anyformer.models import Model
 from anyformer.parts.activation import ACTIVATION_NAMES, activation_named, published_name
 from anyformer.parts.head.double import DoubleHead, Summary
@@ -14,11 +14,11 @@ from anyformer.parts.head.language import LMHead
 from anyformer.specs.addresses import value_at
 from anyformer.specs.messages import nearest
 
-TAKES: dict[str, Any] = {"cls_index": "index", "last": "last", "first": "first", "mean": "mean"}
+SUMMARY_TYPES: dict[str, Any] = {"cls_index": "index", "last": "last", "first": "first", "mean": "mean"}
 
 
 def last_dropout(spec: Model) -> float:
-    """The published config class has no such field, and its model reads it."""
+    """Published models read this field, but their config class does not declare it: written only if set."""
     if not (rate := value_at(spec, "head.summary.last_dropout")):
         raise Absent
     return rate
@@ -35,23 +35,23 @@ def activation(spec: Model) -> str | None:
     return None if name == "linear" else name
 
 
-TYPES = ("last", "first", "mean", "cls_index", "attn")  # published; the last is not implemented anywhere
-FUNCTIONS = (*ACTIVATION_NAMES, "")  # none where it is empty
+TYPES = ("last", "first", "mean", "cls_index", "attn")  # published; "attn" is not implemented, there either
+FUNCTIONS = (*ACTIVATION_NAMES, "")  # "": no activation
 
 
 def read_type(value: str, c: Config) -> str:
-    if value not in TAKES:
-        raise ValueError(f"is not supported; {nearest(str(value), TAKES)}")
-    return TAKES[value]
+    if value not in SUMMARY_TYPES:
+        raise ValueError(f"is not supported; {nearest(str(value), SUMMARY_TYPES)}")
+    return SUMMARY_TYPES[value]
 
 
 def double_template(vocab_size: int) -> DoubleHead:
     return DoubleHead(lm=LMHead(vocab_size=vocab_size), summary=Summary(take="index", width=1, first_dropout=0.1))
 
 
-OF_DOUBLE_HEADS: dict[str, Any] = {
+DOUBLE_HEAD_FIELDS: dict[str, Any] = {
     "summary_type": entry(
-        "head.summary.take", read=read_type, write={v: k for k, v in TAKES.items()}.get, choices=TYPES
+        "head.summary.take", read=read_type, write={v: k for k, v in SUMMARY_TYPES.items()}.get, choices=TYPES
     ),
     "summary_use_proj": Entry(
         True,
@@ -76,12 +76,12 @@ OF_DOUBLE_HEADS: dict[str, Any] = {
 
 # -- as a Pool --------------------------------------------------------------------------------------------------------
 
-# which vector speaks for the text; "cls_index" is the last too, since nobody can give an index
+# which vector is the summary; "cls_index" is the last one too, because no caller can pass an index
 POOLS: dict[str, Any] = {"cls_index": "end", "last": "end", "first": "first", "mean": "all"}
 
 
 def pool_entries(address: str) -> dict[str, Entry]:
-    """The fields of a summary, which is the Pool at this address of the template."""
+    """Return the fields of a summary that is the Pool at this address."""
     names = {ours: theirs for theirs, ours in POOLS.items()}
 
     def take(value: str, c: Config) -> str:
@@ -89,8 +89,7 @@ def pool_entries(address: str) -> dict[str, Entry]:
             raise ValueError(f"is not supported; {nearest(str(value), POOLS)}")
         return POOLS[value]
 
-    def write(dropout: float) -> float:
-        """The published config classes have no such field, and their models read it."""
+    def write(dropout: float) -> float:  # published config classes do not declare it: written only if set
         if dropout == 0:
             raise Absent
         return dropout
@@ -106,11 +105,11 @@ def pool_entries(address: str) -> dict[str, Entry]:
         ),
         "summary_first_dropout": entry(f"{address}.input_dropout", default=0.0, write=write),
         "summary_last_dropout": entry(f"{address}.dropout"),
-        "summary_proj_to_labels": helper(False),
+        "summary_proj_to_labels": read_only(False),
     }
 
 
 def check_pool(c: Config, width: int, *classes: str) -> None:
     labels = c.architecture in classes and c.summary_use_proj and c.summary_proj_to_labels
     if labels and c.num_labels not in (0, width):
-        raise ValueError("summary_proj_to_labels=True is a summary of another width than the layer that reads it")
+        raise ValueError(f"summary_proj_to_labels=True needs num_labels {width}, got {c.num_labels}")

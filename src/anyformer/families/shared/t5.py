@@ -1,4 +1,4 @@
-"""What T5 and Switch Transformers share: steps, positions, how weights start, and names of tensors."""
+"""What T5 and Switch Transformers share: steps, positions, initialisers and tensor names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anyformer.parts.position.absolute import BucketedBias
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
 
-READS_SOURCE = ("T5ForQuestionAnswering", "T5ForSequenceClassification")  # the decoder reads what the encoder does
+READS_SOURCE = ("T5ForQuestionAnswering", "T5ForSequenceClassification")  # the decoder reads the encoder's input
 
 
 def step(c: Config, op: Op) -> Sublayer:
@@ -21,13 +21,13 @@ def step(c: Config, op: Op) -> Sublayer:
 
 
 def attention(c: Config, **kind: Any) -> Sublayer:
-    """Scores are not scaled: the start of the queries is 1 / sqrt(K) smaller."""
+    """Scores are not scaled; instead, queries are initialised 1 / sqrt(K) smaller."""
     rate = c.dropout_rate
     return step(c, Attention(num_heads=c.num_heads, head_width=c.d_kv, bias="", scale=1.0, dropout=rate, **kind))
 
 
 def stack(c: Config, depth: int, both_ways: bool, **layers: Any) -> Stack:
-    """One bias by the distance of two tokens, for all layers."""
+    """Return a stack whose layers share one relative-position bias."""
     buckets, farthest = c.relative_attention_num_buckets, c.relative_attention_max_distance
     bias = BucketedBias(num_heads=c.num_heads, num_buckets=buckets, max_distance=farthest, both_ways=both_ways)
     norm = RMSNorm(eps=c.layer_norm_epsilon)
@@ -35,7 +35,7 @@ def stack(c: Config, depth: int, both_ways: bool, **layers: Any) -> Stack:
 
 
 def init(c: Config) -> dict[str, Initializer]:
-    """Every matrix by its own input width, the queries' smaller still."""
+    """Return initialisers: std 1 / sqrt(input width); queries are smaller by 1 / sqrt(K)."""
 
     def normal(width: int) -> Normal:
         return Normal(std=c.initializer_factor * width**-0.5)
@@ -52,21 +52,21 @@ def init(c: Config) -> dict[str, Initializer]:
 
 
 def decoder_depth(c: Config) -> int:
-    """Default: as many as in the encoder. The alias does not count: with {"num_hidden_layers": 2} it is 6."""
+    """The default is num_layers without aliases: with {"num_hidden_layers": 2} it is still 6."""
     return c.unaliased.num_layers if c.num_decoder_layers is None else c.num_decoder_layers
 
 
-def encoder_alone(c: Config) -> None:
-    """Where a published class hands its encoder the whole config, is_decoder gives it a cross-attention to nothing."""
+def check_encoder_only(c: Config) -> None:
+    """Refuse is_decoder: it would give the encoder of the published class a cross-attention without a source."""
     if c.is_decoder:
-        raise ValueError(f"is_decoder=True is not supported with {c.architecture}: an encoder alone")
+        raise ValueError(f"is_decoder=True is not supported with {c.architecture}, which is only an encoder")
 
 
-# all but the feed-forward layers
+# all tensors except the feed-forward layers
 WEIGHTS = {
     ("~shared", "~encoder.embed_tokens"): "embedding.tokens",
     "~decoder.embed_tokens": "decoder_embedding.tokens",
-    # published with the first layer, used by all
+    # stored with the first layer, used by all layers
     "~{encoder,decoder}.block.0.layer.0.SelfAttention.relative_attention_bias": "{encoder,decoder}.position.table",
     "~{encoder,decoder}.block.{i}.layer.0.layer_norm": "{encoder,decoder}.layers.{i}.attention.pre_norm",
     "~encoder.block.{i}.layer.0.SelfAttention.{q,k,v,o}": "encoder.layers.{i}.attention.op.{q,k,v,o}",

@@ -1,5 +1,5 @@
-"""What the published forms of the original Transformer [Vaswani et al. 2017] share: names of tensors and of fields.
-BART has the template."""
+"""What the published forms of the original Transformer [Vaswani et al. 2017] share: tensor names and config fields. The
+template is in bart.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKENS = "embedding.tokens.weight"
 
 
 def target(spec: Model) -> TextEmbedding:
-    """What the decoder reads with, whether there is an encoder or not."""
+    """Return the decoder's embedding, with or without an encoder."""
     return getattr(spec, spec.target)
 
 
@@ -45,13 +45,13 @@ ALIASES = {
 
 
 def check_padding(c: Config, *vocab_sizes: int) -> None:
-    """A token of each vocabulary, or none; files that have none say -1 too, which in a table is its last row."""
+    """Check that pad_token_id is in every vocabulary, or None or -1 (files also use -1: the last row of a table)."""
     if c.pad_token_id is not None and not -1 <= c.pad_token_id < min(vocab_sizes):
-        raise ValueError(f"pad_token_id {c.pad_token_id} is outside a vocabulary of {min(vocab_sizes)}")
+        raise ValueError(f"pad_token_id {c.pad_token_id} is outside the vocabulary of {min(vocab_sizes)} tokens")
 
 
 def weights(norm: str) -> dict[str, str]:
-    """What files call embeddings and layers of a pair, whose steps have their norm at `norm`."""
+    """Return the tensor names of an encoder-decoder whose steps have their norm at `norm` (pre_norm or out_norm)."""
     theirs, ours = "~{encoder,decoder}.layers.{i}", "{encoder,decoder}.layers.{i}"
     return {
         "~{encoder,decoder}.embed_{tokens,positions}": "{embedding,decoder_embedding}.{tokens,position}",

@@ -1,4 +1,4 @@
-"""What encoders of images share: sizes of images and patches, learned tokens before them, and pixels that are drawn."""
+"""What image encoders share: sizes of images and patches, learned prefix tokens, and heads that predict pixels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def unpair(value: tuple[int, int]) -> int | tuple[int, int]:
 
 
 def patches(c: Config) -> int:
-    """How many patches an image has."""
+    """Return the number of patches of an image."""
     return math.prod(PatchEmbedding(image_size=pair(c.image_size), patch_size=pair(c.patch_size)).grid)
 
 
@@ -37,11 +37,11 @@ IMAGES: dict[str, Any] = {
 
 
 def square(*addresses: str) -> Entry:
-    """One number for both sides."""
+    """An entry for a square: published as one number."""
     return entry(*addresses, read=lambda side, c: (side, side), write=lambda sides: sides[0])
 
 
-def shows_end(spec: Model) -> bool:
+def shows_inputs(spec: Model) -> bool:
     if value_at(spec, "encoder.shows") != "inputs":
         raise Absent
     return True
@@ -49,22 +49,21 @@ def shows_end(spec: Model) -> bool:
 
 SHOWS: dict[str, Any] = {
     "tie_last_hidden_states": entry(
-        "encoder.shows", default=None, path=shows_end, read=lambda value, c: "inputs" if value else "stream"
+        "encoder.shows", default=None, path=shows_inputs, read=lambda value, c: "inputs" if value else "stream"
     ),
 }
 
 
 def head_width(spec: Model) -> int:
-    """Said where the width and the heads do not give it: published classes do not take null for that."""
+    """Written only if it is not width / heads: published classes do not accept null."""
     op = value_at(spec, "encoder.layers.attention.op")
     if op.head_width in (None, spec.width // op.num_heads):
         raise Absent
     return op.head_width
 
 
-def heads_of(c: Config) -> int | None:
-    """How wide the heads are, where the width and their number do not give it; what is left over is dropped, as
-    published."""
+def read_head_width(c: Config) -> int | None:
+    """Return the head width if it is not width / heads, else None. Rounded down, as in the published classes."""
     if c.num_attention_heads < 1 or (c.head_dim is None and c.hidden_size < c.num_attention_heads):
         raise ValueError(f"hidden_size {c.hidden_size} is too narrow for {c.num_attention_heads} attention heads")
     width = c.head_dim or c.hidden_size // c.num_attention_heads
@@ -75,26 +74,26 @@ def heads_of(c: Config) -> int | None:
 
 
 def pixels(theirs: str, spec: EncoderModel) -> list[Rule]:
-    """Published as a 1 x 1 convolution of the last states."""
+    """Rules of the pixel head, which is published as a 1 x 1 convolution of the last hidden states."""
     width = spec.encoder.out_width(spec.width) if isinstance(spec.encoder, Stages) else spec.width
     kernel = Reshape(f"{theirs}.weight", "head.out.weight", (-1, width, 1, 1))
     return [kernel, Rename(f"{theirs}.bias", "head.out.bias")]
 
 
 def pixel_class(patch: int, stride: int) -> Class:
-    """The class that draws the patches that are hidden from it."""
+    """Return the class that predicts the pixels of masked patches."""
     head = PixelHead(channels=3, stride=stride, patch_size=(patch, patch))
     return Class(head, changes={"embedding.mask_token": True}, weights={"decoder.0": pixels})
 
 
 def tokens(*names: str) -> Callable[[str, Any], list[Rule]]:
-    """The learned tokens before the patches, each published by itself."""
+    """Rules of the learned tokens before the patches, which are published as separate tensors."""
     return lambda theirs, spec: [
         Concat([f"{theirs}.{name}" for name in names], "embedding.prefix", [1] * len(names), dim=1)
     ]
 
 
-OF_EMBEDDING: dict[str, Any] = {
+EMBEDDING_WEIGHTS: dict[str, Any] = {
     "~embeddings.patch_embeddings.projection": "embedding.patch",
     "~embeddings.mask_token": lambda theirs, spec: [Reshape(theirs, "embedding.mask_token", (1, 1, -1))],
     "~embeddings.position_embeddings": lambda theirs, spec: [
