@@ -158,7 +158,7 @@ def test_patterns_and_mistakes() -> None:
     ]
     with pytest.raises(ValueError, match=r"no address matches 'decoder.layer.0'; did you mean"):
         af.trace(model, keep=["decoder.layer.0"], input_ids=ids)
-    with pytest.raises(ValueError, match=r"change of decoder.layers.0: its shape is \(1, 6, 32\)"):
+    with pytest.raises(ValueError, match=r"decoder.layers.0: the change must return a tensor of shape \(1, 6, 32\)"):
         af.trace(model, change={"decoder.layers.0": lambda x, _: x[:, :3]}, input_ids=ids)
     with pytest.raises(KeyError, match="nothing was kept at 'embedding'"):
         af.trace(model, keep="head", input_ids=ids)["embedding"]

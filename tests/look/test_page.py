@@ -100,7 +100,7 @@ def test_a_layer_that_runs_again_has_a_map_each_time(monkeypatch: pytest.MonkeyP
     assert [each["address"] for each in data["maps"]] == ["decoder.layers.0.attention", layer, f"{layer}, run 2"]
     both = inside.run.keeping(f"{layer}.op.weights").kept[f"{layer}.op.weights"]
     assert not torch.allclose(*both)
-    monkeypatch.setattr("anyformer.look.views.HOLD", 0)
+    monkeypatch.setattr("anyformer.look.views.MAX_HELD", 0)
     again = Inside(shown)
     assert not again.held and all_views(again)["held"] == data["held"]
     for time, weights in enumerate(both, 1):
@@ -114,10 +114,10 @@ def test_a_layer_that_runs_again_has_a_map_each_time(monkeypatch: pytest.MonkeyP
 
 
 def test_long_texts_keep_the_strongest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anyformer.look.page.HELD", 100)
-    monkeypatch.setattr("anyformer.look.views.HOLD", 300)  # room for one map of two: the other is computed again
-    monkeypatch.setattr("anyformer.look.page.TRIED", 1)
-    monkeypatch.setattr("anyformer.look.page.SHARES", 4)
+    monkeypatch.setattr("anyformer.look.page.MAX_WEIGHTS", 100)
+    monkeypatch.setattr("anyformer.look.views.MAX_HELD", 300)  # room for one map of two: the other is computed again
+    monkeypatch.setattr("anyformer.look.page.MAX_TABLE_COST", 1)
+    monkeypatch.setattr("anyformer.look.page.SHARE_POSITIONS", 4)
     inside = Inside(scene())
     data = all_views(inside)
     assert isinstance(data["held"][0][0], list) and data["contributions"]["positions"] == [5, 6, 7, 8]
@@ -246,7 +246,7 @@ def test_the_file_in_a_browser(tmp_path: Path) -> None:
         page.keyboard.press("ArrowRight")
         page.wait_for_function('() => document.getElementById("large")?.dataset.key === "1 1"')
         page.focus('#tabs [aria-selected="true"]')
-        for text in ("logit lens", "without each head", "copy of the token", "what is remembered"):
+        for text in ("logit lens", "without each head", "copy of the token", "size of the state"):
             page.keyboard.press("ArrowRight")
             page.wait_for_function("t => document.getElementById('view').innerText.includes(t)", arg=text)
         assert wrong == []

@@ -134,7 +134,7 @@ def test_models_without_windows() -> None:
     model = af.build(swin("swin"), seed=0).eval()
     with torch.no_grad():
         run = af.trace(model, pixel_values=torch.rand(1, 3, 26, 32))
-    with pytest.raises(ValueError, match="does not look from every patch at every other"):
+    with pytest.raises(ValueError, match="does not attend from every patch"):
         af.look.attention_distance(run)
     with pytest.raises(ValueError, match="no filters of patches"):
         vision.filters(af.build(af.override(af.spec("gpt2"), {"decoder.depth": 1}), device="meta"))
