@@ -53,5 +53,5 @@ def test_norms_stand_where_they_are_said_to() -> None:
     assert (step.pre_norm, step.post_norm, step.out_norm) == (RMSNorm(), RMSNorm(), None)
     deep = cell("post", "DeepNorm", "ReLU", "RoPE", depth=8)
     assert deep.decoder.layers.steps["attention"].residual == Scaled(skip=2.0) and deep.decoder.norm is None
-    with pytest.raises(ValueError, match="no norm is called 'RMS'"):
+    with pytest.raises(ValueError, match="no norm 'RMS'"):
         cell("pre", "RMS", "ReLU", "RoPE")

@@ -70,7 +70,7 @@ def test_mistakes_of_trials(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="two trials have the name n1"):
         Trials(numbered(1, 2, 1), squares, tmp_path, "cpu")
     Trials(numbered(1), squares, tmp_path, "cpu").perform()
-    with pytest.raises(ValueError, match="other values"):
+    with pytest.raises(ValueError, match="has a trial with different values; .*--out DIR"):
         Trials([Trial("n1", {"number": 7})], squares, tmp_path, "cpu")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "results.jsonl").write_text("{}\n")
@@ -207,7 +207,7 @@ def test_many_workers_write_the_files_of_one(place: Path) -> None:
     (("grid", "run.json", "--seeds", "1000000000"), "1,000,000,000 trainings; a grid has at most 100,000"),
     (("grid", "run.json", "--set", 'objective={"kind": "Masked"}'), "a model that sees both sides"),
     (("run", "masking-rate", "--form", "tiny", "--data", "nothing.txt"), "nothing.txt: no such file or folder"),
-    (("run", "masking-rate", "--form", "tiny", "--data", "empty.txt"), "--data empty.txt: it has no text"),
+    (("run", "masking-rate", "--form", "tiny", "--data", "empty.txt"), "--data empty.txt: it contains no text"),
     (("run", "images-by-data", "--form", "tiny", "--data", "."), "--data .: no folder fashion_mnist there"),
     (("grid", "run.json", "--set", "steps"), "--set takes PATH=VALUE,VALUE,..., got 'steps'"),
     (("grid", "shakespear"), "did you mean 'shakespeare'?"),

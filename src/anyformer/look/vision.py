@@ -67,7 +67,7 @@ def attention_distance(run: Trace) -> dict[str, Tensor]:
     for each in attention(run).maps:
         if each.weights.shape[-2:] != (prefix + len(patches), prefix + len(patches)):
             raise ValueError(
-                f"{short(each.address)} does not attend from every patch to all others: it has windows, or a coarse grid"
+                f"{short(each.address)} does not attend from every patch to all others: it has windows or a coarse grid"
             )
         weights = each.weights[:, :, prefix:, prefix:].float().cpu()
         means[short(each.address)] = (weights * distance).sum((0, 2, 3)) / weights.sum((0, 2, 3)).clamp(min=1e-9)
