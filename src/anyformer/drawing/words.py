@@ -85,7 +85,7 @@ def _set(part: Part, field: str) -> bool:
 
 
 def phrases(part: Part, width: int, apart: tuple[Part, ...] = ()) -> list[str]:
-    """Return phrases for the fields of a Part, sizes first, but none for Parts in `apart`: they have their own cards."""
+    """Return phrases for the fields of a Part, sizes first. Parts in `apart` have their own cards and no phrases."""
     sizes, parts, others = [], [], []
     known, defaults = fields_in_name(part), default_values(type(part))
     for field, value in part.items():

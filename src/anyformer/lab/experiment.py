@@ -138,8 +138,7 @@ def perform(
 
 
 def check_data(path: str) -> None:
-    """Raise ValueError if the path contains no text, before any trial starts. Experiments that do not read text define
-    their own `check_data`."""
+    """Raise ValueError if the path contains no text. Experiments that do not read text define their own function."""
     if not any(row.example for row in TextFiles(path=path, unit="paragraph").raw()):
         raise ValueError(f"--data {path}: it contains no text; give a text file or a folder of text files")
 

@@ -307,8 +307,7 @@ def switch(size: TableSize) -> Changes:
 
 
 def funnel(size: TableSize) -> Changes:
-    """Split the encoder into three stages, each with half the tokens of the stage before; the decoder attends to the
-    last."""
+    """Split the encoder into three stages, each with half the tokens of the one before; the decoder reads the last."""
     encoder = stacks(size)["encoder"].replace(norm=None)
     depths = [size.depth * (i + 1) // 3 - size.depth * i // 3 for i in range(3)]
     stages = [encoder.replace(depth=depth) for depth in depths if depth]

@@ -75,7 +75,7 @@ class PaperRow:
         return override(spec, changes) if changes else spec
 
 
-CUT = "7.1M and 9.4M per layer and 4.2M of tokens are 20.7M; the paper prints it without the decimals"
+CUT = "the encoder's layer has 7.1M, the decoder's 9.4M, tokens 4.2M: 20.7M; the paper prints it without the decimals"
 LIGHT = "gate, value and output are 3 D^2 per layer, as first published; the authors' code has one more D^2 after the\
  kernel, and a kernel for every channel: with 24 x (D^2 + 31 D) more it is 223.5M and 10.4T, as in the paper"
 DYNAMIC = (

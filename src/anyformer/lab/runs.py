@@ -75,9 +75,8 @@ def reader(family: str, architecture: str, width: int, depth: int, heads: int, l
 
 
 def texts(place: Place, name: str, path: str | None = None, language: Language = LANGUAGE, number: int = 1000) -> Data:
-    """Return text files if `path` is given; otherwise, by `name`: "docs", the documentation of the running Python;
-    "library", the documentation and its library; "made-up", `number` texts of `language`. One text in twenty is held
-    out."""
+    """Return text files if `path` is given; otherwise, by `name`: "docs" (documentation of the running Python),
+    "library" (also its library) or "made-up" (`number` texts of `language`). One text in twenty is held out."""
     source: Source
     if path is not None:
         source = TextFiles(path=path, unit="paragraph")

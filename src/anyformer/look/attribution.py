@@ -70,8 +70,7 @@ class Contributions:
 def contributions(
     run: Trace, token: int | Sequence[int] | None = None, position: int | Sequence[int] = -1, row: int = 0
 ) -> Contributions:
-    """Return the shares of the score of `token` (default: the most likely token) at `position`. Both can be lists of
-    equal length."""
+    """Return the shares of the score of `token` (default: the most likely) at `position`. Both can be lists."""
     model, stack = run.model, body(run.model).last_stack
     logits, positions, tokens = resolve_targets(run, token, position, row)
     if (other := stream_end(body(run.model))) is not None:

@@ -181,12 +181,11 @@ def vit(scene: Scene) -> Any:
     tiles = in_colour((tiles - low) / (high - low).clamp(min=1e-9))
     axes[0].imshow(sheet(tiles, columns=7, between=1.0).numpy(), interpolation="nearest")
     axes[0].set_title(f"filters of patches: {len(tiles)} principal components", fontsize=9)
-    similarity = position_likeness(scene.model)
-    if similarity is None:
+    cosine = position_likeness(scene.model)
+    if cosine is None:
         axes[1].text(0.5, 0.5, "this model adds no positions to patches", ha="center", va="center", fontsize=8)
     else:
-        picture = sheet(similarity.flatten(0, 1), columns=similarity.shape[1])
-        image = axes[1].imshow(picture.numpy(), interpolation="nearest")
+        image = axes[1].imshow(sheet(cosine.flatten(0, 1), columns=cosine.shape[1]).numpy(), interpolation="nearest")
         figure.colorbar(image, ax=axes[1], shrink=0.7).ax.tick_params(labelsize=7)
     axes[1].set_title("similarity of positions: one map per patch, where the patch is", fontsize=9)
     for axis in axes[:2]:
@@ -265,9 +264,7 @@ def over_image(axis: Any, pixels: Any, grouping: Any) -> None:
     axis.set_ylim(high, 0)
     axis.set_axis_off()
     kind = f"shifted by {grouping.shift}" if grouping.shift else "not shifted"
-    axis.set_title(
-        f"{grouping.about}\n{rows} x {columns} grid, windows of {grouping.size} x {grouping.size}, {kind}", fontsize=8
-    )
+    axis.set_title(f"{grouping.about}\n{rows} x {columns} grid, windows of side {grouping.size}, {kind}", fontsize=8)
 
 
 def spectrogram(scene: Scene) -> Any:

@@ -59,8 +59,7 @@ class Neurons:
 def neurons(
     run: Trace, token: int | Sequence[int] | None = None, position: int | Sequence[int] = -1, row: int = 0
 ) -> Neurons:
-    """Return the units' shares of the score of `token` (default: the most likely token) at `position`. Both can be
-    lists of equal length."""
+    """Return the units' shares of the score of `token` (default: the most likely) at `position`. Both can be lists."""
     _, positions, tokens = resolve_targets(run, token, position, row)
     stack = body(run.model).last_stack
     run_steps = list(steps(stack))

@@ -2,10 +2,8 @@
 
 published.csv contains figures printed in papers: parameters N (and active parameters per token), training tokens D,
 compute in FLOPs, the longest context in tokens, GLUE and SuperGLUE on the test sets. A cell is empty if the figure was
-not published or is uncertain. `checked` lists the figures of a row that we compared with a source, and the source: an
-address, a file of a repository, a public copy of the paper ("paper", or the number of a different paper), or model
-cards and notes that quote it ("quoted").
-"""
+not published or is uncertain. `checked` lists figures that we compared with a source, and the source: an address, a
+file of a repository, a copy of the paper ("paper"; the number of another paper), or cards that quote it ("quoted")."""
 
 from __future__ import annotations
 
@@ -51,8 +49,7 @@ class PublishedModel:
         return self.estimate_for(size) if size else None
 
     def estimate_for(self, size: float) -> float | None:
-        """Return 6 N D, or 3 N D for an encoder-decoder, in which each token passes through one half of the parameters
-        (as in table D.1 of Brown et al. 2020)."""
+        """Return 6 N D, or 3 N D for an encoder-decoder: each token uses one half [Brown et al. 2020, table D.1]."""
         return (3 if self.kind == "encoder-decoder" else 6) * size * self.tokens if self.tokens else None
 
 

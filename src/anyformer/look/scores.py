@@ -23,8 +23,7 @@ KINDS = ("previous", "duplicate", "induction")
 
 @dataclasses.dataclass(frozen=True)
 class HeadScores:
-    """kind -> address -> (H,): the share of attention that each head gives to tokens of that kind, averaged over the
-    queries that have such tokens."""
+    """kind -> address -> (H,): a head's share of attention on keys of that kind, averaged over queries with such keys."""
 
     kinds: Mapping[str, Mapping[str, Tensor]]
 

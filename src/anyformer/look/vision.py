@@ -42,8 +42,7 @@ def filters(model: TransformerModule, number: int = FILTERS) -> Tensor:
 
 
 def position_likeness(model: TransformerModule) -> Tensor | None:
-    """Return the cosine similarity of the position vectors of any two patches, (rows, columns, rows, columns), or None
-    if the model adds no positions."""
+    """Return the cosine of the position vectors of all pairs of patches, (rows, columns, rows, columns), or None."""
     position = model.embedding.position if isinstance(model.embedding, PatchEmbeddingModule) else None
     if position is None:
         return None
