@@ -1,4 +1,4 @@
-"""Words under a spectrogram: which line each stands in, and from when to when."""
+"""Words below a spectrogram: the line of each word, and its start and end."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ KINDS = ("previous", "duplicate", "induction")
 
 @dataclasses.dataclass(frozen=True)
 class HeadScores:
-    """kind -> address -> (H,): a head's share of attention on keys of that kind, averaged over queries with such keys."""
+    """kind -> address -> (H,): a head's share of attention on keys of that kind, mean over queries with such keys."""
 
     kinds: Mapping[str, Mapping[str, Tensor]]
 
