@@ -55,10 +55,10 @@ def faults(figure: Figure) -> Iterator[str]:
     free = [(mark.bounds, mark) for mark in figure.marks if isinstance(mark, FigureText)]
     whole = (-MARGIN, -MARGIN, figure.width + MARGIN, figure.height + MARGIN)
     for at, box in boxes:
-        yield from (f"{content(each)!r} leaves its box" for each in box.words if not inside(each.bounds, at))
+        yield from (f"{content(each)!r} is outside its box" for each in box.words if not inside(each.bounds, at))
     for at, mark in (*boxes, *words):
         if not inside(at, whole):
-            yield f"{mark} leaves the picture"
+            yield f"{mark} is outside the picture"
     for (a, one), (b, other) in itertools.combinations(words, 2):
         if meet(a, b):
             yield f"{content(one)!r} on {content(other)!r}"

@@ -278,9 +278,9 @@ def test_emergence_is_a_step_where_the_loss_has_none(
     ]  # fmt: skip
     verdict = emergence.claim(rows)
     assert verdict.holds is holds
-    assert verdict.figures["whole answers, width 8"] == pytest.approx(answers[1])
+    assert verdict.figures["exact answers, width 8"] == pytest.approx(answers[1])
     steps = [(b - a) / (answers[-1] - answers[0]) for a, b in pairwise(answers)]
-    assert verdict.figures["largest step in whole answers"] == pytest.approx(max(steps))
+    assert verdict.figures["largest step in exact answers"] == pytest.approx(max(steps))
 
 
 def test_experts_may_cost_a_twentieth_more() -> None:
@@ -290,7 +290,7 @@ def test_experts_may_cost_a_twentieth_more() -> None:
 
     for dearer, holds in ((0.04, True), (0.06, False), (0.9, False)):
         verdict = experts.claim(rows(dearer))
-        assert verdict.holds is holds and verdict.figures["a token costs more by"] == pytest.approx(dearer)
+        assert verdict.holds is holds and verdict.figures["extra cost of a token"] == pytest.approx(dearer)
 
 
 def costs_by_length(**powers: float) -> list[dict[str, Any]]:

@@ -372,7 +372,7 @@ def test_every_seed_counts() -> None:
 
     assert positions.claim(schemes()).holds
     assert not positions.claim(schemes(alibi=1.04)).holds and not positions.claim(schemes(sinusoidal=1.05)).holds
-    assert positions.claim(schemes()).figures["lost by alibi"] == pytest.approx(0.02 / 3)
+    assert positions.claim(schemes()).figures["loss increase, alibi"] == pytest.approx(0.02 / 3)
     without = [row | {"linear shift": False} if "linear shift" in row else row for row in schemes()]
     assert not positions.claim(without).holds
 

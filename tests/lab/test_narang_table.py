@@ -184,7 +184,7 @@ def test_a_claim_tells_of_the_task_but_is_not_of_it() -> None:
     assert verdict.figures["rank correlation, task and our final loss"] == pytest.approx(
         experiment.correlation([row.final_loss for row in ROWS[1:]], [-row.superglue for row in ROWS[1:]])
     )
-    right = [verdict.figures[f"task right, at {end}"] for end in ("least", "most")]
+    right = [verdict.figures[f"task accuracy, {end}"] for end in ("lowest", "highest")]
     assert right == pytest.approx([0.5395, 0.7677])
 
 

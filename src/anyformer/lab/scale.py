@@ -39,7 +39,7 @@ def scale_model(base: Model, width: int) -> Model:
     ops = {step: f"decoder.layers.{step}.op" for step in ("attention", "feedforward")}
     parts = dict(walk(base))
     if base.pair or not base.writes or not set(ops.values()) <= parts.keys():
-        raise ValueError("only a decoder-only model can be scaled, with attention and feedforward in its layers")
+        raise ValueError("scaling needs a decoder-only model with attention and feedforward in its layers")
     old: Any = parts[ops["attention"]]
     new = {"num_heads": heads, "head_width": width // heads}
     if isinstance(old, Attention) and old.num_kv_heads is not None:

@@ -53,7 +53,7 @@ class Neurons:
         from anyformer.look.figures import bars
 
         lines = [(f"{each.address} unit {each.unit}", each.share) for each in self.best(most, place)]
-        return bars(lines, f"shares of units in the score of token {int(self.tokens[place])}")
+        return bars(lines, f"shares of the score of token {int(self.tokens[place])} by unit")
 
 
 def neurons(

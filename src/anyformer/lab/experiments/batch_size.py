@@ -98,8 +98,8 @@ def claim(rows: Sequence[Row]) -> Verdict:
     small, larger = losses[batches[0]], losses[batches[1]]
     results = {f"loss, batch {batch}": mean(each) for batch, each in losses.items()}
     results |= {f"best rate, batch {batch}": rate for batch, rate in rates.items()}
-    results["least gain of a seed"] = min(a - b for a, b in zip(small, larger, strict=True))
-    return Verdict(results["least gain of a seed"] > 0 and rates[batches[-1]] > rates[batches[0]], results)
+    results["smallest gain of a seed"] = min(a - b for a, b in zip(small, larger, strict=True))
+    return Verdict(results["smallest gain of a seed"] > 0 and rates[batches[-1]] > rates[batches[0]], results)
 
 
 def plot(rows: Sequence[Row]) -> Any:

@@ -158,7 +158,7 @@ def claim(rows: Sequence[Row]) -> Verdict:
         {
             **{f"exponent of operations, {name}": value for name, value in flops.items()},
             **{f"exponent of memory, {name}": value for name, value in memory.items()},
-            "exponent of memory, full with scores kept": scores,
+            "exponent of memory, full with scores stored": scores,
             **{f"exponent of a step, {name}": value for name, value in steps.items()},
             **{f"exponent of time, {name}": value for name, value in times.items() if not math.isnan(value)},
         },

@@ -124,15 +124,15 @@ def largest(values: Sequence[float]) -> float:
 def claim(rows: Sequence[Row]) -> Verdict:
     means = by_size(rows, "answers")
     answers, loss = list(means.values()), list(by_size(rows, "loss").values())
-    steps = {"largest step in whole answers": largest(answers), "largest step in the loss": largest(loss)}
-    results = {f"whole answers, width {width}": value for width, value in means.items()}
+    steps = {"largest step in exact answers": largest(answers), "largest step in the loss": largest(loss)}
+    results = {f"exact answers, width {width}": value for width, value in means.items()}
     holds = answers[0] < 0.1 and answers[-1] > 0.6 and largest(answers) > largest(loss)
     return Verdict(holds, {**results, **steps})
 
 
 def plot(rows: Sequence[Row]) -> Any:
     figure, axes = figures.new(2, 1, 11, 4)
-    shown = (("answers", "whole answers", 0), ("digit", "digits", 0), ("loss", None, 1))
+    shown = (("answers", "exact answers", 0), ("digit", "digits", 0), ("loss", None, 1))
     for number, (what, name, column) in enumerate(shown):
         means, color = by_size(rows, what), f"C{number}"
         axes[0, column].plot(list(sizes(rows).values()), list(means.values()), color=color, label=name)

@@ -147,8 +147,8 @@ def claim(rows: Sequence[Row]) -> Verdict:
         min(gains) > 0 and dearer < 0.05,
         {
             **results,
-            "least gain of a seed": min(gains),
-            "a token costs more by": dearer,
+            "smallest gain of a seed": min(gains),
+            "extra cost of a token": dearer,
             "busiest expert's share": max(row["busiest"] for row in rows if "busiest" in row),
         },
     )

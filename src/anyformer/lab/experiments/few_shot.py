@@ -88,7 +88,7 @@ def claim(rows: Sequence[Row]) -> Verdict:
     gained = gains(rows)
     values = list(gained.values())
     holds = values[-1] > 0.3 and values[-1] > values[0] + 0.1
-    return Verdict(holds, {f"gained by shots, width {width}": value for width, value in gained.items()})
+    return Verdict(holds, {f"gain by shots, width {width}": value for width, value in gained.items()})
 
 
 def plot(rows: Sequence[Row]) -> Any:

@@ -105,8 +105,8 @@ def claim(rows: Sequence[Row]) -> Verdict:
         holds,
         {
             **{f"exponent, {kind}": slope for kind, slope in slopes.items()},
-            "no cache / cache at the longest": ratio,
-            **{f"seconds of the longest that was timed, {kind}": each[-1] for kind, each in timed.items() if each},
+            "no cache / cache, longest text": ratio,
+            **{f"seconds of the longest timed text, {kind}": each[-1] for kind, each in timed.items() if each},
             **{f"bytes of state, {kind}": states[kind][-1] for kind in KINDS if kind != "no cache"},
         },
     )

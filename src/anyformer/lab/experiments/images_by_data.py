@@ -208,7 +208,7 @@ def claim(rows: Sequence[Row]) -> Verdict:
                 for size, each in leads.items()
             },
             "they cross at": f"{ahead[0]:,} images" if ahead else "no size tried",
-            "trainings that stopped by themselves": f"{sum(row['stopped'] for row in rows)} of {len(rows)}",
+            "trainings that converged": f"{sum(row['stopped'] for row in rows)} of {len(rows)}",
         },
     )
 

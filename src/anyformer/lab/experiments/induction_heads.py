@@ -245,11 +245,11 @@ def of_seed(rows: Sequence[Row], seed: int) -> Verdict:
             "kept without induction heads": share["induction"],
             "others": heads["others"],
             "kept without others": share["others"],
-            **{f"loss falls along a text by, {kind}": value for kind, value in falls.items()},
+            **{f"fall of the loss along a text, {kind}": value for kind, value in falls.items()},
             **{f"steepest derivative by log(index), {kind}": row["slope"] for kind, row in steepest.items()},
             **{f"at tokens, {kind}": f"{row['first']} to {row['last']}" for kind, row in steepest.items()},
             "best head": curve(rows, "two", seed)[-1]["head"],
-            **({"jump where both see all": far[1], "at that step": far[0]} if far[0] else {}),
+            **({"jump if both layers see everything": far[1], "at that step": far[0]} if far[0] else {}),
         },
     )
 

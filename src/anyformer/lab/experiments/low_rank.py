@@ -105,7 +105,7 @@ def quarter(rows: Sequence[Row], kind: str) -> dict[int, float]:
 def claim(rows: Sequence[Row]) -> Verdict:
     shares = {kind: quarter(rows, kind) for kind in KINDS}
     means = {kind: mean(list(layers.values())) for kind, layers in shares.items()}
-    results = {f"a quarter holds, layer {layer}": value for layer, value in shares["attention"].items()}
+    results = {f"share of the largest quarter, layer {layer}": value for layer, value in shares["attention"].items()}
     results |= {f"mean, {kind}": value for kind, value in means.items()}
     return Verdict(means["attention"] >= 0.9 and means["attention"] > means["shuffled"], results)
 

@@ -242,7 +242,7 @@ def task_figures(rows: Sequence[Row]) -> dict[str, float]:
         ),
     }
     right = [each for several in losses(rows, "task accuracy").values() for each in several]
-    return {**results, "task right, at least": min(right), "task right, at most": max(right)}
+    return {**results, "task accuracy, lowest": min(right), "task accuracy, highest": max(right)}
 
 
 def plot(rows: Sequence[Row]) -> Any:

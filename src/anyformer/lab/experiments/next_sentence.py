@@ -135,7 +135,7 @@ def means(rows: Sequence[Row], what: str) -> dict[str, float]:
 def claim(rows: Sequence[Row]) -> Verdict:
     accuracy, masked = means(rows, "accuracy"), means(rows, "masked")
     results = {f"accuracy of pairs, {kind}": value for kind, value in accuracy.items()}
-    results |= {f"loss of hidden words, {kind}": value for kind, value in masked.items()}
+    results |= {f"loss of masked words, {kind}": value for kind, value in masked.items()}
     return Verdict(masked["without"] < masked["with"] and accuracy["without"] >= accuracy["with"], results)
 
 

@@ -236,7 +236,7 @@ def loss_increase(rows: Sequence[Row], scheme: str) -> list[float]:
 def claim(rows: Sequence[Row]) -> Verdict:
     properties = table(rows)
     shares = {scheme: loss_increase(rows, scheme) for scheme in SCHEMES}
-    figures = {f"lost by {scheme}": mean(each) for scheme, each in shares.items()}
+    figures = {f"loss increase, {scheme}": mean(each) for scheme, each in shares.items()}
     most, least = max(shares["alibi"]), min(shares["sinusoidal"])
     relative = [scheme for scheme, row in properties.items() if row["relative"]]
     inside = {scheme for scheme in SCHEMES if scheme not in ADDED}
@@ -247,10 +247,10 @@ def claim(rows: Sequence[Row]) -> Verdict:
         holds,
         {
             **figures,
-            "most lost by alibi with a seed": most,
-            "least by sinusoidal": least,
+            "largest loss increase, alibi": most,
+            "smallest loss increase, sinusoidal": least,
             "relative": ", ".join(relative),
-            **{f"has of the lectures', {scheme}": ", ".join(each) or "none" for scheme, each in has.items()},
+            **{f"properties of the lectures, {scheme}": ", ".join(each) or "none" for scheme, each in has.items()},
         },
     )
 

@@ -133,10 +133,10 @@ def claim(rows: Sequence[Row]) -> Verdict:
     return Verdict(
         min(rises[long]) >= 0.7 and all(map(operator.gt, rises[long], rises[short])) and min(more) > 0,
         {
-            **{f"correlation, {window} steps seen": text(each) for window, each in rises.items()},
-            **{f"reached, {kind}, {window} steps seen": text(each, 1) for (kind, window), each in best.items()},
+            **{f"correlation, window of {window}": text(each) for window, each in rises.items()},
+            **{f"reached, {kind}, window of {window}": text(each, 1) for (kind, window), each in best.items()},
             **{
-                f"reached when asked for {asked:g}, {long} steps seen": mean(
+                f"reached for a request of {asked:g}, window of {long}": mean(
                     [row["reached"] for row in chosen(rows, "asked", long) if row["asked"] == asked]
                 )
                 for asked in ASKED

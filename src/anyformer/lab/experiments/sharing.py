@@ -121,7 +121,7 @@ def claim(rows: Sequence[Row]) -> Verdict:
     results: dict[str, Any] = {f"parameters, {kind}": size for kind, size in sizes.items()}
     results |= {f"loss, {kind}, dropout {dropout:g}": mean(each) for (kind, dropout), each in losses.items()}
     results |= {f"change of distances from layer to layer, {kind}": mean(each) for kind, each in rough.items()}
-    results["shared: the last layer's distance / the largest, least of a seed"] = least
+    results["shared: last distance / largest distance, lowest seed"] = least
     parts = {
         "fewer than half of the parameters": sizes["shared"] < sizes["own"] / 2,
         "higher loss": all(a < b for a, b in zip(losses["own", 0.0], losses["shared", 0.0], strict=True)),

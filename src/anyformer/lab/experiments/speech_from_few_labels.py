@@ -120,8 +120,10 @@ def claim(rows: Sequence[Row]) -> Verdict:
     return Verdict(
         min(gains) > 0,
         {
-            **{f"right, {kind}, {n} labels": ", ".join(f"{v:.3f}" for v in each) for (kind, n), each in right.items()},
-            "least gain of a seed": min(gains),
+            **{
+                f"correct, {kind}, {n} labels": ", ".join(f"{v:.3f}" for v in each) for (kind, n), each in right.items()
+            },
+            "smallest gain of a seed": min(gains),
         },
     )
 

@@ -114,8 +114,8 @@ def claim(rows: Sequence[Row]) -> Verdict:
         falls and min(gains) > 0 and dearer < 0.05,
         {
             **{f"loss with {number} experts": value for number, value in zip(losses, means)},
-            "least gain of a seed": min(gains),
-            "a token costs more by": dearer,
+            "smallest gain of a seed": min(gains),
+            "extra cost of a token": dearer,
             **{
                 f"{what}, {number} experts": max(row[what] for row in rows if what in row and row["experts"] == number)
                 for what in ("busiest", "dropped")

@@ -144,11 +144,11 @@ def claim(rows: Sequence[Row]) -> Verdict:
     results = {
         f"{kind}: layer {i} moved": mean(each) for kind in KINDS for i, each in enumerate(zip(*moved(rows, kind)))
     }
-    results |= {f"{kind}: last / first layer, least of a seed": min(each) for kind, each in ratios.items()}
+    results |= {f"{kind}: last / first layer, lowest seed": min(each) for kind, each in ratios.items()}
     costs = [row["without"] - row["loss"] for row in joined(rows)]
     for layer in sorted({row["layer"] for row in joined(rows)}):
         added = [cost for cost, row in zip(costs, joined(rows)) if row["layer"] == layer]
-        results[f"loss without what layer {layer} learnt, more by"] = mean(added)
+        results[f"loss increase if layer {layer} is restored"] = mean(added)
     results["accuracy"] = mean([row["accuracy"] for row in rows if "accuracy" in row])
     farther = all(tuned > max(1.0, control) for tuned, control in zip(*ratios.values(), strict=True))
     return Verdict(farther, results)

@@ -51,7 +51,7 @@ def swin(side: int) -> Model:
 
 
 MODELS: dict[str, Callable[[int], Model]] = {"vit": vit, "swin": swin}
-COSTS = {"flops": "operations", "bytes": "memory", "bytes with scores": "memory with scores kept"}
+COSTS = {"flops": "operations", "bytes": "memory", "bytes with scores": "memory with scores stored"}
 
 
 def trials(sides: list[int], timed: int) -> list[Trial]:

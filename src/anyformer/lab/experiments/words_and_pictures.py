@@ -126,8 +126,8 @@ def claim(rows: Sequence[Row]) -> Verdict:
     return Verdict(
         min(shares(rows, "unseen")) >= 0.5,
         {
-            **{f"right, {part} pairs": ", ".join(f"{each:.3f}" for each in shares(rows, part)) for part in PARTS},
-            **{f"{what} right, unseen pairs": mean(shares(rows, "unseen", what)) for what in ("colour", "shape")},
+            **{f"correct, {part} pairs": ", ".join(f"{each:.3f}" for each in shares(rows, part)) for part in PARTS},
+            **{f"{what} correct, unseen pairs": mean(shares(rows, "unseen", what)) for what in ("colour", "shape")},
             "chance": CHANCE,
         },
     )
