@@ -139,7 +139,7 @@ def look_cell(command: str, words: list[str]) -> str:
 
     if (model := HUB.search(command)) is None or Path(model[0]).is_dir():
         run(command)
-    return f"a picture: {PICTURES[words[words.index('--picture') + 1]].about.partition(', or none')[0]}"
+    return f"a picture: {PICTURES[words[words.index('--picture') + 1]].about.partition('; INPUT')[0]}"
 
 
 CELLS = {"count": count_cell, "draw": draw_cell, "parts": parts_cell, "plan": plan_cell, "look": look_cell}

@@ -187,11 +187,11 @@ def test_pictures_that_do_not_fit(run: Run, made: Any, tmp_path: Path) -> None:
     image, recording = picture(tmp_path), sound(tmp_path)
     for arguments, line in (
         (("vit", made("gpt2"), "The fox"), "a model that reads images"),
-        (("vit", made("swin"), image), "does not look from every patch at every other"),
+        (("vit", made("swin"), image), "does not attend from every patch"),
         (("vit", made("resnet"), image), "no filters of patches"),
         (("walk", made("vit"), image), "a model that reads texts"),
         (("walk", made("wav2vec2"), recording), "a model that reads texts"),
-        (("walk", made("clip"), "The fox"), "the words that come next, and this model predicts none"),
+        (("walk", made("clip"), "The fox"), "this model predicts no words"),
         (("windows",), "give MODEL, and an image where there is one"),
         (("windows", made("vit"), image), "this model has no windows"),
         (("windows", made("clip"), image), "this model has no windows"),
@@ -200,7 +200,7 @@ def test_pictures_that_do_not_fit(run: Run, made: Any, tmp_path: Path) -> None:
         (("windows", "swin-tyni"), "did you mean 'swin-tiny'"),
         (("spectrogram", made("gpt2"), "The fox"), "a model that hears recordings"),
         (("spectrogram", made("wav2vec2"), image), "is not a recording, which this model reads"),
-        (("spectrogram", made("wav2vec2 silent"), recording), "nothing is said in this recording"),
+        (("spectrogram", made("wav2vec2 silent"), recording), "no words in this recording"),
     ):
         code, out, err = run("--picture", *arguments)
         assert (code, out) == (2, "") and line in err and err.count("\n") == 1, (line, err)

@@ -1,4 +1,4 @@
-"""The same pictures in a real browser, which has its own mind about how wide text is."""
+"""Text fits into the pictures in a real browser, which measures text with real fonts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = ["gpt2", "llama3-8b", "bert-base", "t5-small", "vit-b16", "swin-tiny", "
          "wav2vec2-conformer-rel-pos-large", "deepseek-v3", "mamba-130m", "decision-transformer-gym", "funnel-small",
          "switch-base-8", "gpt-neox-20b", "longformer-base", "rwkv-4-169m", "opt-350m"]  # fmt: skip
 
-# for the fonts that a reader has and for the widest: what leaves its box or the picture, and what lies on other text
+# with the default fonts and with wide fonts: list text that is outside its box or the picture, or on other text
 MEASURE = """
 const found = [];
 const before = (a, b, by) => a.x + a.width <= b.x + by || a.y + a.height <= b.y + 4 * by;
@@ -33,16 +33,16 @@ for (const font of ["", "DejaVu Sans", "Verdana"]) {
   if (font) style.textContent = `svg text { font-family: "${font}" !important }`;
   document.body.append(style);
   for (const svg of document.querySelectorAll("svg")) {
-    const say = (what, text) => found.push([svg.dataset.name, font, what, text.textContent]);
+    const report = (what, text) => found.push([svg.dataset.name, font, what, text.textContent]);
     const whole = svg.viewBox.baseVal, all = [...svg.querySelectorAll("text")].map(t => [t, t.getBBox()]);
     texts += all.length;
     for (const [text, box] of all) {
       const rect = text.parentNode.tagName === "g" ? text.parentNode.querySelector("rect").getBBox() : whole;
-      if (!within(box, rect)) say("leaves", text);
+      if (!within(box, rect)) report("outside", text);
     }
     for (let i = 0; i < all.length; i++)
       for (let j = i + 1; j < all.length; j++)
-        if (meet(all[i][1], all[j][1])) say("on " + all[j][0].textContent, all[i][0]);
+        if (meet(all[i][1], all[j][1])) report("on " + all[j][0].textContent, all[i][0]);
   }
   style.remove();
 }

@@ -1,4 +1,4 @@
-"""Pictures of descriptions: every one draws, nothing overlaps, and what is drawn is what is described."""
+"""Drawings of descriptions: every description draws, no text overlaps, and the picture shows the described model."""
 
 from __future__ import annotations
 
@@ -44,40 +44,40 @@ def inside(a: Bounds, b: Bounds, by: float = 0.5) -> bool:
     return a[0] >= b[0] - by and a[1] >= b[1] - by and a[2] <= b[2] + by and a[3] <= b[3] + by
 
 
-def said(words: FigureText) -> str:
+def content(words: FigureText) -> str:
     return "".join(span for span, _ in words.spans)
 
 
 def faults(figure: Figure) -> Iterator[str]:
-    """What cannot be read: text that leaves its box or the picture, or lies on other text, on a box or on a line."""
+    """Yield everything that cannot be read: text outside its box or the picture, or on other text, a box or a line."""
     boxes = [(mark.bounds, mark) for mark in figure.marks if isinstance(mark, Box)]
     words = [(each.bounds, each) for each in text_lines(figure.marks)]
     free = [(mark.bounds, mark) for mark in figure.marks if isinstance(mark, FigureText)]
     whole = (-MARGIN, -MARGIN, figure.width + MARGIN, figure.height + MARGIN)
     for at, box in boxes:
-        yield from (f"{said(each)!r} leaves its box" for each in box.words if not inside(each.bounds, at))
+        yield from (f"{content(each)!r} is outside its box" for each in box.words if not inside(each.bounds, at))
     for at, mark in (*boxes, *words):
         if not inside(at, whole):
-            yield f"{mark} leaves the picture"
+            yield f"{mark} is outside the picture"
     for (a, one), (b, other) in itertools.combinations(words, 2):
         if meet(a, b):
-            yield f"{said(one)!r} on {said(other)!r}"
+            yield f"{content(one)!r} on {content(other)!r}"
     leaves = [(at, box) for at, box in boxes if box.kind not in ("frame", "panel") and box.words]
     for (a, one), (b, two) in itertools.combinations(leaves, 2):
         if meet(a, b) and not inside(a, b) and not inside(b, a):
             yield f"boxes {one.tip or one.kind} and {two.tip or two.kind} overlap"
     for (a, each), (b, _) in itertools.product(free, leaves):
         if meet(a, b) and not inside(a, b):
-            yield f"{said(each)!r} on a box"
+            yield f"{content(each)!r} on a box"
     for line in (mark for mark in figure.marks if isinstance(mark, Polyline)):
         for (ax, ay), (bx, by) in itertools.pairwise(line.points):
-            if ax == bx or ay == by:  # the straight ones
+            if ax == bx or ay == by:  # horizontal and vertical lines
                 bounds = (min(ax, bx) - 1, min(ay, by) - 1, max(ax, bx) + 1, max(ay, by) + 1)
-                yield from (f"a line through {said(each)!r}" for at, each in free if meet(at, bounds, 0))
+                yield from (f"a line through {content(each)!r}" for at, each in free if meet(at, bounds, 0))
 
 
 def letters(figure: Figure) -> float:
-    """The smallest text in pixels, where the picture fills a slide of 1920 x 1080."""
+    """Return the size in pixels of the smallest text if the picture fills a slide of 1920 x 1080."""
     scale = min(1920 / (figure.width + 2 * MARGIN), 1080 / (figure.height + 2 * MARGIN))
     return min(each.size for each in text_lines(figure.marks)) * scale
 
@@ -92,30 +92,30 @@ FIRST = [next(iter(family.sizes)) for family in {family.name: family for _, fami
 def test_every_named_description_draws(names: list[str]) -> None:
     for name in names:
         drawing = draw(name)
-        found = [*faults(drawing.figure)]
-        assert not found, (name, found[:5])
+        problems = [*faults(drawing.figure)]
+        assert not problems, (name, problems[:5])
         assert ElementTree.fromstring(drawing.svg).get("viewBox") and len(drawing.svg) < 60_000
-        # three panels side by side and more; seven stretches and more, one over another
+        # pictures with at least three panels side by side, or at least seven folded stacks above each other
         crowded = name.startswith(("switch", "limoe", "vatt", "reserve", "mvitv2-large", "mvitv2-huge"))
         assert letters(drawing.figure) >= (10 if crowded else 13.5), name
 
 
 def test_every_family_draws() -> None:
-    """A tiny case of each, with unusual values."""
+    """One tiny case per family, with unusual values."""
     for case in {case.model_type: case for case in every_case()}.values():
-        found = [*faults(draw(spec_of(case)).figure)]
-        assert not found, (case.id, found[:5])
+        problems = [*faults(draw(spec_of(case)).figure)]
+        assert not problems, (case.id, problems[:5])
 
 
 @pytest.mark.slow
 def test_every_case_of_every_family_draws() -> None:
     for case in every_case():
-        found = [*faults(draw(spec_of(case)).figure)]
-        assert not found, (case.id, found[:5])
+        problems = [*faults(draw(spec_of(case)).figure)]
+        assert not problems, (case.id, problems[:5])
 
 
 def test_how_many_vectors_an_embedding_makes() -> None:
-    """The lengths on the wires are those that the embedding's module gives."""
+    """The lengths in the picture are the lengths that the embedding's module returns."""
     seen: dict[str, set[int]] = {}
     for case in every_case():
         spec, length = spec_of(case), 1000 if "wav2vec2" in case.model_type else 16
@@ -124,7 +124,7 @@ def test_how_many_vectors_an_embedding_makes() -> None:
             given = {name: torch.zeros(1, *shape) for name, shape in part.row(length, width).items()}
             kinds = {**COMMON, **part.input_kinds}
             given |= {name: value.long() for name, value in given.items() if kinds.get(name) == "integers"}
-            with torch.no_grad(), graph_capture():  # nothing is asked of the zeros
+            with torch.no_grad(), graph_capture():  # skips the checks of input values, which zeros would fail
                 x, _ = part.build(Site(width=width)).eval()(given, None)
             assert part.vectors(length) == x.shape[1], case.id
             seen[type(part).__name__].add(x.shape[1])
@@ -132,7 +132,7 @@ def test_how_many_vectors_an_embedding_makes() -> None:
     assert wanted <= {*seen}
 
 
-# -- what is drawn ----------------------------------------------------------------------------------------------------
+# -- content ----------------------------------------------------------------------------------------------------------
 
 SMALL = {"decoder.depth": 3, "width": 24, "decoder.layers.attention.op.num_heads": 3,
          "decoder.layers.attention.op.head_width": 8}  # fmt: skip
@@ -144,11 +144,11 @@ def gpt2(**changes: Any) -> Any:
 
 
 def heights(figure: Figure, step: str) -> list[str]:
-    """What one step is made of, from the bottom to the top."""
+    """Return the boxes and sums of one step, from bottom to top."""
     at = f"decoder.layers.0.{step}."
-    found = [mark for mark in figure.marks if isinstance(mark, Box) and mark.tip.startswith(at)]
-    boxes = [(box.y, box.tip.removeprefix(at)) for box in found]
-    ends = [min(boxes)[0] - 60, max(box.y + box.height for box in found)]
+    step_boxes = [mark for mark in figure.marks if isinstance(mark, Box) and mark.tip.startswith(at)]
+    boxes = [(box.y, box.tip.removeprefix(at)) for box in step_boxes]
+    ends = [min(boxes)[0] - 60, max(box.y + box.height for box in step_boxes)]
     sums = [(mark.y, "+") for mark in figure.marks if isinstance(mark, Plus) and ends[0] < mark.y < ends[1]]
     return [name for _, name in sorted([*boxes, *sums], reverse=True)]
 
@@ -167,7 +167,7 @@ def heights(figure: Figure, step: str) -> list[str]:
 def test_norms_stand_where_they_are_applied(fields: dict[str, Any], order: list[str]) -> None:
     figure = draw(gpt2(decoder__layers__feedforward=Sublayer(op=MLP(width=48), **fields))).figure
     assert heights(figure, "feedforward") == order and not [*faults(figure)]
-    # the stream that goes past starts below the first thing that it goes past
+    # the skip connection starts directly below the first box that it skips
     skips = [mark.points for mark in figure.marks if isinstance(mark, Polyline) and mark.kind == "skip"]
     boxes = {mark.tip: mark for mark in figure.marks if isinstance(mark, Box)}
     first = "op" if fields.get("normed_skip") or "pre_norm" not in fields else "pre_norm"
@@ -180,7 +180,7 @@ def test_norms_stand_where_they_are_applied(fields: dict[str, Any], order: list[
 
 def test_a_residual_that_is_no_plain_sum_is_told() -> None:
     spec = gpt2(decoder__layers__feedforward__residual=Scaled(branch=0.5))
-    assert "Scaled (half-step)" in [said(each) for each in text_lines(draw(spec).figure.marks)]
+    assert "Scaled (half-step)" in [content(each) for each in text_lines(draw(spec).figure.marks)]
 
 
 def test_steps_side_by_side() -> None:
@@ -196,25 +196,25 @@ def texts(drawn: Any) -> dict[str, Card]:
 
 
 def test_parameters_and_shapes() -> None:
-    """From the published sizes of GPT-2: 768 x 3072 x 2 with biases, twelve heads of 64."""
+    """The numbers follow from the published sizes of GPT-2: 768 x 3072 x 2 with biases, twelve heads of 64."""
     cards = texts("gpt2")
     assert cards["decoder.layers.0.attention.op"].phrases == ("12 heads × 64", "Causal mask")
     assert cards["decoder.layers.0.feedforward.op"].note == "4.7M" == f"{(2 * 768 * 3072 + 768 + 3072) / 1e6:.1f}M"
     assert cards["embedding.position"].note == f"{1024 * 768 / 1e3:.1f}K" and cards["embedding"].note == "38.6M"
     assert cards["head"].phrases == ("vocab size 50,257", "tied to embedding.tokens") and cards["head"].note == ""
-    shown = [said(each) for each in text_lines(draw("gpt2").figure.marks)]
+    shown = [content(each) for each in text_lines(draw("gpt2").figure.marks)]
     assert "× 12" in shown and shown.count("T × 768") == 2 and "T × 50,257" in shown
     assert "GPT2LMHeadModel · 12 layers · width 768 · 124.4M parameters" in shown
 
 
 def test_lengths_that_the_input_decides() -> None:
-    swin = [said(each) for each in text_lines(draw("swin-tiny").figure.marks)]
+    swin = [content(each) for each in text_lines(draw("swin-tiny").figure.marks)]
     assert [each for each in swin if each in ("3136 × 96", "784 × 192", "196 × 384", "49 × 768")][:1] == ["3136 × 96"]
     assert {"784 × 192", "196 × 384", "49 × 768", "3 × 224 × 224"} <= {*swin}
-    assert "197 × 768" in [said(each) for each in text_lines(draw("vit-b16").figure.marks)]
-    assert "1500 × 384" in [said(each) for each in text_lines(draw("whisper-tiny").figure.marks)]
-    assert "T/320 × 768" in [said(each) for each in text_lines(draw("wav2vec2-base").figure.marks)]
-    assert "3 T × 128" in [said(each) for each in text_lines(draw("decision-transformer-gym").figure.marks)]
+    assert "197 × 768" in [content(each) for each in text_lines(draw("vit-b16").figure.marks)]
+    assert "1500 × 384" in [content(each) for each in text_lines(draw("whisper-tiny").figure.marks)]
+    assert "T/320 × 768" in [content(each) for each in text_lines(draw("wav2vec2-base").figure.marks)]
+    assert "3 T × 128" in [content(each) for each in text_lines(draw("decision-transformer-gym").figure.marks)]
 
 
 def test_kinds_of_layers_and_their_order() -> None:
@@ -222,7 +222,7 @@ def test_kinds_of_layers_and_their_order() -> None:
     cells = sorted((-mark.y, mark.kind) for mark in figure.marks if isinstance(mark, Box) and mark.height < 14.5
                    and mark.kind.startswith("kind"))  # fmt: skip
     assert [kind for _, kind in cells] == ["kind0"] * 3 + ["kind1"] * 58
-    shown = [said(each) for each in text_lines(figure.marks)]
+    shown = [content(each) for each in text_lines(figure.marks)]
     assert {"dense", "sparse", "layers 0–2", "layers 3–60", "× 61"} <= {*shown}
     cards = texts("deepseek-v3")
     assert cards["decoder.layers.3.feedforward.op"].differs and not cards["decoder.layers.3.attention.op"].differing
@@ -254,7 +254,7 @@ def test_tied_weights() -> None:
 
 
 def test_a_shared_layer_and_a_shared_bias() -> None:
-    shown = [said(each) for each in text_lines(draw("albert-base").figure.marks)]
+    shown = [content(each) for each in text_lines(draw("albert-base").figure.marks)]
     assert shown[shown.index("× 12") + 1 :][:3] == ["encoder layers", "share 7.1M", "of 1 layer"]
     cards = texts("t5-small")
     assert cards["encoder.position"].phrases[0] == "shared by all layers"
@@ -262,7 +262,7 @@ def test_a_shared_layer_and_a_shared_bias() -> None:
 
 
 def test_an_embedding_is_drawn_in_its_order() -> None:
-    """ALBERT's narrow vectors are projected after positions and norm, OPT's before positions join."""
+    """ALBERT projects its narrow vectors after positions and norm, OPT before positions are added."""
     albert, opt = ([item for item in outline(name).columns[0].items if not isinstance(item, str)][1:5]
                    for name in ("albert-base", "opt-350m"))  # fmt: skip
     addresses = [getattr(item, "card", item).address for item in albert]
@@ -271,7 +271,7 @@ def test_an_embedding_is_drawn_in_its_order() -> None:
 
 
 def test_kinds_are_compared_by_the_place_of_their_steps() -> None:
-    """A step may have another name in another kind of layer; the same norm in it is the same."""
+    """Steps are compared by index: the same norm in a step with a different name is not marked."""
     spec, mamba = gpt2(), af.spec("mamba-130m").decoder.layers
     norm = dict(spec.decoder.layers.items())["attention"].pre_norm
     kinds = {"a": spec.decoder.layers, "b": mamba.edit(("mixer", "pre_norm"), lambda _: norm)}
@@ -280,7 +280,7 @@ def test_kinds_are_compared_by_the_place_of_their_steps() -> None:
 
 
 def test_no_family_has_code_here() -> None:
-    """The picture follows from the Parts: another family's name changes the line under the title alone."""
+    """The picture depends only on the Parts: without the family's name it is the same."""
     for name in ("t5-small", "swin-tiny"):
         spec = af.spec(name)
         one = draw(spec.replace(architecture="A"), titles=["x"]).figure
@@ -289,7 +289,7 @@ def test_no_family_has_code_here() -> None:
 
 
 def test_towers() -> None:
-    """Several embeddings that meet under one head: two columns, one card above both."""
+    """Two embeddings with one head: two columns, and one card above both."""
     card = Card("a", "embedding", "Text Embedding")
     columns = (StreamColumn((card, "T × 8")), StreamColumn((card, "N × 8")))
     towers = ModelOutline("two", "towers", columns, (Card("h", "head", "Contrast"),))
@@ -304,17 +304,19 @@ def test_towers() -> None:
 def test_two_side_by_side() -> None:
     drawing = draw("gpt2", "llama3-8b")
     lines = text_lines(drawing.figure.marks)
-    marked = {said(each) for each in lines if any(kind == "differs" for _, kind in each.spans)}
+    marked = {content(each) for each in lines if any(kind == "differs" for _, kind in each.spans)}
     assert {"LayerNorm", "RMSNorm", "MLP (FFN)", "Gated MLP (SwiGLU)", "Attention (GQA)", "vocab size 50,257"} <= marked
     assert "LM Head" not in marked and not [*faults(drawing.figure)] and drawing.title == "gpt2 and llama3-8b"
     unlike = [mark.tip for mark in drawing.figure.marks if isinstance(mark, Box) and "changed" in mark.kind]
-    assert "embedding.position" in unlike and "embedding" not in unlike, "other numbers are no other structure"
+    assert "embedding.position" in unlike and "embedding" not in unlike, "different numbers do not mark a box"
 
 
 def test_what_is_the_same_is_not_marked() -> None:
     drawing = draw("bert-base", "bert-base")
     words = text_lines(drawing.figure.marks)
-    assert [said(w) for w in words if any(kind == "differs" for _, kind in w.spans)] == [said(words[-1])]  # the legend
+    assert [content(w) for w in words if any(kind == "differs" for _, kind in w.spans)] == [
+        content(words[-1])
+    ]  # the legend
     assert not [mark for mark in drawing.figure.marks if isinstance(mark, Box) and "changed" in mark.kind]
 
 
@@ -326,7 +328,7 @@ def test_widths_are_no_less_than_those_of_a_wide_font() -> None:
     from matplotlib.ft2font import FT2Font, LoadFlags
 
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-    shown = {said(each) for name in ("gpt2", "deepseek-v3", "swin-tiny", "t5-small") for each in
+    shown = {content(each) for name in ("gpt2", "deepseek-v3", "swin-tiny", "t5-small") for each in
              text_lines(draw(name).figure.marks)}  # fmt: skip
     for file, bold in (("DejaVuSans.ttf", False), ("DejaVuSans-Bold.ttf", True)):
         font = FT2Font(str(folder / file))
@@ -336,7 +338,7 @@ def test_widths_are_no_less_than_those_of_a_wide_font() -> None:
         for text in shown:
             assert sum(advance[letter] for letter in text) <= width(text, 100, bold), text
             if not bold:
-                assert width(text, 100) < 1.25 * sum(advance[letter] for letter in text) + 5, "not much more, either"
+                assert width(text, 100) < 1.25 * sum(advance[letter] for letter in text) + 5, "the bound is too loose"
 
 
 def test_lines_are_broken_where_they_must_be() -> None:
@@ -358,7 +360,7 @@ def test_text_of_other_people_is_shown_and_not_run() -> None:
     assert not [*faults(drawing.figure)]
 
 
-# -- where it is shown ------------------------------------------------------------------------------------------------
+# -- themes, notebooks, mistakes --------------------------------------------------------------------------------------
 
 
 def test_themes() -> None:
@@ -389,7 +391,7 @@ def test_a_notebook_shows_the_text_of_what_cannot_be_built() -> None:
     ("models", "options", "line"),
     [
         (("gtp2",), {}, "did you mean 'gpt2'?"),
-        ((3,), {}, "cannot draw a int; give a description, a model"),
+        ((3,), {}, "cannot draw .* int; give a description, a model"),
         ((), {}, "draw takes one or two models, not 0"),
         (("gpt2", "gpt2", "gpt2"), {}, "not 3"),
         (("gpt2",), {"theme": "drak"}, "did you mean 'dark'?"),

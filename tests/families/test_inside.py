@@ -77,7 +77,7 @@ def one_line_without_a_stream(traced: Any) -> None:
 def test_contributions_add_up_to_the_score(case: Case) -> None:
     traced, spec = run(case), shared(case).spec
     streams = not spec.towers and not isinstance(shared(case), AutoencoderModule)
-    beside = "stands between the stream and the head" if streams and stream_end(body(shared(case))) else None
+    beside = "is between the stream and the head" if streams and stream_end(body(shared(case))) else None
     if (reason := beside if isinstance(spec.head, SCORES_TOKENS) else "this model has") is not None:
         with pytest.raises(ValueError, match=reason):
             af.look.contributions(traced)

@@ -1,4 +1,4 @@
-"""Claims of experiments on made-up rows: they hold where the claim is true, and one false part is enough to fail."""
+"""Claims of experiments on made-up rows: a claim holds if it is true, and does not hold if one part of it is false."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def switch(last: float = 1.5, cost: int = 101, middle: float = 1.8) -> list[Row]
 
 
 def norms(other: float = 1.2, large: float = 0.1) -> list[Row]:
-    """Held-out loss of the last BatchNorm, and its distance from the running statistics in the larger batches."""
+    """Parameters: held-out loss of the last BatchNorm row, and the distance of its statistics in larger batches."""
     return [
         {"norm": norm, "lengths": lengths, "batch": batch, "seed": seed, "train": 1.0, "own statistics": 1.1,
          "held out": 1.0 if norm == "layer" else other if (batch, seed) == (16, 2) else 1.3,
@@ -71,7 +71,7 @@ def tuned(last: float = 0.3, control: float = 0.2) -> list[Row]:
 
 
 def looked_up(line: float = 0.9, bayes: float = 0.01, smooth: float = 0.5) -> list[Row]:
-    """Distances: of ridge from the model of smooth functions, of Bayes, of the smoother from that of linear ones."""
+    """Parameters: distances of ridge from the smooth model, of Bayes, and of the smoother from the linear model."""
     far = {"linear": {"neighbours": 0.5, "smoother": smooth, "ridge": bayes, "bayes": bayes},
            "smooth": {"neighbours": 0.2, "smoother": 0.3, "ridge": line, "bayes": bayes}}  # fmt: skip
     return [
@@ -96,7 +96,7 @@ def shared(
 
 
 def batches(larger: float = 0.9, best: float = 4e-3) -> list[Row]:
-    """The loss of the larger batch with the last seed; the best rate of the largest batch."""
+    """Parameters: loss of the larger batch with the last seed, and best rate of the largest batch."""
     return [
         {"batch": batch, "lr": lr, "seed": seed,
          "loss": (larger if batch == 32 and seed == 2 else {8: 1.0, 32: 0.9, 128: 1.1}[batch])
@@ -106,7 +106,7 @@ def batches(larger: float = 0.9, best: float = 4e-3) -> list[Row]:
 
 
 def sizes(falls: float = 0.5, start: float = 4.0) -> list[Row]:
-    """Losses of three sizes by step, cost in proportion to size; `falls` by step of the largest with the last seed."""
+    """Losses of three sizes by step; cost is proportional to size. `falls`: per step, largest size, last seed."""
     speed = {1e3: 0.2, 4e3: 0.35, 16e3: 0.5}
     return [
         {"parameters": N, "seed": seed, "step": step, "steps": 8, "tokens": 8000, "flops": 6 * N * 8000,
@@ -116,7 +116,7 @@ def sizes(falls: float = 0.5, start: float = 4.0) -> list[Row]:
 
 
 def images(cheaper: float = 0.9, **powers: float) -> list[Row]:
-    """Costs by power of the patches; `cheaper` is the share that a Swin takes of a ViT's operations at the first."""
+    """Costs as powers of the number of patches; `cheaper` is the Swin's share of the ViT's operations at first."""
     own = {"vit_flops": 2.0, "swin_flops": 1.0, "vit_bytes": 1.0, "swin_bytes": 1.0, "vit_bytes with scores": 2.0,
            "swin_bytes with scores": 1.0, "vit_seconds": 2.0, "swin_seconds": 1.0} | powers  # fmt: skip
     return [
@@ -128,7 +128,7 @@ def images(cheaper: float = 0.9, **powers: float) -> list[Row]:
 
 
 def played(slope: float = 0.9, short: float = 0.0, cloned: float = 100.0) -> list[Row]:
-    """What a Decision Transformer reaches of what it is asked for, with the long and the short window; the clone."""
+    """Parameters: slopes of the reached by the requested return (long and short window), and the clone's return."""
     slopes = {
         **{(seed, 20): 0.9 for seed in SEEDS},
         **{(seed, 1): 0.0 for seed in SEEDS},
@@ -144,13 +144,13 @@ def played(slope: float = 0.9, short: float = 0.0, cloned: float = 100.0) -> lis
 
 
 def named(last: float = 0.6) -> list[Row]:
-    """The share of new pairs that are named rightly with the last seed."""
+    """Parameter: share of unseen pairs named correctly with the last seed."""
     return [{"pairs": part, "seed": seed, "name": last if (part, seed) == ("unseen", 2) else 0.9, "colour": 0.9,
              "shape": 0.9} for part, seed in product(words_and_pictures.PARTS, SEEDS)]  # fmt: skip
 
 
 def by_data(few: float = 0.3, many: float = 0.95) -> list[Row]:
-    """Accuracies of the ViT with the last seed, on the fewest images and on the most."""
+    """Parameters: accuracies of the ViT with the last seed, with the fewest and with the most images."""
     right = {"resnet": {100: 0.5, 400: 0.8, 1600: 1.0}, "vit": {100: 0.3, 400: 0.6, 1600: 0.95}}
     last = {("vit", 100): few, ("vit", 1600): many}
     return [
@@ -161,7 +161,7 @@ def by_data(few: float = 0.3, many: float = 0.95) -> list[Row]:
 
 
 def heard(last: float = 0.5) -> list[Row]:
-    """The share that the pretrained model transcribes with the last seed and the fewest labels."""
+    """Parameter: share transcribed by the pretrained model with the last seed and the fewest labels."""
     right = {("pretrained", 50): 0.6, ("scratch", 50): 0.4, ("pretrained", 200): 0.9, ("scratch", 200): 0.95}
     return [{"kind": kind, "labels": labels, "seed": seed,
              "right": last if (kind, labels, seed) == ("pretrained", 50, 2) else each}
@@ -194,11 +194,11 @@ def test_a_false_claim_fails(experiment: Any, rows: Callable[..., list[Row]], fa
     assert len(experiment.plot(rows()).axes) >= 2
 
 
-# -- what is measured -------------------------------------------------------------------------------------------------
+# -- measurements -----------------------------------------------------------------------------------------------------
 
 
 def test_experts_beyond_their_capacity_are_counted() -> None:
-    chosen = torch.tensor([[0], [0], [0], [1], [2], [2], [2], [2]])  # of two experts; 2 means full
+    chosen = torch.tensor([[0], [0], [0], [1], [2], [2], [2], [2]])  # two experts; 2 means dropped
     assert switch_scaling.load(chosen, 2) == {"busiest": 3 / 8, "dropped": 0.5}
     costs = [trial.values["flops"] for trial in switch_scaling.trials(**switch_scaling.FORMS["small"].values)]
     assert max(costs) < 1.05 * min(costs)
@@ -251,7 +251,7 @@ def test_tokens_needed_lie_between_two_evaluations() -> None:
 
 
 def test_a_pole_is_balanced_for_as_long_as_in_gymnasium() -> None:
-    """The same answers from the same start states keep the pole up for as long in its own CartPole-v1."""
+    """The same actions from the same start states balance the pole for as long in gymnasium's CartPole-v1."""
     gymnasium: Any = pytest.importorskip("gymnasium")
     config = {**return_asked_and_reached.CONFIG, "hidden_size": 16, "n_layer": 1}
     model = build(families.find("decision_transformer").read(config), seed=0).eval()
@@ -285,7 +285,7 @@ def test_a_name_is_right_if_colour_and_shape_are() -> None:
 
 
 def test_a_training_ends_when_held_out_images_are_not_read_better(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What counts is the accuracy on other images at the best moment, not the best one on them."""
+    """The result is the test accuracy at the best held-out evaluation, not the best test accuracy."""
     pairs = iter([(0.2, 0.9), (0.5, 0.4), (0.5, 0.8), (0.4, 0.8), (0.3, 0.8), (0.5, 1.0)])
     watch, reasons = images_by_data.Converge(images_by_data.pictures("data", "t10k")), list[str]()
     watch.parts = [[], []]
@@ -295,11 +295,11 @@ def test_a_training_ends_when_held_out_images_are_not_read_better(monkeypatch: p
         assert not reasons
         trainer: Any = SimpleNamespace(step=step, stop=reasons.append)
         watch.on_evaluate(trainer, {})
-    assert (watch.accuracy, watch.step) == (0.4, 2) and reasons == ["no better on held-out images"]
+    assert (watch.accuracy, watch.step) == (0.4, 2) and reasons == ["accuracy on held-out images no longer rises"]
 
 
 def test_a_window_sees_its_own_patches(tmp_path: Path) -> None:
-    """The real counts of four sizes hold; a Swin that is a ViT does not."""
+    """The claim holds for the real counts of four sizes, but not if the Swin costs as much as the ViT."""
     place = Place(tmp_path, tmp_path, "cpu")
     rows = [{**trial.values, **row} for trial in windows_and_pixels.trials([224, 448, 896], 0)
             for row in windows_and_pixels.work(trial.values, place)]  # fmt: skip
@@ -312,7 +312,7 @@ def test_a_window_sees_its_own_patches(tmp_path: Path) -> None:
 
 
 def test_smooth_functions_are_of_their_gaussian_process() -> None:
-    """Two points at a distance of one scale go together by exp(-1/2); Bayes is better than all others."""
+    """Two points at a distance of one length scale have covariance exp(-1/2); Bayes beats all other estimators."""
     objective = Regress(width=1, context=8, noise=0.1, scale=0.7)
     made = objective.draw(torch.arange(20_000))
     apart = (made["points"][:, 0, 0] - made["points"][:, 1, 0]).abs()

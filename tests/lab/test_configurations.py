@@ -1,4 +1,4 @@
-"""The table of configurations: every cell is a model, and those of a sample that has every value keep all lines."""
+"""The table of configurations: every cell builds, and a sample with every value passes all checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from anyformer.parts.residual import Scaled
 from architectures.lines import broken
 
 SMALL = {"width": 16, "heads": 2, "vocabulary": 40, "length": 96}
-SAMPLE = [  # each activation once, the rest in turn
+SAMPLE = [  # each activation once, cycling through the other columns
     (list(PLACEMENTS)[i % 3], list(NORMS)[(i + i // 3) % 3], activation, POSITIONS[(i + i // 4) % 4])
     for i, activation in enumerate(ACTIVATIONS)
 ]
@@ -40,7 +40,7 @@ def test_cells_train_and_keep_the_lines(each: tuple[str, str, str, str], tmp_pat
 
 
 def test_gelu_is_the_tanh_form() -> None:
-    """As the slide writes it: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    """As on the slide: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
     x = torch.linspace(-4, 4, 33, dtype=torch.float64)
     slide = x / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
     for name in ("GeLU", "GeGLU"):
@@ -53,5 +53,5 @@ def test_norms_stand_where_they_are_said_to() -> None:
     assert (step.pre_norm, step.post_norm, step.out_norm) == (RMSNorm(), RMSNorm(), None)
     deep = cell("post", "DeepNorm", "ReLU", "RoPE", depth=8)
     assert deep.decoder.layers.steps["attention"].residual == Scaled(skip=2.0) and deep.decoder.norm is None
-    with pytest.raises(ValueError, match="no norm is called 'RMS'"):
+    with pytest.raises(ValueError, match="no norm 'RMS'"):
         cell("pre", "RMS", "ReLU", "RoPE")

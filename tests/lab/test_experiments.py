@@ -1,4 +1,4 @@
-"""What experiments measure, claim and draw, from rows that are made up."""
+"""Measurements, claims and plots of experiments, from made-up rows."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ Curves = dict[str, list[tuple[float, float]]]
 
 
 def curves(figure: Any) -> dict[str, Curves]:
-    """title -> label -> the points of a curve"""
+    """Return title -> label -> points of a curve."""
     return {axis.get_title(): {line.get_label(): [*zip(*line.get_data(), strict=True)] for line in axis.lines}
             for axis in figure.axes}  # fmt: skip
 
 
-# -- what is measured -------------------------------------------------------------------------------------------------
+# -- measurements -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("rows", "length", "starts"), [(3, 10, [0, 45, 90]), (1, 10, [0]), (2, 300, [0, 0])])
@@ -59,9 +59,9 @@ def test_rows_that_were_held_out_lie_evenly_over_the_texts(rows: int, length: in
     tokens = np.arange(100, dtype=np.uint16)
     column = SimpleNamespace(ends=np.array([30, 100]), read=lambda begin, end: tokens[begin:end])
     split = SimpleNamespace(valid=SimpleNamespace(fields={"input_ids": column}))
-    found = held_out(SimpleNamespace(splits=split, device="cpu"), rows, length)
+    ids = held_out(SimpleNamespace(splits=split, device="cpu"), rows, length)
     size = min(length, 100)
-    assert found.dtype == torch.int64 and found.tolist() == [[*range(start, start + size)] for start in starts]
+    assert ids.dtype == torch.int64 and ids.tolist() == [[*range(start, start + size)] for start in starts]
 
 
 def test_texts_of_trials_share_a_folder_that_is_made(tmp_path: Path) -> None:
@@ -74,12 +74,11 @@ def test_texts_of_trials_share_a_folder_that_is_made(tmp_path: Path) -> None:
 
 
 def test_a_row_of_few_shot_holds_four_texts() -> None:
-    """As many tokens as letters and spaces, and one for the end."""
+    """One token per letter and space, and one end token per text."""
     assert {4 * (len(text) + 1) for text in few_shot.pair_texts(9, 4, 0)} == {few_shot.LENGTH}
 
 
-# what the scores of one attention over equal tokens tell: places apart, by distance, the same in a longer text, within
-# bounds, and of places that were never seen
+# unique, relative, consistent in a longer text, bounded, extends to positions beyond the training length
 PROPERTIES = {
     "none": (False, True, True, True, True), "learned": (True, False, False, False, False),
     "alibi": (True, True, True, False, True), "rope": (True, True, True, True, True),
@@ -124,7 +123,7 @@ def test_the_first_layer_sees_a_token_and_the_one_before() -> None:
 
 
 def test_shots_are_counted_from_none() -> None:
-    """A model that knows the second letter of every pair but the first, and nothing else."""
+    """The model predicts only the second letter of every pair but the first."""
 
     def model(input_ids: Any) -> Any:
         following = torch.nn.functional.one_hot(input_ids.roll(-1, 1), 300).float() * 9
@@ -168,7 +167,7 @@ def test_sentences_are_told_apart_in_pairs(tmp_path: Path, monkeypatch: pytest.M
     rows = next_sentence.work(trial.values, Untrained(tmp_path / "trial", tmp_path / "shared", "cpu"))
     assert rows == [{"masked": 1.5, "accuracy": 0.75}]
     pretrained, tuned = runs
-    keep = pretrained.keep  # the last checkpoint is the only one
+    keep = pretrained.keep  # only the last checkpoint
     assert (keep.every, keep.last, keep.best) == (pretrained.steps, 1, False)
     assert tuned.objective.pair and tuned.objective.labels == next_sentence.LABELS
     assert tuned.optimizer.lr == pytest.approx(pretrained.optimizer.lr / 3)
@@ -207,7 +206,7 @@ def test_answers_stand_where_they_are_asked_for() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_most_texts_of_a_row_are_whole(seed: int, tmp_path: Path) -> None:
-    """Wherever a row begins, as seeds do differently: the last answer of most texts is learnt with its letter."""
+    """Rows begin at different tokens with different seeds; still, most texts in a row are complete."""
     texts, rows = recall.palindromes(40, 5, 4, seed=0), list[str]()
 
     class Untrained(Place):
@@ -224,7 +223,7 @@ def test_most_texts_of_a_row_are_whole(seed: int, tmp_path: Path) -> None:
 
 
 def test_answers_that_are_right_are_counted() -> None:
-    """By a model that says "b" wherever it is, and by one that says the token that it reads."""
+    """For a model that always predicts "b", and for one that repeats the token it reads."""
 
     def constant(input_ids: Any) -> Any:
         return SimpleNamespace(logits=torch.eye(256)[ord("b")].expand(*input_ids.shape, 256))
@@ -244,11 +243,11 @@ def test_answers_that_are_right_are_counted() -> None:
 
 
 def test_letters_that_are_copied_are_counted(tmp_path: Path) -> None:
-    """By a model that says "b" wherever it is, blanks do not count."""
-    said = torch.eye(len(state_spaces.TAGS))[state_spaces.TAGS.index("b")]
+    """The model always predicts "b"; blanks do not count."""
+    scores = torch.eye(len(state_spaces.TAGS))[state_spaces.TAGS.index("b")]
     trainer: Any = SimpleNamespace(
         tokenizer=Words().make(["a b c . |"], tmp_path), objective=Tag(labels=state_spaces.TAGS), to_device=dict,
-        model=lambda input_ids: SimpleNamespace(logits=said.expand(*input_ids.shape, -1)),
+        model=lambda input_ids: SimpleNamespace(logits=scores.expand(*input_ids.shape, -1)),
         eval_mode=contextlib.nullcontext,
     )  # fmt: skip
     texts = [{"words": "a . b | |", "tags": "-100 -100 -100 a b"}, {"words": "a c . | |", "tags": "-100 -100 -100 a c"}]
@@ -256,24 +255,24 @@ def test_letters_that_are_copied_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_text_read_in_pieces_is_the_text() -> None:
-    """The last piece of several says what a whole pass says, and the state is that of any other length."""
+    """The logits of the last piece equal those of a pass over the whole text, and the state has one size."""
     spec = state_spaces.model_spec("mamba", 8, states=4, depth=1)
     model, ids = build(spec, seed=0).eval(), torch.arange(64)[None]
     state = model.new_state(1, capacity=64)
     with torch.no_grad():
         for piece in ids.split(16, 1):
-            said = model(input_ids=piece, past_key_values=state).logits
-        assert torch.allclose(said, model(input_ids=ids).logits[:, -16:], atol=1e-5)
+            logits = model(input_ids=piece, past_key_values=state).logits
+        assert torch.allclose(logits, model(input_ids=ids).logits[:, -16:], atol=1e-5)
     rows = state_spaces.read_in_pieces(4 * state_spaces.PIECE, "cpu")
     assert [row["read"] // state_spaces.PIECE for row in rows] == [1, 2, 4]
     assert len({row["state"] for row in rows}) == len({row["bytes"] for row in rows}) == 1
 
 
-# -- what is claimed --------------------------------------------------------------------------------------------------
+# -- claims -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("answers", "losses", "holds"), [
-    ((0.0, 0.05, 0.7), (3.0, 2.0, 1.0), True), ((0.2, 0.25, 0.9), (3.0, 2.0, 1.0), False),  # there from the first
+    ((0.0, 0.05, 0.7), (3.0, 2.0, 1.0), True), ((0.2, 0.25, 0.9), (3.0, 2.0, 1.0), False),  # there at the first
     ((0.0, 0.7, 0.5), (3.0, 2.0, 1.0), False),  # not there at the last
     ((0.0, 0.35, 0.7), (3.0, 2.9, 1.0), False),  # the loss falls as suddenly
 ])  # fmt: skip
@@ -286,9 +285,9 @@ def test_emergence_is_a_step_where_the_loss_has_none(
     ]  # fmt: skip
     verdict = emergence.claim(rows)
     assert verdict.holds is holds
-    assert verdict.figures["whole answers, width 8"] == pytest.approx(answers[1])
+    assert verdict.figures["exact answers, width 8"] == pytest.approx(answers[1])
     steps = [(b - a) / (answers[-1] - answers[0]) for a, b in pairwise(answers)]
-    assert verdict.figures["largest step in whole answers"] == pytest.approx(max(steps))
+    assert verdict.figures["largest step in exact answers"] == pytest.approx(max(steps))
 
 
 def test_experts_may_cost_a_twentieth_more() -> None:
@@ -298,11 +297,11 @@ def test_experts_may_cost_a_twentieth_more() -> None:
 
     for dearer, holds in ((0.04, True), (0.06, False), (0.9, False)):
         verdict = experts.claim(rows(dearer))
-        assert verdict.holds is holds and verdict.figures["a token costs more by"] == pytest.approx(dearer)
+        assert verdict.holds is holds and verdict.figures["extra cost of a token"] == pytest.approx(dearer)
 
 
 def costs_by_length(**powers: float) -> list[dict[str, Any]]:
-    """As claimed, but where another power of the length is given."""
+    """Return rows for which the claim holds, except for the given powers of the length."""
     rows = []
     for name, tokens in itertools.product(efficient_attention.MODELS, (1024, 2048, 4096, 8192)):
         own = {
@@ -329,7 +328,7 @@ def test_efficient_attention_is_linear_in_all_it_costs(wrong: dict[str, float], 
 
 
 def test_a_cache_that_saves_nothing_is_told(tmp_path: Path) -> None:
-    """The real counts hold; a decoder that reads its text again in both cases does not."""
+    """The claim holds for real counts, but not if the decoder with a cache costs as much as without."""
     values = {"depth": 1, "width": 16, "lengths": [8, 16, 32], "timed": 0}
     place = Place(tmp_path, tmp_path, "cpu")
     rows = [{**trial.values, **row} for trial in generation_time.trials(**values)
@@ -382,7 +381,7 @@ def test_mamba_chooses_what_it_keeps(wrong: dict[str, float], holds: bool) -> No
 
 
 def mixer_rows(**changes: dict[str, float]) -> list[dict[str, Any]]:
-    """Full attention recalls all, half of the others half of it; on text the rest are as good."""
+    """Full attention recalls everything, half of the other mixers recall half; on text all are equal."""
     rows = []
     for seed, (i, name) in itertools.product(range(3), enumerate(speed_and_quality.MIXERS)):
         own = {"recall": 0.5 if i % 2 else 1.0, "loss": 1.0, "cost": 9.0, "long cost": 10.0 - bool(i), "long": 99}
@@ -393,7 +392,7 @@ def mixer_rows(**changes: dict[str, float]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("wrong", "holds"), [
-    ({}, True), ({"full": {"recall": 0.9}}, False),  # a cheaper one recalls more with a seed
+    ({}, True), ({"full": {"recall": 0.9}}, False),  # with one seed a cheaper mixer recalls more
     ({name: {"recall": 2.0} for name in ("window",)}, False),
     ({name.replace("-", "_"): {"loss": 2.0} for name in speed_and_quality.MIXERS[1:9]}, False),
 ])  # fmt: skip
@@ -402,20 +401,20 @@ def test_recall_is_what_cheaper_mixers_lose(wrong: dict[str, Any], holds: bool) 
 
 
 def test_the_frontier() -> None:
-    """Dearer ones are there where they are better than all cheaper ones."""
+    """An expensive mixer is on the frontier if it is better than all cheaper mixers."""
     costs, quality = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 1.0}, {"a": 0.5, "b": 0.4, "c": 0.9, "d": 0.1}
     assert speed_and_quality.frontier(costs, quality) == ["a", "c"]
 
 
 @pytest.mark.parametrize("name", ["full", "window", "compressed", "convolution", "rwkv", "s4"])
 def test_efficient_mixers_cost_less_on_long_texts(name: str) -> None:
-    """A token of a text eight times as long costs as much, but where each sees all before it."""
+    """In a text eight times as long a token costs the same, unless every token attends to all tokens before it."""
     short, long = (speed_and_quality.token_cost(name, 32, length, 8) for length in (256, 2048))
     grows = name in ("full", "compressed")
     assert (long > 1.5 * short) if grows else long == pytest.approx(short, rel=0.15)
 
 
-# -- what is drawn ----------------------------------------------------------------------------------------------------
+# -- plots ------------------------------------------------------------------------------------------------------------
 
 
 def test_costs_are_drawn_by_model() -> None:
@@ -424,12 +423,12 @@ def test_costs_are_drawn_by_model() -> None:
     found = curves(efficient_attention.plot(rows))
     for n, name in enumerate(efficient_attention.MODELS):
         assert found["operations of a pass"][name] == [(64, n + 1), (128, n + 2)]
-        assert found["its highest memory, bytes"][name] == [(64, 8 * n + 1), (128, 8 * n + 2)]
+        assert found["peak memory of a pass, bytes"][name] == [(64, 8 * n + 1), (128, 8 * n + 2)]
     assert found["operations of a step"] == {}
 
 
 def test_errors_are_drawn_beside_those_of_bayes() -> None:
-    """A picture for each noise, and the ratios of all in the last."""
+    """One plot per noise, and the ratios of all noises in the last plot."""
     rows = [{"noise": noise, "pairs": pairs, "model": 3.0 / (pairs + 1), "bayes": 2.0 / (pairs + 1), "neighbours": 4.0,
              "least squares": 5.0} for noise in (0.5, 1.0) for pairs in range(3)]  # fmt: skip
     found = curves(in_context_regression.plot(rows))

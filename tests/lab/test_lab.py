@@ -1,4 +1,4 @@
-"""The laboratory's frame: trials that are dealt out, resumed and refused; grids; what the commands say."""
+"""The lab: trials that are scheduled, resumed and refused; grids; commands; experiments."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ import runs
 
 
 def squares(values: Values, place: Place) -> list[Row]:
-    """Of a number, which is also noted for whoever wants to know how often it was asked for."""
+    """Return the square of a number, and append the number to a file to count the calls."""
     with (place.shared.parent / "asked").open("a") as file:
         file.write(f"{values['number']}\n")
     if values["number"] == 3:
@@ -44,7 +44,7 @@ def squares(values: Values, place: Place) -> list[Row]:
 
 
 def killed_once(values: Values, place: Place) -> list[Row]:
-    """The process of the second trial ends by force the first time."""
+    """Kill the process of the second trial at its first run."""
     mark = place.shared.parent / "killed"
     if values["number"] == 1 and not mark.exists():
         mark.touch()
@@ -57,7 +57,7 @@ def numbered(*numbers: int) -> list[Trial]:
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
-    """A time that is over begins nothing; rows come in the order of the trials, with what is no number as null."""
+    """After the time limit no trial starts; rows are in the order of the trials, with null for NaN."""
     trials = Trials(numbered(2, 1, 3), squares, tmp_path, "cpu")
     for jobs in (1, 2):
         assert trials.perform(jobs, until=time.monotonic()) == [] and len(trials.remaining) == 3
@@ -73,7 +73,7 @@ def test_mistakes_of_trials(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="two trials have the name n1"):
         Trials(numbered(1, 2, 1), squares, tmp_path, "cpu")
     Trials(numbered(1), squares, tmp_path, "cpu").perform()
-    with pytest.raises(ValueError, match="other values"):
+    with pytest.raises(ValueError, match="has a trial with different values; .*--out DIR"):
         Trials([Trial("n1", {"number": 7})], squares, tmp_path, "cpu")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "results.jsonl").write_text("{}\n")
@@ -82,14 +82,14 @@ def test_mistakes_of_trials(tmp_path: Path) -> None:
 
 
 def wrong_once(values: Values, place: Place) -> list[Row]:
-    """The first trial has a mistake, until there is a file."""
+    """The first trial raises an error until a file exists."""
     if values["number"] == 0 and not (place.shared.parent / "mended").exists():
         raise KeyError("nought")
     return squares(values, place)
 
 
 def test_an_error_of_one_trial_leaves_the_others(tmp_path: Path) -> None:
-    """They are done, the command ends with one line, and the trial is begun anew by the next."""
+    """The other trials finish, the command ends with one line, and the next command runs the failed trial again."""
     trials, told = Trials(numbered(0, 1, 2), wrong_once, tmp_path, "cpu"), list[str]()
     with pytest.raises(ValueError, match="^n0: 'nought'$"):
         trials.perform(tell=told.append)
@@ -144,7 +144,7 @@ def test_a_killed_worker_of_ray_is_replaced(tmp_path: Path) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with texts and run.json, which is the working folder."""
+    """Return a folder with texts and run.json, which becomes the working directory."""
     monkeypatch.chdir(tmp_path)
     runs.write_texts(tmp_path / "texts")
     run = runs.run_of(tmp_path / "texts/text.txt", steps=2, evaluate=runs.Evaluate(every=1))
@@ -156,7 +156,7 @@ GRID = ("run.json", "--set", "optimizer.lr=0.01,0.001", "--device", "cpu")
 
 
 def test_grid(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every combination; a trial that is gone is done again and gives the same bits."""
+    """A grid runs every combination; a deleted trial runs again and gives the same bits."""
     command = ["lab", "grid", *GRID, "--set", "decoder.depth=1,2", "--jobs", "1", "--out", "grid"]
     assert cli.main(command) == 0
     shown = capsys.readouterr().out
@@ -173,7 +173,7 @@ def test_grid(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_runs_that_are_compared_go_to_their_last_step(place: Path) -> None:
-    """Whatever validation says, unless a grid is about that."""
+    """Runs do not stop early, unless the grid sets patience."""
     base = read_run(place / "run.json")
     assert base.evaluate.patience is not None and GridSearch(base, {}).base.evaluate.patience is None
     run = training("x", base.model, base.data, "cpu", steps=9, batch=2, length=8, lr=1e-3, every=1)
@@ -183,7 +183,7 @@ def test_runs_that_are_compared_go_to_their_last_step(place: Path) -> None:
 
 @pytest.mark.parametrize(("steps", "wanted"), [(25, [24, 25]), (7, [7]), (20, [19, 20])])
 def test_without_held_out_data_the_last_tenth_counts(steps: int, wanted: list[int], place: Path) -> None:
-    """Training loss 1 / step, of which the mean over the last tenth of the steps, at least one, is the result."""
+    """With training loss 1 / step, the result is its mean over the last tenth of the steps, at least one step."""
     lines = [{"step": step, "tokens": 8 * step, "loss": 1 / step} for step in range(1, steps + 1)]
     done = place / "trial"
     done.mkdir()
@@ -196,7 +196,7 @@ def test_without_held_out_data_the_last_tenth_counts(steps: int, wanted: list[in
 
 
 def test_values_of_a_grid_are_told_apart(place: Path) -> None:
-    """Parts of one kind with other fields, and texts that begin alike."""
+    """Labels differ for Parts of one kind with different fields, and for texts with the same beginning."""
     wide = [{"kind": "MLP", "width": width} for width in (8, 16)]
     settings = {"model.decoder.layers.feedforward.op": [*wide, {"kind": "GatedMLP", "width": 8}]}
     names = [trial.name for trial in GridSearch(read_run(place / "run.json"), settings).trials]
@@ -212,7 +212,7 @@ def written(folder: str) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_many_workers_write_the_files_of_one(place: Path) -> None:
-    """Eight trainings one after another, in two processes, and on two workers of Ray, where it is installed."""
+    """Eight trainings run one after another, in two processes, and on two Ray workers if Ray is installed."""
     command = ["lab", "grid", *GRID, "--set", "decoder.depth=1,2", "--seeds", "2", "--out"]
     assert cli.main([*command, "one", "--jobs", "1"]) == 0
     losses = [json.loads(line)["loss"] for line in Path("one/results.jsonl").read_text().splitlines()]
@@ -235,8 +235,8 @@ def test_many_workers_write_the_files_of_one(place: Path) -> None:
     (("grid", "run.json", "--seeds", "1000000000"), "1,000,000,000 trainings; a grid has at most 100,000"),
     (("grid", "run.json", "--set", 'objective={"kind": "Masked"}'), "a model that sees both sides"),
     (("run", "masking-rate", "--form", "tiny", "--data", "nothing.txt"), "nothing.txt: no such file or folder"),
-    (("run", "masking-rate", "--form", "tiny", "--data", "empty.txt"), "--data empty.txt: it has no text"),
-    (("run", "images-by-data", "--form", "tiny", "--data", "."), "--data .: no folder fashion_mnist there"),
+    (("run", "masking-rate", "--form", "tiny", "--data", "empty.txt"), "--data empty.txt: it contains no text"),
+    (("run", "images-by-data", "--form", "tiny", "--data", "."), "--data .: no folder fashion_mnist in it"),
     (("grid", "run.json", "--set", "steps"), "--set takes PATH=VALUE,VALUE,..., got 'steps'"),
     (("grid", "shakespear"), "did you mean 'shakespeare'?"),
     (("grid", *GRID, "--on", "rays"), "did you mean 'ray'?"),
@@ -269,7 +269,7 @@ def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", sorted(experiments()))
 def test_forms(name: str) -> None:
-    """The forms cost more and more, trials have names of their own, and a budget gets the largest that fits."""
+    """Forms are ordered by cost, trials have distinct names, and a budget selects the largest form that fits."""
     forms = experiment(name).FORMS
     assert [form for form in forms if form != "medium"] == ["tiny", "small", "full"]
     for kind in ("cpu", "cuda"):
@@ -294,7 +294,7 @@ def check_trials(name: str, form: str) -> None:
 
 
 def test_circles_of_letters() -> None:
-    """What follows a letter is what followed it before, but where the text goes on elsewhere; circles differ."""
+    """A letter is followed by the letter that followed it before, except at jumps; cycles differ between texts."""
     from anyformer.lab.experiments.induction_heads import CIRCLE, ELSEWHERE, rounds
 
     texts, held = rounds(200), []
@@ -305,12 +305,12 @@ def test_circles_of_letters() -> None:
             held += [after[letter] == following] if letter in after else []
             after.setdefault(letter, following)
     assert len({len(set(text)) for text in texts}) > 10 and len({text[:64] for text in texts}) == 200
-    share = sum(held) / len(held)  # leaps land on the right letter now and then, and some are noted as what follows
+    share = sum(held) / len(held)  # some jumps land on the right letter, and some are stored as successors
     assert (1 - ELSEWHERE) ** 2 - 0.02 < share < 1 - ELSEWHERE / 2
 
 
 def test_an_empty_control_shows_nothing() -> None:
-    """Where every head of the layer is an induction head, nothing is silenced and all is kept: that is said."""
+    """If every head of the layer is an induction head, there is no control, and the verdict says so."""
     from anyformer.lab.experiments.induction_heads import EMPTY, claim
 
     def learnt(seed: int, others: int, left: float, gained: float = 2.0) -> list[Row]:
@@ -333,12 +333,12 @@ def test_an_empty_control_shows_nothing() -> None:
     assert empty.figures["kept without others, seed 1"] == EMPTY and empty.figures["others, seed 1"] == 0
     both = claim([*learnt(0, 0, -4.0), *learnt(1, 1, -3.8)])
     assert both.holds and both.figures["seeds with a control"] == 1
-    assert not claim([*learnt(0, 0, -4.0), *learnt(1, 1, -1.0)]).holds  # a control that was not kept
-    assert not claim([*learnt(0, 2, -3.8), *learnt(1, 2, -3.8, gained=1.9)]).holds  # a text that helps little more
+    assert not claim([*learnt(0, 0, -4.0), *learnt(1, 1, -1.0)]).holds  # the control loses too much
+    assert not claim([*learnt(0, 2, -3.8), *learnt(1, 2, -3.8, gained=1.9)]).holds  # too small a fall along a text
 
 
 def test_made_up_language() -> None:
-    """Every word is of one kind and one topic; kinds follow each other as the grammar says, texts keep to a topic."""
+    """Every word has one kind and one topic; kinds follow the grammar, and a text has one topic."""
     from anyformer.lab.made_up_language import Language
 
     language, draw = Language(words=5, kinds=4, topics=3), np.random.default_rng(0)
@@ -357,7 +357,7 @@ def test_made_up_language() -> None:
 
 
 def test_tongues() -> None:
-    """A text is in one tongue, which its mark says; two letters follow a letter at most, others in another tongue."""
+    """A text is in the language of its mark; at most two letters follow a letter, and they depend on the language."""
     from anyformer.lab.experiments.experts import MARKED, MARKS, tongues
 
     after: dict[tuple[str, str], set[str]] = {}
@@ -375,7 +375,7 @@ def test_tongues() -> None:
 
 
 def test_every_seed_counts() -> None:
-    """One seed with which more experts are worse, or ALiBi loses too much, is enough for a claim not to hold."""
+    """The claim does not hold if with one seed more experts are worse, or ALiBi loses too much."""
     from anyformer.lab.experiments import experts, positions
 
     def mixtures(last: float) -> list[Row]:
@@ -391,7 +391,7 @@ def test_every_seed_counts() -> None:
         found: list[Row] = []
         for trial in positions.trials(**positions.FORMS["small"].values):
             own = {name: trial.values[name] for name in ("scheme", "seed")}
-            last = own["seed"] == 2  # the others are as claimed
+            last = own["seed"] == 2  # with the other seeds the claim holds
             far = {"alibi": alibi if last else 1.0, "sinusoidal": sinusoidal if last else 1.5, "learned": None}
             found.append(own | dict.fromkeys(positions.PROPERTIES, own["scheme"] not in positions.ADDED))
             found[-1] |= dict.fromkeys(positions.LECTURE, own["scheme"] in ("sinusoidal", "rope"))
@@ -400,13 +400,13 @@ def test_every_seed_counts() -> None:
 
     assert positions.claim(schemes()).holds
     assert not positions.claim(schemes(alibi=1.04)).holds and not positions.claim(schemes(sinusoidal=1.05)).holds
-    assert positions.claim(schemes()).figures["lost by alibi"] == pytest.approx(0.02 / 3)
+    assert positions.claim(schemes()).figures["loss increase, alibi"] == pytest.approx(0.02 / 3)
     without = [row | {"linear shift": False} if "linear shift" in row else row for row in schemes()]
     assert not positions.claim(without).holds
 
 
 def test_pairs_of_sentences() -> None:
-    """Half of them of one topic, which the label says."""
+    """Half of the pairs share a topic, as their label states."""
     from anyformer.lab.experiments.next_sentence import pairs
     from anyformer.lab.made_up_language import Language
 
@@ -438,7 +438,7 @@ def test_a_training_that_diverges_is_told(
     for name in sorted(experiments())
 ])  # fmt: skip
 def test_the_tiniest_form(name: str, tmp_path: Path) -> None:
-    """Whatever it finds, it says whether the claim holds, from which figures, and draws it."""
+    """Every experiment writes a verdict with its figures and a plot, whether or not the claim holds."""
     torch.set_num_threads(1)
     outcome = perform(name, "tiny", tmp_path, device="cpu", jobs=1)
     assert outcome.holds in (True, False) and outcome.figures and outcome.done == outcome.trials

@@ -1,4 +1,4 @@
-"""Every row of the modifications table: it counts what the paper counts, and keeps what every model must keep."""
+"""Every row of the modifications table: its counts are the paper's, and its model behaves as every model must."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from anyformer.train.run import Pretrained, Run, read_run
 from architectures.lines import broken, check, inputs_of, random_model
 from small import close, context, filled
 
-# two layers a stack, and of everything little
+# a small model with two layers per stack
 SMALL = TableSize(
     width=36, inner=96, heads=6, head_width=6, depth=2, vocabulary=100, length=64, narrow=8, cutoffs=(20, 50),
     softmaxes=3, experts=2, keys=6, found=3, taps=5,
 )  # fmt: skip
 ACTIVATIONS = {"GeLU", "Swish", "ELU", "GLU", "GeGLU", "ReGLU", "SeLU", "SwiGLU", "LiGLU", "Sigmoid", "Softplus"}
-OWN = [  # the rows with Parts, or with an order of layers, that the others do not have
+OWN = [  # rows with Parts, or with an order of layers, that no other row has
     "Fixup", "Block sharing + factorized & shared embeddings", "Adaptive softmax", "Mixture of softmaxes",
     "Transparent attention",
     "Dynamic convolution", "Evolved Transformer", "Synthesizer (dense plus alpha)", "Synthesizer (factorized)",
@@ -44,7 +44,7 @@ OWN = [  # the rows with Parts, or with an order of layers, that the others do n
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_parameters_are_the_papers(row: PaperRow) -> None:
-    """Within 2 %, or a note says what the difference is made of."""
+    """Parameters are within 2 % of the paper's, or a note explains the difference."""
     off = abs(af.count(row.describe()).parameters / 1e6 / row.parameters - 1)
     assert off <= 0.02 or row.note, f"{off:.1%} off without a note"
     assert off > 0.02 or not row.note, f"{off:.1%} off, which needs no note"
@@ -55,7 +55,7 @@ def test_parameters_are_the_papers(row: PaperRow) -> None:
     "Mixture of softmaxes", "Weighted Transformer", "Product key memory",
 ])  # fmt: skip
 def test_operations_are_the_papers(name: str) -> None:
-    """Where lookups are products, as on a TPU: within 1 %."""
+    """Operations are within 1 % of the paper's if lookups are counted as products, as on a TPU."""
     row = row_named(name)
     assert count_row(row)[1] / 1e12 == pytest.approx(row.operations, rel=0.01)
 
@@ -65,7 +65,7 @@ def test_operations_are_the_papers(name: str) -> None:
     for row in ROWS if row.name not in OWN
 ])  # fmt: skip
 def test_every_row_learns(row: PaperRow, tmp_path: Path) -> None:
-    """Its loss falls (T5) and every parameter gets a gradient (N8); of the others among all lines, below."""
+    """The loss falls (T5) and every parameter gets a gradient (N8). The other rows are in the next test."""
     spec = row.describe(SMALL)
     check("N8", spec, tmp_path)
     check("T5", spec, tmp_path)
@@ -76,14 +76,14 @@ def test_every_row_learns(row: PaperRow, tmp_path: Path) -> None:
     for row in ROWS if row.name not in ACTIVATIONS
 ])  # fmt: skip
 def test_rows_keep_the_lines(row: PaperRow, tmp_path: Path) -> None:
-    """All lines that random architectures keep, where a row is not an activation alone."""
+    """All checks of random architectures, for rows that are not only an activation."""
     assert broken(row.describe(SMALL), tmp_path) is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_compiled_is_eager(name: str) -> None:
-    """N9, of a forward pass with its loss."""
+    """N9 for a forward pass with its loss."""
     torch._dynamo.reset()
     spec = row_named(name).describe(SMALL)
     model, inputs = random_model(spec), inputs_of(spec, labels=True)
@@ -95,12 +95,12 @@ def test_compiled_is_eager(name: str) -> None:
 
 
 def test_losses_of_the_paper_fall_alike() -> None:
-    """From the early to the final one by an eighth to a fifth: a number that was mistyped would stand out."""
+    """The final loss is an eighth to a fifth below the early loss; a mistyped number would be outside."""
     assert all(1.125 < row.early_loss / row.final_loss < 1.25 and 1.7 < row.final_loss < 2.4 for row in ROWS)
 
 
 def test_rows_differ() -> None:
-    """No two rows are one description, and a name that is none is told with the nearest."""
+    """All rows have different descriptions, and the error for an unknown name suggests the nearest."""
     assert len({row.describe(SMALL) for row in ROWS}) == len(ROWS) == len({row.name for row in ROWS})
     assert activation("elu") != activation("selu")
     with pytest.raises(ValueError, match="did you mean 'SwiGLU'"):
@@ -122,7 +122,7 @@ def test_the_last_stage_of_the_funnel_ends_with_the_norm() -> None:
 
 
 def test_taps_of_the_evolved_transformer() -> None:
-    """So et al. 2019, figure 3: the two branches, and what follows them; separable but in the reader's branches."""
+    """So et al. 2019, figure 3: the two branches and the output; separable except in the encoder's branches."""
     spec = row_named("Evolved Transformer").describe()
     reads, writes = (stack.layers.steps["convolution"].op for stack in (spec.encoder, spec.decoder))
     taps = [[(each.kernel, each.separable) for each in (op.left, op.right, op.out)] for op in (reads, writes)]
@@ -130,7 +130,7 @@ def test_taps_of_the_evolved_transformer() -> None:
 
 
 def test_each_step_of_the_universal_transformer_has_a_vector() -> None:
-    """It is added before the step, whichever layer runs there."""
+    """The time vector is added before the step, whichever layer runs."""
     step = Sublayer(op=MLP(width=8, activation="identity", bias=False), residual=Scaled(skip=0.0))
     stack = filled(Stack(layers=Block(one=step), depth=2, order=(0, 1, 0), timed=True).build(Site(width=6, depth=2)))
     x = expected = torch.randn(1, 4, 6)
@@ -140,7 +140,7 @@ def test_each_step_of_the_universal_transformer_has_a_vector() -> None:
     close(stack(x, context(4))[0], expected)
 
 
-# -- the experiment ---------------------------------------------------------------------------------------------------
+# -- experiment -------------------------------------------------------------------------------------------------------
 
 
 def test_ranks_are_compared_as_scipy_does() -> None:
@@ -156,12 +156,12 @@ def test_trials_are_every_row_and_the_leading_ones_again() -> None:
     leading = {trial.values["row"] for trial in trials[len(ROWS) :]}
     assert leading == {row.name for row in ROWS if row.final_loss <= 1.825} | {"Vanilla Transformer"}
     assert len({trial.name for trial in trials}) == len(trials) == len(ROWS) + 2 * len(leading)
-    for row in ROWS:  # all of them fit the sizes that are trained
+    for row in ROWS:  # every row can be built at the trained sizes
         row.describe(experiment.size(values["width"], values["depth"], values["tokens"]))
 
 
 def test_a_claim_of_losses_in_the_papers_order() -> None:
-    """A training that failed has no loss and is counted."""
+    """A failed training has no loss and is counted as failed."""
     rows = [{"row": row.name, "seed": 0, "early": 2 * row.early_loss, "final": row.final_loss + 1} for row in ROWS]
     verdict = experiment.claim([*rows, {"row": "ELU", "seed": 1, "failed": "NaN"}])
     assert verdict.holds and verdict.figures["rank correlation, final"] == pytest.approx(1)
@@ -172,7 +172,7 @@ def test_a_claim_of_losses_in_the_papers_order() -> None:
 
 
 def test_a_claim_tells_of_the_task_but_is_not_of_it() -> None:
-    """Less loss where SuperGLUE is higher is agreement; a row whose fine-tuning failed has no figure."""
+    """A lower loss agrees with a higher SuperGLUE score; a row whose fine-tuning failed has no figure."""
     rows = [
         {"row": row.name, "early": row.early_loss, "final": row.final_loss, "task loss": 9 - row.superglue / 10,
          "task accuracy": row.superglue / 100}
@@ -184,7 +184,7 @@ def test_a_claim_tells_of_the_task_but_is_not_of_it() -> None:
     assert verdict.figures["rank correlation, task and our final loss"] == pytest.approx(
         experiment.correlation([row.final_loss for row in ROWS[1:]], [-row.superglue for row in ROWS[1:]])
     )
-    right = [verdict.figures[f"task right, at {end}"] for end in ("least", "most")]
+    right = [verdict.figures[f"task accuracy, {end}"] for end in ("lowest", "highest")]
     assert right == pytest.approx([0.5395, 0.7677])
 
 
@@ -216,7 +216,7 @@ def test_functions_that_are_asked_for_were_not_learnt_from(tmp_path: Path) -> No
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     data = experiment.functions(JSONLines(path=str(tmp_path / "texts.jsonl")), 50, 8, Place(tmp_path, tmp_path, "cpu"))
     learnt, asked = ([row.example for row in source.rows(("source", "target"))] for source in (data.train, data.valid))
-    assert (len(learnt), len(asked)) == (50, 3)  # of 60 texts three are held out, each with one function of its own
+    assert (len(learnt), len(asked)) == (50, 3)  # three of 60 texts are held out, each with one function
     assert not {row["source"] for row in learnt} & {row["source"] for row in asked}
     assert all(row["target"] == f"b{row['source'].split()[0][3:]}" for row in asked)
 
@@ -233,7 +233,7 @@ def test_an_answer_is_right_where_every_token_is() -> None:
 
 
 def test_a_row_is_trained_and_fine_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The task begins with the weights of span corruption; where it diverges, these figures stay."""
+    """Fine-tuning starts from the weights of span corruption; if it diverges, the pre-training figures remain."""
     values = experiment.trials(**{**experiment.FORMS["tiny"].values, "steps": 2, "tuning": 2})[0].values
     [row] = experiment.work(values, Place(tmp_path / "a", tmp_path / "shared", "cpu"))
     assert 0 < row["final"] < 9 and 0 < row["task loss"] < 9 and 0 <= row["task accuracy"] <= 1
@@ -250,7 +250,7 @@ def test_a_row_is_trained_and_fine_tuned(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_ratios_of_speed_are_to_the_nearest_first_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """benchmarks/modifications_speed.py: a row that fails is written down, and the others go on."""
+    """benchmarks/modifications_speed.py reports a row that fails and continues with the other rows."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import modifications_speed as speed
 

@@ -1,4 +1,4 @@
-"""Scaling laws: fits find the law that losses were made from; families of sizes keep the proportions they come from."""
+"""Scaling laws: fits recover the law that generated the losses; scaled models keep the proportions of their base."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_the_law_is_found_again() -> None:
 
 
 def test_intervals_hold_what_was_put_in() -> None:
-    """1 % of noise: most exponents lie in their interval, and less noise makes it narrower."""
+    """With 1 % noise most exponents are in their interval; less noise makes the interval narrower."""
     wide, narrow = (intervals(made(CHINCHILLA, noise), number=60)["L(N,D) of N"] for noise in (0.01, 0.001))
     assert wide[0] < 0.34 < wide[1] and narrow[1] - narrow[0] < wide[1] - wide[0]
 
 
 def test_best_spent() -> None:
-    """No other way to spend the same compute loses less."""
+    """No other N and D with the same compute have a lower loss."""
     N, D = CHINCHILLA.best(1e21)
     assert pytest.approx(1e21) == 6 * N * D
     assert all(CHINCHILLA(N, D) < CHINCHILLA(N * f, D / f) for f in (0.8, 0.95, 1.05, 1.2))
@@ -88,7 +88,7 @@ def test_scaled(name: str) -> None:
     assert spec.decoder.layers.steps["attention"].op.num_heads == 2 and spec.decoder.depth == 2
     sizes = [trial.values["parameters"] for trial in trials(name, [32, 64], [1024])]
     wanted = sum(size for address, size in af.count(spec).parts.items() if address.startswith("decoder."))
-    assert sizes[0] == wanted > sizes[1]  # the dearest first
+    assert sizes[0] == wanted > sizes[1]  # the most expensive first
 
 
 @pytest.mark.parametrize("arguments, line", [
@@ -96,8 +96,8 @@ def test_scaled(name: str) -> None:
     (("--tokens", "many"), "--tokens takes whole numbers with commas between, got 'many'"),
     (("--largest", "5"), "--largest takes a width and a number of tokens"),
     (("--budget", "0"), "--budget: 0 minutes"),
-    (("bert-base",), "only a decoder-only model can be scaled"),
-    (("t5-small",), "only a decoder-only model can be scaled"),
+    (("bert-base",), "scaling needs a decoder-only model"),
+    (("t5-small",), "scaling needs a decoder-only model"),
     (("--widths", ""), "--widths takes whole numbers with commas between, got ''"),
     (("--widths", "16", "--tokens", "4e4"), "a fit needs at least two sizes and two numbers of tokens"),
     (("--widths", "16,32", "--tokens", "1000,2000"), "have 2,048 tokens, 1 steps of 16 texts of 128"),
@@ -113,7 +113,7 @@ def test_mistakes(arguments: tuple[str, ...], line: str, tmp_path: Path, capsys:
 def test_a_plan_comes_before_any_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten trainings and their expected time are shown; without --run or a yes nothing is started."""
+    """The command shows ten trainings and their expected time; without --run or a yes it starts nothing."""
     started: list[int] = []
     monkeypatch.setattr(Trials, "perform", lambda trials, *options: started.append(len(trials.remaining)) or [])
     command = ["scale", "--device", "cpu", "--jobs", "2", "--out", str(tmp_path / "here")]

@@ -1,4 +1,4 @@
-"""A real browser for the tests of pages, where there is one."""
+"""A real browser for the tests of pages, if one is installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 @contextlib.contextmanager
 def opened(address: str | Path, *, scheme: str = "light", width: int = 1480) -> Iterator[tuple[Any, list[str]]]:
-    """The page at an address or in a file, and what went wrong in it: errors, and requests to anywhere else."""
+    """Open a page at an address or in a file; yield it and a list of its errors and its requests to other servers."""
     if CHROMIUM is None:
         pytest.skip("needs chromium (Debian's package of that name)")
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -29,7 +29,7 @@ def opened(address: str | Path, *, scheme: str = "light", width: int = 1480) -> 
         page.on("dialog", lambda dialog: (wrong.append(f"dialog {dialog.message}"), dialog.dismiss()))
         home = url.split("/api")[0].rstrip("/")
         here = (home, "data:")
-        page.on("request", lambda asked: None if asked.url.startswith(here) else wrong.append(asked.url))
+        page.on("request", lambda request: None if request.url.startswith(here) else wrong.append(request.url))
         try:
             page.goto(url)
             yield page, wrong

@@ -1,4 +1,4 @@
-"""`af.look`: what its functions say of small models, against what is known of them."""
+"""`af.look`: results of its functions on small models whose behavior is known."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_of(family: str, rows: slice = slice(0, 1), **options: Any) -> Any:
         return af.trace(model_of(family), **options, **inputs)
 
 
-# -- heads that were planted ------------------------------------------------------------------------------------------
+# -- planted heads ----------------------------------------------------------------------------------------------------
 
 
 def test_head_scores_find_the_planted_heads() -> None:
@@ -41,10 +41,10 @@ def test_head_scores_find_the_planted_heads() -> None:
     assert scores.best("induction", 2)[1][2] < 0.5
     second = run.output.logits[:, 10:-1].argmax(-1)
     unique = [torch.unique(row[:10], return_counts=True) for row in run.inputs["input_ids"]]
-    for row, (words, counts) in enumerate(unique):  # a word that stood there once has one continuation
-        for place in range(10, 19):
-            if int(run.inputs["input_ids"][row, place]) in words[counts == 1]:
-                assert int(second[row, place - 10]) == int(run.inputs["input_ids"][row, place + 1])
+    for row, (words, counts) in enumerate(unique):  # a word that occurs once has one continuation
+        for t in range(10, 19):
+            if int(run.inputs["input_ids"][row, t]) in words[counts == 1]:
+                assert int(second[row, t - 10]) == int(run.inputs["input_ids"][row, t + 1])
 
 
 def test_the_planted_head_has_the_score_and_its_silence_takes_it() -> None:
@@ -77,7 +77,7 @@ def test_a_text_without_repetitions_has_no_induction_score() -> None:
 
 
 def repeating() -> Any:
-    """Its second layer runs three times."""
+    """Return a description whose second layer runs three times."""
     return af.override(model_of("llama").spec, {"decoder.order": (0, 1, 1, 1)})
 
 
@@ -86,17 +86,17 @@ def test_units_of_a_layer_add_up_to_it(family: str) -> None:
     model = af.build(repeating(), seed=0) if family == "repeating" else model_of(family)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("down.bias"):  # which no unit has a share in
+            if name.endswith("down.bias"):  # belongs to no unit
                 parameter.zero_()
         run = af.trace(model, **inputs_of(family))
     whole, units = (look(run, position=[0, -1]) for look in (af.look.contributions, af.look.neurons))
     assert torch.equal(whole.tokens, units.tokens)
-    found: dict[str, Any] = {}
-    for name, shares in units.shares.items():  # layers that run again are one line of the contributions
+    sums: dict[str, Any] = {}
+    for name, shares in units.shares.items():  # contributions have one line for all runs of a layer
         address = name.split(",")[0]
-        found[address] = found.get(address, 0) + shares.sum(1)
-    assert found.keys() == {name for name in whole.by_sublayer() if "feedforward" in name}
-    for address, total in found.items():
+        sums[address] = sums.get(address, 0) + shares.sum(1)
+    assert sums.keys() == {name for name in whole.by_sublayer() if "feedforward" in name}
+    for address, total in sums.items():
         close(total, whole.by_sublayer()[address])
 
 
@@ -139,11 +139,11 @@ def test_patching_everything_nothing_and_something(family: str) -> None:
     table = af.look.patch_table(one, other, by="position", token=5)
     expected = other.output.logits[0, -1].log_softmax(-1)[5] - one.output.logits[0, -1].log_softmax(-1)[5]
     assert float(table.values[-1, -1]) == pytest.approx(float(expected), abs=1e-4)
-    assert float(table.values[-1, :-1].abs().max()) < 1e-5  # after the last layer no token sees another
+    assert float(table.values[-1, :-1].abs().max()) < 1e-5  # after the last layer tokens no longer interact
 
 
 def test_a_layer_that_runs_again_is_patched_each_time() -> None:
-    """Every pass through it gets the value that the other run has in the same pass."""
+    """Every pass through the layer gets the value of the same pass of the other run."""
     model = af.build(repeating(), seed=0)
     with torch.no_grad():
         one, other = (af.trace(model, input_ids=inputs_of("llama")["input_ids"][row : row + 1]) for row in (0, 1))
@@ -157,7 +157,7 @@ def test_a_layer_that_runs_again_is_patched_each_time() -> None:
     change = patched.output.logits[0, -1].log_softmax(-1)[5] - one.output.logits[0, -1].log_softmax(-1)[5]
     assert float(table.values[table.rows.index(name), 0]) == pytest.approx(float(change), abs=1e-5)
     shorter = SimpleNamespace(keeping=lambda *_: SimpleNamespace(kept={f"{name}.branch": theirs[:2]}))
-    with pytest.raises(ValueError, match="the other run has no value there"):
+    with pytest.raises(ValueError, match=f"{name}.branch: the other run has no value.*pass 3"):
         af.look.patch(one, shorter, at=name)
 
 
@@ -184,7 +184,7 @@ def test_mistakes_are_one_sentence() -> None:
         (lambda: af.look.contributions(run, position=9), "no position 9; the model scores 9"),
         (lambda: af.look.contributions(run, token=50), "from 0 to 49"),
         (lambda: af.look.routing(run), "no experts"),
-        (lambda: af.look.repeated(model_of("t5")), "give a run of your own"),
+        (lambda: af.look.repeated(model_of("t5")), "score a run of your own"),
     ):
         with pytest.raises(ValueError, match=line):
             call()
@@ -241,7 +241,7 @@ def test_figures() -> None:
 
 
 def test_a_table_has_room_for_its_columns() -> None:
-    """Less than an inch for each with words in it, and less without."""
+    """A column is less than an inch wide with words, and narrower without."""
     figures = pytest.importorskip("anyformer.look.figures")
 
     def width(across: int, words: list[list[str]] | None) -> float:

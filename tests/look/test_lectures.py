@@ -1,4 +1,4 @@
-"""The pictures of the lectures: what is drawn is what the Parts do."""
+"""The pictures of the lectures show what the Parts compute."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ EVIL = ['<script>document.title="run"</script>', "<img src=x onerror=alert(1)>",
 
 
 def browser() -> Any:
-    """The helper beside this file, which is no package."""
+    """Import browser.py from this folder, which is not a package."""
     spec = importlib.util.spec_from_file_location("browser", Path(__file__).with_name("browser.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -51,12 +51,12 @@ def scene(family: str = "gpt2", **more: Any) -> Scene:
 
 
 def data_of(page: str) -> Any:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert match is not None
+    return json.loads(match[1])
 
 
-# -- as data ----------------------------------------------------------------------------------------------------------
+# -- data -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "t5"])
@@ -100,7 +100,7 @@ def test_a_layer_that_runs_again_has_a_map_each_time(monkeypatch: pytest.MonkeyP
     assert [each["address"] for each in data["maps"]] == ["decoder.layers.0.attention", layer, f"{layer}, run 2"]
     both = inside.run.keeping(f"{layer}.op.weights").kept[f"{layer}.op.weights"]
     assert not torch.allclose(*both)
-    monkeypatch.setattr("anyformer.look.views.HOLD", 0)
+    monkeypatch.setattr("anyformer.look.views.MAX_HELD", 0)
     again = Inside(shown)
     assert not again.held and all_views(again)["held"] == data["held"]
     for time, weights in enumerate(both, 1):
@@ -114,10 +114,10 @@ def test_a_layer_that_runs_again_has_a_map_each_time(monkeypatch: pytest.MonkeyP
 
 
 def test_long_texts_keep_the_strongest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anyformer.look.page.HELD", 100)
-    monkeypatch.setattr("anyformer.look.views.HOLD", 300)  # room for one map of two: the other is computed again
-    monkeypatch.setattr("anyformer.look.page.TRIED", 1)
-    monkeypatch.setattr("anyformer.look.page.SHARES", 4)
+    monkeypatch.setattr("anyformer.look.page.MAX_WEIGHTS", 100)
+    monkeypatch.setattr("anyformer.look.views.MAX_HELD", 300)  # room for one of two maps: the other is computed again
+    monkeypatch.setattr("anyformer.look.page.MAX_TABLE_COST", 1)
+    monkeypatch.setattr("anyformer.look.page.SHARE_POSITIONS", 4)
     inside = Inside(scene())
     data = all_views(inside)
     assert isinstance(data["held"][0][0], list) and data["contributions"]["positions"] == [5, 6, 7, 8]
@@ -145,11 +145,11 @@ def test_a_model_without_attention_has_the_rest() -> None:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    made = Server(scene(), 0)
-    threading.Thread(target=made.serve_forever, daemon=True).start()
-    yield made
-    made.shutdown()
-    made.server_close()
+    server = Server(scene(), 0)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
 
 
 def post(server: Server, name: str, question: Any) -> Any:
@@ -178,7 +178,7 @@ def test_served(server: Server) -> None:
 
 
 def test_questions_are_asked_as_they_were_sent() -> None:
-    """Each with its fields in the order in which they are taken."""
+    """Every request calls its method with the fields as arguments in the right order."""
     server = SimpleNamespace(inside=MagicMock())
     for name, question, method, given in (
         ("lens", {"positions": [3, 4]}, "lens", ([3, 4],)),
@@ -230,7 +230,7 @@ def saved(folder: Path, data: Any) -> Path:
 
 
 def test_the_file_in_a_browser(tmp_path: Path) -> None:
-    """No error, no request, hostile text shown and not run, and every view by keyboard alone."""
+    """There are no errors and no requests; hostile text is shown and not run; the keyboard reaches every view."""
     file = saved(tmp_path, all_views(Inside(scene())))
     with browser().opened(file) as (page, wrong):
         assert page.title() == "<b>tiny</b>: inside"
@@ -246,7 +246,7 @@ def test_the_file_in_a_browser(tmp_path: Path) -> None:
         page.keyboard.press("ArrowRight")
         page.wait_for_function('() => document.getElementById("large")?.dataset.key === "1 1"')
         page.focus('#tabs [aria-selected="true"]')
-        for text in ("logit lens", "without each head", "copy of the token", "what is remembered"):
+        for text in ("logit lens", "without each head", "copy of the token", "size of the state"):
             page.keyboard.press("ArrowRight")
             page.wait_for_function("t => document.getElementById('view').innerText.includes(t)", arg=text)
         assert wrong == []
@@ -310,7 +310,7 @@ def test_served_in_a_browser(server: Server) -> None:
 
 
 def large(tokens: int = 1000, layers: int = 12, heads: int = 12) -> Any:
-    """A page of this size from random numbers, as cheaply as possible."""
+    """Return the data of a page of this size, made of random numbers."""
     import numpy as np
 
     random, kept = np.random.default_rng(0), 20
@@ -364,7 +364,7 @@ KEYS = """async () => {
 
 @pytest.mark.slow
 def test_a_thousand_tokens_stay_quick(tmp_path: Path) -> None:
-    """From a click to the frame after the next, the best of several: what the page takes, not what else is running."""
+    """Time from a click to the second frame after it; the best of several, to exclude other work of the machine."""
     far, near = "#tokens span:nth-child(5)", "#tokens span:nth-child(990)"
     heads, stream = '#tabs [data-view="heads"]', '#tabs [data-view="stream"]'
     with browser().opened(saved(tmp_path, large())) as (page, wrong):

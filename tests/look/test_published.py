@@ -1,4 +1,4 @@
-"""The table of published models: every figure has a source, and our counts are the printed ones."""
+"""The table of published models: every figure has a source, and our counts agree with the printed figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anyformer.look.published import our_count, published_models
 from anyformer.models import position_limit
 
 MODELS = published_models()
-# more than 2 % off, listed after counting: the note of the row says what the released weights are, or what we counted
+# models whose printed figure differs from our count by more than 2 %; the note of the row explains why
 PRINTED_OTHERWISE = {"Transformer base", "ALBERT xxlarge", "T5 large", "T5 11B", "ELECTRA small", "DeBERTa 1.5B"}
 
 
@@ -28,14 +28,14 @@ def test_every_row_has_a_source_and_a_figure() -> None:
         assert re.search(r"(19|20)\d\d", model.source), model.name
         assert re.fullmatch(r"20(1[7-9]|2[0-4])-(0[1-9]|1[0-2])", model.date), model.name
         assert model.kind in ("encoder", "decoder", "encoder-decoder")
-        arxiv = re.match(r"[^;]*arXiv:(\d\d)(\d\d)", model.source)  # later for a later model of the same paper
+        arxiv = re.match(r"[^;]*arXiv:(\d\d)(\d\d)", model.source)  # a later model of the same paper has a later date
         assert arxiv is None or f"20{arxiv[1]}-{arxiv[2]}" <= model.date, model.name
         assert model.parameters or model.context, model.name
         assert not model.zoo or model.zoo in known, model.name
 
 
 def test_what_was_checked_is_a_figure_of_the_row() -> None:
-    """And docs/looking.md has the right numbers of rows and of figures."""
+    """docs/looking.md has the right numbers of rows and of figures, too."""
     figures = ("parameters", "active", "tokens", "compute", "context", "glue", "superglue")
     printed = {(model.name, name) for model in MODELS for name in figures if getattr(model, name) is not None}
     checked = []
@@ -51,7 +51,7 @@ def test_what_was_checked_is_a_figure_of_the_row() -> None:
 
 
 def test_our_counts_are_the_published_ones() -> None:
-    """Within 2 %, where the printed figure is of the architecture that we know."""
+    """Our counts are within 2 %, except for the listed models."""
     ratios = {m.name: our_count(m).parameters / m.parameters for m in MODELS if m.zoo and m.parameters}
     far = {name for name, ratio in ratios.items() if abs(ratio - 1) > 0.02}
     assert len(ratios) >= 45 and far == PRINTED_OTHERWISE
@@ -62,9 +62,9 @@ def test_our_counts_are_the_published_ones() -> None:
 
 
 def test_compute_is_what_is_printed() -> None:
-    """GPT-3's table D.1 is 6 N D of decoders and encoders and 3 N D of T5; Llama 3.1 is too. Bounds were chosen after
-    looking: T5 3B is 6.7 % off, because D.1 takes it as 3.0B. BERT is left out: 6 N D is a third more than Clark et al.
-    print (our guess: most of its steps have shorter texts)."""
+    """GPT-3's table D.1 prints 6 N D for decoders and encoders and 3 N D for T5; Llama 3.1 prints 6 N D. The bounds
+    were chosen after seeing the differences: T5 3B is 6.7 % off, because D.1 uses 3.0B. BERT is left out: 6 N D is a
+    third more than Clark et al. print (our guess: most of its steps have shorter texts)."""
     rows = [model for model in MODELS if model.compute and model.tokens and model.zoo and "BERT " not in model.name]
     rows += [model for model in MODELS if model.name.startswith("RoBERTa")]
     assert len(rows) >= 16
@@ -74,8 +74,7 @@ def test_compute_is_what_is_printed() -> None:
 
 
 def test_contexts_are_those_of_the_descriptions() -> None:
-    """Learned tables have as many rows as is printed; the limit of four rotary models is above that
-    (listed after looking)."""
+    """Learned tables have as many rows as the printed context; the limits of four listed rotary models are higher."""
     limits = {m.name: (position_limit(our_count(m).spec), m.context) for m in MODELS if m.zoo and m.context}
     other = {name for name, (limit, context) in limits.items() if limit is not None and limit != context}
     assert other == {"Mistral 7B", "DeepSeek-V2", "Qwen2 7B", "DeepSeek-V3"}

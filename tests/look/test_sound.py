@@ -1,4 +1,4 @@
-"""Words under a spectrogram: which line each stands in, and from when to when."""
+"""Words below a spectrogram: the line of each word, and its start and end."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def test_what_is_drawn() -> None:
     assert upper.get_xlim() == lower.get_xlim() == (0, 3) and upper.images[0].get_extent() == [0, 3, 0, 8]
     assert np.array_equal(upper.images[0].get_array(), sound(3.0).power)
     silent = dataclasses.replace(scene, sound=lambda: sound(3.0, (0, 1, " ")))
-    with pytest.raises(ValueError, match="nothing is said in this recording"):
+    with pytest.raises(ValueError, match="no words in this recording"):
         lectures.spectrogram(silent)

@@ -1,4 +1,4 @@
-"""What is drawn of models that see, against the same written out in numpy, of transformers' weights and attention."""
+"""Pictures of vision models, compared with numpy implementations and with weights and attention of transformers."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ def swin(family: str, **changes: Any) -> Any:
 
 
 def published(rows: int, columns: int, size: int, shift: int) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, columns) the window and the region of every place, with numpy and the slices of the paper's program."""
+    """Return the window and the region of every cell, (rows, columns) each, with the slices of the paper's code."""
     high, wide = -(-rows // size) * size, -(-columns // size) * size
-    places, region = np.full((high, wide), -1), np.zeros((high, wide), int)
-    places[:rows, :columns] = np.arange(rows * columns).reshape(rows, columns)
+    cells, region = np.full((high, wide), -1), np.zeros((high, wide), int)
+    cells[:rows, :columns] = np.arange(rows * columns).reshape(rows, columns)
     if shift:
-        places = np.roll(places, (-shift, -shift), (0, 1))
+        cells = np.roll(cells, (-shift, -shift), (0, 1))
         slices = (slice(0, -size), slice(-size, -shift), slice(-shift, None))
         for i, (down, right) in enumerate((down, right) for down in slices for right in slices):
             region[down, right] = i
     window, part = np.empty(rows * columns, int), np.empty(rows * columns, int)
     for row in range(high):
         for column in range(wide):
-            if places[row, column] >= 0:
-                window[places[row, column]] = row // size * (wide // size) + column // size
-                part[places[row, column]] = region[row, column]
+            if cells[row, column] >= 0:
+                window[cells[row, column]] = row // size * (wide // size) + column // size
+                part[cells[row, column]] = region[row, column]
     return window.reshape(rows, columns), part.reshape(rows, columns)
 
 
 @pytest.mark.parametrize("family", ["swin", "swinv2"])
 def test_windows_are_those_of_the_program(family: str) -> None:
-    """Also of a grid that is filled up: 13 x 16 places in windows of 4."""
+    """This includes a padded grid: 13 x 16 cells in windows of 4."""
     found = af.look.windows(swin(family))
     wanted = [(13, 16, 4, 0), (13, 16, 4, 2), (7, 8, 4, 0), (7, 8, 4, 2)]
     assert [(*each.window.shape, each.size, each.shift) for each in found] == wanted
@@ -75,7 +75,7 @@ def test_places_of_other_parts_are_those_that_get_no_attention() -> None:
     for each in af.look.windows(model.spec):
         seen = weights[f"{each.addresses[0]}.op.mixer"].weights > 0  # (windows, H, T, T)
         for window in each.window.unique():
-            if each.shift and bool(each.joined[each.window == window].any()):  # in the order of the rolled grid
+            if each.shift and bool(each.joined[each.window == window].any()):  # in the order of the shifted grid
                 part = each.part.roll((-each.shift, -each.shift), (0, 1))
                 inside = part[each.window.roll((-each.shift, -each.shift), (0, 1)) == window]
                 assert torch.equal(seen[window, 0], inside[:, None] == inside[None])
@@ -114,12 +114,12 @@ def test_what_is_drawn_of_windows() -> None:
     assert np.array_equal(tinted[..., 3] > 0, each.joined)
     colours = {tuple(colour) for colour in tinted[each.joined.numpy()][:, :3].tolist()}
     assert len(colours) == len(np.unique(part[each.joined.numpy()]))
-    for i in np.unique(window[each.joined.numpy()]):  # a number for every part, where the part is
-        said = [text.get_position() for text in shifted.texts if text.get_text() == str(i)]
-        at = {int(part[int(y // 2), int(x // 2)]) for x, y in said if window[int(y // 2), int(x // 2)] == i}
-        assert at == set(part[window == i]) and len(said) == len(at)
+    for i in np.unique(window[each.joined.numpy()]):  # one number inside every part
+        points = [text.get_position() for text in shifted.texts if text.get_text() == str(i)]
+        at = {int(part[int(y // 2), int(x // 2)]) for x, y in points if window[int(y // 2), int(x // 2)] == i}
+        assert at == set(part[window == i]) and len(points) == len(at)
     lines = [line for collection in shifted.collections[:1] for line in collection.get_segments()]
-    for row in range(12):  # a line stands between two places if they do not see each other
+    for row in range(12):  # there is a line between two cells if they do not attend to each other
         for column in range(16):
             parted = (window[row, column], part[row, column]) != (window[row + 1, column], part[row + 1, column])
             at = (2 * column + 1, 2 * row + 2)
@@ -134,7 +134,7 @@ def test_models_without_windows() -> None:
     model = af.build(swin("swin"), seed=0).eval()
     with torch.no_grad():
         run = af.trace(model, pixel_values=torch.rand(1, 3, 26, 32))
-    with pytest.raises(ValueError, match="does not look from every patch at every other"):
+    with pytest.raises(ValueError, match="does not attend from every patch"):
         af.look.attention_distance(run)
     with pytest.raises(ValueError, match="no filters of patches"):
         vision.filters(af.build(af.override(af.spec("gpt2"), {"decoder.depth": 1}), device="meta"))
@@ -146,7 +146,7 @@ def test_models_without_windows() -> None:
 
 @pytest.fixture(scope="module", params=["vit", "deit"])
 def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
-    """A folder, our model, and theirs, which gives its attention; one token speaks for the image, or two."""
+    """Return a folder, our model, and the transformers model with eager attention. DeiT has a second class token."""
     transformers = pytest.importorskip("transformers")
     name = {"vit": "ViTModel", "deit": "DeiTModel"}[request.param]
     model = af.build(described(request.param, VIT, architectures=[name]), seed=3).eval()
@@ -168,7 +168,7 @@ def test_filters_are_principal_components(seen: Any) -> None:
     for i, component in enumerate(found.permute(0, 3, 1, 2).reshape(5, -1).numpy()):
         assert abs(component @ vectors[:, -1 - i]) == pytest.approx(1, abs=1e-4)
         assert component[np.abs(component).argmax()] > 0
-    assert (np.diff(values[-5:]) > 1e-4).all()  # so each component is one
+    assert (np.diff(values[-5:]) > 1e-4).all()  # so each component is unique
 
 
 def test_likeness_of_positions(seen: Any) -> None:

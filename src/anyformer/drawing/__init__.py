@@ -1,10 +1,10 @@
-"""Pictures of architectures from their descriptions, in the style of [Vaswani et al. 2017]: the stream runs from bottom
-to top, norms are drawn where they are applied, and each box has the kind of its Part and the number of parameters.
+"""Drawings of architectures from their descriptions, in the style of [Vaswani et al. 2017]: the stream runs from bottom
+to top, norms are drawn where they are applied, and each box shows the kind of its Part and its number of parameters.
 
     words     name and phrases of a Part        text      width of text
-    reading   from description to outline       outline   the contents of a picture
-    compose   from outline to figure            figure    shapes and how they combine
-    cards     the box of one Part               svg       figures as SVG
+    reading   description to outline            outline   the contents of a picture
+    compose   outline to figure                 figure    shapes and how they combine
+    cards     the box of one Part               svg       figure to SVG
     flow      the length of the stream          compare   two outlines side by side
 """
 
@@ -33,7 +33,7 @@ ENDINGS = (".svg", ".png", ".html")
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """A picture. Notebooks display it."""
+    """A drawing of one or two models. Notebooks display it."""
 
     title: str
     figure: Figure = dataclasses.field(repr=False)
@@ -46,15 +46,15 @@ class Drawing:
     @property
     def html(self) -> str:
         """The picture as an HTML page."""
-        look = "body{margin:0;display:grid;place-items:center;min-height:100vh}svg{max-width:100%;max-height:100vh}"
+        css = "body{margin:0;display:grid;place-items:center;min-height:100vh}svg{max-width:100%;max-height:100vh}"
         scheme = {"auto": "light dark"}.get(self.theme, self.theme)
         return (
             f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{html.escape(self.title)}</title>\n'
-            f"<style>:root{{color-scheme:{scheme}}}{look}</style>\n{self.svg}</html>\n"
+            f"<style>:root{{color-scheme:{scheme}}}{css}</style>\n{self.svg}</html>\n"
         )
 
     def save(self, path: str | Path) -> None:
-        """Save as .svg, .png or .html, by the suffix of the path."""
+        """Save the picture as .svg, .png or .html, depending on the suffix of `path`."""
         ending = check_ending(path)
         if ending == ".png":
             Path(path).write_bytes(self.png())
@@ -62,7 +62,7 @@ class Drawing:
             Path(path).write_text(self.html if ending == ".html" else self.svg, encoding="utf-8")
 
     def png(self, scale: float = 2) -> bytes:
-        """The picture as PNG, with `scale` pixels per unit. Needs cairosvg."""
+        """Return the picture as PNG, with `scale` pixels per unit. Needs cairosvg."""
         cairosvg = load_cairosvg()
         theme: Theme = "light" if self.theme == "auto" else self.theme  # a PNG has one theme
         return cairosvg.svg2png(to_svg(self.figure, self.title, theme).encode(), scale=scale)
@@ -72,8 +72,8 @@ class Drawing:
 
 
 def draw(*models: Any, theme: Theme = "auto", titles: Sequence[str] = ()) -> Drawing:
-    """Draw a description or a model, given as object, name, file or folder; or two side by side with their differences
-    marked."""
+    """Draw one model, or two side by side with their differences marked. Each is a description or a model, or the name,
+    file or folder of one."""
     if theme not in THEMES:
         raise ValueError(f"no theme {theme!r}; {nearest(str(theme), THEMES)}")
     if not 1 <= len(models) <= 2:
@@ -89,24 +89,23 @@ def outline(model: Any, title: str = "") -> ModelOutline:
         model = find(model)
     spec = getattr(model, "spec", model)
     if not isinstance(spec, Model):
-        kind = type(model).__name__
-        raise ValueError(f"cannot draw a {kind}; give a description, a model, or the name of one")
+        raise ValueError(f"cannot draw an object of type {type(model).__name__}; give a description, a model or a name")
     return read(spec, title or spec.architecture or spec.family or type(spec).__name__, count(spec))
 
 
 def check_ending(path: str | Path) -> str:
-    """The suffix of a path, which must be one of .svg, .png and .html."""
+    """Return the suffix of `path`; raise if it is not .svg, .png or .html."""
     ending = Path(path).suffix.lower()
     if ending not in ENDINGS:
-        raise ValueError(f"{path}: a drawing is saved as {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
+        raise ValueError(f"{path}: the name of a drawing must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
     return ending
 
 
 def load_cairosvg() -> Any:
-    """The module that converts SVG to PNG."""
+    """Import cairosvg, which converts SVG to PNG."""
     try:
         import cairosvg
-    except (ImportError, OSError) as error:  # the package, or the library that it calls
+    except (ImportError, OSError) as error:  # OSError: the C library cairo is missing
         why = "" if isinstance(error, ImportError) else f" ({str(error).splitlines()[0]})"
         raise ValueError(f"a .png needs cairosvg: pip install 'anyformer[draw]'{why}; .svg and .html do not") from None
     return cairosvg

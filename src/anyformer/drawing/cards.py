@@ -1,4 +1,4 @@
-"""Cards: the box of one Part, with its phrases and the Parts in it."""
+"""Draw cards: the box of one Part, with its phrases and the Parts in it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from anyformer.drawing.figure import PLAIN, PLUS, SMALL, Box, Figure, FigureText
 from anyformer.drawing.outline import Card, Fan
 
 PAD = 12.0  # between the edge of a card and its text
-LINE = 20.0  # from line to line
-NARROW, WIDE = 236.0, 400.0  # minimal and maximal width of a card; longer text is wrapped
+LINE = 20.0  # between baselines
+NARROW, WIDE = 236.0, 400.0  # minimum and maximum width of a card; longer text is wrapped
 
 
 def natural_width(card: Card) -> float:
-    """The width at which no phrase has to be wrapped, within the limits."""
+    """Return the width at which no phrase has to be wrapped, between NARROW and WIDE."""
     phrases = max((text.width(phrase, SMALL) for phrase in card.phrases), default=0)
     rows = max((natural_width(row) for row in card.rows), default=0)
     width = max(NARROW, min(WIDE, max(title_width(card), phrases) + 2 * PAD), min(WIDE, rows + 2 * PAD))
@@ -31,7 +31,7 @@ def title_width(card: Card) -> float:
 
 
 def title_lines(card: Card, width: float) -> list[FigureText]:
-    """The wrapped title, and the note at the right of its first line."""
+    """Return the wrapped title, and the note at the right end of its first line."""
     slim = card.role in ("norm", "row")
     size, bold = (SMALL, False) if slim else (PLAIN, True)
     note = FigureText(width - PAD, 0, ((card.note, "note"),), SMALL, anchor="end")
@@ -55,7 +55,7 @@ def phrase_lines(card: Card, width: float, y: float) -> list[FigureText]:
 
 
 def draw_card(card: Card, width: float) -> Figure:
-    """A box with the title, the phrases, and the Parts in it."""
+    """Draw a box with the title, the phrases, and the Parts in it."""
     words = title_lines(card, width)
     y = max(line.y for line in words)
     phrases = phrase_lines(card, width, y + LINE)
@@ -82,7 +82,7 @@ def draw_card(card: Card, width: float) -> Figure:
 
 
 def group_rows(rows: Sequence[Card], room: float) -> list[list[Card]]:
-    """Rows by line: rows with only a title share a line if there is room."""
+    """Group the rows into lines: rows with only a title share a line if there is room."""
     lines: list[list[Card]] = []
     for row in (dataclasses.replace(row, role="row", port="") for row in rows):
         neighbours = lines[-1] if lines and not any(each.phrases or each.rows for each in (row, *lines[-1])) else []
@@ -94,7 +94,7 @@ def group_rows(rows: Sequence[Card], room: float) -> list[list[Card]]:
 
 
 def draw_fan(fan: Fan, width: float) -> Figure:
-    """The router at the bottom, the experts above it (the active ones filled), and their sum."""
+    """Draw the router at the bottom, the experts above it (the active ones filled), and their sum."""
     axis, router = width / 2, text.width(fan.router, SMALL) + 24
     shared = text.width("shared", SMALL) + 14 if fan.shared else 0.0
     labels = expert_labels(fan.experts, width - 2 * PAD - (shared + 12 if fan.shared else 0))
@@ -116,7 +116,7 @@ def draw_fan(fan: Fan, width: float) -> Figure:
         else:
             boxes.append(FigureText(middle, 53, (("…", ""),), anchor="middle"))
         x += side + 6
-    if fan.shared:  # every token goes to the shared expert
+    if fan.shared:  # the shared expert processes every token
         x += 6
         boxes.append(inner_box(x, 34, shared, "expert on", "shared"))
         lines.append(Polyline(((axis, 126), (x + shared / 2, 126), (x + shared / 2, 62)), "fan on"))
@@ -125,7 +125,7 @@ def draw_fan(fan: Fan, width: float) -> Figure:
 
 
 def expert_labels(experts: int, room: float) -> list[str]:
-    """The numbers of the experts, with a gap ("") if there are too many to show."""
+    """Return the numbers of the experts, with a gap ("") if there is no room for all."""
     if experts <= 8 and len(all_of := [str(i + 1) for i in range(experts)]) * (expert_side(all_of) + 6) <= room:
         return all_of
     for shown in (4, 3, 2, 1):
@@ -145,5 +145,5 @@ def inner_box(x: float, y: float, width: float, kind: str, label: str) -> Box:
 
 
 def line_to_sum(x: float, axis: float) -> Polyline:
-    """The line from an expert to the sum."""
+    """Return the line from an expert to the sum."""
     return Polyline(((x, 34), (axis, PLUS)) if abs(x - axis) < 1 else ((x, 34), (x, PLUS), (axis, PLUS)), "fan on")

@@ -8,21 +8,21 @@ from anyformer.drawing.outline import Card, ModelOutline, mark_differences, step
 
 
 def side_by_side(left: ModelOutline, right: ModelOutline) -> Figure:
-    """Both pictures, each marked where it differs from the other at the same place."""
+    """Draw both outlines. In each, mark what differs from the card at the same address of the other."""
     steps = {**step_positions(left), **step_positions(right)}
     single = not (left.pair or right.pair)
 
-    def place(card: Card) -> str:
-        """The address without the layer index; encoders and decoders are compared with each other."""
+    def key(card: Card) -> str:
+        """Return the address without the layer index. An encoder matches a decoder unless a model has both."""
         root, _, rest = card.address.partition(".")
         stack = "stack" if single and root in ("encoder", "decoder") else root
         return f"{stack}.{steps.get(card.address, rest)}"
 
-    figures = [draw_outline(mark_differences(left, right, place)), draw_outline(mark_differences(right, left, place))]
+    figures = [draw_outline(mark_differences(left, right, key)), draw_outline(mark_differences(right, left, key))]
     tall = max(figure.height for figure in figures)
     return legend(
         place_in_row([figure.pad(bottom=tall - figure.height) for figure in figures], 90)
-    )  # titles in one line
+    )  # equal heights put the titles on one line
 
 
 def legend(figure: Figure) -> Figure:

@@ -1,4 +1,4 @@
-"""From an outline to a figure: the layout of cards, steps, layers and columns."""
+"""Convert an outline to a figure: the layout of cards, steps, layers and columns."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from anyformer.drawing.outline import (
     StreamColumn,
 )
 
-GAP = 14.0  # for an arrow
+GAP = 14.0  # room for an arrow
 TALL = 1060.0  # taller columns are folded
-KINDS = 6  # colors for kinds of layers
+KINDS = 6  # number of colors for kinds of layers
 
 
 # -- layers -----------------------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def draw_layer(layer: Layer, width: float) -> Figure:
 
 
 def empty(width: float) -> Figure:
-    """Only the stream."""
+    """Draw only the stream."""
     return Figure(width, 20, width / 2, (Polyline(((width / 2, 20), (width / 2, 0))),))
 
 
@@ -81,15 +81,15 @@ def card_width(layer: Layer) -> float:
 
 
 def draw_layers(layers: Layers, outward: str = "left", width: float = 0) -> Figure:
-    """A stack in its frame: one layer, or the kinds of layers side by side with a strip that shows their order. The
-    number of layers is at the `outward` side."""
+    """Draw a stack in its frame: one layer, or the kinds of layers side by side with a strip that shows their order.
+    The number of layers is on the `outward` side."""
     if not layers.kinds:
         inner = empty(NARROW)
     elif len(layers.kinds) == 1:
         inner = draw_layer(layers.kinds[0], max(width, card_width(layers.kinds[0])))
     else:
-        wide = max(map(card_width, layers.kinds))
-        panels = [draw_kind(layer, i, wide) for i, layer in enumerate(layers.kinds)]
+        widest = max(map(card_width, layers.kinds))
+        panels = [draw_kind(layer, i, widest) for i, layer in enumerate(layers.kinds)]
         inner = strip(layers.pattern, split(panels, "either", 20, False), outward)
     if layers.shared is not None:
         inner = add_shared_card(inner, layers.shared)
@@ -98,10 +98,10 @@ def draw_layers(layers: Layers, outward: str = "left", width: float = 0) -> Figu
 
 
 def draw_kind(layer: Layer, number: int, width: float) -> Figure:
-    """A kind of layer with its name and color left of the stream, and its layer indices right of it."""
+    """Draw a kind of layer, with its name and color left of the stream and its layer indices right of it."""
     inner = draw_frame(draw_layer(layer, width), "panel", 14)
     title = FigureText(24, 16, ((layer.name, ""),), PLAIN, True)
-    texts = [layer.places, f"{layer.note} each"] if layer.note else [layer.places]
+    texts = [layer.indices, f"{layer.note} each"] if layer.note else [layer.indices]
     notes = [FigureText(0, 16 + 19 * i, ((line, "note"),)) for i, line in enumerate(texts)]
     left = max(0.0, title.bounds[2] + 10 - inner.axis)
     right = max(0.0, inner.axis + 10 + max(line.width for line in notes) - inner.width)
@@ -112,7 +112,7 @@ def draw_kind(layer: Layer, number: int, width: float) -> Figure:
 
 
 def strip(pattern: Sequence[int], inner: Figure, outward: str) -> Figure:
-    """One cell per layer, the first at the bottom, in the color of its kind."""
+    """Add a strip with one cell per layer, the first at the bottom, in the color of its kind."""
     figure = inner.pad(left=34) if outward == "left" else inner.pad(right=34)
     x = 0.0 if outward == "left" else figure.width - 18
     high = min(16.0, (figure.height - 24) / max(len(pattern), 1))
@@ -126,7 +126,7 @@ def strip(pattern: Sequence[int], inner: Figure, outward: str) -> Figure:
 
 
 def add_shared_card(inner: Figure, shared: Card) -> Figure:
-    """Add the card that all layers share, at the left of the first layer that uses it."""
+    """Add the card of the Part that all layers share, left of the first card that uses it."""
     card = draw_card(
         shared, max(170.0, natural_width(shared) if natural_width(shared) > NARROW else title_width(shared) + 2 * PAD)
     )
@@ -156,7 +156,7 @@ def add_count(frame: Figure, layers: Layers, outward: str) -> Figure:
 
 
 def draw_items(items: Sequence[Any], width: float, outward: str = "left") -> Figure:
-    """Cards, stacks and the shapes between them, from bottom to top."""
+    """Draw cards, stacks and the shapes between them, from bottom to top."""
     return stack_up([each if isinstance(each, str) else draw_item(each, width, outward) for each in items])
 
 
@@ -174,7 +174,7 @@ def draw_item(item: Any, width: float, outward: str) -> Figure:
 
 
 def draw_added(card: Card) -> Figure:
-    """A sum on the stream, with the added card at its right."""
+    """Draw a sum on the stream, with the added card at its right."""
     box = draw_card(card, max(150.0, title_width(card) + 2 * PAD))
     joint = plus()
     y = box.height / 2
@@ -199,7 +199,7 @@ def add_details(column: Figure, chains: Sequence[Chain]) -> Figure:
 
 
 def zoom(figure: Figure, address: str) -> list[Polyline]:
-    """Thin lines from a folded stack to its layers."""
+    """Return thin lines from a folded stack to its layers."""
     boxes = [mark for mark in figure.marks if isinstance(mark, Box) and mark.tip == address]
     small, large = (next(box for box in boxes if box.kind.split()[0] == kind) for kind in ("stack", "frame"))
     return [
@@ -226,7 +226,7 @@ def draw_column(column: StreamColumn, outward: str, arrow: bool = True) -> Figur
 
 
 def fold_stacks(column: StreamColumn) -> StreamColumn:
-    """The same column with each stack as one card, and its layers as details."""
+    """Return the same column with each stack as one card, and its layers as details."""
 
     def fold(item: Any) -> Any:
         if not isinstance(item, Layers):
@@ -248,11 +248,11 @@ def add_output(figure: Figure, label: str, arrow: bool) -> Figure:
     )
 
 
-# -- the whole --------------------------------------------------------------------------------------------------------
+# -- models -----------------------------------------------------------------------------------------------------------
 
 
 def draw_outline(outline: ModelOutline) -> Figure:
-    """Title, columns, and the lines between them."""
+    """Draw the title, the columns, and the lines between them."""
     several = len(outline.columns) > 1
     last = len(outline.columns) - 1
     ends = [i == last and not outline.top for i in range(last + 1)]
@@ -267,8 +267,7 @@ def draw_outline(outline: ModelOutline) -> Figure:
         body = stack_up([split_above(body, columns), draw_column(StreamColumn(outline.top), "left")])
     title = FigureText(0, 28, ((outline.title, ""),), HUGE, True)
     about = FigureText(0, 56, ((outline.about, "note"),), PLAIN)
-    wide = max(title.bounds[2], about.bounds[2])
-    spare = max(0.0, wide - body.width)
+    spare = max(0.0, max(title.bounds[2], about.bounds[2]) - body.width)
     return body.pad(left=spare / 2, right=spare / 2, top=84).add_marks(title, about)
 
 
@@ -294,7 +293,7 @@ def add_memory_lines(body: Figure, columns: Sequence[Figure]) -> Figure:
     start, up = (first.axis, top + 10), top - 2
     for x, y in ports:
         route = [(channel, up), (channel, y)]
-        before = [port for port in ports if port[0] < x]  # layer kinds that the line passes, behind their cards
+        before = [port for port in ports if port[0] < x]  # kinds of layers that the line passes behind
         route += [(x - 22, before[-1][1]), (x - 22, y)] if before else []
         route[1] = (channel, before[-1][1]) if before else route[1]
         lines.append(Polyline((start, (first.axis, up), *route, (x, y)), "memory", True))

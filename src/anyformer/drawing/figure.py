@@ -1,7 +1,7 @@
-"""Figures: marks with positions, a size, and the stream that runs through from bottom to top.
+"""Figures: marks with positions, a size, and a stream that runs through them from bottom to top.
 
-A `Figure` does not depend on models. Its stream enters at the bottom and leaves at the top, both at `axis`. Functions
-stack figures, place them in a row or frame them, and return new ones. Units are pixels, y points down.
+A `Figure` does not depend on models. The stream crosses its lower and upper edges at x = `axis`. Functions stack
+figures, place them in a row or frame them, and return new figures. Units are pixels; y points down.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from anyformer.drawing import text
 
 ARROW = 9.0  # length of an arrowhead
-PLUS = 11.0  # radius of the circle in which streams are added
+PLUS = 11.0  # radius of the circle around a plus
 SMALL, PLAIN, LARGE, HUGE = 15.0, 16.0, 28.0, 30.0  # font sizes
 Point = tuple[float, float]
 Bounds = tuple[float, float, float, float]  # left, top, right, bottom
@@ -78,7 +78,7 @@ class Polyline:
 
 @dataclasses.dataclass(frozen=True)
 class Plus:
-    """Where streams are added."""
+    """The sign where streams are added."""
 
     x: float
     y: float
@@ -96,11 +96,11 @@ class Figure:
     height: float
     axis: float  # x of the stream
     marks: tuple[Mark, ...] = ()
-    ports: tuple[tuple[str, Point], ...] = ()  # end points of lines from elsewhere, by name
-    open: bool = False  # begins with a line, so that no arrow leads to it
+    ports: tuple[tuple[str, Point], ...] = ()  # (name, end point) of lines from outside the figure
+    open: bool = False  # begins with a line, so it needs no arrow below it
 
     def shift(self, dx: float, dy: float) -> tuple[tuple[Mark, ...], tuple[tuple[str, Point], ...]]:
-        """Shifted marks and ports."""
+        """Return the shifted marks and ports."""
         ports = tuple((name, (x + dx, y + dy)) for name, (x, y) in self.ports)
         return tuple(mark.shift(dx, dy) for mark in self.marks), ports
 
@@ -114,7 +114,7 @@ class Figure:
 
 
 def stack_up(figures: Sequence[Figure | str], gap: float = 16) -> Figure:
-    """Stack figures, the first at the bottom, joined by arrows. A string between two labels the arrow."""
+    """Stack figures, the first at the bottom, joined by arrows. A string between two figures labels their arrow."""
     left = max(each.axis for each in figures if isinstance(each, Figure))
     right = max(each.width - each.axis for each in figures if isinstance(each, Figure))
     marks: list[Mark] = []
@@ -142,7 +142,7 @@ def stack_up(figures: Sequence[Figure | str], gap: float = 16) -> Figure:
 
 
 def place_in_row(figures: Sequence[Figure], gap: float, axis: int | None = None) -> Figure:
-    """Place figures side by side, aligned at the bottom; the axis is in the middle, or that of one figure."""
+    """Place figures side by side, aligned at the bottom. The axis is in the middle, or the axis of figure `axis`."""
     height, x = max(each.height for each in figures), 0.0
     marks: list[Mark] = []
     ports: list[tuple[str, Point]] = []
@@ -158,7 +158,7 @@ def place_in_row(figures: Sequence[Figure], gap: float, axis: int | None = None)
 
 
 def plus(label: str = "") -> Figure:
-    """The sum of two streams; the label at its left names the residual unless it is a plain sum."""
+    """Draw the sum of two streams. The label at its left names the residual unless it is a plain sum."""
     words = FigureText(-PLUS - 6, PLUS + 5, ((label, ""),), anchor="end")
     room = words.width + PLUS + 6 if label else PLUS
     mark = [words.shift(room, 0)] if label else []
@@ -166,7 +166,7 @@ def plus(label: str = "") -> Figure:
 
 
 def add_residual(inner: Figure, label: str = "") -> Figure:
-    """A residual step: a skip connection around the inner figure."""
+    """Draw a skip connection around the inner figure."""
     fork = Figure(0, 6, 0, (Polyline(((0, 0), (0, 6))),), open=True)
     whole = stack_up([fork, inner, plus(label)], gap=13)
     end, start = whole.height - 3, PLUS
@@ -207,7 +207,7 @@ def draw_frame(inner: Figure, kind: str, pad: float = 16, tip: str = "") -> Figu
 
 
 def text_lines(marks: Sequence[Mark]) -> list[FigureText]:
-    """Every line of text, inside and outside of boxes."""
+    """Return every line of text, inside and outside boxes."""
     lines: list[FigureText] = []
     for mark in marks:
         lines += [mark] if isinstance(mark, FigureText) else mark.words if isinstance(mark, Box) else ()

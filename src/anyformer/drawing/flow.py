@@ -1,4 +1,4 @@
-"""The length of the stream: a symbol for texts of any length, a number for inputs of one size."""
+"""Compute the length of the stream: a symbol if the input can have any length, a number if its size is fixed."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from anyformer.stacks.perceiver import Perceiver
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.stages import Stages
 
-MANY = 322_560  # tokens, samples or frames: many, with many divisors
+MANY = 322_560  # example length in tokens, samples or frames; has many divisors, so fractions of it are exact
 
 
 @dataclasses.dataclass(frozen=True)
 class Flow:
-    """The inputs of an embedding (a title, or several phrases), and the length of its output."""
+    """The inputs of an embedding (one title, or several phrases), and the length of its output."""
 
     title: str
     phrases: tuple[str, ...]
     note: str
     length: str
     grid: Layout | None = None
-    before: int = 0  # tokens before the grid
+    before: int = 0  # number of tokens before the grid
 
     def shape(self, width: int) -> str:
         return f"{self.length} × {number(width)}"
 
     def through(self, part: Part, width: int) -> Iterator[tuple[str, int]]:
-        """(shape, width) before each stack of a chain and after the last."""
+        """Yield (shape, width) before each stack of a chain and after the last."""
         flow: Flow = self
         if isinstance(part, Perceiver):
-            wide = part.width or width
-            yield f"{number(part.latents)} × {number(wide)}", wide
+            latent_width = part.width or width
+            yield f"{number(part.latents)} × {number(latent_width)}", latent_width
             return
         if not isinstance(part, Stages) or part.first:
             yield flow.shape(width), width
@@ -71,7 +71,7 @@ class Flow:
         return flow
 
     def step_down(self, down: Any) -> Flow:
-        """The flow after a Down or a Stack."""
+        """Return the flow after a Down or a Stack."""
         if self.grid is None:
             return self
         grid = down.coarser(self.grid)
@@ -82,7 +82,7 @@ class Flow:
 
 
 def embedding_flow(part: Embedding, width: int, symbol: str, prefix: str = "") -> Flow:
-    """The inputs and the output length of an embedding."""
+    """Return the inputs and the output length of an embedding."""
     shapes = part.row(MANY, width)
     sides = {name: [symbol if side == MANY else number(side) for side in shape] for name, shape in shapes.items()}
     texts = {f"{prefix}{name}": " × ".join(each) for name, each in sides.items()}
@@ -90,14 +90,14 @@ def embedding_flow(part: Embedding, width: int, symbol: str, prefix: str = "") -
     phrases: tuple[str, ...] = ()
     if len(texts) > 1:
         title, note, phrases = "inputs", "", tuple(f"{name} {shape}" for name, shape in texts.items())
-    given, many = part.vectors(MANY), any(MANY in shape for shape in shapes.values())
-    length = in_terms(given, symbol) if many else number(given)
+    vectors, any_length = part.vectors(MANY), any(MANY in shape for shape in shapes.values())
+    length = in_terms(vectors, symbol) if any_length else number(vectors)
     grid = part.grid if isinstance(part, (PatchEmbedding, GridEmbedding)) else None
     return Flow(title, phrases, note, length, grid, part.prefix)
 
 
-def in_terms(given: int, symbol: str) -> str:
-    """A count relative to MANY, as a multiple or a fraction of the symbol."""
-    if given % MANY == 0:
-        return symbol if given == MANY else f"{given // MANY} {symbol}"
-    return f"{symbol}/{round(MANY / given)}"
+def in_terms(count: int, symbol: str) -> str:
+    """Write a count as a multiple or a fraction of the symbol, which represents MANY."""
+    if count % MANY == 0:
+        return symbol if count == MANY else f"{count // MANY} {symbol}"
+    return f"{symbol}/{round(MANY / count)}"

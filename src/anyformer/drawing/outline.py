@@ -31,13 +31,13 @@ class Card:
     role: str
     title: str
     phrases: tuple[str, ...] = ()
-    note: str = ""  # at the right of the title: parameters, or a shape
-    rows: tuple[Card, ...] = ()  # Parts in it
+    note: str = ""  # right of the title: number of parameters, or a shape
+    rows: tuple[Card, ...] = ()  # cards of the Parts in this Part
     fan: Fan | None = None
     port: str = ""  # an input from the side: "memory", "bias"
-    kind: str = ""  # of the Part
-    differing: frozenset[str] = frozenset()  # phrases, or the title, that the other picture does not have
-    differs: bool = False  # in more than numbers
+    kind: str = ""  # class name of the Part
+    differing: frozenset[str] = frozenset()  # phrases (or the title) that are not in the card it is compared with
+    differs: bool = False  # True if it differs from that card in more than numbers
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -50,15 +50,15 @@ class ResidualStep:
 
     before: tuple[Card, ...]
     op: Card
-    after: tuple[Card, ...]  # on the branch
+    after: tuple[Card, ...]  # on the branch, after the op
     out: tuple[Card, ...]  # after the sum
-    join: str = ""  # the residual, unless it is a plain sum
-    normed_skip: bool = False
+    join: str = ""  # describes the residual; empty for a plain sum
+    normed_skip: bool = False  # the skip connection starts after the norm
 
 
 @dataclasses.dataclass(frozen=True)
 class ParallelSteps:
-    """Steps side by side, added to one input."""
+    """Steps side by side, with the same input; their outputs are summed."""
 
     steps: tuple[ResidualStep, ...]
 
@@ -69,17 +69,17 @@ class Layer:
 
     name: str
     steps: tuple[ResidualStep | ParallelSteps, ...]
-    places: str  # which layers are of this kind
+    indices: str  # the layers of this kind, for example "layers 0–2, 7"
     note: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
-    """A stack: the kinds of its layers, and which layer is of which kind."""
+    """A stack: the kinds of its layers, and the kind of every layer."""
 
     address: str
     kinds: tuple[Layer, ...]
-    pattern: tuple[int, ...]  # from the first layer to the last, the number of its kind
+    pattern: tuple[int, ...]  # index into `kinds` for each layer
     times: int
     notes: tuple[str, ...] = ()
     shared: Card | None = None  # a Part that all layers use
@@ -87,7 +87,7 @@ class Layers:
 
 @dataclasses.dataclass(frozen=True)
 class AddedCard:
-    """A card that is added to the stream from the side."""
+    """A card at the side whose output is added to the stream."""
 
     card: Card
 
@@ -101,15 +101,15 @@ class SkipGroup:
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """Consecutive stacks: folded in a column, and one in full of those that differ in more than numbers."""
+    """Consecutive stacks, each folded into one card. Stacks that differ only in numbers are drawn in full once."""
 
     items: tuple[Any, ...]
-    details: tuple[tuple[str, Layers], ...]  # (title, layers)
+    details: tuple[tuple[str, Layers], ...]  # (title, layers) of the stacks drawn in full
 
 
 @dataclasses.dataclass(frozen=True)
 class StreamColumn:
-    """One column from an input upwards: cards, stacks, and strings with the shape between two of them."""
+    """One column, from an input upwards: cards, stacks, and strings with the shape of the stream between them."""
 
     items: tuple[Any, ...]
 
@@ -125,7 +125,7 @@ class ModelOutline:
 
 
 def every_node(kind: type[Item], node: Any) -> Iterator[Item]:
-    """All nodes of this kind in an outline or a part of one."""
+    """Yield all nodes of type `kind` in an outline or in a part of one."""
     if isinstance(node, kind):
         yield node
     if isinstance(node, tuple):
@@ -141,7 +141,7 @@ def cards_in(node: Any) -> Iterator[Card]:
 
 
 def step_positions(node: Any) -> dict[str, str]:
-    """Address of each card in a layer -> its position there, with the index of the step instead of its name."""
+    """Map the address of each card to its address within the layer, with the step's index instead of its name."""
     positions = {}
     for layer in every_node(Layer, node):
         for i, step in enumerate(layer.steps):
@@ -152,7 +152,7 @@ def step_positions(node: Any) -> dict[str, str]:
 
 
 def map_cards(node: Any, change: Callable[[Card], Card]) -> Any:
-    """Apply a function to every card."""
+    """Return a copy of `node` with `change` applied to every card."""
     if isinstance(node, tuple):
         return tuple(map_cards(item, change) for item in node)
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
@@ -162,7 +162,7 @@ def map_cards(node: Any, change: Callable[[Card], Card]) -> Any:
 
 
 def mark_differences(node: Any, others: Any, key: Callable[[Card], str]) -> Any:
-    """Mark every text that no card of `others` with the same key has."""
+    """Return a copy of `node` in which every text is marked that no card of `others` with the same key contains."""
     known: dict[str, set[str]] = {}
     kinds: dict[str, set[str]] = {}
     for card in cards_in(others):
@@ -171,11 +171,11 @@ def mark_differences(node: Any, others: Any, key: Callable[[Card], str]) -> Any:
 
     def mark(card: Card) -> Card:
         texts = known.get(key(card), set())
-        other = card.kind not in kinds.get(key(card), ())  # another kind of Part: mark only its title
-        new = {card.title} if other else {text for text in card.texts if text not in texts}
+        new_kind = card.kind not in kinds.get(key(card), ())  # a different kind of Part: mark only its title
+        new = {card.title} if new_kind else {text for text in card.texts if text not in texts}
         plain = {NUMBER.sub("#", text) for text in texts}
         differs = any(NUMBER.sub("#", text) not in plain for text in new)
-        return dataclasses.replace(card, differing=frozenset(new), differs=other or differs)
+        return dataclasses.replace(card, differing=frozenset(new), differs=new_kind or differs)
 
     return map_cards(node, mark)
 

@@ -1,4 +1,4 @@
-"""From a description to an outline of its picture, by the kinds and addresses of its Parts."""
+"""Convert a description to the outline of its picture, from the types and addresses of its Parts."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ STACKS = (Stack, Stages, Funnel, Perceiver)
 
 
 class OutlineReader:
-    """Reads a description with its parameter counts. Addresses are those of modules: layer 3 is `layers.3`."""
+    """Reads a description and its parameter counts. Addresses are module names: layer 3 is `layers.3`."""
 
     def __init__(self, spec: Model, count: Count) -> None:
         self.sizes: dict[str, int] = {}  # parameters at or below an address
-        self.below: dict[str, dict[str, int]] = {}  # and by the next part of the address
+        self.below: dict[str, dict[str, int]] = {}  # the same, split by the next part of the address
         for address, size in count.parts.items():
             at = ""
             for each in address.split("."):
@@ -71,10 +71,10 @@ class OutlineReader:
                 at = f"{at}.{each}" if at else each
             self.sizes[address] = size
         self.spec = spec
-        self.tied = {self.place(tied): self.place(owner) for tied, owner in spec.ties}
+        self.tied = {self.part_address(tied): self.part_address(owner) for tied, owner in spec.ties}
 
-    def place(self, name: str) -> str:
-        """The Part of a tied address: itself, or the owner of the parameter."""
+    def part_address(self, name: str) -> str:
+        """Return the address of a tied Part, or of the Part that contains a tied parameter."""
         return name if any(path == name for path, _ in walk(self.spec)) else name.rpartition(".")[0]
 
     def note(self, address: str) -> str:
@@ -84,10 +84,10 @@ class OutlineReader:
     # -- cards --------------------------------------------------------------------------------------------------------
 
     def card(self, part: Part, address: str, role: str, width: int, apart: tuple[Part, ...] = ()) -> Card:
-        """The card of a Part with its phrases and ties."""
+        """Return the card of a Part with its phrases and ties."""
         texts = phrases(part, width, apart)
-        here = [owner for tied, owner in self.tied.items() if is_within(tied, address) or is_within(address, tied)]
-        ties = [f"tied to {owner}" for owner in here]
+        owners = [owner for tied, owner in self.tied.items() if is_within(tied, address) or is_within(address, tied)]
+        ties = [f"tied to {owner}" for owner in owners]
         kind = type(part).__name__
         return Card(address, role, name(part), (*texts, *dict.fromkeys(ties)), self.note(address), kind=kind)
 
@@ -95,7 +95,7 @@ class OutlineReader:
         return () if part is None else (self.card(part, address, "norm", 0),)
 
     def op(self, op: Part, address: str, width: int, shared: Part | None) -> Card:
-        """The card of a mixer or a feed-forward layer; mixers in it are rows, experts are a fan."""
+        """Return the card of an op. Ops in it are rows; experts are a fan."""
         if op.routes:
             return self.experts(op, address, width)
         inner = [(at, part) for at, part in parts_in(op, address) if isinstance(part, Op)]
@@ -121,8 +121,8 @@ class OutlineReader:
     def module_card(
         self, part: Part, address: str, role: str, width: int, apart: tuple[Part, ...] = (), names: tuple[str, ...] = ()
     ) -> Card:
-        """The card of an embedding or a head with its Parts and modules as rows, without those in `apart` (at these
-        names), which have their own cards."""
+        """Return the card of an embedding or a head, with its Parts and modules as rows. Parts in `apart` and modules
+        in `names` are left out: they have their own cards."""
         card, fields = self.card(part, address, role, width, apart), dict(part.items())
         own = self.sizes.get(address, 0) - sum(self.sizes.get(f"{address}.{each}", 0) for each in names)
         card = dataclasses.replace(card, note=short(own) if own else "")
@@ -164,7 +164,7 @@ class OutlineReader:
 
     def step(self, step: Sublayer, address: str, width: int, shared: Part | None) -> ResidualStep:
         before, after, out = (
-            self.norm(getattr(step, place), f"{address}.{place}") for place in ("pre_norm", "post_norm", "out_norm")
+            self.norm(getattr(step, field), f"{address}.{field}") for field in ("pre_norm", "post_norm", "out_norm")
         )
         op = self.op(step.op, f"{address}.op", width, shared)
         join = "" if isinstance(step.residual, Add) else describe_part("", step.residual, step, width)
@@ -176,10 +176,10 @@ class OutlineReader:
         used = [kind for kind in dict.fromkeys(order)]
         layers, widths = [], stack.widths(width)
         for kind in used:
-            places = [i for i, each in enumerate(order) if each == kind]
-            at = f"{address}.layers.{places[0]}"
-            steps = tuple(self.steps(kinds[kind], at, widths[places[0]], stack.position))
-            layers.append(Layer(field_words(kind), steps, describe_layers(places), self.note(at)))
+            indices = [i for i, each in enumerate(order) if each == kind]
+            at = f"{address}.layers.{indices[0]}"
+            steps = tuple(self.steps(kinds[kind], at, widths[indices[0]], stack.position))
+            layers.append(Layer(field_words(kind), steps, describe_layers(indices), self.note(at)))
         if len(layers) > 1:
             layers = [self.compare_kinds(layer, layers) for layer in layers]
         notes = [f"{address.split('.')[0]} layers"]
@@ -195,10 +195,10 @@ class OutlineReader:
         return Layers(address, tuple(layers), pattern, len(stack.steps), tuple(notes), shared)
 
     def compare_kinds(self, layer: Layer, all_kinds: Sequence[Layer]) -> Layer:
-        """A kind of layer with its differences from the other kinds marked."""
-        places = step_positions(tuple(all_kinds))
+        """Return a kind of layer with its differences from the other kinds marked."""
+        positions = step_positions(tuple(all_kinds))
         others = [other for other in all_kinds if other is not layer]
-        compared = [mark_differences(layer, other, lambda card: places[card.address]) for other in others]
+        compared = [mark_differences(layer, other, lambda card: positions[card.address]) for other in others]
         versions = [[*cards_in(each)] for each in compared]
         cards = {all_of[0].address: all_of for all_of in zip(*versions, strict=True)}
 
@@ -212,12 +212,12 @@ class OutlineReader:
     # -- from the embedding to the head -------------------------------------------------------------------------------
 
     def embedding(self, part: Embedding, address: str, width: int, flow: Flow) -> Iterator[Any]:
-        """The inputs, the card of the embedding, and above it its norms and positions in the order of the fields."""
+        """Yield the inputs, the card of the embedding, and above it its norms and positions in the order of use."""
         fields = dict(part.items())
         apart = [each for each, value in fields.items() if isinstance(value, (Norm, AbsolutePosition))]
         steps = dict.fromkeys((*(part.order if isinstance(part, TextEmbedding) else ()), *apart))
         order = [each for each in steps if each in apart or each in self.below.get(address, {})]
-        while order and order[0] not in apart:  # modules before the first of them stay in the card
+        while order and order[0] not in apart:  # modules before the first norm or position are rows of the card
             order.pop(0)
         card = self.module_card(part, address, "embedding", width, tuple(fields[each] for each in apart), tuple(order))
         yield Card(f"{address}.inputs", "input", flow.title, flow.phrases, flow.note)
@@ -234,7 +234,7 @@ class OutlineReader:
                 yield AddedCard(card if plain else dataclasses.replace(card, title=f"{card.title} positions"))
 
     def trunk(self, part: Part, address: str, width: int, flow: Flow) -> Iterator[Any]:
-        """Stacks, and other Parts on the stream."""
+        """Yield the items of a stack or of another Part between embedding and head."""
         if isinstance(part, Stack):
             yield self.stretches(part, address, width, flow) if part.reshapes else self.layers(part, address, width)
             yield from self.norm(part.norm, f"{address}.norm")
@@ -250,36 +250,36 @@ class OutlineReader:
             yield self.module_card(part, address, "resize", width)
 
     def chain(self, part: Part, address: str, width: int, flow: Flow) -> Chain:
-        """Consecutive stacks, folded: common phrases are shown once, and each stack has only its own."""
+        """Return consecutive stacks, folded: the card of a stack has only the phrases that not all stacks share."""
         shapes = [*flow.through(part, width)]
         inner_stacks = [(at, inner) for at, inner in parts_in(part, address) if isinstance(inner, Stack)]
-        widths = [wide for _, wide in shapes] + [width] * len(inner_stacks)
+        widths = [inner_width for _, inner_width in shapes] + [width] * len(inner_stacks)
         stacks = []
-        for i, ((at, inner), wide) in enumerate(zip(inner_stacks, widths, strict=False), 1):
+        for i, ((at, inner), inner_width) in enumerate(zip(inner_stacks, widths, strict=False), 1):
             last = at.rpartition(".")[2]
             title = f"stage {i}" if last.isdecimal() else field_words(last)
-            layers = self.layers(inner, at, wide)
+            layers = self.layers(inner, at, inner_width)
             stacks.append((title, at, layers, all_phrases(layers)))
         folded, details = self.fold(stacks)
         return Chain(tuple(self.chain_items(part, address, folded, [label for label, _ in shapes])), details)
 
     def stretches(self, stack: Stack, address: str, width: int, flow: Flow) -> Chain:
-        """One stack in which the shape of the stream changes: runs of equal layers are folded."""
+        """Return one stack whose layers change the shape of the stream, with runs of equal layers folded."""
         order = tuple(stack.layer(i) for i in range(stack.depth))
         stacks, shapes, widths = [], [flow.shape(width)], stack.widths(width)
         for block, first, last in runs(order):
             at, times = f"{address}.layers.{first}", last - first + 1
             steps = tuple(self.steps(block, at, widths[first], None))
             layer = Layer("", steps, describe_layers(range(first, last + 1)), self.note(at))
-            layers = Layers(at, (layer,), (0,) * times, times, (layer.places,))
-            stacks.append((layer.places, at, layers, self.numbers(block, widths[first])))
+            layers = Layers(at, (layer,), (0,) * times, times, (layer.indices,))
+            stacks.append((layer.indices, at, layers, self.numbers(block, widths[first])))
             flow = flow.step_down(stack.replace(layers=block, pattern=(), depth=times))
             shapes.append(flow.shape(widths[last + 1]))
         folded, details = self.fold(stacks)
         return Chain(tuple(alternate(folded, (), shapes[:-1])), details)
 
     def numbers(self, block: Steps, width: int) -> list[str]:
-        """The phrases of a block's ops, without the Parts in them."""
+        """Return the phrases of a block's ops, without phrases for the Parts in them."""
         texts = []
         for step in block.steps.values():
             if isinstance(step, Sublayer):
@@ -290,8 +290,8 @@ class OutlineReader:
     def fold(
         self, stacks: Sequence[tuple[str, str, Layers, Sequence[str]]]
     ) -> tuple[list[Card], tuple[tuple[str, Layers], ...]]:
-        """A card for each (title, address, layers, phrases), without common phrases; and in full one of those that
-        differ in more than numbers."""
+        """Return a card for each (title, address, layers, phrases), without the phrases that all share; and the stacks
+        to draw in full: one of those that differ only in numbers."""
         common = set.intersection(*(set(texts) for *_, texts in stacks))
         folded: list[Card] = []
         details: list[tuple[str, Layers]] = []
@@ -302,20 +302,20 @@ class OutlineReader:
             if form not in forms:
                 forms[form] = title
                 details.append((f"the layers of {title}", layers))
-            own = [phrase for phrase in texts if phrase not in common]
+            special = [phrase for phrase in texts if phrase not in common]
             like = () if forms[form] == title or alike else (f"as {forms[form]}",)
-            times = "" if title.startswith("layer") else f" × {layers.times}"  # the title has the number of layers
-            folded.append(Card(at, "stack", f"{title}{times}", (*like, *own), self.note(at)))
+            times = "" if title.startswith("layer") else f" × {layers.times}"  # "layers 0–2" already contains it
+            folded.append(Card(at, "stack", f"{title}{times}", (*like, *special), self.note(at)))
         return folded, tuple(details)
 
     def chain_items(self, part: Part, address: str, folded: list[Card], shapes: list[str]) -> Iterator[Any]:
-        """Folded stacks with the Parts between them."""
+        """Yield folded stacks with the Parts between them."""
         if isinstance(part, Funnel):
             between = [Card(f"{address}.pool", "resize", name(part.pool), ("T → T/2",))] * (len(part.stages) - 1)
             top = folded[len(part.stages) :]
             items = [*alternate(folded[: len(part.stages)], between, shapes)]
             if top:
-                back = Card(f"{address}.top.lengthen", "resize", "Repeat", ("each token for all it was made of",))
+                back = Card(f"{address}.top.lengthen", "resize", "Repeat", ("each pooled token, to the full length",))
                 items = [items[0], SkipGroup((*items[1:], back)), *top]
             yield from items
             return
@@ -333,7 +333,7 @@ class OutlineReader:
 
 
 def alternate(stacks: Sequence[Card], between: Sequence[Card], shapes: Sequence[str]) -> Iterator[Any]:
-    """Alternate stacks with the cards and shapes between them; remaining cards come last."""
+    """Yield stacks with the cards and shapes between them, and then the remaining cards."""
     for i, stack in enumerate(stacks):
         yield stack
         if i < len(between):
@@ -348,7 +348,7 @@ def role_of(op: Part) -> str:
 
 
 def form_of(layers: Layers) -> tuple[tuple[str, str], ...]:
-    """The structure of layers without their numbers."""
+    """Return the structure of layers without their numbers."""
     return tuple((card.role, card.title) for card in cards_in(layers))
 
 
@@ -356,34 +356,34 @@ def all_phrases(layers: Layers) -> list[str]:
     return [*dict.fromkeys(phrase for card in cards_in(layers) for phrase in card.phrases)]
 
 
-def describe_layers(places: Sequence[int]) -> str:
+def describe_layers(indices: Sequence[int]) -> str:
     """(0, 1, 2, 7) -> layers 0–2, 7"""
-    lines = [*runs(tuple(place - i for i, place in enumerate(places)))]
-    texts = [f"{places[a]}–{places[b]}" if b > a else str(places[a]) for _, a, b in lines]
+    lines = [*runs(tuple(index - i for i, index in enumerate(indices)))]
+    texts = [f"{indices[a]}–{indices[b]}" if b > a else str(indices[a]) for _, a, b in lines]
     if len(texts) > 3:
         texts = [*texts[:2], "…", texts[-1]]
-    return f"layer{'s' * (len(places) > 1)} {', '.join(texts).replace(', …,', ' …')}"
+    return f"layer{'s' * (len(indices) > 1)} {', '.join(texts).replace(', …,', ' …')}"
 
 
-# -- the whole --------------------------------------------------------------------------------------------------------
+# -- models -----------------------------------------------------------------------------------------------------------
 
 
 def read(spec: Model, title: str, count: Count) -> ModelOutline:
-    """The outline of a model."""
+    """Return the outline of a model."""
     reader = OutlineReader(spec, count)
     columns, top = columns_of(reader, spec, "", spec.width)
     return ModelOutline(title, about(spec, count), tuple(map(StreamColumn, columns)), tuple(top), spec.pair, spec.ties)
 
 
 def columns_of(reader: OutlineReader, spec: Model, prefix: str, width: int) -> tuple[list[tuple[Any, ...]], list[Any]]:
-    """A column for each embedding and the Parts after it, and the items above them if there are several columns."""
+    """Return one column per embedding with the Parts after it, and the items above all columns if they join."""
     columns: list[list[Any]] = []
     top: list[Any] = []
     flow = Flow("", (), "", "T", None)
-    out = wide = width
+    out = stream_width = width
     fields = [(each, part) for each, part in spec.items() if isinstance(part, Part) and each != "head"]
     feeding = {each: inner for each, part in fields for _, inner in parts_in(part) if isinstance(inner, Model)}
-    for each, part in sorted(fields, key=lambda field: field[0] not in feeding):  # towers come before the text
+    for each, part in sorted(fields, key=lambda field: field[0] not in feeding):  # towers first, then the text
         address = f"{prefix}{each}"
         if each in feeding:
             tower = feeding[each]
@@ -397,14 +397,14 @@ def columns_of(reader: OutlineReader, spec: Model, prefix: str, width: int) -> t
             source = spec.pair and not columns
             flow = embedding_flow(part, width, "S" if source else "T", "decoder_" if spec.pair and columns else "")
             columns.append([*reader.embedding(part, address, width, flow), flow.shape(width)])
-            wide = width
+            stream_width = width
         else:
             columns = columns or [[]]
-            columns[-1] += reader.trunk(part, address, wide, flow)
-            wide = part.out_width(wide)
-            out = wide
+            columns[-1] += reader.trunk(part, address, stream_width, flow)
+            stream_width = part.out_width(stream_width)
+            out = stream_width
             flow = flow.after_part(part)
-            columns[-1].append(flow.shape(wide))
+            columns[-1].append(flow.shape(stream_width))
     head = (
         []
         if spec.head is None
@@ -417,16 +417,16 @@ def columns_of(reader: OutlineReader, spec: Model, prefix: str, width: int) -> t
 
 
 def scores(head: Head, flow: Flow) -> str:
-    """The output shape of a head, if its fields give it."""
-    many = head.vocab_size if isinstance(head, HasVocabulary) else head.num_labels
+    """Return the output shape of a head, or "" if its fields do not determine it."""
+    classes = head.vocab_size if isinstance(head, HasVocabulary) else head.num_labels
     inner = [part for _, part in parts_in(head) if isinstance(part, Head)]
-    if many is None:
+    if classes is None:
         return scores(inner[0], flow) if inner else ""
-    return number(many) if head.pool is not None else f"{flow.length} × {number(many)}"
+    return number(classes) if head.pool is not None else f"{flow.length} × {number(classes)}"
 
 
 def about(spec: Model, count: Count) -> str:
-    """One line about the whole model."""
+    """Return one line about the whole model: architecture, layers, width, parameters."""
     models = [part for _, part in walk(spec) if isinstance(part, Model)]  # towers too
     stacks = [part for model in models for _, part in parts_in(model) if isinstance(part, STACKS)]
     depth = " + ".join(str(sum(len(s.steps) for _, s in walk(each) if isinstance(s, Stack))) for each in stacks)

@@ -1,4 +1,4 @@
-"""Figures as SVG: plain shapes, system fonts, light and dark themes."""
+"""Convert figures to SVG: plain shapes, system fonts, light and dark themes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLORED = ("skip", "memory", "tie", "bias")  # lines with their own color
 Theme = Literal["auto", "light", "dark"]
 THEMES: tuple[Theme, ...] = get_args(Theme)
 
-# role -> fill and edge, or one color
+# role -> "fill edge", or one color
 LIGHT = {
     "ground": "#ffffff", "ink": "#1d2430", "faint": "#5a6473", "wire": "#2b3442", "skip": "#6b7686",
     "differs": "#c2185b", "memory": "#b4560e", "tie": "#8a5cc2", "bias": "#4d7f8f",
@@ -42,7 +42,7 @@ DARK = {
 
 
 def rules(colors: Mapping[str, str], scope: str) -> str:
-    """The style sheet of one theme, limited to `scope`: a page can have several drawings."""
+    """Return the style sheet of one theme, limited to the class `scope` because a page can have several drawings."""
     styles = {
         "text": f"font:15px {FONTS};fill:{colors['ink']}",
         ".note": f"fill:{colors['faint']}",
@@ -66,7 +66,7 @@ def rules(colors: Mapping[str, str], scope: str) -> str:
         if edge:
             styles[f".{role.replace(' ', '.')} > rect"] = f"fill:{fill};stroke:{edge}"
     styles[".changed > rect"] = f"stroke:{colors['differs']};stroke-width:2.5"
-    return "".join(f".{scope} {name}{{{look}}}" for name, look in styles.items())
+    return "".join(f".{scope} {name}{{{css}}}" for name, css in styles.items())
 
 
 def style(theme: Theme) -> str:
@@ -77,7 +77,7 @@ def style(theme: Theme) -> str:
 
 
 def to_svg(figure: Figure, title: str, theme: Theme = "auto") -> str:
-    """One self-contained picture."""
+    """Return the figure as one self-contained SVG picture."""
     width, height = figure.width + 2 * MARGIN, figure.height + 2 * MARGIN
     size = f'width="{number(width)}" height="{number(height)}" viewBox="0 0 {number(width)} {number(height)}"'
     lines = [
@@ -86,7 +86,7 @@ def to_svg(figure: Figure, title: str, theme: Theme = "auto") -> str:
         f'<rect class="ground" width="{number(width)}" height="{number(height)}"/>',
     ]
     marks = [mark.shift(MARGIN, MARGIN) for mark in figure.marks]
-    marks.sort(key=lambda mark: ORDER.index(layer(mark)))  # frames lie below lines, and lines below cards
+    marks.sort(key=lambda mark: ORDER.index(layer(mark)))  # frames are below lines, and lines are below cards
     return "\n".join([*lines, *(line for mark in marks for line in shape(mark)), "</svg>\n"])
 
 
@@ -121,20 +121,20 @@ def shape(mark: Mark) -> Iterator[str]:
 def words(mark: FigureText) -> str:
     style = "" if mark.size == 15 else f"font-size:{number(mark.size)}px;"
     style += "font-weight:bold" if mark.bold else ""
-    look = f' style="{style}"' if style else ""
+    css = f' style="{style}"' if style else ""
     anchor = "" if mark.anchor == "start" else f' text-anchor="{mark.anchor}"'
-    place = f'x="{number(mark.x)}" y="{number(mark.y)}"'
+    at = f'x="{number(mark.x)}" y="{number(mark.y)}"'
     kinds = {kind for _, kind in mark.spans}
     if len(kinds) == 1:
         kind = f' class="{kinds.pop()}"' if kinds != {""} else ""
-        return f"<text {place}{anchor}{kind}{look}>{html.escape(''.join(span for span, _ in mark.spans))}</text>"
+        return f"<text {at}{anchor}{kind}{css}>{html.escape(''.join(span for span, _ in mark.spans))}</text>"
     texts = [(html.escape(span), kind) for span, kind in mark.spans]
     spans = "".join(f'<tspan class="{kind}">{span}</tspan>' if kind else span for span, kind in texts)
-    return f'<text xml:space="preserve" {place}{anchor}{look}>{spans}</text>'
+    return f'<text xml:space="preserve" {at}{anchor}{css}>{spans}</text>'
 
 
 def line(mark: Polyline, radius: float = 8) -> Iterator[str]:
-    """A path with round corners; the arrowhead is a separate triangle, which every SVG viewer draws."""
+    """Yield a path with round corners. The arrowhead is a separate triangle: not every SVG viewer draws markers."""
     points = [*mark.points]
     if mark.arrow:
         (x, y), (px, py) = points[-1], points[-2]
@@ -156,7 +156,7 @@ def line(mark: Polyline, radius: float = 8) -> Iterator[str]:
 
 
 def toward(corner: Point, other: Point, radius: float) -> Point:
-    """The point at this distance from the corner, at most half way."""
+    """Return the point on the way from `corner` to `other` at distance `radius`, or half way if that is nearer."""
     dx, dy = other[0] - corner[0], other[1] - corner[1]
     length = max((dx * dx + dy * dy) ** 0.5, 1e-6)
     share = min(radius / length, 0.5)

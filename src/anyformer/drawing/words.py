@@ -1,4 +1,4 @@
-"""The name of a Part and short phrases about it, from its class and fields.
+"""Name a Part and describe it in short phrases, from its class and fields.
 
 >>> from anyformer.parts.feedforward.mlp import GatedMLP
 >>> name(GatedMLP(width=256)), phrases(GatedMLP(width=256), 64)
@@ -18,7 +18,7 @@ from anyformer.parts.op import Op, Reshaping
 from anyformer.runtime.mask import Mask, Several
 from anyformer.specs.part import Part, default_values, hints, slot_types, values_in
 
-# fields without effect on shapes and wiring: dropout, eps, initial values, bookkeeping of published checkpoints
+# fields that do not affect shapes or wiring: dropout, eps, initial values, details of published checkpoints
 OMITTED = re.compile(
     r"(^|_)(dropout|drop|path|eps|momentum|start|jitter|balance|float32|dtype|shown|index|token|stored|offset)$"
 )
@@ -27,7 +27,7 @@ ALWAYS = ("activation",)  # shown even at the default
 
 
 def name(part: Part) -> str:
-    """The kind in words, and another name of it with these fields: "Latent Attention (MLA)"."""
+    """Return the class name in words, and the usual name of a Part with these fields: "Latent Attention (MLA)"."""
     words = in_words(type(part).__name__, part)
     other, _ = known_name(part)
     if other and words.lower() in other.lower():  # self-attention
@@ -38,14 +38,14 @@ def name(part: Part) -> str:
 
 
 def in_words(kind: str, part: Part | None = None) -> str:
-    """LatentAttention -> Latent Attention; LayerNorm and RMSNorm stay."""
+    """LatentAttention -> Latent Attention. Names of norms do not change: LayerNorm, RMSNorm."""
     if isinstance(part, Norm):
         return kind
     return re.sub(r"(?<=[a-z])(?=[A-Z][a-z]|[A-Z]{2})|(?<=[A-Z])(?=[A-Z][a-z])", " ", kind)
 
 
 def known_name(part: Part) -> tuple[str, dict[str, Any]]:
-    """The most specific name in `called` that fits this Part, and the fields it implies."""
+    """Return the most specific name in `called` that fits this Part, and the fields that the name implies."""
     best: tuple[int, str, dict[str, Any]] = (-1, "", {})
     for other in type(part).called:
         text, _, how = other.partition(" (")
@@ -59,12 +59,13 @@ def known_name(part: Part) -> tuple[str, dict[str, Any]]:
 
 
 def fields_in_name(part: Part) -> dict[str, Any]:
-    """The fields whose values the name implies."""
+    """Return the fields whose values the name implies."""
     return known_name(part)[1]
 
 
 def _literal(text: str) -> Any:
-    """The value written in `called`; ... if any value but the default fits ("skip=alpha")."""
+    """Return the value of a literal in `called`, or ... for a placeholder, which fits any value but the default
+    ("skip=alpha")."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -84,21 +85,21 @@ def _set(part: Part, field: str) -> bool:
 
 
 def phrases(part: Part, width: int, apart: tuple[Part, ...] = ()) -> list[str]:
-    """Phrases for the fields of a Part, sizes first. Parts in `apart` have their own cards."""
+    """Return phrases for the fields of a Part, sizes first. Parts in `apart` have their own cards and no phrases."""
     sizes, parts, others = [], [], []
     known, defaults = fields_in_name(part), default_values(type(part))
     for field, value in part.items():
-        nothing = value is None or (value in (0, ()) and value is not False)
-        if nothing or field in known or OMITTED.search(field) or value in apart:
+        is_empty = value is None or (value in (0, ()) and value is not False)
+        if is_empty or field in known or OMITTED.search(field) or value in apart:
             continue
-        mixes, default = isinstance(part, Op), defaults.get(field)
+        is_op, default = isinstance(part, Op), defaults.get(field)
         if isinstance(value, Part):
             parts += [describe_part(field, value, part, width)] if value != default or isinstance(value, Mask) else []
         elif isinstance(value, bool):
             words = field_words(field) if value else f"no {field_words(field)}"
-            others += [words] if mixes and value != default else []
+            others += [words] if is_op and value != default else []
         elif isinstance(value, int):
-            sizes += [] if value == default and not mixes else [describe_int(field, value, part, width)]
+            sizes += [] if value == default and not is_op else [describe_int(field, value, part, width)]
         elif isinstance(value, float):
             others += [f"{field_words(field)} {number(value)}"] if value != default else []
         elif isinstance(value, str):
@@ -109,7 +110,7 @@ def phrases(part: Part, width: int, apart: tuple[Part, ...] = ()) -> list[str]:
 
 
 def describe_int(field: str, value: int, part: Part, width: int) -> str:
-    """A phrase for an integer field."""
+    """Return a phrase for an integer field, or "" if another phrase contains it."""
     out = part.out_width(width) if isinstance(part, Reshaping) else width
     if field == "num_heads":
         each = getattr(part, "head_width", None) or (out // value if out % value == 0 else None)
@@ -120,7 +121,7 @@ def describe_int(field: str, value: int, part: Part, width: int) -> str:
     if field == "width" and isinstance(part, Op):
         return f"{width} → {value} → {out}".replace(" ", NBSP)
     if field == "out" and isinstance(part, Reshaping):
-        return ""  # shown at the output
+        return ""  # the shape after the Part shows it
     if field.startswith("num_"):
         return plural(value, field_words(field[4:]))
     return f"{field_words(field)} {number(value)}"
@@ -141,7 +142,7 @@ def describe_str(field: str, value: str) -> str:
 
 
 def describe_tuple(values: tuple[Any, ...]) -> str:
-    """(16, 16) -> 16 × 16, also for three values; longer tuples as a list, a repeated value once."""
+    """(16, 16) -> 16 × 16; (2, 2, 2, 2) -> 2 (4 times); (1, 2, 3, 4) -> 1, 2, 3, 4"""
     if len(values) in (2, 3):
         return " × ".join(map(number, values))
     if len({*values}) == 1:
@@ -156,11 +157,11 @@ def number(value: Any) -> str:
 
 
 def describe_part(field: str, part: Part, owner: Part, width: int) -> str:
-    """A phrase for a Part in a Part."""
+    """Return a phrase for a Part that is a field of another Part."""
     if isinstance(part, Mask):
         return f"{describe_mask(part)} mask"
     others = [phrase for phrase in phrases(part, width) if phrase not in phrases_of_heads(owner)]
-    # with several slots of this kind the field name tells them apart
+    # if several fields can contain this kind of Part, the field name distinguishes them
     slots = [hint for hint in hints(type(owner)).values() if type(part) in slot_types(hint)]
     text = ", ".join([field_words(field) if len(slots) > 1 else name(part), *others[:2]])
     return f"{field_words(field)}: {text}" if isinstance(part, Norm) else text
@@ -171,7 +172,7 @@ def phrases_of_heads(owner: Part) -> set[str]:
 
 
 def describe_mask(mask: Part) -> str:
-    """Causal & Window 512"""
+    """Describe a mask, for example "Causal & Window 512"."""
     if isinstance(mask, Several):
         return mask.sign.join(
             f"({describe_mask(m)})" if isinstance(m, Several) else describe_mask(m) for m in mask.masks
@@ -197,9 +198,9 @@ def short(count: int) -> str:
 
 
 def runs(values: tuple[Any, ...]) -> Iterator[tuple[Any, int, int]]:
-    """(value, first index, last index) of runs of equal values."""
+    """Yield (value, first index, last index) of runs of equal values."""
     first = 0
-    for place in range(1, len(values) + 1):
-        if place == len(values) or values[place] != values[first]:
-            yield values[first], first, place - 1
-            first = place
+    for i in range(1, len(values) + 1):
+        if i == len(values) or values[i] != values[first]:
+            yield values[first], first, i - 1
+            first = i

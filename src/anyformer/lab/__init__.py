@@ -1,1 +1,1 @@
-"""Experiments: many small trainings and measurements, what they show, and whether it is so."""
+"""Experiments: small trainings and measurements that check claims about Transformers."""

@@ -1,5 +1,5 @@
-"""The lectures' table of configurations: where norms stand, which norm, which activation, which positions. Every cell
-is a description of a model that writes.
+"""The lectures' table of configurations: placement of norms, kind of norm, activation, positions. Every cell is the
+description of a decoder.
 
 >>> spec = cell("sandwich", "RMSNorm", "SwiGLU", "RoPE")
 >>> spec.decoder.layers.steps["attention"].post_norm
@@ -31,7 +31,7 @@ from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
 
-# the slots of a residual step that have the norm; before the head one more, where the stream itself has none
+# slots of a residual step that contain a norm; unless the stream itself is normed, there is one more before the head
 PLACEMENTS = {"post": ("out_norm",), "pre": ("pre_norm",), "sandwich": ("pre_norm", "post_norm")}
 NORMS: dict[str, Norm] = {"LayerNorm": LayerNorm(), "RMSNorm": RMSNorm(), "DeepNorm": LayerNorm()}
 PLAIN: dict[str, Activation] = {
@@ -61,7 +61,7 @@ COLUMNS: dict[str, Collection[str]] = {
 
 
 def cells() -> Iterator[tuple[str, str, str, str]]:
-    """All of them: placement, norm, activation, positions."""
+    """Yield (placement, norm, activation, positions) of every cell."""
     yield from itertools.product(PLACEMENTS, NORMS, ACTIVATIONS, POSITIONS)
 
 
@@ -77,11 +77,11 @@ def cell(
     vocabulary: int = 256,
     length: int = 128,
 ) -> DecoderModel:
-    """One of them. DeepNorm is LayerNorm beside a skip that weighs more, and the smaller start that goes with it [Wang
-    et al. 2022]; first published after the add, it stands here wherever norms do."""
+    """Return the description of one cell. DeepNorm is LayerNorm with a scaled skip connection and a smaller
+    initialization [Wang et al. 2022]. It was published as post-norm; here it can have any placement."""
     for (column, known), name in zip(COLUMNS.items(), (placement, norm, activation, positions), strict=True):
         if name not in known:
-            raise ValueError(f"no {column} is called {name!r}; {nearest(name, known)}")
+            raise ValueError(f"no {column} {name!r}; {nearest(name, known)}")
     alpha, beta = deepnorm(decoder=depth)["decoder"]
     deep, start = norm == "DeepNorm", {"*": Normal(std=0.02)}
     slots: dict[str, Any] = dict.fromkeys(PLACEMENTS[placement], NORMS[norm])

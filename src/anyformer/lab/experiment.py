@@ -1,9 +1,8 @@
 """An experiment is a file in experiments/ with trials, measurements, one plot and one claim that is checked.
 
 It has FORMS of growing cost; `trials(...)`, which takes a form's values; `work(values, place)`, which runs one trial
-and returns rows; `claim(rows)` and `plot(rows)`. The first line of its docstring says what it shows. A diverged
-training gives one row with "failed": unless the module sets DIVERGES, the claim is then not checked. Files whose names
-start with _ are shared by several experiments."""
+and returns rows; `claim(rows)` and `plot(rows)`. The first line of its docstring is shown by `anyformer lab list`. If a
+training diverges, its only row has "failed", and the claim is not checked unless the module sets DIVERGES."""
 
 from __future__ import annotations
 
@@ -27,10 +26,10 @@ DEFAULT_BUDGET = {"cpu": 2.0, "cuda": 4.0}  # minutes
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """One size of an experiment: about how many minutes it takes, and the arguments of `trials`."""
+    """One size of an experiment: its approximate time in minutes, and the arguments of `trials`."""
 
-    cpu: float  # on two cores
-    cuda: float  # on one GPU
+    cpu: float  # minutes on two cores
+    cuda: float  # minutes on one GPU
     values: Values
 
     def minutes(self, kind: str) -> float:
@@ -59,7 +58,7 @@ class Experiment(Protocol):
 
 
 def choose_form(name: str, kind: str, budget: float | None = None) -> str:
-    """The largest form of an experiment that fits a budget of minutes on this kind of device."""
+    """Return the largest form of an experiment that fits a budget of minutes on this kind of device."""
     if budget is not None and not 0 < budget < math.inf:
         raise ValueError(f"--budget: {budget:g} minutes; it must be above 0 and finite")
     forms = experiment(name).FORMS
@@ -104,8 +103,8 @@ def perform(
         raise ValueError(f"--data: {name} generates its own data; leave --data out")
     if data is not None:
         getattr(each, "check_data", check_data)(data)
-    given = each.FORMS[form].values | ({} if data is None else {"data": data})
-    every = Trials(each.trials(**given), each.work, folder, str(place))
+    values = each.FORMS[form].values | ({} if data is None else {"data": data})
+    every = Trials(each.trials(**values), each.work, folder, str(place))
     larger = list(each.FORMS)[list(each.FORMS).index(form) + 1 :]
     more = f" (larger: {', '.join(larger)})" if larger else ""
     tell(f"{name}, the {form} form{more}, in {folder}")
@@ -139,18 +138,18 @@ def perform(
 
 
 def check_data(path: str) -> None:
-    """ValueError if the path has no text, before any trial starts. An experiment with other data has its own."""
+    """Raise ValueError if the path contains no text. Experiments that do not read text define their own function."""
     if not any(row.example for row in TextFiles(path=path, unit="paragraph").raw()):
-        raise ValueError(f"--data {path}: it has no text")
+        raise ValueError(f"--data {path}: it contains no text; give a text file or a folder of text files")
 
 
 def default_jobs(kind: str, jobs: int | None) -> int:
-    """`jobs`, or by default one per core, at most 8 on a GPU."""
+    """Return `jobs`, or if it is None one job per core, at most 8 on a GPU."""
     return jobs or min(os.cpu_count() or 1, 8 if kind == "cuda" else 2**10)
 
 
 def draw(plot: Callable[[Sequence[Row]], Any], rows: Sequence[Row], path: Path, tell: Callable[[str], object]) -> None:
-    """Save the plot, if matplotlib is installed."""
+    """Save the plot if matplotlib is installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:

@@ -1,4 +1,4 @@
-"""Grids: one run for every combination of some values, each with several seeds."""
+"""Grids: one run for every combination of values and every seed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from anyformer.train.progress import read_metrics
 from anyformer.train.run import Run, read_run
 from anyformer.train.start import check_suits
 
-BASE = "run.json"  # in the grid's folder: the run that every trial changes
-MOST = 100_000  # trainings in a grid
+BASE = "run.json"  # the run that every trial changes, in the grid's folder
+MAX_TRAININGS = 100_000
 
 
 def base_run(name: str, data: str = "data") -> Run:
-    """The run of a recipe, a run.json or a run's folder; for a name from the zoo, a training on the documentation and
-    the library of the running Python."""
+    """Return the run of a recipe, a run.json or a run's folder. For a name from the zoo, return a training on the
+    documentation and the library of the running Python."""
     path = Path(name).expanduser()
     if path.suffix == ".json" or path.is_dir():
         return read_run(path / "run.json" if path.is_dir() else path)
@@ -44,7 +44,7 @@ def base_run(name: str, data: str = "data") -> Run:
 
 
 def values_of(text: str) -> tuple[str, list[Any]]:
-    """Parse PATH=A,B,...; a value that is not JSON is text."""
+    """Parse PATH=A,B,...; a value that is not JSON is a string."""
     path, equals, values = text.partition("=")
     if not path or not equals or not values:
         raise ValueError(f"--set takes PATH=VALUE,VALUE,..., got {text!r}")
@@ -69,14 +69,14 @@ class GridSearch:
     ) -> None:
         if seeds < 1:
             raise ValueError(f"--seeds: {seeds}; it must be at least 1")
-        same_end = {"evaluate.patience": None}  # runs are compared after the same number of steps
+        same_end = {"evaluate.patience": None}  # all runs train for the same number of steps
         self.base = override(base, same_end if steps is None else {**same_end, "steps": steps})
         self.settings, self.seeds = dict(settings), seeds
         if "seed" in settings:
             raise ValueError("--set seed: use --seeds N, which trains every combination with the seeds 0 to N - 1")
         number = math.prod(map(len, settings.values())) * seeds
-        if number > MOST:
-            raise ValueError(f"these values and seeds give {number:,} trainings; a grid has at most {MOST:,}")
+        if number > MAX_TRAININGS:
+            raise ValueError(f"these values and seeds give {number:,} trainings; a grid has at most {MAX_TRAININGS:,}")
         self.labels = {path: value_labels(path, values) for path, values in settings.items()}
         self.trials: list[Trial] = []
         for values in itertools.product(*settings.values()):
@@ -84,14 +84,14 @@ class GridSearch:
             name = (
                 ",".join(f"{path.rpartition('.')[2]}={label}" for path, label in self.label_values(changes)) or "as-is"
             )
-            run = apply_changes(self.base, {**changes, "seed": 0})  # fail before any training
+            run = apply_changes(self.base, {**changes, "seed": 0})  # raises before any training starts
             check_suits(run)
             size = count(run.model).parameters if isinstance(run.model, Model) else None
             for seed in range(seeds):
                 self.trials.append(Trial(f"{name},seed={seed}", {**changes, "seed": seed, "parameters": size}))
 
     def label_values(self, values: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """Each address with the label of its value."""
+        """Return each address with the label of its value."""
         return [(path, self.labels[path][json.dumps(values[path])]) for path in self.settings]
 
     def perform(
@@ -106,7 +106,7 @@ class GridSearch:
         trials = Trials(self.trials, work, folder, str(place))
         text = to_json(self.base) + "\n"
         if (folder / BASE).is_file() and (folder / BASE).read_text("utf-8") != text:
-            raise ValueError(f"{folder} has the grid of another run; use another --out DIR")
+            raise ValueError(f"{folder} contains the grid of a different run; choose another --out DIR")
         tell(f"{len(self.trials)} trainings in {folder}")
         write(folder / BASE, text)
         rows = trials.perform(default_jobs(place.type, jobs), on, math.inf, tell)
@@ -114,7 +114,7 @@ class GridSearch:
         return rows
 
     def final(self, rows: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:
-        """The last row of each successful training, by its values."""
+        """Return the last row of each successful training, grouped by the values of the grid."""
         last = {row["trial"]: row for row in rows if "failed" not in row}
         groups: dict[tuple[str, ...], list[Row]] = {}
         for row in last.values():
@@ -122,8 +122,8 @@ class GridSearch:
         return groups
 
     def summary(self, rows: Sequence[Row]) -> list[list[Any]]:
-        """For each combination: its values, the number of successful seeds, parameters, and mean and standard deviation
-        of the losses."""
+        """Return a line per combination: its values, the number of successful seeds, parameters, and mean and standard
+        deviation of the losses."""
         lines = []
         for values, each in self.final(rows).items():
             losses = [row["loss"] for row in each]
@@ -134,13 +134,13 @@ class GridSearch:
     def plot(self, rows: Sequence[Row]) -> Any:
         figure, axes = figures.new(2, 1, 12, 4.5)
         for number, (values, each) in enumerate(self.final(rows).items()):
-            name, colour = figures.plain(", ".join(values)) or "as it is", f"C{number % 10}"
+            name, color = figures.plain(", ".join(values)) or "unchanged", f"C{number % 10}"
             for row in each:
                 points = [(p["step"], p["loss"]) for p in rows if p["trial"] == row["trial"] and "failed" not in p]
                 label = name if row is each[0] and number < 12 else None
-                axes[0, 0].plot(*zip(*points), color=colour, linewidth=0.8, label=label)
-            axes[0, 1].plot([number] * len(each), [row["loss"] for row in each], "o", color=colour)
-            axes[0, 1].plot([number], [statistics.mean(row["loss"] for row in each)], "_", color=colour, markersize=18)
+                axes[0, 0].plot(*zip(*points), color=color, linewidth=0.8, label=label)
+            axes[0, 1].plot([number] * len(each), [row["loss"] for row in each], "o", color=color)
+            axes[0, 1].plot([number], [statistics.mean(row["loss"] for row in each)], "_", color=color, markersize=18)
         labels = [figures.plain("\n".join(values)) for values in self.final(rows)]
         axes[0, 1].set_xticks(range(len(labels)), labels, fontsize=7)
         axes[0, 0].set(xlabel="step", ylabel="loss")
@@ -150,15 +150,15 @@ class GridSearch:
 
 
 def apply_changes(base: Run, changes: Mapping[str, Any]) -> Run:
-    own = {name for name, _ in base.items()}
+    fields = {name for name, _ in base.items()}
     return override(
-        base, {path if path.partition(".")[0] in own else f"model.{path}": value for path, value in changes.items()}
+        base, {path if path.partition(".")[0] in fields else f"model.{path}": value for path, value in changes.items()}
     )
 
 
 def work(values: Values, place: Place) -> list[Row]:
-    """A row for each evaluation: step, tokens, and loss and metrics on held-out data. Without held-out data one row:
-    the mean training loss over the last tenth."""
+    """Return a row per evaluation: step, tokens, and loss and metrics on held-out data. Without held-out data, return
+    one row with the mean training loss over the last tenth of the steps."""
     changes = {path: value for path, value in values.items() if path != "parameters"}
     run = apply_changes(read_run(place.shared.parent / BASE), changes)
     trainer = place.train(run)
@@ -177,17 +177,17 @@ def work(values: Values, place: Place) -> list[Row]:
 
 
 def value_labels(path: str, values: Sequence[Any]) -> dict[str, str]:
-    """JSON of each value -> a short label: the kind of a Part if that is unique, else the whole value; numbered if the
-    shortened labels are equal."""
+    """Map the JSON of each value to a short label: the kind of a Part if it is unique, otherwise the whole value. Equal
+    labels are numbered."""
     texts = [json.dumps(value) for value in values]
-    if twice := next((text for text in texts if texts.count(text) > 1), None):
-        raise ValueError(f"--set {path}: {twice} is given twice")
+    if repeated := next((text for text in texts if texts.count(text) > 1), None):
+        raise ValueError(f"--set {path}: {repeated} is given twice")
     kinds = [value["kind"] if isinstance(value, dict) and "kind" in value else value for value in values]
     full = [value if isinstance(value, str) else text for value, text in zip(values, texts)]
     labels: list[str] = []
     for kind, text in zip(kinds, full):
-        own = kind if isinstance(kind, str) and kinds.count(kind) == 1 else text
-        labels.append(re.sub(r"[^\w.+-]+", "_", own)[:60])
+        label = kind if isinstance(kind, str) and kinds.count(kind) == 1 else text
+        labels.append(re.sub(r"[^\w.+-]+", "_", label)[:60])
     return {
         text: label if labels.count(label) == 1 else f"{label}-{number}"
         for number, (text, label) in enumerate(zip(texts, labels), 1)

@@ -1,4 +1,4 @@
-"""A made-up language, which a small model learns within minutes: spelling, grammar and topics, and nothing else."""
+"""A made-up language that a small model learns within minutes: it has only spelling, grammar and topics."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ LETTERS = "abcdefghijklmnop"
 
 @dataclasses.dataclass(frozen=True)
 class Language:
-    """Every topic has words of its own for every kind; a word of one kind is followed by one of the next kind or the
-    one after it. The words are the same wherever the language is."""
+    """Every topic has its own words of every kind. A word of one kind is followed by a word of the next kind or of the
+    kind after that. The words depend only on these fields."""
 
-    words: int = 12  # of each kind in each topic
+    words: int = 12  # words per kind and topic
     kinds: int = 4
     topics: int = 1
-    length: tuple[int, int] = (4, 7)  # words of a sentence
+    length: tuple[int, int] = (4, 7)  # minimum and maximum number of words per sentence
 
     @cached_property
     def lexicon(self) -> list[list[list[str]]]:
-        """[topic][kind] -> words of 2 to 6 letters, each of which is there once."""
+        """[topic][kind] -> distinct words of 2 to 6 letters."""
         draw, seen = np.random.default_rng(0), dict[str, None]()
         while len(seen) < self.topics * self.kinds * self.words:
             seen["".join(draw.choice(list(LETTERS), int(draw.integers(2, 7))))] = None
@@ -31,23 +31,23 @@ class Language:
 
     @property
     def size(self) -> int:
-        """How many words there are, the full stop counted."""
+        """The number of words, including the full stop."""
         return self.topics * self.kinds * self.words + 1
 
     def sentence(self, draw: np.random.Generator, topic: int) -> list[tuple[str, int]]:
-        """Words and their kinds."""
-        kind, found = int(draw.integers(self.kinds)), []
+        """Return words and their kinds."""
+        kind, pairs = int(draw.integers(self.kinds)), []
         for _ in range(int(draw.integers(self.length[0], self.length[1] + 1))):
-            found.append((self.lexicon[topic][kind][int(draw.integers(self.words))], kind))
+            pairs.append((self.lexicon[topic][kind][int(draw.integers(self.words))], kind))
             kind = (kind + 1 + int(draw.integers(2))) % self.kinds
-        return found
+        return pairs
 
     def text(self, draw: np.random.Generator, sentences: int, topic: int | None = None) -> list[str]:
-        """Sentences of one topic."""
+        """Return sentences of one topic (default: a random topic)."""
         topic = int(draw.integers(self.topics)) if topic is None else topic
         return [" ".join(word for word, _ in self.sentence(draw, topic)) + " ." for _ in range(sentences)]
 
     def texts(self, number: int, sentences: int, seed: int) -> list[str]:
-        """So many, a line each."""
+        """Return `number` texts of one line each."""
         draw = np.random.default_rng(seed)
         return [" ".join(self.text(draw, sentences)) for _ in range(number)]

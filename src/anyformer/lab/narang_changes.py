@@ -1,5 +1,5 @@
-"""The encoder-decoder like T5-base of Narang et al. 2021, and the changes of its description that `narang_table.py` has
-as rows."""
+"""The encoder-decoder of Narang et al. 2021, which resembles T5-base, and the changes of its description that are rows
+of `narang_table.py`."""
 
 from __future__ import annotations
 
@@ -48,24 +48,24 @@ class TableSize:
     inner: int = 3072
     heads: int = 12
     head_width: int = 64
-    depth: int = 12  # of the encoder, and of the decoder
+    depth: int = 12  # layers of the encoder and of the decoder
     vocabulary: int = 32_128
-    length: int = 512  # of the longest text, for synthesizers
-    narrow: int = 128  # of factorised embeddings
-    cutoffs: tuple[int, ...] = (2500, 8500)  # of adaptive ones
+    length: int = 512  # longest text, for synthesizers
+    narrow: int = 128  # width of factorized embeddings
+    cutoffs: tuple[int, ...] = (2500, 8500)  # clusters of adaptive embeddings
     softmaxes: int = 15
-    experts: int = 16  # a switch has twice as many
-    keys: int = 512  # of a product-key memory, each half
-    found: int = 32  # slots per head
-    taps: int = 31  # of light and dynamic convolutions
+    experts: int = 16  # the Switch Transformer has twice as many
+    keys: int = 512  # keys per half of a product-key memory
+    found: int = 32  # slots read per head of a product-key memory
+    taps: int = 31  # kernel size of lightweight and dynamic convolutions
 
     def deeper(self, times: float) -> TableSize:
-        """`times` as many layers, each with fewer heads and inner units in proportion."""
+        """Return sizes with `times` as many layers, each with proportionally fewer heads and inner units."""
         depth, inner, heads = (max(1, round(n)) for n in (self.depth * times, self.inner / times, self.heads / times))
         return dataclasses.replace(self, depth=depth, inner=inner, heads=heads)
 
 
-# -- the baseline ----------------------------------------------------------------------------------------------------
+# -- baseline ---------------------------------------------------------------------------------------------------------
 
 
 def step(op: Op) -> Sublayer:
@@ -86,11 +86,11 @@ def feedforward(size: TableSize) -> MLP:
 
 
 def blocks(size: TableSize) -> tuple[Block, Block]:
-    """A layer of the encoder and one of the decoder."""
+    """Return a layer of the encoder and a layer of the decoder."""
     last = step(feedforward(size))
-    reads = Block(attention=step(attention(size)), feedforward=last)
-    own, cross = attention(size, causal=True), attention(size, memory=True)
-    return reads, Block(attention=step(own), cross=step(cross), feedforward=last)
+    encoder = Block(attention=step(attention(size)), feedforward=last)
+    causal, cross = attention(size, causal=True), attention(size, memory=True)
+    return encoder, Block(attention=step(causal), cross=step(cross), feedforward=last)
 
 
 def stacks(size: TableSize) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def stacks(size: TableSize) -> dict[str, Any]:
 
 
 def starts(size: TableSize) -> dict[str, Initializer]:
-    """As in T5: matrices by fan-in, tokens with std 1 (logits are scaled down)."""
+    """Return the initializers of T5: matrices by fan-in, tokens with std 1 (logits are scaled down)."""
     return {
         "*tokens*": Normal(std=1.0),
         "head.out*": Normal(std=1.0),
@@ -117,7 +117,7 @@ OUTPUT = ("head.out.weight", "decoder_embedding.tokens.weight")
 
 
 def vanilla(size: TableSize) -> EncoderDecoderModel:
-    """T5-base with LayerNorm: pre-norm, shared relative position bias, one token table."""
+    """Return T5-base with LayerNorm: pre-norm, shared relative position bias, one token table."""
     embedding = TextEmbedding(tokens=Tokens(vocab_size=size.vocabulary))
     return EncoderDecoderModel(
         width=size.width,
@@ -149,7 +149,7 @@ def activation(name: Activation) -> Changes:
 
 
 def gated_feedforward(size: TableSize, name: Activation) -> Changes:
-    """Three matrices of two thirds of the width instead of two."""
+    """Use three matrices of two thirds of the width instead of two matrices."""
     op = GatedMLP(width=size.inner * 2 // 3, activation=name, bias=False)
     return {f"{path}.op": op for path in FEEDS}
 
@@ -159,18 +159,18 @@ def root_mean_square() -> Changes:
 
 
 def without_norms(size: TableSize) -> Changes:
-    """Fixup: its residuals and initialization; a decoder layer has three branches."""
-    own = {**fixup("encoder", 2 * size.depth), **fixup("decoder", 3 * size.depth)}
-    return {**every_step(pre_norm=None, residual=Fixup()), "init": {**own, **starts(size)}}
+    """Use the residuals and the initialization of Fixup instead of norms; a decoder layer has three branches."""
+    rules = {**fixup("encoder", 2 * size.depth), **fixup("decoder", 3 * size.depth)}
+    return {**every_step(pre_norm=None, residual=Fixup()), "init": {**rules, **starts(size)}}
 
 
 def shared_layers(size: TableSize, *names: str) -> Changes:
-    """One layer, applied `depth` times."""
+    """Apply one layer `depth` times."""
     return {f"{name}.{field}": value for name in names for field, value in (("depth", 1), ("order", (0,) * size.depth))}
 
 
 def narrow(size: TableSize) -> Changes:
-    """Factorized embeddings shared by both sides; the output table has the full width."""
+    """Share factorized embeddings between both sides; the output table has the full width."""
     tokens = AdaptiveTokens(vocab_size=size.vocabulary, widths=(size.narrow,))
     return {**token_tables(tokens), "ties": ties(size, (size.narrow,), "decoder_embedding.tokens")}
 
@@ -180,14 +180,14 @@ def token_tables(tokens: Tokens) -> Changes:
 
 
 def ties(size: TableSize, widths: tuple[int, ...], *others: str) -> tuple[tuple[str, str], ...]:
-    """Tie these addresses, cluster by cluster, to the encoder's tokens."""
+    """Return ties of these addresses to the encoder's tokens, cluster by cluster."""
     leaves = [[f"{i}.table", *([f"{i}.project"] if width != size.width else [])] for i, width in enumerate(widths)]
     names = [f"clusters.{leaf}" for leaf in itertools.chain(*leaves)]
     return tuple((f"{other}.{name}", f"embedding.tokens.{name}") for other in others for name in names)
 
 
 def clustered_tokens(size: TableSize, widths: tuple[int, ...], hierarchical: bool) -> Changes:
-    """Clustered tokens with the same tables for input and output."""
+    """Use clustered tokens with the same tables for input and output."""
     cutoffs = size.cutoffs[: len(widths) - 1]
     tokens = AdaptiveTokens(vocab_size=size.vocabulary, widths=widths, cutoffs=cutoffs)
     head = AdaptiveHead(
@@ -211,7 +211,7 @@ def mixture(size: TableSize) -> Changes:
 
 
 def transparent(size: TableSize) -> Changes:
-    """Each decoder layer attends to its own weighted average of all encoder layers."""
+    """Let each decoder layer attend to its own weighted average of all encoder layers."""
     plain = attention(size, memory=True).replace(memory_width=size.depth * size.width)
     cross = TransparentAttention(**dict(plain.items()))
     return {"encoder.neck": LayerMix(count=size.depth), "decoder.layers.cross.op": cross}
@@ -219,80 +219,80 @@ def transparent(size: TableSize) -> Changes:
 
 def convolution(size: TableSize, dynamic: bool) -> Changes:
     op = LightweightConvolution(num_heads=size.heads, kernel=size.taps, dynamic=dynamic, bias=False)
-    changed = {f"{path}.op": op.replace(causal=path.startswith("decoder")) for path in MIXERS}
-    return {**changed, "encoder.position": None, "decoder.position": None}
+    ops = {f"{path}.op": op.replace(causal=path.startswith("decoder")) for path in MIXERS}
+    return {**ops, "encoder.position": None, "decoder.position": None}
 
 
 def evolved_transformer(size: TableSize) -> Changes:
-    """One block of the Evolved Transformer per two layers [So et al. 2019]."""
+    """Use one block of the Evolved Transformer per two layers [So et al. 2019]."""
     D = size.width
 
-    def own(causal: bool, heads: int) -> Sublayer:
+    def self_attention(causal: bool, heads: int) -> Sublayer:
         return step(attention(size, causal, heads=heads).replace(position=positions(size, causal, heads)))
 
-    def taps(width: int, kernel: int, separable: bool = True, activation: Activation = "identity") -> Convolved:
+    def convolved(width: int, kernel: int, separable: bool = True, activation: Activation = "identity") -> Convolved:
         return Convolved(width=width, kernel=kernel, separable=separable, activation=activation, bias=False)
 
-    reads = Block(
+    encoder = Block(
         gate=step(Gate(bias=False)),
         convolution=step(
             BranchedConvolution(
-                left=taps(4 * D, 1, False, "relu"),
-                right=taps(D // 2, 3, False, "relu"),
-                out=taps(D // 2, 9),
+                left=convolved(4 * D, 1, False, "relu"),
+                right=convolved(D // 2, 3, False, "relu"),
+                out=convolved(D // 2, 9),
             )
         ),
-        attention=own(False, size.heads),
+        attention=self_attention(False, size.heads),
         feedforward=step(feedforward(size)),
     )
     cross = step(attention(size, memory=True))
-    writes = Block(
-        both=Parallel(attention=own(True, 2 * size.heads), cross=cross),
+    decoder = Block(
+        both=Parallel(attention=self_attention(True, 2 * size.heads), cross=cross),
         convolution=step(
             BranchedConvolution(
-                left=taps(2 * D, 11, activation="relu"),
-                right=taps(D // 2, 7),
-                out=taps(D, 7),
+                left=convolved(2 * D, 11, activation="relu"),
+                right=convolved(D // 2, 7),
+                out=convolved(D, 7),
                 causal=True,
             )
         ),
-        attention=own(True, size.heads),
+        attention=self_attention(True, size.heads),
         cross=cross,
         feedforward=step(feedforward(size).replace(activation="silu")),
     )
     depth = max(1, size.depth // 2)
-    both = {"encoder": reads, "decoder": writes}
+    both = {"encoder": encoder, "decoder": decoder}
     return {name: Stack(layers=block, depth=depth, norm=NORM) for name, block in both.items()}
 
 
 def synthesizer(size: TableSize, scores: Any, products: Any = "none") -> Changes:
-    """Those without a dense layer have 8 heads of 128, not 12 of 64: attention's default in the authors' code, and what
-    makes the paper's parameters (inferred)."""
+    """Use a Synthesizer. Without a dense layer it has 8 heads of width 128, not 12 of width 64: this is the default of
+    attention in the authors' code, and gives the paper's number of parameters (inferred)."""
     heads, width = (size.heads, size.head_width) if scores == "dense" else (size.heads * 2 // 3, size.head_width * 2)
     op = Synthesizer(num_heads=heads, head_width=width, length=size.length, scores=scores, products=products, bias="")
-    changed: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for name, mask in (("encoder", FULL), ("decoder", Causal())):
-        changed[f"{name}.layers.attention.op"] = op.replace(mask=mask)
-        changed[f"{name}.position"] = positions(size, name == "decoder", heads)
-    return changed
+        changes[f"{name}.layers.attention.op"] = op.replace(mask=mask)
+        changes[f"{name}.position"] = positions(size, name == "decoder", heads)
+    return changes
 
 
 def universal(size: TableSize) -> Changes:
-    """Two alternating layers, four times as many steps as the baseline has layers, each with its own time vector."""
+    """Alternate two layers for four times as many steps as the baseline has layers, each with its own time vector."""
     order = (0, 1) * (2 * size.depth)
     fields = {"depth": 2, "order": order, "timed": True}
     return {**{f"{name}.{f}": v for name in ("encoder", "decoder") for f, v in fields.items()}, "ties": (INPUTS,)}
 
 
 def sparse(size: TableSize, op: MoE) -> Changes:
-    """Experts in every fourth layer."""
+    """Use experts in every fourth layer."""
     every = min(4, size.depth)
-    changed: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for name, block in zip(("encoder", "decoder"), blocks(size), strict=True):
         steps = dict(block.items())
-        changed[f"{name}.layers"] = {"dense": block, "sparse": Block(**{**steps, "feedforward": step(op)})}
-        changed[f"{name}.pattern"] = ("dense",) * (every - 1) + ("sparse",)
-    return changed
+        changes[f"{name}.layers"] = {"dense": block, "sparse": Block(**{**steps, "feedforward": step(op)})}
+        changes[f"{name}.pattern"] = ("dense",) * (every - 1) + ("sparse",)
+    return changes
 
 
 def experts(size: TableSize) -> Changes:
@@ -307,7 +307,7 @@ def switch(size: TableSize) -> Changes:
 
 
 def funnel(size: TableSize) -> Changes:
-    """Three stages, each with half the tokens of the one before; the decoder attends to the last."""
+    """Split the encoder into three stages, each with half the tokens of the one before; the decoder reads the last."""
     encoder = stacks(size)["encoder"].replace(norm=None)
     depths = [size.depth * (i + 1) // 3 - size.depth * i // 3 for i in range(3)]
     stages = [encoder.replace(depth=depth) for depth in depths if depth]
@@ -316,19 +316,19 @@ def funnel(size: TableSize) -> Changes:
 
 
 def weighted_transformer(size: TableSize) -> Changes:
-    """Every attention has branches with their own feed-forward step; a decoder layer has two of them."""
+    """Use attention with branches, each with its own feed-forward step; a decoder layer has two such attentions."""
 
     def branched_step(op: Attention) -> Sublayer:
         return step(BranchedAttention(**dict(op.items()), feedforward=feedforward(size)))
 
-    own, cross = attention(size, causal=True), attention(size, memory=True)
+    causal, cross = attention(size, causal=True), attention(size, memory=True)
     return {
         "encoder.layers": Block(attention=branched_step(attention(size))),
-        "decoder.layers": Block(attention=branched_step(own), cross=branched_step(cross)),
+        "decoder.layers": Block(attention=branched_step(causal), cross=branched_step(cross)),
     }
 
 
 def product_keys(size: TableSize) -> Changes:
-    """Replaces one feed-forward layer in the middle of the decoder (inferred from the operations)."""
+    """Replace one feed-forward layer in the middle of the decoder (inferred from the paper's operations)."""
     op = ProductKeyMemory(keys=size.keys, top_k=size.found, query_width=size.width // 3 // 2 * 2)
     return {f"decoder.layers.{size.depth // 2}.feedforward.op": op}

@@ -1,7 +1,7 @@
 """The table of "Do Transformer Modifications Transfer Across Implementations and Applications?" [Narang et al. 2021]:
 one encoder-decoder like T5-base, and every row as a change of its description.
 
-`python -m anyformer.lab.narang_table [NAME ...]` prints the rows with our parameters and operations beside the paper's.
+`python -m anyformer.lab.narang_table [NAME ...]` prints the rows with our parameters and operations and the paper's.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from anyformer.specs.part import walk
 
 @dataclasses.dataclass(frozen=True)
 class PaperRow:
-    """A line of the paper's first table (the baseline has relative attention; its second table is another baseline):
-    millions of parameters, 10^12 operations, steps a second on the authors' TPUs, the loss of pre-training after 2^16
-    and after all of its 524,288 steps, and the SuperGLUE score. Parameters, operations and losses of all rows were
-    compared with the text of the published table; steps and scores are from one machine-read copy of it, whose other
-    columns agree with these, and whose cell for the steps of dynamic convolution is blurred (2.65 or 3.55)."""
+    """A row of the paper's first table, whose baseline has relative attention (its second table has a different
+    baseline): millions of parameters, 10^12 operations, steps per second on the authors' TPUs, the pre-training loss
+    after 2^16 and after all 524,288 steps, and the SuperGLUE score. Parameters, operations and losses were compared
+    with the text of the published table. Steps and scores are from one machine-read copy, whose other columns agree
+    with the published table; its cell for the steps of dynamic convolution is blurred (2.65 or 3.55)."""
 
     name: str
     changes: Callable[[TableSize], Changes]
@@ -67,7 +67,7 @@ class PaperRow:
     early_loss: float
     final_loss: float
     superglue: float
-    note: str = ""  # where our count is more than 2 % off: why
+    note: str = ""  # the reason if our count differs by more than 2 %
 
     def describe(self, size: TableSize = TableSize()) -> EncoderDecoderModel:
         spec = vanilla(size)
@@ -75,20 +75,16 @@ class PaperRow:
         return override(spec, changes) if changes else spec
 
 
-CUT = "7.1M and 9.4M of a layer each and 4.2M of tokens are 20.7M; the paper prints it without the decimals"
-LIGHT = (
-    "gate, value and output are 3 D^2 a layer, as first published; the authors' code has one more, after the taps, and\
- taps of their own for every channel: with 24 x (D^2 + 31 D) it is 223.5M and 10.4T, as in the paper"
-)
+CUT = "the encoder's layer has 7.1M, the decoder's 9.4M, tokens 4.2M: 20.7M; the paper prints it without the decimals"
+LIGHT = "gate, value and output are 3 D^2 per layer, as first published; the authors' code has one more D^2 after the\
+ kernel, and a kernel for every channel: with 24 x (D^2 + 31 D) more it is 223.5M and 10.4T, as in the paper"
 DYNAMIC = (
-    "3 D^2 and 12 x 31 taps predicted from D, as first published; the authors' code has one more D^2 after the taps and\
- predicts taps for one channel in n: with n = 12, 64 x 31 taps, it is 259.5M and 11.9T, 1 % more than the paper's; 29\
- taps, which we infer from the figures alone, make both of its columns, 257.2M and 11.8T"
+    "3 D^2 and kernels of 12 x 31 predicted from D, as first published; the authors' code has one more D^2 after the\
+ kernel and predicts kernels for one channel in n: with n = 12, kernels of 64 x 31, it is 259.5M and 11.9T, 1 % more\
+ than the paper's; a kernel size of 29, inferred only from the figures, gives both columns, 257.2M and 11.8T"
 )
-DENSE = (
-    "D^2 and 12 x 64 x 512 instead of queries and keys, as first published; 8 heads of 128, queries in the place of the\
- D^2, no keys, and one 128 x 512 for all heads, as in the authors' code, make 224.5M (and 243.4M for dense plus)"
-)
+DENSE = "D^2 and 12 x 64 x 512 instead of queries and keys, as first published; 8 heads of 128, queries instead of the\
+ D^2, no keys, and one 128 x 512 for all heads, as in the authors' code, give 224.5M (and 243.4M for dense plus)"
 
 ROWS = (
     PaperRow("Vanilla Transformer", lambda size: {}, 223, 11.1, 3.50, 2.182, 1.838, 71.66),
@@ -179,21 +175,21 @@ def row_named(name: str) -> PaperRow:
     return known[name]
 
 
-# -- the table, counted -----------------------------------------------------------------------------------------------
+# -- counts -----------------------------------------------------------------------------------------------------------
 
-READ, WRITTEN = 512, 114  # tokens of an example of span corruption, as T5 has them
-EXAMPLES = 64  # whose operations the paper's column is of, as its first row shows
+READ, WRITTEN = 512, 114  # input and output tokens of an example of T5's span corruption
+EXAMPLES = 64  # examples per count in the paper's column of operations (inferred from its first row)
 
 
 def count_row(row: PaperRow, size: TableSize = TableSize()) -> tuple[int, int]:
-    """Parameters, and the operations of a forward pass as the paper counts them."""
+    """Return the parameters, and the operations of a forward pass as the paper counts them."""
     spec = row.describe(size)
-    found = count(spec)
-    return found.parameters, EXAMPLES * (found.flops(WRITTEN, source_length=READ) + lookup_flops(spec))
+    counted = count(spec)
+    return counted.parameters, EXAMPLES * (counted.flops(WRITTEN, source_length=READ) + lookup_flops(spec))
 
 
 def lookup_flops(spec: EncoderDecoderModel) -> int:
-    """FLOPs of table lookups as products with the whole table, as on a TPU."""
+    """Return the FLOPs of table lookups, counted as products with the whole table, as on a TPU."""
     total = 0
     sides = ((READ, spec.embedding, spec.encoder), (WRITTEN, spec.decoder_embedding, spec.decoder))
     for tokens, embedding, stack in sides:
@@ -209,14 +205,14 @@ def lookup_flops(spec: EncoderDecoderModel) -> int:
 
 
 def table(rows: Sequence[PaperRow] = ROWS) -> str:
-    """Markdown: our parameters in millions and operations in 10^12, beside the paper's."""
+    """Return a Markdown table of our parameters in millions and operations in 10^12, and the paper's."""
     lines = ["| | M parameters | paper | ratio | T operations | paper | ratio |", f"|---|{'--:|' * 6}"]
     notes: list[str] = []
     for row in rows:
         if row.note and row.note not in notes:
             notes.append(row.note)
         mark = f" [{notes.index(row.note) + 1}]" if row.note else ""
-        parameters, operations = (found / unit for found, unit in zip(count_row(row), (1e6, 1e12), strict=True))
+        parameters, operations = (value / unit for value, unit in zip(count_row(row), (1e6, 1e12), strict=True))
         counts = f"{parameters:.1f} | {row.parameters:g} | {parameters / row.parameters:.3f}"
         work = f"{operations:.1f} | {row.operations} | {operations / row.operations:.3f}"
         lines.append(f"| {row.name}{mark} | {counts} | {work} |")

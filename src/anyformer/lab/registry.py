@@ -1,4 +1,4 @@
-"""The experiments by name. Listing them imports none of them, and no torch."""
+"""The experiments by name. Listing them imports neither the experiments nor torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXPERIMENTS = Path(__file__).with_name("experiments")
 
 
 def experiments() -> dict[str, str]:
-    """Name -> claim of every experiment. Nothing is imported."""
+    """Return name -> first line of the docstring of every experiment, without importing any."""
     claims = {}
     for module in pkgutil.iter_modules([str(EXPERIMENTS)]):
         about = ast.get_docstring(ast.parse((EXPERIMENTS / f"{module.name}.py").read_text("utf-8"))) or ""

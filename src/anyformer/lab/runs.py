@@ -1,4 +1,4 @@
-"""What experiments share: small writers and readers of bytes, their runs, and texts."""
+"""Shared by experiments: small decoders and encoders over bytes, their training runs, texts and measurements."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 from anyformer.train.trainer import Trainer
 
-SIZE = 258  # bytes, and the two special tokens of a writer
+SIZE = 258  # vocabulary of a decoder: bytes and two special tokens
 READER = Bytes(special=SPECIAL, begin="cls_token", end="sep_token")
 READER_SIZE = 260
 LANGUAGE = Language()
-WORDS = Words(special={**SPECIAL, "unk_token": "[UNK]"}, begin="cls_token", end="sep_token")  # a word a token
+WORDS = Words(special={**SPECIAL, "unk_token": "[UNK]"}, begin="cls_token", end="sep_token")  # one token per word
 
 
 def writer(
     width: int, depth: int, heads: int, length: int, changes: Mapping[str, Any] | None = None, scaled: bool = False
 ) -> Model:
-    """A GPT-2 over bytes, without dropout; `changes` by address. `scaled`: its weights begin as large as the width asks
-    for, not as that of GPT-2 does (0.02), which is too small for a narrow one to learn from soon."""
+    """Return a GPT-2 over bytes without dropout, with `changes` by address. If `scaled`, the initial weights have a
+    standard deviation of width**-0.5 instead of GPT-2's 0.02, which makes narrow models learn slowly."""
     config = {
         "architectures": ["GPT2LMHeadModel"],
         "vocab_size": SIZE,
@@ -55,8 +55,8 @@ def writer(
 
 
 def reader(family: str, architecture: str, width: int, depth: int, heads: int, length: int, **more: Any) -> Model:
-    """An encoder over bytes, without dropout. Narrow ones learn sooner from larger first weights than BERT's 0.02; with
-    those, twelve layers, each normed after its sum, learn nothing."""
+    """Return an encoder over bytes without dropout. Up to four layers, the initial weights are larger than BERT's 0.02,
+    because narrow models then learn faster; with such weights twelve post-norm layers learn nothing."""
     config = {
         "architectures": [architecture],
         "vocab_size": READER_SIZE,
@@ -75,8 +75,8 @@ def reader(family: str, architecture: str, width: int, depth: int, heads: int, l
 
 
 def texts(place: Place, name: str, path: str | None = None, language: Language = LANGUAGE, number: int = 1000) -> Data:
-    """Text files where there is a path; else by name "docs", the documentation of the Python that runs, "library", with
-    its library, or "made-up", so many texts of a language. One in twenty is held out."""
+    """Return text files if `path` is given; otherwise, by `name`: "docs" (documentation of the running Python),
+    "library" (also its library) or "made-up" (`number` texts of `language`). One text in twenty is held out."""
     source: Source
     if path is not None:
         source = TextFiles(path=path, unit="paragraph")
@@ -104,8 +104,8 @@ def training(
     every: int | None = None,
     batches: int = 8,
 ) -> Run:
-    """A run from scratch whose only checkpoint is its last: one that was stopped begins anew, so that what is measured
-    on the way is whole."""
+    """Return a run from scratch that keeps only its last checkpoint. A stopped run starts from the beginning, so that
+    measurements during training are complete."""
     return Run(
         name=name,
         model=model,
@@ -125,41 +125,41 @@ def training(
 
 
 def each_loss(logits: Tensor, ids: Tensor) -> Tensor:
-    """(B, T, V), (B, T) -> (B, T - 1): how surprising every token but the first is, in nats."""
+    """Return the loss in nats of every token but the first: (B, T, V), (B, T) -> (B, T - 1)."""
     return torch.nn.functional.cross_entropy(logits[:, :-1].float().transpose(1, 2), ids[:, 1:], reduction="none")
 
 
 def checkpoints(steps: int, number: int) -> set[int]:
-    """About so many steps, evenly along the logarithm, the last among them."""
+    """Return about `number` steps, evenly spaced by logarithm, including the last."""
     return {max(round(steps ** (i / number)), 1) for i in range(1, number + 1)}
 
 
 def held_out(trainer: Trainer, rows: int, length: int) -> Tensor:
-    """(rows, length) tokens that stand together in the texts that were held out, evenly over all of them; less where
-    there are too few."""
+    """Return (rows, length) consecutive tokens of the held-out texts, evenly spaced over all of them. If there are too
+    few tokens, the rows are shorter."""
     column = trainer.splits.valid.fields["input_ids"]
     total = int(column.ends[-1])
     length = min(length, total)
     starts = [round(i * (total - length) / max(rows - 1, 1)) for i in range(rows)]
-    found = np.stack([column.read(start, start + length) for start in starts]).astype(np.int64)
-    return torch.from_numpy(found).to(trainer.device)
+    ids = np.stack([column.read(start, start + length) for start in starts]).astype(np.int64)
+    return torch.from_numpy(ids).to(trainer.device)
 
 
 def processor_seconds(run: Callable[[], Any], device: str, times: int = 3) -> float:
-    """The median time that a processor spends on it, after a first run: on a CPU other processes do not count, though
-    they slow it down somewhat; on a GPU it is the time until the device is done."""
-    clock, found = time.perf_counter if device.startswith("cuda") else time.process_time, list[float]()
+    """Return the median time of `run`, after one run that is not timed. On a CPU this is processor time, which other
+    processes affect only a little; on a GPU it is the time until the device has finished."""
+    clock, seconds = time.perf_counter if device.startswith("cuda") else time.process_time, list[float]()
     for _ in range(times + 1):
         begin = clock()
         run()
         if device.startswith("cuda"):
             torch.cuda.synchronize()
-        found.append(clock() - begin)
-    return statistics.median(found[1:])
+        seconds.append(clock() - begin)
+    return statistics.median(seconds[1:])
 
 
 def held_out_loss(trainer: Trainer, objective: Objective, examples: int, most: int = 16, term: str = "loss") -> float:
-    """The mean of this term of an objective over held-out batches of so many examples, at most `most`."""
+    """Return the mean of a term of an objective over at most `most` held-out batches of `examples` examples."""
     length = trainer.run.batch.length
     assert length is not None
     plan = Plan(trainer.splits.valid, seed=1, examples=examples, length=length, once=True)

@@ -1,7 +1,7 @@
-"""Measured scaling laws: runs of several sizes and budgets of one description, and power laws fitted to their losses.
+"""Measured scaling laws: runs of one description in several sizes and budgets, and power laws fitted to their losses.
 
 N parameters without embeddings and head, D tokens, C counted FLOPs, L held-out loss in nats per token. The largest run
-is left out of every fit, and predicted.
+is not part of any fit; its loss is predicted.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ LENGTH, HEAD = 128, 32  # tokens per text; head width
 PUBLISHED = {"L(N)": 0.076, "L(D)": 0.095, "L(C)": 0.050, "L(N,D) of N": 0.34, "L(N,D) of D": 0.28}
 
 
-# -- the runs ---------------------------------------------------------------------------------------------------------
+# -- runs -------------------------------------------------------------------------------------------------------------
 
 
 def scale_model(base: Model, width: int) -> Model:
-    """A byte-level decoder of this width in the proportions of `base`: head width 32, one layer per 64 channels."""
+    """Return a byte-level decoder of this width with the layers of `base`: head width 32, one layer per 64 channels."""
     heads, changes = max(width // HEAD, 1), dict[str, Any]()
     ops = {step: f"decoder.layers.{step}.op" for step in ("attention", "feedforward")}
     parts = dict(walk(base))
     if base.pair or not base.writes or not set(ops.values()) <= parts.keys():
-        raise ValueError("only a decoder-only model can be scaled, with attention and feedforward in its layers")
+        raise ValueError("scaling needs a decoder-only model with attention and feedforward in its layers")
     old: Any = parts[ops["attention"]]
     new = {"num_heads": heads, "head_width": width // heads}
     if isinstance(old, Attention) and old.num_kv_heads is not None:
@@ -49,10 +49,10 @@ def scale_model(base: Model, width: int) -> Model:
     changes[f"{ops['feedforward']}.width"] = max(round(inner.width / base.width * width), 1)
     changes |= {"width": width, "decoder.depth": max(width // 64, 2)}
     for path, part in parts.items():
-        own = {name for name, _ in part.items()}
-        changes |= {f"{path}.vocab_size": SIZE} if "vocab_size" in own else {}
-        changes |= {f"{path}.dropout": 0.0} if "dropout" in own else {}
-        changes |= {f"{path}.length": LENGTH} if path.endswith("position") and "length" in own else {}
+        fields = {name for name, _ in part.items()}
+        changes |= {f"{path}.vocab_size": SIZE} if "vocab_size" in fields else {}
+        changes |= {f"{path}.dropout": 0.0} if "dropout" in fields else {}
+        changes |= {f"{path}.length": LENGTH} if path.endswith("position") and "length" in fields else {}
     return override(base, changes)
 
 
@@ -65,8 +65,8 @@ def trials(
     data: str | None = None,
     library: bool = True,
 ) -> list[Trial]:
-    """Every width with every number of tokens, and the largest run (width, tokens). The most expensive come first, so
-    that processes finish at about the same time."""
+    """Return a trial for every width and number of tokens, and for the largest run (width, tokens). The most expensive
+    trials are first, so that processes finish at about the same time."""
     for flag, sizes in (("widths", (*widths, *largest[:1])), ("tokens", (*tokens, *largest[1:]))):
         if not sizes or min(sizes) < 1:
             raise ValueError(f"--{flag}: give values of at least 1")
@@ -88,16 +88,16 @@ def trials(
             "data": data,
             "library": library,
         }
-        name_of = f"width-{width}-tokens-{D}"
-        if any(trial.name == name_of for trial in trials):
+        trial_name = f"width-{width}-tokens-{D}"
+        if any(trial.name == trial_name for trial in trials):
             steps_of = f"{steps:,} steps of {batch} texts of {LENGTH}"
-            raise ValueError(f"two runs of width {width} have {D:,} tokens, {steps_of}: give other --tokens or --batch")
-        trials.append(Trial(name_of, values))
+            raise ValueError(f"two runs of width {width} have {D:,} tokens, {steps_of}: change --tokens or --batch")
+        trials.append(Trial(trial_name, values))
     return sorted(trials, key=lambda trial: -trial.values["flops"])
 
 
 def work(values: Values, place: Place) -> list[Row]:
-    """The held-out loss at several steps; the learning rate decays only at the end."""
+    """Return the held-out loss at several steps. The learning rate decays along the whole run."""
     source: Source = PythonDocs(library=values["library"])
     if values["data"] is not None:
         source = TextFiles(path=values["data"], unit="paragraph")
@@ -118,7 +118,7 @@ def work(values: Values, place: Place) -> list[Row]:
     return [{"step": line["step"], "loss": line["valid/loss"]} for line in lines]
 
 
-# -- the laws ---------------------------------------------------------------------------------------------------------
+# -- laws -------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +138,7 @@ def points(rows: Sequence[Row]) -> list[Point]:
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """E + A / N^a + B / D^b; for a law in one variable B is 0."""
+    """L = E + A / N^a + B / D^b. For a law in one variable, B is 0."""
 
     E: float
     A: float
@@ -150,7 +150,7 @@ class Law:
         return self.E + self.A * N**-self.a + self.B * D**-self.b
 
     def best(self, compute: float) -> tuple[float, float]:
-        """The N and D with the lowest loss at C = 6 N D."""
+        """Return the N and D with the lowest loss at C = 6 N D."""
         G = (self.a * self.A / (self.b * self.B)) ** (1 / (self.a + self.b))
         N = G * (compute / 6) ** (self.b / (self.a + self.b))
         return N, compute / (6 * N)
@@ -162,10 +162,10 @@ def fit_power(x: Sequence[float], y: Sequence[float]) -> Law:
     return Law(0.0, float(np.exp(start)), float(-slope))
 
 
-def fit_law(found: Sequence[Point]) -> Law:
-    """Fit E + A / N^a + B / D^b with least relative errors [Hoffmann et al. 2022, approach 3]. For given exponents the
-    fit is linear, so only the exponents are searched, on a grid that is refined."""
-    N, D, L = (np.array([getattr(point, name) for point in found]) for name in ("N", "D", "L"))
+def fit_law(runs: Sequence[Point]) -> Law:
+    """Fit E + A / N^a + B / D^b by least squares of the relative errors [Hoffmann et al. 2022, approach 3]. For given
+    exponents the fit is linear, so only the exponents are searched, on a grid that is refined."""
+    N, D, L = (np.array([getattr(point, name) for point in runs]) for name in ("N", "D", "L"))
     scale_N, scale_D = (
         np.exp(np.log(N).mean()),
         np.exp(np.log(D).mean()),
@@ -190,21 +190,21 @@ def fit_law(found: Sequence[Point]) -> Law:
     return best[1]
 
 
-def frontier(found: Sequence[Point]) -> list[Point]:
-    """The Pareto frontier: runs that no cheaper run matches."""
+def frontier(runs: Sequence[Point]) -> list[Point]:
+    """Return the Pareto frontier: runs with a lower loss than every cheaper run."""
     kept: list[Point] = []
-    for point in sorted(found, key=lambda point: (point.C, point.L)):
+    for point in sorted(runs, key=lambda point: (point.C, point.L)):
         if not kept or point.L < kept[-1].L:
             kept.append(point)
     return kept
 
 
-def fit_exponents(found: Sequence[Point]) -> dict[str, float]:
-    """The exponents of every law: L(N) over the runs with most tokens, L(D) over the largest models, L(C) along the
-    frontier, and L(N, D)."""
-    D, N = max(point.D for point in found), max(point.N for point in found)
-    law, edge = fit_law(found), frontier(found)
-    large, long = [p for p in found if p.N == N], [p for p in found if p.D == D]
+def fit_exponents(runs: Sequence[Point]) -> dict[str, float]:
+    """Return the exponents of every law: L(N) over the runs with the most tokens, L(D) over the runs of the largest
+    model, L(C) along the frontier, and L(N, D) over all."""
+    D, N = max(point.D for point in runs), max(point.N for point in runs)
+    law, edge = fit_law(runs), frontier(runs)
+    large, long = [p for p in runs if p.N == N], [p for p in runs if p.D == D]
     return {
         "L(N)": fit_power([p.N for p in long], [p.L for p in long]).a,
         "L(D)": fit_power([p.D for p in large], [p.L for p in large]).a,
@@ -214,16 +214,16 @@ def fit_exponents(found: Sequence[Point]) -> dict[str, float]:
     }
 
 
-def intervals(found: Sequence[Point], number: int = 100, share: float = 0.95) -> dict[str, tuple[float, float]]:
-    """Confidence intervals of every exponent by residual bootstrap: sizes and budgets stay, residuals are resampled."""
-    draw, law = np.random.default_rng(0), fit_law(found)
-    wanted = np.array([law(point.N, point.D) for point in found])
-    errors = np.array([point.L for point in found]) / wanted - 1
-    errors *= math.sqrt(len(found) / max(len(found) - 5, 1))  # five fitted parameters
+def intervals(runs: Sequence[Point], number: int = 100, share: float = 0.95) -> dict[str, tuple[float, float]]:
+    """Return confidence intervals of every exponent by residual bootstrap: only the residuals are resampled."""
+    draw, law = np.random.default_rng(0), fit_law(runs)
+    predicted = np.array([law(point.N, point.D) for point in runs])
+    errors = np.array([point.L for point in runs]) / predicted - 1
+    errors *= math.sqrt(len(runs) / max(len(runs) - 5, 1))  # five fitted parameters
     drawn = []
     for _ in range(number):
-        losses = wanted * (1 + draw.choice(errors, len(errors)))
-        drawn.append(fit_exponents([dataclasses.replace(point, L=float(loss)) for point, loss in zip(found, losses)]))
+        losses = predicted * (1 + draw.choice(errors, len(errors)))
+        drawn.append(fit_exponents([dataclasses.replace(point, L=float(loss)) for point, loss in zip(runs, losses)]))
     ends = ((1 - share) / 2, (1 + share) / 2)
     return {
         name: (float(low), float(high))
@@ -241,7 +241,7 @@ class ScalingFit:
     between: Mapping[str, tuple[float, float]]
     largest: Point
     predicted: float
-    decades: float  # of compute between the cheapest and the largest run
+    decades: float  # log10 of the compute of the largest run relative to the cheapest
 
     @property
     def error(self) -> float:
@@ -249,44 +249,44 @@ class ScalingFit:
 
 
 def check_number(sizes: Sequence[tuple[float, float]]) -> None:
-    """ValueError if there are too few runs (N, D) for a fit, without the largest one."""
+    """Raise ValueError if there are too few runs (N, D), without the largest run, for a fit."""
     if len(sizes) < 4 or any(len(set(each)) < 2 for each in zip(*sizes)):
         raise ValueError("a fit needs at least two sizes and two numbers of tokens, without the largest run")
 
 
 def fit_results(rows: Sequence[Row]) -> ScalingFit:
     every = sorted(points(rows), key=lambda point: point.C)
-    *found, largest = every
-    check_number([(point.N, point.D) for point in found])
-    law = fit_law(found)
+    *runs, largest = every
+    check_number([(point.N, point.D) for point in runs])
+    law = fit_law(runs)
     decades = math.log10(largest.C / every[0].C)
-    return ScalingFit(law, fit_exponents(found), intervals(found), largest, float(law(largest.N, largest.D)), decades)
+    return ScalingFit(law, fit_exponents(runs), intervals(runs), largest, float(law(largest.N, largest.D)), decades)
 
 
 def plot(rows: Sequence[Row]) -> Any:
-    """Loss curves by compute with the frontier, and L by N and by D with the fitted law."""
+    """Draw loss curves by compute with the frontier, and L by N and by D with the fitted law."""
     result, every = fit_results(rows), points(rows)
     figure, axes = figures.new(3, 1, 15, 4.5)
     sizes = sorted({point.N for point in every})
-    colours = {N: f"C{number % 10}" for number, N in enumerate(sizes)}
+    colors = {N: f"C{number % 10}" for number, N in enumerate(sizes)}
     for trial in dict.fromkeys(row["trial"] for row in rows if "failed" not in row):
         curve = [row for row in rows if row["trial"] == trial]
         costs = [row["flops"] * row["step"] / row["steps"] for row in curve]
-        axes[0, 0].plot(costs, [row["loss"] for row in curve], color=colours[curve[0]["parameters"]], linewidth=0.8)
+        axes[0, 0].plot(costs, [row["loss"] for row in curve], color=colors[curve[0]["parameters"]], linewidth=0.8)
     edge = frontier(every)
     axes[0, 0].plot([p.C for p in edge], [p.L for p in edge], "k.--", linewidth=1, label="frontier")
     law = fit_power([p.C for p in edge if p != result.largest], [p.L for p in edge if p != result.largest])
     axes[0, 0].plot([p.C for p in edge], [law(p.C) for p in edge], color="#999999", label=f"C to the -{law.a:.3f}")
     axes[0, 0].set(xlabel="FLOPs", title="loss by compute")
     for N in sizes:
-        own = sorted((p for p in every if p.N == N), key=lambda p: p.D)
-        axes[0, 1].plot([p.D for p in own], [p.L for p in own], "o", color=colours[N], label=f"{N:,.0f}")
-        axes[0, 1].plot([p.D for p in own], [result.law(N, p.D) for p in own], color=colours[N], linewidth=0.8)
+        runs = sorted((p for p in every if p.N == N), key=lambda p: p.D)
+        axes[0, 1].plot([p.D for p in runs], [p.L for p in runs], "o", color=colors[N], label=f"{N:,.0f}")
+        axes[0, 1].plot([p.D for p in runs], [result.law(N, p.D) for p in runs], color=colors[N], linewidth=0.8)
     axes[0, 1].plot([result.largest.D], [result.predicted], "k*", markersize=12, label="predicted")
     axes[0, 1].set(xlabel="tokens", title="loss by tokens; lines: the law")
     for D in sorted({p.D for p in every}):
-        own = sorted((p for p in every if p.D == D), key=lambda p: p.N)
-        axes[0, 2].plot([p.N for p in own], [p.L for p in own], "o-", linewidth=0.8, label=f"{D / 1e6:.3g}M")
+        runs = sorted((p for p in every if p.D == D), key=lambda p: p.N)
+        axes[0, 2].plot([p.N for p in runs], [p.L for p in runs], "o-", linewidth=0.8, label=f"{D / 1e6:.3g}M")
     axes[0, 2].plot([result.largest.N], [result.predicted], "k*", markersize=12, label="predicted")
     axes[0, 2].set(xlabel="parameters", title="loss by parameters")
     for axis, title in zip(axes.flat, (None, "parameters", "tokens")):

@@ -1,7 +1,7 @@
-"""Trials, each in its own folder: several run at once, and finished ones are not run again.
+"""Trials, each in its own folder. Several run at once, and finished trials are not run again.
 
-A trial is a name and plain values; a work function turns them into rows, which are written to the trial's folder at the
-end. results.jsonl has the rows of all finished trials in the order of the trials, so it does not depend on scheduling.
+A trial is a name and JSON values. A work function returns its rows, which are written to the trial's folder at the end.
+results.jsonl contains the rows of all finished trials in the order of the trials, so it does not depend on scheduling.
 For the same reason a trial on a CPU uses one thread.
 """
 
@@ -36,13 +36,13 @@ from anyformer.weights.manifest import atomic_folder
 Values = dict[str, Any]  # JSON values
 Row = dict[str, Any]
 ERROR = "error.txt"  # in the folder of a failed trial
-TIMES = 3  # restarts of a trial whose process was killed
+RETRIES = 3  # restarts of a trial whose process was killed
 
 
 class Trial(NamedTuple):
     """The name and the values of a trial."""
 
-    name: str  # of its folder
+    name: str  # also the name of its folder
     values: Values
 
 
@@ -55,7 +55,7 @@ class Place:
     device: str
 
     def train(self, run: Run, *callbacks: Callback, name: str = "run") -> Trainer:
-        """Train a run; a restarted trial resumes it."""
+        """Train a run. A restarted trial resumes it."""
         folder = self.folder / name
         begun = (folder / "run.json").is_file()
         return setup(
@@ -68,7 +68,7 @@ class Place:
         ).fit()
 
     def texts(self, name: str, make: Callable[[], Sequence[str]]) -> TextFiles:
-        """Generated texts, one per line, in a shared file that the first trial writes."""
+        """Return generated texts, one per line, from a shared file that the first trial writes."""
         path = self.shared / f"{name}.txt"
         self.shared.mkdir(parents=True, exist_ok=True)
         with FileLock(self.shared / f".{name}.lock"):
@@ -77,14 +77,14 @@ class Place:
         return TextFiles(path=str(path), unit="line")
 
     def data(self, name: str, make: Callable[[Path], object]) -> str:
-        """Generated data: the folder `name` of a shared data folder, which the first trial makes. Returns the data
-        folder, as recipes take it."""
+        """Let the first trial generate the folder `name` in a shared data folder. Return the data folder, as recipes
+        expect it."""
         home = self.shared / "generated"
         home.mkdir(parents=True, exist_ok=True)
         with FileLock(home / f".{name}.lock"):
             if not (home / name).is_dir():
-                with atomic_folder(home / name) as made:
-                    make(made)
+                with atomic_folder(home / name) as folder:
+                    make(folder)
         return str(home)
 
 
@@ -95,8 +95,8 @@ Work = Callable[[Values, Place], list[Row]]  # a module-level function, so that 
 
 
 def run_trial(work: Work, values: Values, place: Place) -> None:
-    """Run a trial and write its rows. A training that diverged is a result too. Any other error is written to its
-    folder, and the other trials continue."""
+    """Run a trial and write its rows. If a training diverges, that is a result too. Any other error is written to the
+    trial's folder, and the other trials continue."""
     threads = torch.get_num_threads()
     if not place.device.startswith("cuda"):
         torch.set_num_threads(1)
@@ -118,7 +118,7 @@ def line(row: Row) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value that strict JSON allows: null instead of NaN and infinity."""
+    """Return a value that strict JSON allows: null instead of NaN and infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -138,18 +138,18 @@ def read(path: Path) -> list[Row]:
 
 
 class Trials:
-    """The trials of one folder; some may be done."""
+    """The trials of one folder; some may be finished."""
 
     def __init__(self, trials: Sequence[Trial], work: Work, folder: Path, device: str) -> None:
         self.trials, self.work, self.folder, self.device = list(trials), work, folder, device
         check_free(folder, "--out DIR names one", marks=("trials",))
         names = [trial.name for trial in trials]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"two trials have the name {twice}; names must differ")
+        if repeated := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"two trials have the name {repeated}; names must differ")
         for trial in trials:
             path = self.place(trial).folder / "trial.json"
             if path.is_file() and json.loads(path.read_text("utf-8")) != json.loads(line(trial.values)):
-                raise ValueError(f"{path.parent} has a trial with other values; use another --out DIR")
+                raise ValueError(f"{path.parent} has a trial with different values; choose another --out DIR")
 
     def place(self, trial: Trial) -> Place:
         return Place(self.folder / "trials" / trial.name, self.folder / "shared", self.device)
@@ -162,7 +162,7 @@ class Trials:
         return [trial for trial in self.trials if not self.is_done(trial)]
 
     def rows(self) -> list[Row]:
-        """The rows of all finished trials: name, values and measurements."""
+        """Return the rows of all finished trials: name, values and measurements."""
         return [
             {"trial": trial.name, **trial.values, **row}
             for trial in self.trials
@@ -177,8 +177,8 @@ class Trials:
         until: float = math.inf,
         tell: Callable[[str], object] = lambda line: None,
     ) -> list[Row]:
-        """Run the remaining trials, `jobs` at once, in processes of this machine or `on` "ray". After `until` (by
-        time.monotonic()) no more are started."""
+        """Run the remaining trials, `jobs` at once, in processes on this machine or `on` "ray". Start no trial after
+        `until` (by time.monotonic())."""
         for trial in self.remaining:
             write(self.place(trial).folder / "trial.json", line(trial.values))
         total, begin, errors = len(self.remaining), time.monotonic(), list[str]()
@@ -203,7 +203,7 @@ Runner = Callable[[Trials, int, float], Iterator[Trial]]  # yields each trial wh
 
 
 def run_here(trials: Trials, jobs: int, until: float) -> Iterator[Trial]:
-    """One after another in this process, or in several others."""
+    """Run trials one after another in this process, or several at once in other processes."""
     if jobs > 1 and len(trials.remaining) > 1:
         yield from run_in_processes(trials, jobs, until)
         return
@@ -229,7 +229,7 @@ def schedule(
 
 
 def run_in_processes(trials: Trials, jobs: int, until: float) -> Iterator[Trial]:
-    """In a process pool. If a process is killed the pool breaks, and the unfinished trials start again."""
+    """Run trials in a process pool. If a process is killed, the pool breaks and the unfinished trials start again."""
 
     def begin(trial: Trial) -> Any:
         return pool.submit(run_trial, trials.work, trial.values, trials.place(trial))
@@ -240,7 +240,7 @@ def run_in_processes(trials: Trials, jobs: int, until: float) -> Iterator[Trial]
             handle.result()
         return list(done)
 
-    for _ in range(TIMES + 1):
+    for _ in range(RETRIES + 1):
         with concurrent.futures.ProcessPoolExecutor(
             jobs, multiprocessing.get_context("spawn"), initializer=end_with_parent, initargs=(os.getpid(),)
         ) as pool:
@@ -250,20 +250,20 @@ def run_in_processes(trials: Trials, jobs: int, until: float) -> Iterator[Trial]
             except BrokenProcessPool:
                 continue
     raise ValueError(
-        f"processes of these trials were killed {TIMES + 1} times; if memory is short, use fewer than {jobs} jobs"
+        f"processes of these trials were killed {RETRIES + 1} times; if memory is short, use fewer than {jobs} jobs"
     )
 
 
 def run_on_ray(trials: Trials, jobs: int, until: float) -> Iterator[Trial]:
-    """In Ray workers, on this machine or on a cluster (RAY_ADDRESS) that shares the folder. Ray restarts the trials of
-    killed workers."""
+    """Run trials in Ray workers, on this machine or on a cluster (RAY_ADDRESS) that shares the folder. Ray restarts the
+    trials of killed workers."""
     engine = need("ray", "ray", "--on ray")
-    own = not engine.is_initialized()
-    if own:
+    started = not engine.is_initialized()
+    if started:
         start(engine, jobs)
     try:
         gpus = 1.0 / jobs if trials.device.startswith("cuda") else 0
-        task = engine.remote(max_retries=TIMES, num_cpus=1, num_gpus=gpus)(run_trial)
+        task = engine.remote(max_retries=RETRIES, num_cpus=1, num_gpus=gpus)(run_trial)
 
         def begin(trial: Trial) -> Any:
             return task.remote(trials.work, trial.values, trials.place(trial))
@@ -275,7 +275,7 @@ def run_on_ray(trials: Trials, jobs: int, until: float) -> Iterator[Trial]:
 
         yield from schedule(trials, jobs, until, begin, wait)
     finally:
-        if own:
+        if started:
             engine.shutdown()
 
 
@@ -283,11 +283,11 @@ def start(engine: Any, jobs: int) -> None:
     """Start Ray, with retries: its processes may not start within 30 seconds on a busy machine."""
     address = os.environ.get("RAY_ADDRESS")
     sizes = {} if address else {"num_cpus": jobs, "include_dashboard": False}
-    for retries in reversed(range(TIMES)):
+    for retries in reversed(range(RETRIES)):
         try:
             engine.init(address=address, log_to_driver=False, logging_level="error", **sizes)
             return
-        except Exception as error:  # its own kinds, and plain ones
+        except Exception as error:  # Ray raises many types
             engine.shutdown()
             if address or not retries:
                 raise OSError(f"Ray did not start: {str(error).splitlines()[0]}") from error

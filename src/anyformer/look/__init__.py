@@ -1,4 +1,4 @@
-"""Looking inside a model while it runs: the same functions for every family, each of a run of `af.trace`.
+"""Look inside a model while it runs. Every function takes a run of `af.trace` and works for every family.
 
 >>> import anyformer as af
 >>> run = af.trace(model, input_ids=ids)  # doctest: +SKIP
@@ -8,9 +8,9 @@
 >>> af.look.neurons(run, position=-1).best()  # doctest: +SKIP
 >>> af.look.patch(run, other, at="decoder.layers.3", positions=[4]).output.logits  # doctest: +SKIP
 >>> af.look.head_scores(af.look.repeated(model)).best("induction")  # doctest: +SKIP
->>> af.look.attention_distance(run)["encoder.layers.0.attention"]  # (H,), of a model that sees  # doctest: +SKIP
+>>> af.look.attention_distance(run)["encoder.layers.0.attention"]  # (H,), vision models  # doctest: +SKIP
 
-A run keeps what it was asked to keep; what one of these needs beside that is computed when it asks.
+A run contains only the values listed in `keep`. A function that needs more values runs the model again.
 """
 
 from __future__ import annotations

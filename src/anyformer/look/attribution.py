@@ -1,8 +1,8 @@
 """Direct logit attribution: the contribution of every sublayer and head to the score of a token.
 
-At one position the residual stream is a sum of its input and the branch of each sublayer. From that sum to a score
-everything is linear once the scales of the norms (and the gates of an activation in the head) are fixed at their values
-in this run. So each summand has a share of the score, and the shares add up to it. P positions, D width, N summands.
+At one position the residual stream is the sum of its input and the branches of all sublayers. The score is linear in
+this sum if the scales of the norms (and the gates of an activation in the head) are fixed at their values in this run.
+So each summand has a share of the score, and the shares add up to the score. P positions, D width, N summands.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from anyformer.parts.head.pretraining import PretrainingModule
 from anyformer.stacks.stages import StagesModule
 from anyformer.stacks.sublayer import SublayerModule
 
-CHUNK = 32  # positions at once, with N x P x D values in memory
+CHUNK = 32  # positions per chunk; a chunk needs memory for N x P x D values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,29 +38,29 @@ class Summand:
 
 @dataclasses.dataclass(frozen=True)
 class Contributions:
-    """`values[n, p]` is the contribution of summand n to the score of `tokens[p]` at `positions[p]`; columns sum to
-    scores."""
+    """`values[n, p]` is the contribution of summand n to the score of `tokens[p]` at `positions[p]`. Column p adds up
+    to `scores[p]`."""
 
     names: tuple[Summand, ...]
     values: Tensor  # (N, P)
     tokens: Tensor  # (P,)
     positions: Tensor  # (P,)
-    scores: Tensor  # (P,) of the model
+    scores: Tensor  # (P,) from the model
 
     def lines(self, place: int = 0) -> list[tuple[str, float]]:
-        """(name, share) at one of the positions, largest first."""
-        found = [(line.name, float(value)) for line, value in zip(self.names, self.values[:, place])]
-        return sorted(found, key=lambda line: -abs(line[1]))
+        """Return (name, share) of all summands at `positions[place]`, largest first."""
+        shares = [(line.name, float(value)) for line, value in zip(self.names, self.values[:, place])]
+        return sorted(shares, key=lambda line: -abs(line[1]))
 
     def by_sublayer(self) -> dict[str, Tensor]:
-        """address -> (P,): the heads of a sublayer summed."""
-        found: dict[str, Tensor] = {}
+        """Return the contributions (P,) by address, with the heads of a sublayer summed."""
+        sums: dict[str, Tensor] = {}
         for line, value in zip(self.names, self.values):
-            found[line.address] = found[line.address] + value if line.address in found else value
-        return found
+            sums[line.address] = sums[line.address] + value if line.address in sums else value
+        return sums
 
     def figure(self, place: int = 0, most: int = 30) -> Any:
-        """A matplotlib figure: the largest shares as bars."""
+        """Return a matplotlib figure with the largest shares as bars."""
         from anyformer.look.figures import bars
 
         return bars(self.lines(place)[:most], f"score {float(self.scores[place]):.3f}")
@@ -70,21 +70,21 @@ class Contributions:
 def contributions(
     run: Trace, token: int | Sequence[int] | None = None, position: int | Sequence[int] = -1, row: int = 0
 ) -> Contributions:
-    """The shares in the score of `token` (default: the most likely) at `position`; or of several at several."""
+    """Return the shares of the score of `token` (default: the most likely) at `position`. Both can be lists."""
     model, stack = run.model, body(run.model).last_stack
     logits, positions, tokens = resolve_targets(run, token, position, row)
     if (other := stream_end(body(run.model))) is not None:
         raise ValueError(
-            f"{other} stands between the stream and the head and is not linear, so scores cannot be attributed"
+            f"{other} is between the stream and the head and is not linear, so scores cannot be attributed"
         )
     first, layers = last_stretch(stack)
-    ways = list(steps(stack, layers))
-    mixed = [name for step in ways if (name := f"{step.sublayer.address}.op.mixed") in model.shows]
+    run_steps = list(steps(stack, layers))
+    mixed = [name for step in run_steps if (name := f"{step.sublayer.address}.op.mixed") in model.shows]
     run = run.keeping(
-        first, *{step.branch for step in ways}, *mixed, *({step.layer for step in ways} if run.change else ())
+        first, *{step.branch for step in run_steps}, *mixed, *({step.layer for step in run_steps} if run.change else ())
     )
     parts = [
-        StreamShares(run, row, chunk).through(ways, target)
+        StreamShares(run, row, chunk).propagate(run_steps, target)
         for chunk, target in zip(positions.split(CHUNK), tokens.split(CHUNK))
     ]
     names, values = parts[0][0], torch.cat([value for _, value in parts], 1)
@@ -96,45 +96,45 @@ def contributions(
 def resolve_targets(
     run: Trace, token: int | Sequence[int] | None, position: int | Sequence[int], row: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The scores (T, V) of a row, the positions (P,) and the tokens (P,)."""
+    """Return the scores (T, V) of a row, the positions (P,) and the tokens (P,)."""
     logits = token_scores(run)[row]
     wanted = [position] if isinstance(position, int) else list(position)
-    for place in wanted:
-        if not -len(logits) <= place < len(logits):
-            raise ValueError(f"no position {place}; the model scores {len(logits)} positions")
-    positions = torch.tensor([place % len(logits) for place in wanted])
+    for each in wanted:
+        if not -len(logits) <= each < len(logits):
+            raise ValueError(f"no position {each}; the model scores {len(logits)} positions")
+    positions = torch.tensor([each % len(logits) for each in wanted])
     if token is None:
         tokens = logits[positions].argmax(-1)
     else:
         tokens = torch.tensor([token] * len(wanted) if isinstance(token, int) else list(token))
     if len(tokens) != len(positions) or not bool(((tokens >= 0) & (tokens < logits.shape[-1])).all()):
-        raise ValueError(f"give one token for each position, from 0 to {logits.shape[-1] - 1}")
+        raise ValueError(f"give one token per position, with ids from 0 to {logits.shape[-1] - 1}")
     return logits, positions, tokens
 
 
 def token_scores(run: Trace) -> Tensor:
-    """(B, T, V): the scores of a head that scores every position."""
+    """Return the scores (B, T, V) of a head that scores every position."""
     scores = main_tensor(dict(run.output))[0]
-    if scores is None or scores.dim() != 3 or rows_of(run.model.head) is None:
+    if scores is None or scores.dim() != 3 or output_layer(run.model.head) is None:
         kind = type(run.model.spec.head).__name__ if run.model.spec.head is not None else "no head"
         raise ValueError(f"contributions need a head that scores tokens at every position; this model has {kind}")
     return scores
 
 
-def rows_of(head: Any) -> nn.Linear | None:
-    """The linear layer whose rows give the scores; None if the head has no such layer."""
+def output_layer(head: Any) -> nn.Linear | None:
+    """Return the linear layer that computes one score per row of its weight, or None if the head has no such layer."""
     head = token_head(head)
     out = getattr(head, "out", None)
     return out if isinstance(out, nn.Linear) and not hasattr(head, "pool") else None
 
 
 def token_head(head: Any) -> Any:
-    """The module that scores tokens, of a head that has another one beside it."""
+    """Return the module that scores tokens: the head itself, or the language model of a double head."""
     return head.lm if isinstance(head, (PretrainingModule, DoubleHeadModule)) else head
 
 
 class StreamShares:
-    """The stream at some positions of one row, kept as a sum while it is propagated."""
+    """The stream at some positions of one row, as separate summands that are propagated to the scores."""
 
     def __init__(self, run: Trace, row: int, positions: Tensor) -> None:
         self.run, self.row, self.positions = run, row, positions
@@ -147,9 +147,10 @@ class StreamShares:
     def stream_at(self, address: str, time: int = 0) -> Tensor:
         return self.run.kept[address][time][self.row, self.positions].double()
 
-    def through(self, ways: Sequence[StackStep], tokens: Tensor) -> tuple[tuple[Summand, ...], Tensor]:
-        for step, after in zip(ways, [*ways[1:], None]):
-            if step.branch in self.run.kept:  # not skipped
+    def propagate(self, run_steps: Sequence[StackStep], tokens: Tensor) -> tuple[tuple[Summand, ...], Tensor]:
+        """Run the summands through the steps and the head; return the summands and their shares (N, P)."""
+        for step, after in zip(run_steps, [*run_steps[1:], None]):
+            if step.branch in self.run.kept:  # the run did not skip this step
                 self.step(step)
             if self.run.change and (after is None or (after.layer, after.time) != (step.layer, step.time)):
                 self.add_change(step)
@@ -188,23 +189,23 @@ class StreamShares:
                 residual(torch.zeros_like(added), added).double() - constant,
             )
         )
-        self.sum[0] += constant + self.sum[len(self.names)]  # the branch's own biases
+        self.sum[0] += constant + self.sum[len(self.names)]  # the biases of the branch
         self.sum = torch.cat((self.sum[: len(self.names)], self.sum[len(self.names) + 1 :]))
         self.names += names
         self.norm(sublayer.out_norm)
 
     def add_change(self, step: StackStep) -> None:
-        """A change of the stream after a layer becomes a summand."""
+        """If the run changed the stream after this layer, add the change as a summand."""
         change = self.stream_at(step.layer, step.time) - self.sum.sum(0)
         if float(change.abs().max()) > 1e-4 * float(self.sum.abs().max()):
             self.names.append(Summand(f"{step.layer} changed", step.layer))
             self.sum = torch.cat((self.sum, change[None]))
 
     def branch(self, step: StackStep) -> tuple[list[Summand], Tensor]:
-        """The branch of a step (N, P, D), by head if its op has heads; the first row is the part of no head."""
+        """Return the branch of a step (N, P, D), split by head if its op has heads. The first row is of no head."""
         whole, sublayer = self.stream_at(step.branch, step.time), step.sublayer
         if (parts := self.heads(sublayer, step.time)) is not None:
-            parts = through_norm(parts, sublayer.post_norm)
+            parts = apply_norm(parts, sublayer.post_norm)
             if torch.allclose(parts.sum(0), whole, rtol=1e-3, atol=1e-4 * float(whole.abs().max())):
                 lines = [Summand(f"{sublayer.address} head {i}", sublayer.address, i) for i in range(len(parts) - 1)]
                 return lines, parts
@@ -227,7 +228,7 @@ class StreamShares:
         return outputs
 
     def norm(self, norm: nn.Module | None) -> None:
-        self.sum = through_norm(self.sum, norm)
+        self.sum = apply_norm(self.sum, norm)
 
     def affine(self, linear: nn.Module) -> None:
         exact = copy.deepcopy(linear).double()
@@ -236,7 +237,7 @@ class StreamShares:
         self.sum[0] += bias
 
     def gate(self, activation: Callable[[Tensor], Tensor]) -> None:
-        """An activation as a product, z * (activation(z) / z), the second factor held."""
+        """Apply an activation as the product z * (activation(z) / z), with the second factor fixed."""
         z = self.sum.sum(0).detach()
         y = activation(z)
         factor = torch.where(z == 0, 0, y / torch.where(z == 0, 1, z))
@@ -244,9 +245,9 @@ class StreamShares:
         self.sum[0] += y - self.sum.sum(0).detach()
 
 
-def through_norm(parts: Tensor, norm: nn.Module | None) -> Tensor:
-    """(N, P, D) through a norm with its scale fixed: it subtracts the mean (if it centers) and multiplies. Its bias
-    goes to the first summand."""
+def apply_norm(parts: Tensor, norm: nn.Module | None) -> Tensor:
+    """Apply a norm with its scale fixed to summands (N, P, D): subtract the mean (if the norm centers) and multiply.
+    The norm's bias is added to the first summand."""
     if norm is None:
         return parts
     x = parts.sum(0).detach()
@@ -259,7 +260,7 @@ def through_norm(parts: Tensor, norm: nn.Module | None) -> Tensor:
     return torch.cat((scaled[:1] + bias, scaled[1:]))
 
 
-def _check(found: Tensor, scores: Tensor, dtype: torch.dtype) -> None:
-    worst = float((found - scores).abs().max() / scores.abs().max().clamp(min=1))
+def _check(sums: Tensor, scores: Tensor, dtype: torch.dtype) -> None:
+    worst = float((sums - scores).abs().max() / scores.abs().max().clamp(min=1))
     if worst > min(1e4 * torch.finfo(dtype).eps, 0.1):
         raise ValueError(f"the stream of this model is not the sum of its branches (off by {worst:.1e})")

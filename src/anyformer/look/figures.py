@@ -1,4 +1,4 @@
-"""The few matplotlib figures that arrays of this package are drawn with."""
+"""The matplotlib figures of this package: heat maps, tables and bars."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def heat_maps(
     tokens: list[str] | None = None,
     limits: tuple[float, float] | None = None,
 ) -> Any:
-    """Several maps side by side, in rows of up to four; by default colours go from each one's least to its most."""
+    """Draw maps in rows of up to four. Without `limits`, the colors of each map span its own range of values."""
     low, high = limits or (None, None)
     columns = min(len(maps), 4)
     rows = math.ceil(len(maps) / columns)
@@ -48,20 +48,20 @@ def heat_maps(
 def table(
     values: Tensor, words: list[list[str]] | None, rows: list[str], columns: list[str], diverging: bool = False
 ) -> Any:
-    """Numbers as colours, with words in the cells where there are some."""
-    number, across = values.shape
-    figure, axes = new(1, 1, 1.8 + 0.75 * across if words else 3.5 + 0.25 * across, 0.8 + 0.32 * number)
+    """Draw numbers as colors, with words in the cells if `words` is given."""
+    height, width = values.shape
+    figure, axes = new(1, 1, 1.8 + 0.75 * width if words else 3.5 + 0.25 * width, 0.8 + 0.32 * height)
     axis, shown = axes[0, 0], values.detach().float().cpu()
     most = float(shown.nan_to_num().abs().max()) or 1.0
     limits = {"vmin": -most, "vmax": most, "cmap": "RdBu"} if diverging else {"vmin": 0, "vmax": 1, "cmap": "Blues"}
     image = axis.imshow(shown.numpy(), aspect="auto", **limits)
     figure.colorbar(image, ax=axis)
-    axis.set_yticks(range(number), rows, fontsize=7)
-    axis.set_xticks(range(across), columns, fontsize=7)
+    axis.set_yticks(range(height), rows, fontsize=7)
+    axis.set_xticks(range(width), columns, fontsize=7)
     for i, line in enumerate(words or ()):
         for j, word in enumerate(line):
-            colour = "white" if float(shown[i, j]) > 0.6 else "black"
-            axis.text(j, i, plain(word)[:10], ha="center", va="center", fontsize=7, color=colour)
+            color = "white" if float(shown[i, j]) > 0.6 else "black"
+            axis.text(j, i, plain(word)[:10], ha="center", va="center", fontsize=7, color=color)
     return figure
 
 
@@ -76,5 +76,5 @@ def bars(lines: Sequence[tuple[str, float]], title: str) -> Any:
 
 
 def plain(text: str) -> str:
-    """Text that matplotlib can draw and does not read as mathematics."""
+    """Return text that matplotlib can draw and does not parse as math."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text).replace("$", r"\$")

@@ -1,6 +1,6 @@
-"""The pictures of the lectures, each a small function that gives a matplotlib figure.
+"""The pictures of the lectures: each is a small function that returns a matplotlib figure.
 
-`anyformer look --list` names them, `anyformer look --picture NAME` makes one; some are of a model.
+`anyformer look --list` lists them, `anyformer look --picture NAME` draws one. Some pictures need a model.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class Picture(NamedTuple):
-    """What it shows, and what makes it: from nothing, or from a model and what it reads."""
+    """A picture: what it shows, and a function that draws it, from nothing or from a Scene."""
 
     about: str
     draw: Callable[..., Any]
-    needs: str = ""  # "text", "image" or "sound", where it needs a model that reads that
-    bare: bool = False  # of a description alone: no weights are read, and it needs no input
+    needs: str = ""  # "text", "image" or "sound" if it needs a model that reads this input; otherwise ""
+    bare: bool = False  # needs only a description: no weights are read, and the input is optional
 
 
 def positions(length: int = 48, width: int = 32) -> Any:
-    """Ways to tell where a token stands: added vectors, and what distance does to scores."""
+    """Draw position encodings: vectors that are added to tokens, and biases of scores by distance."""
     import torch
 
     from anyformer.look.figures import heat_maps
@@ -33,30 +33,30 @@ def positions(length: int = 48, width: int = 32) -> Any:
     from anyformer.parts.position.rotary import Rope
     from anyformer.specs.part import Site
 
-    places, site = torch.arange(length), Site(width=width, address="position")
-    sines = Sinusoidal(length=length).build(site)(places[None])[0]
-    digits = Binary().build(site)(places[None])[0]
-    falling = Alibi(num_heads=8).build(site)(places, places)[0, 2]
+    index, site = torch.arange(length), Site(width=width, address="position")
+    sines = Sinusoidal(length=length).build(site)(index[None])[0]
+    digits = Binary().build(site)(index[None])[0]
+    alibi = Alibi(num_heads=8).build(site)(index, index)[0, 2]
     buckets = BucketedBias(num_heads=1, num_buckets=16, max_distance=32).build(site)
     with torch.no_grad():
         for parameter in buckets.parameters():
             parameter.copy_(torch.linspace(0, 1, parameter.numel()).view_as(parameter))
-        distance = buckets(places, places)[0, 0]
+        distance = buckets(index, index)[0, 0]
     rotary = rope_scores(Rope(), length, width)
-    maps = [sines, digits, falling, distance, rotary, sines @ sines.T]
+    maps = [sines, digits, alibi, distance, rotary, sines @ sines.T]
     titles = [
-        "sines (place x channel)",
-        "binary (place x channel)",
+        "sines (position x channel)",
+        "binary (position x channel)",
         "ALiBi: bias by distance",
         "T5: bucket of distance",
         "rotary: score of equal vectors",
-        "sines: likeness of places",
+        "sines: similarity of positions",
     ]
     return heat_maps([each.detach().float() for each in maps], titles, "position encodings")
 
 
 def rope_scores(rope: Any, length: int, width: int) -> Any:
-    """(T, T): the products of one vector with itself, turned to two places."""
+    """Return the products (T, T) of one vector with itself, rotated to every two positions."""
     import torch
 
     from anyformer.parts.position.bias import rotate_and_tap
@@ -71,7 +71,7 @@ def rope_scores(rope: Any, length: int, width: int) -> Any:
 
 
 def masks(length: int = 32) -> Any:
-    """Who may look at whom: every kind of mask, and three that are put together."""
+    """Draw which keys each query attends to: every kind of mask, and combinations of masks."""
     import torch
 
     from anyformer.look.figures import heat_maps
@@ -105,14 +105,14 @@ def masks(length: int = 32) -> Any:
         "BigBird": RandomBlocks(size=4, per_row=1, num_blocks=length // 4) | Global(first=4) | both,
     }
     q, k = torch.arange(length)[:, None], torch.arange(length)[None, :]
-    seen = [
+    allowed = [
         mask.allows(torch.zeros(1, 1, dtype=torch.long), q, k, Rows()).expand(length, length) for mask in kinds.values()
     ]
-    return heat_maps([each.float() for each in seen], [*kinds], "masks: rows look at columns", limits=(0, 1))
+    return heat_maps([each.float() for each in allowed], [*kinds], "masks: rows attend to columns", limits=(0, 1))
 
 
 def experts(tokens: int = 40, number: int = 8, capacity: int = 6, seed: int = 0) -> Any:
-    """Where a switch sends tokens, and who finds no room [Fedus et al. 2021]."""
+    """Draw where a switch router sends tokens, and which tokens it drops [Fedus et al. 2021]."""
     import torch
 
     from anyformer.look.figures import heat_maps
@@ -128,15 +128,15 @@ def experts(tokens: int = 40, number: int = 8, capacity: int = 6, seed: int = 0)
         index = torch.arange(tokens)
         x = torch.randn(1, tokens, 8, generator=generator)
         chosen = router(x, Context(index=index, positions=index[None]))
-    wanted = chosen.logits.view(tokens, number).softmax(-1).T  # (E, T)
-    went = torch.zeros(number + 1, tokens).scatter_(0, chosen.experts.view(1, tokens), 1.0)
-    dropped = int(went[-1].sum())
-    titles = ["what the router would like", f"where tokens went; the last row: {dropped} dropped"]
-    return heat_maps([wanted, went], titles, f"{number} experts with room for {capacity} tokens each")
+    probabilities = chosen.logits.view(tokens, number).softmax(-1).T  # (E, T)
+    routed = torch.zeros(number + 1, tokens).scatter_(0, chosen.experts.view(1, tokens), 1.0)
+    dropped = int(routed[-1].sum())
+    titles = ["probabilities of the router", f"experts of the tokens; last row: {dropped} dropped"]
+    return heat_maps([probabilities, routed], titles, f"{number} experts with room for {capacity} tokens each")
 
 
 def walk(scene: Scene) -> Any:
-    """A prompt's walk: positions, tokens and their ids, vectors, attention, the stream, the words that come next."""
+    """Draw the path of a prompt: positions, tokens and their ids, vectors, attention, the stream, the next words."""
     from anyformer.look.figures import new, plain
     from anyformer.look.maps import attention
     from anyformer.look.residual_stream import logit_lens, stream_norms
@@ -144,33 +144,33 @@ def walk(scene: Scene) -> Any:
 
     inside = Inside(scene)
     if not (predictions := inside.predictions()):
-        raise ValueError("--picture walk ends with the words that come next, and this model predicts none")
+        raise ValueError("--picture walk shows the next words, but this model predicts no words")
     tokens, lens = [plain(token) for token in inside.labels(scene.target)], logit_lens(inside.run)
     figure, axes = new(2, 2, 11, 8)
-    places = range(len(tokens))
+    index = range(len(tokens))
     axes[0, 0].imshow(lens.states[0][0, :, :64].T.float().numpy(), aspect="auto", cmap="RdBu")
-    axes[0, 0].set_title("embedding: a vector for each position, token and token id (64 numbers of it)", fontsize=9)
+    axes[0, 0].set_title("embedding: one vector per token (the first 64 values); position, token, token id", fontsize=9)
     maps = attention(inside.run).maps
     middle = maps[len(maps) // 2]
     axes[0, 1].imshow(middle.weights[0].mean(0).float().numpy(), aspect="auto", cmap="viridis")
     axes[0, 1].set_title(f"attention of {middle.address}, mean of heads", fontsize=9)
-    axes[0, 1].set_yticks(places, tokens, fontsize=7)
+    axes[0, 1].set_yticks(index, tokens, fontsize=7)
     axes[1, 0].imshow(stream_norms(inside.run)[:, 0].numpy(), aspect="auto", cmap="viridis")
-    axes[1, 0].set_title("residual stream: length of the vectors, layer by layer", fontsize=9)
+    axes[1, 0].set_title("residual stream: norm of the vectors, layer by layer", fontsize=9)
     ids = inside.token_ids(scene.target, scene.inputs)
-    assert ids is not None, "of models that read texts"
-    named = [f"{i}: {token} {number}" for i, (token, number) in enumerate(zip(tokens, ids, strict=True))]
-    axes[0, 0].set_xticks(places, named, fontsize=7, rotation=60)
+    assert ids is not None, "the model reads text"
+    labels = [f"{i}: {token} {number}" for i, (token, number) in enumerate(zip(tokens, ids, strict=True))]
+    axes[0, 0].set_xticks(index, labels, fontsize=7, rotation=60)
     for axis in (axes[0, 1], axes[1, 0]):
-        axis.set_xticks(places, tokens, fontsize=7, rotation=60)
+        axis.set_xticks(index, tokens, fontsize=7, rotation=60)
     best = predictions[-1][::-1]
     axes[1, 1].barh([plain(word) for word, _, _ in best], [share for _, share, _ in best])
-    axes[1, 1].set_title(f"what comes after “{tokens[-1]}”", fontsize=9)
+    axes[1, 1].set_title(f"predictions after “{tokens[-1]}”", fontsize=9)
     return figure
 
 
 def vit(scene: Scene) -> Any:
-    """Inside a ViT: the image and the attention to it, filters of patches, likeness of positions, distance by layer."""
+    """Draw the inside of a ViT: attention over the image, first filters, similarity of positions, attention distance."""
     from anyformer.look.figures import new
     from anyformer.look.views import Inside
     from anyformer.look.vision import attention_distance, attention_map, filters, position_likeness, sheet
@@ -192,16 +192,16 @@ def vit(scene: Scene) -> Any:
     attention.set_title(f"attention of {address}, mean of heads", fontsize=9)
     alike = position_likeness(scene.model)
     if alike is None:
-        likeness.text(0.5, 0.5, "no positions are added to patches", ha="center", va="center", fontsize=8)
+        likeness.text(0.5, 0.5, "this model adds no positions to patches", ha="center", va="center", fontsize=8)
     else:
         image = likeness.imshow(sheet(alike.flatten(0, 1), columns=alike.shape[1]).numpy(), interpolation="nearest")
         figure.colorbar(image, ax=likeness, shrink=0.7).ax.tick_params(labelsize=7)
-    likeness.set_title("likeness of positions: one map per patch", fontsize=9)
+    likeness.set_title("similarity of positions: one map per patch", fontsize=9)
     for axis in (picture, attention, tiled, likeness, unused):
         axis.set_axis_off()
     for depth, far in enumerate(attention_distance(run).values()):
         distance.scatter([depth] * len(far), far.numpy(), s=14)
-    distance.set_title("how far each head looks, in patches, by layer", fontsize=9)
+    distance.set_title("attention distance of each head, in patches, by layer", fontsize=9)
     distance.set_ylim(bottom=0)
     distance.xaxis.get_major_locator().set_params(integer=True)
     distance.tick_params(labelsize=7)
@@ -215,54 +215,54 @@ def shades_of(pixels: Any) -> Any:
 
 
 def in_colour(shades: Any) -> Any:
-    """(..., C) -> (..., 3): as it is, or the first channel as grey."""
+    """(..., C) -> (..., 3): unchanged if C is 3, otherwise the first channel as gray."""
     return shades if shades.shape[-1] == 3 else shades[..., :1].expand(*shades.shape[:-1], 3)
 
 
 def windows(scene: Scene) -> Any:
-    """The windows of a model over an image: a column for each grid, plain above shifted."""
+    """Draw the windows of a model over an image: one column per grid, shifted windows below the plain ones."""
     from anyformer.look.figures import new
-    from anyformer.look.vision import windows as found_in
+    from anyformer.look.vision import windows as windows_of
 
     pixels = scene.inputs["pixel_values"]
-    found = found_in(scene.model.spec, tuple(pixels.shape[2:]))
+    groupings = windows_of(scene.model.spec, tuple(pixels.shape[2:]))
     grids: dict[Any, list[Any]] = {}
-    for each in found:
+    for each in groupings:
         grids.setdefault((each.span, each.window.shape), []).append(each)
     high = max(map(len, grids.values()))
     figure, axes = new(len(grids), high, 3.6 * len(grids), 4.1 * high + 0.4)
-    for line, alike in zip(axes.T, grids.values(), strict=True):
-        for axis in line[len(alike) :]:
+    for column, same_grid in zip(axes.T, grids.values(), strict=True):
+        for axis in column[len(same_grid) :]:
             axis.set_axis_off()
-        for axis, each in zip(line, alike, strict=False):
+        for axis, each in zip(column, same_grid, strict=False):
             over_image(axis, pixels[0], each)
     figure.suptitle(
-        "places see those of their window; parts with one number are a window that the shift joined,\n"
-        "and each of them sees its own colour alone",
+        "patches attend to patches in the same window; areas with the same number are one window joined by the shift,\n"
+        "in which patches attend only to patches of the same color",
         fontsize=9,
     )
     return figure
 
 
-def over_image(axis: Any, pixels: Any, found: Any) -> None:
-    """One way to cut a grid, over the image (C, height, width) that it is of."""
+def over_image(axis: Any, pixels: Any, grouping: Any) -> None:
+    """Draw the windows of one layer over the image (C, height, width)."""
     from matplotlib import colormaps
     from matplotlib.collections import LineCollection
 
-    (high, wide), (rows, columns) = pixels.shape[1:], found.window.shape
+    (high, wide), (rows, columns) = pixels.shape[1:], grouping.window.shape
     axis.imshow(shades_of(pixels), extent=(0, wide, high, 0))
-    parts = found.part.where(found.joined, -1)
+    parts = grouping.part.where(grouping.joined, -1)
     kinds = [int(part) for part in parts.unique() if part >= 0]
     colour = {-1: (0.0, 0.0, 0.0, 0.0)} | {part: (*colormaps["tab10"](i)[:3], 0.55) for i, part in enumerate(kinds)}
     axis.imshow(
         [[colour[part] for part in line] for line in parts.tolist()],
         interpolation="nearest",
-        extent=(0, columns * found.span.width, rows * found.span.height, 0),
+        extent=(0, columns * grouping.span.width, rows * grouping.span.height, 0),
     )
-    lines = [[(left, top), (right, bottom)] for (top, left), (bottom, right) in found.seams()]
-    for shade, thick in (("white", 1.6), ("black", 0.7)):  # seen on any image
+    lines = [[(left, top), (right, bottom)] for (top, left), (bottom, right) in grouping.seams()]
+    for shade, thick in (("white", 1.6), ("black", 0.7)):  # visible on any image
         axis.add_collection(LineCollection(lines, colors=shade, linewidths=thick))
-    for window, _, (row, column) in found.pieces():
+    for window, _, (row, column) in grouping.pieces():
         axis.text(
             column,
             row,
@@ -276,17 +276,17 @@ def over_image(axis: Any, pixels: Any, found: Any) -> None:
     axis.set_xlim(0, wide)
     axis.set_ylim(high, 0)
     axis.set_axis_off()
-    kind = f"moved by {found.shift}" if found.shift else "not moved"
-    axis.set_title(f"{found.about}\n{rows} x {columns} places, windows of {found.size} a side, {kind}", fontsize=8)
+    kind = f"shifted by {grouping.shift}" if grouping.shift else "not shifted"
+    axis.set_title(f"{grouping.about}\n{rows} x {columns} grid, windows of side {grouping.size}, {kind}", fontsize=8)
 
 
 def spectrogram(scene: Scene) -> Any:
-    """What was heard as a spectrogram, and under it the words when they were said."""
+    """Draw the recording as a spectrogram, with the words below it at their times."""
     import textwrap
 
     from anyformer.look.figures import new, plain
 
-    assert scene.sound is not None, "of models that hear"
+    assert scene.sound is not None, "the model reads sound"
     sound = scene.sound()
     lines = sound.lines()
     figure, axes = new(1, 2 * len(lines), 12, 2.6 * len(lines) + 0.4, height_ratios=[3, 1] * len(lines))
@@ -313,9 +313,9 @@ def spectrogram(scene: Scene) -> Any:
                 upper.axvline(edge, color="white", linewidth=0.5, linestyle=":")
             lower.plot((word.start, word.end), (i % 3, i % 3), color=f"C{i % 3}", linewidth=3, solid_capstyle="butt")
             shown = max(word.start, line.start), min(word.end, line.end)
-            wide = max(12, int((shown[1] - shown[0]) / (line.end - line.start) * 120))
-            text = textwrap.shorten(plain(word.text), 3 * wide, placeholder=" ...")
-            text = textwrap.fill(text, wide, break_long_words=False)
+            letters = max(12, int((shown[1] - shown[0]) / (line.end - line.start) * 120))
+            text = textwrap.shorten(plain(word.text), 3 * letters, placeholder=" ...")
+            text = textwrap.fill(text, letters, break_long_words=False)
             lower.text(sum(shown) / 2, i % 3 + 0.15, text, ha="center", va="top", fontsize=7)
     figure.suptitle(sound.about, fontsize=9)
     return figure
@@ -323,22 +323,22 @@ def spectrogram(scene: Scene) -> Any:
 
 PICTURES: dict[str, Picture] = {
     "positions": Picture("position encodings as heat maps: sines, binary, rotary, ALiBi, T5's buckets", positions),
-    "masks": Picture("who may look at whom: full, causal, window, dilated, global, random, strided, ...", masks),
-    "experts": Picture("where a switch sends tokens, and which of them it drops", experts),
+    "masks": Picture("attention masks: full, causal, window, dilated, global, random, strided, ...", masks),
+    "experts": Picture("where a switch router sends tokens, and which tokens it drops", experts),
     "sizes": Picture("published models: parameters by date, with our counts", published.sizes),
-    "compute": Picture("published models: compute of training by date, with 6 N D", published.compute),
+    "compute": Picture("published models: training compute by date, with 6 N D", published.compute),
     "context": Picture("published models: context length by date", published.context),
     "glue": Picture("published models: GLUE and SuperGLUE by date and by size", published.glue),
     "walk": Picture(
-        "a prompt's walk through a model: tokens, ids, vectors, attention, stream, next words", walk, "text"
+        "the path of a prompt through a model: tokens, ids, vectors, attention, stream, next words", walk, "text"
     ),
     "vit": Picture(
-        "inside a ViT: attention over the image, first filters, likeness of positions, attention distance by depth",
+        "inside a ViT: attention over the image, first filters, similarity of positions, attention distance by depth",
         vit,
         "image",
     ),
     "windows": Picture(
-        "windows and shifted windows (Swin) over an image, or none: INPUT can be left out", windows, "image", bare=True
+        "windows and shifted windows (Swin) over an image; INPUT is optional", windows, "image", bare=True
     ),
-    "spectrogram": Picture("what is heard, with the words under it when they are said", spectrogram, "sound"),
+    "spectrogram": Picture("a recording as a spectrogram, with its words at their times", spectrogram, "sound"),
 }

@@ -1,6 +1,6 @@
 """Attention weights, and the experts that tokens are routed to.
 
-B batch, H heads, T tokens, S keys, E experts, k experts a token.
+B batch, H heads, T tokens, S keys, E experts, k experts per token.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from anyformer.specs.messages import nearest, quote
 
 @dataclasses.dataclass(frozen=True)
 class AttentionMap:
-    """The attention of one mixer. Where a layer runs more than once, `time` tells its runs apart."""
+    """The attention weights of one mixer. If a layer runs several times, `time` is the index of the pass."""
 
     address: str
     kind: str  # "self" or "cross"
-    weights: Tensor  # (B, H, T, S); mixers of windows have one row a window in place of B
+    weights: Tensor  # (B, H, T, S); windowed attention: one row per window instead of B
     time: int = 0
 
     def figure(self, row: int = 0, tokens: list[str] | None = None) -> Any:
-        """A matplotlib figure: one heat map a head."""
+        """Return a matplotlib figure with one heat map per head."""
         from anyformer.look.figures import heat_maps
 
         maps = self.weights[row].float()
@@ -36,7 +36,7 @@ class AttentionMap:
 
 @dataclasses.dataclass(frozen=True)
 class Attentions(Mapping[str, AttentionMap]):
-    """The maps of a run in the order they were computed, by sublayer: `found["decoder.layers.0.attention"]`."""
+    """The maps of a run, in the order they were computed. Index by sublayer: `maps["decoder.layers.0.attention"]`."""
 
     maps: tuple[AttentionMap, ...]
 
@@ -54,7 +54,7 @@ class Attentions(Mapping[str, AttentionMap]):
 
 
 def attention(run: Trace) -> Attentions:
-    """The attention weights of every mixer that has some."""
+    """Return the attention weights of every mixer that has attention weights."""
     kinds = attention_mixers(run.model)
     if not kinds:
         mixers = sorted({a.split(".")[-2] for a in run.model.shows if a.endswith(".mixed")} - {"op"})
@@ -74,8 +74,8 @@ def attention(run: Trace) -> Attentions:
 
 @dataclasses.dataclass(frozen=True)
 class Routed:
-    """The routing of one layer: `experts` (N, k) over all rows, and their weights. A token without room has expert E
-    and weight 0."""
+    """The routing of one layer: `experts` (N, k) for the tokens of all rows, and their weights. A token that its expert
+    had no room for has expert E and weight 0."""
 
     address: str
     experts: Tensor
@@ -84,12 +84,12 @@ class Routed:
 
     @property
     def dropped(self) -> Tensor:
-        """(N,) whether no expert had room for a token."""
+        """(N,) True for tokens that no expert had room for."""
         return (self.experts >= self.num_experts).all(-1)
 
 
 def routing(run: Trace) -> list[Routed]:
-    """The experts that every layer with a router sent its tokens to."""
+    """Return the experts that each layer with a router sent its tokens to."""
     modules = {run.model.get_submodule(address): address for address in routers(run.model)}
     if not modules:
         raise ValueError("this model has no experts")

@@ -1,4 +1,4 @@
-"""One page from what is inside a model: a file that needs nothing else, or what a server answers with."""
+"""The HTML page of `anyformer look`: one self-contained file, or a page that asks a server for data."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from anyformer.look.views import At, Data, Inside, attempt, pack, strongest
 
 SCRIPTS = ("base.js", "draw.js", "views.js", "stream.js", "start.js")
 
-HELD = 3_000_000  # attention weights that a file holds; of longer texts the strongest of every row
-LENS = 96  # places whose lens a file holds
-SHARES = 48  # places whose contributions a file holds
-TRIED = 1e12  # multiply-adds that a file's table of changes may take
+MAX_WEIGHTS = 3_000_000  # attention weights in a file; above this, only the largest of every row
+LENS_POSITIONS = 96  # positions with a logit lens in a file
+SHARE_POSITIONS = 48  # positions with contributions in a file
+MAX_TABLE_COST = 1e12  # multiply-adds to compute a table of changes for a file
 
 
 def resource(name: str) -> str:
@@ -27,7 +27,7 @@ def resource(name: str) -> str:
 
 
 def render_page(data: Data, served: bool = False) -> str:
-    """The page with its script, its style and its data in it; the browser runs these two by their hashes alone."""
+    """Return the page with its script, style and data. The browser accepts only this script and style, by hash."""
     script, style = "\n".join(resource(name) for name in SCRIPTS), resource("page.css")
     allowed = [
         "default-src 'none'",
@@ -38,16 +38,16 @@ def render_page(data: Data, served: bool = False) -> str:
         "form-action 'none'",
         *(["connect-src 'self'"] if served else []),
     ]
-    # in a script element only "<" can end the data
-    told = json.dumps({**data, "served": served}, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    # inside a script element only "<" can end the data
+    text = json.dumps({**data, "served": served}, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     parts = {
         "title": html.escape(f"{data['name']}: inside"),
         "csp": html.escape("; ".join(allowed)),
         "style": style,
         "script": script,
-        "data": told,
+        "data": text,
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], resource("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], resource("page.html"))
 
 
 def digest(text: str) -> str:
@@ -55,51 +55,51 @@ def digest(text: str) -> str:
 
 
 def all_views(inside: Inside) -> Data:
-    """All views of a run, for a file; where something is too much for one, a note says so."""
+    """Return all views of a run, for a file. If a view is too large for a file, a note says what is missing."""
     data, notes = inside.opening(), []
     data["held"], note = held_maps(inside)
     notes += note
     length = inside.length
-    data["lens"] = attempt(lambda: inside.lens(range(max(length - LENS, 0), length)))
-    data["contributions"] = attempt(lambda: inside.contributions(range(max(length - SHARES, 0), length)))
+    data["lens"] = attempt(lambda: inside.lens(range(max(length - LENS_POSITIONS, 0), length)))
+    data["contributions"] = attempt(lambda: inside.contributions(range(max(length - SHARE_POSITIONS, 0), length)))
     data["neurons"] = attempt(lambda: inside.neurons(data["contributions"].get("positions", ())))
-    for name, most in (("lens", LENS), ("contributions", SHARES), ("neurons", SHARES)):
+    for name, most in (("lens", LENS_POSITIONS), ("contributions", SHARE_POSITIONS), ("neurons", SHARE_POSITIONS)):
         if length > most and "why" not in data[name] and not data["whole"]:
-            notes.append(f"{name}: of the last {most} places")
+            notes.append(f"{name}: only for the last {most} positions")
     data["heads"] = attempt(inside.head_kinds)
     data["tables"], note = tables(inside)
     return {**data, "notes": notes + note}
 
 
 def held_maps(inside: Inside) -> tuple[list[list[Any]], list[str]]:
-    """For each map and head its bytes, or the strongest of every row where all would be too many."""
+    """Return the bytes of each map and head (or only the largest weights of each row), and notes."""
     shapes = inside.shapes.values()
     total = sum(rows * heads * queries * keys for rows, heads, queries, keys in shapes)
     lines = sum(rows * heads * queries for rows, heads, queries, _ in shapes)
-    number = None if total <= HELD else max(HELD // max(lines, 1), 4)
-    found: dict[At, list[Any]] = {}
+    number = None if total <= MAX_WEIGHTS else max(MAX_WEIGHTS // max(lines, 1), 4)
+    packed: dict[At, list[Any]] = {}
 
     def visit(at: At, maps: Tensor) -> None:
         if number is None:
-            found[at] = [pack(head) for head in maps]
+            packed[at] = [pack(head) for head in maps]
         else:
-            found[at] = [[pack(places), pack(values)] for places, values in strongest(maps, number)]
+            packed[at] = [[pack(indices), pack(values)] for indices, values in strongest(maps, number)]
 
     inside.every_map(visit)
-    note = f"of each row of attention the {number} largest weights are kept; --serve shows all"
-    return [found[at] for at in inside.small], [] if number is None else [note]
+    note = f"attention: only the {number} largest weights of each row; --serve shows all"
+    return [packed[at] for at in inside.small], [] if number is None else [note]
 
 
 def tables(inside: Inside) -> tuple[list[Data], list[str]]:
-    """What becomes of the last prediction when each head, or each place of another text, is changed alone."""
-    found, notes = [], []
+    """Return the tables of changes of the last prediction: by each head, sublayer and position of the other text."""
+    views, notes = [], []
     size = sum(p.numel() for p in inside.model.parameters())
     cells = {"head": sum(heads for _, heads, _, _ in inside.shapes.values()), "sublayer": len(inside.sublayers())}
     if inside.other is not None:
         cells["position"] = inside.length * (inside.depth()["number"] + 1)
     for by, number in cells.items():
-        if number * inside.length * size > TRIED:
-            notes.append(f"the table of changes by {by} is left out: {number:,} runs; --serve makes it when asked")
+        if number * inside.length * size > MAX_TABLE_COST:
+            notes.append(f"the table of changes by {by} is left out: it takes {number:,} runs; --serve computes it")
         else:
-            found.append({"by": by, **attempt(lambda by=by: inside.table(by))})  # type: ignore[misc]
-    return found, notes
+            views.append({"by": by, **attempt(lambda by=by: inside.table(by))})  # type: ignore[misc]
+    return views, notes

@@ -1,10 +1,9 @@
-"""Published models by date, and the lectures' charts of them with our own counts beside the printed figures.
+"""Published models by date, and the lectures' charts of them, which compare the printed figures with our counts.
 
-published.csv holds figures that papers print: N parameters (and those that a token uses), D training tokens, compute in
-FLOPs, the longest context in tokens, GLUE and SuperGLUE on the test sets. An empty cell: not published, or not sure.
-`checked` says which of a row's figures we compared with a text, and with which: an address, a file of a repository, the
-paper's own text in a public copy ("paper"; another's by its number), or cards and notes that repeat it ("quoted").
-"""
+published.csv contains figures printed in papers: parameters N (and active parameters per token), training tokens D,
+compute in FLOPs, the longest context in tokens, GLUE and SuperGLUE on the test sets. A cell is empty if the figure was
+not published or is uncertain. `checked` lists figures that we compared with a source, and the source: an address, a
+file of a repository, a copy of the paper ("paper"; the number of another paper), or cards that quote it ("quoted")."""
 
 from __future__ import annotations
 
@@ -29,9 +28,9 @@ class PublishedModel:
     source: str
     zoo: str = ""  # its name in `anyformer zoo`
     note: str = ""
-    checked: str = ""  # "parameters, context: where; tokens: where"; the other figures are from `source`, unchecked
+    checked: str = ""  # "parameters, context: source; tokens: source"; other figures are from `source`, unchecked
     parameters: float | None = None
-    active: float | None = None  # of experts; None: all
+    active: float | None = None  # active parameters per token; None: all
     tokens: float | None = None
     compute: float | None = None
     context: float | None = None
@@ -40,17 +39,17 @@ class PublishedModel:
 
     @property
     def time(self) -> float:
-        """In years."""
+        """The date in years."""
         return int(self.date[:4]) + (int(self.date[5:]) - 1) / 12
 
     @property
     def estimate(self) -> float | None:
-        """6 N D, without what attention does between tokens [Kaplan et al. 2020]"""
+        """Training FLOPs as 6 N D, without the products of queries and keys [Kaplan et al. 2020]."""
         size = self.active or self.parameters
         return self.estimate_for(size) if size else None
 
     def estimate_for(self, size: float) -> float | None:
-        """Of an encoder-decoder each token meets one half, so 3 N D, as in table D.1 of Brown et al. [2020]."""
+        """Return 6 N D, or 3 N D for an encoder-decoder: each token uses one half [Brown et al. 2020, table D.1]."""
         return (3 if self.kind == "encoder-decoder" else 6) * size * self.tokens if self.tokens else None
 
 
@@ -66,7 +65,7 @@ def published_models() -> tuple[PublishedModel, ...]:
 
 @functools.cache
 def our_count(model: PublishedModel) -> Count:
-    """Of the description in `anyformer zoo` that the row names."""
+    """Count the description in `anyformer zoo` that the row names."""
     from anyformer.counting import count
     from anyformer.families import find_description
 
@@ -76,11 +75,11 @@ def our_count(model: PublishedModel) -> Count:
 # -- charts -----------------------------------------------------------------------------------------------------------
 
 Value = Callable[[PublishedModel], float | None]
-Point = tuple[PublishedModel, float, float]  # and where it stands
+Point = tuple[PublishedModel, float, float]  # (model, x, y)
 
 
 def sizes() -> Any:
-    """Parameters by date."""
+    """Draw parameters by date."""
     return _by_date(
         "parameters of published models, all experts counted",
         "parameters",
@@ -90,9 +89,9 @@ def sizes() -> Any:
 
 
 def compute() -> Any:
-    """FLOPs of training by date."""
+    """Draw the FLOPs of training by date."""
     return _by_date(
-        "compute of training (6 N D; 3 N D of an encoder-decoder)",
+        "training compute (6 N D; 3 N D for an encoder-decoder)",
         "FLOPs",
         {"published": lambda model: model.compute, "6 N D": lambda model: None if model.compute else model.estimate},
         {"6 N D, our count of N": lambda model: model.estimate_for(our_count(model).active)},
@@ -100,7 +99,7 @@ def compute() -> Any:
 
 
 def context() -> Any:
-    """The longest context by date."""
+    """Draw the longest context by date."""
     from anyformer.models import position_limit
 
     def limit(model: PublishedModel) -> float | None:
@@ -112,7 +111,7 @@ def context() -> Any:
 
 
 def glue() -> Any:
-    """GLUE and SuperGLUE on the test sets, by date and by parameters."""
+    """Draw GLUE and SuperGLUE on the test sets, by date and by parameters."""
     from anyformer.look.figures import new
 
     figure, axes = new(2, 1, 14, 6)
@@ -121,22 +120,22 @@ def glue() -> Any:
         scored = [model for model in published_models() if getattr(model, name) is not None]
         scores = [getattr(model, name) for model in scored]
         sizes = [our_count(model).parameters if model.zoo else model.parameters or 0 for model in scored]
-        for axis, places in ((axes[0, 0], [model.time for model in scored]), (axes[0, 1], sizes)):
-            axis.scatter(places, scores, s=16, color=f"C{i}", label=label)
+        for axis, xs in ((axes[0, 0], [model.time for model in scored]), (axes[0, 1], sizes)):
+            axis.scatter(xs, scores, s=16, color=f"C{i}", label=label)
             axis.axhline(HUMANS[name], color=f"C{i}", linewidth=0.7, linestyle=":", label=f"humans, {label}")
-            points[axis] += zip(scored, places, scores, strict=True)
+            points[axis] += zip(scored, xs, scores, strict=True)
     axes[0, 0].set_title("score on the test set, by date", fontsize=9)
     axes[0, 0].xaxis.get_major_locator().set_params(integer=True)
     axes[0, 0].legend(fontsize=8)
-    axes[0, 1].set_title("by parameters, our count where we have the architecture", fontsize=9)
+    axes[0, 1].set_title("by parameters (our count if the architecture is in the zoo)", fontsize=9)
     axes[0, 1].set_xscale("log")
-    for axis, found in points.items():
-        _name_points(axis, found)
+    for axis, named in points.items():
+        _name_points(axis, named)
     return figure
 
 
 def _by_date(title: str, unit: str, published: dict[str, Value], ours: dict[str, Value], base: int = 10) -> Any:
-    """A logarithmic chart: printed figures as dots, estimates from them as circles, ours as crosses."""
+    """Draw a logarithmic chart: printed figures as dots, estimates from them as circles, our counts as crosses."""
     from anyformer.look.figures import new
 
     figure, axes = new(1, 1, 12, 8)
@@ -159,16 +158,16 @@ def _by_date(title: str, unit: str, published: dict[str, Value], ours: dict[str,
 
 
 def _name_points(axis: Any, points: Iterable[Point], size: float = 5.5) -> None:
-    """Names on a side of their points where there is room; where there is none, the name is left out."""
-    axis.figure.draw_without_rendering()  # places everything
-    taken: list[tuple[float, float, float, float]] = []  # in points: left, right, low, high
+    """Write names next to their points. A name without room on any side is left out."""
+    axis.figure.draw_without_rendering()  # computes the layout
+    occupied: list[tuple[float, float, float, float]] = []  # in points: left, right, low, high
     scale = 72 / axis.figure.dpi
     for model, x, y in points:
         across, up = (value * scale for value in axis.transData.transform((x, y)))
         width = 0.55 * size * len(model.name)
         for dx, dy in ((4, 2), (4, -size - 1), (-width - 4, 2), (-width - 4, -size - 1), (-width / 2, 5)):
             left, low = across + dx, up + dy
-            if all(left > b or left + width < a or low > d or low + size < c for a, b, c, d in taken):
-                taken.append((left, left + width, low, low + size))
+            if all(left > b or left + width < a or low > d or low + size < c for a, b, c, d in occupied):
+                occupied.append((left, left + width, low, low + size))
                 axis.annotate(model.name, (x, y), (dx, dy), textcoords="offset points", fontsize=size)
                 break

@@ -1,4 +1,4 @@
-"""Where in a model things are that every family has: by what its modules declare, never by a family's name."""
+"""Find attention, routers, the residual stream and its steps in any model, from what its modules declare."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from anyformer.stacks.perceiver import PerceiverModule
 from anyformer.stacks.stack import StackModule
 from anyformer.stacks.sublayer import SublayerModule
 
-WEIGHTS = ("attentions", "cross_attentions")  # as which outputs the weights of mixers are shown
+WEIGHTS = ("attentions", "cross_attentions")  # model outputs that contain attention weights
 
 
 def attention_mixers(model: TransformerModule) -> dict[str, str]:
-    """The address of every mixer that has attention weights -> "self" or "cross"."""
-    found = {address: shown for address, shown in model.shows.items() if address.endswith(".weights")}
+    """Return the address of every mixer with attention weights -> "self" or "cross"."""
+    outputs = {address: output for address, output in model.shows.items() if address.endswith(".weights")}
     return {
-        address.removesuffix(".weights"): "cross" if shown == "cross_attentions" else "self"
-        for address, shown in found.items()
-        if shown in WEIGHTS
+        address.removesuffix(".weights"): "cross" if output == "cross_attentions" else "self"
+        for address, output in outputs.items()
+        if output in WEIGHTS
     }
 
 
 def routers(model: TransformerModule) -> list[str]:
-    """The address of every router that sends tokens to experts."""
-    return [address.removesuffix(".logits") for address, shown in model.shows.items() if shown == "router_logits"]
+    """Return the address of every router that sends tokens to experts."""
+    return [address.removesuffix(".logits") for address, output in model.shows.items() if output == "router_logits"]
 
 
 def body(model: TransformerModule) -> Any:
-    """The stack, or what has several, that the head reads."""
+    """Return the module that the head reads: a stack, or a module with several stacks."""
     if model.spec.towers:
-        raise ValueError("this model has two towers, each with a stream of its own: look at model.text or model.image")
+        raise ValueError("this model has two towers, each with its own stream: use model.text or model.image")
     names: Sequence[str] = model.spec.left_to_right or ("encoder",)
-    if (found := getattr(model, names[-1], None)) is None:
-        raise ValueError("this model has no stream of layers that could be read on the way: it is an autoencoder")
-    return found
+    if (module := getattr(model, names[-1], None)) is None:
+        raise ValueError("this model has no stream of layers to read: it is an autoencoder")
+    return module
 
 
 def stream_end(whole: Any) -> str | None:
-    """The address of what stands between the stream of the last stack and the head, where something does; of two
-    streams each goes through the other's steps."""
+    """Return the address of the module between the stream of the last stack and the head, or None if the head reads the
+    stream. Two streams count as such a module: the steps of each read the other."""
     stack = whole.last_stack
     if stack.part.streams > 1:
         return f"{stack.address}: a second stream"
@@ -55,34 +55,34 @@ def stream_end(whole: Any) -> str | None:
 
 
 def num_heads(op: nn.Module) -> int | None:
-    """The number of heads of a mixer; None: it has no heads."""
+    """Return the number of heads of a mixer, or None if it has no heads."""
     part = getattr(op, "part", None)
     return part.num_heads if isinstance(part, HasHeads) else None
 
 
 def short(address: str) -> str:
-    """A mixer's address as people say it: without the op of its sublayer."""
+    """Return a mixer's address without the `.op` of its sublayer."""
     return address.removesuffix(".op")
 
 
 class StackStep(NamedTuple):
-    """One residual step of a stack, in the order they run."""
+    """One residual step of a stack."""
 
     sublayer: SublayerModule
-    time: int  # 0 for its first run, where layers run more than once
-    branch: str  # the address of what it adds
-    layer: str  # the address of its layer
+    time: int  # index of the pass, if layers run several times
+    branch: str  # address of the value that it adds
+    layer: str  # address of its layer
 
 
 def last_stretch(stack: StackModule) -> tuple[str, tuple[int, ...]]:
-    """Where the stream gets the width and grid that a head reads, and the layers that run from there on."""
+    """Return the address after which the stream has its final width and grid, and the layers that run after it."""
     layers = stack.part.steps
     after = max((n for n, i in enumerate(layers, 1) if stack.part.layer(i).reshapes), default=0)
     return f"{stack.address}.{f'layers.{layers[after - 1]}' if after else 'input'}", layers[after:]
 
 
 def steps(stack: StackModule, layers: Sequence[int] | None = None) -> Iterator[StackStep]:
-    """Every residual step of a stack as it runs, or of these layers of it."""
+    """Yield every residual step of a stack, or of `layers` only, in the order they run."""
     done: dict[int, int] = {}
     for i in stack.part.steps if layers is None else layers:
         time = done[i] = done.get(i, -1) + 1
@@ -91,7 +91,8 @@ def steps(stack: StackModule, layers: Sequence[int] | None = None) -> Iterator[S
 
 
 def sublayers(block: nn.Module) -> Iterator[tuple[SublayerModule, str]]:
-    """Those of a block in order, and the addresses of what they add: of steps side by side their own."""
+    """Yield the sublayers of a block and the addresses of the values they add: of the output in a Parallel, otherwise
+    of `branch`."""
     for child in block.children():
         if isinstance(child, SublayerModule):
             yield child, child.address if isinstance(block, ParallelModule) else f"{child.address}.branch"
@@ -100,31 +101,31 @@ def sublayers(block: nn.Module) -> Iterator[tuple[SublayerModule, str]]:
 
 
 def states(run: Trace, stack: StackModule) -> list[Tensor]:
-    """The residual stream (B, T, D) before the first layer of the last stretch and after each step, of the last time
-    where the whole stack ran several times."""
+    """Return the residual stream (B, T, D) before the first layer of the last stretch and after each step. If the whole
+    stack ran several times, return its last run."""
     run = run.keeping(f"{stack.address}.input", f"{stack.address}.layers.*")
     times: dict[int, int] = {}
     first, layers = last_stretch(stack)
-    found = [run.kept[first][-1]]
+    stream = [run.kept[first][-1]]
     for i in layers:
         time = times[i] = times.get(i, -layers.count(i) - 1) + 1
-        found.append(run.kept[f"{stack.address}.layers.{i}"][time])
-    return found
+        stream.append(run.kept[f"{stack.address}.layers.{i}"][time])
+    return stream
 
 
 class ModuleCall(NamedTuple):
-    """What a module was given and what it made of it."""
+    """The arguments and the result of one call of a module."""
 
     args: tuple[Any, ...]
     result: Any
 
 
 def calls(run: Trace, modules: Sequence[nn.Module]) -> dict[nn.Module, list[ModuleCall]]:
-    """How these modules were called in this run, by running it once more."""
-    found: dict[nn.Module, list[ModuleCall]] = {module: [] for module in modules}
+    """Run the model again and return every call of these modules."""
+    recorded: dict[nn.Module, list[ModuleCall]] = {module: [] for module in modules}
 
     def listen(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
-        found[module].append(ModuleCall(args, result))
+        recorded[module].append(ModuleCall(args, result))
 
     handles = [module.register_forward_hook(listen) for module in modules]
     try:
@@ -133,4 +134,4 @@ def calls(run: Trace, modules: Sequence[nn.Module]) -> dict[nn.Module, list[Modu
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return recorded

@@ -1,6 +1,5 @@
-"""What kind each attention head is: how much it looks at the token before, at the same token, and at what followed it.
-
-A head that looks at what came after an earlier copy of the present token is an induction head [Olsson et al. 2022].
+"""Scores of attention heads: how much a head attends to the previous token, to earlier copies of the current token, and
+to the tokens that followed these copies. A head with a high third score is an induction head [Olsson et al. 2022].
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ KINDS = ("previous", "duplicate", "induction")
 
 @dataclasses.dataclass(frozen=True)
 class HeadScores:
-    """kind -> address -> (H,): the share of its attention that a head gives to such tokens, where there are some."""
+    """kind -> address -> (H,): a head's share of attention on keys of that kind, mean over queries with such keys."""
 
     kinds: Mapping[str, Mapping[str, Tensor]]
 
     def best(self, kind: str, number: int = 1) -> list[tuple[str, int, float]]:
-        """(address, head, score) of the heads with the highest."""
+        """Return (address, head, score) of the heads with the highest scores."""
         if kind not in self.kinds:
             raise ValueError(f"no score {quote(kind)}; {nearest(kind, self.kinds)}")
         every = [
@@ -38,19 +37,19 @@ class HeadScores:
         return sorted(every, key=lambda head: -head[2])[:number]
 
     def figure(self) -> Any:
-        """A matplotlib figure: layers x heads for each kind."""
+        """Return a matplotlib figure with a map of layers x heads for each kind."""
         from anyformer.look.figures import heat_maps
 
         return heat_maps([torch.stack([*scores.values()]) for scores in self.kinds.values()], [*self.kinds], "")
 
 
 def head_scores(run: Trace) -> HeadScores:
-    """Of the run's own text: it must have repeated tokens for "duplicate" and "induction", which are NaN otherwise;
-    `repeated(model)` makes a run that has."""
+    """Score the heads on the text of the run. "duplicate" and "induction" are NaN if the text has no repeated tokens;
+    `repeated(model)` returns a run with repeated tokens."""
     ids = run.inputs.get(f"{run.model.spec.target.removesuffix('embedding')}input_ids")
     if not isinstance(ids, Tensor):
-        raise ValueError("heads are scored by the tokens they look at, and this run read none (input_ids)")
-    found: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
+        raise ValueError("heads are scored by the tokens they attend to, but this run has no input_ids")
+    kinds: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
     for each in attention(run).maps:
         if (
             each.kind == "self"
@@ -59,14 +58,14 @@ def head_scores(run: Trace) -> HeadScores:
             and (each.weights.shape[-2:] == (ids.shape[1], ids.shape[1]))
         ):
             for kind, targets in target_keys(ids).items():
-                found[kind][short(each.address)] = share(each.weights, targets)
-    if not found[KINDS[0]]:
-        raise ValueError("no attention here is between single tokens of the text, so its heads have no such scores")
-    return HeadScores(found)
+                kinds[kind][short(each.address)] = share(each.weights, targets)
+    if not kinds[KINDS[0]]:
+        raise ValueError("no self-attention of this model has one query and one key per token, so heads have no scores")
+    return HeadScores(kinds)
 
 
 def target_keys(ids: Tensor) -> dict[str, Tensor]:
-    """kind -> (B, T, T): which keys are of that kind for each query."""
+    """Return kind -> (B, T, T), True for the keys of that kind for each query."""
     T = ids.shape[1]
     same = (ids[:, :, None] == ids[:, None, :]).tril(-1)
     previous = torch.eye(T, dtype=torch.bool, device=ids.device).roll(1, 0).tril(-1).expand_as(same)
@@ -76,17 +75,17 @@ def target_keys(ids: Tensor) -> dict[str, Tensor]:
 
 
 def share(weights: Tensor, targets: Tensor) -> Tensor:
-    """(B, H, T, T), (B, T, T) -> (H,): the mean over queries that have such a key."""
-    given = (weights.float() * targets[:, None]).sum(-1)  # (B, H, T)
-    there = targets.any(-1)[:, None].float()
-    return (given * there).sum((0, 2)) / there.sum()
+    """Return the mean weight on the target keys (H,) over the queries that have target keys."""
+    total = (weights.float() * targets[:, None]).sum(-1)  # (B, H, T, T), (B, T, T) -> (B, H, T)
+    has_target = targets.any(-1)[:, None].float()
+    return (total * has_target).sum((0, 2)) / has_target.sum()
 
 
 def repeated(model: TransformerModule, length: int = 25, rows: int = 2, seed: int = 0) -> Trace:
-    """A run on random tokens, twice over: nothing but what stands in the text can help to predict its second half."""
+    """Return a run on random tokens followed by the same tokens: only copying can predict the second half."""
     read = getattr(model.spec, model.spec.target)
     if not isinstance(read, TextEmbedding) or model.spec.pair:
-        raise ValueError("random tokens twice over are read by one stack of text; give a run of your own")
+        raise ValueError("repeated() needs a model with one stack that reads text; score a run of your own instead")
     limit = position_limit(model.spec)
     length = length if limit is None else max(min(length, limit // 2), 1)
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""The page over HTTP, for this machine alone: what a view needs is computed when it asks."""
+"""Serve the page over HTTP to this machine only. The data of a view are computed on demand."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from anyformer.look.views import Data, Inside, Scene
 from anyformer.specs.messages import nearest, quote
 
 HOST = "127.0.0.1"
-LARGEST = 1_000_000  # bytes of a question
+MAX_BYTES = 1_000_000  # size of a request
 
 
 class Server(ThreadingHTTPServer):
-    """One model and the run that is looked at; questions are answered one after another."""
+    """Serves one model and one run. Requests are answered one after another."""
 
     daemon_threads = True
 
@@ -28,11 +28,11 @@ class Server(ThreadingHTTPServer):
         try:
             super().__init__((HOST, port), Handler)
         except OSError as error:
-            raise ValueError(f"port {port} cannot be used ({error.strerror}); give another with --port") from None
+            raise ValueError(f"port {port} cannot be used ({error.strerror}); choose another with --port") from None
         self.hosts = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle of an answer is no error."""
+        """Ignore browsers that disconnect in the middle of an answer."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -52,9 +52,9 @@ class Server(ThreadingHTTPServer):
         return maps[head].contiguous().numpy().tobytes()
 
     def answer(self, name: str, question: Data) -> Data:
-        """What a view asked, or in {"why": ...} why there is no answer."""
+        """Return the data for a view, or {"why": ...} with the reason why there are none."""
         if name not in ANSWERS:
-            raise KeyError(f"no question {quote(name)}; {nearest(name, ANSWERS)}")
+            raise KeyError(f"no view {quote(name)}; {nearest(name, ANSWERS)}")
         with self.lock:
             try:
                 return ANSWERS[name](self, question)
@@ -66,12 +66,12 @@ class Server(ThreadingHTTPServer):
         return self.inside.opening()
 
 
-def whole_numbers(given: Any) -> list[int] | None:
-    if given is None:
+def whole_numbers(value: Any) -> list[int] | None:
+    if value is None:
         return None
-    if not isinstance(given, list) or not all(isinstance(i, int) for i in given):
-        raise ValueError("give whole numbers, with commas between them")
-    return given
+    if not isinstance(value, list) or not all(isinstance(i, int) for i in value):
+        raise ValueError("give whole numbers separated by commas")
+    return value
 
 
 ANSWERS: dict[str, Callable[[Server, Data], Data]] = {
@@ -106,36 +106,36 @@ class Handler(BaseHTTPRequestHandler):
             self.send(200, self.server.page().encode(), "text/html; charset=utf-8")
         elif path.path == "/api/map":
             try:
-                asked = dict(urllib.parse.parse_qsl(path.query))
-                self.send(200, self.server.map(int(asked["map"]), int(asked["head"])), "application/octet-stream")
+                query = dict(urllib.parse.parse_qsl(path.query))
+                self.send(200, self.server.map(int(query["map"]), int(query["head"])), "application/octet-stream")
             except (ValueError, LookupError) as error:
                 self.send(400, f"no such map: {error}".encode(), "text/plain; charset=utf-8")
         else:
             self.send(404, b"not found", "text/plain; charset=utf-8")
 
     def do_POST(self) -> None:
-        """Questions are JSON: another site's form cannot send that without being asked first, and is refused."""
+        """Answer requests in JSON only: browsers let forms of other sites send JSON only with permission."""
         size = self.headers.get("Content-Length", "")
         if not self.is_local():
             return
-        if self.headers.get_content_type() != "application/json" or not size.isdecimal() or int(size) > LARGEST:
+        if self.headers.get_content_type() != "application/json" or not size.isdecimal() or int(size) > MAX_BYTES:
             self.close_connection = True
-            return self.send(400, b"a question is JSON", "text/plain; charset=utf-8")
+            return self.send(400, b"the request must be JSON", "text/plain; charset=utf-8")
         try:
             question = json.loads(self.rfile.read(int(size)))
             if not isinstance(question, dict):
-                raise ValueError("a question is a JSON object")
-            found = self.server.answer(urllib.parse.urlsplit(self.path).path.removeprefix("/api/"), question)
+                raise ValueError("the request must be a JSON object")
+            answer = self.server.answer(urllib.parse.urlsplit(self.path).path.removeprefix("/api/"), question)
         except (ValueError, KeyError, RecursionError) as error:
             return self.send(400, json.dumps({"why": str(error)}).encode(), "application/json")
-        self.send(200, json.dumps(found, ensure_ascii=False).encode(), "application/json")
+        self.send(200, json.dumps(answer, ensure_ascii=False).encode(), "application/json")
 
     def is_local(self) -> bool:
-        """A name that someone else pointed at this machine is no name of ours."""
+        """Refuse requests with a foreign host name (DNS rebinding)."""
         if self.headers.get("Host") in self.server.hosts:
             return True
         self.close_connection = True
-        self.send(403, b"this page is only for this machine", "text/plain; charset=utf-8")
+        self.send(403, b"this page can only be opened on this machine", "text/plain; charset=utf-8")
         return False
 
     def send(self, code: int, body: bytes, kind: str) -> None:

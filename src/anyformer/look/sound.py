@@ -1,4 +1,4 @@
-"""A recording as a spectrogram, and what is said in it when.
+"""The spectrogram of a recording, and the words in it with their times.
 
 M channels, F frames.
 """
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-LONGEST, LINE = 30.0, 6.0  # seconds of a recording that are drawn, and of one line
+LONGEST, LINE = 30.0, 6.0  # seconds: the longest drawn part of a recording, and the length of one line
 
 
 class Word(NamedTuple):
-    """A word, or a sentence where a model tells no less, from `start` to `end` in seconds."""
+    """A word, or a sentence if the model has no word times, from `start` to `end` in seconds."""
 
     start: float
     end: float
@@ -25,8 +25,7 @@ class Word(NamedTuple):
 
 
 class SpectrogramLine(NamedTuple):
-    """A line of a picture: seconds from `start` to `end`, and the words that are said then, those too that go on into
-    it from the line before or out of it."""
+    """A line of a picture, from `start` to `end` in seconds, with all words that overlap it."""
 
     start: float
     end: float
@@ -36,20 +35,20 @@ class SpectrogramLine(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sound:
-    """What is drawn of a recording; who hears it says when it is asked for."""
+    """The spectrogram of a recording, and a function that transcribes it on demand."""
 
     power: Tensor  # (M, F)
-    step: float  # seconds from a frame to the next
-    high: float  # what the last channel stands for, in `unit`
+    step: float  # seconds per frame
+    high: float  # value of the last channel, in `unit`
     unit: str
-    hear: Callable[[], Iterable[Mapping[str, Any]]]  # {start, end, text}
+    hear: Callable[[], Iterable[Mapping[str, Any]]]  # returns {start, end, text} of each word
 
     @functools.cached_property
     def words(self) -> list[Word]:
-        found = [Word(each["start"], each["end"], each["text"]) for each in self.hear() if each["text"].strip()]
-        if not found:
-            raise ValueError("nothing is said in this recording, as far as the model hears: there are no words to show")
-        return found
+        spoken = [Word(each["start"], each["end"], each["text"]) for each in self.hear() if each["text"].strip()]
+        if not spoken:
+            raise ValueError("the model transcribed no words in this recording, so there are none to show")
+        return spoken
 
     @property
     def seconds(self) -> float:
@@ -57,18 +56,18 @@ class Sound:
 
     @property
     def about(self) -> str:
-        cut = f"the first {LONGEST:g} of {self.seconds:.1f} seconds" if self.seconds > LONGEST else "what was heard"
-        return f"{cut}, and when which words were"
+        cut = f"the first {LONGEST:g} of {self.seconds:.1f} seconds" if self.seconds > LONGEST else "the recording"
+        return f"{cut}, and the words with their times"
 
     def lines(self) -> list[SpectrogramLine]:
         shown = min(self.seconds, LONGEST)
         number = max(1, math.ceil(shown / LINE - 1e-6))
         length = shown / number
-        found = []
+        lines = []
         for i in range(number):
             start, end = i * length, (i + 1) * length
             frames = slice(round(start / self.step), round(end / self.step))
             start, end = frames.start * self.step, frames.stop * self.step
             words = [word for word in self.words if word.start < end and (word.start >= start or word.end > start)]
-            found.append(SpectrogramLine(start, end, self.power[:, frames], words))
-        return found
+            lines.append(SpectrogramLine(start, end, self.power[:, frames], words))
+        return lines

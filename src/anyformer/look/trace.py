@@ -4,9 +4,9 @@
     run["decoder.layers.0.attention.op.weights"]                    # (B, H, T, S)
     trace(model, change={"decoder.layers.3": lambda x, address: x + direction}, input_ids=ids).output.logits
 
-A module's address is its output. A mixer has named values: `q`, `k`, `v`, `weights` after the softmax, `mixed` before
-the output projection; a sublayer's `branch` is what it adds, and `decoder.layers.3` is the residual stream after layer
-3. In a pattern `*` matches one name and `**` any number of them; the pattern `*` matches everything.
+The address of a module means its output. A mixer has named values: `q`, `k`, `v`, `weights` after the softmax, `mixed`
+before the output projection. A sublayer adds its `branch` to the stream. `decoder.layers.3` is the stream after layer
+3. In a pattern `*` matches one name and `**` any number of names; the pattern `*` matches everything.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from anyformer.specs.part_errors import name_own_parts
 
 @dataclasses.dataclass(frozen=True)
 class ChangeByPass:
-    """A change that depends on the pass through a layer that runs several times: a function of (value, address, index
-    of the pass in this run)."""
+    """A change for layers that run several times: function(value, address, index of the pass in this run)."""
 
     function: Callable[[Tensor, str, int], Tensor]
 
@@ -41,8 +40,8 @@ Change = Callable[[Tensor, str], Tensor] | ChangeByPass
 
 @dataclasses.dataclass(frozen=True)
 class Trace(Mapping[str, Any]):
-    """A run: its `output`, and the kept values by address. A value that was computed several times (in a layer that
-    several steps share) is a tuple. `keeping` runs the model again with more addresses."""
+    """A run: its `output`, and the kept values by address. If a value was computed several times (in a layer that runs
+    several times), it is a tuple."""
 
     output: Any
     kept: dict[str, list[Tensor]]
@@ -63,9 +62,9 @@ class Trace(Mapping[str, Any]):
         return len(self.kept)
 
     def keeping(self, *patterns: str) -> Trace:
-        """This run if it kept these addresses, else the same run again with them."""
-        asked = [a for a in addresses(self.model) if any(matches(pattern, a) for pattern in patterns)]
-        if all(address in self.kept for address in asked):
+        """Return this run if it kept these addresses; otherwise run the model again and keep them too."""
+        wanted = [a for a in addresses(self.model) if any(matches(pattern, a) for pattern in patterns)]
+        if all(address in self.kept for address in wanted):
             return self
         with torch.no_grad():
             return trace(self.model, keep=(*self.kept, *patterns), change=self.change, **self.inputs)
@@ -82,9 +81,9 @@ def trace(
     **inputs: Any,
 ) -> Trace:
     """Run the model on `inputs`. Values whose addresses match a pattern in `keep` are kept; values that match a pattern
-    in `change` are replaced by function(value, address). Without changes the output is exactly the model's own."""
+    in `change` are replaced by function(value, address). Without changes the output equals model(**inputs) exactly."""
     if not isinstance(model, TransformerModule):
-        raise ValueError(f"cannot trace a {type(model).__name__}; give a model from af.build or af.load")
+        raise ValueError(f"cannot trace {type(model).__name__}; give a model from af.build or af.load")
     listener = Tracer(model, (keep,) if isinstance(keep, str) else tuple(keep), change or {})
     handles = [
         module.register_forward_hook(listener.hook(address))
@@ -103,19 +102,19 @@ def trace(
 
 
 def addresses(model: TransformerModule) -> list[str]:
-    """Every address that can be traced, in order."""
+    """Return every address that can be traced."""
     names: dict[str, None] = {}
-    mute: tuple[str, ...] = ()  # modules whose parts only hold weights and tables
+    skipped: tuple[str, ...] = ()  # prefixes of modules that only store weights and tables
     for address, module in model.named_modules():
         if getattr(module, "silent", False):
-            mute = (*mute, f"{address}.")
-        elif address and not address.startswith(mute) and type(module).forward is not nn.Module.forward:
-            names[address] = None  # what has no forward pass, such as a list of modules, gives no value
+            skipped = (*skipped, f"{address}.")
+        elif address and not address.startswith(skipped) and type(module).forward is not nn.Module.forward:
+            names[address] = None  # modules without a forward pass, such as a ModuleList, have no output
     return list(names | dict.fromkeys(model.shows))
 
 
 class Tracer:
-    """Listens to one run."""
+    """Keeps and changes values during one run."""
 
     def __init__(self, model: TransformerModule, keep: Sequence[str], change: Mapping[str, Change]) -> None:
         known = addresses(model)
@@ -162,17 +161,17 @@ def apply_change(change: Change, value: Tensor, address: str, index: int) -> Ten
     new = change.function(value, address, index) if isinstance(change, ChangeByPass) else change(value, address)
     if not isinstance(new, Tensor) or new.shape != value.shape:
         result = f"a tensor of shape {tuple(new.shape)}" if isinstance(new, Tensor) else repr(new)
-        raise ValueError(f"change of {address}: its shape is {tuple(value.shape)}, but the function returned {result}")
+        raise ValueError(f"{address}: the change must return a tensor of shape {tuple(value.shape)}, not {result}")
     return new.to(value.dtype)
 
 
 def main_tensor(output: Any) -> tuple[Tensor | None, Callable[[Tensor], Any]]:
-    """The main tensor of a module's output, and a function that replaces it."""
+    """Return the main tensor of a module's output, and a function that replaces it."""
     if isinstance(output, Tensor):
         return output, lambda new: new
-    if isinstance(output, tuple) and output and isinstance(output[0], Tensor):  # an embedding gives its context too
+    if isinstance(output, tuple) and output and isinstance(output[0], Tensor):  # an embedding also returns its context
         return output[0], lambda new: (new, *output[1:])
-    if isinstance(output, dict):  # a head: its scores, or the first of its results
+    if isinstance(output, dict):  # a head: its logits, or the first of its outputs
         names = [name for name, value in output.items() if isinstance(value, Tensor) and value.dim()]
         name = "logits" if "logits" in names else next(iter(names), None)
         return (None if name is None else output[name]), lambda new: {**output, name: new}

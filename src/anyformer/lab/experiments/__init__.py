@@ -1,1 +1,1 @@
-"""One experiment a file, found by its name; lab/experiment.py says what is in it."""
+"""One experiment per file, found by the file's name. lab/experiment.py describes the contents of a file."""

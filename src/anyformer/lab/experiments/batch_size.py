@@ -1,8 +1,8 @@
-"""Batch size: larger batches with larger rates learn hidden words as well or better from the same number of examples.
+"""Batch size: larger batches with larger rates learn masked words at least as well from the same number of examples.
 
-A small BERT sees equally many texts in batches of several sizes, the rate with the square root of the size; each with
-several rates around it, and the best counts, so that no size loses by its rate. RoBERTa found large batches better at
-equal passes over the data [Liu et al. 2019, table 3: perplexity 3.99, 3.68 and 3.77 for 256, 2,000 and 8,000].
+A small BERT sees the same number of texts in batches of several sizes, each with several rates around a rate that grows
+with the square root of the batch size; the best rate counts. RoBERTa found large batches better for the same number of
+passes over the data [Liu et al. 2019, table 3: perplexity 3.99, 3.68 and 3.77 for batches of 256, 2,000 and 8,000].
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from anyformer.models import Model
 from anyformer.objectives.masked import Masked
 
 CLAIM = (
-    "at the same number of texts and each at its best rate, a batch four times the smallest has a lower loss, with "
-    "every seed, and the best rate of the largest batch is above that of the smallest"
+    "at the same number of texts, with the best rate of each size and every seed, four times the smallest batch size "
+    "has a lower loss; the largest batch has a higher best rate than the smallest"
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {
@@ -37,21 +37,21 @@ FORMS = {
     }),
 }  # fmt: skip
 LANGUAGE, LENGTH = Language(words=2), 32
-HIDDEN = 0.3  # of the words: with 0.15 a short training learns too little
+HIDDEN = 0.3  # share of masked words: with 0.15 a short training learns too little
 
 
 def trials(
     depth: int, width: int, texts: int, batches: list[int], lr: float, rates: list[float], seeds: int,
     data: str | None = None,
 ) -> list[Trial]:  # fmt: skip
-    """`lr` is the middle rate of the smallest batch; `rates` are factors of what the square root says."""
+    """`lr` is the middle rate of the smallest batch; `rates` are factors of the rate by the square root."""
     flops = count(masked_model(width, depth)).training_flops(LENGTH) * texts  # the same for all
     same = {"depth": depth, "width": width, "texts": texts, "flops": flops, "data": data}
-    found = []
+    trials = []
     for batch, factor, seed in product(batches, rates, range(seeds)):
         rate = lr * factor * (batch / batches[0]) ** 0.5
-        found.append(Trial(f"batch-{batch}-{rate:.2g}-{seed}", {"batch": batch, "lr": rate, "seed": seed, **same}))
-    return found
+        trials.append(Trial(f"batch-{batch}-{rate:.2g}-{seed}", {"batch": batch, "lr": rate, "seed": seed, **same}))
+    return trials
 
 
 def masked_model(width: int, depth: int) -> Model:
@@ -78,16 +78,16 @@ def work(values: Values, place: Place) -> list[Row]:
 
 
 def by_rate(rows: Sequence[Row], batch: int) -> dict[float, list[float]]:
-    """rate -> a loss a seed"""
-    found: dict[float, list[float]] = {}
+    """Return rate -> losses, one per seed."""
+    losses: dict[float, list[float]] = {}
     for row in rows:
         if row["batch"] == batch:
-            found.setdefault(row["lr"], []).append(row["loss"])
-    return found
+            losses.setdefault(row["lr"], []).append(row["loss"])
+    return losses
 
 
 def best_rate(rows: Sequence[Row], batch: int) -> float:
-    """That with the least mean loss."""
+    """Return the rate with the lowest mean loss."""
     return min((mean(each), lr) for lr, each in by_rate(rows, batch).items())[1]
 
 
@@ -96,10 +96,10 @@ def claim(rows: Sequence[Row]) -> Verdict:
     rates = {batch: best_rate(rows, batch) for batch in batches}
     losses = {batch: by_rate(rows, batch)[rate] for batch, rate in rates.items()}
     small, larger = losses[batches[0]], losses[batches[1]]
-    found = {f"loss, batch {batch}": mean(each) for batch, each in losses.items()}
-    found |= {f"best rate, batch {batch}": rate for batch, rate in rates.items()}
-    found["least gain of a seed"] = min(a - b for a, b in zip(small, larger, strict=True))
-    return Verdict(found["least gain of a seed"] > 0 and rates[batches[-1]] > rates[batches[0]], found)
+    results = {f"loss, batch {batch}": mean(each) for batch, each in losses.items()}
+    results |= {f"best rate, batch {batch}": rate for batch, rate in rates.items()}
+    results["smallest gain of a seed"] = min(a - b for a, b in zip(small, larger, strict=True))
+    return Verdict(results["smallest gain of a seed"] > 0 and rates[batches[-1]] > rates[batches[0]], results)
 
 
 def plot(rows: Sequence[Row]) -> Any:
@@ -108,12 +108,12 @@ def plot(rows: Sequence[Row]) -> Any:
     for batch in batches:
         every = by_rate(rows, batch)
         axes[0, 0].plot([*every], [mean(each) for each in every.values()], marker="o", label=f"batch {batch}")
-        own = every[best_rate(rows, batch)]
-        axes[0, 1].plot([batch] * len(own), own, "o", color="C0")
+        losses = every[best_rate(rows, batch)]
+        axes[0, 1].plot([batch] * len(losses), losses, "o", color="C0")
     axes[0, 1].plot(batches, [mean(by_rate(rows, batch)[best_rate(rows, batch)]) for batch in batches], color="C0")
     axes[0, 0].set(xscale="log", xlabel="rate", title="loss by rate, the mean over seeds")
     axes[0, 0].legend(frameon=False, fontsize=8)
-    axes[0, 1].set(xscale="log", xlabel="texts a batch", title="loss at the best rate: equally many texts")
+    axes[0, 1].set(xscale="log", xlabel="texts per batch", title="loss at the best rate, same number of texts")
     for axis in axes.flat:
         axis.grid(alpha=0.3)
     return figure

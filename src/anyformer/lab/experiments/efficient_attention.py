@@ -1,10 +1,10 @@
-"""Efficient attention: what length costs in operations and memory, of full attention and of those without T x T.
+"""Efficient attention: operations and memory by length, of full attention and of mixers without T x T scores.
 
-Two layers of width 256 with 4 heads of every mixer read one text, and where they write, take one step behind it. The
-operations and the most bytes that live at once are counted on the meta device (`counting/forward.py`): no other work of
-the machine changes them, and no seed. Full attention is counted as one kernel, and its memory also with the scores
-kept. An exponent is the slope of a line through the logarithms, over the last three doublings: 1 is linear, 2
-quadratic. Processor time is measured where texts are short enough, and not judged. Encoders have no step.
+Two layers of every mixer, of width 256 with 4 heads, read one text; decoders then generate one token. The operations
+and the peak memory in bytes are counted on the meta device (`counting/forward.py`), so they depend neither on other
+work of the machine nor on a seed. Full attention is counted as one kernel; its memory is also counted with the scores
+stored. An exponent is the slope of a line through the logarithms over the last three doublings: 1 is linear, 2
+quadratic. Processor time is measured for short texts, but not judged.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from anyformer.runtime.mask import CAUSAL
 from anyformer.specs.codec import override
 
 CLAIM = (
-    "the operations of full attention grow with an exponent of at least 1.8, those of every other with at most 1.1; "
-    "memory grows with at most 1.1 wherever scores are not kept, with at least 1.8 where full attention keeps them; "
-    "the step and the state of Performer, Mamba and RWKV do not grow"
+    "the operations of full attention grow with an exponent of at least 1.8, of every other mixer with at most 1.1; "
+    "memory grows with at most 1.1 if scores are not stored, and with at least 1.8 if full attention stores them; the "
+    "cost of a step and the state of Performer, Mamba and RWKV do not grow"
 )
 FORMS = {
     "tiny": Form(0.1, 0.1, {"lengths": [64, 128], "timed": 64}),
@@ -53,17 +53,17 @@ def encoder(model_type: str, **config: Any) -> Callable[[int], Model]:
         "hidden_dropout_prob": 0.0,
     }
     return lambda length: families.find(model_type).read(
-        {**shape, "max_position_embeddings": length + 2, **config}  # the first two are RoBERTa's padding
+        {**shape, "max_position_embeddings": length + 2, **config}  # RoBERTa reserves the first two for padding
     )
 
 
 def nystromformer(length: int) -> Model:
-    """Its landmarks are means of the segments of a text of exactly this length."""
+    """Return a Nyströmformer. Its landmarks are means of segments of a text of exactly this length."""
     return encoder("nystromformer", architectures=["NystromformerModel"], segment_means_seq_len=length)(length)
 
 
-def through(op: Any) -> Callable[[int], Model]:
-    """RoBERTa with another mixer."""
+def roberta(op: Any) -> Callable[[int], Model]:
+    """Return RoBERTa with this mixer."""
     plain = encoder("roberta", architectures=["RobertaModel"])
     return lambda length: override(plain(length), {"encoder.layers.attention.op": op})
 
@@ -92,14 +92,14 @@ MODELS: dict[str, Callable[[int], Model]] = {
     "big_bird": encoder("big_bird", architectures=["BigBirdModel"]),
     "linformer": encoder("linformer"),
     "nystromformer": nystromformer,
-    "induced": through(InducedAttention(num_heads=HEADS, points=Seeds(num_heads=HEADS, count=LATENTS))),
-    "luna": through(LunaAttention(num_heads=HEADS, tokens=LATENTS)),
+    "induced": roberta(InducedAttention(num_heads=HEADS, points=Seeds(num_heads=HEADS, count=LATENTS))),
+    "luna": roberta(LunaAttention(num_heads=HEADS, tokens=LATENTS)),
     "perceiver": perceiver,
     "performer": decoder(**{"decoder.layers.attention.op": PERFORMER}),
     "mamba": recurrent("mamba", "MambaModel"),
     "rwkv": recurrent("rwkv", "RwkvModel", context_length=2**20),
 }
-REMEMBER = ("performer", "mamba", "rwkv")  # as much, however long the text
+REMEMBER = ("performer", "mamba", "rwkv")  # mixers with a state of fixed size
 WRITE = ("full", *REMEMBER)
 
 
@@ -129,12 +129,14 @@ def work(values: Values, place: Place) -> list[Row]:
     return [row]
 
 
-# -- what it shows ----------------------------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------------------------------
 
 
 def exponent(rows: Sequence[Row], name: str, field: str) -> float:
-    own = [row for row in rows if row["model"] == name and row.get(field)]
-    points = [(math.log(row["tokens"]), math.log(row[field])) for row in own if 8 * row["tokens"] >= own[-1]["tokens"]]
+    group = [row for row in rows if row["model"] == name and row.get(field)]
+    points = [
+        (math.log(row["tokens"]), math.log(row[field])) for row in group if 8 * row["tokens"] >= group[-1]["tokens"]
+    ]
     return statistics.linear_regression(*zip(*points)).slope if len(points) > 1 else math.nan
 
 
@@ -156,7 +158,7 @@ def claim(rows: Sequence[Row]) -> Verdict:
         {
             **{f"exponent of operations, {name}": value for name, value in flops.items()},
             **{f"exponent of memory, {name}": value for name, value in memory.items()},
-            "exponent of memory, full with scores kept": scores,
+            "exponent of memory, full with scores stored": scores,
             **{f"exponent of a step, {name}": value for name, value in steps.items()},
             **{f"exponent of time, {name}": value for name, value in times.items() if not math.isnan(value)},
         },
@@ -165,7 +167,7 @@ def claim(rows: Sequence[Row]) -> Verdict:
 
 def plot(rows: Sequence[Row]) -> Any:
     figure, axes = figures.new(3, 1, 15, 4.5)
-    kinds = {"flops": "operations of a pass", "bytes": "its highest memory, bytes", "step": "operations of a step"}
+    kinds = {"flops": "operations of a pass", "bytes": "peak memory of a pass, bytes", "step": "operations of a step"}
     for axis, (field, title) in zip(axes[0], kinds.items(), strict=True):
         for number, name in enumerate(MODELS):
             points = [(row["tokens"], row[field]) for row in rows if row["model"] == name and row.get(field)]

@@ -1,10 +1,8 @@
-"""ELECTRA against BERT: at equal compute, telling replaced tokens teaches more than guessing hidden ones.
+"""ELECTRA against BERT: at equal compute, detecting replaced tokens teaches more than predicting masked tokens.
 
-A small BERT learns from masked tokens, an ELECTRA of the same size with a generator of a quarter of its width from
-replaced ones [Clark et al. 2020], for as many steps as cost the same by count. Both are then tuned to say of every word
-what kind it is: in Python source name, keyword, string, ..., which Python's own tokenizer knows; in a made-up language
-what its grammar calls it.
-"""
+A small BERT is trained on masked tokens, and an ELECTRA of the same size, with a generator of a quarter of its width,
+on replaced tokens [Clark et al. 2020], with equal counted FLOPs. Both are then fine-tuned to tag every word with its
+kind: the kind of Python's tokenizer in Python source (name, keyword, string, ...), or of a made-up grammar."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ from anyformer.objectives.tag import Tag
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 
-CLAIM = "tuned after the largest of the equal budgets, ELECTRA tags words at least as well as BERT"
+CLAIM = "fine-tuned after pretraining with the largest budget, ELECTRA tags words at least as well as BERT"
 FORMS = {
     "tiny": Form(
         0.2, 0.1, {"depth": 1, "width": 16, "steps": 4, "batch": 2, "budgets": 2, "tuning": 2, "text": "docs"}
@@ -59,19 +57,19 @@ def trials(
     seed: int = 0,
 ) -> list[Trial]:
     same = {"depth": depth, "width": width, "batch": batch, "tuning": tuning, "text": text, "data": data, "seed": seed}
-    found = []
+    trials = []
     for budget in (steps // 2**i for i in reversed(range(budgets))):
         for kind in ("bert", "electra"):
             cost = flops(kind, width, depth) * batch
             number = max(round(budget * flops("bert", width, depth) * batch / cost), 1)
             values = {"kind": kind, "budget": budget, "steps": number, "flops": number * cost, **same}
-            found.append(Trial(f"{kind}-{budget}", values))
-    return found
+            trials.append(Trial(f"{kind}-{budget}", values))
+    return trials
 
 
 def model_specs(kind: str, width: int, depth: int) -> tuple[Model, Model | None]:
-    """The model, and the generator beside it."""
-    size = {"initializer_range": width**-0.5}  # 0.02 is for wider ones
+    """Return the model, and the generator of ELECTRA."""
+    size = {"initializer_range": width**-0.5}  # 0.02 is for wider models
     if kind == "bert":
         return reader("bert", "BertForMaskedLM", width, depth, 4, LENGTH, **size), None
     size |= {"embedding_size": width}
@@ -80,7 +78,7 @@ def model_specs(kind: str, width: int, depth: int) -> tuple[Model, Model | None]
 
 
 def flops(kind: str, width: int, depth: int) -> int:
-    """Of a training step on one text."""
+    """Return the FLOPs of a training step on one text."""
     return sum(count(model).training_flops(LENGTH) for model in model_specs(kind, width, depth) if model is not None)
 
 
@@ -125,7 +123,7 @@ def work(values: Values, place: Place) -> list[Row]:
 
 
 def language_rows(number: int) -> Iterator[dict[str, list[str]]]:
-    """Sentences of the made-up language, as words and their kinds."""
+    """Yield sentences of the made-up language as words and their kinds."""
     draw = np.random.default_rng(1)
     for _ in range(number):
         words, kinds = zip(*LANGUAGE.sentence(draw, 0))
@@ -133,7 +131,7 @@ def language_rows(number: int) -> Iterator[dict[str, list[str]]]:
 
 
 def python_rows(number: int) -> Iterator[dict[str, list[str]]]:
-    """Pieces of the library of the Python that runs, as words and the kinds of token they are."""
+    """Yield pieces of the library of the running Python as words and their kinds of token."""
     kinds = {tokenize.OP: "operator", tokenize.NUMBER: "number", tokenize.STRING: "string", tokenize.COMMENT: "comment"}
     for row in PythonDocs(documentation=False).raw():
         words: list[str] = []
@@ -159,9 +157,9 @@ def python_rows(number: int) -> Iterator[dict[str, list[str]]]:
 
 def claim(rows: Sequence[Row]) -> Verdict:
     last = max(row["budget"] for row in rows)
-    found = {row["kind"]: row["accuracy"] for row in rows if row["budget"] == last}
+    scores = {row["kind"]: row["accuracy"] for row in rows if row["budget"] == last}
     spent = {f"FLOPs of {row['kind']}": float(row["flops"]) for row in rows if row["budget"] == last}
-    return Verdict(found["electra"] >= found["bert"], {f"accuracy of {k}": v for k, v in found.items()} | spent)
+    return Verdict(scores["electra"] >= scores["bert"], {f"accuracy of {k}": v for k, v in scores.items()} | spent)
 
 
 def plot(rows: Sequence[Row]) -> Any:

@@ -1,7 +1,7 @@
-"""Emergence: whole answers appear at a certain size, while the loss behind them falls smoothly.
+"""Emergence: exact answers appear at a certain size, while the loss falls smoothly.
 
-Decoders of growing size learn to add numbers. Counted by whole answers, the ability is missing and then there [Wei et
-al. 2022]; counted by the probability of the answer's digits, it comes bit by bit [Schaeffer et al. 2023].
+Decoders of growing size learn to add numbers. Measured by exact answers, the ability appears suddenly [Wei et al.
+2022]; measured by the probability of the answer's digits, it grows gradually [Schaeffer et al. 2023].
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 
 CLAIM = (
-    "from the smallest to the largest, each the mean of its seeds, whole answers go from below 10 % to above 60 %, and "
-    "the largest step of one size to the next is a larger share of that than it is of the fall of the loss"
+    "from the smallest to the largest size, in the mean over seeds, exact answers rise from below 10 % to above 60 %; "
+    "their largest step between two sizes is a larger share of the total change than the largest step of the loss"
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"widths": [8, 16], "steps": 2, "batch": 4, "base": 10, "digits": 1, "seeds": 1}),
@@ -40,7 +40,7 @@ FORMS = {
         },
     ),
 }
-NUMBER, HELD = 60000, 500
+NUMBER, HELD = 60000, 500  # generated sums, held-out sums
 
 
 def trials(widths: list[int], steps: int, batch: int, base: int, digits: int, seeds: int) -> list[Trial]:
@@ -60,12 +60,12 @@ def model_spec(width: int) -> Any:
 
 
 def sums(base: int, digits: int, number: int, seed: int) -> list[str]:
-    """Lines such as "47+85=231", of equal length; the answer from its last digit on, as it is added up. In a smaller
-    base there is less to learn."""
+    """Return lines of equal length such as "47+85=231". The answer is reversed: its last digit is first, as in addition
+    by hand. In a smaller base there is less to learn."""
     draw = np.random.default_rng(seed)
 
-    def to_base(value: int, places: int) -> str:
-        return np.base_repr(value, base).zfill(places)
+    def to_base(value: int, width: int) -> str:
+        return np.base_repr(value, base).zfill(width)
 
     pairs = draw.integers(0, base**digits, (number, 2)).tolist()
     return [f"{to_base(a, digits)}+{to_base(b, digits)}={to_base(a + b, digits + 1)[::-1]}" for a, b in pairs]
@@ -106,17 +106,17 @@ def work(values: Values, place: Place) -> list[Row]:
 
 
 def by_size(rows: Sequence[Row], what: str) -> dict[int, float]:
-    """width -> the mean over seeds."""
+    """Return width -> mean over seeds."""
     return {width: mean([row[what] for row in rows if row["width"] == width]) for width in sizes(rows)}
 
 
 def sizes(rows: Sequence[Row]) -> dict[int, int]:
-    """width -> parameters"""
+    """Return width -> parameters."""
     return {row["width"]: row["parameters"] for row in rows}
 
 
 def largest(values: Sequence[float]) -> float:
-    """The largest step from one size to the next, as a share of the whole way."""
+    """Return the largest step from one size to the next as a share of the total change."""
     whole = values[-1] - values[0]
     return max((after - before) / whole for before, after in pairwise(values)) if whole else 0.0
 
@@ -124,20 +124,20 @@ def largest(values: Sequence[float]) -> float:
 def claim(rows: Sequence[Row]) -> Verdict:
     means = by_size(rows, "answers")
     answers, loss = list(means.values()), list(by_size(rows, "loss").values())
-    steps = {"largest step in whole answers": largest(answers), "largest step in the loss": largest(loss)}
-    found = {f"whole answers, width {width}": value for width, value in means.items()}
+    steps = {"largest step in exact answers": largest(answers), "largest step in the loss": largest(loss)}
+    results = {f"exact answers, width {width}": value for width, value in means.items()}
     holds = answers[0] < 0.1 and answers[-1] > 0.6 and largest(answers) > largest(loss)
-    return Verdict(holds, {**found, **steps})
+    return Verdict(holds, {**results, **steps})
 
 
 def plot(rows: Sequence[Row]) -> Any:
     figure, axes = figures.new(2, 1, 11, 4)
-    shown = (("answers", "whole answers", 0), ("digit", "digits", 0), ("loss", None, 1))
-    for number, (what, name, place) in enumerate(shown):
-        means, colour = by_size(rows, what), f"C{number}"
-        axes[0, place].plot(list(sizes(rows).values()), list(means.values()), color=colour, label=name)
-        axes[0, place].plot([row["parameters"] for row in rows], [row[what] for row in rows], "o", color=colour)
-    axes[0, 0].set(xscale="log", xlabel="parameters", title="right: a point a seed, and the mean")
+    shown = (("answers", "exact answers", 0), ("digit", "digits", 0), ("loss", None, 1))
+    for number, (what, name, column) in enumerate(shown):
+        means, color = by_size(rows, what), f"C{number}"
+        axes[0, column].plot(list(sizes(rows).values()), list(means.values()), color=color, label=name)
+        axes[0, column].plot([row["parameters"] for row in rows], [row[what] for row in rows], "o", color=color)
+    axes[0, 0].set(xscale="log", xlabel="parameters", title="accuracy: one point per seed, and the mean")
     axes[0, 0].legend(frameon=False)
     axes[0, 1].set(xscale="log", xlabel="parameters", title="loss of the answer's digits (nats)")
     for axis in axes.flat:

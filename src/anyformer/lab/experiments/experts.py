@@ -1,9 +1,9 @@
-"""Experts: at equal compute a token, more experts mean a lower loss.
+"""Experts: at equal compute per token, more experts mean a lower loss.
 
-The feed-forward layers of a small decoder become a mixture in which every token goes to one expert: parameters grow
-with the number of experts, and what a token costs stays as it was [Fedus et al. 2021]. That pays where there is more to
-know than the weights hold: the small form learns 32 tongues at once, in each of which other letters follow a letter.
-An expert's weight is a sigmoid: a softmax would begin with 1 / experts, from which a short training does not recover.
+The feed-forward layers of a small decoder become mixtures with one active expert per token: parameters grow with the
+number of experts, and the cost of a token does not change [Fedus et al. 2021]. This helps if there is more to learn
+than the weights can store: the small form learns 32 artificial languages at once, with different rules for which letter
+follows which. An expert's weight is a sigmoid: a softmax would start at 1 / experts, too small for a short training.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from anyformer.train.progress import read_metrics
 from anyformer.train.trainer import Trainer
 
 CLAIM = (
-    "with more experts the loss is lower at the same steps, whatever the seed, and what a token costs grows by less "
-    "than 5 %"
+    "with more experts the loss is lower at the same number of steps, with every seed, and the cost of a token grows "
+    "by less than 5 %"
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 2, "batch": 2, "experts": [1, 2], "text": "tongues"}),
@@ -47,8 +47,8 @@ FORMS = {
     ),
 }
 LENGTH = 64
-LETTERS, FOLLOWERS = 16, 2  # of a tongue; of a letter
-MARKS, MARKED = string.ascii_uppercase + "012345", 1 / 6  # a tongue's own sign, and how often it stands in a text
+LETTERS, FOLLOWERS = 16, 2  # letters per language; possible next letters per letter
+MARKS, MARKED = string.ascii_uppercase + "012345", 1 / 6  # the mark of each language, and its frequency in a text
 
 
 def trials(
@@ -62,20 +62,20 @@ def trials(
     seeds: int = 1,
 ) -> list[Trial]:
     same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "text": text, "data": data}
-    found = []
+    trials = []
     for number in experts:
         counted = count(experts_model(number, width, depth))
         cost = counted.flops(LENGTH, causal=True) // LENGTH
         sizes = {"parameters": counted.parameters, "active": counted.active, "flops": cost}
-        found += [
+        trials += [
             Trial(f"experts-{number}-{seed}", {"experts": number, **sizes, **same, "seed": seed})
             for seed in range(seeds)
         ]
-    return found
+    return trials
 
 
 def experts_model(experts: int, width: int, depth: int) -> Model:
-    """A decoder with so many experts; one of them is an ordinary feed-forward."""
+    """Return a decoder with this number of experts; with one expert, an ordinary feed-forward layer."""
     if experts == 1:
         return writer(width, depth, 4, LENGTH, scaled=True)
     expert = MLP(width=4 * width, activation="gelu_tanh", bias=False)
@@ -85,18 +85,18 @@ def experts_model(experts: int, width: int, depth: int) -> Model:
 
 
 def tongues(number: int, length: int = 400) -> list[str]:
-    """Texts, each in one tongue. What follows a letter is one of two, which ones depends on the tongue and on nothing
-    else; the tongue's mark stands between letters now and then, and does not change what follows."""
+    """Return texts, each in one artificial language. Each letter has two possible next letters, which depend only on
+    the language. The language's mark appears between letters at random and does not change the next letter."""
     draw = np.random.default_rng(0)
     after = draw.integers(0, LETTERS, (len(MARKS), LETTERS, FOLLOWERS))
     tongue, letter = draw.integers(0, len(MARKS), number), draw.integers(0, LETTERS, number)
     mark = np.array(list(MARKS))[tongue]
-    letters, found = np.array(list(string.ascii_lowercase[:LETTERS])), [mark]
+    letters, columns = np.array(list(string.ascii_lowercase[:LETTERS])), [mark]
     for _ in range(length - 1):
         marked = draw.random(number) < MARKED
         letter = np.where(marked, letter, after[tongue, letter, draw.integers(0, FOLLOWERS, number)])
-        found.append(np.where(marked, mark, letters[letter]))
-    return ["".join(text) for text in np.stack(found, 1)]
+        columns.append(np.where(marked, mark, letters[letter]))
+    return ["".join(text) for text in np.stack(columns, 1)]
 
 
 def work(values: Values, place: Place) -> list[Row]:
@@ -111,7 +111,7 @@ def work(values: Values, place: Place) -> list[Row]:
 
 
 def train_experts(name: str, spec: Model, values: Values, place: Place) -> tuple[Trainer, list[Row]]:
-    """And its losses on held-out texts, by step."""
+    """Train a model; return the trainer and the held-out losses by step."""
     if values["text"] == "tongues" and values["data"] is None:
         source = place.texts("tongues", lambda: tongues(3000))
         data = Data(train=Held(source=source), valid=Held(source=source, out=True))
@@ -140,13 +140,15 @@ def claim(rows: Sequence[Row]) -> Verdict:
     gains = [last[numbers[0], seed]["loss"] - last[numbers[-1], seed]["loss"] for seed in seeds]
     costs = [last[number, seeds[0]]["flops"] for number in numbers]
     dearer = max(costs) / costs[0] - 1
-    found = {f"loss with {number} experts": mean([last[number, seed]["loss"] for seed in seeds]) for number in numbers}
+    results = {
+        f"loss with {number} experts": mean([last[number, seed]["loss"] for seed in seeds]) for number in numbers
+    }
     return Verdict(
         min(gains) > 0 and dearer < 0.05,
         {
-            **found,
-            "least gain of a seed": min(gains),
-            "a token costs more by": dearer,
+            **results,
+            "smallest gain of a seed": min(gains),
+            "extra cost of a token": dearer,
             "busiest expert's share": max(row["busiest"] for row in rows if "busiest" in row),
         },
     )
@@ -172,7 +174,7 @@ def plot(rows: Sequence[Row]) -> Any:
     ends = {number: list(losses.values())[-1] for number, losses in measured.items()}
     axes[0, 1].plot(list(ends), [mean(each) for each in ends.values()])
     axes[0, 1].plot(*zip(*((number, loss) for number, each in ends.items() for loss in each)), "o", color="C0")
-    axes[0, 1].set(xscale="log", xlabel="experts", title="at the end: a point a seed, and the mean")
+    axes[0, 1].set(xscale="log", xlabel="experts", title="at the end: one point per seed, and the mean")
     for axis in axes.flat:
         axis.grid(alpha=0.3)
     return figure

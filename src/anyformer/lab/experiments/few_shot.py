@@ -1,8 +1,8 @@
 """Few-shot: examples in the text help, and help larger models more.
 
-Every text has a secret: each letter is followed by the one so many places further on in the alphabet. Pairs of letters
-are the shots, and nothing but earlier pairs tells how far. How often the second letter of a pair is right, by the
-number of pairs before it and by the size of the model [Brown et al. 2020, figure 1.2].
+Every text has a secret shift: in each pair of letters, the second is the first shifted by this number of letters in the
+alphabet. The pairs are the shots, and only earlier pairs show the shift. Measured is the accuracy of the second letter
+of a pair by the number of pairs before it and by the size of the model [Brown et al. 2020, figure 1.2].
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from anyformer.lab.runs import mean, training, writer
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 
-CLAIM = "shots raise the accuracy, and that of the largest model by more than that of the smallest"
+CLAIM = "shots raise the accuracy, and more for the largest model than for the smallest"
 FORMS = {
     "tiny": Form(0.2, 0.1, {"widths": [8, 16], "steps": 2, "batch": 4, "texts": 100, "letters": 4}),
     "small": Form(2, 0.5, {"widths": [8, 24, 64], "steps": 400, "batch": 8, "texts": 12000, "letters": 6}),
@@ -29,7 +29,7 @@ FORMS = {
     ),
 }
 LETTERS, SHOTS = "abcdefghijklmnop", 12
-LENGTH = 4 * 3 * SHOTS  # of rows, so that most texts in them are whole; two letters and a space a shot, or the end
+LENGTH = 4 * 3 * SHOTS  # tokens per row: four texts of SHOTS pairs, with a space or end token after each pair
 
 
 def trials(widths: list[int], steps: int, batch: int, texts: int, letters: int) -> list[Trial]:
@@ -45,7 +45,7 @@ def model_spec(width: int) -> Any:
 
 
 def pair_texts(number: int, letters: int, seed: int) -> list[str]:
-    """Texts of pairs from an alphabet of so many letters, each with a shift of its own."""
+    """Return texts of pairs from an alphabet of `letters` letters, each text with its own shift."""
     draw = np.random.default_rng(seed)
     first, shifts = draw.integers(0, letters, (number, SHOTS)), draw.integers(1, letters, (number, 1))
     second = (first + shifts) % letters
@@ -65,30 +65,30 @@ def work(values: Values, place: Place) -> list[Row]:
         lr=min(0.2 / values["width"], 8e-3),
     )
     trainer = place.train(run)
-    asked = pair_texts(512, values["letters"], 1)
-    ids = torch.tensor([trainer.tokenizer.encode(text) for text in asked], device=trainer.device)
+    tests = pair_texts(512, values["letters"], 1)
+    ids = torch.tensor([trainer.tokenizer.encode(text) for text in tests], device=trainer.device)
     with trainer.eval_mode():
         logits = trainer.model(input_ids=ids).logits[:, :-1].float()
     right = (logits.argmax(-1) == ids[:, 1:])[:, 0::3].float().mean(0)  # the second letter of every pair
     loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")[:, 0::3].mean(0)
-    found = zip(right.tolist(), loss.tolist())
-    return [{"shots": shots, "accuracy": hits, "loss": nats} for shots, (hits, nats) in enumerate(found)]
+    measured = zip(right.tolist(), loss.tolist())
+    return [{"shots": shots, "accuracy": hits, "loss": nats} for shots, (hits, nats) in enumerate(measured)]
 
 
 def gains(rows: Sequence[Row]) -> dict[int, float]:
-    """width -> accuracy with many shots, less that with none."""
-    found = {}
+    """Return width -> gain in accuracy from no shots to many shots."""
+    gained = {}
     for width in dict.fromkeys(row["width"] for row in rows):
-        own = [row["accuracy"] for row in rows if row["width"] == width]
-        found[width] = mean(own[-4:]) - own[0]
-    return found
+        accuracies = [row["accuracy"] for row in rows if row["width"] == width]
+        gained[width] = mean(accuracies[-4:]) - accuracies[0]
+    return gained
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
-    found = gains(rows)
-    values = list(found.values())
+    gained = gains(rows)
+    values = list(gained.values())
     holds = values[-1] > 0.3 and values[-1] > values[0] + 0.1
-    return Verdict(holds, {f"gained by shots, width {width}": value for width, value in found.items()})
+    return Verdict(holds, {f"gain by shots, width {width}": value for width, value in gained.items()})
 
 
 def plot(rows: Sequence[Row]) -> Any:

@@ -1,9 +1,9 @@
-"""Generation time: what a text costs to write in all, with a cache, without one, and with a state of fixed size.
+"""Generation time: the total cost of generating a text with a KV cache, without one, and with a state of fixed size.
 
-A decoder that remembers keys and values, the same one that reads its text again for every token, RWKV and Mamba of the
-same width and depth write texts of growing length. Operations are counted (`counting/forward.py`), which no other work
-of the machine changes and no seed: those of each token, added up. Processor time is measured of shorter texts, and not
-judged. The exponent is the slope of log(operations) by log(tokens) over the longer half.
+A decoder with a KV cache, the same decoder without one, and RWKV and Mamba of the same width and depth generate texts
+of growing length. The operations of all tokens are counted (`counting/forward.py`), so they depend neither on other
+work of the machine nor on a seed. Processor time is measured for shorter texts, but not judged. The exponent is the
+slope of log(operations) by log(tokens) over the longer half.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from anyformer.models import Model, TransformerModule
 from anyformer.models.construct import build
 
 CLAIM = (
-    "without a cache the longest text takes at least twice the operations it takes with one, and they grow with a "
-    "higher exponent; those of RWKV and Mamba grow with one of at most 1.01, and their states do not grow"
+    "without a cache the longest text takes at least twice as many operations as with a cache, and the exponent is "
+    "higher; the exponents of RWKV and Mamba are at most 1.01, and their states do not grow"
 )
 FORMS = {
     "tiny": Form(0.1, 0.1, {"depth": 1, "width": 16, "lengths": [8, 16], "timed": 8}),
@@ -37,7 +37,7 @@ FORMS = {
     "full": Form(3, 2.5, {"depth": 8, "width": 1024, "lengths": [128, 256, 512, 1024, 2048, 4096], "timed": 2048}),
 }
 KINDS = ("cache", "no cache", "rwkv", "mamba")
-POINTS = 33  # texts of which the last token is counted; between them the cost of a token is a line
+POINTS = 33  # lengths at which the cost of a token is counted; between them it is interpolated
 
 
 def trials(depth: int, width: int, lengths: list[int], timed: int) -> list[Trial]:
@@ -68,14 +68,14 @@ def work(values: Values, place: Place) -> list[Row]:
 
 
 def token_costs(spec: Model, length: int, cached: bool) -> np.ndarray:
-    """(length,) operations of writing each token, after one that a text begins with."""
-    places = np.unique(np.linspace(2, length + 1, min(POINTS, length)).round().astype(int))
-    costs = [forward_cost(spec, int(tokens), step=cached).flops for tokens in places]
-    return np.interp(np.arange(2, length + 2), places, costs)
+    """Return the operations of generating each token (length,), after a prompt of one token."""
+    points = np.unique(np.linspace(2, length + 1, min(POINTS, length)).round().astype(int))
+    costs = [forward_cost(spec, int(tokens), step=cached).flops for tokens in points]
+    return np.interp(np.arange(2, length + 2), points, costs)
 
 
 def written_in(model: TransformerModule, length: int, cached: bool, device: str) -> float:
-    """Processor time of a text."""
+    """Return the processor time of generating a text."""
     ids = torch.ones(1, 1, dtype=torch.long, device=device)
     settings: dict[str, Any] = {
         "max_new_tokens": length,
@@ -87,7 +87,7 @@ def written_in(model: TransformerModule, length: int, cached: bool, device: str)
 
 
 def exponent(points: Sequence[tuple[int, float]]) -> float:
-    """The slope of log(operations) by log(tokens) over the longer half."""
+    """Return the slope of log(operations) by log(tokens) over the longer half."""
     logs = [(math.log(tokens), math.log(flops)) for tokens, flops in points[len(points) // 2 - 1 :]]
     return statistics.linear_regression(*zip(*logs)).slope
 
@@ -105,8 +105,8 @@ def claim(rows: Sequence[Row]) -> Verdict:
         holds,
         {
             **{f"exponent, {kind}": slope for kind, slope in slopes.items()},
-            "no cache / cache at the longest": ratio,
-            **{f"seconds of the longest that was timed, {kind}": each[-1] for kind, each in timed.items() if each},
+            "no cache / cache, longest text": ratio,
+            **{f"seconds of the longest timed text, {kind}": each[-1] for kind, each in timed.items() if each},
             **{f"bytes of state, {kind}": states[kind][-1] for kind in KINDS if kind != "no cache"},
         },
     )
@@ -115,12 +115,12 @@ def claim(rows: Sequence[Row]) -> Verdict:
 def plot(rows: Sequence[Row]) -> Any:
     figure, axes = figures.new(2, 1, 11, 4)
     for kind in KINDS:
-        own = [row for row in rows if row["model"] == kind]
-        axes[0, 0].loglog([row["tokens"] for row in own], [row["flops"] for row in own], marker="o", label=kind)
+        group = [row for row in rows if row["model"] == kind]
+        axes[0, 0].loglog([row["tokens"] for row in group], [row["flops"] for row in group], marker="o", label=kind)
         if kind != "no cache":
-            axes[0, 1].loglog([row["tokens"] for row in own], [row["state"] for row in own], marker="o", label=kind)
-    axes[0, 0].set(xlabel="tokens written", title="operations in all")
-    axes[0, 1].set(xlabel="tokens written", title="bytes remembered a text")
+            axes[0, 1].loglog([row["tokens"] for row in group], [row["state"] for row in group], marker="o", label=kind)
+    axes[0, 0].set(xlabel="tokens generated", title="total operations")
+    axes[0, 1].set(xlabel="tokens generated", title="bytes of state per text")
     for axis in axes.flat:
         axis.legend(frameon=False)
         axis.grid(alpha=0.3)

@@ -1,12 +1,12 @@
-"""Images by data: a ResNet and a ViT that learn from few images, from more, and from many.
+"""Images by data: the accuracy of a ResNet and a ViT by the number of training images.
 
-Which of eight shapes a drawn picture shows; or which garment, from a folder with fashion_mnist (`--data`). A subset is
-part of every larger one. Each training goes on until its accuracy on held-out images has not risen for PATIENCE
-evaluations, at a constant rate and without augmentation; what counts is the accuracy on other images at its best
-moment. Convolutions know that neighbouring pixels belong together and a ViT must learn it: the lectures say that it
-needs more images for that, and with enough of them is ahead [Dosovitskiy et al. 2021, figure 4]. The second half needs
-more images than there are here, so the claim is about the first half and the shrinking lead. The verdict also reports
-where they cross, if they do.
+The task is to classify which of eight shapes a drawn picture shows or, with a folder that contains fashion_mnist
+(`--data`), which garment. A smaller training set is a subset of every larger one. Each training continues until its
+accuracy on held-out images has not risen for PATIENCE evaluations, at a constant rate and without augmentation. The
+result is the accuracy on test images at the best evaluation. Convolutions assume that neighbouring pixels belong
+together, which a ViT must learn. The lectures say that a ViT needs more images, and is ahead with enough images
+[Dosovitskiy et al. 2021, figure 4]. The second half needs more images than this experiment has, so the claim is about
+the first half and the shrinking lead. The verdict also reports the size at which the ViT overtakes, if there is one.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from anyformer.train.run import Batch, Evaluate, Keep, Run
 from anyformer.train.trainer import Callback, Trainer
 
 CLAIM = (
-    "with every seed the ResNet is more accurate on the fewest images, and on the most its lead has shrunk to at most "
-    "a half of that"
+    "with every seed the ResNet is more accurate with the fewest images, and with the most images its lead is at most "
+    "half as large"
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"sizes": [40, 80], "width": 16, "depth": 1, "steps": 2, "every": 1, "test": 50}),
@@ -61,7 +61,7 @@ def trials(
     seeds: int = 1,
     data: str | None = None,
 ) -> list[Trial]:
-    """`test` images to stop by, and as many to measure with."""
+    """Return a trial per kind, size and seed. `test` images decide when to stop, and as many measure the accuracy."""
     same: Values = {"width": width, "depth": depth, "steps": steps, "every": every, "test": test}
     same |= {"most": max(sizes), "data": data}
     return [
@@ -74,12 +74,12 @@ def trials(
 
 def check_data(path: str) -> None:
     if not (Path(path) / "fashion_mnist").is_dir():
-        raise ValueError(f"--data {path}: no folder fashion_mnist there; `anyformer fetch fashion-mnist` makes it")
+        raise ValueError(f"--data {path}: no folder fashion_mnist in it; run `anyformer fetch fashion-mnist`")
 
 
 def model_spec(kind: str, width: int, depth: int, side: int, channels: int, labels: Sequence[str]) -> Model:
-    """A ViT with patches of 8 x 8 (4 x 4 where the side asks for it), or a ResNet of three stages."""
-    told = {
+    """Return a ViT with patches of 8 x 8 (4 x 4 if 8 does not divide the side), or a ResNet of three stages."""
+    names = {
         "id2label": {str(i): name for i, name in enumerate(labels)},
         "label2id": {n: i for i, n in enumerate(labels)},
     }
@@ -91,7 +91,7 @@ def model_spec(kind: str, width: int, depth: int, side: int, channels: int, labe
         }
         image = {"image_size": side, "patch_size": 8 if side % 8 == 0 else 4, "num_channels": channels}
         vit = {"architectures": ["ViTForImageClassification"], **shape, "intermediate_size": 4 * width, **image}
-        return families.find("vit").read({**vit, **told})
+        return families.find("vit").read({**vit, **names})
     first = max(width // 3, 4)
     stages: dict[str, Any] = {
         "embedding_size": first,
@@ -102,14 +102,14 @@ def model_spec(kind: str, width: int, depth: int, side: int, channels: int, labe
         "architectures": ["ResNetForImageClassification"],
         "layer_type": "basic",
         **stages,
-        **told,
+        **names,
     }
     stem = ConvolutionEmbedding(layers=(Convolution(stride=2),), pool=None, channels=channels, image_size=(side, side))
     return override(families.find("resnet").read(config), {"embedding": stem})
 
 
 class Converge(Callback):
-    """Stops where the accuracy on held-out images does not rise, and notes that on other images at its best moment."""
+    """Stops when the accuracy on held-out images no longer rises. Stores the test accuracy at the best evaluation."""
 
     def __init__(self, test: Source) -> None:
         self.test, self.held, self.accuracy, self.step, self.waited = test, -1.0, 0.0, 0, 0
@@ -128,7 +128,7 @@ class Converge(Callback):
         if not self.waited:
             self.held, self.accuracy, self.step = held, other, trainer.step
         if self.waited >= PATIENCE:
-            trainer.stop("no better on held-out images")
+            trainer.stop("accuracy on held-out images no longer rises")
 
 
 def accuracy(trainer: Trainer, batches: Sequence[Any]) -> float:
@@ -139,7 +139,7 @@ def accuracy(trainer: Trainer, batches: Sequence[Any]) -> float:
 
 
 def images(values: Values, place: Place) -> tuple[Source, Source, ClassifyImage]:
-    """To learn from, to hold out, and how they are read."""
+    """Return the training images, the held-out images, and the objective that reads them."""
     if values["data"] is not None:
         objective = ClassifyImage(labels=LABELS, image_size=(SIDE, SIDE), mean=(0.2860,), std=(0.3530,))
         return pictures(values["data"], "train"), pictures(values["data"], "t10k"), objective
@@ -148,8 +148,8 @@ def images(values: Values, place: Place) -> tuple[Source, Source, ClassifyImage]
         write = partial(write_shapes, seed=seed, progress=lambda done, total: None, count=number)
         folder = f"{place.data(f'shapes-{name}', write)}/shapes-{name}"
         drawn = Arrays(path=f"{folder}/shapes32.npz", fields={"image": "images"})
-        told = JSONLines(path=f"{folder}/captions.jsonl.gz", columns={"label": "shape"})
-        parts.append(Beside(sources=(drawn, told)))
+        labels = JSONLines(path=f"{folder}/captions.jsonl.gz", columns={"label": "shape"})
+        parts.append(Beside(sources=(drawn, labels)))
     return parts[0], parts[1], ClassifyImage(labels=tuple(SHAPES), image_size=(32, 32))
 
 
@@ -165,7 +165,7 @@ def work(values: Values, place: Place) -> list[Row]:
         data=Data(train=First(source=train, count=values["images"], seed=0), valid=Held(source=held, one_in=2)),
         objective=objective,
         optimizer=AdamW(lr=1e-3, weight_decay=0.05),
-        schedule=Constant(warmup=20),  # nobody knows when it ends
+        schedule=Constant(warmup=20),  # the number of steps is not known in advance
         batch=Batch(examples=32 if place.device == "cpu" else 128),
         steps=steps,
         seed=values["seed"],
@@ -174,20 +174,20 @@ def work(values: Values, place: Place) -> list[Row]:
     )
     watch = Converge(Held(source=held, one_in=2, out=True))
     trainer = place.train(run, watch)
-    found = {"accuracy": watch.accuracy, "best step": watch.step, "stopped": trainer.step < steps}
-    return [{**found, "parameters": count(spec).parameters, "flops": count(spec).flops(1)}]
+    result = {"accuracy": watch.accuracy, "best step": watch.step, "stopped": trainer.step < steps}
+    return [{**result, "parameters": count(spec).parameters, "flops": count(spec).flops(1)}]
 
 
-# -- what it shows ----------------------------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------------------------------
 
 
 def accuracies(rows: Sequence[Row], kind: str) -> dict[int, list[float]]:
-    """images -> accuracy of every seed"""
-    found: dict[int, list[float]] = {}
+    """Return number of images -> accuracy of every seed."""
+    by_size: dict[int, list[float]] = {}
     for row in rows:
         if row["kind"] == kind:
-            found.setdefault(row["images"], []).append(row["accuracy"])
-    return found
+            by_size.setdefault(row["images"], []).append(row["accuracy"])
+    return by_size
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
@@ -204,11 +204,11 @@ def claim(rows: Sequence[Row]) -> Verdict:
         {
             **{f"accuracy, {kind}, {size:,} images": value for (kind, size), value in every.items()},
             **{
-                f"lead of the ResNet, {size:,} images": ", ".join(f"{e:.3f}" for e in own)
-                for size, own in leads.items()
+                f"lead of the ResNet, {size:,} images": ", ".join(f"{e:.3f}" for e in each)
+                for size, each in leads.items()
             },
             "they cross at": f"{ahead[0]:,} images" if ahead else "no size tried",
-            "trainings that stopped by themselves": f"{sum(row['stopped'] for row in rows)} of {len(rows)}",
+            "trainings that converged": f"{sum(row['stopped'] for row in rows)} of {len(rows)}",
         },
     )
 
@@ -216,14 +216,14 @@ def claim(rows: Sequence[Row]) -> Verdict:
 def plot(rows: Sequence[Row]) -> Any:
     figure, axes = figures.new(2, 1, 10, 4)
     for number, (kind, label) in enumerate(zip(KINDS, ("ResNet", "ViT"), strict=True)):
-        found = accuracies(rows, kind)
-        axes[0, 0].plot([*found], [mean(each) for each in found.values()], color=f"C{number}", label=label)
-        points = [(size, value) for size, each in found.items() for value in each]
+        by_size = accuracies(rows, kind)
+        axes[0, 0].plot([*by_size], [mean(each) for each in by_size.values()], color=f"C{number}", label=label)
+        points = [(size, value) for size, each in by_size.items() for value in each]
         axes[0, 0].plot(*zip(*points), "o", markersize=4, color=f"C{number}")
-        own = [(row["images"], row["best step"]) for row in rows if row["kind"] == kind]
-        axes[0, 1].plot(*zip(*own), "o", markersize=4, color=f"C{number}", label=label)
-    for axis, title in zip(axes[0], ("accuracy on new images, a point a seed", "best step"), strict=True):
-        axis.set(xscale="log", xlabel="images to learn from", title=title)
+        best = [(row["images"], row["best step"]) for row in rows if row["kind"] == kind]
+        axes[0, 1].plot(*zip(*best), "o", markersize=4, color=f"C{number}", label=label)
+    for axis, title in zip(axes[0], ("accuracy on new images, one point per seed", "best step"), strict=True):
+        axis.set(xscale="log", xlabel="training images", title=title)
         axis.legend(frameon=False)
         axis.grid(alpha=0.3)
     return figure

@@ -1,8 +1,8 @@
-"""In-context regression: a Transformer that reads pairs x, y of a linear function predicts as Bayes would.
+"""In-context regression: a Transformer that reads pairs x, y of a linear function predicts like the Bayes estimator.
 
-Sequences x1 y1 ... xN yN, another function in each; what is said of every y is compared with ridge regression of the
-pairs before it, which is what Bayes says [Garg et al. 2022], with least squares and with the nearest neighbours. The
-full form is the recipe `regression` with about half of its steps, once for each noise.
+The inputs are sequences x1 y1 ... xN yN, each of a different function. The prediction of every y is compared with ridge
+regression on the pairs before it, which is the Bayes estimator [Garg et al. 2022], with least squares and with the
+nearest neighbours. The full form is the recipe `regression` with about half of its steps, once per noise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from anyformer.recipes import recipe
 from anyformer.recipes.regression import model
 from anyformer.specs.codec import override
 
-CLAIM = "after any number of pairs from the first on, the mean squared error is within 5 % of that of Bayes"
+CLAIM = "after any number of pairs, at least one, the mean squared error is within 5 % of the Bayes estimator's"
 FORMS = {
     "tiny": Form(0.1, 0.1, {
         "noises": [0.5], "numbers": 2, "context": 3, "depth": 1, "width": 16, "steps": 3, "batch": 8, "asked": 64
@@ -33,7 +33,7 @@ FORMS = {
         "batch": 1024, "asked": 2**17,
     }),
 }  # fmt: skip
-BEST = 1.05  # of the error of Bayes
+BEST = 1.05  # largest allowed ratio of the model's error to the Bayes estimator's
 
 
 def trials(
@@ -69,33 +69,33 @@ def work(values: Values, place: Place) -> list[Row]:
             "precision": "bf16" if cuda else "fp32",
         },
     )
-    found = curves(place.train(run).model, objective, values["asked"], batch=min(4096, values["asked"]))
-    return [{"pairs": pairs, **dict(zip(found, errors))} for pairs, errors in enumerate(zip(*found.values()))]
+    names = curves(place.train(run).model, objective, values["asked"], batch=min(4096, values["asked"]))
+    return [{"pairs": pairs, **dict(zip(names, errors))} for pairs, errors in enumerate(zip(*names.values()))]
 
 
 def ratios(rows: Sequence[Row], noise: float) -> list[tuple[int, float]]:
-    """(pairs, the model's error in units of that of Bayes), from the first pair on."""
+    """Return (pairs, ratio of the model's error to the Bayes estimator's), from one pair on."""
     return [(row["pairs"], row["model"] / row["bayes"]) for row in rows if row["noise"] == noise and row["pairs"]]
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     holds = True
     for noise in dict.fromkeys(row["noise"] for row in rows):
         pairs, worst = max(ratios(rows, noise), key=lambda each: each[1])
-        found |= {f"error / Bayes at most, noise {noise:g}": worst, f"after pairs, noise {noise:g}": pairs}
+        results |= {f"error / Bayes at most, noise {noise:g}": worst, f"after pairs, noise {noise:g}": pairs}
         holds = holds and worst <= BEST
-    return Verdict(holds, found)
+    return Verdict(holds, results)
 
 
 def plot(rows: Sequence[Row]) -> Any:
     noises = list(dict.fromkeys(row["noise"] for row in rows))
     figure, axes = figures.new(len(noises) + 1, 1, 4.5 * (len(noises) + 1), 4)
     for axis, noise in zip(axes[0], noises):
-        own = [row for row in rows if row["noise"] == noise]
+        group = [row for row in rows if row["noise"] == noise]
         for name in ("neighbours", "least squares", "bayes", "model"):
-            axis.plot([row["pairs"] for row in own], [row[name] for row in own], label=name)
-        axis.set(xlabel="pairs seen", title=f"mean squared error, noise {noise:g}", ylim=(0, 2 * own[0]["bayes"]))
+            axis.plot([row["pairs"] for row in group], [row[name] for row in group], label=name)
+        axis.set(xlabel="pairs seen", title=f"mean squared error, noise {noise:g}", ylim=(0, 2 * group[0]["bayes"]))
         axis.legend(frameon=False, fontsize=8)
         axes[0, -1].plot(*zip(*ratios(rows, noise)), label=f"noise {noise:g}")
     axes[0, -1].axhline(BEST, color="#777777", linestyle=":")

@@ -1,14 +1,13 @@
-"""Induction heads: in-context learning jumps when heads form that look at what followed a token before.
+"""Induction heads: in-context learning improves suddenly when heads form that attend to what followed an earlier copy.
 
-Attention alone, one layer and two, learns texts that go round a circle of letters, another one in each text, and now
-and then begin elsewhere on it; of distances it knows 0, 1 and more. How much better the second half of a text is
-predicted that says the same twice is the score of in-context learning. As found in larger models [Olsson et al. 2022],
-with two layers it falls at once, when a head that attends to the token after an earlier copy appears; one layer learns
-which letters there are, and no head of it can find what followed. The first of the two layers sees a token and the one
-before: where it sees everything it must become such a layer first, and when it does is chance (the full form tries it).
-Loss by token index shows the same on texts that were not learnt: how far the loss falls from the first tokens to the
-last ones of a text, and its derivative with respect to the logarithm of the index.
-"""
+Models with only attention, of one or two layers, learn texts that repeat a cycle of letters; each text has its own
+cycle and sometimes jumps to another position in it. The attention distinguishes only the distances 0, 1 and more. The
+in-context score is the loss of the second half of a repeated text minus the loss of its first half. As in larger models
+[Olsson et al. 2022], with two layers it falls suddenly, when a head appears that attends to the token after an earlier
+copy; one layer learns only which letters occur. The first of the two layers sees only a token and the token before it:
+if it sees everything, it must learn this first, and when that happens is chance (the full form tries it). Loss by token
+index shows the same on new texts: how far the loss falls from the first tokens of a text to the last, and its
+derivative with respect to the logarithm of the index."""
 
 from __future__ import annotations
 
@@ -38,10 +37,10 @@ from anyformer.stacks.block import Block
 from anyformer.train.trainer import Callback, StepResult, Trainer
 
 CLAIM = (
-    "with every seed the in-context score of two layers has a steep jump, that of one layer has none (a third of it at "
-    "most); without its induction heads the model loses three quarters of what it is better by than one layer, without "
-    "the other heads of their layer it keeps half, where there are others; on new texts the loss of two layers falls "
-    "at least twice as far from tokens 3 and 4 to the last ones as that of one layer"
+    "with every seed the in-context score of two layers has a steep jump and the score of one layer has none (at most "
+    "a third of it); without its induction heads the model loses three quarters of its gain over one layer, without "
+    "the other heads of that layer (if any) it keeps half; on new texts the loss of two layers falls at least twice as "
+    "far from tokens 3 and 4 to the last tokens as the loss of one layer"
 )
 FORMS = {
     "tiny": Form(0.1, 0.1, {"steps": 6, "width": 16, "points": 3, "batch": 4, "texts": 100, "seeds": 1}),
@@ -52,9 +51,9 @@ FORMS = {
 }
 LETTERS = [chr(i) for i in range(65, 97)]
 LENGTH, HALF, HEADS = 64, 20, 4
-INDUCTION = 0.25  # of its attention is on what followed: an induction head (evenly spread it would be 0.03)
+INDUCTION = 0.25  # least share of an induction head's attention on what followed (uniform attention has 0.03)
 EMPTY = "nothing to compare with, every head of the layer is an induction head"
-CIRCLE, ELSEWHERE = (6, 20), 0.05  # letters of a circle; how often it goes on elsewhere
+CIRCLE, ELSEWHERE = (6, 20), 0.05  # minimum and maximum letters of a cycle; how often the text jumps
 MIXED = "decoder.layers.*.attention.op.mixed"
 
 
@@ -89,8 +88,8 @@ def work(values: Values, place: Place) -> list[Row]:
 
 
 def model_spec(depth: int, width: int, near: bool) -> Model:
-    """Attention alone. A head finds the token before by its distance, and nothing farther: what follows an earlier copy
-    must be found by what it says. `near`: the first layer sees nothing farther either."""
+    """Return a model with only attention. A head can find the previous token by its distance; the token after an
+    earlier copy it must find by content. If `near`, the first layer sees only a token and the token before it."""
     distances = RelativeVectors(before=2, after=0, values=False)
     whole: Any = writer(
         width,
@@ -103,45 +102,45 @@ def model_spec(depth: int, width: int, near: bool) -> Model:
             "init": {"*": Normal(std=width**-0.5)},
         },
     )
-    alone = override(whole, {"decoder.layers": Block(attention=whole.decoder.layers.steps["attention"])})
-    return override(alone, {"decoder.layers.0.attention.op.mask": Causal() & Window(size=2)} if near else {})
+    attention = override(whole, {"decoder.layers": Block(attention=whole.decoder.layers.steps["attention"])})
+    return override(attention, {"decoder.layers.0.attention.op.mask": Causal() & Window(size=2)} if near else {})
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
 
 
 def rounds(number: int, length: int = 8 * LENGTH, seed: int = 0) -> list[str]:
-    """Texts, each with a circle of its own. Letters that it has are likelier than others, which one layer can learn;
-    which of them is next, only what followed the same letter before tells."""
+    """Return texts, each with its own cycle of letters. One layer can learn which letters are in the cycle; which
+    letter is next follows only from what followed the same letter before."""
     draw = np.random.default_rng(seed)
     order = draw.permuted(np.tile(np.array(LETTERS), (number, 1)), axis=1)
     sizes = draw.integers(CIRCLE[0], CIRCLE[1] + 1, (number, 1))
-    places = draw.integers(0, sizes, (number, length))
+    index = draw.integers(0, sizes, (number, length))
     leaps = draw.random((number, length)) < ELSEWHERE
     for t in range(1, length):
-        places[:, t] = np.where(leaps[:, t], places[:, t], (places[:, t - 1] + 1) % sizes[:, 0])
-    return ["".join(text) for text in np.take_along_axis(order, places, 1)]
+        index[:, t] = np.where(leaps[:, t], index[:, t], (index[:, t - 1] + 1) % sizes[:, 0])
+    return ["".join(text) for text in np.take_along_axis(order, index, 1)]
 
 
 def repeat_letters(trainer: Trainer, rows: int = 32) -> Tensor:
-    """(rows, 2 * HALF) tokens: different letters in any order, and the same once more."""
+    """Return (rows, 2 * HALF) tokens: different letters in random order, then the same letters again."""
     known = torch.tensor(trainer.tokenizer.encode("".join(LETTERS)))
     order = torch.rand(rows, len(known), generator=torch.Generator().manual_seed(1)).argsort(-1)
     half = known[order[:, :HALF]]
     return torch.cat((half, half), 1).to(trainer.device)
 
 
-# -- what is measured -------------------------------------------------------------------------------------------------
+# -- measurements -----------------------------------------------------------------------------------------------------
 
 
 def score(logits: Tensor, ids: Tensor) -> float:
-    """How much less surprising the second half is than the first, in nats a token, below 0."""
+    """Return the loss of the second half minus the loss of the first, in nats per token; negative if context helps."""
     loss = each_loss(logits, ids)
     return float(loss[:, HALF:].mean() - loss[:, : HALF - 1].mean())
 
 
 class Watch(Callback):
-    """The score of in-context learning, and that of the best induction head, at some steps."""
+    """Measures the in-context score and the score of the best induction head at some steps."""
 
     def __init__(self, steps: set[int]) -> None:
         self.steps, self.rows = steps, list[Row]()
@@ -156,8 +155,8 @@ class Watch(Callback):
 
 
 def ablations(trainer: Trainer) -> list[Row]:
-    """The score without the induction heads, and without the other heads of the same layer. (Those of the first layer
-    are all needed: induction heads look for what they say.)"""
+    """Return the score without the induction heads, and without the other heads of the same layer. (All heads of the
+    first layer are needed: induction heads use their outputs.)"""
     ids, model = repeat_letters(trainer), trainer.model
     with trainer.eval_mode():
         run = trace(model, input_ids=ids)
@@ -167,32 +166,32 @@ def ablations(trainer: Trainer) -> list[Row]:
         rows: list[Row] = [{"without": "nothing", "heads": 0, "score": score(run.output.logits, ids)}]
         for name, heads in (("induction", induction), ("others", last - induction)):
             seen = sorted((share for *_, share in heads), reverse=True)
-            left = score(ablate_heads(model, heads, ids), ids)
-            rows.append({"without": name, "heads": len(heads), "attention": seen, "score": left})
+            remaining = score(ablate_heads(model, heads, ids), ids)
+            rows.append({"without": name, "heads": len(heads), "attention": seen, "score": remaining})
     return rows
 
 
 def position_losses(trainer: Trainer, number: int = 256) -> list[Row]:
-    """The loss by token index, on new texts."""
+    """Return the loss by token index on new texts."""
     ids = torch.tensor([trainer.tokenizer.encode(text) for text in rounds(number, LENGTH, seed=1)])
     with trainer.eval_mode():
         return [dataclasses.asdict(group) for group in losses_by_position(trainer.model, [{"input_ids": ids}])]
 
 
 def ablate_heads(model: TransformerModule, heads: Set[tuple[str, int, float]], ids: Tensor) -> Tensor:
-    """The scores of the vocabulary where these heads say nothing."""
+    """Return the logits with the outputs of these heads set to 0."""
 
     def silence(mixed: Tensor, address: str) -> Tensor:
-        kept = mixed.clone().unflatten(-1, (HEADS, -1))
+        outputs = mixed.clone().unflatten(-1, (HEADS, -1))
         for layer, head, _ in heads:
             if address.startswith(f"{layer}."):
-                kept[..., head, :] = 0
-        return kept.flatten(-2)
+                outputs[..., head, :] = 0
+        return outputs.flatten(-2)
 
     return trace(model, change={MIXED: silence}, input_ids=ids).output.logits
 
 
-# -- what it shows ----------------------------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------------------------------
 
 
 def curve(rows: Sequence[Row], kind: str, seed: int = 0) -> list[Row]:
@@ -200,7 +199,7 @@ def curve(rows: Sequence[Row], kind: str, seed: int = 0) -> list[Row]:
 
 
 def jump(points: Sequence[Row]) -> tuple[int, float]:
-    """Where the score falls fastest, and by how much a doubling of the steps: the derivative by log2(step)."""
+    """Return the step at which the score falls fastest, and its fall per doubling of the steps."""
     slopes = [
         (after["step"], (before["score"] - after["score"]) / math.log2(after["step"] / before["step"]))
         for before, after in zip(points, points[2:])
@@ -213,24 +212,26 @@ def by_index(rows: Sequence[Row], kind: str, seed: int = 0) -> list[Row]:
 
 
 def fall(groups: Sequence[Row]) -> float:
-    """From tokens 3 and 4 to the last group."""
+    """Return the fall of the loss from tokens 3 and 4 to the last group."""
     return next(row["loss"] for row in groups if row["first"] == 3) - groups[-1]["loss"]
 
 
 def of_seed(rows: Sequence[Row], seed: int) -> Verdict:
     (_, one), (step, two) = (jump(curve(rows, kind, seed)) for kind in ("one", "two"))
-    left = {(row["kind"], row["without"]): row for row in rows if row["seed"] == seed and "without" in row}
-    single, whole = left["one", "nothing"]["score"], left["two", "nothing"]["score"]
-    heads = {name: left["two", name]["heads"] for name in ("induction", "others")}
-    kept: dict[str, Any] = {name: math.nan for name in heads}
+    ablated = {(row["kind"], row["without"]): row for row in rows if row["seed"] == seed and "without" in row}
+    single, whole = ablated["one", "nothing"]["score"], ablated["two", "nothing"]["score"]
+    heads = {name: ablated["two", name]["heads"] for name in ("induction", "others")}
+    share: dict[str, Any] = {name: math.nan for name in heads}
     if whole < single:
-        kept = {name: (left["two", name]["score"] - single) / (whole - single) for name in heads}
-    holds = two > 0.5 and one <= two / 3 and kept["induction"] < 0.25 and (kept["others"] > 0.5 or not heads["others"])
+        share = {name: (ablated["two", name]["score"] - single) / (whole - single) for name in heads}
+    holds = (
+        two > 0.5 and one <= two / 3 and share["induction"] < 0.25 and (share["others"] > 0.5 or not heads["others"])
+    )
     falls = {kind: fall(by_index(rows, kind, seed)) for kind in ("one", "two")}
     steepest = {kind: min(by_index(rows, kind, seed), key=lambda row: row["slope"]) for kind in falls}
     holds = holds and falls["two"] >= 2 * falls["one"] and falls["two"] > 0
-    if not heads["others"]:  # where nothing is silenced all is kept, which shows nothing
-        kept["others"] = EMPTY
+    if not heads["others"]:  # without other heads there is nothing to ablate
+        share["others"] = EMPTY
     far = jump(curve(rows, "two-far", seed))
     return Verdict(
         holds,
@@ -241,44 +242,44 @@ def of_seed(rows: Sequence[Row], seed: int) -> Verdict:
             "score of one layer": single,
             "score of two layers": whole,
             "induction heads": heads["induction"],
-            "kept without induction heads": kept["induction"],
+            "kept without induction heads": share["induction"],
             "others": heads["others"],
-            "kept without others": kept["others"],
-            **{f"loss falls along a text by, {kind}": value for kind, value in falls.items()},
+            "kept without others": share["others"],
+            **{f"fall of the loss along a text, {kind}": value for kind, value in falls.items()},
             **{f"steepest derivative by log(index), {kind}": row["slope"] for kind, row in steepest.items()},
             **{f"at tokens, {kind}": f"{row['first']} to {row['last']}" for kind, row in steepest.items()},
             "best head": curve(rows, "two", seed)[-1]["head"],
-            **({"jump where both see all": far[1], "at that step": far[0]} if far[0] else {}),
+            **({"jump if both layers see everything": far[1], "at that step": far[0]} if far[0] else {}),
         },
     )
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
-    found = {seed: of_seed(rows, seed) for seed in dict.fromkeys(row["seed"] for row in rows)}
-    figures = {f"{name}, seed {seed}": value for seed, each in found.items() for name, value in each.figures.items()}
-    compared = [seed for seed, each in found.items() if each.figures["kept without others"] != EMPTY]
-    figures = {"seeds with a control": len(compared) or f"none, so that its half is not shown: {EMPTY}", **figures}
-    return Verdict(all(each.holds for each in found.values()), figures)
+    verdicts = {seed: of_seed(rows, seed) for seed in dict.fromkeys(row["seed"] for row in rows)}
+    figures = {f"{name}, seed {seed}": value for seed, each in verdicts.items() for name, value in each.figures.items()}
+    compared = [seed for seed, each in verdicts.items() if each.figures["kept without others"] != EMPTY]
+    figures = {"seeds with a control": len(compared) or f"none, so this part is not checked: {EMPTY}", **figures}
+    return Verdict(all(each.holds for each in verdicts.values()), figures)
 
 
 def plot(rows: Sequence[Row]) -> Any:
     figure, axes = figures.new(5, 1, 20, 4)
-    colours = {"one": "C0", "two": "C1", "two-far": "C2"}
+    colors = {"one": "C0", "two": "C1", "two-far": "C2"}
     for kind, seed in dict.fromkeys((row["kind"], row["seed"]) for row in rows):
         points = curve(rows, kind, seed)
-        steps, look = [row["step"] for row in points], {"color": colours[kind], "label": None if seed else kind}
-        axes[0, 0].plot(steps, [row["score"] for row in points], **look)
-        axes[0, 1].plot(steps, [row["head"] for row in points], **look)
+        steps, style = [row["step"] for row in points], {"color": colors[kind], "label": None if seed else kind}
+        axes[0, 0].plot(steps, [row["score"] for row in points], **style)
+        axes[0, 1].plot(steps, [row["head"] for row in points], **style)
         groups = by_index(rows, kind, seed)
         middle = [math.sqrt(row["first"] * row["last"]) for row in groups]
-        axes[0, 3].plot(middle, [row["loss"] for row in groups], marker="o", **look)
-        axes[0, 4].plot(middle, [row["slope"] for row in groups], marker="o", **look)
+        axes[0, 3].plot(middle, [row["loss"] for row in groups], marker="o", **style)
+        axes[0, 4].plot(middle, [row["slope"] for row in groups], marker="o", **style)
     axes[0, 0].axvline(jump(curve(rows, "two"))[0], color="#777777", linestyle=":")
-    axes[0, 0].set(xscale="log", xlabel="step", title="in-context score (nats a token)")
+    axes[0, 0].set(xscale="log", xlabel="step", title="in-context score (nats per token)")
     axes[0, 1].set(xscale="log", xlabel="step", title="attention of the best induction head")
     bars = [(row["kind"], row["without"], row["score"]) for row in rows if "without" in row and not row["seed"]]
     axes[0, 2].bar([f"{kind}: {name}" for kind, name, _ in bars], [value for *_, value in bars])
-    axes[0, 2].set(title="score without heads (layers: which)")
+    axes[0, 2].set(title="score without heads (layers: heads)")
     axes[0, 2].tick_params(axis="x", labelrotation=30, labelsize=8)
     axes[0, 3].set(xscale="log", xlabel="token index", title="loss on new texts")
     axes[0, 4].set(xscale="log", xlabel="token index", title="its derivative by log(index)")

@@ -1,9 +1,9 @@
 """Larger learn from fewer: a larger model needs fewer tokens to reach a loss, and the best size grows with compute.
 
-Sizes of one family read the same texts [Kaplan et al. 2020, figure 2]. From their curves follow the tokens each needs
-for the loss that the smallest ends with, and the size and number of tokens with the least loss for every amount of
-compute, N_opt(C) and D_opt(C), beside the published ones. The rates fall along each run, so a loss on the way is
-higher than that of a run planned to end there, for all sizes alike.
+Models of several sizes read the same texts [Kaplan et al. 2020, figure 2]. Their loss curves give the number of tokens
+that each needs to reach the final loss of the smallest model, and for every amount of compute the size and number of
+tokens with the lowest loss, N_opt(C) and D_opt(C), compared with the published laws. The learning rate decays along
+each run, so for all sizes a loss within a run is higher than the loss of a run that is planned to end there.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from anyformer.look import figures
 from anyformer.planning.compute import chinchilla, kaplan
 
 CLAIM = (
-    "the tokens needed for the loss that the smallest model ends with fall with every larger size, with every seed, "
-    "and the best size grows with compute"
+    "with every seed, each larger model needs fewer tokens to reach the final loss of the smallest model; the best "
+    "size grows with compute"
 )
 FORMS = {
     "tiny": Form(0.3, 0.2, {"widths": [16, 32], "tokens": 8192, "batch": 8, "library": False, "seeds": 3}),
@@ -39,7 +39,7 @@ work = scale.work
 def trials(
     widths: list[int], tokens: int, batch: int, library: bool, seeds: int, data: str | None = None
 ) -> list[Trial]:
-    """Every size with every seed, all with the same number of tokens."""
+    """Return a trial per size and seed, all with the same number of tokens."""
     sizes = scale.trials(widths=widths, tokens=[tokens], batch=batch, data=data, library=library)
     return [
         Trial(f"{trial.name}-{seed}", {**trial.values, "seed": seed, "evaluations": 12})
@@ -49,17 +49,17 @@ def trials(
 
 
 def curves(rows: Sequence[Row]) -> dict[float, dict[int, list[Point]]]:
-    """size -> seed -> the run at each evaluation, the smallest size first"""
-    found: dict[float, dict[int, list[Point]]] = {}
+    """Return size -> seed -> a point per evaluation, smallest size first."""
+    runs: dict[float, dict[int, list[Point]]] = {}
     for row in sorted(rows, key=lambda row: row["parameters"]):
         share = row["step"] / row["steps"]
         point = Point(row["parameters"], row["tokens"] * share, row["flops"] * share, row["loss"])
-        found.setdefault(row["parameters"], {}).setdefault(row["seed"], []).append(point)
-    return found
+        runs.setdefault(row["parameters"], {}).setdefault(row["seed"], []).append(point)
+    return runs
 
 
 def tokens_needed(curve: Sequence[Point], loss: float) -> float:
-    """The tokens after which the loss is first this low, between evaluations by the logarithm; infinite if never."""
+    """Return the number of tokens to reach `loss` (interpolated by logarithm), or infinity if it is never reached."""
     if loss >= curve[0].L:
         return curve[0].D
     for before, after in pairwise(curve):
@@ -70,24 +70,24 @@ def tokens_needed(curve: Sequence[Point], loss: float) -> float:
 
 
 def best_sizes(rows: Sequence[Row], number: int = 24) -> list[Point]:
-    """For amounts of compute that at least two sizes have curves for: the size with the least loss, the mean of its
-    seeds, interpolated."""
+    """Return the size with the lowest loss (interpolated, mean over seeds) for amounts of compute that the curves of at
+    least two sizes cover."""
     means = [
         [Point(N, points[0].D, points[0].C, mean([point.L for point in points])) for points in zip(*seeds.values())]
         for N, seeds in curves(rows).items()
     ]
     starts, ends = [sorted(curve[i].C for curve in means)[at] for i, at in ((0, 1), (-1, -2))]
-    found = []
+    best = []
     for C in np.geomspace(starts, ends, number).tolist() if starts < ends else []:
         known = [curve for curve in means if curve[0].C <= C <= curve[-1].C]
         losses = [np.interp(np.log(C), np.log([p.C for p in curve]), [p.L for p in curve]) for curve in known]
         loss, curve = min(zip(losses, known), key=lambda each: each[0])
-        found.append(Point(curve[0].N, curve[0].D * C / curve[0].C, C, float(loss)))
-    return found
+        best.append(Point(curve[0].N, curve[0].D * C / curve[0].C, C, float(loss)))
+    return best
 
 
 def needed(rows: Sequence[Row]) -> dict[float, list[float]]:
-    """size -> the tokens that each seed needs for the last loss of the smallest size with that seed"""
+    """Return size -> tokens that each seed needs to reach the final loss of the smallest size with the same seed."""
     every = curves(rows)
     goals = {seed: curve[-1].L for seed, curve in next(iter(every.values())).items()}
     return {N: [tokens_needed(curve, goals[seed]) for seed, curve in seeds.items()] for N, seeds in every.items()}
@@ -97,14 +97,14 @@ def claim(rows: Sequence[Row]) -> Verdict:
     tokens, best = needed(rows), best_sizes(rows)
     fewer = all(a > b for small, large in pairwise(tokens.values()) for a, b in zip(small, large, strict=True))
     grows = len(best) > 1 and best[-1].N > best[0].N
-    found: dict[str, Any] = {f"tokens needed, {N:,.0f} parameters": mean(each) for N, each in tokens.items()}
-    found |= {f"loss at the end, {N:,.0f} parameters": mean([curve[-1].L for curve in seeds.values()])
+    results: dict[str, Any] = {f"tokens needed, {N:,.0f} parameters": mean(each) for N, each in tokens.items()}
+    results |= {f"loss at the end, {N:,.0f} parameters": mean([curve[-1].L for curve in seeds.values()])
               for N, seeds in curves(rows).items()}  # fmt: skip
     if grows:
-        found["exponent of N_opt(C)"] = -fit_power([p.C for p in best], [p.N for p in best]).a
-        found["exponent of D_opt(C)"] = -fit_power([p.C for p in best], [p.D for p in best]).a
-        found |= {f"best size at {point.C:.2g} FLOPs": point.N for point in (best[0], best[-1])}
-    return Verdict(fewer and grows, found)
+        results["exponent of N_opt(C)"] = -fit_power([p.C for p in best], [p.N for p in best]).a
+        results["exponent of D_opt(C)"] = -fit_power([p.C for p in best], [p.D for p in best]).a
+        results |= {f"best size at {point.C:.2g} FLOPs": point.N for point in (best[0], best[-1])}
+    return Verdict(fewer and grows, results)
 
 
 def plot(rows: Sequence[Row]) -> Any:
@@ -119,9 +119,9 @@ def plot(rows: Sequence[Row]) -> Any:
     for axis, letter in ((axes[0, 1], "N"), (axes[0, 2], "D")):
         axis.plot([p.C for p in best], [getattr(p, letter) for p in best], "ko", markersize=4, label="here")
         for law in (kaplan, chinchilla):
-            said = [law(point.C) for point in best]
-            values = [each.parameters if letter == "N" else each.tokens for each in said]
-            axis.plot([p.C for p in best], values, label=said[0].law if said else None)
+            predicted = [law(point.C) for point in best]
+            values = [each.parameters if letter == "N" else each.tokens for each in predicted]
+            axis.plot([p.C for p in best], values, label=predicted[0].law if predicted else None)
         axis.set(xlabel="FLOPs", title=f"{letter}_opt(C)")
         axis.legend(frameon=False, fontsize=8)
     for axis in axes.flat:

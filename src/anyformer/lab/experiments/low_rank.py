@@ -1,8 +1,8 @@
 """Low rank: the attention of a trained encoder is nearly a matrix of low rank, which is Linformer's argument.
 
-The singular values of attention maps over held-out text, by layer [Wang et al. 2020, figure 1], beside those of the
-same maps with the entries of every row in another order (as sharp, and without a common shape) and those of the model
-before it learnt anything, whose rank is about as low: that alone is no sign of learning.
+The singular values of attention maps on held-out text, by layer [Wang et al. 2020, figure 1], are compared with two
+controls: the same maps with the entries of every row shuffled, which are as sharp but have no common structure, and the
+maps of the untrained model. The rank of the untrained model is about as low, so a low rank is not a sign of learning.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from anyformer.models.construct import build
 from anyformer.objectives.masked import Masked
 
 CLAIM = (
-    "a quarter of the singular values of attention holds 90 % of their sum, the mean over layers, and more than in "
-    "shuffled maps"
+    "in the mean over layers, the largest quarter of the singular values of attention has 90 % of their sum, and more "
+    "than in shuffled maps"
 )
 FORMS = {
     "tiny": Form(0.1, 0.1, {"depth": 2, "width": 16, "steps": 2, "batch": 2, "length": 32, "text": "docs"}),
     "small": Form(2, 0.5, {"depth": 4, "width": 64, "steps": 300, "batch": 8, "length": 96, "text": "docs"}),
     "full": Form(60, 3, {"depth": 8, "width": 256, "steps": 2500, "batch": 32, "length": 512, "text": "library"}),
 }
-POINTS = 32  # of a spectrum that are kept
+POINTS = 32  # points per spectrum
 KINDS = ("attention", "shuffled", "untrained")
 
 
@@ -74,7 +74,7 @@ def work(values: Values, place: Place) -> list[Row]:
 
 
 def maps(model: TransformerModule, ids: Tensor) -> list[Tensor]:
-    """A layer each, (B, H, T, T)."""
+    """Return the attention maps (B, H, T, T) of each layer."""
     return [each.weights.float() for each in attention(trace(model.eval(), input_ids=ids)).maps]
 
 
@@ -84,30 +84,30 @@ def shuffle_weights(weights: Tensor) -> Tensor:
 
 
 def spectrum(weights: Tensor) -> list[tuple[float, float]]:
-    """(B, H, T, T) -> (share of the singular values, share of their sum that the largest of them hold), the mean over
-    texts and heads."""
+    """Return (share of the singular values, share of their sum in the largest of them) for maps (B, H, T, T), averaged
+    over texts and heads."""
     values = torch.linalg.svdvals(weights)
-    held = (values.cumsum(-1) / values.sum(-1, keepdim=True)).flatten(0, -2).mean(0)
-    T = len(held)
-    places = [max(round(T * (i + 1) / POINTS), 1) for i in range(POINTS)]
-    return [(place / T, float(held[place - 1])) for place in places]
+    shares = (values.cumsum(-1) / values.sum(-1, keepdim=True)).flatten(0, -2).mean(0)
+    T = len(shares)
+    counts = [max(round(T * (i + 1) / POINTS), 1) for i in range(POINTS)]
+    return [(count / T, float(shares[count - 1])) for count in counts]
 
 
 def quarter(rows: Sequence[Row], kind: str) -> dict[int, float]:
-    """layer -> what the largest quarter holds."""
-    own = [row for row in rows if row["kind"] == kind]
+    """Return layer -> share of the sum in the largest quarter."""
+    group = [row for row in rows if row["kind"] == kind]
     return {
-        layer: min((abs(row["share"] - 0.25), row["held"]) for row in own if row["layer"] == layer)[1]
-        for layer in dict.fromkeys(row["layer"] for row in own)
+        layer: min((abs(row["share"] - 0.25), row["held"]) for row in group if row["layer"] == layer)[1]
+        for layer in dict.fromkeys(row["layer"] for row in group)
     }
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
-    held = {kind: quarter(rows, kind) for kind in KINDS}
-    means = {kind: mean(list(layers.values())) for kind, layers in held.items()}
-    found = {f"a quarter holds, layer {layer}": value for layer, value in held["attention"].items()}
-    found |= {f"mean, {kind}": value for kind, value in means.items()}
-    return Verdict(means["attention"] >= 0.9 and means["attention"] > means["shuffled"], found)
+    shares = {kind: quarter(rows, kind) for kind in KINDS}
+    means = {kind: mean(list(layers.values())) for kind, layers in shares.items()}
+    results = {f"share of the largest quarter, layer {layer}": value for layer, value in shares["attention"].items()}
+    results |= {f"mean, {kind}": value for kind, value in means.items()}
+    return Verdict(means["attention"] >= 0.9 and means["attention"] > means["shuffled"], results)
 
 
 def plot(rows: Sequence[Row]) -> Any:

@@ -1,9 +1,8 @@
-"""Masking rate: how much of a text BERT should hide, and whether it should be hidden anew each time.
+"""Masking rate: how much of a text BERT should mask, and whether it should draw a new mask each time.
 
-The same encoder learns with 5 % to 80 % of the tokens hidden [Wettig et al. 2023], and with 15 % hidden once and for
-all (static masking) instead of anew each time it is seen (dynamic [Liu et al. 2019]). All are asked about the same
-held-out texts with 15 % hidden.
-"""
+The same encoder is trained with 5 % to 80 % of the tokens masked [Wettig et al. 2023], and with 15 % masked once for
+the whole training (static masking) instead of a new mask each time (dynamic masking [Liu et al. 2019]). All are
+evaluated on the same held-out texts with 15 % masked."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ from anyformer.objectives.masked import Masked
 from anyformer.train.trainer import Trainer
 
 CLAIM = (
-    "asked with 15 % hidden, those that learnt with 15 % to 60 % beat those with 5 % and with 80 %; masking anew beats "
-    "masking once"
+    "evaluated with 15 % masked, training with 15 % to 60 % masked beats training with 5 % and with 80 %; dynamic "
+    "masking beats static masking"
 )
 FORMS = {
     "tiny": Form(
@@ -68,12 +67,12 @@ def trials(
 
 def work(values: Values, place: Place) -> list[Row]:
     width, length = values["width"], values["length"]
-    pieces = values["masking"] != "dynamic"  # static masking is of fixed pieces; so is what it is compared with
+    pieces = values["masking"] != "dynamic"  # static masking and its control have fixed pieces of text
     objective = Masked(
         rate=values["rate"], length=length if pieces else None, copies=1 if values["masking"] == "static" else None
     )
-    made = values["text"] == "made-up" and values["data"] is None  # then words are tokens, else bytes
-    size = LANGUAGE.size + len(WORDS.special) if made else READER_SIZE
+    by_words = values["text"] == "made-up" and values["data"] is None  # tokens are words, otherwise bytes
+    size = LANGUAGE.size + len(WORDS.special) if by_words else READER_SIZE
     described = reader("bert", "BertForMaskedLM", width, values["depth"], 4, length, vocab_size=size)
     run = training(
         "masking",
@@ -85,7 +84,7 @@ def work(values: Values, place: Place) -> list[Row]:
         length=length,
         lr=3e-3 if width < 100 else 1e-3,
         objective=objective,
-        vocabulary=WORDS if made else READER,
+        vocabulary=WORDS if by_words else READER,
         seed=values["seed"],
     )
     trainer = place.train(run)
@@ -93,15 +92,15 @@ def work(values: Values, place: Place) -> list[Row]:
 
 
 def masked_loss(trainer: Trainer, length: int) -> float:
-    """The loss of hidden tokens in what was held out, the same ones for all."""
+    """Return the loss of masked tokens in held-out texts; the masked tokens are the same for all models."""
     objective = Masked(rate=ASKED, mask=1.0, random=0.0).ready(trainer.tokenizer)
     packs = trainer.objective.packs
     plan = Plan(trainer.splits.valid, seed=1, examples=64, length=length, packs=packs, once=True)
     with trainer.eval_mode(), Loader(plan, objective, pad=trainer.tokenizer.filler) as batches:
-        found = mean_losses(
+        losses = mean_losses(
             lambda batch, _: objective.losses(trainer.model, batch), objective, batches, trainer.device, 16
         )
-    return found["loss"]
+    return losses["loss"]
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
@@ -110,8 +109,8 @@ def claim(rows: Sequence[Row]) -> Verdict:
     middle = [loss[rate] for rate in RATES[1:-1]]
     best = min(loss, key=lambda rate: loss[rate])
     holds = max(middle) < min(loss[RATES[0]], loss[RATES[-1]]) and kinds["dynamic pieces"] < kinds["static"]
-    found = {f"loss at {rate:g}": value for rate, value in loss.items()}
-    return Verdict(holds, {**found, "best rate": best, **{f"loss, {kind}": value for kind, value in kinds.items()}})
+    results = {f"loss at {rate:g}": value for rate, value in loss.items()}
+    return Verdict(holds, {**results, "best rate": best, **{f"loss, {kind}": value for kind, value in kinds.items()}})
 
 
 def plot(rows: Sequence[Row]) -> Any:
@@ -126,7 +125,7 @@ def plot(rows: Sequence[Row]) -> Any:
                 "s",
                 label=f"{row['masking']}, in fixed pieces" if row["masking"] == "static" else row["masking"],
             )
-    axes[0, 0].set(xlabel="share of tokens hidden while learning", ylabel="loss with 15 % hidden (nats)")
+    axes[0, 0].set(xlabel="masking rate in training", ylabel="loss with 15 % masked (nats)")
     axes[0, 0].legend(frameon=False)
     axes[0, 0].grid(alpha=0.3)
     return figure

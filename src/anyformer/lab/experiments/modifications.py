@@ -1,11 +1,11 @@
-"""Modifications: does a small table put the changes of a Transformer in the order of the large one?
+"""Modifications: do small models rank the modifications of a Transformer as the large models of the paper do?
 
-Every row of Narang et al. (`lab/narang_table.py`), small, learns to fill in spans of text for equally many steps; the
-rows that are best in the paper with several seeds. Losses of texts that were held out are compared with the paper's
-losses of pre-training, by rank: early, after an eighth of the steps, and at the end.
+Every row of Narang et al. (`lab/narang_table.py`) is trained as a small model on span corruption for the same number of
+steps; the rows that are best in the paper are trained with several seeds. Held-out losses are compared with the paper's
+pre-training losses by rank: early, after an eighth of the steps, and at the end.
 
-Each row is then fine-tuned on one task: to read the name and the body of a Python function and to write its parameters.
-Functions that are asked about are from the texts that were held out; an answer is right if every token of it is.
+Each row is then fine-tuned on one task: given the name and the body of a Python function, generate its parameters. Test
+functions are from held-out texts. An answer is correct if all of its tokens are correct.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from anyformer.train.progress import read_metrics
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 from anyformer.train.trainer import Trainer
 
-CLAIM = "the ranks of the rows' losses correlate with those of the paper's final losses, by more than 0.3"
-FEW = [  # of every group
+CLAIM = "the rank correlation of our final losses with the paper's is above 0.3"
+FEW = [  # rows of every group
     "Vanilla Transformer", "ELU", "SwiGLU", "RMS Norm", "Fixup", "Block sharing", "Untied embeddings",
     "Adaptive softmax", "Lightweight convolution", "Synthesizer (random)", "Switch Transformer", "Product key memory",
 ]  # fmt: skip
@@ -56,10 +56,10 @@ FORMS = {
         {"width": 192, "depth": 4, "tokens": 4096, "steps": 1500, "tuning": 300, "batch": 64, "few": None, "seeds": 3},
     ),
 }  # fmt: skip
-DIVERGES = True  # a training that does is a result here
-LENGTH, SENTINELS, LEADING = 128, 32, 1.825  # rows whose final loss is at most this in the paper have several seeds
-ANSWER = 12  # tokens of a function's parameters; the rest is cut
-# indent, name, parameters without brackets among them, body
+DIVERGES = True  # divergence is a result of this experiment
+LENGTH, SENTINELS, LEADING = 128, 32, 1.825  # LEADING: rows with at most this final loss in the paper get more seeds
+ANSWER = 12  # tokens of a function's parameters; the rest is cut off
+# indentation, name, parameters (without brackets), body
 FUNCTION = re.compile(r"^([ \t]*)def (\w+)\(([^()\[\]]+)\).*:[ \t]*\n((?:(?:\1[ \t]+.*|[ \t]*)\n)+)", re.M)
 
 
@@ -67,7 +67,7 @@ def trials(
     width: int, depth: int, tokens: int, steps: int, tuning: int, batch: int, few: int | None, seeds: int,
     data: str | None = None,
 ) -> list[Trial]:  # fmt: skip
-    """Every row once, and then the leading ones again."""
+    """Return a trial per row, then more seeds of the leading rows."""
     sizes = {"width": width, "depth": depth, "tokens": tokens}
     same = {**sizes, "steps": steps, "tuning": tuning, "batch": batch, "data": data}
     rows = [row for row in ROWS if few is None or row.name in FEW[:few]]
@@ -81,7 +81,7 @@ def slug(name: str) -> str:
 
 
 def size(width: int, depth: int, tokens: int) -> TableSize:
-    """Everything in proportion."""
+    """Return sizes in proportion to the paper's."""
     return TableSize(
         width=width, inner=4 * width, heads=6, head_width=width // 6, depth=depth, vocabulary=tokens, length=LENGTH,
         narrow=width // 6, cutoffs=(tokens // 8, 3 * tokens // 8), softmaxes=4, experts=8, keys=48, found=16, taps=15,
@@ -110,10 +110,10 @@ def work(values: Values, place: Place) -> list[Row]:
         keep=Keep(every=steps, last=1, best=False),
     )
     trainer = place.train(run)
-    seen = [line for line in read_metrics(trainer.folder) if "valid/loss" in line]
-    found = {"early": seen[0]["valid/loss"], "final": seen[-1]["valid/loss"], "seconds": trainer.seconds}
-    found["parameters"] = sum(p.numel() for p in trainer.model.parameters())
-    return [{**found, **fine_tune(run, trainer.folder, values, place)}]
+    evaluations = [line for line in read_metrics(trainer.folder) if "valid/loss" in line]
+    row = {"early": evaluations[0]["valid/loss"], "final": evaluations[-1]["valid/loss"], "seconds": trainer.seconds}
+    row["parameters"] = sum(p.numel() for p in trainer.model.parameters())
+    return [{**row, **fine_tune(run, trainer.folder, values, place)}]
 
 
 def texts(path: str | None, library: bool = True) -> Source:
@@ -121,7 +121,7 @@ def texts(path: str | None, library: bool = True) -> Source:
 
 
 def fine_tune(run: Run, trained: Path, values: Values, place: Place) -> Row:
-    """The task's figures; a training that diverges has none."""
+    """Return the loss and accuracy of the task, or the error if the training diverges."""
     steps, batch = values["tuning"], values["batch"]
     tuning = override(run, {
         "name": "parameters", "model": Pretrained(path=str(trained)), "vocabulary": None, "steps": steps,
@@ -138,14 +138,14 @@ def fine_tune(run: Run, trained: Path, values: Values, place: Place) -> Row:
     return {"task loss": scores[-1]["valid/loss"], "task accuracy": share_right(trainer)}
 
 
-def functions(source: Source, learnt: int, asked: int, place: Place) -> Data:
-    """{"source": a function without its parameters, "target": these}: at most so many to learn from, and to ask for."""
+def functions(source: Source, train: int, valid: int, place: Place) -> Data:
+    """Return at most `train` and `valid` examples {"source": a function without parameters, "target": these}."""
 
     def make(folder: Path) -> None:
         seen = set[tuple[str, str]]()
-        for name, out, most in (("train", False, learnt), ("valid", True, asked)):
+        for name, out, most in (("train", False, train), ("valid", True, valid)):
             every = texts_of(Held(source=source, out=out), ("text",))
-            pairs = sorted({pair for text in every for pair in without_parameters(text)} - seen)  # copies are not asked
+            pairs = sorted({pair for text in every for pair in without_parameters(text)} - seen)  # no duplicates
             seen |= set(pairs)
             chosen = np.random.default_rng(0).permutation(len(pairs))[:most]
             lines = (json.dumps(dict(zip(("source", "target"), pairs[i]))) for i in chosen)
@@ -156,97 +156,97 @@ def functions(source: Source, learnt: int, asked: int, place: Place) -> Data:
 
 
 def without_parameters(text: str) -> Iterator[tuple[str, str]]:
-    """(name and body, names of the parameters) of the functions in a text; those inside others are not apart."""
-    for _, name, given, body in FUNCTION.findall(f"{text}\n"):
-        names = [re.split("[:=]", each)[0].strip() for each in given.split(",")]
+    """Yield (name and body, names of the parameters) of the functions in a text, without nested functions."""
+    for _, name, parameters, body in FUNCTION.findall(f"{text}\n"):
+        names = [re.split("[:=]", each)[0].strip() for each in parameters.split(",")]
         yield f"{name}\n{body.rstrip()}", ", ".join(filter(None, names))
 
 
 def share_right(trainer: Trainer) -> float:
-    """Of the validation examples, those with the right token everywhere: greedy decoding writes exactly these."""
+    """Return the share of validation examples with only correct tokens, which greedy decoding generates exactly."""
     assert trainer.valid is not None
     right: list[bool] = []
     with trainer.eval_mode(), trainer.autocast(), trainer.valid() as batches:
         for batch in (trainer.to_device(batch) for ready in batches for batch in ready.batches):
             labels = batch["labels"]
-            said = trainer.model(**batch).logits.argmax(-1)
-            right += ((said == labels) | (labels == IGNORED)).all(1).tolist()
+            predictions = trainer.model(**batch).logits.argmax(-1)
+            right += ((predictions == labels) | (labels == IGNORED)).all(1).tolist()
     return float(np.mean(right))
 
 
 def vocabulary(data: Data, tokens: int, place: Place) -> Stored:
-    """One for all trials, which whichever is first makes."""
-    made = place.shared / "vocabulary"
+    """Return the vocabulary of all trials, which the first trial trains."""
+    folder = place.shared / "vocabulary"
     place.shared.mkdir(parents=True, exist_ok=True)
     with FileLock(place.shared / ".vocabulary.lock"):
-        if not (made / "tokenizer_config.json").is_file():  # written last
+        if not (folder / "tokenizer_config.json").is_file():  # the last file to be written
             special = {"pad_token": "<pad>", "eos_token": "</s>"}
             described = TrainedBPE(size=tokens, special=special, sentinels=SENTINELS)
-            described.make(texts_of(data.train, ("text",)), made)
-    return Stored(path=str(made))
+            described.make(texts_of(data.train, ("text",)), folder)
+    return Stored(path=str(folder))
 
 
-# -- what it shows ----------------------------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------------------------------
 
 
 def losses(rows: Sequence[Row], when: str) -> dict[str, list[float]]:
-    """Row -> losses, one a seed; those that did not stay finite are left out."""
-    found: dict[str, list[float]] = {}
+    """Return row -> losses, one per seed, without trainings that diverged."""
+    values: dict[str, list[float]] = {}
     for row in rows:
         if row.get(when) is not None:
-            found.setdefault(row["row"], []).append(row[when])
-    return found
+            values.setdefault(row["row"], []).append(row[when])
+    return values
 
 
 def ranks(values: Sequence[float]) -> np.ndarray:
-    """From 0; equal values share the mean of theirs."""
+    """Return ranks from 0; equal values share their mean rank."""
     each = np.asarray(values)
     return np.array([(each < value).sum() + ((each == value).sum() - 1) / 2 for value in each])
 
 
 def correlation(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Spearman's."""
+    """Return Spearman's rank correlation."""
     return float(np.corrcoef(ranks(ours), ranks(theirs))[0, 1])
 
 
 def compare_losses(rows: Sequence[Row], when: str) -> list[tuple[str, float, float]]:
-    """(row, our mean loss, the paper's), early or final."""
+    """Return (row, our mean loss, the paper's loss); `when` is "early" or "final"."""
     means = {name: float(np.mean(each)) for name, each in losses(rows, when).items()}
     return [(name, mean, getattr(row_named(name), f"{when}_loss")) for name, mean in means.items()]
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
-    found: dict[str, Any] = {"rows": len(losses(rows, "final")), "trainings": len(rows)}
+    results: dict[str, Any] = {"rows": len(losses(rows, "final")), "trainings": len(rows)}
     for when in ("final", "early"):
         _, ours, theirs = zip(*compare_losses(rows, when), strict=True)
-        found[f"rank correlation, {when}"] = correlation(ours, theirs)
+        results[f"rank correlation, {when}"] = correlation(ours, theirs)
     several = {name: each for name, each in losses(rows, "final").items() if len(each) > 1}
     if several:
-        found["spread over seeds"] = float(np.mean([np.std(each, ddof=1) for each in several.values()]))
-    found |= task_figures(rows)
+        results["spread over seeds"] = float(np.mean([np.std(each, ddof=1) for each in several.values()]))
+    results |= task_figures(rows)
     best = sorted(compare_losses(rows, "final"), key=lambda each: each[1])
-    found["best"], found["failed"] = ", ".join(name for name, *_ in best[:5]), sum("failed" in row for row in rows)
-    return Verdict(found["rank correlation, final"] > 0.3, found)
+    results["best"], results["failed"] = ", ".join(name for name, *_ in best[:5]), sum("failed" in row for row in rows)
+    return Verdict(results["rank correlation, final"] > 0.3, results)
 
 
 def task_figures(rows: Sequence[Row]) -> dict[str, float]:
-    """Whether rows that are better before fine-tuning, or on the paper's SuperGLUE, are better at the task, too."""
+    """Compare the task's losses with our losses before fine-tuning and with the paper's SuperGLUE scores."""
     ours = {name: float(np.mean(each)) for name, each in losses(rows, "task loss").items()}
     if len(ours) < 2:
         return {}
     before = {name: mean for name, mean, _ in compare_losses(rows, "final")}
-    found = {
+    results = {
         "rank correlation, task and our final loss": correlation([*ours.values()], [before[name] for name in ours]),
         "rank correlation, task and SuperGLUE": correlation(
             [*ours.values()], [-row_named(name).superglue for name in ours]
         ),
     }
     right = [each for several in losses(rows, "task accuracy").values() for each in several]
-    return {**found, "task right, at least": min(right), "task right, at most": max(right)}
+    return {**results, "task accuracy, lowest": min(right), "task accuracy, highest": max(right)}
 
 
 def plot(rows: Sequence[Row]) -> Any:
-    """Ranks, since most losses are close together: the best is 1."""
+    """Draw ranks (1 is the best), because most losses are close together."""
     figure, axes = figures.new(2, 1, 15, 7)
     for axis, when in zip(axes[0], ("early", "final"), strict=True):
         names, ours, theirs = zip(*compare_losses(rows, when), strict=True)

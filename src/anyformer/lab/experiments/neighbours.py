@@ -1,9 +1,9 @@
-"""Neighbours: whether learning in context looks up the nearest examples depends on what was learnt before.
+"""Neighbours: whether in-context learning looks up the nearest examples depends on the training functions.
 
-Sequences x1 y1 ... xN yN as in `in-context-regression`, of linear functions or of smooth ones (a Gaussian process).
-What the trained model says of each y is compared with the mean of the nearest neighbours, with a kernel smoother (what
-attention computes if scores are distances), with ridge regression, and with Bayes. The number of neighbours and the
-width of the kernel are those with the least error.
+Sequences x1 y1 ... xN yN as in `in-context-regression`, of linear functions or of smooth functions (from a Gaussian
+process). The model's prediction of each y is compared with the mean of the nearest neighbours, with a kernel smoother
+(which attention computes if scores are distances), with ridge regression, and with the Bayes estimator. The number of
+neighbours and the width of the kernel are chosen for the lowest error.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from anyformer.recipes.regression import model
 from anyformer.specs.codec import override
 
 CLAIM = (
-    "with every seed, a model of smooth functions predicts more like the nearest neighbours and the kernel smoother "
-    "than like ridge regression, one of linear functions the other way round, and both most like Bayes"
+    "with every seed, a model trained on smooth functions is closer to the nearest neighbours and the kernel smoother "
+    "than to ridge regression, a model trained on linear functions the other way round, and both are closest to Bayes"
 )
 FORMS = {
     "tiny": Form(0.1, 0.1, {
@@ -40,9 +40,9 @@ FORMS = {
         "numbers": 2, "context": 40, "depth": 6, "width": 128, "steps": 6000, "batch": 256, "asked": 2**14, "seeds": 3
     }),
 }  # fmt: skip
-SCALES = {"linear": None, "smooth": 0.7}  # of the functions
+SCALES = {"linear": None, "smooth": 0.7}  # length scale of the functions
 NOISE = 0.2
-COUNTS, WIDTHS = (1, 2, 3, 5, 8), (0.05, 0.1, 0.2, 0.4, 0.8)  # of neighbours; of the kernel
+COUNTS, WIDTHS = (1, 2, 3, 5, 8), (0.05, 0.1, 0.2, 0.4, 0.8)  # numbers of neighbours; widths of the kernel
 
 
 def trials(
@@ -88,54 +88,56 @@ def work(values: Values, place: Place) -> list[Row]:
         return compare(objective, trainer.model, values["asked"])
 
 
-def compare(objective: Regress, asked: Any, count: int) -> list[Row]:
-    """By number of pairs: the mean squared error of the model and of each estimator, and the mean squared distance of
-    what the estimator says from what the model says."""
-    points, values = objective.draw(torch.arange(count, device=asked.device)).values()
-    said = asked(points=points, values=values).predictions.double()
+def compare(objective: Regress, model: Any, count: int) -> list[Row]:
+    """Return a row per number of pairs: the mean squared error of the model and of each estimator, and the mean squared
+    distance of the estimator's predictions from the model's."""
+    points, values = objective.draw(torch.arange(count, device=model.device)).values()
+    predictions = model(points=points, values=values).predictions.double()
     points, values = points.double(), values.double()
 
     def best(each: Sequence[Estimator]) -> torch.Tensor:
-        found = [estimator(points, values) for estimator in each]
-        return min(found, key=lambda own: float((own - values).square().mean()))
+        candidates = [estimator(points, values) for estimator in each]
+        return min(candidates, key=lambda candidate: float((candidate - values).square().mean()))
 
     weight = objective.width * objective.noise**2
-    found = {
+    estimates = {
         "neighbours": best([partial(neighbours, count=number) for number in COUNTS]),
         "smoother": best([partial(smoother, scale=width) for width in WIDTHS]),
         "ridge": ridge(points, values, weight),
         "bayes": estimators(objective)["bayes"](points, values),
     }
-    errors = {"model": said, **found}
+    errors = {"model": predictions, **estimates}
     rows: list[Row] = [
         {"name": name, "pairs": pairs, "error": error}
-        for name, own in errors.items()
-        for pairs, error in enumerate((own - values).square().mean(0).tolist())
+        for name, outputs in errors.items()
+        for pairs, error in enumerate((outputs - values).square().mean(0).tolist())
     ]
     for row in rows:
         if row["name"] != "model":
-            row["distance"] = float((found[row["name"]] - said)[:, row["pairs"]].square().mean())
+            row["distance"] = float((estimates[row["name"]] - predictions)[:, row["pairs"]].square().mean())
     return rows
 
 
 def half(rows: Sequence[Row], functions: str, name: str, what: str) -> list[float]:
-    """A mean for each seed, over the second half of the pairs, where there is something to look up."""
-    own = [row for row in rows if (row["functions"], row["name"]) == (functions, name)]
-    last = max(row["pairs"] for row in own)
-    late = [row for row in own if row["pairs"] > last / 2]
-    return [mean([row[what] for row in late if row["seed"] == seed]) for seed in sorted({row["seed"] for row in own})]
+    """Return the mean per seed over the second half of the pairs, where there are enough examples to look up."""
+    group = [row for row in rows if (row["functions"], row["name"]) == (functions, name)]
+    last = max(row["pairs"] for row in group)
+    late = [row for row in group if row["pairs"] > last / 2]
+    return [mean([row[what] for row in late if row["seed"] == seed]) for seed in sorted({row["seed"] for row in group})]
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
-    found, holds = dict[str, float](), True
+    results, holds = dict[str, float](), True
     for functions in SCALES:
         far = {name: half(rows, functions, name, "distance") for name in ("neighbours", "smoother", "ridge", "bayes")}
-        found |= {f"{functions}: distance from {name}": mean(each) for name, each in far.items()}
-        found |= {f"{functions}: error, {name}": mean(half(rows, functions, name, "error")) for name in ("model", *far)}
+        results |= {f"{functions}: distance from {name}": mean(each) for name, each in far.items()}
+        results |= {
+            f"{functions}: error, {name}": mean(half(rows, functions, name, "error")) for name in ("model", *far)
+        }
         for near, smooth, line, bayes in zip(*far.values(), strict=True):
             alike = line < min(near, smooth) if functions == "linear" else line > max(near, smooth)
             holds = holds and alike and bayes <= min(near, smooth, line)
-    return Verdict(holds, found)
+    return Verdict(holds, results)
 
 
 def plot(rows: Sequence[Row]) -> Any:
@@ -143,10 +145,10 @@ def plot(rows: Sequence[Row]) -> Any:
     for (number, functions), (which, what) in product(enumerate(SCALES), enumerate(("error", "distance"))):
         axis = axes[which, number]
         for name in dict.fromkeys(row["name"] for row in rows if what in row):
-            own = [row for row in rows if (row["functions"], row["name"]) == (functions, name)]
-            pairs = sorted({row["pairs"] for row in own})
-            axis.plot(pairs, [mean([row[what] for row in own if row["pairs"] == n]) for n in pairs], label=name)
-        title = "mean squared error" if what == "error" else "squared distance from what the model says"
+            group = [row for row in rows if (row["functions"], row["name"]) == (functions, name)]
+            pairs = sorted({row["pairs"] for row in group})
+            axis.plot(pairs, [mean([row[what] for row in group if row["pairs"] == n]) for n in pairs], label=name)
+        title = "mean squared error" if what == "error" else "squared distance from the model's predictions"
         axis.set(xlabel="pairs seen", yscale="log", title=f"{functions} functions: {title}")
         axis.legend(frameon=False, fontsize=7)
         axis.grid(alpha=0.3)

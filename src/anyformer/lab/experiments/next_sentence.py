@@ -1,9 +1,9 @@
-"""Next sentence or not: what BERT learns from being asked whether one sentence follows another.
+"""Next sentence or not: what BERT learns from predicting whether one sentence follows another.
 
-Two encoders read the same pairs of sentences of a made-up language and learn their hidden words; one is also asked
-whether the second follows the first, and half of the time it does not [Devlin et al. 2019]; the other sees none but
-those that do, as RoBERTa, which found no harm in it [Liu et al. 2019]. Then the loss of hidden words in what was held
-out, and how well each, tuned with few examples, says of two sentences whether they are of one topic.
+Two encoders are pretrained on masked words in pairs of sentences of a made-up language. One also predicts whether the
+second sentence follows the first, which is true half of the time [Devlin et al. 2019]; the other sees only sentences
+that follow each other, as in RoBERTa [Liu et al. 2019]. Measured are the loss of masked words in held-out text and,
+after fine-tuning on few examples, the accuracy in classifying whether two sentences share a topic.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 from anyformer.train.trainer import Trainer
 
 CLAIM = (
-    "without next-sentence prediction hidden words are guessed better, and after tuning pairs are told apart at least "
-    "as well, in the mean of the seeds"
+    "without next-sentence prediction masked words are predicted better, and after fine-tuning pairs are classified at "
+    "least as well, in the mean over seeds"
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {
@@ -66,11 +66,11 @@ def trials(
 def work(values: Values, place: Place) -> list[Row]:
     language = Language(topics=values["topics"], words=values["words"])
     run = pretraining_run(values["kind"], language, RATES[values["kind"]], values, place)
-    found = masked_loss(place.train(run, name="pretrained"))
-    told = held_pairs(language, place)
+    loss = masked_loss(place.train(run, name="pretrained"))
+    labelled = held_pairs(language, place)
     tune = Run(
         name="tuned",
-        data=Data(train=told, valid=told.replace(out=True)),
+        data=Data(train=labelled, valid=labelled.replace(out=True)),
         model=Pretrained(
             path=str(place.folder / "pretrained"), architecture="BertForSequenceClassification", labels=LABELS
         ),
@@ -84,11 +84,11 @@ def work(values: Values, place: Place) -> list[Row]:
         evaluate=Evaluate(every=values["tuning"], metrics=("accuracy",), patience=None),
         seed=values["seed"],
     )
-    return [{"masked": found, "accuracy": place.train(tune, name="tuned").scores["accuracy"]}]
+    return [{"masked": loss, "accuracy": place.train(tune, name="tuned").scores["accuracy"]}]
 
 
 def pretraining_run(name: str, language: Language, next_rate: float, values: Values, place: Place) -> Run:
-    """A small BERT that learns hidden words, and how often the second of two sentences follows the first."""
+    """Return a run that pretrains a small BERT; `next_rate` is the share of pairs of consecutive sentences."""
     source = place.texts("texts", lambda: language.texts(values["texts"], 6, 0))
     width, sizes = values["width"], {"vocab_size": language.size + len(WORDS.special)}
     return training(
@@ -107,19 +107,19 @@ def pretraining_run(name: str, language: Language, next_rate: float, values: Val
 
 
 def held_pairs(language: Language, place: Place) -> Held:
-    """A half of all pairs to learn from; the others are held out."""
+    """Return pairs of sentences; half of them are held out."""
     place.texts("pairs", lambda: [json.dumps(row) for row in pairs(language, 2000)])
     return Held(source=JSONLines(path=str(place.shared / "pairs.txt")), one_in=2, stratify="label")
 
 
 def masked_loss(trainer: Trainer) -> float:
-    """The loss of hidden words in pairs that were held out, which follow each other: the same for all."""
+    """Return the loss of masked words in held-out pairs of consecutive sentences, which are the same for all models."""
     objective = MaskedAndNext(length=LENGTH, short=0.0, next_rate=1.0, mask=1.0, random=0.0).ready(trainer.tokenizer)
     return held_out_loss(trainer, objective, 64, term="masked")
 
 
 def pairs(language: Language, number: int) -> Iterator[dict[str, str]]:
-    """Two sentences, of one topic or of two."""
+    """Yield pairs of sentences of the same topic or of two topics."""
     draw = np.random.default_rng(1)
     for _ in range(number):
         first, label = int(draw.integers(language.topics)), int(draw.integers(2))
@@ -134,19 +134,19 @@ def means(rows: Sequence[Row], what: str) -> dict[str, float]:
 
 def claim(rows: Sequence[Row]) -> Verdict:
     accuracy, masked = means(rows, "accuracy"), means(rows, "masked")
-    found = {f"accuracy of pairs, {kind}": value for kind, value in accuracy.items()}
-    found |= {f"loss of hidden words, {kind}": value for kind, value in masked.items()}
-    return Verdict(masked["without"] < masked["with"] and accuracy["without"] >= accuracy["with"], found)
+    results = {f"accuracy of pairs, {kind}": value for kind, value in accuracy.items()}
+    results |= {f"loss of masked words, {kind}": value for kind, value in masked.items()}
+    return Verdict(masked["without"] < masked["with"] and accuracy["without"] >= accuracy["with"], results)
 
 
 def plot(rows: Sequence[Row]) -> Any:
     figure, axes = figures.new(2, 1, 9, 4)
-    titles = {"accuracy": "pairs told apart after tuning", "masked": "loss of hidden words (nats)"}
+    titles = {"accuracy": "accuracy of pairs after fine-tuning", "masked": "loss of masked words (nats)"}
     for axis, (what, title) in zip(axes.flat, titles.items()):
         for number, (kind, value) in enumerate(means(rows, what).items()):
             axis.bar([number], [value], color=f"C{number}", alpha=0.5)
-            own = [row[what] for row in rows if row["kind"] == kind]
-            axis.plot([number] * len(own), own, "o", color=f"C{number}")
+            measured = [row[what] for row in rows if row["kind"] == kind]
+            axis.plot([number] * len(measured), measured, "o", color=f"C{number}")
         axis.set_xticks(range(len(RATES)), [f"{kind} next sentence" for kind in RATES])
         axis.set_title(title)
     return figure

@@ -1,8 +1,8 @@
-"""Norm placement: where the norms stand decides how large gradients are in each layer, and whether warm-up is needed.
+"""Norm placement: the position of norms decides how large gradients are in each layer, and whether warm-up is needed.
 
-The same decoder with norms after the add (post), before the branch (pre), around the branch (sandwich), and after the
-add with a scaled skip (DeepNorm). Gradients by layer before the first step [Xiong et al. 2020], and the loss after
-trainings at several rates, with warm-up and without.
+The same decoder has norms after the sum (post), before the branch (pre), around the branch (sandwich), or after the sum
+with a scaled skip connection (DeepNorm). Measured are gradients by layer before the first step [Xiong et al. 2020], and
+the final loss at several rates, with and without warm-up.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from anyformer.parts.norm import LayerNorm
 from anyformer.parts.residual import Scaled, deepnorm
 
 CLAIM = (
-    "before the first step the last layer's gradient is largest in post-norm, 1.5 times that of pre-norm or more, and "
-    "without warm-up post-norm loses 0.1 nats more than pre-norm does, the mean over the rates"
+    "before the first step the last layer's gradient is largest in post-norm, at least 1.5 times pre-norm's, and "
+    "without warm-up post-norm loses 0.1 nats more than pre-norm, in the mean over rates"
 )
 FORMS = {
     "tiny": Form(0.1, 0.1, {"depth": 2, "width": 16, "steps": 3, "batch": 2, "rates": [3e-3], "text": "made-up"}),
@@ -38,7 +38,7 @@ FORMS = {
         {"depth": 12, "width": 192, "steps": 1000, "batch": 64, "rates": [2.5e-4, 5e-4, 1e-3, 2e-3], "text": "library"},
     ),
 }
-DIVERGES = True  # a training that does is a result here
+DIVERGES = True  # divergence is a result of this experiment
 LENGTH, HEADS = 64, 4
 PLACEMENTS = ("post", "pre", "sandwich", "deepnorm")
 
@@ -53,7 +53,7 @@ def trials(
     data: str | None = None,
     seed: int = 0,
 ) -> list[Trial]:
-    """The gradients of every placement, and its trainings."""
+    """Return a trial for the gradients of every placement, and trials for its trainings."""
     same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "text": text, "data": data, "seed": seed}
     trained = [(f"{'warm' if warm else 'cold'}-{lr:g}", lr, warm) for lr in rates for warm in (True, False)]
     ways: list[tuple[str, float | None, bool | None]] = [("gradients", None, None), *trained]
@@ -65,7 +65,7 @@ def trials(
 
 
 def model_spec(placement: str, width: int, depth: int) -> Model:
-    """The norms of every sublayer; all start from Xavier's numbers, so that the placement is all that differs."""
+    """Return a decoder with this placement of norms. The initialization is the same, except that DeepNorm scales it."""
     norm, alpha, beta = LayerNorm(), 1.0, 1.0
     where = {
         "post": ("out_norm",),
@@ -108,37 +108,37 @@ def work(values: Values, place: Place) -> list[Row]:
 
 
 def gradients(spec: Model, device: str, rows: int = 16) -> list[Row]:
-    """How long the gradient of the expected loss is in the feed-forward's second matrix of every layer [Xiong et al.
-    2020, figure 3], before the first step."""
+    """Return the norm of the gradient in the feed-forward's second matrix of every layer before the first step [Xiong
+    et al. 2020, figure 3]."""
     model = build(spec, seed=0).to(device)
     ids = torch.randint(0, SIZE, (rows, LENGTH), generator=torch.Generator().manual_seed(0)).to(device)
     each_loss(model(input_ids=ids).logits, ids).mean().backward()
-    found = [p for name, p in model.named_parameters() if name.endswith("feedforward.op.down.weight")]
-    return [{"layer": i, "gradient": float(p.grad.norm())} for i, p in enumerate(found) if p.grad is not None]
+    matrices = [p for name, p in model.named_parameters() if name.endswith("feedforward.op.down.weight")]
+    return [{"layer": i, "gradient": float(p.grad.norm())} for i, p in enumerate(matrices) if p.grad is not None]
 
 
 def ends(rows: Sequence[Row], placement: str, warm: bool) -> dict[float, float]:
-    """rate -> the last loss; of a training that did not stay finite, the highest of all."""
+    """Return rate -> last loss; for a diverged training, the highest loss of all."""
     worst = max(row["valid"] for row in rows if "valid" in row)
-    own = [row for row in rows if row["placement"] == placement and row["warm"] is warm]
-    return {row["lr"]: row.get("valid", worst) for row in own}
+    group = [row for row in rows if row["placement"] == placement and row["warm"] is warm]
+    return {row["lr"]: row.get("valid", worst) for row in group}
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
     last, spread, lost = {}, {}, {}
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for placement in PLACEMENTS:
         by_layer = [row["gradient"] for row in rows if row["placement"] == placement and "gradient" in row]
         last[placement], spread[placement] = by_layer[-1], by_layer[-1] / by_layer[0]
         warm, cold = ends(rows, placement, True), ends(rows, placement, False)
         lost[placement] = mean([cold[lr] - warm[lr] for lr in warm])
         for way, by_rate in (("warm", warm), ("cold", cold)):
-            found |= {f"loss, {placement}, {way}, {lr:g}": value for lr, value in by_rate.items()}
-    found |= {f"last layer / post-norm's, {name}": value / last["post"] for name, value in last.items()}
-    found |= {f"last / first layer, {name}": value for name, value in spread.items()}
-    found |= {f"lost without warm-up, {name}": value for name, value in lost.items()}
+            results |= {f"loss, {placement}, {way}, {lr:g}": value for lr, value in by_rate.items()}
+    results |= {f"last layer / post-norm's, {name}": value / last["post"] for name, value in last.items()}
+    results |= {f"last / first layer, {name}": value for name, value in spread.items()}
+    results |= {f"lost without warm-up, {name}": value for name, value in lost.items()}
     large = last["post"] == max(last.values()) and last["post"] >= 1.5 * last["pre"]  # sqrt(depth) [Xiong et al. 2020]
-    return Verdict(large and lost["post"] >= lost["pre"] + 0.1, found)
+    return Verdict(large and lost["post"] >= lost["pre"] + 0.1, results)
 
 
 def plot(rows: Sequence[Row]) -> Any:

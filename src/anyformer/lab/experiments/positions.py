@@ -1,15 +1,13 @@
-"""Positions: five properties of every way to tell where a token stands, and what is left of it on longer texts.
+"""Positions: five properties of every position encoding, and its loss on texts longer than the training texts.
 
-The properties are read off the scores of one attention over a text that says the same everywhere, so that what differs
-is position alone: places are told apart (unique), scores depend on the distance alone (relative), a place means the
-same in a longer text (consistent), scores stay in bounds (bounded), and there is an answer for places never seen
-(extends). Next to them stand the five properties that the lectures ask for: every place has a vector of its own, a
-shift of all places is one linear map of the vectors, vectors of longer texts exist and are no larger, nothing is
-learned, and there is a form for several dimensions (the last is read off from the Parts there are; a scheme without a
-vector of a place has neither the first nor the second). Then the same decoder learns from texts of one length and reads
-longer ones. Texts of 32 tokens say little about ALiBi, whose flattest head falls by 1 / 256 a token and hardly tells
-places apart there.
-"""
+The properties are measured on the scores of one attention over a text of equal tokens, so that only positions differ:
+scores distinguish all positions (unique), depend only on the distance (relative), do not change in a longer text
+(consistent), are bounded (bounded), and exist for positions beyond the training length (extends). In addition, the five
+properties of the lectures: every position has its own vector, a shift of all positions is one linear map of the
+vectors, vectors of longer texts exist and are not larger, nothing is learned, and there is a form for several
+dimensions. The last is true if there is such a Part; an encoding without position vectors has neither of the first two.
+Then the same decoder is trained on texts of one length and reads longer texts. Texts of 32 tokens show little about
+ALiBi, whose flattest head falls by 1 / 256 per token and hardly distinguishes positions there."""
 
 from __future__ import annotations
 
@@ -36,9 +34,9 @@ from anyformer.runtime.context import Context
 from anyformer.specs.codec import override
 
 CLAIM = (
-    "of the lectures' five properties sinusoids and rotary positions have all, learned positions lack three; "
-    "at four times the length it learnt from ALiBi loses 3 % at most and sinusoids lose 10 % or more, whatever the "
-    "seed, and learned positions have no answer; schemes of the attention are relative, added vectors are not"
+    "sinusoids and rotary positions have all five properties of the lectures, learned positions lack three; at four "
+    "times the training length ALiBi loses at most 3 % and sinusoids at least 10 %, with every seed, and learned "
+    "positions cannot be evaluated; encodings inside attention are relative, added vectors are not"
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 2, "batch": 2, "length": 16, "text": "made-up"}),
@@ -50,13 +48,13 @@ FORMS = {
     ),
 }
 HEADS, TIMES = 4, (1, 2, 4)
-ROWS = 64  # texts that are read at every length
+ROWS = 64  # number of texts at every length
 PROPERTIES = ("unique", "relative", "consistent", "bounded", "extends")
 LECTURE = ("own vector", "linear shift", "longer texts", "nothing learned", "several dimensions")
 GRID = {"learned": "AxialLearned", "sinusoidal": "Sinusoidal2D", "rope": "AxialRope", "bucketed": "GridBias"}
 ADDED = ("learned", "sinusoidal", "integer", "binary", "concatenated")
 SCHEMES = ("none", *ADDED, "rope", "alibi", "bucketed", "shaw", "transformer-xl")
-JUDGED = ("sinusoidal", "alibi")  # what they lose is claimed: more seeds than one
+JUDGED = ("sinusoidal", "alibi")  # the claim is about their losses, so they have several seeds
 
 
 def trials(
@@ -101,7 +99,7 @@ def model_spec(scheme: str, width: int, depth: int, length: int) -> Model:
         "transformer-xl": RelativeSinusoids(num_heads=HEADS),
     }
     changes = {"embedding.position": added.get(scheme), "decoder.layers.attention.op.position": inside.get(scheme)}
-    # tokens as long as sinusoids, which would drown them otherwise [Vaswani et al. 2017]
+    # scale token vectors to the norm of sinusoids, which would dominate them otherwise [Vaswani et al. 2017]
     return writer(width, depth, HEADS, length, changes | {"embedding.scale": width**0.5}, scaled=True)
 
 
@@ -125,7 +123,7 @@ def work(values: Values, place: Place) -> list[Row]:
     with trainer.eval_mode():
         for times in TIMES:
             try:
-                # the same tokens are asked about, with more and more before them
+                # the same tokens are predicted, with longer and longer contexts
                 loss = each_loss(trainer.model(input_ids=ids[:, -times * length :]).logits, ids[:, -times * length :])
                 rows.append({"times": times, "loss": float(loss[:, -length // 2 :].mean())})
             except ValueError:
@@ -138,32 +136,32 @@ def work(values: Values, place: Place) -> list[Row]:
 
 @torch.no_grad()
 def properties(spec: Model, length: int, eps: float = 1e-4) -> Row:
-    """Each as true or false, of a decoder of one layer with random weights."""
+    """Return each property as True or False, for a one-layer decoder with random weights."""
     model = build(override(spec, {"init": {"*": Normal(std=0.3)}}), seed=0).double().eval()
 
     def scores(number: int) -> Tensor | None:
-        """(H, T, T) less what each token says to itself; -inf in the future. Of the last heads, which see farthest."""
+        """Return log attention weights (H, T, T) relative to each token's weight on itself; -inf in the future."""
         try:
             run = trace(model, keep=["decoder.layers.0.attention.op.weights"], input_ids=torch.ones(1, number).long())
         except ValueError:
             return None
-        found = run["decoder.layers.0.attention.op.weights"][0].double().log()
-        return found - found.diagonal(dim1=-2, dim2=-1)[..., None]
+        base = run["decoder.layers.0.attention.op.weights"][0].double().log()
+        return base - base.diagonal(dim1=-2, dim2=-1)[..., None]
 
-    found, longer = scores(length), scores(4 * length)
-    assert found is not None
+    base, longer = scores(length), scores(4 * length)
+    assert base is not None
     past = torch.ones(length, length).tril().bool()
-    spread = float(found[:, past].std()) + 1e-12
-    last = found[:, -1]  # what the last token says of every place
+    spread = float(base[:, past].std()) + 1e-12
+    last = base[:, -1]  # scores of the last token for every position
     apart = (last[:, :, None] - last[:, None, :]).abs().amax(0) + torch.eye(length) * 1e9
-    along = [torch.diagonal(found, -offset, 1, 2).std(-1) for offset in range(1, length - 1)]
+    along = [torch.diagonal(base, -offset, 1, 2).std(-1) for offset in range(1, length - 1)]
     return {
         "unique": bool(apart.min() > eps * spread) and spread > eps,
         "relative": bool(torch.stack(along).max() < eps * spread + 1e-9),
-        "consistent": longer is not None and bool(((longer[:, :length, :length] - found)[:, past]).abs().max() < eps),
+        "consistent": longer is not None and bool(((longer[:, :length, :length] - base)[:, past]).abs().max() < eps),
         "bounded": longer is not None
         and bool(
-            longer[-1][torch.ones(4 * length, 4 * length).tril().bool()].abs().max() <= 2 * found[-1][past].abs().max()
+            longer[-1][torch.ones(4 * length, 4 * length).tril().bool()].abs().max() <= 2 * base[-1][past].abs().max()
         ),
         "extends": longer is not None,
     }
@@ -171,11 +169,11 @@ def properties(spec: Model, length: int, eps: float = 1e-4) -> Row:
 
 @torch.no_grad()
 def place_vectors(scheme: str, length: int, number: int) -> Tensor | None:
-    """(number, D) what a scheme for texts of `length` adds to tokens, or what it turns a query of pairs (1, 0) into.
-    None where there is no vector of a place, or none of so many."""
+    """Return the vectors (number, D) that an encoding for texts of `length` adds to tokens; for rotary positions, the
+    rotated query of pairs (1, 0). None if the encoding has no position vectors, or not that many."""
     if scheme == "rope":
-        places = torch.arange(number)
-        cos, sin = RopeModule(Rope(), 32).tables(Context(places, places[None]), torch.float64)
+        index = torch.arange(number)
+        cos, sin = RopeModule(Rope(), 32).tables(Context(index, index[None]), torch.float64)
         return torch.cat((cos, sin), -1)[0, 0]
     if scheme not in ADDED:
         return None
@@ -188,16 +186,16 @@ def place_vectors(scheme: str, length: int, number: int) -> Tensor | None:
     return run["embedding"][0].double()
 
 
-def is_shift_linear(vectors: Tensor, places: int = 3, eps: float = 1e-3) -> bool:
-    """Whether a matrix that takes vectors of every second place to those some places on does so for the others too."""
-    before, after = vectors[:-places], vectors[places:]
+def is_shift_linear(vectors: Tensor, shift: int = 3, eps: float = 1e-3) -> bool:
+    """Whether the matrix that maps every second vector to the vector `shift` positions later also maps the others."""
+    before, after = vectors[:-shift], vectors[shift:]
     matrix = torch.linalg.pinv(before[::2], rtol=1e-6) @ after[::2]
     error = (before[1::2] @ matrix - after[1::2]).norm()
     return bool(error < eps * (after[1::2] - after.mean(0)).norm())
 
 
 def lecture_properties(scheme: str, length: int = 128) -> Row:
-    """True, False, or None where a scheme has no vector of a place."""
+    """Return each property as True or False, or as None if the encoding has no position vectors."""
     vectors, longer = place_vectors(scheme, length, length), place_vectors(scheme, length, 4 * length)
     spec = model_spec(scheme, 32, 1, length)
     learned = any(".position." in f".{address}." for address in count(spec).parts)
@@ -214,21 +212,21 @@ def lecture_properties(scheme: str, length: int = 128) -> Row:
     }
 
 
-# -- what it shows ----------------------------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------------------------------
 
 
 def table(rows: Sequence[Row]) -> dict[str, Row]:
-    """scheme -> its properties, and the loss at each multiple of the length, of the first seed."""
-    found: dict[str, Row] = {scheme: {} for scheme in SCHEMES}
+    """Return scheme -> its properties and, for the first seed, its loss at each multiple of the training length."""
+    properties: dict[str, Row] = {scheme: {} for scheme in SCHEMES}
     for row in (row for row in rows if not row["seed"]):
-        own = found[row["scheme"]]
-        own |= {name: row[name] for name in (*LECTURE, *PROPERTIES) if name in row}
-        own |= {f"loss x{row['times']}": row["loss"]} if "times" in row else {}
-    return found
+        entry = properties[row["scheme"]]
+        entry |= {name: row[name] for name in (*LECTURE, *PROPERTIES) if name in row}
+        entry |= {f"loss x{row['times']}": row["loss"]} if "times" in row else {}
+    return properties
 
 
 def loss_increase(rows: Sequence[Row], scheme: str) -> list[float]:
-    """By how much the loss is higher at the longest texts, as a share, with every seed."""
+    """Return the relative increase of the loss at the longest texts, for every seed."""
     losses = {(row["seed"], row["times"]): row["loss"] for row in rows if row["scheme"] == scheme and "times" in row}
     near = {seed: loss for (seed, times), loss in losses.items() if times == 1}
     far = {seed: losses[seed, TIMES[-1]] for seed in near}
@@ -236,44 +234,44 @@ def loss_increase(rows: Sequence[Row], scheme: str) -> list[float]:
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
-    found = table(rows)
+    properties = table(rows)
     shares = {scheme: loss_increase(rows, scheme) for scheme in SCHEMES}
-    figures = {f"lost by {scheme}": mean(each) for scheme, each in shares.items()}
+    figures = {f"loss increase, {scheme}": mean(each) for scheme, each in shares.items()}
     most, least = max(shares["alibi"]), min(shares["sinusoidal"])
-    relative = [scheme for scheme, row in found.items() if row["relative"]]
+    relative = [scheme for scheme, row in properties.items() if row["relative"]]
     inside = {scheme for scheme in SCHEMES if scheme not in ADDED}
-    has = {scheme: [name for name in LECTURE if row[name]] for scheme, row in found.items()}
+    has = {scheme: [name for name in LECTURE if row[name]] for scheme, row in properties.items()}
     asked = len(has["sinusoidal"]) == len(has["rope"]) == len(LECTURE) and len(has["learned"]) <= len(LECTURE) - 3
-    holds = asked and most <= 0.03 and least >= 0.1 and not found["learned"]["extends"] and set(relative) == inside
+    holds = asked and most <= 0.03 and least >= 0.1 and not properties["learned"]["extends"] and set(relative) == inside
     return Verdict(
         holds,
         {
             **figures,
-            "most lost by alibi with a seed": most,
-            "least by sinusoidal": least,
+            "largest loss increase, alibi": most,
+            "smallest loss increase, sinusoidal": least,
             "relative": ", ".join(relative),
-            **{f"has of the lectures', {scheme}": ", ".join(each) or "none" for scheme, each in has.items()},
+            **{f"properties of the lectures, {scheme}": ", ".join(each) or "none" for scheme, each in has.items()},
         },
     )
 
 
 def plot(rows: Sequence[Row]) -> Any:
-    found = table(rows)
+    properties = table(rows)
     figure, axes = figures.new(2, 1, 16, 5)
     names = (*LECTURE, *PROPERTIES)
-    shown = torch.tensor([[float(row[name] or 0) for name in names] for row in found.values()])
+    shown = torch.tensor([[float(row[name] or 0) for name in names] for row in properties.values()])
     axes[0, 0].imshow(shown.numpy(), cmap="Blues", vmin=0, vmax=1.5, aspect="auto")
     axes[0, 0].set_xticks(range(len(names)), names, rotation=30, fontsize=8)
-    axes[0, 0].set_yticks(range(len(found)), list(found))
-    for i, row in enumerate(found.values()):
+    axes[0, 0].set_yticks(range(len(properties)), list(properties))
+    for i, row in enumerate(properties.values()):
         for j, name in enumerate(names):
             answer = "-" if row[name] is None else "yes" if row[name] else "no"
             axes[0, 0].text(j, i, answer, ha="center", va="center", fontsize=8)
-    for number, (scheme, row) in enumerate(found.items()):
+    for number, (scheme, row) in enumerate(properties.items()):
         points = [(times, row[f"loss x{times}"]) for times in TIMES if row.get(f"loss x{times}") is not None]
         if points:
             axes[0, 1].plot(*zip(*points), marker="o", label=scheme, color=f"C{number}")
-    axes[0, 1].set(xscale="log", yscale="log", xlabel="times the length it learnt from", title="loss, last tokens")
+    axes[0, 1].set(xscale="log", yscale="log", xlabel="multiple of the training length", title="loss, last tokens")
     axes[0, 1].set_xticks(TIMES, [f"{times}" for times in TIMES])
     axes[0, 1].legend(frameon=False, fontsize=7)
     axes[0, 1].grid(alpha=0.3)

@@ -1,8 +1,8 @@
-"""Sharing: one layer that runs many times: fewer parameters, a higher loss, steadier layers, no need of dropout.
+"""Sharing: one layer that runs many times has fewer parameters, a higher loss, steadier outputs and no need of dropout.
 
-The layers of a small encoder are its own or one for all (ALBERT), with dropout and without. The loss of hidden words,
-and of held-out text how far each layer's output is from its input, relative to its length, and at which angle: in
-ALBERT these oscillate less from layer to layer than in BERT, and do not converge to 0 [Lan et al. 2020, figure 1].
+A small encoder has separate layers or one shared layer (ALBERT), with and without dropout. Measured are the loss of
+masked words, and the relative distance and the angle between the input and the output of each layer. In ALBERT these
+oscillate less from layer to layer than in BERT, and do not converge to 0 [Lan et al. 2020, figure 1].
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from anyformer.objectives.masked import Masked
 from anyformer.specs.codec import override
 
 CLAIM = (
-    "with every seed, sharing has fewer than half of the parameters, a higher loss, distances that change less from "
-    "layer to layer and do not vanish, and loses by dropout"
+    "with every seed, the shared layer has fewer than half of the parameters, a higher loss, distances that change "
+    "less from layer to layer and do not vanish, and a higher loss with dropout"
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"depth": 3, "width": 16, "steps": 2, "batch": 2, "texts": 100, "seeds": 3}),
@@ -32,7 +32,7 @@ FORMS = {
     "full": Form(120, 4, {"depth": 12, "width": 128, "steps": 2000, "batch": 64, "texts": 20_000, "seeds": 3}),
 }
 LANGUAGE, LENGTH, DROPOUT = Language(words=2), 32, 0.1
-HIDDEN = 0.3  # of the words: with 0.15 a short training learns too little
+HIDDEN = 0.3  # share of masked words: with 0.15 a short training learns too little
 KINDS = ("own", "shared")
 
 
@@ -40,19 +40,19 @@ def trials(
     depth: int, width: int, steps: int, batch: int, texts: int, seeds: int, data: str | None = None
 ) -> list[Trial]:
     same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "texts": texts, "data": data}
-    found = []
+    trials = []
     for kind, dropout in product(KINDS, (0.0, DROPOUT)):
         counted = count(layers_model(kind, dropout, width, depth))
         sizes = {"parameters": counted.parameters, "flops": counted.flops(LENGTH) // LENGTH}
-        found += [
+        trials += [
             Trial(f"{kind}-{dropout:g}-{seed}", {"kind": kind, "dropout": dropout, "seed": seed, **sizes, **same})
             for seed in range(seeds)
         ]
-    return found
+    return trials
 
 
 def layers_model(kind: str, dropout: float, width: int, depth: int) -> Model:
-    """BERT with `depth` layers, or with one that runs `depth` times."""
+    """Return BERT with `depth` layers, or with one layer that runs `depth` times."""
     size = LANGUAGE.size + len(WORDS.special)
     described = reader("bert", "BertForMaskedLM", width, depth, 4, LENGTH, vocab_size=size,
                        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)  # fmt: skip
@@ -81,8 +81,8 @@ def work(values: Values, place: Place) -> list[Row]:
 
 
 def steps_between(model: TransformerModule, ids: torch.Tensor) -> list[Row]:
-    """Of every layer: the distance of its output from its input, in units of the input's length, and their angle in
-    degrees, the mean over tokens."""
+    """Return for every layer the distance of its output from its input, relative to the input's norm, and their angle
+    in degrees, both averaged over tokens."""
     states = model(input_ids=ids, output_hidden_states=True).hidden_states
     rows: list[Row] = []
     for layer, (x, y) in enumerate(pairwise(states)):
@@ -95,16 +95,16 @@ def steps_between(model: TransformerModule, ids: torch.Tensor) -> list[Row]:
 
 
 def by_layer(rows: Sequence[Row], kind: str, what: str, dropout: float = 0.0) -> list[list[float]]:
-    """Of every seed, a value a layer."""
-    found: dict[int, list[float]] = {}
+    """Return one value per layer, for every seed."""
+    by_seed: dict[int, list[float]] = {}
     for row in rows:
         if what in row and (row["kind"], row["dropout"]) == (kind, dropout):
-            found.setdefault(row["seed"], []).append(row[what])
-    return [*found.values()]
+            by_seed.setdefault(row["seed"], []).append(row[what])
+    return [*by_seed.values()]
 
 
 def roughness(values: Sequence[float]) -> float:
-    """The mean change from layer to layer, in units of the mean: 0 where all are the same."""
+    """Return the mean change from layer to layer relative to the mean: 0 if all values are equal."""
     return mean([abs(after - before) for before, after in pairwise(values)]) / mean(values)
 
 
@@ -118,10 +118,10 @@ def claim(rows: Sequence[Row]) -> Verdict:
     rough = {kind: [roughness(each) for each in by_layer(rows, kind, "distance")] for kind in KINDS}
     least = min(each[-1] / max(each) for each in by_layer(rows, "shared", "distance"))
     sizes = {row["kind"]: row["parameters"] for row in rows}
-    found: dict[str, Any] = {f"parameters, {kind}": size for kind, size in sizes.items()}
-    found |= {f"loss, {kind}, dropout {dropout:g}": mean(each) for (kind, dropout), each in losses.items()}
-    found |= {f"change of distances from layer to layer, {kind}": mean(each) for kind, each in rough.items()}
-    found["shared: the last layer's distance / the largest, least of a seed"] = least
+    results: dict[str, Any] = {f"parameters, {kind}": size for kind, size in sizes.items()}
+    results |= {f"loss, {kind}, dropout {dropout:g}": mean(each) for (kind, dropout), each in losses.items()}
+    results |= {f"change of distances from layer to layer, {kind}": mean(each) for kind, each in rough.items()}
+    results["shared: last distance / largest distance, lowest seed"] = least
     parts = {
         "fewer than half of the parameters": sizes["shared"] < sizes["own"] / 2,
         "higher loss": all(a < b for a, b in zip(losses["own", 0.0], losses["shared", 0.0], strict=True)),
@@ -129,7 +129,7 @@ def claim(rows: Sequence[Row]) -> Verdict:
         "distances do not vanish": least > 0.05,
         "dropout costs": all(a < b for a, b in zip(losses["shared", 0.0], losses["shared", DROPOUT], strict=True)),
     }
-    return Verdict(all(parts.values()), {**found, **{f"holds: {name}": value for name, value in parts.items()}})
+    return Verdict(all(parts.values()), {**results, **{f"holds: {name}": value for name, value in parts.items()}})
 
 
 def plot(rows: Sequence[Row]) -> Any:
@@ -141,12 +141,12 @@ def plot(rows: Sequence[Row]) -> Any:
         axis.set(xlabel="layer", title=title, ylim=(0, None))
         axis.legend(frameon=False, fontsize=8)
     for number, (kind, dropout) in enumerate(product(KINDS, (0.0, DROPOUT))):
-        own = [row for row in rows if "loss" in row and (row["kind"], row["dropout"]) == (kind, dropout)]
-        axes[0, 2].plot([number] * len(own), [row["loss"] for row in own], "o", label=f"{own[0]['parameters']:,}")
+        group = [row for row in rows if "loss" in row and (row["kind"], row["dropout"]) == (kind, dropout)]
+        axes[0, 2].plot([number] * len(group), [row["loss"] for row in group], "o", label=f"{group[0]['parameters']:,}")
     axes[0, 2].set_xticks(
         range(4), [f"{kind}\ndropout {dropout:g}" for kind, dropout in product(KINDS, (0.0, DROPOUT))]
     )
-    axes[0, 2].set_title("loss: a point a seed")
+    axes[0, 2].set_title("loss: one point per seed")
     axes[0, 2].legend(frameon=False, fontsize=8, title="parameters")
     for axis in axes.flat:
         axis.grid(alpha=0.3)

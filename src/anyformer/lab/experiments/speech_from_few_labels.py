@@ -1,9 +1,9 @@
-"""Speech from few labels: wav2vec 2.0 first listens to digits without labels, then needs few of them.
+"""Speech from few labels: after pretraining on recordings without labels, wav2vec 2.0 needs few labels.
 
-A small wav2vec 2.0 learns from strings of spoken digits without a word of text, then what a digit is called (CTC) from
-few labelled recordings; another has those labels alone, the same model and as many steps of them
-[Baevski et al. 2020, table 1]. The digits are synthesised. What counts is how many new recordings are transcribed
-rightly; chance is one in ten.
+A small wav2vec 2.0 is pretrained on strings of spoken digits without text, then fine-tuned with CTC on a few labelled
+recordings; the same model is trained from scratch on these labels for the same number of steps [Baevski et al. 2020,
+table 1]. The digits are synthesized. The result is the share of new recordings transcribed correctly; chance is one in
+ten.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from anyformer.train.run import Pretrained, Run
 from anyformer.train.trainer import Trainer
 
 CLAIM = (
-    "with every seed and the fewest labels, more new recordings are transcribed rightly after pretraining without "
+    "with every seed and the fewest labels, more new recordings are transcribed correctly after pretraining without "
     "labels than from scratch"
 )
 FORMS = {
@@ -60,7 +60,7 @@ def model_spec(architecture: str, width: int, depth: int) -> Any:
 
 
 def shorten(run: Run, steps: int, seed: int, **changes: Any) -> Run:
-    """A recipe with other steps; its only checkpoint is the last."""
+    """Return a recipe with this number of steps that keeps only its last checkpoint."""
     same = {"steps": steps, "seed": seed, "schedule.warmup": max(steps // 10, 1), "batch.examples": 32}
     kept = {"evaluate.every": steps, "evaluate.metrics": (), "evaluate.batches": 2, "keep.every": steps}
     return override(run, {**same, **kept, "keep.last": 1, **changes})
@@ -72,8 +72,8 @@ def work(values: Values, place: Place) -> list[Row]:
     known, watched, new = recordings(data, least=HELD), recordings(data, 5, HELD - 1), recordings(data, most=4)
     spec = partial(model_spec, width=values["width"], depth=values["depth"])
     joined = strings(known, 2000).replace(least=2, most=3)
-    heard = Data(train=joined, valid=joined.replace(source=watched, count=64))
-    changes = {"model": spec("Wav2Vec2ForPreTraining"), "objective.negatives": 20, "objective.span": 5, "data": heard}
+    sound = Data(train=joined, valid=joined.replace(source=watched, count=64))
+    changes = {"model": spec("Wav2Vec2ForPreTraining"), "objective.negatives": 20, "objective.span": 5, "data": sound}
     place.train(shorten(digits(data), values["steps"], seed, **changes), name="pretrained")
     rows: list[Row] = []
     for one_in in values["one_in"]:
@@ -94,18 +94,18 @@ def work(values: Values, place: Place) -> list[Row]:
 
 
 def share_right(trainer: Trainer, source: Any) -> float:
-    """Of recordings whose transcript is theirs."""
+    """Return the share of recordings that are transcribed correctly."""
     evaluation = Evaluation(source, trainer.objective, trainer.tokenizer, ())
     with trainer.eval_mode():
-        answered = evaluation.ask(Predictor(trainer.model, trainer.tokenizer, trainer.tokenizer.filler, size=64))
-    return mean([float(mine == right) for mine, right in zip(answered.predicted, answered.wanted, strict=True)])
+        answers = evaluation.ask(Predictor(trainer.model, trainer.tokenizer, trainer.tokenizer.filler, size=64))
+    return mean([float(text == label) for text, label in zip(answers.predicted, answers.wanted, strict=True)])
 
 
-# -- what it shows ----------------------------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------------------------------
 
 
 def shares(rows: Sequence[Row], kind: str, labels: int) -> list[float]:
-    """Of every seed."""
+    """Return the share per seed."""
     return [row["right"] for row in rows if (row["kind"], row["labels"]) == (kind, labels)]
 
 
@@ -114,14 +114,16 @@ def numbers(rows: Sequence[Row]) -> list[int]:
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
-    found = {(kind, labels): shares(rows, kind, labels) for labels in numbers(rows) for kind in KINDS}
+    right = {(kind, labels): shares(rows, kind, labels) for labels in numbers(rows) for kind in KINDS}
     few = numbers(rows)[0]
-    gains = [after - before for after, before in zip(found["pretrained", few], found["scratch", few], strict=True)]
+    gains = [after - before for after, before in zip(right["pretrained", few], right["scratch", few], strict=True)]
     return Verdict(
         min(gains) > 0,
         {
-            **{f"right, {kind}, {n} labels": ", ".join(f"{v:.3f}" for v in own) for (kind, n), own in found.items()},
-            "least gain of a seed": min(gains),
+            **{
+                f"correct, {kind}, {n} labels": ", ".join(f"{v:.3f}" for v in each) for (kind, n), each in right.items()
+            },
+            "smallest gain of a seed": min(gains),
         },
     )
 
@@ -130,10 +132,10 @@ def plot(rows: Sequence[Row]) -> Any:
     few, most = numbers(rows)[0], numbers(rows)[-1]
     figure, axes = figures.new(2, 1, 9, 4, sharey=True)
     for axis, labels in zip(axes[0], (few, most), strict=True):
-        for place, kind in enumerate(KINDS):
-            own = shares(rows, kind, labels)
-            axis.bar(place, mean(own), color="#cccccc")
-            axis.plot([place] * len(own), own, "o", color="C0")
+        for x, kind in enumerate(KINDS):
+            right = shares(rows, kind, labels)
+            axis.bar(x, mean(right), color="#cccccc")
+            axis.plot([x] * len(right), right, "o", color="C0")
         axis.axhline(0.1, color="#777777", linestyle=":")
         axis.set_xticks(range(len(KINDS)), KINDS)
         axis.set(title=f"new recordings transcribed, {labels} labels", ylim=(0, 1.05))

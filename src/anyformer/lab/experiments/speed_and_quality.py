@@ -1,9 +1,9 @@
-"""Speed and quality: what efficient mixers save and what they lose, on recall over a distance and on text.
+"""Speed and quality: what efficient mixers save and lose, on recall over a distance and on text.
 
-Decoders of two layers, of which only the mixer differs, learn from texts of one length: half of them are palindromes
-(abcd|dcba), whose answers are far from their letters, half a made-up language, where the last few letters tell most.
-The cost is counted: operations a token of a text of that length and of a long one, without the pairs of tokens that a
-mask hides (`counting/forward.py`). The frontier has the mixers that no other one beats in both cost and quality.
+Two-layer decoders that differ only in the mixer learn from texts of one length. Half of the texts are palindromes
+(abcd|dcba), whose answers are far from their letters; half are in a made-up language, in which the last few letters
+matter most. The cost is the number of operations per token, without masked pairs of tokens, in a text of that length
+and in a long text (`counting/forward.py`). No other mixer beats a mixer on the frontier in both cost and quality.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from anyformer.specs.codec import decode, kinds
 
 CLAIM = (
     "on recall full attention is at most 2 points below the best mixer that costs less on long texts, with every seed, "
-    "and at least half of the efficient mixers are 20 points below it; on text at least half of them lose 5 % at most"
+    "and at least half of the efficient mixers are 20 points below it; on text at least half of them lose at most 5 %"
 )
 FORMS = {
     "tiny": Form(0.3, 0.2, {"width": 16, "steps": 2, "batch": 4, "size": 8, "letters": 4, "long": 64}),
@@ -40,13 +40,13 @@ SEES: dict[str, Any] = {"num_heads": HEADS, "mask": {"kind": "Causal"}}
 
 
 def near(kind: str, **fields: int) -> dict[str, Any]:
-    """Attention to some of the past."""
+    """Return attention to a part of the past."""
     masks = [{"kind": "Causal"}, {"kind": kind, **fields}]
     return {"kind": "Attention", "num_heads": HEADS, "mask": {"kind": "All", "masks": masks}}
 
 
 def mixers(width: int, length: int, reach: int) -> dict[str, dict[str, Any]]:
-    """Every one with a reach or a state that does not grow with the text, but for the first and the fifth."""
+    """Return all mixers. Except for "full" and "compressed", their reach or state does not grow with the text."""
     return {
         "full": {"kind": "Attention", **SEES},
         "window": near("Window", size=reach),
@@ -82,14 +82,14 @@ def trials(width: int, steps: int, batch: int, size: int, letters: int, long: in
 
 
 def model_spec(name: str, width: int, length: int, reach: int) -> Model:
-    kinds()  # all of them, so that a kind is found by its name
+    kinds()  # registers all kinds, so that `decode` finds them by name
     changes = {"decoder.layers.attention.op": decode(mixers(width, length, reach)[name])}
     return writer(width, DEPTH, HEADS, length, changes, scaled=True)
 
 
 @cache
 def token_cost(name: str, width: int, length: int, reach: int) -> float:
-    """Operations a token, by kernels that skip what a mask hides."""
+    """Return the operations per token, with kernels that skip masked pairs."""
     spec = model_spec(name, width, length, reach)
     counted = count(spec)
     return (forward_cost(spec, length).flops - counted.flops(length) + counted.needed_flops(length)) / length
@@ -101,7 +101,7 @@ def language_texts(number: int, length: int, seed: int) -> list[str]:
 
 def work(values: Values, place: Place) -> list[Row]:
     name, width, shape = values["mixer"], values["width"], (values["size"], values["letters"])
-    length, reach = 2 * values["size"] + 1, values["size"] // 2  # two layers reach half of the farthest letter
+    length, reach = 2 * values["size"] + 1, values["size"] // 2  # two layers reach half of the farthest distance
     number = values["steps"] * values["batch"] // 2
 
     def texts() -> list[str]:
@@ -119,21 +119,21 @@ def work(values: Values, place: Place) -> list[Row]:
     return [row | {field: token_cost(name, width, tokens, reach) for field, tokens in lengths.items()}]
 
 
-# -- what it shows ----------------------------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------------------------------
 
 
 def by_mixer(rows: Sequence[Row], field: str) -> dict[str, list[float]]:
-    """Of every seed."""
+    """Return mixer -> values, one per seed."""
     return {name: [row[field] for row in rows if row["mixer"] == name] for name in MIXERS}
 
 
 def frontier(costs: dict[str, float], qualities: dict[str, float]) -> list[str]:
-    """Those that no other one beats in both, the cheapest first; more quality is better."""
-    found: list[str] = []
+    """Return the mixers that no other mixer beats in both cost and quality, the cheapest first."""
+    best: list[str] = []
     for name in sorted(costs, key=lambda each: (costs[each], -qualities[each])):
-        if not found or qualities[name] > qualities[found[-1]]:
-            found.append(name)
-    return found
+        if not best or qualities[name] > qualities[best[-1]]:
+            best.append(name)
+    return best
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
@@ -173,8 +173,8 @@ def plot(rows: Sequence[Row]) -> Any:
                 axis.annotate(name, (costs[name], each[name]), fontsize=8)
             edge = frontier(costs, {name: sign * value for name, value in each.items()})
             axis.plot([costs[name] for name in edge], [each[name] for name in edge], color="C1", drawstyle="steps-post")
-            length = "the length they learnt from" if cost == "cost" else f"{rows[0]['long']:,} tokens"
-            axis.set(xscale="log", xlabel=f"operations a token, {length}")
-            axis.set(title="answers recalled" if field == "recall" else "loss on text (nats a letter)")
+            length = "training length" if cost == "cost" else f"{rows[0]['long']:,} tokens"
+            axis.set(xscale="log", xlabel=f"operations per token, {length}")
+            axis.set(title="answers recalled" if field == "recall" else "loss on text (nats per letter)")
             axis.grid(alpha=0.3)
     return figure

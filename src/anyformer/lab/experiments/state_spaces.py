@@ -1,14 +1,13 @@
-"""State spaces: S4, the same at every token, cannot choose what it keeps; Mamba can, and reads a million tokens.
+"""State spaces: S4, which treats all tokens alike, cannot select what it stores; Mamba can, and reads a million tokens.
 
-Two layers of S4 or of Mamba, without others between them, learn to copy letters after a stretch of blanks; marks ask
-for them, and the answers are not read. Where the letters stand first, their distances are fixed and S4 can learn it;
-where they stand anywhere among the blanks, a model must choose by the token what goes into its state [Gu and Dao 2023,
-section 4.1.1]. A small Mamba then reads 2^20 tokens in pieces through its decoding state: the bytes of the state and
-the most bytes that live at once are added up for every piece, and the operations of a pass are counted
-(`counting/forward.py`). Processor time is measured and not judged. S4 has a state as large as Mamba's. The bounds are
-older than any run; the small form was chosen after others in which S4 did better or Mamba worse, and with more steps S4
-would go beyond its bound (docs/results/lab.md).
-"""
+Two layers of S4 or of Mamba learn to copy letters after a stretch of blanks. The letters are tags of marks after the
+blanks, so the model never reads its answers. If the letters are at the beginning, their distances are fixed and S4 can
+learn the task; if they are anywhere among the blanks, the model must select by content what it stores in its state [Gu
+and Dao 2023, section 4.1.1]. A small Mamba then reads 2^20 tokens in pieces through its decoding state: the bytes of
+the state and the peak memory of every piece are measured, and the operations of a pass are counted
+(`counting/forward.py`). Processor time is measured, but not judged. The states of S4 and Mamba have the same size. The
+bounds were fixed before any run. The small form was chosen after other forms in which S4 did better or Mamba worse;
+with more steps S4 would exceed its bound (docs/results/lab.md)."""
 
 from __future__ import annotations
 
@@ -41,9 +40,9 @@ from anyformer.specs.codec import override
 from anyformer.train.trainer import Trainer
 
 CLAIM = (
-    "with every seed Mamba is right about at least 95 % of the letters of selective copying and S4 about at most 60 %, "
-    "while S4 is right about at least 95 % where the letters stand first; over the longest text the state of Mamba and "
-    "the memory of a piece do not grow, and operations grow with an exponent of at most 1.01"
+    "with every seed Mamba copies at least 95 % of the letters in selective copying and S4 at most 60 %, but S4 copies "
+    "at least 95 % if the letters are at the beginning; over the longest text the state of Mamba and the memory of a "
+    "piece do not grow, and operations grow with an exponent of at most 1.01"
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"width": 16, "steps": 2, "batch": 4, "size": 2, "blanks": 3, "tokens": 2**12}),
@@ -75,7 +74,8 @@ def trials(
 
 
 def model_spec(kind: str, width: int, states: int, depth: int = 2) -> Model:
-    """A Mamba, or the same with S4 in its place, whose state is as large: half as many channels have twice as many."""
+    """Return a Mamba, or the same model with S4, which has half as many channels and twice as many states per
+    channel."""
     shape = {"vocab_size": SIZE, "hidden_size": width, "num_hidden_layers": depth, "state_size": states}
     config = {"architectures": ["MambaForCausalLM"], **shape, "initializer_range": width**-0.5}
     changes = {"decoder.layers.mixer.op": S4(gated=False, states=2 * states)} if kind == "s4" else {}
@@ -109,18 +109,18 @@ def work(values: Values, place: Place) -> list[Row]:
 
 
 def share_copied(trainer: Trainer, texts: list[dict[str, str]]) -> float:
-    """Of the letters, at the marks that ask for them."""
+    """Return the share of letters that are copied correctly."""
     objective: Any = trainer.objective
     batch = trainer.to_device(objective.collate([objective.encode(each, trainer.tokenizer) for each in texts], 0))
     labels = batch.pop("labels")
     with trainer.eval_mode():
-        said = trainer.model(**batch).logits.argmax(-1)
-    return float((said == labels)[labels != IGNORED].float().mean())
+        predictions = trainer.model(**batch).logits.argmax(-1)
+    return float((predictions == labels)[labels != IGNORED].float().mean())
 
 
 @torch.no_grad()
 def read_in_pieces(tokens: int, device: str) -> list[Row]:
-    """A row for every doubling of what was read."""
+    """Read a long text in pieces; return a row for every doubling of the number of tokens."""
     spec = model_spec("mamba", 8, states=4, depth=1)
     model = build(spec, seed=0).to(device).eval()
     state, rng = model.new_state(1, capacity=tokens), torch.Generator().manual_seed(0)
@@ -129,10 +129,10 @@ def read_in_pieces(tokens: int, device: str) -> list[Row]:
     while done < tokens:
         ids = torch.randint(0, 256, (1, PIECE), generator=rng).to(device)
         with Live((*model.parameters(), *model.buffers())) as live:
-            said = model(input_ids=ids, past_key_values=state).logits
-        if not said.isfinite().all():
+            logits = model(input_ids=ids, past_key_values=state).logits
+        if not logits.isfinite().all():
             raise FloatingPointError(f"not finite after {done:,} tokens")
-        del said
+        del logits
         done, most = done + PIECE, max(most, live.most)
         if done & (done - 1) == 0:
             counted = forward_cost(spec, done).flops
@@ -141,11 +141,11 @@ def read_in_pieces(tokens: int, device: str) -> list[Row]:
     return rows
 
 
-# -- what it shows ----------------------------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------------------------------
 
 
 def accuracies(rows: Sequence[Row], task: str, kind: str) -> list[float]:
-    """Of every seed."""
+    """Return the accuracy per seed."""
     return [row["accuracy"] for row in rows if (row.get("task"), row.get("kind")) == (task, kind)]
 
 
@@ -176,16 +176,16 @@ def claim(rows: Sequence[Row]) -> Verdict:
 def plot(rows: Sequence[Row]) -> Any:
     figure, axes = figures.new(3, 1, 14, 4)
     for number, kind in enumerate(KINDS):
-        for place, task in enumerate(TASKS):
-            own = accuracies(rows, task, kind)
-            axes[0, 0].plot([place] * len(own), own, "o", color=f"C{number}", label=None if place else kind)
+        for x, task in enumerate(TASKS):
+            right = accuracies(rows, task, kind)
+            axes[0, 0].plot([x] * len(right), right, "o", color=f"C{number}", label=None if x else kind)
     axes[0, 0].axhline(1 / LETTERS, color="#777777", linestyle=":")
     axes[0, 0].set_xticks(range(len(TASKS)), TASKS)
     axes[0, 0].set(title="letters copied, every seed", ylim=(0, 1.05))
     axes[0, 0].legend(frameon=False)
     longest = [row for row in rows if "read" in row]
     read = [row["read"] for row in longest]
-    for field, label in (("state", "state"), ("bytes", "most that live at once")):
+    for field, label in (("state", "state"), ("bytes", "peak memory")):
         axes[0, 1].loglog(read, [row[field] for row in longest], marker="o", label=label)
     axes[0, 1].set(xlabel="tokens read", title="bytes")
     axes[0, 1].legend(frameon=False)

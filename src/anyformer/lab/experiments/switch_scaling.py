@@ -1,8 +1,8 @@
-"""Switch scaling: more experts behind the Switch router mean a lower loss at equal FLOPs a token.
+"""Switch scaling: more experts behind the Switch router mean a lower loss at equal FLOPs per token.
 
-Every token goes to one expert, whose weight is its softmax; an expert takes 1.25 times its fair share of the tokens of
-a batch and the rest get nothing from this layer; a loss asks for equal shares [Fedus et al. 2021]. `experts` is the
-same without a capacity and with a sigmoid, and has the texts: 32 artificial languages, more than one expert holds.
+The router sends every token to one expert, weighted by its softmax. An expert accepts at most 1.25 times its fair share
+of the tokens of a batch; the layer skips the other tokens. An extra loss balances the experts [Fedus et al. 2021]. The
+experiment `experts` has no capacity and a sigmoid; the texts are the same: 32 artificial languages.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.feedforward.moe import MoE, Switch
 
 CLAIM = (
-    "the mean loss falls with every larger number of experts, and with every seed from the first number to the last; a "
-    "token costs less than 5 % more FLOPs"
+    "the mean loss falls with every larger number of experts, and with every seed from the smallest number to the "
+    "largest; a token costs less than 5 % more FLOPs"
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {
@@ -42,7 +42,7 @@ FORMS = {
         "depth": 4, "width": 128, "steps": 2000, "batch": 64, "experts": [1, 4, 16, 64], "text": "library", "seeds": 3
     }),
 }  # fmt: skip
-CAPACITY, BALANCE = 1.25, 0.01  # of an expert's fair share; weight of the loss, as in the paper
+CAPACITY, BALANCE = 1.25, 0.01  # multiple of an expert's fair share; weight of the balance loss, as in the paper
 
 
 def trials(
@@ -56,19 +56,19 @@ def trials(
     data: str | None = None,
 ) -> list[Trial]:
     same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "text": text, "data": data}
-    found = []
+    trials = []
     for number in experts:
         counted = count(switch_model(number, width, depth))
         sizes = {"parameters": counted.parameters, "flops": counted.flops(LENGTH, causal=True) // LENGTH}
-        found += [
+        trials += [
             Trial(f"experts-{number}-{seed}", {"experts": number, **sizes, **same, "seed": seed})
             for seed in range(seeds)
         ]
-    return found
+    return trials
 
 
 def switch_model(experts: int, width: int, depth: int) -> Model:
-    """A decoder with so many experts in every layer; one of them is an ordinary feed-forward."""
+    """Return a decoder with this number of experts in every layer; with one expert, an ordinary feed-forward layer."""
     if experts == 1:
         return writer(width, depth, 4, LENGTH, scaled=True)
     router = Switch(capacity=math.ceil(CAPACITY * LENGTH / experts), limit="batch", jitter=0.01)
@@ -82,24 +82,24 @@ def work(values: Values, place: Place) -> list[Row]:
     spec = switch_model(values["experts"], values["width"], values["depth"])
     trainer, rows = train_experts("switch", spec, values, place)
     if values["experts"] > 1:
-        routed = routing(trace(trainer.model.train(), input_ids=held_out(trainer, 16, LENGTH)))  # limits as in training
+        routed = routing(trace(trainer.model.train(), input_ids=held_out(trainer, 16, LENGTH)))  # train: with capacity
         rows += [{"layer": layer, **load(each.experts, values["experts"])} for layer, each in enumerate(routed)]
     return rows
 
 
 def load(chosen: Tensor, experts: int) -> dict[str, float]:
-    """Of the tokens, the share of the busiest expert, and of those that found theirs full (number `experts`)."""
+    """Return the share of tokens of the busiest expert, and the share of dropped tokens (expert number `experts`)."""
     shares = chosen.flatten().bincount(minlength=experts + 1).float() / chosen.numel()
     return {"busiest": float(shares[:-1].max()), "dropped": float(shares[-1])}
 
 
 def last_losses(rows: Sequence[Row]) -> dict[int, list[float]]:
-    """experts -> the last loss of every seed"""
+    """Return number of experts -> last loss of every seed."""
     last = {(row["experts"], row["seed"]): row["loss"] for row in rows if "step" in row}
-    found: dict[int, list[float]] = {}
+    by_experts: dict[int, list[float]] = {}
     for (number, _), loss in last.items():
-        found.setdefault(number, []).append(loss)
-    return found
+        by_experts.setdefault(number, []).append(loss)
+    return by_experts
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
@@ -114,8 +114,8 @@ def claim(rows: Sequence[Row]) -> Verdict:
         falls and min(gains) > 0 and dearer < 0.05,
         {
             **{f"loss with {number} experts": value for number, value in zip(losses, means)},
-            "least gain of a seed": min(gains),
-            "a token costs more by": dearer,
+            "smallest gain of a seed": min(gains),
+            "extra cost of a token": dearer,
             **{
                 f"{what}, {number} experts": max(row[what] for row in rows if what in row and row["experts"] == number)
                 for what in ("busiest", "dropped")
@@ -129,16 +129,16 @@ def plot(rows: Sequence[Row]) -> Any:
     figure, axes = figures.new(2, 1, 11, 4)
     sizes = {row["experts"]: row["parameters"] for row in rows}
     for number, size in sizes.items():
-        own = [row for row in rows if row["experts"] == number and "step" in row]
-        steps = sorted({row["step"] for row in own})
-        curve = [mean([row["loss"] for row in own if row["step"] == step]) for step in steps]
+        group = [row for row in rows if row["experts"] == number and "step" in row]
+        steps = sorted({row["step"] for row in group})
+        curve = [mean([row["loss"] for row in group if row["step"] == step]) for step in steps]
         axes[0, 0].plot(steps, curve, marker="o", markersize=3, label=f"{number}: {size:,}")
     axes[0, 0].legend(frameon=False, fontsize=8, title="experts: parameters")
-    axes[0, 0].set(xlabel="step", title="loss at equal FLOPs a token")
+    axes[0, 0].set(xlabel="step", title="loss at equal FLOPs per token")
     losses = last_losses(rows)
     axes[0, 1].plot([*losses], [mean(each) for each in losses.values()])
     axes[0, 1].plot(*zip(*((number, loss) for number, each in losses.items() for loss in each)), "o", color="C0")
-    axes[0, 1].set(xscale="log", xlabel="experts", title="at the end: a point a seed, and the mean")
+    axes[0, 1].set(xscale="log", xlabel="experts", title="at the end: one point per seed, and the mean")
     for axis in axes.flat:
         axis.grid(alpha=0.3)
     return figure

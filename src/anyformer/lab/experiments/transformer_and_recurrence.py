@@ -1,10 +1,10 @@
 """Transformer and recurrence: a Transformer reads a text at once and recalls at any distance; an LSTM and a GRU do not.
 
-Decoders of two layers and the same width, of which only the mixer differs. Sequential depth is the longest chain of
-operations that wait for each other, counted (`counting/forward.py`): with as many processors as one likes, a pass takes
-that many steps. Recall is learnt from palindromes (abcd|dcba), whose answers stand 2, 4, 6, ... tokens after their
-letters: how often each is right, after the same number of steps. Operations are counted, and the processor time of a
-pass is measured on one thread and not judged: there an LSTM does as well, since nothing runs side by side.
+Two-layer decoders of the same width differ only in the mixer. Sequential depth is the longest chain of operations in
+which each needs the result of the one before, by count (`counting/forward.py`): with unlimited processors, a pass takes
+that many steps. Recall is learned from palindromes (abcd|dcba), whose answers are 2, 4, 6, ... tokens after their
+letters: the accuracy of each answer after the same number of steps. Operations are counted. The processor time of a
+pass is measured on one thread but not judged: without parallel execution an LSTM is as fast.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from anyformer.models.construct import build
 from anyformer.parts.recurrent.lstm import GRU, LSTM
 
 CLAIM = (
-    "the sequential depth of the Transformer does not grow with the text, that of the LSTM and of the GRU grows with "
-    "an exponent of at least 0.9; with every seed the Transformer recalls at least 95 % at the farthest quarter of "
+    "the sequential depth of the Transformer does not grow with the text; for the LSTM and the GRU it grows with an "
+    "exponent of at least 0.9; with every seed the Transformer recalls at least 95 % at the farthest quarter of "
     "distances, and the LSTM and the GRU at least 40 points less"
 )
 FORMS = {
@@ -94,7 +94,7 @@ def work(values: Values, place: Place) -> list[Row]:
 
 
 def cost(kind: str, width: int, length: int, device: str) -> Row:
-    """Of a forward pass over one text."""
+    """Return the cost of a forward pass over one text."""
     spec = model_spec(kind, width, length)
     counted, model = forward_cost(spec, length), build(spec, seed=0).to(device).eval()
     ids = torch.ones(1, length, dtype=torch.long, device=device)
@@ -103,7 +103,7 @@ def cost(kind: str, width: int, length: int, device: str) -> Row:
     return {"tokens": length, "depth": counted.depth, "flops": counted.flops, "seconds": seconds}
 
 
-# -- what it shows ----------------------------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------------------------------
 
 
 def exponent(rows: Sequence[Row], kind: str, field: str) -> float:
@@ -112,13 +112,13 @@ def exponent(rows: Sequence[Row], kind: str, field: str) -> float:
 
 
 def recall(rows: Sequence[Row], kind: str, far: bool = True) -> list[float]:
-    """The mean accuracy over the farthest quarter of distances, or the nearest, of every seed."""
-    found = []
+    """Return the mean accuracy per seed over the farthest quarter of distances, or the nearest if not `far`."""
+    accuracies = []
     for seed in dict.fromkeys(row["seed"] for row in rows if "distance" in row):
-        own = [row for row in rows if row["kind"] == kind and row.get("seed") == seed and "distance" in row]
-        own.sort(key=lambda row: row["distance"], reverse=far)
-        found.append(mean([row["accuracy"] for row in own[: max(len(own) // 4, 1)]]))
-    return found
+        group = [row for row in rows if row["kind"] == kind and row.get("seed") == seed and "distance" in row]
+        group.sort(key=lambda row: row["distance"], reverse=far)
+        accuracies.append(mean([row["accuracy"] for row in group[: max(len(group) // 4, 1)]]))
+    return accuracies
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
@@ -145,18 +145,18 @@ def claim(rows: Sequence[Row]) -> Verdict:
 def plot(rows: Sequence[Row]) -> Any:
     figure, axes = figures.new(3, 1, 15, 4)
     for number, kind in enumerate(KINDS):
-        own = [row for row in rows if row["kind"] == kind]
+        group = [row for row in rows if row["kind"] == kind]
         for axis, field in zip(axes[0], ("depth", "seconds")):
             axis.loglog(
-                *zip(*[(row["tokens"], row[field]) for row in own if field in row]), marker="o", label=kind, base=2
+                *zip(*[(row["tokens"], row[field]) for row in group if field in row]), marker="o", label=kind, base=2
             )
             axis.set_yscale("log", base=10)
-        for seed in dict.fromkeys(row["seed"] for row in own if "distance" in row):
-            points = [(row["distance"], row["accuracy"]) for row in own if row.get("seed") == seed]
+        for seed in dict.fromkeys(row["seed"] for row in group if "distance" in row):
+            points = [(row["distance"], row["accuracy"]) for row in group if row.get("seed") == seed]
             axes[0, 2].plot(*zip(*points), color=f"C{number}", marker=".", label=None if seed else kind)
     axes[0, 0].set(xlabel="tokens", title="sequential depth of a pass (operations)")
     axes[0, 1].set(xlabel="tokens", title="processor time of a pass, one thread (s)")
-    axes[0, 2].set(xlabel="tokens between a letter and its answer", title="answers that are right")
+    axes[0, 2].set(xlabel="tokens between a letter and its answer", title="accuracy")
     for axis in axes.flat:
         axis.legend(frameon=False)
         axis.grid(alpha=0.3)

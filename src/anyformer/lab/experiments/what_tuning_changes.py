@@ -1,10 +1,10 @@
-"""What tuning changes: which layers of a pretrained encoder move when it is tuned for a task.
+"""What tuning changes: which layers of a pretrained encoder change when it is fine-tuned for a task.
 
-A small BERT learns hidden words of a made-up language, and is then tuned to say of two sentences whether they share a
-topic. How far the weights of each layer move, relative to their length, and what is lost if that layer alone goes back
-to where it was. The control goes on with hidden words for as many steps at the same rate: nothing new is asked there.
-Adam's steps are about equally long for every weight, however small its gradient, so distances differ by little.
-"""
+A small BERT is pretrained on masked words of a made-up language, and then fine-tuned to classify whether two sentences
+share a topic. Measured are the distance that the weights of each layer move, relative to their norm, and the increase
+of the loss if only that layer gets its pretrained weights back. The control continues pretraining for the same number
+of steps at the same rate. Adam's steps have about the same size for every weight, however small its gradient, so the
+distances differ little."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained
 
 CLAIM = (
-    "tuning moves the last layer farther than the first, relative to its length, with every seed, and by more than "
-    "going on with pretraining does"
+    "with every seed, fine-tuning moves the last layer farther than the first, relative to its norm, and by a larger "
+    "ratio than more pretraining does"
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {
@@ -68,7 +68,7 @@ def work(values: Values, place: Place) -> list[Row]:
     language, steps = Language(topics=values["topics"], words=values["words"]), values["tuning"]
     run = pretraining_run("pretrained", language, 1.0, values, place)
     before = {name: value.clone() for name, value in layers(place.train(run, name="pretrained").model).items()}
-    told = held_pairs(language, place)
+    labelled = held_pairs(language, place)
     path = str(place.folder / "pretrained")
     again = run.replace(
         vocabulary=None,
@@ -81,7 +81,7 @@ def work(values: Values, place: Place) -> list[Row]:
         evaluate=Evaluate(every=steps, patience=None),
     )
     tuned = again.replace(
-        data=Data(train=told, valid=told.replace(out=True)),
+        data=Data(train=labelled, valid=labelled.replace(out=True)),
         model=Pretrained(path=path, architecture="BertForSequenceClassification", labels=LABELS),
         objective=Classify(labels=LABELS, pair=True, length=LENGTH),
         evaluate=Evaluate(every=steps, metrics=("accuracy",), patience=None),
@@ -90,7 +90,7 @@ def work(values: Values, place: Place) -> list[Row]:
     for kind, each in zip(KINDS, (tuned, again)):
         trainer = place.train(each.replace(name=kind), name=kind)
         rows += [{"kind": kind, "layer": i, "moved": moved} for i, moved in distances(before, trainer.model)]
-        if kind == "tuned":  # what each layer gained
+        if kind == "tuned":  # the contribution of each layer
             rows.append({"accuracy": trainer.scores["accuracy"], "loss": held_out_loss(trainer, each.objective, 64)})
             for row in rows[:-1]:
                 with layer_at(trainer.model, before, row["layer"]):
@@ -99,7 +99,7 @@ def work(values: Values, place: Place) -> list[Row]:
 
 
 def layers(model: torch.nn.Module) -> dict[str, Tensor]:
-    """The weights of all layers by name: "encoder.layers.0..."."""
+    """Return the weights of all layers by name: "encoder.layers.0..."."""
     return {name: value.detach() for name, value in model.named_parameters() if name.startswith(PREFIX)}
 
 
@@ -108,7 +108,7 @@ def layer_of(name: str) -> int:
 
 
 def distances(before: Mapping[str, Tensor], model: torch.nn.Module) -> list[tuple[int, float]]:
-    """(layer, how far its weights are from where they were, all of them as one vector, in units of its length)"""
+    """Return (layer, distance of its weights from `before`, relative to their norm), with all weights as one vector."""
     moved, length = defaultdict[int, float](float), defaultdict[int, float](float)
     for name, value in layers(model).items():
         moved[layer_of(name)] += float((value - before[name]).double().square().sum())
@@ -118,42 +118,44 @@ def distances(before: Mapping[str, Tensor], model: torch.nn.Module) -> list[tupl
 
 @contextmanager
 def layer_at(model: torch.nn.Module, before: Mapping[str, Tensor], layer: int) -> Iterator[None]:
-    """One layer has the weights it had before."""
-    own = {name: value for name, value in layers(model).items() if layer_of(name) == layer}
-    kept = {name: value.clone() for name, value in own.items()}
-    for name, value in own.items():
+    """Restore the weights of one layer from `before` within the context."""
+    weights = {name: value for name, value in layers(model).items() if layer_of(name) == layer}
+    tuned = {name: value.clone() for name, value in weights.items()}
+    for name, value in weights.items():
         value.copy_(before[name])
     try:
         yield
     finally:
-        for name, value in own.items():
-            value.copy_(kept[name])
+        for name, value in weights.items():
+            value.copy_(tuned[name])
 
 
 def moved(rows: Sequence[Row], kind: str) -> list[list[float]]:
-    """Of every seed, the distance of each layer."""
-    found: dict[int, list[float]] = {}
+    """Return the distance of each layer, for every seed."""
+    by_seed: dict[int, list[float]] = {}
     for row in rows:
         if row.get("kind") == kind:
-            found.setdefault(row["seed"], []).append(row["moved"])
-    return [*found.values()]
+            by_seed.setdefault(row["seed"], []).append(row["moved"])
+    return [*by_seed.values()]
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
     ratios = {kind: [each[-1] / each[0] for each in moved(rows, kind)] for kind in KINDS}
-    found = {f"{kind}: layer {i} moved": mean(each) for kind in KINDS for i, each in enumerate(zip(*moved(rows, kind)))}
-    found |= {f"{kind}: last / first layer, least of a seed": min(each) for kind, each in ratios.items()}
+    results = {
+        f"{kind}: layer {i} moved": mean(each) for kind in KINDS for i, each in enumerate(zip(*moved(rows, kind)))
+    }
+    results |= {f"{kind}: last / first layer, lowest seed": min(each) for kind, each in ratios.items()}
     costs = [row["without"] - row["loss"] for row in joined(rows)]
     for layer in sorted({row["layer"] for row in joined(rows)}):
-        own = [cost for cost, row in zip(costs, joined(rows)) if row["layer"] == layer]
-        found[f"loss without what layer {layer} learnt, more by"] = mean(own)
-    found["accuracy"] = mean([row["accuracy"] for row in rows if "accuracy" in row])
+        added = [cost for cost, row in zip(costs, joined(rows)) if row["layer"] == layer]
+        results[f"loss increase if layer {layer} is restored"] = mean(added)
+    results["accuracy"] = mean([row["accuracy"] for row in rows if "accuracy" in row])
     farther = all(tuned > max(1.0, control) for tuned, control in zip(*ratios.values(), strict=True))
-    return Verdict(farther, found)
+    return Verdict(farther, results)
 
 
 def joined(rows: Sequence[Row]) -> list[Row]:
-    """The rows of layers that went back, with the loss of the whole model."""
+    """Return the rows of restored layers, with the loss of the fine-tuned model."""
     whole = {row["seed"]: row["loss"] for row in rows if "loss" in row}
     return [{**row, "loss": whole[row["seed"]]} for row in rows if "without" in row]
 
@@ -164,11 +166,11 @@ def plot(rows: Sequence[Row]) -> Any:
         for each in moved(rows, kind):
             axes[0, 0].plot(each, color=f"C{number}", linewidth=0.7, alpha=0.5)
         axes[0, 0].plot([mean(each) for each in zip(*moved(rows, kind))], color=f"C{number}", marker="o", label=kind)
-    axes[0, 0].set(xlabel="layer", title="distance moved / length of the weights")
+    axes[0, 0].set(xlabel="layer", title="distance moved / norm of the weights")
     axes[0, 0].legend(frameon=False, fontsize=8)
     back = [(row["layer"], row["without"] - row["loss"]) for row in joined(rows)]
     axes[0, 1].plot(*zip(*back), "o")
-    axes[0, 1].set(xlabel="layer", title="loss added if this layer goes back: a point a seed")
+    axes[0, 1].set(xlabel="layer", title="loss increase if this layer is restored: one point per seed")
     for axis in axes.flat:
         axis.grid(alpha=0.3)
     return figure

@@ -1,10 +1,10 @@
-"""Windows and pixels: what a larger image costs a ViT, whose patches all see each other, and a Swin with windows.
+"""Windows and pixels: the cost of larger images for a ViT, whose patches all attend to each other, and for a Swin.
 
-Four layers each, of width 96 on patches of 4 x 4 pixels; the Swin has windows of 7 x 7 and halves the grid after two
-layers (the first half of Swin-T). Operations and the most bytes that live at once are counted on the meta device
-(`counting/forward.py`): no other work of the machine changes them, and no seed. Attention is counted as one kernel, and
-its memory also with the scores kept. An exponent is the slope between the two largest images, on logarithms, over
-patches: 1 is linear, 2 quadratic. Processor time is measured on smaller images, and not judged.
+Both have four layers of width 96 on patches of 4 x 4 pixels; the Swin has windows of 7 x 7 and halves the grid after
+two layers (the first half of Swin-T). Operations and the peak memory in bytes are counted on the meta device
+(`counting/forward.py`), so they depend neither on other work of the machine nor on a seed. Attention is counted as one
+kernel; its memory is also counted with the scores stored. An exponent is the slope of the logarithms over patches
+between the two largest images: 1 is linear, 2 quadratic. Processor time is measured on smaller images, but not judged.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from anyformer.models import Model
 from anyformer.models.construct import build
 
 CLAIM = (
-    "with the number of patches the operations of a ViT grow with an exponent of at least 1.9, those of a Swin with at "
-    "most 1.05, and so does memory where scores are kept; a kernel that keeps none makes the memory of both linear (at "
-    "most 1.05); at every size the Swin takes fewer operations"
+    "with the number of patches the operations of a ViT grow with an exponent of at least 1.9, of a Swin with at most "
+    "1.05, and so does memory if scores are stored; if they are not, the memory of both is linear (at most 1.05); at "
+    "every size the Swin takes fewer operations"
 )
 FORMS = {
     "tiny": Form(0.1, 0.1, {"sides": [56, 112], "timed": 56}),
@@ -51,7 +51,7 @@ def swin(side: int) -> Model:
 
 
 MODELS: dict[str, Callable[[int], Model]] = {"vit": vit, "swin": swin}
-COSTS = {"flops": "operations", "bytes": "memory", "bytes with scores": "memory with scores kept"}
+COSTS = {"flops": "operations", "bytes": "memory", "bytes with scores": "memory with scores stored"}
 
 
 def trials(sides: list[int], timed: int) -> list[Trial]:
@@ -75,20 +75,20 @@ def work(values: Values, place: Place) -> list[Row]:
     return [row]
 
 
-# -- what it shows ----------------------------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------------------------------
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
-    found = {(name, field): exponent(rows, name, field) for name in MODELS for field in (*COSTS, "seconds")}
-    square = min(found["vit", "flops"], found["vit", "bytes with scores"])
-    linear = max(*(found["swin", field] for field in COSTS), found["vit", "bytes"])
+    exponents = {(name, field): exponent(rows, name, field) for name in MODELS for field in (*COSTS, "seconds")}
+    square = min(exponents["vit", "flops"], exponents["vit", "bytes with scores"])
+    linear = max(*(exponents["swin", field] for field in COSTS), exponents["vit", "bytes"])
     operations = {(row["model"], row["side"]): row["flops"] for row in rows}
     ratios = {side: operations["vit", side] / flops for (name, side), flops in operations.items() if name == "swin"}
     names = {**COSTS, "seconds": "time"}
     return Verdict(
         square >= 1.9 and linear <= 1.05 and min(ratios.values()) > 1,
         {
-            **{f"exponent of {names[field]}, {name}": e for (name, field), e in found.items() if not math.isnan(e)},
+            **{f"exponent of {names[field]}, {name}": e for (name, field), e in exponents.items() if not math.isnan(e)},
             **{f"operations of the ViT / of the Swin, {side} x {side}": ratio for side, ratio in ratios.items()},
         },
     )
@@ -97,12 +97,12 @@ def claim(rows: Sequence[Row]) -> Verdict:
 def plot(rows: Sequence[Row]) -> Any:
     figure, axes = figures.new(3, 1, 15, 4.5)
     drawn = (("flops",), ("bytes", "bytes with scores"), ("seconds",))
-    titles = ("operations of a pass", "its highest memory, bytes", "processor time (s)")
+    titles = ("operations of a pass", "peak memory of a pass, bytes", "processor time (s)")
     for axis, fields, title in zip(axes[0], drawn, titles, strict=True):
         for number, name in enumerate(MODELS):
             for field, line in zip(fields, ("-", "--")):
                 points = [(row["tokens"], row[field]) for row in rows if row["model"] == name and row.get(field)]
-                label = f"{name}, scores kept" if field == "bytes with scores" else name
+                label = f"{name}, scores stored" if field == "bytes with scores" else name
                 axis.loglog(*zip(*points), line, marker="o", markersize=3, color=f"C{number}", label=label)
         axis.set(xlabel="patches", title=title)
         axis.legend(frameon=False, fontsize=8)

@@ -1,12 +1,12 @@
-"""Words and pictures: a small CLIP names pictures of shapes in colours, also pairs that it has never seen together.
+"""Words and pictures: a small CLIP names pictures of colored shapes, even combinations that it has never seen.
 
-Two towers learn from drawn shapes and their captions [Radford et al. 2021]; one pair of colour and shape in eight is
-kept out of training. Then each of new pictures chooses among the names of all 64 pairs ("red star"): no label was ever
-taught. Pictures of the pairs that were kept out can be right only if colour and shape were learnt apart.
+Two towers learn from drawn shapes and their captions [Radford et al. 2021]; one combination of color and shape in eight
+is held out. Each new picture is then matched with one of the names of all 64 combinations ("red star"), without any
+training on labels. Pictures of held-out combinations can be correct only if color and shape were learned separately.
 
-The image tower is a ResNet, one of the paper's two kinds. It and the text tower's single layer were chosen after
-looking at one seed: within minutes a small ViT learns colours and hardly any shape. The claim is older, and unchanged.
-"""
+The image tower is a ResNet, one of the paper's two kinds. The ResNet and the text tower's single layer were chosen
+after looking at the results of one seed: within minutes a small ViT learns colors and hardly any shapes. The claim was
+made before that and has not changed."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from anyformer.train.trainer import Trainer
 NAMES = [f"{colour} {shape}" for colour, shape in product(PALETTE, SHAPES)]
 CHANCE = 1 / len(NAMES)
 CLAIM = (
-    f"with every seed, at least a half of the pictures of pairs that were kept out of training choose their name among "
-    f"all {len(NAMES)} (chance: {100 * CHANCE:.1f} %)"
+    f"with every seed, at least half of the pictures of held-out combinations are matched with their name among all "
+    f"{len(NAMES)} (chance: {100 * CHANCE:.1f} %)"
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"width": 16, "depth": 1, "steps": 2, "pictures": 200, "asked": 40}),
     "small": Form(3, 1, {"width": 64, "depth": 1, "steps": 600, "pictures": 4000, "asked": 2000, "seeds": 3}),
     "full": Form(60, 6, {"width": 192, "depth": 2, "steps": 4000, "pictures": 20000, "asked": 8000, "seeds": 5}),
 }
-PARTS = ("unseen", "seen")  # pairs of colour and shape
+PARTS = ("unseen", "seen")  # combinations of color and shape
 
 
 def trials(width: int, depth: int, steps: int, pictures: int, asked: int, seeds: int = 1) -> list[Trial]:
@@ -75,7 +75,7 @@ def work(values: Values, place: Place) -> list[Row]:
 
 
 def image_tower(width: int, depth: int) -> Model:
-    """A ResNet of three stages of `depth` blocks, the last `width` wide."""
+    """Return a ResNet with three stages of `depth` blocks; the last has width `width`."""
     widths = [width // 4, width // 2, width]
     config = {"embedding_size": widths[0], "hidden_sizes": widths, "depths": [depth] * 3, "layer_type": "basic"}
     stem = ConvolutionEmbedding(layers=(Convolution(stride=2),), pool=None, image_size=(SIDE, SIDE))
@@ -84,39 +84,41 @@ def image_tower(width: int, depth: int) -> Model:
 
 
 def choose_names(trainer: Trainer, pictures: np.ndarray) -> list[str]:
-    """The name that each picture is nearest to."""
+    """Return the most similar name for each picture."""
     objective, filler = trainer.objective, trainer.tokenizer.filler
 
     def collate(examples: list[dict[str, Any]]) -> Any:
-        records: list[Any] = [objective.encode(each, trainer.tokenizer) for each in examples]
-        return objective.collate(records, filler)
+        encoded: list[Any] = [objective.encode(each, trainer.tokenizer) for each in examples]
+        return objective.collate(encoded, filler)
 
     texts = collate([{"image": pictures[0], "text": name} for name in NAMES])
-    said: list[str] = []
+    names: list[str] = []
     with trainer.eval_mode():
         for start in range(0, len(pictures), 200):
             shown = collate([{"image": each, "text": NAMES[0]} for each in pictures[start : start + 200]])
             inputs = trainer.to_device({**texts, "pixel_values": shown["pixel_values"]})
-            said += [NAMES[i] for i in trainer.model(**inputs).logits_per_image.argmax(-1).tolist()]
-    return said
+            names += [NAMES[i] for i in trainer.model(**inputs).logits_per_image.argmax(-1).tolist()]
+    return names
 
 
-def shares_right(said: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[Row]:
-    """A row for pictures of unseen pairs, and one for the others: shares with the right name, colour and shape."""
-    found: list[Row] = []
+def shares_right(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[Row]:
+    """Return a row for unseen and a row for seen combinations: shares with the correct name, color and shape."""
+    shares: list[Row] = []
     for part in PARTS:
-        own = [(name.split(), row) for name, row in zip(said, rows) if row["unseen"] == (part == "unseen")]
-        right = torch.tensor([(colour == row["colour"], shape == row["shape"]) for (colour, shape), row in own]).float()
+        group = [(name.split(), row) for name, row in zip(names, rows) if row["unseen"] == (part == "unseen")]
+        right = torch.tensor(
+            [(colour == row["colour"], shape == row["shape"]) for (colour, shape), row in group]
+        ).float()
         colour, shape = right.mean(0).tolist()
-        found.append({"pairs": part, "name": float(right.prod(1).mean()), "colour": colour, "shape": shape})
-    return found
+        shares.append({"pairs": part, "name": float(right.prod(1).mean()), "colour": colour, "shape": shape})
+    return shares
 
 
-# -- what it shows ----------------------------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------------------------------
 
 
 def shares(rows: Sequence[Row], part: str, field: str = "name") -> list[float]:
-    """Of every seed."""
+    """Return the share per seed."""
     return [row[field] for row in rows if row["pairs"] == part]
 
 
@@ -124,8 +126,8 @@ def claim(rows: Sequence[Row]) -> Verdict:
     return Verdict(
         min(shares(rows, "unseen")) >= 0.5,
         {
-            **{f"right, {part} pairs": ", ".join(f"{each:.3f}" for each in shares(rows, part)) for part in PARTS},
-            **{f"{what} right, unseen pairs": mean(shares(rows, "unseen", what)) for what in ("colour", "shape")},
+            **{f"correct, {part} pairs": ", ".join(f"{each:.3f}" for each in shares(rows, part)) for part in PARTS},
+            **{f"{what} correct, unseen pairs": mean(shares(rows, "unseen", what)) for what in ("colour", "shape")},
             "chance": CHANCE,
         },
     )
@@ -134,12 +136,12 @@ def claim(rows: Sequence[Row]) -> Verdict:
 def plot(rows: Sequence[Row]) -> Any:
     figure, axes = figures.new(2, 1, 9, 4)
     for axis, part in zip(axes[0], PARTS, strict=True):
-        for place, what in enumerate(("name", "colour", "shape")):
-            own = shares(rows, part, what)
-            axis.bar(place, mean(own), color="#cccccc")
-            axis.plot([place] * len(own), own, "o", color="C0")
-            axis.hlines(CHANCE if what == "name" else CHANCE**0.5, place - 0.4, place + 0.4, "C1", linestyle=":")
+        for x, what in enumerate(("name", "colour", "shape")):
+            right = shares(rows, part, what)
+            axis.bar(x, mean(right), color="#cccccc")
+            axis.plot([x] * len(right), right, "o", color="C0")
+            axis.hlines(CHANCE if what == "name" else CHANCE**0.5, x - 0.4, x + 0.4, "C1", linestyle=":")
         axis.set_xticks(range(3), ("both", "colour", "shape"))
-        axis.set(title=f"right, {part} pairs; a point a seed, dotted: chance", ylim=(0, 1.05))
+        axis.set(title=f"correct, {part} pairs; one point per seed, dotted: chance", ylim=(0, 1.05))
         axis.grid(alpha=0.3)
     return figure

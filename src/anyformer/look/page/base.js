@@ -1,12 +1,12 @@
 "use strict";
-// What every view uses: the data, what is chosen, elements made of text, and answers of the server.
+// Shared by all views: the data, the current selection, building elements, and requests to the server.
 
 let data = JSON.parse(document.getElementById("data").textContent);
 
-// position: in the text that is scored; place: in what an encoder read; map, head: of attention; view: the open one
+// position: in the text that is scored; place: in the encoder's input; map and head: of attention; view: the open view
 const chosen = { position: 0, place: 0, map: 0, head: 0, view: "attention" };
 
-// An element; children are elements or text, and text is never read as HTML.
+// Create an element. Children are elements or text; text is never parsed as HTML.
 function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -18,7 +18,7 @@ function make(tag, properties = {}, ...children) {
   return element;
 }
 
-function drawn(tag, properties, ...children) {  // the same in SVG
+function drawn(tag, properties, ...children) {  // the same for SVG
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(properties)) element.setAttribute(name, value);
   element.append(...children);
@@ -35,7 +35,7 @@ const shown = (text) => text.replace(/\n/g, "⏎").replace(/\t/g, "⇥") || "∅
 const percent = (share) => share >= 0.1 ? `${(100 * share).toFixed(0)} %` : `${(100 * share).toFixed(1)} %`;
 const why = (line) => make("p", { className: "why" }, line);
 
-// -- maps of attention: all T x S bytes of one head, from the file or from the server
+// -- attention maps: all T x S bytes of one head, from the file or from the server
 
 const known = new Map();
 
@@ -64,7 +64,7 @@ async function fetched(path) {
   return new Uint8Array(await answer.arrayBuffer());
 }
 
-// -- what the server computes when a view asks; a file has it already
+// -- data that the server computes on demand; a file already contains them
 
 const asked = new Map();
 

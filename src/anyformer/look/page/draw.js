@@ -1,6 +1,6 @@
-// Drawing: colours of shares, maps on canvases, lines between tokens, curves and bars.
+// Drawing: colors of shares, maps on canvases, lines between tokens, curves and bars.
 
-// Both are made again when the theme changes.
+// Both are computed again when the theme changes.
 let palette = null;
 const named = new Map();
 
@@ -16,7 +16,7 @@ function mixed(one, other, share) {
   return one.map((value, i) => Math.round(value + (other[i] - value) * share));
 }
 
-// 256 colours from low over middle to high, as the bytes of pixels
+// 256 colors from low over middle to high, as pixels
 function colours() {
   if (palette) return palette;
   const [low, middle, high] = ["--low", "--middle", "--high"].map(colourOf);
@@ -33,7 +33,7 @@ function tint(share, name = "--plus") {
   return `rgb(${r},${g},${b})`;
 }
 
-function readable(share) {  // the colour of text on such a tint
+function readable(share) {  // the color of text on the tint of this share
   const dark = document.documentElement.dataset.theme === "dark";
   return share > 0.6 ? (dark ? "#14161a" : "#fff") : "";
 }
@@ -48,7 +48,7 @@ function paint(canvas, bytes, rows, columns) {
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
-// All small maps on one canvas, a row for each map: cells of `size` pixels
+// All small maps on one canvas, one row per map, in cells of CELL pixels
 const CELL = 44;
 
 function paintSmall(canvas) {
@@ -70,12 +70,12 @@ function paintSmall(canvas) {
   });
 }
 
-// Two columns of tokens with lines between them, as wide as the attention is strong
+// Two columns of tokens with lines between them; the width of a line shows the attention weight
 function lines(left, right, bytes, columns, row, from, to, pick) {
   const height = 17, shownRows = left.slice(from, to), base = columns === left.length ? from : 0;
   const keys = right.slice(base, base + 40), size = Math.max(shownRows.length, keys.length) * height + 8;
   const svg = drawn("svg", { width: 400, height: size, viewBox: `0 0 400 ${size}`, role: "img",
-    "aria-label": "lines from the tokens that look to those they look at" });
+    "aria-label": "lines from each token to the tokens it attends to" });
   const colour = getComputedStyle(document.documentElement).getPropertyValue("--mark");
   for (let i = 0; i < shownRows.length; i++) {
     for (let j = 0; j < keys.length; j++) {
@@ -96,7 +96,7 @@ function lines(left, right, bytes, columns, row, from, to, pick) {
   return svg;
 }
 
-// A curve of values by step, with a mark at one of them
+// A curve of values by step, with a mark at one value
 function curve(values, label, mark = -1, unit = (value) => value.toPrecision(3)) {
   const most = Math.max(...values, 1e-9), width = 440, height = 130;
   const x = (i) => 50 + (i * (width - 70)) / Math.max(values.length - 1, 1), y = (value) => 110 - (value / most) * 95;
@@ -124,7 +124,7 @@ function bar(name, value, most, click) {
   return make("div", { className: "bar" }, title, make("span", {}, inner), make("span", {}, value.toFixed(3)));
 }
 
-// A table of numbers as colours; click(i, j) where a cell is chosen
+// A table of numbers as colors; click(i, j) is called when a cell is clicked
 function heat(rows, columns, values, click, note = (value) => value.toFixed(2), isChosen = () => false) {
   const most = Math.max(...values.flat().map((value) => Math.abs(value ?? 0)), 1e-9);
   const table = make("table", {}, make("tr", {}, make("th", {}, ""), ...columns.map((name) => make("th", {}, name))));

@@ -1,4 +1,4 @@
-// Tabs, theme, and one place where something is chosen.
+// Tabs, theme, and the current selection.
 
 const VIEWS = { attention: ["Attention", attentionView], stream: ["Residual stream", streamView],
   change: ["Change something", changeView], heads: ["Heads and units", headsView], experts: ["Experts", expertsView],

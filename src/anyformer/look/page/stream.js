@@ -15,8 +15,8 @@ async function sharesOf(position) {
 
 function streamView(view) {
   const lens = make("div"), norms = make("div"), shares = make("div");
-  view.replaceChildren(make("h2", {}, "logit lens: what the head would say after each layer"), lens, norms,
-    make("h2", {}, "what every sublayer and head adds to the score"), shares);
+  view.replaceChildren(make("h2", {}, "logit lens: predictions of the head after each layer"), lens, norms,
+    make("h2", {}, "contribution of every sublayer and head to the score"), shares);
   view.refresh = async () => {
     const found = await lensOf();
     if (chosen.view !== "stream") return;
@@ -30,7 +30,7 @@ function lensTable(element, norms, found) {
   const all = data.whole ? [0] : found.positions, here = Math.max(all.indexOf(chosen.position), 0);
   const from = data.whole ? 0 : Math.max(Math.min(here - 6, all.length - 12), 0), columns = all.slice(from, from + 12);
   const head = make("tr", {}, make("th", {}, "after"), ...columns.map((place) => make("th", {},
-    data.whole ? "the whole" : shown(data.tokens[place] ?? String(place)))));
+    data.whole ? "whole input" : shown(data.tokens[place] ?? String(place)))));
   const rows = found.depths.map((address, depth) => {
     const cells = columns.map((place, i) => {
       const share = found.chances[depth][from + i], word = found.words[found.tokens[depth][from + i]];
@@ -47,13 +47,13 @@ function lensTable(element, norms, found) {
   });
   element.replaceChildren(make("div", { className: "scroll" }, make("table", {}, head, ...rows.reverse())));
   const lengths = found.norms.map((line) => line[Math.min(chosen.position, line.length - 1)]);
-  norms.replaceChildren(make("h2", {}, "length of this token's vector by depth"), curve(lengths, "layers"));
+  norms.replaceChildren(make("h2", {}, "norm of this token's vector by depth"), curve(lengths, "layers"));
 }
 
 function sharesView(element, found) {
   if (found.why) return element.replaceChildren(why(found.why));
   const column = found.positions.indexOf(chosen.position);
-  if (column < 0) return element.replaceChildren(why("this file has no contributions at this place; --serve has all"));
+  if (column < 0) return element.replaceChildren(why("no contributions at this position in this file; use --serve"));
   const values = found.values.map((line) => line[column]), [, word] = found.tokens[column];
   const order = values.map((_, i) => i).sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, 18);
   const most = Math.max(...values.map(Math.abs));
@@ -80,7 +80,7 @@ function sharesView(element, found) {
 function changeView(view) {
   const result = make("div", { id: "changed", ariaLive: "polite" }), tables = make("div");
   const parts = [make("p", { className: "soft" },
-    "Take something away or put another text's values in its place, and see what becomes of the prediction.")];
+    "Remove or scale a value, or replace it with the value of another text, and see how the prediction changes.")];
   if (data.served) parts.push(changeForm(result), result);
   view.replaceChildren(...parts, tables);
   view.refresh = () => {
@@ -102,7 +102,7 @@ function changeForm(result) {
     (name) => make("option", {}, name)));
   const scale = make("input", { type: "number", value: "2", step: "0.5", ariaLabel: "times", size: 4 });
   const heads = make("input", { placeholder: "heads: 0,3 or all", ariaLabel: "heads", size: 16 });
-  const places = make("input", { placeholder: "places: 4,5 or all", ariaLabel: "places", size: 16 });
+  const places = make("input", { placeholder: "positions: 4,5 or all", ariaLabel: "positions", size: 16 });
   const numbers = (input) => input.value.trim() ? input.value.split(",").map(Number) : null;
   const form = make("form", { id: "change", onsubmit: async (event) => {
     event.preventDefault();
@@ -120,7 +120,7 @@ function changeForm(result) {
 
 function patchTable(found) {
   const title = { head: "without each head", sublayer: "without each sublayer",
-    position: "with the other text's stream at each layer and place" }[found.by];
+    position: "with the other text's stream at each layer and position" }[found.by];
   if (found.why) return [make("h2", {}, title), why(found.why)];
   const names = { head: (i) => `head ${i}`, sublayer: () => "change", position: (i) => shown(data.tokens[i] ?? String(i)) };
   const columns = found.columns.map(names[found.by]);
@@ -138,9 +138,9 @@ async function unitsView(element) {
   const position = chosen.position;
   const found = data.served ? await ask("neurons", { positions: [position] }) : data.neurons;
   const column = found.why ? -1 : found.positions.indexOf(position);
-  const none = found.why || "this file has no units at this place; --serve has all";
+  const none = found.why || "no units at this position in this file; use --serve";
   const units = column < 0 ? [] : found.units[column], most = Math.max(...units.map((unit) => Math.abs(unit[3])), 1e-9);
-  element.replaceChildren(make("h2", {}, "units of feed-forward layers, by their share in the score at the chosen place"),
+  element.replaceChildren(make("h2", {}, "feed-forward units by their share of the score at the chosen position"),
     ...(column < 0 ? [why(none)] : units.map(([address, unit, active, share]) =>
       bar(`${brief(address)} unit ${unit} (active ${active.toFixed(2)})`, share, most))));
 }
@@ -177,8 +177,8 @@ function headsView(view) {
       if (map === chosen.map && row.head === chosen.head) element.className = "chosen";
       return element;
     };
-    heads.replaceChildren(make("p", { className: "soft" }, `How much each head looks at the token before, at an earlier `
-      + `copy of the token and at what followed it, ${found.how}; direct: its share in the score at the chosen place.`),
+    heads.replaceChildren(make("p", { className: "soft" }, `Share of attention to the previous token, to an earlier copy of `
+      + `the token and to what followed it, ${found.how}; direct: share of the score at the chosen position.`),
     make("div", { className: "scroll" }, make("table", {}, make("tr", {}, make("th", {}, "head"), ...names.map((name) =>
       make("th", {}, make("button", { type: "button", onclick: () => { sorted = name; view.refresh(); } },
         name === sorted ? `${name} ↓` : name)))), ...rows.slice(0, 60).map(line))));

@@ -2,7 +2,7 @@
 
 function rowsOf(map) { return fitted(map.of === "source" ? data.source : data.tokens, map.queries * map.windows); }
 function keysOf(map) { return fitted(map.kind === "cross" || map.of === "source" ? data.source : data.tokens, map.keys); }
-function fitted(words, number) {  // windows, and sequences that were made shorter, have places of their own
+function fitted(words, number) {  // windows and shortened sequences do not match the tokens: number their positions
   return words && words.length === number ? words : Array.from({ length: number }, (_, i) => String(i));
 }
 function rowOf(map) {
@@ -29,7 +29,7 @@ function textView(element, words, name) {
   };
 }
 
-function likely(position, word) {  // how likely a word was, where it is among those that are shown
+function likely(position, word) {  // the probability of a word if it is among the shown predictions, otherwise 0
   const found = (data.predictions[position] || []).find((each) => each[0] === word);
   return found ? found[1] : 0;
 }
@@ -47,14 +47,14 @@ function markText(element, index) {
 function predictionsView() {
   const element = document.getElementById("predictions");
   const found = data.predictions[data.whole ? 0 : chosen.position];
-  if (!found) return element.replaceChildren(make("span", { className: "soft" }, "this model predicts nothing here"));
-  const intro = data.whole ? "of the whole:" : data.writes ? `after “${shown(data.tokens[chosen.position] ?? "")}”:`
+  if (!found) return element.replaceChildren(make("span", { className: "soft" }, "this model has no predictions here"));
+  const intro = data.whole ? "whole input:" : data.writes ? `after “${shown(data.tokens[chosen.position] ?? "")}”:`
     : `at “${shown(data.tokens[chosen.position] ?? "")}”:`;
   const canWrite = data.served && data.writes;
   element.replaceChildren(make("span", { className: "soft" }, intro), ...found.map(([word, share, number]) => {
     const inside = [shown(word), make("b", {}, percent(share))];
     const box = canWrite
-      ? make("button", { type: "button", className: "word", title: "write on with this",
+      ? make("button", { type: "button", className: "word", title: "append this token",
         onclick: () => writeOn(number) }, ...inside)
       : make("span", { className: "word" }, ...inside);
     box.style.background = tint(share * 0.8);
@@ -74,7 +74,7 @@ async function writeOn(number) {
 // -- attention
 
 function attentionView(view) {
-  if (!data.maps.length) return view.replaceChildren(why("this model has no attention weights to look at"));
+  if (!data.maps.length) return view.replaceChildren(why("this model has no attention weights"));
   const canvas = make("canvas"), frame = make("div", { className: "frame" }), large = make("canvas");
   const line = make("div", { className: "frame" });
   const about = make("p", { className: "soft", ariaLive: "polite" });
@@ -106,9 +106,9 @@ function attentionView(view) {
     const map = data.maps[chosen.map], rows = map.queries * map.windows;
     Object.assign(frame.style, { left: `${chosen.head * CELL}px`, top: `${chosen.map * CELL}px`, width: `${CELL}px`,
       height: `${CELL}px` });
-    const cross = map.kind === "cross" ? ", from the text to what the encoder read" : "";
-    const windows = map.windows > 1 ? `, ${map.windows} windows one below the other` : "";
-    about.textContent = `${map.address}, head ${chosen.head}${cross}${windows}: rows look at columns`;
+    const cross = map.kind === "cross" ? ", from the text to the encoder's output" : "";
+    const windows = map.windows > 1 ? `, ${map.windows} windows below each other` : "";
+    about.textContent = `${map.address}, head ${chosen.head}${cross}${windows}: rows attend to columns`;
     const key = `${chosen.map} ${chosen.head}`, found = mapBytes(chosen.map, chosen.head);
     const bytes = found instanceof Uint8Array ? found : await found;
     if (key !== `${chosen.map} ${chosen.head}` || chosen.view !== "attention") return;
@@ -129,17 +129,17 @@ function detailView(element, map, bytes) {
   const order = Array.from(line.keys()).sort((a, b) => line[b] - line[a]).slice(0, 8).filter((i) => line[i] > 0);
   const strongest = order.map((i) => `“${shown(keys[i])}” (${i}) ${percent((line[i] / 255) ** 2)}`).join(", ");
   const from = Math.max(Math.min(row - 12, rows.length - 28), 0);
-  const parts = [make("h2", {}, `“${shown(rows[row])}” (${row}) looks at`), make("p", {}, strongest || "nothing")];
+  const parts = [make("h2", {}, `“${shown(rows[row])}” (${row}) attends to`), make("p", {}, strongest || "nothing")];
   const media = data.media;
   if (media.image && (map.of === "source" || map.kind === "cross" || !data.source)) parts.push(overlay(media, line));
   parts.push(lines(rows, keys, bytes, map.keys, row, from, from + 28, (i) => pickRow(map, i)));
   element.replaceChildren(...parts);
 }
 
-// what a row looks at, over the image or the spectrogram that was read
+// the attention of a row, over the image or the spectrogram
 function overlay(media, line) {
   const high = media.grid[0], wide = media.grid[1] || line.length, canvas = make("canvas");
-  const first = line.length - high * wide;  // learned tokens stand before the patches
+  const first = line.length - high * wide;  // learned tokens are before the patches
   if (first < 0) return make("span");
   const bytes = line.slice(first), most = Math.max(...bytes, 1);
   paint(canvas, bytes.map((value) => Math.round((255 * value) / most)), high, wide);
@@ -174,10 +174,10 @@ function expertsView(view) {
 }
 
 function stateView(view) {
-  if (!data.state.length) return view.replaceChildren(why("this model remembers nothing between tokens"));
+  if (!data.state.length) return view.replaceChildren(why("this model has no state between tokens"));
   const size = (bytes) => bytes < 1e4 ? `${bytes} B` : bytes < 1e7 ? `${(bytes / 1e3).toFixed(0)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
-  view.refresh = () => view.replaceChildren(make("h2", {}, "what is remembered after each token"),
+  view.refresh = () => view.replaceChildren(make("h2", {}, "size of the state after each token"),
     curve(data.state, "tokens read", chosen.position, size),
     make("p", { className: "soft" }, data.state.length > 1 && data.state[0] === data.state[data.state.length - 1]
-      ? "a recurrence: the same size whatever the length" : "keys and values: it grows with the text"));
+      ? "recurrent state: the same size at every length" : "KV cache: it grows with the text"));
 }
