@@ -21,7 +21,7 @@ from anyformer.drawing.compose import draw_outline
 from anyformer.drawing.figure import Box, Figure, FigureText, Plus, Polyline, text_lines
 from anyformer.drawing.outline import Card, ModelOutline, StreamColumn, cards_in
 from anyformer.drawing.svg import MARGIN
-from anyformer.drawing.text import break_phrase, width, wrap
+from anyformer.drawing.text_width import break_phrase, width, wrap
 from anyformer.kernels.capture import graph_capture
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.norm import LayerNorm

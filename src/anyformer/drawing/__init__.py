@@ -23,7 +23,7 @@ from anyformer.drawing.compare import side_by_side
 from anyformer.drawing.compose import draw_outline
 from anyformer.drawing.figure import Figure
 from anyformer.drawing.outline import ModelOutline
-from anyformer.drawing.reading import read
+from anyformer.drawing.outline_reader import read
 from anyformer.drawing.svg import THEMES, Theme, to_svg
 from anyformer.models import Model
 from anyformer.specs.messages import nearest

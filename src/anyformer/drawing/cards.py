@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from anyformer.drawing import text
+from anyformer.drawing import text_width
 from anyformer.drawing.figure import PLAIN, PLUS, SMALL, Box, Figure, FigureText, Mark, Plus, Polyline
 from anyformer.drawing.outline import Card, Fan
 
@@ -16,18 +16,18 @@ NARROW, WIDE = 236.0, 400.0  # minimum and maximum width of a card; longer text 
 
 def natural_width(card: Card) -> float:
     """Return the width at which no phrase has to be wrapped, between NARROW and WIDE."""
-    phrases = max((text.width(phrase, SMALL) for phrase in card.phrases), default=0)
+    phrases = max((text_width.width(phrase, SMALL) for phrase in card.phrases), default=0)
     rows = max((natural_width(row) for row in card.rows), default=0)
     width = max(NARROW, min(WIDE, max(title_width(card), phrases) + 2 * PAD), min(WIDE, rows + 2 * PAD))
-    while width < WIDE and len(text.wrap(card.phrases, width - 2 * PAD, SMALL)) > 3:
+    while width < WIDE and len(text_width.wrap(card.phrases, width - 2 * PAD, SMALL)) > 3:
         width += 20
     return min(width, WIDE)
 
 
 def title_width(card: Card) -> float:
     slim = card.role in ("norm", "row")
-    note = text.width(card.note, SMALL) + 14 if card.note else 0
-    return text.width(card.title, SMALL if slim else PLAIN, not slim) + note
+    note = text_width.width(card.note, SMALL) + 14 if card.note else 0
+    return text_width.width(card.title, SMALL if slim else PLAIN, not slim) + note
 
 
 def title_lines(card: Card, width: float) -> list[FigureText]:
@@ -35,16 +35,18 @@ def title_lines(card: Card, width: float) -> list[FigureText]:
     slim = card.role in ("norm", "row")
     size, bold = (SMALL, False) if slim else (PLAIN, True)
     note = FigureText(width - PAD, 0, ((card.note, "note"),), SMALL, anchor="end")
-    room = (width - 2 * PAD - (note.width + 14 if card.note else 0)) / (text.BOLD if bold else 1)
+    room = (width - 2 * PAD - (note.width + 14 if card.note else 0)) / (text_width.BOLD if bold else 1)
     kind = "differs" if card.title in card.differing else ""
-    lines = [FigureText(PAD, 0, ((line, kind),), size, bold) for line in text.break_phrase(card.title, room, size)]
+    lines = [
+        FigureText(PAD, 0, ((line, kind),), size, bold) for line in text_width.break_phrase(card.title, room, size)
+    ]
     placed = [line.shift(0, 22 + i * LINE) for i, line in enumerate(lines)]
     return [*placed, *([note.shift(0, 22)] if card.note else [])]
 
 
 def phrase_lines(card: Card, width: float, y: float) -> list[FigureText]:
     lines = []
-    for line in text.wrap(card.phrases, width - 2 * PAD, SMALL):
+    for line in text_width.wrap(card.phrases, width - 2 * PAD, SMALL):
         spans: list[tuple[str, str]] = []
         for phrase in line:
             differing = next((each for each in card.phrases if phrase in each and each in card.differing), None)
@@ -95,8 +97,8 @@ def group_rows(rows: Sequence[Card], room: float) -> list[list[Card]]:
 
 def draw_fan(fan: Fan, width: float) -> Figure:
     """Draw the router at the bottom, the experts above it (the active ones filled), and their sum."""
-    axis, router = width / 2, text.width(fan.router, SMALL) + 24
-    shared = text.width("shared", SMALL) + 14 if fan.shared else 0.0
+    axis, router = width / 2, text_width.width(fan.router, SMALL) + 24
+    shared = text_width.width("shared", SMALL) + 14 if fan.shared else 0.0
     labels = expert_labels(fan.experts, width - 2 * PAD - (shared + 12 if fan.shared else 0))
     side = expert_side(labels)
     order = sorted((i for i, label in enumerate(labels) if label), key=lambda i: (i * 5 + 1) % len(labels))
@@ -136,7 +138,7 @@ def expert_labels(experts: int, room: float) -> list[str]:
 
 
 def expert_side(labels: Sequence[str]) -> float:
-    return max(30.0, *(text.width(label, SMALL) + 10 for label in labels))
+    return max(30.0, *(text_width.width(label, SMALL) + 10 for label in labels))
 
 
 def inner_box(x: float, y: float, width: float, kind: str, label: str) -> Box:

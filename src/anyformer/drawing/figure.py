@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from anyformer.drawing import text
+from anyformer.drawing import text_width
 
 ARROW = 9.0  # length of an arrowhead
 PLUS = 11.0  # radius of the circle around a plus
@@ -31,7 +31,7 @@ class FigureText:
 
     @property
     def width(self) -> float:
-        return text.width("".join(span for span, _ in self.spans), self.size, self.bold)
+        return text_width.width("".join(span for span, _ in self.spans), self.size, self.bold)
 
     @property
     def bounds(self) -> Bounds:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.drawing.words import number
+from anyformer.drawing.part_labels import number
 from anyformer.parts.base import Embedding
 from anyformer.parts.embedding.patches import PatchEmbedding
 from anyformer.parts.grid.convolution import GridEmbedding

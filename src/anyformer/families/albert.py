@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Field, Ignored, Removed
 from anyformer.families.base.template import Class, Config, Entry, read_only, rules_of, tied
-from anyformer.families.shared import encoder
-from anyformer.families.shared.encoder import NORM
+from anyformer.families.shared import bert_like
+from anyformer.families.shared.bert_like import NORM
 from anyformer.models import EncoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
@@ -75,7 +75,7 @@ def check(c: Config) -> None:
     L, G, n = c.num_hidden_layers, c.num_hidden_groups, c.inner_group_num
     if not 1 <= G <= L or n < 1:
         raise ValueError(f"num_hidden_groups {G} must be 1 to num_hidden_layers {L}, inner_group_num {n} at least 1")
-    encoder.check(c)
+    bert_like.check(c)
     if c.architecture == "AlbertForPreTraining" and c.num_labels != 2:
         raise ValueError(f"num_labels must be 2 for sentence order, got {c.num_labels}")
 
@@ -114,7 +114,7 @@ ALBERT = Family(
         "AlbertForMultipleChoice": Class(MultipleChoiceHead(pool=DROPPED), "classifier"),
     },
     config={
-        **encoder.CONFIG,
+        **bert_like.CONFIG,
         "embedding_size": Entry(
             path=lambda spec: spec.embedding.tokens.width or spec.width,
             addresses=("embedding.tokens.width", "**.transform.width"),
@@ -147,7 +147,7 @@ ALBERT = Family(
         "~encoder.embedding_hidden_mapping_in": "embedding.project",
         "~encoder.albert_layer_groups": layer_rules,
         "~pooler": "head.pool.dense",
-        "predictions": encoder.vocabulary("dense", "LayerNorm"),
+        "predictions": bert_like.vocabulary("dense", "LayerNorm"),
     },
     prefix="albert.",
     checks=(check,),

@@ -6,8 +6,8 @@ from __future__ import annotations
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored, Removed
 from anyformer.families.base.template import Class
-from anyformer.families.shared import encoder
-from anyformer.families.shared.encoder import LAYERS, NORM
+from anyformer.families.shared import bert_like
+from anyformer.families.shared.bert_like import LAYERS, NORM
 from anyformer.models import EncoderModel
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.head.base import Transform
@@ -64,17 +64,17 @@ BERT = Family(
         "BertForMultipleChoice": Class(MultipleChoiceHead(pool=DROPPED), "classifier"),
     },
     config={
-        **encoder.CONFIG,
-        **encoder.DECODER_FIELDS,
+        **bert_like.CONFIG,
+        **bert_like.DECODER_FIELDS,
         "directionality": Removed("bidi", ORIGINAL),
         "pooler_type": Removed("first_token_transform", ORIGINAL),
         **{f"pooler_{name}": UNREAD for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head")},
         "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
     },
     computed={"**.unused_bias": lambda c: not c.tie_word_embeddings},  # files contain the bias under two names
-    weights={**encoder.WEIGHTS, "cls.predictions": encoder.vocabulary("transform.dense", "transform.LayerNorm")},
+    weights={**bert_like.WEIGHTS, "cls.predictions": bert_like.vocabulary("transform.dense", "transform.LayerNorm")},
     prefix="bert.",
-    checks=(encoder.check_decoder,),
+    checks=(bert_like.check_decoder,),
     # left over from pretraining; most classes do not use them
     dropped=("~embeddings.position_ids", "~pooler.dense.{p}", "cls.seq_relationship.{p}"),
     sizes={

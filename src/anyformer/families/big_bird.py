@@ -9,8 +9,8 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Fixed, Ignored
 from anyformer.families.base.template import Class, Config, Entry, activation, choice, divides, entry
 from anyformer.families.bert import DROPPED, LARGE, POOL
-from anyformer.families.shared import encoder
-from anyformer.families.shared.encoder import LAYERS, NORM, stack_name
+from anyformer.families.shared import bert_like
+from anyformer.families.shared.bert_like import LAYERS, NORM, stack_name
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.big_bird import BlockSparseAttention, BlockTextEmbedding, TextOnly
@@ -95,7 +95,7 @@ def build_decoder(spec: EncoderModel, is_decoder: bool, c: Config) -> Model:
     """Unlike BERT's, the decoder returns its cache with labels too."""
     if not is_decoder:
         return spec
-    model = encoder.build_decoder(spec, is_decoder, c).replace(embedding=without_blocks(value_at(spec, "embedding")))
+    model = bert_like.build_decoder(spec, is_decoder, c).replace(embedding=without_blocks(value_at(spec, "embedding")))
     return model.replace(state_offered="always") if model.state_offered == "without labels" else model
 
 
@@ -139,7 +139,7 @@ BIG_BIRD = Family(
         "BigBirdForMultipleChoice": Class(MultipleChoiceHead(pool=DROPPED), "classifier"),
     },
     config={
-        **encoder.CONFIG,
+        **bert_like.CONFIG,
         "intermediate_size": ("*.layers.feedforward.op.width", "head.feedforward.width"),
         "hidden_act": activation(
             "*.layers.feedforward.op.activation",
@@ -165,10 +165,10 @@ BIG_BIRD = Family(
         ),
         "sep_token_id": "head.separator",
         "attention_type": Entry("block_sparse", attention_type, build=attend_to_all),
-        **encoder.DECODER_FIELDS,
+        **bert_like.DECODER_FIELDS,
         "is_decoder": Entry(False, lambda spec: stack_name(spec) == "decoder", build=build_decoder),
         "add_cross_attention": Fixed(False, "the published self-attention would read the encoder's states too"),
-        "classifier_dropout": encoder.head_dropout(
+        "classifier_dropout": bert_like.head_dropout(
             "head[ClassifyHead].pool.dropout", "head[ClassifyHead].pool.input_dropout", "head[TagHead].dropout"
         ),
         "bos_token_id": Ignored(1, "used by tokenizers and generation"),
@@ -176,10 +176,10 @@ BIG_BIRD = Family(
     },
     computed={"**.unused_bias": lambda c: not c.tie_word_embeddings},
     weights={
-        **encoder.WEIGHTS,
+        **bert_like.WEIGHTS,
         "~pooler.dense": None,
         "~pooler": "head.pool.dense",
-        "cls.predictions": encoder.vocabulary("transform.dense", "transform.LayerNorm"),
+        "cls.predictions": bert_like.vocabulary("transform.dense", "transform.LayerNorm"),
     },
     prefix="bert.",
     checks=(divides("num_attention_heads", "hidden_size"), check),

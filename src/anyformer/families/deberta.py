@@ -10,7 +10,8 @@ from typing import Any
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Removed
 from anyformer.families.base.template import Class, Config, Entry, activation, entry, interleave, parameter, read_only
-from anyformer.families.shared import encoder
+from anyformer.families.shared import bert_like
+from anyformer.families.shared.bert_like import LAYERS
 from anyformer.families.shared.deberta import (
     ATTENTION,
     POSITION,
@@ -21,7 +22,6 @@ from anyformer.families.shared.deberta import (
     scale,
     score_terms,
 )
-from anyformer.families.shared.encoder import LAYERS
 from anyformer.models import EncoderModel
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention.deberta import DebertaAttention
@@ -81,14 +81,14 @@ def has_legacy_head(spec: EncoderModel) -> bool:
 def tie(spec: EncoderModel, value: bool, c: Config) -> EncoderModel:
     """Tie the head to the token table. The head of legacy=False is always tied."""
     ties = isinstance(spec.head, LMHead) and (value or not c.legacy)
-    return spec.replace(ties=(("head.out.weight", encoder.TOKENS),)) if ties else spec
+    return spec.replace(ties=(("head.out.weight", bert_like.TOKENS),)) if ties else spec
 
 
 CONFIG: dict[str, Any] = {
-    **encoder.CONFIG,
+    **bert_like.CONFIG,
     "hidden_dropout_prob": ("embedding.dropout", "encoder.layers.*.dropout", "head[TagHead].dropout"),
     "type_vocab_size": entry("embedding.segments", read=lambda value, c: max(value, 0)),
-    "tie_word_embeddings": dataclasses.replace(encoder.CONFIG["tie_word_embeddings"], build=tie),
+    "tie_word_embeddings": dataclasses.replace(bert_like.CONFIG["tie_word_embeddings"], build=tie),
     "embedding_size": omit_default(entry("embedding.tokens.width", default=None, read=lambda value, c: token_width(c))),
     "max_position_embeddings": Entry(512, "embedding.position.length"),
     "position_biased_input": entry(
@@ -145,7 +145,9 @@ def new_scores(theirs: str, spec: EncoderModel) -> list[Rule]:
     """Rules of the language-model head of legacy=False."""
     if not isinstance(spec.head, LMHead) or has_legacy_head(spec):
         return []
-    modules = encoder.renames({f"{theirs}.dense": "head.transform.dense", f"{theirs}.LayerNorm": "head.transform.norm"})
+    modules = bert_like.renames(
+        {f"{theirs}.dense": "head.transform.dense", f"{theirs}.LayerNorm": "head.transform.norm"}
+    )
     return [Rename(f"{theirs}.bias", "head.out.bias"), *modules]
 
 
@@ -155,11 +157,11 @@ WEIGHTS: dict[str, Any] = {
     f"{THEIRS}.{{pos,pos_q}}_proj": f"{OURS}.position.{{k,q}}",
     f"{THEIRS}.head_{{logits,weights}}_proj": f"{OURS}.talk.{{scores,weights}}",
     "lm_predictions.lm_head": new_scores,
-    "cls.predictions": encoder.vocabulary("transform.dense", "transform.LayerNorm"),
+    "cls.predictions": bert_like.vocabulary("transform.dense", "transform.LayerNorm"),
     "~encoder.rel_embeddings": f"{POSITION}.table",
     "~embeddings.embed_proj": "embedding.project",
     "pooler.dense": "head.pool.dense",
-    **encoder.WEIGHTS,
+    **bert_like.WEIGHTS,
 }
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Entry, activation
-from anyformer.families.shared import encoder, summary
-from anyformer.families.shared.encoder import NORM
+from anyformer.families.shared import bert_like, summary
+from anyformer.families.shared.bert_like import NORM
 from anyformer.models import EncoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
@@ -74,15 +74,15 @@ ELECTRA = Family(
         ),
     },
     config={
-        **encoder.CONFIG,
-        **encoder.DECODER_FIELDS,
+        **bert_like.CONFIG,
+        **bert_like.DECODER_FIELDS,
         "embedding_size": Entry(
             path=lambda spec: spec.embedding.tokens.width or spec.width,
             addresses=("embedding.tokens.width",),
             read=lambda width, c: None if width == c.hidden_size else width,
         ),
         "hidden_act": activation("*.layers.feedforward.op.activation", "head[DetectHead].activation"),
-        "classifier_dropout": encoder.head_dropout(
+        "classifier_dropout": bert_like.head_dropout(
             "head[ClassifyHead].pool.input_dropout", "head[ClassifyHead].pool.dropout", "head[TagHead].dropout"
         ),
         **summary.pool_entries("head[MultipleChoiceHead].pool"),
@@ -95,10 +95,10 @@ ELECTRA = Family(
         "generator_predictions.{dense,LayerNorm}": "head.transform.{dense,norm}",
         "discriminator_predictions.dense": "head.dense",
         "classifier.dense": "head.pool.dense",
-        **encoder.WEIGHTS,
+        **bert_like.WEIGHTS,
     },
     prefix="electra.",
-    checks=(encoder.check_decoder, lambda c: summary.check_pool(c, c.hidden_size, "ElectraForMultipleChoice")),
+    checks=(bert_like.check_decoder, lambda c: summary.check_pool(c, c.hidden_size, "ElectraForMultipleChoice")),
     dropped=("~embeddings.position_ids",),
     sizes={
         "electra-small": size(128, 256, 12, 4, 14e6),

@@ -9,7 +9,7 @@ from anyformer.families import bert
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Field
 from anyformer.families.base.template import Class, Weights
-from anyformer.families.shared import encoder
+from anyformer.families.shared import bert_like
 from anyformer.models import Model
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.etc import GlobalLocalVectors
@@ -45,7 +45,7 @@ ETC = Family(
         bert.TEMPLATE,
         {
             "embedding": SegmentedText(
-                tokens=Tokens(vocab_size=30522, padding_index=0), segments=230, norm=encoder.NORM, dropout=0.1
+                tokens=Tokens(vocab_size=30522, padding_index=0), segments=230, norm=bert_like.NORM, dropout=0.1
             ),
             "length": 4326,
             OP: Attention(num_heads=12, dropout=0.1, mask=mask(84, 230), position=GlobalLocalVectors(first=230)),
@@ -53,7 +53,7 @@ ETC = Family(
     ),
     classes={"": Class(bert.LM)},
     config={
-        **encoder.CONFIG,
+        **bert_like.CONFIG,
         "max_position_embeddings": "length",
         "local_radius": Field(84, radius),
         "num_global_tokens": f"{OP}.position.first",
@@ -64,7 +64,7 @@ ETC = Family(
         f"{OP}.mask": lambda c: mask(c.local_radius, c.num_global_tokens),
     },
     weights=weights,
-    checks=(encoder.check,),
+    checks=(bert_like.check,),
     sizes={
         "etc-base": Size({}, note="4096 tokens after 230 global tokens, radius 84"),
         "etc-tiny": Size(SMALL, note="our own size: 16 global tokens, radius 16"),

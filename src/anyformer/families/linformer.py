@@ -7,8 +7,8 @@ from anyformer.families import roberta
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Field
 from anyformer.families.base.template import Class, Weights, activation, entry
-from anyformer.families.shared import encoder
-from anyformer.families.shared.encoder import NORM
+from anyformer.families.shared import bert_like
+from anyformer.families.shared.bert_like import NORM
 from anyformer.models import Model
 from anyformer.parts.attention.linear import LinformerAttention
 from anyformer.parts.head.base import Transform
@@ -42,8 +42,8 @@ LINFORMER = Family(
         "": Class(LMHead(vocab_size=50265, bias=True, transform=Transform(activation="gelu", norm=NORM), shift=False))
     },
     config={
-        **encoder.CONFIG,
-        **encoder.COUNTED_CONFIG,
+        **bert_like.CONFIG,
+        **bert_like.COUNTED_CONFIG,
         "hidden_act": activation("encoder.layers.feedforward.op.activation"),
         "attention_probs_dropout_prob": f"{OP}.dropout",
         "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
@@ -51,12 +51,12 @@ LINFORMER = Family(
         "sharing": f"{OP}.sharing",
     },
     computed={
-        **encoder.COUNTED,
-        f"{OP}.length": lambda c: encoder.counted_position(c).length,
+        **bert_like.COUNTED,
+        f"{OP}.length": lambda c: bert_like.counted_position(c).length,
         "head.unused_bias": lambda c: not c.tie_word_embeddings,
     },
     weights=weights,
-    checks=(encoder.check,),
+    checks=(bert_like.check,),
     sizes={"linformer-base": Size(roberta.BASE, note="k = 256 for 512 tokens, one projection for all layers")},
 )
 

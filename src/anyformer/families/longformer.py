@@ -9,8 +9,8 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored, Removed
 from anyformer.families.base.template import Class, Config, Entry, activation
 from anyformer.families.bert import DROPPED, LARGE, LM, POOL
-from anyformer.families.shared import encoder
-from anyformer.families.shared.encoder import LAYERS, NORM
+from anyformer.families.shared import bert_like
+from anyformer.families.shared.bert_like import LAYERS, NORM
 from anyformer.models import EncoderModel
 from anyformer.parts.attention.longformer import GlobalTextEmbedding, LocalAttention
 from anyformer.parts.embedding.text import Tokens
@@ -89,8 +89,8 @@ LONGFORMER = Family(
         ),
     },
     config={
-        **encoder.CONFIG,
-        **encoder.COUNTED_CONFIG,
+        **bert_like.CONFIG,
+        **bert_like.COUNTED_CONFIG,
         "hidden_act": activation("encoder.layers.feedforward.op.activation"),
         "hidden_dropout_prob": (
             "embedding.dropout",
@@ -110,14 +110,14 @@ LONGFORMER = Family(
         "eos_token_id": Ignored(2, "used by tokenizers"),
         "onnx_export": Ignored(False, "how chunks are computed, not the result"),
     },
-    computed={**encoder.COUNTED, "head.unused_bias": lambda c: not c.tie_word_embeddings},
+    computed={**bert_like.COUNTED, "head.unused_bias": lambda c: not c.tie_word_embeddings},
     weights={
-        **encoder.WEIGHTS,
+        **bert_like.WEIGHTS,
         "~encoder.layer.{i}.attention.self.{query,key,value}_global": "*.layers.{i}.attention.op.global_{q,k,v}",
-        "lm_head": encoder.vocabulary("dense", "layer_norm"),
+        "lm_head": bert_like.vocabulary("dense", "layer_norm"),
     },
     prefix="longformer.",
-    checks=(encoder.check,),
+    checks=(bert_like.check,),
     dropped=("~embeddings.position_ids", "~pooler.dense.{p}"),
     sizes={"longformer-base": Size(BASE, 149e6), "longformer-large": Size({**BASE, **LARGE}, 435e6)},
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Fixed, Ignored
 from anyformer.families.base.template import Class, Config, activation
-from anyformer.families.shared import encoder
+from anyformer.families.shared import bert_like
 from anyformer.models import EncoderModel
 from anyformer.parts.attention.nystrom import NystromAttention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
@@ -88,7 +88,7 @@ NYSTROMFORMER = Family(
         ),
     },
     config={
-        **encoder.CONFIG,
+        **bert_like.CONFIG,
         "hidden_act": activation(
             "encoder.layers.feedforward.op.activation",
             "head.transform.activation",
@@ -113,11 +113,11 @@ NYSTROMFORMER = Family(
     computed={"head.unused_bias": lambda c: not c.tie_word_embeddings},
     weights={
         "~encoder.layer.{i}.attention.self.conv.weight": convolution_rules,
-        "cls.predictions": encoder.vocabulary("transform.dense", "transform.LayerNorm"),
-        **encoder.WEIGHTS,
+        "cls.predictions": bert_like.vocabulary("transform.dense", "transform.LayerNorm"),
+        **bert_like.WEIGHTS,
     },
     prefix="nystromformer.",
-    checks=(encoder.check_shape, check_kernel),
+    checks=(bert_like.check_shape, check_kernel),
     dropped=("~embeddings.position_ids", "~embeddings.token_type_ids"),
     sizes={"nystromformer-512": Size({})},
 )

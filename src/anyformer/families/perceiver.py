@@ -9,7 +9,7 @@ from typing import Any
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import ConfigField, Field, Ignored, activation_at
 from anyformer.families.base.template import Config
-from anyformer.families.shared.encoder import TOKENS, renames
+from anyformer.families.shared.bert_like import TOKENS, renames
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention.attention import Attention

@@ -10,7 +10,7 @@ from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, Config, Entry, activation, entry, expand, parameter
 from anyformer.families.shared import axial
-from anyformer.families.shared.encoder import check_span, head_dropout, stack_name
+from anyformer.families.shared.bert_like import check_span, head_dropout, stack_name
 from anyformer.models import DecoderModel, EncoderModel, Model
 from anyformer.parts.attention.local_chunks import ChunkAttention
 from anyformer.parts.attention.lsh import InChunks, LSHAttention

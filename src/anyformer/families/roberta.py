@@ -7,8 +7,8 @@ from __future__ import annotations
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored
 from anyformer.families.base.template import Class, activation
-from anyformer.families.shared import encoder
-from anyformer.families.shared.encoder import LAYERS, NORM
+from anyformer.families.shared import bert_like
+from anyformer.families.shared.bert_like import LAYERS, NORM
 from anyformer.models import EncoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
@@ -74,22 +74,22 @@ ROBERTA = Family(
     template=TEMPLATE,
     classes=classes("Roberta", 50265),
     config={
-        **encoder.CONFIG,
-        **encoder.DECODER_FIELDS,
-        **encoder.COUNTED_CONFIG,
+        **bert_like.CONFIG,
+        **bert_like.DECODER_FIELDS,
+        **bert_like.COUNTED_CONFIG,
         "hidden_act": activation("*.layers.feedforward.op.activation"),  # the head always has "gelu"
         "hidden_dropout_prob": ("embedding.dropout", "*.layers.*.dropout", "head[MultipleChoiceHead].pool.dropout"),
-        "classifier_dropout": encoder.head_dropout(
+        "classifier_dropout": bert_like.head_dropout(
             "head[ClassifyHead].pool.input_dropout", "head[ClassifyHead].pool.dropout", "head[TagHead].dropout"
         ),
         "bos_token_id": Ignored(0, "used by tokenizers and generation"),
         "eos_token_id": Ignored(2, "used by tokenizers and generation"),
         "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
     },
-    computed={**encoder.COUNTED, "head.unused_bias": lambda c: not c.tie_word_embeddings},
-    weights={**encoder.WEIGHTS, "lm_head": encoder.vocabulary("dense", "layer_norm")},
+    computed={**bert_like.COUNTED, "head.unused_bias": lambda c: not c.tie_word_embeddings},
+    weights={**bert_like.WEIGHTS, "lm_head": bert_like.vocabulary("dense", "layer_norm")},
     prefix="roberta.",
-    checks=(encoder.check_decoder,),
+    checks=(bert_like.check_decoder,),
     dropped=("~embeddings.position_ids", "~embeddings.token_type_ids", "~pooler.dense.{p}"),
     sizes={"roberta-base": Size(BASE, 125e6), "roberta-large": Size({**BASE, **LARGE}, 355e6)},
 )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from anyformer.look.maps import attention, routing
     from anyformer.look.neuron_attribution import neurons
     from anyformer.look.patching import patch, patch_table
-    from anyformer.look.published import published_models
+    from anyformer.look.published_figures import published_models
     from anyformer.look.residual_stream import logit_lens, stream_norms
     from anyformer.look.scores import head_scores, repeated
     from anyformer.look.vision import attention_distance, windows

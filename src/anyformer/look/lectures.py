@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from anyformer.look import published
+from anyformer.look import published_figures
 
 if TYPE_CHECKING:
     from anyformer.look.views import Scene
@@ -170,7 +170,7 @@ def walk(scene: Scene) -> Any:
 
 
 def vit(scene: Scene) -> Any:
-    """Draw the inside of a ViT: attention over the image, first filters, similarity of positions, attention distance."""
+    """Draw the inside of a ViT: attention over the image, filters, similarity of positions, attention distance."""
     from anyformer.look.figures import new
     from anyformer.look.views import Inside
     from anyformer.look.vision import attention_distance, attention_map, filters, position_likeness, sheet
@@ -325,10 +325,10 @@ PICTURES: dict[str, Picture] = {
     "positions": Picture("position encodings as heat maps: sines, binary, rotary, ALiBi, T5's buckets", positions),
     "masks": Picture("attention masks: full, causal, window, dilated, global, random, strided, ...", masks),
     "experts": Picture("where a switch router sends tokens, and which tokens it drops", experts),
-    "sizes": Picture("published models: parameters by date, with our counts", published.sizes),
-    "compute": Picture("published models: training compute by date, with 6 N D", published.compute),
-    "context": Picture("published models: context length by date", published.context),
-    "glue": Picture("published models: GLUE and SuperGLUE by date and by size", published.glue),
+    "sizes": Picture("published models: parameters by date, with our counts", published_figures.sizes),
+    "compute": Picture("published models: training compute by date, with 6 N D", published_figures.compute),
+    "context": Picture("published models: context length by date", published_figures.context),
+    "glue": Picture("published models: GLUE and SuperGLUE by date and by size", published_figures.glue),
     "walk": Picture(
         "the path of a prompt through a model: tokens, ids, vectors, attention, stream, next words", walk, "text"
     ),

@@ -9,8 +9,8 @@ import pytest
 
 import anyformer as af
 from anyformer import cli, families
-from anyformer.look import published
-from anyformer.look.published import our_count, published_models
+from anyformer.look import published_figures
+from anyformer.look.published_figures import our_count, published_models
 from anyformer.models import position_limit
 
 MODELS = published_models()
@@ -84,16 +84,16 @@ def test_contexts_are_those_of_the_descriptions() -> None:
 def test_charts_draw_the_table() -> None:
     pytest.importorskip("matplotlib")
     for draw, field in (
-        (published.sizes, "parameters"),
-        (published.compute, "compute"),
-        (published.context, "context"),
+        (published_figures.sizes, "parameters"),
+        (published_figures.compute, "compute"),
+        (published_figures.context, "context"),
     ):
         axis = draw().axes[0]
         dots, crosses = axis.collections[0], axis.collections[-1]
         rows = [(m.time, getattr(m, field)) for m in MODELS if getattr(m, field)]
         assert dots.get_offsets().tolist() == [list(row) for row in rows]
         assert len(crosses.get_offsets()) > 15 and len(axis.texts) > 40 and axis.get_yscale() == "log"
-    dates, by_size = published.glue().axes
+    dates, by_size = published_figures.glue().axes
     assert [len(dots.get_offsets()) for dots in dates.collections] == [10, 11]
     assert len(by_size.collections) == 2 and by_size.get_xscale() == "log"
 

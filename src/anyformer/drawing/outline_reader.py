@@ -25,7 +25,7 @@ from anyformer.drawing.outline import (
     mark_differences,
     step_positions,
 )
-from anyformer.drawing.words import (
+from anyformer.drawing.part_labels import (
     describe_int,
     describe_part,
     field_words,
