@@ -53,7 +53,7 @@ class Loader:
         rate: float = 1.0,
     ) -> None:
         self.plan, self.objective, self.rank, self.world_size = plan, objective, rank, world_size
-        self.micro, self.pad, self.rate = micro, pad, rate
+        self.micro, self.pad, self.rate, self.ahead = micro, pad, rate, ahead
         self.start, self.stop = start_step, plan.end_step if stop_step is None else stop_step
         self.pin = torch.cuda.is_available() if pin is None else pin
         self._varies = type(objective).vary is not Objective.vary
@@ -68,11 +68,12 @@ class Loader:
         """The step's batches for this process, made here and now."""
         chosen = self.plan.step(step)
         pieces = share(chosen, self.world_size, self.micro, self.plan.in_tokens)[self.rank]
-        batches = [self._batch(chosen.part(piece if len(piece) else np.zeros(1, int))) for piece in pieces]
+        batches = [self.batch_of(chosen.part(piece if len(piece) else np.zeros(1, int))) for piece in pieces]
         real = [len(piece) > 0 for piece in pieces]
         return StepBatches(step, batches, real, len(chosen.items), round(int(chosen.sizes.sum()) * self.rate))
 
-    def _batch(self, chosen: StepExamples) -> Batch:
+    def batch_of(self, chosen: StepExamples) -> Batch:
+        """One batch of these examples."""
         records = self.plan.records(chosen)
         if self._varies:
             numbers = zip(chosen.places.tolist(), chosen.items.tolist())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from anyformer.data.shards import DataSplit
 from anyformer.objectives.objective import Record
 
+MAX_EPOCHS = 100_000  # in one step
 ORDER, SHIFT, BATCHES, MIX = 1, 2, 3, 4  # what the random numbers of an epoch, or of a mixture's block, are for
 
 
@@ -95,6 +97,11 @@ class Plan:
             self.count = len(split)
         self.ends = self._buckets(tokens) if tokens else None  # (batches + 1,) of an epoch, in the sorted order
         self.examples = examples or 0
+        if self.examples > MAX_EPOCHS * self.count:
+            data = f"{self.count:,} row{'s' if self.count > 1 else ''} of data"
+            raise ValueError(
+                f"{self.examples:,} examples per step of {data}: a step may see a row at most {MAX_EPOCHS:,} times"
+            )
         # an epoch and, where a step reaches into it, the next
         self._order = functools.lru_cache(2)(self._make_order)
         self._shift = functools.lru_cache(2)(self._make_shift)
@@ -129,8 +136,8 @@ class Plan:
         """(items, places, sizes) of places in the endless order, which rise."""
         items = np.empty_like(places)
         epochs = places // self.count
-        for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
-            here = epochs == epoch
+        for start, stop in itertools.pairwise((0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(places))):
+            epoch, here = int(epochs[start]), slice(start, stop)
             items[here] = self._order(epoch)[places[here] % self.count]
             if self.packs:
                 items[here] = (items[here] * self.length + self._shift(epoch)) % self.total

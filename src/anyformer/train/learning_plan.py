@@ -12,6 +12,7 @@ from anyformer.objectives.objective import Objective
 from anyformer.train.run import Run
 
 Prepare = Callable[[Objective, int], DataSplit]
+SAMPLE = 4  # examples
 
 
 class Phase(NamedTuple):
@@ -19,6 +20,7 @@ class Phase(NamedTuple):
 
     objective: Objective
     plan: Plan | MixedPlan
+    sample: Plan | MixedPlan  # steps of a few examples of the same kind
     split: DataSplit
     start: int = 0
     stop: int | None = None
@@ -31,6 +33,7 @@ class LearningPlan:
         self, run: Run, objective: Objective, split: DataSplit, length: int | None, prepare_short: Prepare
     ) -> None:
         def phase(objective: Objective, split: DataSplit, length: int | None, start: int, stop: int | None) -> Phase:
+<<<<<<< HEAD
             plan = plan_of(
                 run.data.splits["train"],
                 split,
@@ -41,6 +44,12 @@ class LearningPlan:
                 packs=objective.packs,
             )
             return Phase(objective, plan, split, start, stop)
+=======
+            rows = {"seed": run.seed, "length": row_length(objective, length), "packs": objective.packs}
+            plan = plan_of(run.data.train, split, examples=run.batch.examples, tokens=run.batch.tokens, **rows)
+            sample = plan_of(run.data.train, split, examples=SAMPLE, **rows)
+            return Phase(objective, plan, sample, split, start, stop)
+>>>>>>> h4
 
         begin, self.phases = run.batch.begin, list[Phase]()
         if begin is not None:

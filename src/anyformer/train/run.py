@@ -17,7 +17,7 @@ from anyformer.families import names
 from anyformer.families.base.layouts import find_layout
 from anyformer.models import Model
 from anyformer.objectives.objective import Objective
-from anyformer.specs.checks import at_least, chance
+from anyformer.specs.checks import at_least, at_most, chance
 from anyformer.specs.codec import encode, from_json, override
 from anyformer.specs.messages import nearest
 from anyformer.specs.part import Part
@@ -65,6 +65,8 @@ class Batch(Part):
 
     def check(self) -> None:
         at_least(self, 1, "examples", "tokens", "micro", "length")
+        at_most(self, 2**24, "examples")
+        at_most(self, 2**32, "tokens", "micro", "length")
         if (self.examples is None) == (self.tokens is None):
             raise ValueError("Batch: give either examples or tokens")
         if self.begin is not None and self.length is not None and self.begin.length > self.length:

@@ -38,7 +38,7 @@ from anyformer.parts.head.pool import Pool
 from anyformer.specs.codec import override, to_json
 from anyformer.specs.part import Table, thaw, walk
 from anyformer.train import parallel, record
-from anyformer.train.data_summary import describe_data, tokens_per_number
+from anyformer.train.batch_memory import check_batch
 from anyformer.train.learning_plan import LearningPlan, Phase, row_length
 from anyformer.train.progress import format_epochs
 from anyformer.train.run import Pretrained, Run, differences, read_run
@@ -128,6 +128,8 @@ def setup(
             metrics=training_metrics(run, objective, tokenizer, splits.valid, filler(tokenizer)),
         )
         trainer.splits, trainer.fresh, trainer.lock, trainer.epochs = splits, fresh, lock, plan.epochs
+        for phase in plan.phases if parallel.world_size() == 1 else ():
+            check_batch(trainer, Loader(phase.sample, phase.objective, pad=filler(tokenizer), rate=rate))
         return trainer
 
 
