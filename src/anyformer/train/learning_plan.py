@@ -33,23 +33,10 @@ class LearningPlan:
         self, run: Run, objective: Objective, split: DataSplit, length: int | None, prepare_short: Prepare
     ) -> None:
         def phase(objective: Objective, split: DataSplit, length: int | None, start: int, stop: int | None) -> Phase:
-<<<<<<< HEAD
-            plan = plan_of(
-                run.data.splits["train"],
-                split,
-                seed=run.seed,
-                examples=run.batch.examples,
-                tokens=run.batch.tokens,
-                length=row_length(objective, length),
-                packs=objective.packs,
-            )
-            return Phase(objective, plan, split, start, stop)
-=======
             rows = {"seed": run.seed, "length": row_length(objective, length), "packs": objective.packs}
-            plan = plan_of(run.data.train, split, examples=run.batch.examples, tokens=run.batch.tokens, **rows)
-            sample = plan_of(run.data.train, split, examples=SAMPLE, **rows)
+            plan = plan_of(run.data.splits["train"], split, examples=run.batch.examples, tokens=run.batch.tokens, **rows)
+            sample = plan_of(run.data.splits["train"], split, examples=SAMPLE, **rows)
             return Phase(objective, plan, sample, split, start, stop)
->>>>>>> h4
 
         begin, self.phases = run.batch.begin, list[Phase]()
         if begin is not None:

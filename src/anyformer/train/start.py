@@ -39,6 +39,7 @@ from anyformer.specs.codec import override, to_json
 from anyformer.specs.part import Table, thaw, walk
 from anyformer.train import parallel, record
 from anyformer.train.batch_memory import check_batch
+from anyformer.train.data_summary import describe_data, tokens_per_number
 from anyformer.train.learning_plan import LearningPlan, Phase, row_length
 from anyformer.train.progress import format_epochs
 from anyformer.train.run import Pretrained, Run, differences, read_run
