@@ -66,11 +66,11 @@ class Mistake:
         return None
 
     def definitions(self, source: bytes) -> set[str]:
-        """The names of the functions and classes around it, that of a module's Part included."""
+        """The names of the functions and classes around it; of a Part's module, the name of the Part."""
         kinds = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
         around = (node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds))
         names = {node.name for node in around if node.lineno <= self.first and self.last <= node.end_lineno}
-        return names | {name.removesuffix("Module") for name in names}
+        return {name.removesuffix("Module") for name in names - {"__init__", "forward"}}
 
 
 def mistakes(file: str, source: bytes) -> list[Mistake]:

@@ -284,19 +284,19 @@ def tests_that_run(mistake: Mistake, known: list[Any], budget: float) -> tuple[l
     return tests + ([OWN[mistake.file]] if mistake.file in OWN else []), spent
 
 
-def nearest_tests(file: str, tests: dict[str, str], most: int = 8) -> list[str]:
+def nearest_tests(file: str, tests: dict[str, str], most: int = 12) -> list[str]:
     """The names of the `most` files of `tests` ({name: text}) that are nearest to a source file, nearest first: named
     after it, importing it, importing a module that imports it or named after that, mentioning what it defines."""
     *folders, stem = Path(file).with_suffix("").parts
     tree = ast.parse((REPO / SOURCES / file).read_text()).body
     defined = {stem, *(node.name for node in tree if isinstance(node, ast.FunctionDef | ast.ClassDef))}
-    mentions = collections.Counter(name for text in tests.values() for name in words_of(text) & defined)
+    counts = collections.Counter(name for text in tests.values() for name in words_of(text) & defined)
     users = [path.relative_to(REPO / SOURCES).as_posix() for path in sources() if imports(path.read_text(), file)]
     named_after_users = {f"test_{Path(each).stem}" for each in users}
 
     def nearness(test: str) -> float:
         text, name, imported = tests[test], Path(test).stem, imports(tests[test], file)
-        near = 2 * imported + sum(1 / mentions[name] for name in words_of(text) & defined)  # rare names say most
+        near = 2 * imported + sum(1 / counts[name] for name in words_of(text) & defined)  # rare names say most
         near += 0.5 * any(imports(text, user) for user in users) + 2 * (name in named_after_users)
         beside = Path(test).parts[1] == ("train" if folders[0] == "recipes" else folders[0])
         return near + 0.5 * (beside and near > 0) + 4 * (name == f"test_{stem}" and (imported or beside))
@@ -308,6 +308,12 @@ def nearest_tests(file: str, tests: dict[str, str], most: int = 8) -> list[str]:
 @functools.cache
 def words_of(text: str) -> set[str]:
     return {*re.findall(r"\w+", text)}
+
+
+def mentions(item: Any, names: Iterable[str]) -> bool:
+    """Whether a test or the name of its file has one of these names in it."""
+    text = f"{item.nodeid} {inspect.getsource(item.obj)}".lower()
+    return any(name.lower() in text for name in names)
 
 
 @functools.cache
@@ -408,10 +414,12 @@ class Sieve(Work):
             same = functions.get(where(new), []) if new is not None else []
             if same and all(each.__code__.co_freevars == new.co_freevars for each in same):
                 work.begin(self.place)
-                names = work.mistake.definitions((REPO / path).read_bytes())
                 tests = [item for test in work.tests for item in items.get(test, ())]
-                if work.budget < math.inf:  # there may be no time for all
-                    tests.sort(key=lambda item, names=names: names.isdisjoint(words_of(inspect.getsource(item.obj))))
+                names = work.mistake.definitions((REPO / path).read_bytes())
+                if work.budget < math.inf:  # there may be no time for all: first what is near and mentions the name
+                    near = {item for test in work.tests[:3] for item in items.get(test, ())}
+                    named = {item for item in tests if mentions(item, names)}
+                    tests.sort(key=lambda item, near=near, named=named: (item not in near) + (item not in named))
                 code = self.run_changed(work, tests, same, new)
                 # where no test fails, one may once the function has run as what is imported says
                 work.done(self.place, code) if code not in (0, 2) else work.undo(self.place)

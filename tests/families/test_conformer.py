@@ -4,6 +4,7 @@ paper's sizes against a count by hand; and padding, which changes nothing."""
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,15 @@ def test_weights_start_as_those_of_torch() -> None:
     weight = small().encoder.layers[0].attention.op.q.weight.detach()
     assert 0.9 * 16**-0.5 < float(weight.abs().max()) <= 16**-0.5
     assert float(weight.std()) == pytest.approx((16 * 3) ** -0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("shape", [None, (2, 12), (2, 0, 12), (2, 9, 11)])
+def test_frames_are_asked_for_by_their_shape(shape: tuple[int, ...] | None) -> None:
+    given = {} if shape is None else {"input_features": torch.zeros(shape)}
+    with pytest.raises(
+        ValueError, match=rf"^input_features is \(batch, frames, 12 channels\), got {re.escape(str(shape))}$"
+    ):
+        small()(**given)
 
 
 # -- torchaudio

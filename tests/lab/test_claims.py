@@ -19,9 +19,14 @@ from anyformer.evaluate.regression import gaussian_process, smoother
 from anyformer.lab.experiments import (
     batch_or_layer_norm,
     batch_size,
+    electra,
+    few_shot,
     images_by_data,
     larger_learn_from_fewer,
+    low_rank,
+    masking_rate,
     neighbours,
+    next_sentence,
     return_asked_and_reached,
     sharing,
     speech_from_few_labels,
@@ -168,7 +173,54 @@ def heard(last: float = 0.5) -> list[Row]:
             for (kind, labels), each in right.items() for seed in SEEDS]  # fmt: skip
 
 
+def replaced(last: float = 0.9) -> list[Row]:
+    """The accuracy of ELECTRA with the largest budget."""
+    right = {("bert", 1): 0.7, ("electra", 1): 0.2, ("bert", 2): 0.8, ("electra", 2): last}
+    return [{"kind": kind, "budget": budget, "flops": 1e6 * budget, "accuracy": each, "loss": 1 - each}
+            for (kind, budget), each in right.items()]  # fmt: skip
+
+
+def shown(large: float = 0.9, small: float = 0.3) -> list[Row]:
+    """The accuracy of the largest and of the smallest model with many shots; with none, 0.2."""
+    right = {8: small, 24: 0.4, 64: large}
+    return [
+        {"width": width, "parameters": width**2, "letters": 4, "shots": n, "accuracy": each if n > 7 else 0.2 + 0.01 * n}
+        for width, each in right.items() for n in range(few_shot.SHOTS)
+    ]  # fmt: skip
+
+
+def ranked(held: float = 0.92, shuffled: float = 0.5) -> list[Row]:
+    """What the largest quarter of the singular values holds in the second of two layers, and in shuffled maps."""
+    quarter = {("attention", 0): 0.9, ("attention", 1): held, ("untrained", 0): 0.99, ("untrained", 1): 0.99,
+               ("shuffled", 0): shuffled, ("shuffled", 1): shuffled}  # fmt: skip
+    return [{"kind": kind, "layer": layer, "share": share, "held": each if share == 0.25 else share}
+            for (kind, layer), each in quarter.items() for share in (0.125, 0.25, 0.5, 1.0)]  # fmt: skip
+
+
+def hidden(least: float = 2.0, most: float = 2.0, worst: float = 1.5, pieces: float = 1.0) -> list[Row]:
+    """Losses with the least and the most hidden, the worst of those between, and with the same tokens hidden anew."""
+    first, *middle, last = masking_rate.RATES
+    losses = {first: least, **dict.fromkeys(middle, 1.0), middle[-1]: worst, last: most}
+    rows = [{"masking": "dynamic", "rate": rate, "loss": loss} for rate, loss in losses.items()]
+    return [*rows, {"masking": "static", "rate": 0.15, "loss": 1.2},
+            {"masking": "dynamic pieces", "rate": 0.15, "loss": pieces}]  # fmt: skip
+
+
+def followed(loss: float = 1.0, accuracy: float = 0.9) -> list[Row]:
+    """Without next sentences, with the last seed."""
+    return [
+        {"kind": kind, "seed": seed, "masked": 1.2 if kind == "with" else loss if seed == 2 else 1.0,
+         "accuracy": 0.9 if kind == "with" else accuracy if seed == 2 else 0.9}
+        for kind in next_sentence.RATES for seed in SEEDS
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("experiment", "rows", "false"), [
+    (electra, replaced, [{"last": 0.79}]),
+    (few_shot, shown, [{"large": 0.45}, {"small": 0.85}]),
+    (low_rank, ranked, [{"held": 0.89}, {"shuffled": 0.95}]),
+    (masking_rate, hidden, [{"least": 1.4}, {"most": 1.4}, {"worst": 2.1}, {"pieces": 1.3}]),
+    (next_sentence, followed, [{"loss": 1.7}, {"accuracy": 0.89}]),
     (switch_scaling, switch, [{"last": 2.1}, {"cost": 106}, {"middle": 2.05}, {"middle": 1.5}]),
     (batch_or_layer_norm, norms, [{"other": 0.99}, {"large": 0.25}]),
     (what_tuning_changes, tuned, [{"last": 0.19}, {"control": 0.35}]),
@@ -191,10 +243,24 @@ def test_a_false_claim_fails(experiment: Any, rows: Callable[..., list[Row]], fa
     assert experiment.claim(rows()).holds
     for change in false:
         assert not experiment.claim(rows(**change)).holds, change
-    assert len(experiment.plot(rows()).axes) >= 2
+    for axis in experiment.plot(rows()).axes:
+        points = [line.get_xydata() for line in axis.lines] + [bar.get_xy() for bar in axis.patches]
+        assert points and all(len(each) and np.isfinite(each).all() for each in points)  # no panel is empty
+        assert axis.get_title() or axis.get_ylabel()
 
 
 # -- measurements -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [8, 64])
+def test_spectra(length: int) -> None:
+    """All singular values alike hold as much as they are; of a matrix of rank 1 the first holds all."""
+    alike, one = (
+        low_rank.spectrum(each.expand(2, 3, -1, -1)) for each in (torch.eye(length), torch.ones(length, length))
+    )
+    assert [share for share, _ in alike] == sorted(share for share, _ in one) and alike[-1][0] == 1
+    assert all(held == pytest.approx(share) for share, held in alike) and alike[7][0] == max(0.25, 1 / length)
+    assert all(held == pytest.approx(1, abs=1e-5) for _, held in one)
 
 
 def test_experts_beyond_their_capacity_are_counted() -> None:

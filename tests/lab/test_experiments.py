@@ -32,8 +32,9 @@ from anyformer.lab.experiments import (
     state_spaces,
     transformer_and_recurrence,
 )
+from anyformer.lab.made_up_language import Language
 from anyformer.lab.narang_table import ROWS, row_named
-from anyformer.lab.runs import held_out
+from anyformer.lab.runs import held_out, texts
 from anyformer.lab.trials import Place
 from anyformer.look.trace import trace
 from anyformer.models.construct import build
@@ -204,6 +205,22 @@ def test_answers_stand_where_they_are_asked_for() -> None:
         assert (False in starts) is selective
 
 
+def test_texts_by_name_or_path(tmp_path: Path) -> None:
+    """One in twenty is held out, whatever they come from."""
+
+    def rows(data: Any) -> list[list[str]]:
+        return [[row.example["text"] for row in source.rows(("text",))] for source in (data.train, data.valid)]
+
+    place = Place(tmp_path / "trial", tmp_path / "shared", "cpu")
+    language = Language(words=5, kinds=4, topics=3)
+    train, valid = rows(texts(place, "made-up", language=language, number=60))
+    assert sorted([*train, *valid]) == sorted(language.texts(60, 24, 0)) and len(valid) == 3
+    (tmp_path / "own.txt").write_text("\n\n".join(f"Text {i}." for i in range(40)))
+    train, valid = rows(texts(place, "docs", str(tmp_path / "own.txt")))
+    assert sorted([*train, *valid]) == sorted(f"Text {i}." for i in range(40)) and len(valid) == 2
+    assert texts(place, "library").train.source == PythonDocs(library=True) != texts(place, "docs").train.source
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_most_texts_of_a_row_are_whole(seed: int, tmp_path: Path) -> None:
     """Rows begin at different tokens with different seeds; still, most texts in a row are complete."""
@@ -287,17 +304,32 @@ def test_emergence_is_a_step_where_the_loss_has_none(
     assert verdict.holds is holds
     assert verdict.figures["exact answers, width 8"] == pytest.approx(answers[1])
     steps = [(b - a) / (answers[-1] - answers[0]) for a, b in pairwise(answers)]
+<<<<<<< HEAD
     assert verdict.figures["largest step in exact answers"] == pytest.approx(max(steps))
+=======
+    assert verdict.figures["largest step in whole answers"] == pytest.approx(max(steps))
+    right, nats = curves(emergence.plot(rows)).values()
+    assert right["digits"] == [(10**i, each) for i, each in enumerate(answers)]
+    assert [each for _, each in right["whole answers"]] == pytest.approx([*answers])
+    assert [*nats.values()][0] == [(10**i, each) for i, each in enumerate(losses)]
+>>>>>>> h6
 
 
 def test_experts_may_cost_a_twentieth_more() -> None:
     def rows(dearer: float) -> list[dict[str, Any]]:
-        return [{"experts": number, "seed": 0, "step": 1, "loss": 2.0 / number, "flops": flops, "busiest": 0.5}
-                for number, flops in ((1, 100.0), (4, 100.0 * (1 + dearer)))]  # fmt: skip
+        return [{"experts": number, "seed": 0, "step": 1, "loss": 2.0 / number, "flops": flops, "busiest": 0.5,
+                 "parameters": 10 * number} for number, flops in ((1, 100.0), (4, 100.0 * (1 + dearer)))]  # fmt: skip
 
     for dearer, holds in ((0.04, True), (0.06, False), (0.9, False)):
         verdict = experts.claim(rows(dearer))
+<<<<<<< HEAD
         assert verdict.holds is holds and verdict.figures["extra cost of a token"] == pytest.approx(dearer)
+=======
+        assert verdict.holds is holds and verdict.figures["a token costs more by"] == pytest.approx(dearer)
+    by_step, at_end = curves(experts.plot([*rows(0.04), *({**row, "step": 2, "loss": 0.1} for row in rows(0.04))])).values()
+    assert by_step == {"1: 10": [(1, 2.0), (2, 0.1)], "4: 40": [(1, 0.5), (2, 0.1)]}
+    assert [*at_end.values()] == [[(1, 0.1), (4, 0.1)]] * 2  # the mean, and a point for each seed
+>>>>>>> h6
 
 
 def costs_by_length(**powers: float) -> list[dict[str, Any]]:
@@ -337,6 +369,9 @@ def test_a_cache_that_saves_nothing_is_told(tmp_path: Path) -> None:
     again = {row["tokens"]: row["flops"] for row in rows if row["model"] == "no cache"}
     broken = [row | {"flops": again[row["tokens"]]} if row["model"] == "cache" else row for row in rows]
     assert not generation_time.claim(broken).holds
+    operations, state = curves(generation_time.plot(rows)).values()
+    assert operations["no cache"] == [*again.items()] and operations.keys() == {*generation_time.KINDS}
+    assert state.keys() == operations.keys() - {"no cache"}  # which remembers nothing
 
 
 def recurrence_rows(depths: tuple[int, int] = (9, 9), far: float = 1.0, lstm: float = 0.2) -> list[dict[str, Any]]:
@@ -359,6 +394,10 @@ def test_a_transformer_reads_at_once_and_recalls(wrong: dict[str, Any], holds: b
     assert verdict.holds is holds
     assert verdict.figures["exponent of depth, lstm"] == pytest.approx(1)
     assert verdict.figures["smallest gap with a seed"] == pytest.approx(wrong.get("far", 1.0) - wrong.get("lstm", 0.2))
+    depth, seconds, right = curves(transformer_and_recurrence.plot(recurrence_rows(**wrong))).values()
+    assert depth["lstm"] == [(64, 100), (128, 200)] and seconds["lstm"] == [(64, 1.0), (128, 2.0)]
+    assert right["lstm"] == [(2, 1.0), (4, 1.0), (6, 1.0), (8, wrong.get("lstm", 0.2))]
+    assert len(right) == 3 * len(transformer_and_recurrence.KINDS)  # a line for each seed
 
 
 @pytest.mark.parametrize(("wrong", "holds"), [
@@ -378,6 +417,10 @@ def test_mamba_chooses_what_it_keeps(wrong: dict[str, float], holds: bool) -> No
     rows += [{"read": read, **{field: read ** powers[field] for field in ("state", "bytes", "flops", "seconds")}}
              for read in (2**10, 2**15, 2**20)]  # fmt: skip
     assert state_spaces.claim(rows).holds is holds
+    copied, memory, seconds = curves(state_spaces.plot(rows)).values()
+    assert copied["s4"] and {value for points in copied.values() for _, value in points} >= {0.3, 1.0}
+    assert memory["state"] == [(row["read"], row["state"]) for row in rows if "read" in row]
+    assert [*seconds.values()] == [[(row["read"], row["seconds"]) for row in rows if "read" in row]]
 
 
 def mixer_rows(**changes: dict[str, float]) -> list[dict[str, Any]]:
@@ -398,6 +441,11 @@ def mixer_rows(**changes: dict[str, float]) -> list[dict[str, Any]]:
 ])  # fmt: skip
 def test_recall_is_what_cheaper_mixers_lose(wrong: dict[str, Any], holds: bool) -> None:
     assert speed_and_quality.claim(mixer_rows(**wrong)).holds is holds
+    for axis in speed_and_quality.plot(mixer_rows(**wrong)).axes:
+        points = [tuple(line.get_xydata()[0]) for line in axis.lines[:-1]]  # the last line is the frontier
+        assert [text.get_text() for text in axis.texts] == [*speed_and_quality.MIXERS]
+        assert [tuple(text.xy) for text in axis.texts] == points
+        assert {*map(tuple, axis.lines[-1].get_xydata())} <= {*points}
 
 
 def test_the_frontier() -> None:

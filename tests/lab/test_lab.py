@@ -403,6 +403,12 @@ def test_every_seed_counts() -> None:
     assert positions.claim(schemes()).figures["loss increase, alibi"] == pytest.approx(0.02 / 3)
     without = [row | {"linear shift": False} if "linear shift" in row else row for row in schemes()]
     assert not positions.claim(without).holds
+    table, losses = positions.plot(schemes()).axes
+    assert len(table.texts) == table.images[0].get_array().size and {text.get_text() for text in table.texts} == {
+        "yes", "no"
+    }  # fmt: skip
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in losses.lines}
+    assert drawn["sinusoidal"] == [[1, 1.0], [4, 1.5]] and drawn["learned"] == [[1, 1.0]]  # it ends where it learnt
 
 
 def test_pairs_of_sentences() -> None:

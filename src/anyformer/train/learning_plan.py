@@ -34,7 +34,9 @@ class LearningPlan:
     ) -> None:
         def phase(objective: Objective, split: DataSplit, length: int | None, start: int, stop: int | None) -> Phase:
             rows = {"seed": run.seed, "length": row_length(objective, length), "packs": objective.packs}
-            plan = plan_of(run.data.splits["train"], split, examples=run.batch.examples, tokens=run.batch.tokens, **rows)
+            plan = plan_of(
+                run.data.splits["train"], split, examples=run.batch.examples, tokens=run.batch.tokens, **rows
+            )
             sample = plan_of(run.data.splits["train"], split, examples=SAMPLE, **rows)
             return Phase(objective, plan, sample, split, start, stop)
 
