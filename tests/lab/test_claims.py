@@ -184,7 +184,8 @@ def shown(large: float = 0.9, small: float = 0.3) -> list[Row]:
     """The accuracy of the largest and of the smallest model with many shots; with none, 0.2."""
     right = {8: small, 24: 0.4, 64: large}
     return [
-        {"width": width, "parameters": width**2, "letters": 4, "shots": n, "accuracy": each if n > 7 else 0.2 + 0.01 * n}
+        {"width": width, "parameters": width**2, "letters": 4, "shots": n,
+         "accuracy": each if n > 7 else 0.2 + 0.01 * n}
         for width, each in right.items() for n in range(few_shot.SHOTS)
     ]  # fmt: skip
 

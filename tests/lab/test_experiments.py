@@ -304,15 +304,11 @@ def test_emergence_is_a_step_where_the_loss_has_none(
     assert verdict.holds is holds
     assert verdict.figures["exact answers, width 8"] == pytest.approx(answers[1])
     steps = [(b - a) / (answers[-1] - answers[0]) for a, b in pairwise(answers)]
-<<<<<<< HEAD
     assert verdict.figures["largest step in exact answers"] == pytest.approx(max(steps))
-=======
-    assert verdict.figures["largest step in whole answers"] == pytest.approx(max(steps))
     right, nats = curves(emergence.plot(rows)).values()
     assert right["digits"] == [(10**i, each) for i, each in enumerate(answers)]
-    assert [each for _, each in right["whole answers"]] == pytest.approx([*answers])
-    assert [*nats.values()][0] == [(10**i, each) for i, each in enumerate(losses)]
->>>>>>> h6
+    assert [each for _, each in right["exact answers"]] == pytest.approx([*answers])
+    assert next(iter(nats.values())) == [(10**i, each) for i, each in enumerate(losses)]
 
 
 def test_experts_may_cost_a_twentieth_more() -> None:
@@ -322,14 +318,11 @@ def test_experts_may_cost_a_twentieth_more() -> None:
 
     for dearer, holds in ((0.04, True), (0.06, False), (0.9, False)):
         verdict = experts.claim(rows(dearer))
-<<<<<<< HEAD
         assert verdict.holds is holds and verdict.figures["extra cost of a token"] == pytest.approx(dearer)
-=======
-        assert verdict.holds is holds and verdict.figures["a token costs more by"] == pytest.approx(dearer)
-    by_step, at_end = curves(experts.plot([*rows(0.04), *({**row, "step": 2, "loss": 0.1} for row in rows(0.04))])).values()
+    later = [{**row, "step": 2, "loss": 0.1} for row in rows(0.04)]
+    by_step, at_end = curves(experts.plot([*rows(0.04), *later])).values()
     assert by_step == {"1: 10": [(1, 2.0), (2, 0.1)], "4: 40": [(1, 0.5), (2, 0.1)]}
     assert [*at_end.values()] == [[(1, 0.1), (4, 0.1)]] * 2  # the mean, and a point for each seed
->>>>>>> h6
 
 
 def costs_by_length(**powers: float) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
@@ -33,11 +34,15 @@ class LearningPlan:
         self, run: Run, objective: Objective, split: DataSplit, length: int | None, prepare_short: Prepare
     ) -> None:
         def phase(objective: Objective, split: DataSplit, length: int | None, start: int, stop: int | None) -> Phase:
-            rows = {"seed": run.seed, "length": row_length(objective, length), "packs": objective.packs}
-            plan = plan_of(
-                run.data.splits["train"], split, examples=run.batch.examples, tokens=run.batch.tokens, **rows
+            rows = functools.partial(
+                plan_of,
+                run.data.splits["train"],
+                split,
+                seed=run.seed,
+                length=row_length(objective, length),
+                packs=objective.packs,
             )
-            sample = plan_of(run.data.splits["train"], split, examples=SAMPLE, **rows)
+            plan, sample = rows(examples=run.batch.examples, tokens=run.batch.tokens), rows(examples=SAMPLE)
             return Phase(objective, plan, sample, split, start, stop)
 
         begin, self.phases = run.batch.begin, list[Phase]()
