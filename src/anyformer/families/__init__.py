@@ -31,6 +31,9 @@ def _in_file(module: str) -> tuple[Family, ...]:
 
 
 def find(model_type: str) -> Family:
+    """The family with this model_type, which may come from a file."""
+    if not isinstance(model_type, str):
+        raise ValueError(f"model_type is {quote(model_type)}; it must be the name of a family, such as 'bert'")
     file = model_type.replace("-", "_")  # most files are called like their family: then no other is imported
     if file in _files():
         for each in _in_file(file):

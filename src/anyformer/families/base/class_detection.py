@@ -9,7 +9,7 @@ from typing import Any
 
 from anyformer import families
 from anyformer.families.base.family import Family
-from anyformer.families.base.fields import Field
+from anyformer.families.base.fields import Field, named_class
 from anyformer.models import Model
 from anyformer.specs.messages import nearest, quote
 from anyformer.weights.rules import match
@@ -23,13 +23,17 @@ def written_out(config: dict[str, Any]) -> dict[str, Any]:
     if config.get("model_type") is not None or not isinstance(named, str) or named not in sizes:
         return config
     family, more = dict(families.names())[sizes[named]], config.get("model_args") or {}
+    if not isinstance(more, Mapping):
+        raise ValueError(f"model_args is {quote(more)}; it must be an object of config fields")
     given = {name: value for name, value in config.items() if name not in ("architecture", "model_args")}
     return {"model_type": family.name, **family.sizes[sizes[named]].config, **given, **more}
 
 
 def choices(config: Mapping[str, Any], architecture: str | None = None) -> list[Choice]:
     """The (family, class) pairs that a config leaves open. `architecture` is the class that the caller asks for."""
-    named = architecture or (config.get("architectures") or [config.get("_class_name")])[0]
+    if not isinstance(architecture, str | None):
+        raise ValueError(f"architecture is {quote(architecture)}; it must be the name of a class")
+    named = architecture or named_class(config)
     model_type = config.get("model_type")
     if model_type is not None:
         family = families.find(model_type)

@@ -27,6 +27,7 @@ from anyformer.families.base.fields import (
     affordable,
     labels,
     misfit,
+    named_class,
     outside_vocabulary,
     tag_floats,
     untag_floats,
@@ -265,10 +266,8 @@ class Family:
 
     def _class_of(self, config: Mapping[str, Any], asked: str | None) -> str:
         """The class that is asked for, or the first of the config's, or else the family's own first."""
-        named = config.get("architectures") or config.get("_class_name") or ()
-        named = (named,) if isinstance(named, str) else tuple(named)
         classes = self.architectures or ("",)  # a family of which no class is published has descriptions alone
-        name = asked or next(iter(named), None) or classes[0]
+        name = asked or named_class(config) or classes[0]
         name = self.renamed.get(name, name)
         if found := [each for each in classes if each.lower() == str(name).lower()]:
             return found[0]

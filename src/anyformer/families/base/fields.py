@@ -193,6 +193,20 @@ def affordable(name: str, value: Any) -> None:
         raise ValueError(f"{name}={quote(value, 60)}: at most {limit:,} can be built")
 
 
+def named_class(config: Mapping[str, Any]) -> str | None:
+    """The first published class that a config names; None if it names none."""
+    names = config.get("architectures")
+    if names is None or names == []:
+        name = config.get("_class_name")
+        if not isinstance(name, str | None):
+            raise ValueError(f"_class_name is {quote(name)}; it must be the name of a class")
+        return name or None
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f'architectures is {quote(names)}; it must be a list of class names, such as ["BertModel"]')
+    return names[0] or None
+
+
 def labels(config: Mapping[str, Any], default: int) -> tuple[int, dict[str, Any]]:
     """How many labels a config means, and its tables of their names, by number. Where it says both and they disagree
     the number counts and the names are lost, as where they are published."""
