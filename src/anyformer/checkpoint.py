@@ -104,8 +104,7 @@ def error_context(path: Path) -> Iterator[None]:
     except RecursionError:
         raise ValueError(f"{path}: nested too deeply") from None
     except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
-        reason = f"{type(error).__name__}: {shorten(str(error))}"
-        raise ValueError(f"{path}: a value of the wrong kind or size ({reason})") from error
+        raise ValueError(f"{path}: a value has the wrong type or size (ANYFORMER_DEBUG=1 shows where)") from error
 
 
 class LoadOptions(TypedDict, total=False):

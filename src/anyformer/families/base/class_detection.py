@@ -9,7 +9,7 @@ from typing import Any
 
 from anyformer import families
 from anyformer.families.base.family import Family
-from anyformer.families.base.fields import Field
+from anyformer.families.base.fields import Field, named_class
 from anyformer.models import Model
 from anyformer.specs.messages import nearest, quote
 from anyformer.weights.rules import match
@@ -23,19 +23,25 @@ def written_out(config: dict[str, Any]) -> dict[str, Any]:
     if config.get("model_type") is not None or not isinstance(named, str) or named not in sizes:
         return config
     family, arguments = dict(families.names())[sizes[named]], config.get("model_args") or {}
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"model_args is {quote(arguments)}; it must be an object of config fields")
     given = {name: value for name, value in config.items() if name not in ("architecture", "model_args")}
     return {"model_type": family.name, **family.sizes[sizes[named]].config, **given, **arguments}
 
 
 def choices(config: Mapping[str, Any], architecture: str | None = None) -> list[Choice]:
     """Return the (family, class) pairs that a config allows. `architecture` is the class that the caller requests."""
-    named = architecture or (config.get("architectures") or [config.get("_class_name")])[0]
+    if not isinstance(architecture, str | None):
+        raise ValueError(f"architecture is {quote(architecture)}; it must be the name of a class")
+    named = architecture or named_class(config)
     model_type = config.get("model_type")
     if model_type is not None:
         family = families.find(model_type)
         return [(family, named)] if named else [(family, each) for each in family.architectures or (None,)]
     every = [(family, each) for family in families.catalogue().values() for each in family.architectures]
-    pairs: list[Choice] = [(family, each) for family, each in every if family.renamed.get(named, named) in (None, each)]
+    pairs: list[Choice] = [
+        (family, each) for family, each in every if named is None or family.renamed.get(named, named) == each
+    ]
     if not pairs:
         hint = nearest(str(named), [each for _, each in every])
         raise ValueError(f"the config has no model_type, and its class {quote(named)} is unknown; {hint}")

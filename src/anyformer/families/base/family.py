@@ -25,6 +25,7 @@ from anyformer.families.base.fields import (
     UnknownFieldWarning,
     check_count,
     explain_misfit,
+    named_class,
     outside_vocabulary,
     read_labels,
     tag_floats,
@@ -265,10 +266,8 @@ class Family:
 
     def _choose_class(self, config: Mapping[str, Any], requested: str | None) -> str:
         """Return the requested class, else the first class of the config, else the first class of the family."""
-        named = config.get("architectures") or config.get("_class_name") or ()
-        named = (named,) if isinstance(named, str) else tuple(named)
         classes = self.architectures or ("",)  # a family without published classes
-        name = requested or next(iter(named), None) or classes[0]
+        name = requested or named_class(config) or classes[0]
         name = self.renamed.get(name, name)
         if matches := [each for each in classes if each.lower() == str(name).lower()]:
             return matches[0]

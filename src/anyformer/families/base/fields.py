@@ -183,6 +183,20 @@ def check_count(name: str, value: Any) -> None:
         raise ValueError(f"{name}={quote(value, 60)} is above the maximum of {limit:,}")
 
 
+def named_class(config: Mapping[str, Any]) -> str | None:
+    """Return the first published class that a config names, or None."""
+    names = config.get("architectures")
+    if names is None or names == []:
+        name = config.get("_class_name")
+        if not isinstance(name, str | None):
+            raise ValueError(f"_class_name is {quote(name)}; it must be the name of a class")
+        return name or None
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f'architectures is {quote(names)}; it must be a list of class names, such as ["BertModel"]')
+    return names[0] or None
+
+
 def read_labels(config: Mapping[str, Any], default: int) -> tuple[int, dict[str, Any]]:
     """Return the number of labels and the tables of label names. If id2label has a different length than num_labels,
     num_labels wins and the names are lost, as in the published classes."""
