@@ -173,14 +173,31 @@ def test_a_prompt_is_read_with_pads_behind_it(model: Any) -> None:
         assert recording.state.past.tolist() == [3 if given is not None else 7, 7, 7]
         recording.buffers.count.zero_()
         close(recording.read(ids[:, 0]), plain.step(ids[:, 0]))  # the text goes on where the prompt ended
+    assert not recording.buffers.broken
+    model.embedding.tokens.weight[39] = float("nan")
+    ids = ids.clamp(max=38)
+    ids[1, 3] = 39  # in one row of three
+    reader.read(ids, None)
+    assert recording.buffers.broken
 
 
 def test_a_model_explains_how_it_wrote(model: Any) -> None:
     assert model.explain() == "nothing was run yet"
     af.generate(model, prompt(), max_new_tokens=4)
     assert model.explain() == "decoding: one call a step: the device is cpu; compile=True compiles it"
+    af.generate(model, prompt(), max_new_tokens=4, compile=False)
+    assert model.explain() == "decoding: one call a step: compile=False"
     af.generate(model, prompt(), max_new_tokens=4, compile=True)
     assert model.explain() == "decoding: compiled"
+
+
+@pytest.mark.parametrize("size", [1, 40, 64, 65, 1000])
+def test_the_likeliest_token_is_found_in_pieces(size: int) -> None:
+    scores = torch.randn(200, size, generator=torch.Generator().manual_seed(0)) - 9
+    best, token = fast.highest(scores)
+    assert torch.equal(best, scores.amax(-1)) and torch.equal(token, scores.argmax(-1))
+    scores[1, -1] = float("nan")
+    assert fast.highest(scores)[0].isnan().nonzero().tolist() == [[1]]
 
 
 @torch.no_grad()

@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 import anyformer as af
+from anyformer.kernels import few_rows
 from anyformer.models import Call
 from anyformer.parts.norm import ScaleNorm
 from anyformer.stacks.sublayer import SublayerModule
 from anyformer.transforms import lora
-from anyformer.transforms.decode_kernels import obstacle, remembers
+from anyformer.transforms.decode_kernels import decode_kernels, norm_weights, obstacle, remembers, route, takes
 from anyformer.transforms.quantize import FORMATS, quantize
+from small import context
 
 SMALL = {"width": 32, "decoder.depth": 1, "embedding.tokens.vocab_size": 99, "head.vocab_size": 99}
 HEADS = {"decoder.layers.attention.op.num_heads": 2, "decoder.layers.attention.op.head_width": 16}
@@ -40,7 +42,8 @@ def mixtral(**changes: Any) -> Any:
 
 
 def llama() -> Any:
-    return build("llama3.2-1b", **HEADS, **{"decoder.layers.attention.op.num_kv_heads": 1})
+    sizes = {"decoder.layers.attention.op.num_kv_heads": 1, "decoder.layers.feedforward.op.width": 48}
+    return build("llama3.2-1b", **HEADS, **sizes)
 
 
 def obstacles(model: nn.Module, rows: int = 1) -> list[str | None]:
@@ -91,6 +94,38 @@ def test_a_weight_that_is_not_contiguous_has_no_program() -> None:
     weight = model.decoder.layers[0].feedforward.op.down.weight
     weight.data = weight.data.mT.contiguous().mT
     assert obstacles(model) == [None, "a layer of GatedMLPModule is not a plain one"]
+
+
+@torch.no_grad()
+def test_without_a_device_nothing_is_changed() -> None:
+    model = llama()
+    kinds = [type(module) for module in model.modules()]
+    with decode_kernels(model, rows=1) as used:
+        assert [type(module) for module in model.modules()] == kinds
+    assert used.fused == 0 and used.others == {"1 rows of torch.float32": 2}
+
+
+def test_a_step_is_one_token_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_rows, "fits", lambda x, rows: rows <= 3)
+    shapes = [(3, 1, 8), (4, 1, 8), (1, 4, 8), (3, 2, 8), (3, 8)]
+    assert [takes(torch.zeros(shape)) for shape in shapes] == [True, False, False, False, False]
+
+
+def test_norms_of_one_dimension_have_a_program() -> None:
+    assert norm_weights(nn.LayerNorm(8)) is not None
+    assert norm_weights(nn.LayerNorm((2, 8))) is None
+    assert norm_weights(nn.LayerNorm(few_rows.WIDEST)) is not None
+    assert norm_weights(nn.LayerNorm(few_rows.WIDEST + 1)) is None
+
+
+@torch.no_grad()
+def test_a_router_without_a_program_routes_itself() -> None:
+    """Scores in fp32 choose the experts of a model in bf16."""
+    model = mixtral(**{"decoder.layers.feedforward.op.router.float32": True}).bfloat16()
+    op, x = model.decoder.layers[0].feedforward.op, torch.randn(3, 32, dtype=torch.bfloat16)
+    chosen, weights = route(op, x, context(1))
+    expected = op.router(x[:, None], context(1))
+    assert torch.equal(chosen, expected.experts) and torch.equal(weights, expected.weights)
 
 
 @torch.no_grad()

@@ -146,19 +146,19 @@ def decoder_prompt(model: TransformerModule, inputs: dict[str, Any], s: Settings
 
 def room(model: TransformerModule, s: Settings, prompt: Prompt, state: Any) -> int:
     """How long the ids may get, prompt included."""
-    P, read = prompt.ids.shape[1], prompt.num_read
+    P, read, positions = prompt.ids.shape[1], prompt.num_read, position_limit(model.spec)
     asked = next((name for name in ("max_new_tokens", "max_length") if getattr(s, name) is not None), None)
     if s.max_new_tokens is not None:
         new = s.max_new_tokens
     elif s.max_length is not None and s.has_speech_prompt:  # the speech prompt does not count
-        new = min(s.max_length, (position_limit(model.spec) or read + s.max_length) - read)
+        new = s.max_length if positions is None else min(s.max_length, positions - read)
     elif s.max_length is not None:
         s.need(s.max_length > read, "max_length", f"the prompt alone has {read} tokens; use max_new_tokens")
         new = s.max_length - read
     else:
         new = 20
     longest = read if prompt.mask is None else int(prompt.places().max())  # pads take no position
-    limits = [(position_limit(model.spec), longest, "the model's {} positions")]
+    limits = [(positions, longest, "the model's {} positions")]
     if state is not None:
         limits.append((state.capacity, read, "the {} tokens that past_key_values has room for"))
     for limit, used, what in limits:
