@@ -228,9 +228,9 @@ class AttentionModule(InHeads):
             if own is not None:
                 own = ctx.tap(self.address, "position", own)
                 bias = own if bias is None else bias + own
-        values = None
+        value_bias = None
         if self.position is not None and places is not None and self.position.has_values:
-            values = functools.partial(self.position.values, places=places, ctx=ctx)
+            value_bias = functools.partial(self.position.values, places=places, ctx=ctx)
         out = attend(
             q,
             k,
@@ -241,9 +241,9 @@ class AttentionModule(InHeads):
             softcap=self.part.softcap,
             kernel=ctx.kernel,
             dropout=self.part.dropout if self.training else 0.0,
-            weights=ctx.weights(self.address),
-            values=values,
-            talk=self.talk,
+            on_weights=ctx.weights(self.address),
+            value_bias=value_bias,
+            mix_heads=self.talk,
             normalize=self.normalize,
         )
         return self.finish(out, v, ctx).transpose(1, 2).flatten(2)

@@ -81,7 +81,7 @@ class AdditiveAttentionModule(nn.Module):
             scale=1.0,
             kernel=ctx.kernel,
             dropout=self.part.dropout if self.training else 0.0,
-            weights=ctx.weights(self.address),
+            on_weights=ctx.weights(self.address),
         )
         return self.o(ctx.tap(self.address, "mixed", out[:, 0]))
 

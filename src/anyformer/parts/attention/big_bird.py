@@ -266,7 +266,7 @@ class BlockSparseModule(AttentionModule):
         if weights is not None:
             often = counts.clamp(min=1).to(v.dtype)
             weights = convert_listener(weights, lambda seen: seen / often, lambda used: used * often)
-        out = attend(q, k, v, visible(real), bias=bias, scale=self.scale, kernel="eager", weights=weights)
+        out = attend(q, k, v, visible(real), bias=bias, scale=self.scale, kernel="eager", on_weights=weights)
         return out.transpose(1, 2).flatten(2)
 
 

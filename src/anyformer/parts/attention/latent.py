@@ -32,7 +32,7 @@ class LatentAttention(Op, sees="past", called=("MLA", "multi-head latent attenti
     num_heads: int
     rank: int
     head_width: int
-    turned_width: int
+    rotary_width: int
     value_width: int
     position: Rope
     query_rank: int | None = None  # queries are compressed too
@@ -43,7 +43,7 @@ class LatentAttention(Op, sees="past", called=("MLA", "multi-head latent attenti
     dropout: float = 0.0  # on the attention weights
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads", "rank", "head_width", "turned_width", "value_width", "query_rank")
+        at_least(self, 1, "num_heads", "rank", "head_width", "rotary_width", "value_width", "query_rank")
         positive(self, "scale")
         chance(self, "dropout")
         if isinstance(self.position, InputRope):
@@ -59,7 +59,7 @@ class LatentAttentionModule(nn.Module):
 
     def __init__(self, part: LatentAttention, site: Site) -> None:
         super().__init__()
-        D, H, R, P = site.width, part.num_heads, part.rank, part.turned_width
+        D, H, R, P = site.width, part.num_heads, part.rank, part.rotary_width
         self.q_down = self.q_norm = None
         if part.query_rank is not None:
             self.q_down = nn.Linear(D, part.query_rank, bias=part.bias)
@@ -75,15 +75,15 @@ class LatentAttentionModule(nn.Module):
 
     def state_spec(self) -> PerToken:
         """The latent, and behind it the keys that turn: one vector, which one product then compares."""
-        return PerToken({"latent": (self.part.rank + self.part.turned_width,)})
+        return PerToken({"latent": (self.part.rank + self.part.rotary_width,)})
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         part = self.part
         source = x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x))
         q = ctx.tap(self.address, "q", self.q(source))
         q = q.unflatten(-1, (part.num_heads, -1)).transpose(1, 2)  # (B, H, T, K + P)
-        plain, turned = q.split((part.head_width, part.turned_width), dim=-1)
-        latent, key = self.kv_down(x)[:, None].split((part.rank, part.turned_width), dim=-1)
+        plain, turned = q.split((part.head_width, part.rotary_width), dim=-1)
+        latent, key = self.kv_down(x)[:, None].split((part.rank, part.rotary_width), dim=-1)
         turned, key = bias.rotate_and_tap(self.position, turned, key, ctx, self.address)
         latent = torch.cat((self.kv_norm(latent), key), dim=-1)  # (B, 1, T, R + P)
         seen, places = ctx.append_to_cache(self.address, {"latent": latent[:, 0]})
@@ -101,12 +101,12 @@ class LatentAttentionModule(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, visible: Visible, ctx: Context, weights: Listener | None
     ) -> Tensor:
         dropout = self.part.dropout if self.training else 0.0
-        return attend(q, k, v, visible, scale=self.scale, kernel=ctx.kernel, weights=weights, dropout=dropout)
+        return attend(q, k, v, visible, scale=self.scale, kernel=ctx.kernel, on_weights=weights, dropout=dropout)
 
     def attend_expanded(self, plain: Tensor, turned: Tensor, kept: Tensor, visible: Visible, ctx: Context) -> Tensor:
         """Keys and values of every head: the shorter way while there are many queries."""
         part = self.part
-        latent, key = kept.split((part.rank, part.turned_width), dim=-1)
+        latent, key = kept.split((part.rank, part.rotary_width), dim=-1)
         both = self.kv_up(latent[:, 0]).unflatten(-1, (part.num_heads, -1)).transpose(1, 2)  # (B, H, S, K + V)
         k, v = both.split((part.head_width, part.value_width), dim=-1)
         k = torch.cat((k, key.expand(-1, part.num_heads, -1, -1)), dim=-1)

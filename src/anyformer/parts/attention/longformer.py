@@ -168,7 +168,7 @@ class LocalAttentionModule(InHeads):
             visible,
             scale=self.head_width**-0.5,
             kernel=kernel,
-            weights=weights,
+            on_weights=weights,
             dropout=self.part.dropout if self.training else 0.0,
         )
 

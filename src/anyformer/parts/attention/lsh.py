@@ -83,7 +83,7 @@ class BucketsModule(InHeads):
                 bias=pairs.to(q.dtype),
                 scale=scale,
                 kernel=ctx.kernel,
-                weights=listen,
+                on_weights=listen,
                 dropout=self.dropout,
             )
             out = dense if out is None or (listen is not None and listen.changed) else out

@@ -147,7 +147,7 @@ class CompressedAttentionModule(InHeads):
             visible,
             scale=self.head_width**-0.5,
             kernel=ctx.kernel,
-            weights=ctx.weights(self.address),
+            on_weights=ctx.weights(self.address),
             dropout=self.part.dropout if self.training else 0.0,
         )
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))

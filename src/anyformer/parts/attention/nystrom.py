@@ -63,7 +63,7 @@ class NystromAttentionModule(InHeads):
         if self.part.landmarks == self.part.length:
             visible = ctx.visible(FULL, "full", ctx.index)
             weights = ctx.weights(self.address)
-            out = attend(q, k, values, visible, scale=self.head_width**-0.5, kernel=ctx.kernel, weights=weights)
+            out = attend(q, k, values, visible, scale=self.head_width**-0.5, kernel=ctx.kernel, on_weights=weights)
         else:
             out = self.approximate(q, k, values, ctx)
         out = out.transpose(1, 2).flatten(2)

@@ -94,7 +94,7 @@ class PoolingAttentionModule(ProjectionsModule):
             bias=hidden,
             scale=self.head_width**-0.5,
             kernel=ctx.kernel,
-            weights=(lambda found: ctx.tap(self.address, name, found)) if listen else None,
+            on_weights=(lambda weights: ctx.tap(self.address, name, weights)) if listen else None,
             dropout=self.part.dropout if self.training else 0.0,
         )
         return out.transpose(1, 2).flatten(2)

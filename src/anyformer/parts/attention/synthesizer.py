@@ -113,7 +113,7 @@ class SynthesizerModule(InHeads):
             scale=scale,
             kernel=ctx.kernel,
             dropout=part.dropout if self.training else 0.0,
-            weights=ctx.weights(self.address),
+            on_weights=ctx.weights(self.address),
         )
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 

@@ -107,7 +107,7 @@ class RecurrentAttentionModule(ProjectionsModule):
                 bias=bias,
                 scale=self.scale,
                 kernel=ctx.kernel,
-                weights=listen,
+                on_weights=listen,
                 dropout=self.dropout,
             )
             changed = listen is not None and listen.changed
