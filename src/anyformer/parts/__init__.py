@@ -1,4 +1,4 @@
-"""The parts every architecture is put together from: one kind of thing per file, and every kind by its name.
+"""The Parts that every architecture is built from. Every Part class is an attribute of this package.
 
 >>> import anyformer as af
 >>> af.parts.GatedMLP(width=256)
@@ -14,12 +14,12 @@ register_package(__name__)
 
 
 def __getattr__(name: str) -> type[Part]:
-    if not name[:1].isupper():  # what Python asks of a package, and the names of its files
+    if not name[:1].isupper():  # dunder names and submodules
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = kinds()
-    if name not in found:
+    known = kinds()
+    if name not in known:
         raise AttributeError(f"no Part is called {name!r}; {nearest_kind(name)}")
-    return found[name]
+    return known[name]
 
 
 def __dir__() -> list[str]:

@@ -138,7 +138,7 @@ class Attention(
 
 
 class AttentionModule(InHeads):
-    otherwise: ClassVar[str] = "; set head_width"
+    hint: ClassVar[str] = "; set head_width"
 
     def __init__(self, part: Attention, site: Site) -> None:
         super().__init__(site, part.num_heads, part.head_width)

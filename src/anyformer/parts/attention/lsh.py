@@ -37,7 +37,7 @@ ITSELF = -1e4  # added to the score of a token with itself: seen where there is 
 class BucketsModule(InHeads):
     """A mixer whose tokens see others of their buckets: what comes after the buckets are known."""
 
-    otherwise: ClassVar[str] = "; set head_width"
+    hint: ClassVar[str] = "; set head_width"
     part: Any
     chunk: int  # c
     before: int  # chunks

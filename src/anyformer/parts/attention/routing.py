@@ -56,7 +56,7 @@ class RoutingAttention(Op, sees="past", called=("Routing Transformer", "k-means 
 class RoutingAttentionModule(BucketsModule):
     starts: ClassVar[dict[str, Any]] = {"centres": Normal(std=1.0), "moves": 0.0}
     exact: ClassVar[tuple[str, ...]] = ("centres", "moves")  # fp32 whatever the model is
-    otherwise: ClassVar[str] = ""
+    hint: ClassVar[str] = ""
     centres: Tensor
     moves: Tensor
 
