@@ -70,8 +70,7 @@ class AdaptiveNormModule(Conditioned):
 
 
 class Gated(Residual, sees="itself", called=("adaLN-Zero",)):
-    """x + a * branch, where a has one value per channel and is a linear map of the condition. The map starts at zero,
-    so that a new layer changes nothing."""
+    """x + a * branch, where a (one value per channel) is a linear map of the condition that starts at zero."""
 
     requires: ClassVar[tuple[str, ...]] = ("a condition",)
 

@@ -47,9 +47,7 @@ class NoiseSchedule(Part, sees="itself", called=("betas", "DDPM", "DDIM")):
         if self.steps > MAX_STEPS:
             raise ValueError(f"NoiseSchedule.steps is {self.steps}; it must be at most {MAX_STEPS:,}")
         if not 0 < self.start <= self.end < 1:
-            raise ValueError(
-                f"NoiseSchedule.start is {self.start} and end {self.end}; they must be 0 < start <= end < 1"
-            )
+            raise ValueError(f"NoiseSchedule.start is {self.start}, end is {self.end}; need 0 < start <= end < 1")
 
     def betas(self) -> Tensor:
         """(steps,) the variance that each step adds, in fp64."""

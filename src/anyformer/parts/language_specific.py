@@ -35,9 +35,7 @@ class LanguageSpecific(
 
     def check(self) -> None:
         if not self.tokens or len(set(self.tokens)) < len(self.tokens) or min(self.tokens) < 0:
-            raise ValueError(
-                f"LanguageSpecific.tokens is {self.tokens}; it must list different token ids, one per language"
-            )
+            raise ValueError(f"LanguageSpecific.tokens is {self.tokens}; list one different token id per language")
         reshapes = isinstance(self.op, Reshaping) and self.op.reshapes
         if reshapes or self.op.layer_sharing or any(part.routes or part.reads_memory for _, part in walk(self.op)):
             raise ValueError(
@@ -100,11 +98,9 @@ class LanguageSpecificModule(PartlyUsed):
         is_language = matches.any(-1) if ctx.tokens is None else matches.any(-1) & ctx.tokens
         index = torch.arange(is_language.shape[1], device=is_language.device)
         last = torch.where(is_language, index, -1).cummax(1).values
-        language = matches.long().argmax(-1).gather(1, last.clamp(min=0))
-        before = (
-            torch.zeros_like(language[:, :1]) if store is None else store.tensors["language"].expand(len(language), -1)
-        )
+        named = matches.long().argmax(-1).gather(1, last.clamp(min=0))
+        before = torch.zeros_like(named[:, :1]) if store is None else store.tensors["language"].expand(len(named), -1)
         if ctx.documents is not None:
             first = first_of_document(ctx.documents)
             last, before = torch.where(last < first, -1, last), before * (first == 0)
-        return torch.where(last < 0, before, language)
+        return torch.where(last < 0, before, named)
