@@ -346,7 +346,7 @@ FIELDS: dict[str, Any] = {
     "BlockAttention.size": st.integers(2, 6), "BlockAttention.mask": KEPT,
     "LinearAttention.mask": lambda draw, place: {"kind": "Causal" if place.writes else "Full"},
     "LatentAttention.position": lambda draw, place: part(draw, Part.kinds["Rope"], place),
-    "LatentAttention.rank": SMALL, "LatentAttention.turned_width": st.sampled_from((4, 8)),
+    "LatentAttention.rank": SMALL, "LatentAttention.rotary_width": st.sampled_from((4, 8)),
     "LatentAttention.value_width": st.sampled_from((4, 8)), "LatentAttention.query_rank": SMALL,
     "NystromAttention.length": st.just(LENGTH), "NystromAttention.landmarks": landmarks, "pool": pool,
     "NystromAttention.taps": st.sampled_from((1, 3)), "BlockSparseAttention.random_blocks": st.integers(0, 1),

@@ -63,7 +63,7 @@ def with_weights(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
         seen.append(weights)
         return weights
 
-    return attend(*args, **options, weights=listen), seen[0]
+    return attend(*args, **options, on_weights=listen), seen[0]
 
 
 def answers(kernel: str, qkv: list[Tensor], visible: Visible, bias: Tensor | None, **more: Any) -> list[Tensor]:
@@ -148,7 +148,7 @@ def test_softcap_and_weights_on_every_kernel(kernel: str) -> None:
 def test_values_go_with_the_weights() -> None:
     q, k, v = tensors()
     extra = torch.randn(13, K)
-    out = attend(q, k, v, met(FULL, 13), scale=0.3, values=lambda w: w @ extra)
+    out = attend(q, k, v, met(FULL, 13), scale=0.3, value_bias=lambda w: w @ extra)
     plain, weights = with_weights(q, k, v, met(FULL, 13), scale=0.3)
     close(out, plain + weights @ extra)
 

@@ -167,7 +167,7 @@ def test_a_pair_is_joined_by_its_decoder() -> None:
         pair(stack(CROSS), stack(CROSS))
 
 
-LATENT = LatentAttention(num_heads=2, rank=4, head_width=4, turned_width=4, value_width=4, position=Rope())
+LATENT = LatentAttention(num_heads=2, rank=4, head_width=4, rotary_width=4, value_width=4, position=Rope())
 
 
 def test_what_looks_at_a_longer_sequence() -> None:

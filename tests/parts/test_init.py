@@ -93,7 +93,7 @@ def test_defaults_and_order_of_rules() -> None:
 
 
 def test_a_parameter_that_no_rule_names() -> None:
-    with pytest.raises(ValueError, match="no initialisation rule names embedding.tokens.weight; add .* init="):
+    with pytest.raises(ValueError, match="embedding.tokens.weight: no initialisation rule .* init="):
         weights(spec_of({"*.o.weight": Value(value=0.0)}))
     with pytest.raises(ValueError, match="embedding.tokens.weight: "):
         weights(spec_of({"embedding.tokens.weight": Broken(), "*": Normal(std=1.0)}))

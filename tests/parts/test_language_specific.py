@@ -45,11 +45,11 @@ def test_each_token_goes_through_the_op_of_its_language() -> None:
         [2] * 3 + [0] * 3,
         [0] * 5 + [2],
     ]
-    # the first document of a call continues the text before the call, in its language; later ones start anew
+    # the first document of a call continues the text before the call, in its language; later ones start a new text
     stores = {"op": SimpleNamespace(tensors={"language": torch.tensor([[2], [1], [1]])})}
     going_on = ctx.replace(documents=documents, state=SimpleNamespace(stores=stores))
     assert op.languages(going_on).tolist() == [[2, 1, 1, 0, 0, 0], [2] * 3 + [0] * 3, [1] * 3 + [0, 0, 2]]
-    with pytest.raises(ValueError, match="give input_ids"):
+    with pytest.raises(ValueError, match="op: .*pass input_ids"):
         op.languages(ctx.replace(extras=()))
 
 

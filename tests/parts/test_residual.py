@@ -90,7 +90,7 @@ def test_deepnorm_table() -> None:
     assert both["encoder"] == pytest.approx((0.81 * (N**4 * M) ** (1 / 16), 0.87 * (N**4 * M) ** (-1 / 16)))
     assert both["decoder"] == pytest.approx(((3 * M) ** 0.25, (12 * M) ** -0.25))
     for bad in ({}, {"encoder": -1}, {"encoder": 3, "decoder": -1}):
-        with pytest.raises(ValueError, match="deepnorm needs layers"):
+        with pytest.raises(ValueError, match="deepnorm needs encoder or decoder layers"):
             deepnorm(**bad)
 
 
@@ -119,5 +119,5 @@ def test_fixup_in_a_model() -> None:
     assert not any(layer.attention.op.o.weight.any() or layer.feedforward.op.down.weight.any() for layer in layers)
     std = sum(float(layer.feedforward.op.up.weight.detach().std()) for layer in layers) / depth
     assert std == pytest.approx(math.sqrt(2 / D) * (2 * depth) ** -0.5, rel=0.1)
-    with pytest.raises(ValueError, match="at least 1 branch of 2 layers"):
+    with pytest.raises(ValueError, match="branches >= 1 and layers >= 2"):
         init.fixup("encoder", branches=2, layers=1)

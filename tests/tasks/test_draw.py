@@ -74,7 +74,7 @@ def test_labels_without_names_are_asked_for_by_number(folder: Path) -> None:
     [
         (["ankle boots"], "the model has no label 'ankle boots'; did you mean 'ankle boot'?"),
         (["violin"], "the model has no label 'violin'; valid: T-shirt, ankle boot, bag"),
-        (["bag", "--steps", "0"], "steps is 0; this model's noise has 1000"),
+        (["bag", "--steps", "0"], "steps is 0; it must be from 1 to 1000"),
         (["bag", "--steps", "5000"], "steps is 5000"),
         (["bag", "--count", "0"], "count is 0"),
         (["bag", "--guidance", "-1"], "guidance -1.0"),

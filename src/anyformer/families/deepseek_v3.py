@@ -55,7 +55,7 @@ DEEPSEEK_V3 = DEEPSEEK_V2.but(
     },
     config={
         "num_key_value_heads": Entry(128, f"{FIRST}.num_heads"),
-        "head_dim": Entry(None, f"{FIRST}.turned_width"),
+        "head_dim": Entry(None, f"{FIRST}.rotary_width"),
         "num_experts_per_tok": f"{MOE}.router.top_k",
         "n_group": f"{MOE}.router.groups",
         "topk_group": f"{MOE}.router.top_groups",

@@ -102,18 +102,18 @@ def attend(
     dropout: float = 0.0,
     softcap: float | None = None,
     kernel: str = "auto",
-    weights: Callable[[Tensor], Tensor] | None = None,
-    values: Callable[[Tensor], Tensor] | None = None,
-    talk: Callable[[Tensor, bool], Tensor] | None = None,
+    on_weights: Callable[[Tensor], Tensor] | None = None,
+    value_bias: Callable[[Tensor], Tensor] | None = None,
+    mix_heads: Callable[[Tensor, bool], Tensor] | None = None,
     normalize: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """softmax(scale * q k^T + bias) v over what is visible. q (B,H,T,K), k and v (B,G,S,K), bias (1 or B, H, T, S).
 
-    Returns (B,H,T,K). `weights` is shown the attention weights (B,H,T,S) and gives them back or puts others in their
-    place; only the eager kernel has them in hand, for the others they are computed once more, so that looking changes
-    no result. `values` maps the weights to what is added to the result; `talk` mixes scores (.., False), then weights
-    (.., True) of the heads; `normalize` makes weights of scores in the place of softmax.
-    A query that sees nothing gets zeros on every kernel.
+    Returns (B,H,T,K). `on_weights` receives the attention weights (B,H,T,S) and returns them, changed or not. Only the
+    eager kernel computes weights; for the other kernels they are computed in addition, so tracing changes no result.
+    `value_bias` maps the weights to a tensor (B,H,T,K) that is added to the result. `mix_heads` mixes the heads' scores
+    (called with after_softmax=False) and weights (True). `normalize` replaces softmax.
+    A query that sees no key gets zeros on every kernel.
     """
     if kernel not in KERNELS:
         raise ValueError(f"unknown attention kernel {quote(kernel)}; {nearest(kernel, KERNELS)}")
@@ -121,24 +121,24 @@ def attend(
         raise ValueError("the flex kernel needs a CUDA device; use kernel='sdpa'")
     if kernel == "auto":
         kernel = "sdpa"
-    own = values is not None or talk is not None or normalize is not None  # of which fused kernels have none
-    if own or (softcap is not None and kernel == "sdpa"):
+    needs_weights = value_bias is not None or mix_heads is not None or normalize is not None  # fused kernels have none
+    if needs_weights or (softcap is not None and kernel == "sdpa"):
         kernel = "eager"
     if kernel == "eager":
-        seen = _weights(q, k, visible, bias, scale, softcap, v.dtype, talk, normalize)
-        if talk is not None:
-            seen, dropout = talk(F.dropout(seen, dropout) if dropout else seen, True), 0.0
-        return _mix_values(seen if weights is None else weights(seen), v, dropout, values)
+        seen = _weights(q, k, visible, bias, scale, softcap, v.dtype, mix_heads, normalize)
+        if mix_heads is not None:
+            seen, dropout = mix_heads(F.dropout(seen, dropout) if dropout else seen, True), 0.0
+        return _mix_values(seen if on_weights is None else on_weights(seen), v, dropout, value_bias)
     if kernel == "flex":
         out = _flex(q, k, v, visible, bias, scale, dropout, softcap)
     elif decode.fits(q, v) and (is_capturing() or (bias is None and not visible.everything)):
         out = decode.decode(q, k, v, None if visible.everything else visible.dense(), bias, scale)
     else:
         out = _sdpa(q, k, v, visible, bias, scale, dropout)
-    if weights is not None:
+    if on_weights is not None:
         seen = _weights(q, k, visible, bias, scale, softcap, v.dtype)
-        used = weights(seen)
-        out = out if used is seen else _mix_values(used, v, dropout, values)
+        used = on_weights(seen)
+        out = out if used is seen else _mix_values(used, v, dropout, value_bias)
     return out
 
 
@@ -150,7 +150,7 @@ def _weights(
     scale: float,
     softcap: float | None,
     dtype: torch.dtype,
-    talk: Callable[[Tensor, bool], Tensor] | None = None,
+    mix_heads: Callable[[Tensor, bool], Tensor] | None = None,
     normalize: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """(B, H, T, S), 0 where a key is not visible."""
@@ -160,8 +160,8 @@ def _weights(
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
         scores = scores + bias
-    if talk is not None:
-        scores = talk(scores.to(dtype), False).to(scores.dtype)
+    if mix_heads is not None:
+        scores = mix_heads(scores.to(dtype), False).to(scores.dtype)
     weigh = normalize or functools.partial(torch.softmax, dim=-1)
     if visible.everything:
         return weigh(scores).to(dtype)
@@ -171,10 +171,10 @@ def _weights(
     return weigh(scores).to(dtype).masked_fill(hidden, 0)
 
 
-def _mix_values(weights: Tensor, v: Tensor, dropout: float, values: Callable[[Tensor], Tensor] | None) -> Tensor:
+def _mix_values(weights: Tensor, v: Tensor, dropout: float, value_bias: Callable[[Tensor], Tensor] | None) -> Tensor:
     used = F.dropout(weights, dropout) if dropout else weights
     mixed = torch.matmul(used, _each_head(v, weights.shape[1]))
-    return mixed if values is None else mixed + values(used)
+    return mixed if value_bias is None else mixed + value_bias(used)
 
 
 def _each_head(x: Tensor, num_heads: int) -> Tensor:

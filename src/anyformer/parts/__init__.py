@@ -1,8 +1,8 @@
 """Every kind of Part by its name: `af.parts.GatedMLP`, `from anyformer.parts import Attention, Block, Rope`.
 
-The list has the kinds of all layers, stacks and models included, and a kind's file is imported when its name is first
-used. `__init__.pyi` contains the list, for type checkers and for this module; `python -m anyformer.cli.listing` writes
-it. Layers up to `models` import the file of a kind instead (import-linter checks this): here they could import upwards.
+This includes the kinds defined in stacks/ and models/. The file of a kind is imported when its name is first used.
+`__init__.pyi` contains the list, for type checkers and for this module; `python -m anyformer.cli.listing` writes it.
+Layers up to `models` import a kind from its own file instead: an import from here could point upwards.
 
 >>> import anyformer as af
 >>> af.parts.GatedMLP(width=256)
@@ -27,13 +27,13 @@ __all__ = list(_MODULES)
 def __getattr__(name: str) -> type[Part]:
     if name in _MODULES:
         return globals().setdefault(name, getattr(importlib.import_module(_MODULES[name]), name))
-    if not name[:1].isupper():  # what Python asks of a package, and the names of its files
+    if not name[:1].isupper():  # dunder names and submodules
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for module in {*_MODULES.values()}:  # the error names the nearest of all kinds
         importlib.import_module(module)
     if name not in (known := kinds()):
         raise AttributeError(f"no Part is called {name!r}; {nearest_kind(name)}")
-    return known[name]  # of another package
+    return known[name]  # defined in another package
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""Activations by name, as plain functions, and the gated pairs built on them."""
+"""Activation functions by name, and the names that published configs use for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _quick_gelu(x: Tensor) -> Tensor:
 
 
 def _laplace(x: Tensor) -> Tensor:
-    """The distribution of a normal variable that comes closest to relu2 [Ma et al. 2022]."""
+    """A smooth, bounded approximation of relu2: the CDF of a normal variable [Ma et al. 2022]."""
     return 0.5 * (1 + torch.erf((x - 0.707107) / (0.282095 * math.sqrt(2))))
 
 
@@ -54,7 +54,7 @@ Activation = Literal[
     "hardswish", "mish", "sigmoid", "softplus", "sqrtsoftplus", "laplace", "tanh", "identity",
 ]  # fmt: skip
 
-# the names that published configs use for the same functions
+# names in published configs -> our names
 ALIASES = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -65,11 +65,11 @@ ALIASES = {
     "swish": "silu",
     "linear": "identity",
 }
-ACTIVATION_NAMES = tuple(sorted({*ACTIVATIONS, *ALIASES}))  # that a published config may have
+ACTIVATION_NAMES = tuple(sorted({*ACTIVATIONS, *ALIASES}))  # valid in published configs
 
 
 def activation_named(name: str) -> Activation:
-    """Our name for an activation that a published config names; unknown ones raise."""
+    """Return our name of an activation in a published config; raise ValueError if it is unknown."""
     ours = ALIASES.get(name, name)
     if ours not in ACTIVATIONS:
         raise ValueError(f"unknown activation {quote(name)}; {nearest(name, ACTIVATION_NAMES)}")
@@ -77,5 +77,5 @@ def activation_named(name: str) -> Activation:
 
 
 def published_name(activation: str) -> str:
-    """A name that published configs know, for ours."""
+    """Return the name of our activation in published configs."""
     return {"gelu_tanh": "gelu_new", "identity": "linear"}.get(activation, activation)

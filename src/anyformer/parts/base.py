@@ -1,4 +1,4 @@
-"""Base classes of slots that Parts in several folders fill."""
+"""Base classes of Parts that are defined in several folders."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from anyformer.specs.part import Part
 
 
 class AbsolutePosition(Part):
-    """A vector for each position, added to the input. The module maps positions (1 or B, T) to (1 or B, T, D), or is an
-    `InputPosition`."""
+    """A position scheme that adds one vector per position to the input. Its module maps positions (1 or B, T) to
+    vectors (1 or B, T, D), or is an `InputPosition`."""
 
-    numbered: ClassVar[bool] = True  # it reads only position numbers
+    numbered: ClassVar[bool] = True  # it needs only position numbers
 
     @property
     def has_padding_row(self) -> bool:
-        """Whether position -1, that of tokens which take up no position, is valid."""
+        """Whether position -1 is valid; tokens that do not count, such as padding, have it."""
         return True
 
     @property
     def max_length(self) -> int | None:
-        """The field or property `length` of kinds that have one: the number of positions."""
+        """The number of positions: `length` if the scheme has such a field or property, otherwise None."""
         return getattr(self, "length", None)
 
 
@@ -33,19 +33,19 @@ class Embedding(Part):
     """Maps the inputs named in `inputs` to the residual stream (B, T, D)."""
 
     inputs: ClassVar[tuple[str, ...]] = ()
-    input_kinds: ClassVar[Mapping[str, Kind]] = {}  # of inputs that are not common (runtime/inputs.py)
-    token_labels: ClassVar[tuple[str, ...]] = ()  # inputs (B, T) that label each token: its segment, its language
-    by_position: ClassVar[bool] = False  # can be asked for the token at any position: see OrderedText
-    hides: ClassVar[bool] = True  # tokens hidden by attention_mask are visible to no token
+    input_kinds: ClassVar[Mapping[str, Kind]] = {}  # kinds of inputs that are not in `COMMON` (runtime/inputs.py)
+    token_labels: ClassVar[tuple[str, ...]] = ()  # inputs (B, T) with a label per token, such as its segment
+    by_position: ClassVar[bool] = False  # can predict the token at any given position; see OrderedText
+    hides: ClassVar[bool] = True  # no token sees the tokens that attention_mask hides
 
     @property
     def gives(self) -> tuple[str, ...]:
-        """Names of what it provides for other Parts; see `Part.requires`."""
+        """Names of the things that it provides to other Parts; see `Part.requires`."""
         return ()
 
     @property
     def position(self) -> Part | None:
-        """Position vectors that it adds."""
+        """The position scheme that it adds to its output."""
         return None
 
     @property
@@ -60,15 +60,15 @@ class Embedding(Part):
 
     @property
     def padding_token(self) -> int | None:
-        """Id of the token that fills up short texts, if the description gives it."""
+        """Id of the padding token; None: the description does not define one."""
         return None
 
     def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of one row of its inputs, by name, for `length` tokens, samples, frames or time steps."""
+        """Return the shape of each input for one row of `length` tokens, samples, frames or time steps."""
         return {self.inputs[0]: (length,)}
 
     def vectors(self, length: int) -> int:
-        """The number of vectors that it makes from such a row."""
+        """Return the number of vectors that it makes from a row of `length`; see `row`."""
         return length
 
 
@@ -90,15 +90,15 @@ class HasDepth(Protocol):
 
 @runtime_checkable
 class HasHeads(Protocol):
-    """A Part with several attention heads, or with parameters for each of them."""
+    """A Part with attention heads, or with parameters per head."""
 
     @property
     def num_heads(self) -> int: ...
 
 
 class InputPosition(nn.Module):
-    """The module of a scheme that reads more than position numbers."""
+    """The module of a position scheme that needs more than position numbers."""
 
     def add(self, x: Tensor, ctx: Context) -> Tensor:
-        """x (B, T, D) with its positions added."""
+        """Return x (B, T, D) with its positions added."""
         raise NotImplementedError

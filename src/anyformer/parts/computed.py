@@ -14,18 +14,18 @@ from anyformer.kernels.capture import can_read_values, graph_capture
 
 
 class ComputesTensors(nn.Module):
-    """A module with saved tensors that follow from the description."""
+    """A module with saved tensors whose values follow from the description."""
 
     def computed_tensors(self) -> dict[str, Callable[[], Tensor]]:
-        """name -> value. Checkpoints may leave them out."""
+        """Return name -> function that computes the tensor. Checkpoints may omit these tensors."""
         raise NotImplementedError
 
 
 class Computed(nn.Module):
-    """A tensor that is computed, not learned: it follows the model's device but never its dtype, and no checkpoint
-    has it. On `meta` nothing is computed until the model moves to a real device."""
+    """A tensor that is computed, not learned. It moves to the model's device, keeps its own dtype and is not saved. If
+    it is created on `meta`, it is computed when the model moves to a real device."""
 
-    silent = True  # nothing runs here: there is no output to trace
+    silent = True  # there is no output to trace
     value: Tensor
 
     def __init__(self, compute: Callable[[], Tensor]) -> None:
@@ -36,8 +36,8 @@ class Computed(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Computed:
         try:
-            device = fn(self.value[:0]).device  # where the model is going
-        except NotImplementedError:  # off meta
+            device = fn(self.value[:0]).device  # the new device
+        except NotImplementedError:  # `fn` cannot copy data from meta
             device = fn(torch.empty(0, device="cpu")).device
         if device.type != "meta":
             with torch.device(device):
@@ -49,12 +49,12 @@ class Computed(nn.Module):
 
 
 def cache_by_size(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function of sizes and, last, a device, whose tensors serve every pass: made once, and the last few are kept.
-    What is made while a run is recorded belongs to the recording, and is made anew."""
+    """Decorator: cache the tensors that `make(*sizes, device)` returns. The cache is not used during a CUDA graph
+    capture or inside a dispatch mode, because tensors that are created there may not outlive it."""
 
     @functools.lru_cache(maxsize=32)
     def once(*args: Any) -> Tensor:
-        with torch.inference_mode(False):  # so that a later pass can train with them
+        with torch.inference_mode(False):  # a later training pass may use the tensor
             return make(*args)
 
     @functools.wraps(make)
@@ -65,19 +65,19 @@ def cache_by_size(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def is_watched(device: torch.device) -> bool:
-    """Whether someone else records, fakes or counts what runs: tensors made now may not outlive that."""
+    """Whether a dispatch mode is active or a CUDA graph is being captured: new tensors may not outlive them."""
     watched = torch._C._len_torch_dispatch_stack() > 0
     return watched or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
 @cache_by_size
 def places(count: int, device: torch.device) -> Tensor:
-    """(count,) 0, 1, 2, ...; nobody writes into it."""
+    """(count,) 0, 1, 2, ...; a cached tensor, which must not be modified."""
     return torch.arange(count, device=device)
 
 
 def compute(model: nn.Module) -> None:
-    """What is computed, not learned, is there on meta too."""
+    """Give every `Computed` of a model on `meta` a tensor of its final shape."""
     for module in model.modules():
         if isinstance(module, Computed) and not module.value.numel():
             with torch.device("meta"):
@@ -86,7 +86,7 @@ def compute(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def shapes_alone(model: nn.Module) -> Iterator[None]:
-    """Here a model on `meta` can run: what is computed has a shape, and nobody asks for a value."""
+    """Context in which a model on `meta` can run: every `Computed` has a shape, and no value is read."""
     compute(model)
     with torch.device("meta"), graph_capture():
         yield

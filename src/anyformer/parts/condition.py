@@ -1,4 +1,4 @@
-"""What a whole input is asked to be (how noisy it is, what it shows), and norms and residuals that read it on the way
+"""Conditions on the whole input (its noise level, its class), and norms and residuals that depend on them
 [Peebles and Xie 2023].
 
 B batch, N patches, D width.
@@ -24,7 +24,7 @@ from anyformer.specs.part import Part, Site
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-    """An extra of the context: vectors (B, D), one for all layers or one for each."""
+    """An extra of the context: condition vectors (B, D), one for all layers or one per layer."""
 
     vectors: tuple[Tensor, ...]
 
@@ -33,7 +33,7 @@ class Condition:
 
 
 class Conditioned(nn.Module):
-    """The module of a norm or a residual that is given the condition after its other inputs."""
+    """The module of a norm or residual that takes the condition as its last input."""
 
     def __init__(self, site: Site, outputs: int) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ class Conditioned(nn.Module):
 
     def modulation(self, condition: Condition | None) -> Tensor:
         """(B, 1, outputs D)"""
-        assert condition is not None, "a Part that needs a condition stands in a model that gives none"
+        assert condition is not None, "this module needs a condition, but the embedding of the model provides none"
         return self.modulate(F.silu(condition.vector_for(self.layer)))[:, None]
 
 
 class AdaptiveNorm(Part, sees="itself", called=("adaLN", "adaLN-Zero", "FiLM", "modulation", "adaptive layer norm")):
-    """A norm whose result is scaled and shifted by linear maps of the condition, which start at zero: at first it is
-    the plain norm."""
+    """A norm whose output is scaled and shifted by linear maps of the condition. The maps start at zero, so at first it
+    is the plain norm."""
 
     requires: ClassVar[tuple[str, ...]] = ("a condition",)
 
@@ -70,7 +70,7 @@ class AdaptiveNormModule(Conditioned):
 
 
 class Gated(Residual, sees="itself", called=("adaLN-Zero",)):
-    """x + a * branch, a channel's a a linear map of the condition that starts at zero: a new layer changes nothing."""
+    """x + a * branch, where a (one value per channel) is a linear map of the condition that starts at zero."""
 
     requires: ClassVar[tuple[str, ...]] = ("a condition",)
 
@@ -84,17 +84,17 @@ class GatedModule(Conditioned):
 
 
 class StepAndLabel(Part, sees="itself", called=("timestep embedding", "label embedding")):
-    """The condition of a picture in noise: cosines and sines of the step of the noise through two layers, plus a vector
-    of the label. One more label stands for none, where guidance is wanted without a label, or a caller gives none."""
+    """The condition of a noisy image: cosines and sines of the noise step through two layers, plus a learned vector per
+    label. One extra label means "no label": it is used for classifier-free guidance, and if the caller gives none."""
 
-    num_labels: int | None = None  # None: only the step
-    sines: int = 256
-    per_layer: bool = False  # each layer has its own (as diffusers stores them), else one is for all
+    num_labels: int | None = None  # None: the condition is only the noise step
+    sines: int = 256  # number of cosines and sines together
+    per_layer: bool = False  # one embedder per layer (as diffusers stores them) instead of one for all
 
     def check(self) -> None:
         at_least(self, 1, "num_labels")
         if self.sines < 4 or self.sines % 2:
-            raise ValueError(f"StepAndLabel.sines is {self.sines}; it must be even, and at least 4")
+            raise ValueError(f"StepAndLabel.sines is {self.sines}; it must be even and at least 4")
 
     def build(self, site: Site) -> nn.Module:
         return ConditionModule(self, site)
@@ -112,10 +112,10 @@ class ConditionModule(nn.Module):
     def forward(self, step: Tensor | None, labels: Tensor | None, batch: int) -> Tensor:
         """(1 or layers, B, D)"""
         if step is None or step.numel() not in (1, batch):
-            found = None if step is None else tuple(step.shape)
-            raise ValueError(f"timestep is the step of the noise, one for each of {batch} pictures, got {found}")
+            shape = None if step is None else tuple(step.shape)
+            raise ValueError(f"timestep must be one noise step, or one for each of {batch} images, got {shape}")
         if labels is not None and self.part.num_labels is None:
-            raise ValueError("this model knows no labels: give no class_labels")
+            raise ValueError("this model has no labels; omit class_labels")
         check_shape("class_labels", labels, (batch,))
         if labels is None and self.part.num_labels is not None:
             labels = torch.full((batch,), self.part.num_labels, device=step.device)
@@ -139,4 +139,4 @@ class EmbedderModule(nn.Module):
         except IndexError:
             bad = int(labels.max() if int(labels.max()) >= self.label.num_embeddings else labels.min())
             none = self.label.num_embeddings - 1
-            raise ValueError(f"class_labels: no label {bad}; they are 0 to {none - 1}, and {none} for none") from None
+            raise ValueError(f"class_labels: {bad} is not valid; use 0 to {none - 1}, or {none} for no label") from None

@@ -1,4 +1,4 @@
-"""Pictures in noise: how much of it there is at each step, what reads them, and what says which noise it was
+"""Diffusion: the noise schedule, the embedding of noisy images, and the head that predicts their noise
 [Ho et al. 2020].
 
 B batch, C channels, N patches, D width.
@@ -25,56 +25,56 @@ from anyformer.runtime.state import State
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Part, Site
 
-MOST = 1_000_000  # steps: a hostile file must not fill the memory
+MAX_STEPS = 1_000_000  # a hostile file must not exhaust the memory
 
 
 class NoiseSchedule(Part, sees="itself", called=("betas", "DDPM", "DDIM")):
-    """The share of the noise's variance that each of `steps` steps adds: growing linearly from `start` to `end`, as the
-    square of something linear (latent diffusion), or so that what is left of the picture is a squared cosine of the
-    step [Nichol and Dhariwal 2021]."""
+    """The variance of the noise that each of `steps` steps adds. "linear" grows from `start` to `end`; "scaled_linear"
+    is the square of a line between their square roots (latent diffusion); with "cosine" the remaining share of the
+    image is a squared cosine of the step [Nichol and Dhariwal 2021]."""
 
     curve: Literal["linear", "scaled_linear", "cosine"] = "linear"
     steps: int = 1000
     start: float = 1e-4
     end: float = 0.02
-    # where fewer steps are taken than there are: evenly from the last on, or from the first (plus `offset`)
+    # the steps that sampling uses if it takes fewer: evenly spaced from the last, or from the first (plus `offset`)
     spacing: Literal["trailing", "leading"] = "trailing"
     offset: int = 0
 
     def check(self) -> None:
         at_least(self, 1, "steps")
         at_least(self, 0, "offset")
-        if self.steps > MOST:
-            raise ValueError(f"NoiseSchedule.steps is {self.steps}; at most {MOST:,} can be built")
+        if self.steps > MAX_STEPS:
+            raise ValueError(f"NoiseSchedule.steps is {self.steps}; it must be at most {MAX_STEPS:,}")
         if not 0 < self.start <= self.end < 1:
-            raise ValueError(f"NoiseSchedule.start and end are {self.start} and {self.end}; 0 < start <= end < 1")
+            raise ValueError(f"NoiseSchedule.start is {self.start}, end is {self.end}; need 0 < start <= end < 1")
 
     def betas(self) -> Tensor:
-        """(steps,) in fp64."""
+        """(steps,) the variance that each step adds, in fp64."""
         if self.curve == "cosine":
-            place = torch.arange(self.steps + 1, dtype=torch.float64) / self.steps
-            left = torch.cos((place + 0.008) / 1.008 * math.pi / 2).square()
-            return (1 - left[1:] / left[:-1]).clamp(max=0.999)
+            time = torch.arange(self.steps + 1, dtype=torch.float64) / self.steps
+            remaining = torch.cos((time + 0.008) / 1.008 * math.pi / 2).square()
+            return (1 - remaining[1:] / remaining[:-1]).clamp(max=0.999)
         if self.curve == "scaled_linear":
             return torch.linspace(self.start**0.5, self.end**0.5, self.steps, dtype=torch.float64).square()
         return torch.linspace(self.start, self.end, self.steps, dtype=torch.float64)
 
     def sampling_steps(self, wanted: int) -> list[int]:
-        """`wanted` of the steps, the noisiest first."""
+        """Return `wanted` of the steps, the noisiest first."""
         if not 1 <= wanted <= self.steps:
-            raise ValueError(f"steps is {wanted}; this model's noise has {self.steps}, of which at least 1 is needed")
+            raise ValueError(f"steps is {wanted}; it must be from 1 to {self.steps}, the noise steps of this model")
         if self.spacing == "trailing":
             return [round(self.steps - i * self.steps / wanted) - 1 for i in range(wanted)]
         return [min(i * (self.steps // wanted) + self.offset, self.steps - 1) for i in reversed(range(wanted))]
 
     def alphas_cumprod(self) -> Tensor:
-        """(steps,) the share of the picture's variance that is left after each step, in fp64."""
+        """(steps,) the share of the image's variance that remains after each step, in fp64."""
         return (1 - self.betas()).cumprod(0)
 
 
 class NoisyEmbedding(Embedding, sees="all", called=("latent patches",)):
-    """A picture in noise, or latents of one ("hidden_states"), as patches; the step of the noise ("timestep") and a
-    label ("class_labels") are a condition that norms and residuals read."""
+    """Patches of a noisy image or of its latents ("hidden_states"). The noise step ("timestep") and a label
+    ("class_labels") become the condition that norms and residuals read."""
 
     inputs: ClassVar[tuple[str, ...]] = (
         "hidden_states",
@@ -88,9 +88,9 @@ class NoisyEmbedding(Embedding, sees="all", called=("latent patches",)):
 
     def check(self) -> None:
         if self.image.prefix:
-            raise ValueError("NoisyEmbedding.image: every token is a patch that is drawn again: prefix is 0 here")
+            raise ValueError("NoisyEmbedding.image: every token must be a patch; set prefix=0")
         if "an image" not in self.image.gives:
-            raise ValueError("NoisyEmbedding.image: pictures are drawn from noise; a PatchEmbedding reads them")
+            raise ValueError("NoisyEmbedding.image must read images; use PatchEmbedding")
 
     @property
     def causal_alternative(self) -> str:
@@ -133,16 +133,16 @@ class NoisyEmbeddingModule(nn.Module):
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         picture = inputs.get("hidden_states")
         if picture is None or picture.dim() != 4 or picture.shape[1] != self.channels:
-            found = None if picture is None else tuple(picture.shape)
-            raise ValueError(f"hidden_states is (batch, {self.channels} channels, height, width), got {found}")
+            shape = None if picture is None else tuple(picture.shape)
+            raise ValueError(f"hidden_states must be (batch, {self.channels} channels, height, width), got {shape}")
         x, ctx = self.image({"pixel_values": picture})
         vectors = self.condition(inputs.get("timestep"), inputs.get("class_labels"), x.shape[0])
         return x, ctx.replace(Condition(vectors.unbind()))
 
 
 class NoiseHead(Head, called=("unpatchify",)):
-    """Each token draws its patch of the noise that is in the picture. Channels beyond those of the picture are what
-    published models say of the noise's variance; `schedule` is the noise that the model learns with."""
+    """Predicts the noise in an image, one patch per token. Channels beyond those of the image are the variance of the
+    noise, which some published models predict. `schedule` is the noise that the model is trained with."""
 
     requires: ClassVar[tuple[str, ...]] = ("an image", "a grid")
 
@@ -165,13 +165,13 @@ class NoiseModule(HeadModule):
         self.alphas_cumprod = Computed(part.schedule.alphas_cumprod)
 
     def add_noise(self, picture: Tensor, noise: Tensor, step: Tensor) -> Tensor:
-        """(B, C, height, width) of pictures with their noise as it is at steps (B,)."""
-        left = self.alphas_cumprod()[step].view(-1, 1, 1, 1)
-        return (left.sqrt() * picture + (1 - left).sqrt() * noise).to(picture.dtype)
+        """Return images (B, C, height, width) mixed with `noise` as at steps (B,)."""
+        remaining = self.alphas_cumprod()[step].view(-1, 1, 1, 1)
+        return (remaining.sqrt() * picture + (1 - remaining).sqrt() * noise).to(picture.dtype)
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         grid = ctx.extra(Grid)
         assert grid is not None
-        drawn = self.out(x).unflatten(2, (*self.part.patch_size, -1)).unflatten(1, grid)
+        patches = self.out(x).unflatten(2, (*self.part.patch_size, -1)).unflatten(1, grid)
         # (B, rows, columns, height, width, C) -> (B, C, rows height, columns width)
-        return {"sample": drawn.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)}
+        return {"sample": patches.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)}

@@ -1,4 +1,4 @@
-"""Several linear layers of one input as one product: one read of the input, one call, one thread team to wake."""
+"""Several linear layers of one input as one product: one read of the input, one kernel call, one start of threads."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from anyformer.kernels.linear import half_type, linear_gelu, linears
 
 
 class Joined(nn.Module):
-    """Linear layers side by side, (..., in) -> one (..., out) each. They stay where they are, with their addresses, and
-    their weights become views of one tensor, so saving, loading and counting see no difference. For inference: while
-    gradients are taken the layers are used one by one. Hooks on the single layers do not run."""
+    """Linear layers that run as one product, (..., in) -> one (..., out) per layer. The layers keep their addresses,
+    and their weights become views of one tensor, so saving, loading and counting do not change. For inference: if
+    gradients are enabled, the layers run one by one. Hooks on the single layers do not run."""
 
     parts: tuple[Any, ...]
     whole: Any
 
     def __init__(self, *parts: Any) -> None:
         super().__init__()
-        self.__dict__["parts"] = parts  # not children: their addresses are elsewhere
+        self.__dict__["parts"] = parts  # not children, because their addresses are elsewhere
         self.sizes = [part.out_features for part in parts]
         self.join()
 
@@ -31,7 +31,7 @@ class Joined(nn.Module):
         self.__dict__["whole"] = side_by_side(self.parts)
 
     def covers(self, *parts: nn.Module) -> bool:
-        """Whether these are still the layers that were joined, and no gradients are wanted."""
+        """Whether these are still the layers that were joined, and gradients are disabled."""
         return not torch.is_grad_enabled() and parts == self.parts
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -39,13 +39,13 @@ class Joined(nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Joined:
         super()._apply(fn, recurse)
-        self.join()  # the layers were moved or cast before: they have memory of their own again
+        self.join()  # the layers were moved or cast, so their weights are no longer views
         return self
 
 
 class JoinedInTraining(Joined):
-    """The same for training: each call puts the weights side by side, which costs little beside the products, so the
-    layers keep their own memory and get their own gradients. Without gradients they are used one by one."""
+    """Like `Joined`, for training. Each call concatenates the weights, which is cheap compared to the product, so every
+    layer keeps its own memory and gets its own gradient. If gradients are disabled, the layers run one by one."""
 
     def join(self) -> None:
         self.__dict__["whole"] = None
@@ -65,13 +65,13 @@ class JoinedInTraining(Joined):
 
 
 class LinearThenGELU(nn.Module):
-    """gelu(layer(x)) for training on CUDA in half precision, where it takes one reading less in the backward pass."""
+    """gelu(layer(x)) for training on CUDA in half precision; it saves one read in the backward pass."""
 
     layer: nn.Linear
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        self.__dict__["layer"] = layer  # not a child: its address is elsewhere
+        self.__dict__["layer"] = layer  # not a child, because its address is elsewhere
 
     def covers(self, layer: nn.Module, x: Tensor) -> bool:
         return layer is self.layer and half_type(x) is not None
@@ -83,29 +83,29 @@ class LinearThenGELU(nn.Module):
 
 
 class WithAddedWeights(nn.Linear):
-    """A linear layer that adds something to its weights (an adapter)."""
+    """A linear layer that adds a term to its weights (an adapter)."""
 
     def effective(self) -> Tensor:
-        """(out, in): the weights of the plain layer that does the same."""
+        """(out, in) weights of a plain linear layer with the same outputs."""
         raise NotImplementedError
 
 
 class Concatenable(nn.Module):
-    """A layer in the place of nn.Linear that can be joined with others of its kind (quantised weights)."""
+    """A replacement of nn.Linear (quantised weights) that can be joined with other layers of its kind."""
 
-    exact: ClassVar[tuple[str, ...]]  # its buffers
+    exact: ClassVar[tuple[str, ...]]  # names of its buffers
 
     def dequantize(self) -> Tensor:
-        """(out, in) fp32: what the layer multiplies by."""
+        """(out, in) weights of the layer in fp32."""
         raise NotImplementedError
 
     def concat(self, *others: Any) -> nn.Module:
-        """One layer that gives the outputs of this and the others, one after another."""
+        """Return one layer whose outputs are those of this layer and of `others`, concatenated."""
         raise NotImplementedError
 
 
 def effective_weight(layer: Any) -> Tensor:
-    """(out, in) the weights of a linear layer, with those that an adapter adds."""
+    """(out, in) weights of a linear layer, including the term of an adapter."""
     if isinstance(layer, Concatenable):
         return layer.dequantize()
     return layer.effective() if isinstance(layer, WithAddedWeights) else layer.weight
@@ -118,7 +118,7 @@ def side_by_side(parts: tuple[Any, ...]) -> nn.Module:
     whole = nn.Linear(first.in_features, sum(p.out_features for p in parts), bias=False, device="meta")
     whole.weight = _one_tensor([p.weight for p in parts])
     if any(p.bias is not None for p in parts):
-        for p in parts:  # a layer without a bias beside one that has it (Whisper's k)
+        for p in parts:  # only some of the layers have a bias (Whisper's k has none)
             if p.bias is None:
                 zeros = p.weight.new_zeros(p.out_features)
                 whole.bias = nn.Parameter(torch.cat([zeros if q.bias is None else q.bias for q in parts]), False)

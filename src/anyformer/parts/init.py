@@ -1,10 +1,10 @@
-"""Initialisation as data: address patterns and what fills the parameters they name.
+"""Initialisation as data: patterns of addresses, and the initializers of the parameters that match them.
 
-What fills a parameter, in this order: its module's `starts` (name of the parameter -> value or Initializer: ReZero's 0,
-RWKV's ramps), unless a pattern names the same place; the first pattern of the description that matches, except `*`; the
-defaults of norms and biases; `*`. Every parameter draws from its own generator, seeded by the seed and its address, so
-adding a layer or changing the order of construction changes no other weight. A tied parameter is filled once, under the
-name that owns it.
+The rule of a parameter is the first of: `starts` of its module (name -> value or Initializer: ReZero's 0, RWKV's
+ramps), unless a pattern ends with the names of that module and parameter ("*.residual.weight"); the first pattern of
+the description that matches its address; the default for norms and biases; the pattern "*". Every parameter draws from
+its own generator, seeded by the seed and its address, so adding a layer or changing the order of construction changes
+no other weight. A tied parameter is filled once, under the address that owns it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from anyformer.specs.part import Part, walk
 
 
 class Initializer(Part, sees="itself"):
-    """Fills a tensor in place; `depth` is that of the deepest stack."""
+    """Fills a tensor in place. `depth` is the number of layers of the deepest stack."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
         raise NotImplementedError
 
 
 class Normal(Initializer, called=("Gaussian",)):
-    """Normal numbers."""
+    """A normal distribution."""
 
     std: float
     mean: float = 0.0
-    residual: bool = False  # divided by sqrt(2 depth), since each of 2 depth branches adds its variance (GPT-2)
+    residual: bool = False  # divide std by sqrt(2 depth), because 2 depth branches add their variances (GPT-2)
 
     def check(self) -> None:
         at_least(self, 0, "std")
@@ -47,7 +47,7 @@ class Normal(Initializer, called=("Gaussian",)):
 
 
 class Uniform(Initializer):
-    """Uniform numbers between `low` and `high`."""
+    """A uniform distribution between `low` and `high`."""
 
     low: float
     high: float
@@ -57,7 +57,7 @@ class Uniform(Initializer):
 
 
 class Value(Initializer, called=("zeros (value=0)", "ones (value=1)")):
-    """One value everywhere."""
+    """The same value everywhere."""
 
     value: float
 
@@ -66,7 +66,7 @@ class Value(Initializer, called=("zeros (value=0)", "ones (value=1)")):
 
 
 class Xavier(Initializer, called=("Glorot",)):
-    """Variance by inputs and outputs [Glorot and Bengio 2010]; DeepNorm's scale is the gain."""
+    """Variance from the number of inputs and outputs [Glorot and Bengio 2010]; DeepNorm sets the gain."""
 
     gain: float = 1.0
     normal: bool = False
@@ -76,11 +76,11 @@ class Xavier(Initializer, called=("Glorot",)):
 
 
 class Kaiming(Initializer, called=("He", "He initialization")):
-    """Variance 1 / inputs, times a gain [He et al. 2015]."""
+    """Standard deviation gain / sqrt(inputs) [He et al. 2015]."""
 
     gain: float = math.sqrt(2.0)
     normal: bool = True
-    branches: int | None = None  # that a layer adds to the stream; divided by the square root of all of them (GPT-2)
+    branches: int | None = None  # residual branches per layer; std is divided by sqrt(branches * depth) (GPT-2)
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
         inputs = tensor[0].numel() if tensor.dim() > 1 else tensor.numel()
@@ -91,7 +91,7 @@ class Kaiming(Initializer, called=("He", "He initialization")):
             tensor.uniform_(-math.sqrt(3) * std, math.sqrt(3) * std, generator=generator)
 
 
-# what holds for every architecture unless its description says otherwise
+# rules of every architecture, unless its description has a matching pattern
 DEFAULTS: Mapping[str, Initializer] = {
     "*norm.weight": Value(value=1.0),
     "*norm.running_mean": Value(value=0.0),
@@ -102,28 +102,28 @@ DEFAULTS: Mapping[str, Initializer] = {
 
 
 def computed_tensors(model: nn.Module) -> dict[str, Callable[[], Tensor]]:
-    """address -> value, of saved tensors that follow from the description: checkpoints may leave them out."""
-    found: dict[str, Callable[[], Tensor]] = {}
+    """Return address -> function of the saved tensors that follow from the description; checkpoints may omit them."""
+    functions: dict[str, Callable[[], Tensor]] = {}
     for path, module in model.named_modules():
         if isinstance(module, ComputesTensors):
-            found |= {f"{path}.{name}": value for name, value in module.computed_tensors().items()}
-    return found
+            functions |= {f"{path}.{name}": value for name, value in module.computed_tensors().items()}
+    return functions
 
 
 def is_within(name: str, address: str) -> bool:
-    """Whether a name is an address, or stands below it."""
+    """Whether `name` is `address` or lies below it."""
     return name == address or name.startswith(f"{address}.")
 
 
 def owner_of(ties: Sequence[tuple[str, str]], name: str) -> str | None:
-    """The parameter whose storage a tied one shares, by its address."""
+    """Return the address of the parameter that `name` is tied to; None: it is not tied."""
     return next((f"{owner}{name[len(tied) :]}" for tied, owner in ties if is_within(name, tied)), None)
 
 
 @torch.no_grad()
 def initialise(model: Any, rules: Mapping[str, Initializer], seed: int, only: set[str] | None = None) -> None:
-    """Fills every parameter and saved buffer of `model` (or those in `only`) by the first rule that names it. A tower
-    has rules of its own."""
+    """Fill every parameter and saved buffer of `model` (or only those in `only`) by its rule. A tower uses the rules of
+    its own description."""
     towers = {f"{name}.": tower for name, tower in model.named_modules() if name and hasattr(tower, "spec")}
     fixed = computed_tensors(model)
     depths, starts = {}, {}
@@ -146,7 +146,7 @@ def initialise(model: Any, rules: Mapping[str, Initializer], seed: int, only: se
         generator = torch.Generator(tensor.device).manual_seed(int.from_bytes(digest, "little") >> 1)
         try:
             rule.fill(tensor, generator, depths[prefix])
-        except ValueError as error:  # Xavier has no fan for a vector
+        except ValueError as error:  # Xavier is not defined for a vector
             raise ValueError(f"{address}: {error}") from None
     for name, module in model.named_modules():
         fresh = only is None or f"{name}.weight" in only
@@ -155,9 +155,7 @@ def initialise(model: Any, rules: Mapping[str, Initializer], seed: int, only: se
 
 
 def _rule(starts: Mapping[str, Mapping[str, Any]], rules: Mapping[str, Initializer], address: str) -> Initializer:
-    """The rule of the Part at `address` for its own parameters (`starts` has those of each module), unless a pattern
-    names that Part's place too ("*.residual.weight"); then the description's patterns, then what holds everywhere;
-    "*" is for the rest."""
+    """Return the initializer of the parameter at `address`; the top of this file lists the order of rules."""
     named = {pattern: rule for pattern, rule in rules.items() if pattern != "*"}
     path, leaf = address, ""
     while path:
@@ -165,23 +163,25 @@ def _rule(starts: Mapping[str, Mapping[str, Any]], rules: Mapping[str, Initializ
         leaf = f"{name}.{leaf}" if leaf else name
         start = starts.get(path, {}).get(leaf)
         if start is not None:
-            own = start if isinstance(start, Initializer) else Value(value=start)
-            place = f"{path.rpartition('.')[2]}.{leaf}"
-            asked = (rule for p, rule in named.items() if p.endswith(place) and fnmatch.fnmatchcase(address, p))
-            return next(asked, own)
+            initializer = start if isinstance(start, Initializer) else Value(value=start)
+            suffix = f"{path.rpartition('.')[2]}.{leaf}"
+            overriding = (rule for p, rule in named.items() if p.endswith(suffix) and fnmatch.fnmatchcase(address, p))
+            return next(overriding, initializer)
     for pattern, rule in [*named.items(), *DEFAULTS.items(), *rules.items()]:
         if fnmatch.fnmatchcase(address, pattern):
             return rule
-    fix = 'add one for the rest to the description: init={"*": Normal(std=0.02)}'
-    raise ValueError(f"no initialisation rule names {address}; {fix}")
+    raise ValueError(
+        f"{address}: no initialisation rule matches; add one for the rest to the description: "
+        'init={"*": Normal(std=0.02)}'
+    )
 
 
-# -- published schemes that go with a kind of residual --------------------------------------------------------------
+# -- published schemes for residual connections ------------------------------------------------------------------------
 
 
 def deepnorm(**betas: float) -> dict[str, Initializer]:
-    """Rules for stacks with these betas (`residual.deepnorm`), as `deepnorm(decoder=0.3)`: the branch's values, outputs
-    and feed-forwards are scaled, queries and keys are not [Wang et al. 2022]."""
+    """Return rules for stacks with these betas (see `residual.deepnorm`), e.g. `deepnorm(decoder=0.3)`: beta scales
+    values, outputs and feed-forwards, but not queries and keys [Wang et al. 2022]."""
     rules: dict[str, Initializer] = {}
     for stack, beta in betas.items():
         for name in ("v", "o", "gate", "up", "down"):
@@ -192,10 +192,10 @@ def deepnorm(**betas: float) -> dict[str, Initializer]:
 
 
 def fixup(stack: str, branches: int, layers: int = 2) -> dict[str, Initializer]:
-    """Rules for a stack of so many residual branches of `layers` matrices each: the last matrix of a branch starts at
-    0, the others are scaled by branches^(-1 / (2 layers - 2)) [Zhang et al. 2019]."""
+    """Return rules for a stack of `branches` residual branches with `layers` matrices each: the last matrix of a branch
+    starts at 0, the others are scaled by branches^(-1 / (2 layers - 2)) [Zhang et al. 2019]."""
     if branches < 1 or layers < 2:
-        raise ValueError(f"fixup needs at least 1 branch of 2 layers, got {branches} of {layers}")
+        raise ValueError(f"fixup needs branches >= 1 and layers >= 2, got {branches} and {layers}")
     scaled = Kaiming(gain=math.sqrt(2) * branches ** (-1 / (2 * layers - 2)))
     rules: dict[str, Initializer] = {f"{stack}.layers.*.{name}.weight": scaled for name in ("v", "gate", "up")}
     return {**rules, **{f"{stack}.layers.*.{name}.weight": Value(value=0.0) for name in ("o", "down")}}

@@ -1,4 +1,4 @@
-"""Layers with weights of their own for each language [Fan et al. 2020, M2M-100].
+"""Layers with separate weights per language [Fan et al. 2020, M2M-100].
 
 B batch, T tokens, D width, N languages.
 """
@@ -26,29 +26,28 @@ MAX_LANGUAGES = 10_000  # each op is a module of its own: more take minutes to b
 class LanguageSpecific(
     Op, sees="past", called=("M2M-100", "language-specific layers", "one of several, chosen by a token")
 ):
-    """One `op` a language, each with its own weights: a token goes through that of the last token of `tokens` up to
-    it, and before there is one through the first [Fan et al. 2020]. In the decoder of an M2M-100, where a text begins
-    with the token of its language, that is the target language. Only the languages of a batch are computed, each for
-    all of it; a recorded pass computes all, and so does an op that remembers tokens while it decodes."""
+    """One `op` per language, each with its own weights. A token uses the op of the last language token (one of
+    `tokens`) at or before it; tokens before the first language token use the first op [Fan et al. 2020]. In an M2M-100
+    decoder, a text begins with its language token, which names the target language. Only the languages of a batch are
+    computed, each for the whole batch; a captured pass, or decoding with an op that has a cache, computes all."""
 
     requires: ClassVar[tuple[str, ...]] = ("token ids",)
 
     op: Op
-    tokens: tuple[int, ...]  # the tokens that name the languages, one op each
+    tokens: tuple[int, ...]  # ids of the language tokens, one op per id
 
     def check(self) -> None:
         if len(self.tokens) > MAX_LANGUAGES:
             raise ValueError(f"LanguageSpecific.tokens has {len(self.tokens):,} tokens; at most {MAX_LANGUAGES:,}")
         if not self.tokens or len(set(self.tokens)) < len(self.tokens) or min(self.tokens) < 0:
             given = quote(self.tokens)
-            raise ValueError(f"LanguageSpecific.tokens is {given}; it has the id of each language's token once")
+            raise ValueError(f"LanguageSpecific.tokens is {given}; list one different token id per language")
         reshapes = isinstance(self.op, Reshaping) and self.op.reshapes
         if reshapes or self.op.layer_sharing or any(part.routes or part.reads_memory for _, part in walk(self.op)):
-            kind, why = (
-                type(self.op).__name__,
-                "has a router, reads a memory, reshapes or shares weights between layers",
+            raise ValueError(
+                f"LanguageSpecific.op: this {type(self.op).__name__} has a router, reads a memory, reshapes or shares"
+                " weights between layers; use an op that does not, such as MLP(width=...)"
             )
-            raise ValueError(f"LanguageSpecific.op: this {kind} {why}; MLP(width=...) does not")
 
     def reaches(self) -> Sees | None:
         return farthest("past", self.op)
@@ -85,29 +84,29 @@ class LanguageSpecificModule(PartlyUsed):
         if (store := ctx.store(self.address)) is not None:
             store.replace("language", chosen[:, -1:].clone())
         every = range(len(self.op))
-        if chosen.is_meta:  # counted: a token goes through one
+        if chosen.is_meta:  # FLOPs are counted: each token uses one op
             every = range(1)
         elif can_read_values() and not (self.mixes and ctx.state is not None):
             every = ctx.once(f"{self.key} used", lambda: chosen.unique().tolist())
         y = None
         for i in every:
-            own = self.op[i](x, ctx)
-            y = own if y is None else torch.where((chosen == i)[..., None], own, y)
+            out = self.op[i](x, ctx)
+            y = out if y is None else torch.where((chosen == i)[..., None], out, y)
         assert y is not None
         return y
 
     def languages(self, ctx: Context) -> Tensor:
-        """(B, T) the language of each token, by its number."""
-        given, store = ctx.extra(TokenIds), ctx.store(self.address)
-        if given is None:
-            raise ValueError(f"{self.address}: the language is read from its token; give input_ids")
-        named = given.ids[..., None] == self.tokens()  # (B, T, N)
-        found = named.any(-1) if ctx.tokens is None else named.any(-1) & ctx.tokens
-        place = torch.arange(found.shape[1], device=found.device)
-        last = torch.where(found, place, -1).cummax(1).values
-        own = named.long().argmax(-1).gather(1, last.clamp(min=0))
-        before = torch.zeros_like(own[:, :1]) if store is None else store.tensors["language"].expand(len(own), -1)
+        """(B, T) index in `tokens` of each token's language."""
+        token_ids, store = ctx.extra(TokenIds), ctx.store(self.address)
+        if token_ids is None:
+            raise ValueError(f"{self.address}: the language is read from the token ids; pass input_ids")
+        matches = token_ids.ids[..., None] == self.tokens()  # (B, T, N)
+        is_language = matches.any(-1) if ctx.tokens is None else matches.any(-1) & ctx.tokens
+        index = torch.arange(is_language.shape[1], device=is_language.device)
+        last = torch.where(is_language, index, -1).cummax(1).values
+        named = matches.long().argmax(-1).gather(1, last.clamp(min=0))
+        before = torch.zeros_like(named[:, :1]) if store is None else store.tensors["language"].expand(len(named), -1)
         if ctx.documents is not None:
             first = first_of_document(ctx.documents)
             last, before = torch.where(last < first, -1, last), before * (first == 0)
-        return torch.where(last < 0, before, own)
+        return torch.where(last < 0, before, named)

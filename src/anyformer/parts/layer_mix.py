@@ -1,4 +1,4 @@
-"""What stands between a stack and its head."""
+"""Necks: modules between a stack and its head."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from anyformer.specs.part import Part, Site
 
 
 class Neck(Part):
-    """The module maps the states of the layers to what the head reads, with its context. The last state is always
-    there; all of them, the stack's input first, where `every_layer` is set."""
+    """A module between a stack and its head. It maps the layers' states to the input of the head and its context. It
+    gets the last state only, or with `every_layer` all states, beginning with the stack's input."""
 
     @property
     def every_layer(self) -> bool:
@@ -20,16 +20,16 @@ class Neck(Part):
 
 
 class LayerMix(Neck, sees="itself"):
-    """A learned average of the states of all layers [Peters et al. 2018]; `rest` is what the average goes through."""
+    """A learned weighted average of the states of all layers [Peters et al. 2018], followed by `rest`."""
 
     rest: Part | None = None
-    tells: bool = False  # the states are part of what the model says, asked for or not
-    count: int = 1  # of averages, side by side: one for each layer that looks at them [Bapna et al. 2018]
+    tells: bool = False  # the model always returns hidden_states, even if they are not requested
+    count: int = 1  # number of averages, concatenated: one per decoder layer [Bapna et al. 2018]
 
     def check(self) -> None:
         at_least(self, 1, "count")
         if self.count > 1 and self.rest is not None:
-            raise ValueError("LayerMix.rest reads one average; set count=1")
+            raise ValueError("LayerMix.rest takes a single average; set count=1")
 
     def out_width(self, width: int) -> int:
         return self.count * width
@@ -51,7 +51,7 @@ class LayerMixModule(nn.Module):
 
     def forward(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
         share = self.weight.softmax(-1).to(states[0].dtype)
-        if share.dim() > 1:  # (C, L) of L states
+        if share.dim() > 1:  # (count, number of states)
             return torch.einsum("cl,lbtd->btcd", share, torch.stack(states)).flatten(2), ctx
         x = states[0] * share[0]
         for i in range(1, len(states)):

@@ -1,4 +1,4 @@
-"""Normalisations. Where one stands (before, on the branch, after the add) is a slot of Sublayer, not a kind of norm."""
+"""Normalisation layers. Slots of Sublayer decide where they apply: before the op, on the branch or after the add."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anyformer.specs.part import Part, Site
 
 
 class Norm(Part):
-    """Normalises the last dimension. The module sees only the vectors, not which of them are pads."""
+    """Normalises the last dimension. The module gets only the vectors, not which of them are padding."""
 
     eps: float = 1e-5
 
@@ -20,17 +20,17 @@ class Norm(Part):
 
 
 class LayerNorm(Norm, sees="itself", called=("layer normalization", "LN")):
-    """Mean and variance of each vector, then a learned scale and bias [Ba et al. 2016]."""
+    """Gives each vector mean 0 and variance 1, then applies a learned scale and bias [Ba et al. 2016]."""
 
     bias: bool = True
-    affine: bool = True  # False: neither scale nor bias is learned
+    affine: bool = True  # False: no learned scale and bias
 
     def build(self, site: Site) -> nn.Module:
         return nn.LayerNorm(site.width, eps=self.eps, elementwise_affine=self.affine, bias=self.bias)
 
 
 class RMSNorm(Norm, sees="itself"):
-    """No mean, no bias; computed in fp32 whatever the input [Zhang and Sennrich 2019]."""
+    """Divides each vector by its root mean square and applies a learned scale, in fp32 [Zhang and Sennrich 2019]."""
 
     eps: float = 1e-6
 
@@ -47,12 +47,12 @@ class RMSNormModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float32:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        # half precision: normalise in fp32, round, then scale in the weight's own type
+        # half precision: normalise in fp32, round, then scale in the weight's dtype
         return F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype) * self.weight
 
 
 class ScaleNorm(Norm, sees="itself"):
-    """One learned length for every vector, no direction of its own [Nguyen and Salazar 2019]."""
+    """Rescales every vector to one learned length [Nguyen and Salazar 2019]."""
 
     def build(self, site: Site) -> nn.Module:
         return ScaleNormModule(site.width, self.eps)
@@ -70,7 +70,7 @@ class ScaleNormModule(nn.Module):
 
 
 class UnitNorm(Norm, sees="itself", called=("L2 norm", "cosine attention")):
-    """Every vector has length 1 and nothing is learned: of queries and keys, their products are cosines."""
+    """Rescales every vector to length 1; nothing is learned. Products of such queries and keys are cosines."""
 
     eps: float = 1e-12
 
@@ -84,13 +84,13 @@ class UnitNormModule(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.float() if x.element_size() < 4 else x  # half precision has no such eps
-        return F.normalize(wide, dim=-1, eps=self.eps).to(x.dtype)
+        x32 = x.float() if x.element_size() < 4 else x  # eps is too small for half precision
+        return F.normalize(x32, dim=-1, eps=self.eps).to(x.dtype)
 
 
 class BatchNorm(Norm, sees="all", called=("BN",)):
-    """Statistics over batch and time instead of features: the comparison the lectures draw. In training every vector
-    counts, pads too, and a token's output depends on later ones; in evaluation the running statistics are used."""
+    """Normalises each feature over batch and time, to compare it with LayerNorm. In training every vector counts, also
+    padding, and a token's output depends on later tokens; evaluation uses the running statistics."""
 
     momentum: float = 0.1
 
@@ -113,8 +113,8 @@ class BatchNormModule(nn.BatchNorm1d):
 
 
 class RowNorm(Part, sees="all", called=("GroupNorm",)):
-    """One mean and variance for all vectors of a row together, then a scale and bias for each channel [Wu and He 2018,
-    of one group]. It needs the mask of pads, so only some slots take it."""
+    """Normalises with one mean and variance per row, then applies a scale and bias per channel [Wu and He 2018, with
+    one group]. It needs the padding mask, so only some slots accept it."""
 
     eps: float = 1e-5
 
@@ -136,11 +136,11 @@ class RowNormModule(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        """x (B, T, D); `real` (B, T) where only some vectors count."""
+        """x (B, T, D); `real` (B, T) is True for the vectors that count; None: all."""
         if real is None:
             return F.group_norm(x.transpose(1, 2), 1, self.weight, self.bias, self.eps).transpose(1, 2)
-        share, wide = real[..., None], x.float()
-        number = (share.sum(1, keepdim=True) * x.shape[2]).clamp(min=1)
-        wide = wide - (wide * share).sum((1, 2), keepdim=True) / number
-        spread = (wide.square() * share).sum((1, 2), keepdim=True) / number
-        return (wide * torch.rsqrt(spread + self.eps)).to(x.dtype) * self.weight + self.bias
+        mask, x32 = real[..., None], x.float()
+        count = (mask.sum(1, keepdim=True) * x.shape[2]).clamp(min=1)
+        x32 = x32 - (x32 * mask).sum((1, 2), keepdim=True) / count
+        variance = (x32.square() * mask).sum((1, 2), keepdim=True) / count
+        return (x32 * torch.rsqrt(variance + self.eps)).to(x.dtype) * self.weight + self.bias

@@ -1,4 +1,4 @@
-"""What a residual step goes around."""
+"""Base classes of ops: attention, feed-forward, recurrence, convolution."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from anyformer.specs.part import Part, Site
 
 
 class Op(Part):
-    """A mixer or a feed-forward: its module maps x (B, T, D) and the `Context` of the pass to (B, T, D)."""
+    """A mixer or a feed-forward. Its module maps x (B, T, D) and the `Context` of the pass to (B, T, D)."""
 
     open_slot: ClassVar[bool] = True
-    packs: ClassVar[bool] = True  # rows may hold several documents that do not see each other
-    reads_grid: ClassVar[bool] = False  # looks over a grid whatever its tokens may see of each other
+    packs: ClassVar[bool] = True  # a row may contain several packed documents, which do not see each other
+    reads_grid: ClassVar[bool] = False  # it needs the tokens on a grid, even if its mask is not about the grid
 
     @property
     def mask(self) -> Mask | None:
@@ -25,14 +25,14 @@ class Op(Part):
 
 
 class Reshaping(Op):
-    """An op whose result can be wider, or on a coarser grid, than what it reads. It then stands in a Sublayer with a
-    `skip`, which makes the same of the stream."""
+    """An op whose output can have a different width than its input, or a coarser grid. Its Sublayer then needs a `skip`
+    that changes the stream in the same way."""
 
-    out: int | None = None  # the width that leaves, where it is another
+    out: int | None = None  # output width; default: the input width
 
     @property
     def stride(self) -> tuple[int, ...]:
-        """One in how many tokens is left along each side of the grid."""
+        """Stride along each side of the grid; empty or 1: the grid does not change."""
         return ()
 
     @property
@@ -44,15 +44,14 @@ class Reshaping(Op):
 
 
 class InHeads(nn.Module):
-    """A mixer that divides its width among heads."""
+    """A mixer whose width is divided among heads."""
 
-    otherwise: ClassVar[str] = ""  # what can be done where it cannot
+    hint: ClassVar[str] = ""  # end of the error message: how to fix it
 
     def __init__(self, site: Site, num_heads: int, head_width: int | None = None) -> None:
         super().__init__()
         if head_width is None and site.width % num_heads:
-            found = f"width {site.width} is not a multiple of {num_heads} heads"
-            raise ValueError(f"{site.address}: {found}{self.otherwise}")
+            raise ValueError(f"{site.address}: width {site.width} is not a multiple of {num_heads} heads{self.hint}")
         self.address, self.head_width = site.address, head_width or site.width // num_heads
 
     def heads(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How a branch joins the residual stream."""
+"""Residual connections: how a branch is combined with the stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anyformer.specs.part import Part, Site
 
 
 class Residual(Part):
-    """The module maps (x, branch) to the new x; where that can be undone, its `undo` maps (new x, branch) to x."""
+    """Its module maps (x, branch) to the new x. If that is invertible, `undo` maps (new x, branch) back to x."""
 
     @property
     def undoes(self) -> bool:
@@ -22,7 +22,7 @@ class Residual(Part):
 class Add(Residual, sees="itself", called=("skip connection", "residual connection")):
     """x + branch"""
 
-    float32: bool = False  # the stream stays in fp32 where weights and branches are half precision (Mamba)
+    float32: bool = False  # keep the stream in fp32 if weights and branches are half precision (Mamba)
 
     @property
     def undoes(self) -> bool:
@@ -69,7 +69,7 @@ class ScaledModule(nn.Module):
 
 
 class Activated(Residual, sees="itself", called=("ResNet's sum",)):
-    """activation(x + branch): what leaves a step has been through it too [He et al. 2016]."""
+    """activation(x + branch): the activation comes after the add [He et al. 2016]."""
 
     activation: Activation = "relu"
 
@@ -87,7 +87,7 @@ class ActivatedModule(nn.Module):
 
 
 class ReZero(Residual, sees="itself"):
-    """x + a * branch, the scalar a learned from 0 [Bachlechner et al. 2020]."""
+    """x + a * branch, with a learned scalar a that starts at 0 [Bachlechner et al. 2020]."""
 
     @property
     def undoes(self) -> bool:
@@ -112,8 +112,8 @@ class ReZeroModule(nn.Module):
 
 
 class Fixup(Residual, sees="itself"):
-    """x + a * branch + b, scalars learned from 1 and 0, for stacks without norms [Zhang et al. 2019]; the
-    initialisation (`init.fixup`) scales the branch's weights down."""
+    """x + a * branch + b, with learned scalars a and b that start at 1 and 0, for stacks without norms [Zhang et al.
+    2019]. The initialisation (`init.fixup`) scales the branch's weights down."""
 
     @property
     def undoes(self) -> bool:
@@ -139,7 +139,7 @@ class FixupModule(nn.Module):
 
 
 class LayerScale(Residual, sees="itself", called=("CaiT",)):
-    """x + a * branch, one learned a per channel, small at first [Touvron et al. 2021]."""
+    """x + a * branch, with one learned a per channel that starts small [Touvron et al. 2021]."""
 
     start: float = 1e-5
 
@@ -168,10 +168,10 @@ ADD = Add()
 
 
 def deepnorm(encoder: int = 0, decoder: int = 0) -> dict[str, tuple[float, float]]:
-    """stack -> (alpha, beta) for so many layers in the encoder and the decoder: alpha times the skip (`Scaled`), beta
-    the gain of the initialisation (`init.deepnorm`) [Wang et al. 2022, table 1]."""
+    """Return stack -> (alpha, beta) for these numbers of layers. alpha scales the skip (`Scaled`), beta is the gain of
+    the initialisation (`init.deepnorm`) [Wang et al. 2022, table 1]."""
     if encoder < 0 or decoder < 0 or not encoder + decoder:
-        raise ValueError(f"deepnorm needs layers in the encoder or the decoder, got {encoder} and {decoder}")
+        raise ValueError(f"deepnorm needs encoder or decoder layers, got encoder={encoder}, decoder={decoder}")
     if not encoder or not decoder:
         name, depth = ("encoder", encoder) if encoder else ("decoder", decoder)
         return {name: ((2 * depth) ** 0.25, (8 * depth) ** -0.25)}

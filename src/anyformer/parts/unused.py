@@ -1,4 +1,4 @@
-"""Weights that published checkpoints carry and no forward pass reads."""
+"""Weights that are in published checkpoints but that no forward pass uses."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def mark_unused(module: M) -> M:
-    """The same module, frozen and left out of traces. Its weights load, count and save; nothing reads them."""
+    """Freeze `module`, exclude it from traces and return it. Its weights load, count and save, but are not used."""
     module.requires_grad_(False)
     module.__dict__["silent"] = True
     return module
 
 
 class PartlyUsed(nn.Module):
-    """A module that reads only some of its own parameters for a token."""
+    """A module in which each token uses only some of the parameters."""
 
-    unused: float  # the share of them that a token does not use
+    unused: float  # the share of the parameters that a token does not use
 
 
 class Unused(Op, sees="itself"):
-    """Keeps the weights of `part`, frozen, so that they load, count and save as published; x passes unchanged."""
+    """Keeps the frozen weights of `part`, so that they load, count and save as published. It returns x unchanged."""
 
     part: Part
 

@@ -27,6 +27,7 @@ ALIASES = {  # names of kinds and fields in files of earlier versions
     "ConvPainter": "ConvDecoder",
     "KLPainter": "KLDecoder",
     "LMHead.idle_bias": "unused_bias",
+    "LatentAttention.turned_width": "rotary_width",
     "Pool.idle_norm": "unused_norm",
     "TextEmbedding.idle_segments": "ignores_segments",
     "Tokens.spare": "unused_table",

@@ -15,7 +15,7 @@ from anyformer.runtime.state import PerToken, State
 from small import Weights, close, context, made
 
 PART = LatentAttention(
-    num_heads=3, rank=10, query_rank=7, head_width=5, turned_width=4, value_width=6, bias=True, mask=Causal(),
+    num_heads=3, rank=10, query_rank=7, head_width=5, rotary_width=4, value_width=6, bias=True, mask=Causal(),
     position=Rope(interleaved=True),
 )  # fmt: skip
 D, T = 16, 9
@@ -53,7 +53,7 @@ def test_the_scale_and_the_shapes_are_checked() -> None:
     with pytest.raises(ValueError, match="rank"):
         PART.replace(rank=0)
     with pytest.raises(ValueError, match="pairs of channels"):
-        made(PART.replace(turned_width=3), D)
+        made(PART.replace(rotary_width=3), D)
 
 
 def test_only_a_rotation_of_queries_and_keys_is_taken() -> None:

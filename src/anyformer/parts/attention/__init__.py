@@ -1,1 +1,1 @@
-"""Attention, and mixers that stand in its place: one file a method, under the name people know."""
+"""Attention and its alternatives: one file per method, named after the method or its model."""

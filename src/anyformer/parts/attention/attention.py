@@ -1,6 +1,6 @@
-"""Multi-head attention: self or cross, full / grouped / single key-value heads, any mask, any position scheme.
+"""Multi-head attention: self- or cross-attention, any number of key/value heads, any mask, any position scheme.
 
-B batch, T tokens, S keys seen, H heads, G key/value heads, K head width, D width.
+B batch, T tokens, S visible keys, H heads, G key/value heads, K head width, D width.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from anyformer.specs.part import Part, Sees, Site, farthest
 
 
 class LearnedScale(Part, sees="itself"):
-    """Multiplies the scores of each head by a learned number, at most `most`; used with cosines of queries and keys
-    [Liu et al. 2022]. `site.width` at build is the number of heads."""
+    """Multiplies the scores of each head by a learned number of at most `most`; used with cosines of queries and keys
+    [Liu et al. 2022]. `build` gets the number of heads as `site.width`."""
 
     start: float = 10.0
     most: float = 100.0
@@ -47,22 +47,22 @@ class LearnedScaleModule(nn.Module):
     def __init__(self, part: LearnedScale, heads: int) -> None:
         super().__init__()
         self.starts, self.most = {"weight": math.log(part.start)}, math.log(part.most)
-        self.weight = nn.Parameter(torch.full((heads, 1, 1), math.log(part.start)))  # its logarithm
+        self.weight = nn.Parameter(torch.full((heads, 1, 1), math.log(part.start)))  # logarithm of the scale
 
     def forward(self, q: Tensor) -> Tensor:
         return q * self.weight.clamp(max=self.most).exp()
 
 
 class TalkingHeads(nn.Module):
-    """Mixes heads by two matrices (H, H): scores before softmax, weights after it [Shazeer et al. 2020]."""
+    """Mixes heads with two matrices (H, H): scores before softmax and weights after it [Shazeer et al. 2020]."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
         self.scores, self.weights = nn.Linear(heads, heads, bias=False), nn.Linear(heads, heads, bias=False)
 
-    def forward(self, found: Tensor, after: bool) -> Tensor:
-        """(B, H, T, S), before softmax or after it."""
-        return (self.weights if after else self.scores)(found.movedim(1, -1)).movedim(-1, 1)
+    def forward(self, x: Tensor, after_softmax: bool) -> Tensor:
+        """Mix the heads of scores, or with `after_softmax` of weights: (B, H, T, S) -> (B, H, T, S)."""
+        return (self.weights if after_softmax else self.scores)(x.movedim(1, -1)).movedim(-1, 1)
 
 
 class Attention(
@@ -87,22 +87,22 @@ class Attention(
     """Scaled dot-product attention in several heads: softmax(q k^T / sqrt(K)) v [Vaswani et al. 2017]."""
 
     num_heads: int
-    num_kv_heads: int | None = None  # fewer: grouped-query [Ainslie et al. 2023]; one: multi-query [Shazeer 2019]
+    num_kv_heads: int | None = None  # fewer: grouped-query [Ainslie et al. 2023]; 1: multi-query [Shazeer 2019]
     head_width: int | None = None  # default: width / num_heads
-    value_width: int | None = None  # of a head's values; default: head_width (Perceiver)
+    value_width: int | None = None  # width of a head's values; default: head_width
     bias: str = "qkvo"  # projections that have a bias
     mask: Mask = FULL
     position: AttentionPosition | None = None
-    scale: float | None = None  # of the scores; default: 1 / sqrt(head_width)
-    learned_scale: LearnedScale | None = None  # instead of scale
-    scale_by_layer: bool = False  # divide scale by the number of the layer, from 1 (Mistral's GPT-2)
-    qk_norm: Norm | None = None  # over each head's queries and keys
-    softcap: float | None = None  # soft-capping of the logits: softcap * tanh(scores / softcap) (Gemma 2)
+    scale: float | None = None  # factor of the scores; default: 1 / sqrt(head_width)
+    learned_scale: LearnedScale | None = None  # replaces `scale`
+    scale_by_layer: bool = False  # divide the scale by the layer's number, counted from 1 (Mistral's GPT-2)
+    qk_norm: Norm | None = None  # norm of each head's queries and keys
+    softcap: float | None = None  # bound of the scores: softcap * tanh(scores / softcap) (Gemma 2)
     dropout: float = 0.0  # on the attention weights
-    normalizer: Normalizer = "softmax"  # of scores into weights; with the others most are exactly 0, in plain torch
-    talking: bool = False  # heads mix scores before softmax and weights after it [Shazeer et al. 2020]
-    memory: bool = False  # keys and values come from the memory: cross-attention
-    memory_width: int | None = None
+    normalizer: Normalizer = "softmax"  # of the scores; entmax and sparsemax give exact zeros, in plain torch
+    talking: bool = False  # mix heads before and after softmax [Shazeer et al. 2020]
+    memory: bool = False  # cross-attention: keys and values are computed from the memory
+    memory_width: int | None = None  # default: the model's width
 
     def check(self) -> None:
         at_least(self, 1, "num_heads", "num_kv_heads", "head_width", "value_width", "memory_width")
@@ -111,16 +111,16 @@ class Attention(
         if self.num_heads % (self.num_kv_heads or self.num_heads):
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.learned_scale is not None and (self.scale is not None or self.scale_by_layer):
-            raise ValueError("Attention.learned_scale replaces scale and scale_by_layer; leave them out")
+            raise ValueError("Attention.learned_scale replaces scale and scale_by_layer; do not set them")
         if set(self.bias) - set("qkvo"):
-            raise ValueError(f"Attention.bias names projections among 'qkvo', got {quote(self.bias)}")
+            raise ValueError(f"Attention.bias is {quote(self.bias)}; use only letters of 'qkvo'")
         if isinstance(self.position, HeadwisePosition) and self.position.num_heads != self.num_heads:
             heads = self.position.num_heads
-            raise ValueError(f"Attention.position has {heads} heads and the attention {self.num_heads}")
+            raise ValueError(f"Attention.position.num_heads is {heads}; it must equal num_heads, {self.num_heads}")
         if self.memory and (self.position is not None or not isinstance(self.mask, Full)):
-            raise ValueError("Attention.memory is another text, seen whole and without places: no mask, no position")
+            raise ValueError("Attention(memory=True) is cross-attention: it takes no mask and no position")
         if self.memory_width is not None and not self.memory:
-            raise ValueError("Attention.memory_width is that of a memory; set memory=True too")
+            raise ValueError("Attention.memory_width is only for cross-attention; set memory=True too")
 
     @property
     def bias_heads(self) -> int | None:
@@ -138,7 +138,7 @@ class Attention(
 
 
 class AttentionModule(InHeads):
-    otherwise: ClassVar[str] = "; set head_width"
+    hint: ClassVar[str] = "; set head_width"
 
     def __init__(self, part: Attention, site: Site) -> None:
         super().__init__(site, part.num_heads, part.head_width)
@@ -153,15 +153,21 @@ class AttentionModule(InHeads):
         self.k_norm = part.qk_norm.build(Site(width=K)) if part.qk_norm else None
         self.position = part.position.build(site.child("position", width=K)) if part.position else None
         if self.position is not None and self.position.turns_stream and site.width % K:
-            kind, wide = type(part.position).__name__, f"it is {site.width} wide"
-            raise ValueError(f"{site.address}.position: {kind} turns the stream in heads of {K}, and {wide}")
+            raise ValueError(
+                f"{site.address}.position: {type(part.position).__name__} rotates the input in heads of {K} channels;"
+                f" {K} does not divide width {site.width}"
+            )
         if self.position is not None and self.position.has_values and self.value_width != K:
-            kind, wide = type(part.position).__name__, f"not {self.value_width}; leave value_width out"
-            raise ValueError(f"{site.address}.position: {kind} adds to values of {K} channels a head, {wide}")
+            raise ValueError(
+                f"{site.address}.position: {type(part.position).__name__} adds vectors of {K} channels to the values,"
+                f" which have {self.value_width}; do not set value_width"
+            )
         needed = None if self.position is None else self.position.needs_width
         if needed not in (None, site.width):
-            kind, fix = type(part.position).__name__, f"and this attention reads {site.width}; set its width"
-            raise ValueError(f"{site.address}.position: {kind} has vectors of {needed} to project, {fix}")
+            raise ValueError(
+                f"{site.address}.position: {type(part.position).__name__} has vectors of width {needed}, which this"
+                f" attention cannot project; set its width to {site.width}"
+            )
         self.scale = part.scale if part.scale is not None else K**-0.5
         self.learned_scale: nn.Module | None = None
         if part.learned_scale is not None:
@@ -171,7 +177,7 @@ class AttentionModule(InHeads):
         self.normalize = NORMALIZERS[part.normalizer]
         self.talk = TalkingHeads(H) if part.talking else None
         self.num_kv_heads = G
-        self.qkv: Joined | None = None  # all three in one product, where transforms/fuse.py joined them
+        self.qkv: Joined | None = None  # set by transforms/fuse.py: all three as one product
         self.part, self.mask_key = part, repr(part.mask)
         self.tapped: TapNames = {
             **MIXER,
@@ -202,7 +208,7 @@ class AttentionModule(InHeads):
         return self.output(ctx.tap(self.address, "mixed", mixed), ctx)
 
     def mix(self, q: Tensor, k: Tensor | None, v: Tensor | None, ctx: Context) -> Tensor:
-        """Queries (B, H, T, K), keys and values (B, G, T, K), which a memory has of its own -> (B, T, H K)."""
+        """Queries (B, H, T, K), keys and values (B, G, T, K; None: those of the memory) -> (B, T, H K)."""
         if k is None or v is None:
             k, v = ctx.from_memory(self.address, lambda states: self.memory_keys(states, ctx))
         if self.q_norm is not None and self.k_norm is not None:
@@ -217,20 +223,20 @@ class AttentionModule(InHeads):
         return self.attend(q, seen["k"], seen["v"], places, ctx)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, places: Tensor | None, ctx: Context) -> Tensor:
-        """Queries (B, H, T, K) look at keys and values (B, G, S, K) at row places (S,) or (B, S), or of a memory (no
-        places) -> (B, T, H K)."""
+        """Queries (B, H, T, K), keys and values (B, G, S, K) -> (B, T, H K). `places` are the row indices (S,) or (B,
+        S) of the keys; None: the keys are those of the memory."""
         visible = ctx.visible_memory() if places is None else ctx.visible(self.part.mask, self.mask_key, places)
         bias = None if self.part.memory else ctx.bias
         if bias is not None and places is not None and ctx.state is not None and self.window is not None:
-            bias = bias.take_along_dim(places.clamp(min=0).view(-1, 1, 1, places.shape[-1]), 3)  # of the cached keys
+            bias = bias.take_along_dim(places.clamp(min=0).view(-1, 1, 1, places.shape[-1]), 3)  # for the cached keys
         if self.position is not None and places is not None:
-            q, own = self.position.key_bias(q, k, places, self.scale, ctx, (self.q, self.k))
-            if own is not None:
-                own = ctx.tap(self.address, "position", own)
-                bias = own if bias is None else bias + own
-        values = None
+            q, position_bias = self.position.key_bias(q, k, places, self.scale, ctx, (self.q, self.k))
+            if position_bias is not None:
+                position_bias = ctx.tap(self.address, "position", position_bias)
+                bias = position_bias if bias is None else bias + position_bias
+        value_bias = None
         if self.position is not None and places is not None and self.position.has_values:
-            values = functools.partial(self.position.values, places=places, ctx=ctx)
+            value_bias = functools.partial(self.position.values, places=places, ctx=ctx)
         out = attend(
             q,
             k,
@@ -241,41 +247,41 @@ class AttentionModule(InHeads):
             softcap=self.part.softcap,
             kernel=ctx.kernel,
             dropout=self.part.dropout if self.training else 0.0,
-            weights=ctx.weights(self.address),
-            values=values,
-            talk=self.talk,
+            on_weights=ctx.weights(self.address),
+            value_bias=value_bias,
+            mix_heads=self.talk,
             normalize=self.normalize,
         )
         return self.finish(out, v, ctx).transpose(1, 2).flatten(2)
 
     def finish(self, out: Tensor, v: Tensor, ctx: Context) -> Tensor:
-        """The mixed values (B, H, T, K), given all values (B, G, S, K); for subclasses."""
+        """Return the mixed values (B, H, T, K), given all values (B, G, S, K); subclasses may change them."""
         return out
 
     def output(self, mixed: Tensor, ctx: Context) -> Tensor:
-        """The output projection of the mixed values (B, T, H K)."""
+        """Apply the output projection to the mixed values (B, T, H K)."""
         return self.o(mixed)
 
     def projections(self, x: Tensor, source: Tensor, ctx: Context) -> tuple[Tensor, ...]:
-        """Queries, keys and values by head; `source` is x as queries and keys read it."""
+        """Return queries, keys and values by head. `source` is the input of queries and keys, x of values."""
         if ctx.key_states is not None:  # pooled queries attend to the longer sequence (Funnel)
-            found = self.q(source), self.k(ctx.key_states), self.v(ctx.key_states)
+            projected = self.q(source), self.k(ctx.key_states), self.v(ctx.key_states)
         elif self.qkv is not None and source is x and self.qkv.covers(self.q, self.k, self.v):
-            found = self.qkv(x)
+            projected = self.qkv(x)
         else:
             read = cast_for_autocast(x)
             source = read if source is x else cast_for_autocast(source)
-            found = self.q(source), self.k(source), self.v(read)
-        q, k, v = found
+            projected = self.q(source), self.k(source), self.v(read)
+        q, k, v = projected
         return self.by_head("q", q, ctx), self.by_head("k", k, ctx), self.by_head("v", v, ctx)
 
-    def by_head(self, name: str, found: Tensor, ctx: Context) -> Tensor:
-        """(B, T, H K) -> (B, H, T, K), traced under its name; values have the width `value_width`."""
+    def by_head(self, name: str, x: Tensor, ctx: Context) -> Tensor:
+        """(B, T, H K) -> (B, H, T, K), traced as `name`; values have the width `value_width`."""
         width = self.value_width if name == "v" else self.head_width
-        found = ctx.tap(self.address, name, found)
-        return found.view(*found.shape[:-1], -1, width).transpose(1, 2)
+        x = ctx.tap(self.address, name, x)
+        return x.view(*x.shape[:-1], -1, width).transpose(1, 2)
 
     def memory_keys(self, states: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Keys and values of the memory (B, G, M, K)."""
+        """Return keys and values (B, G, M, K) of the memory."""
         states = cast_for_autocast(states)
         return self.by_head("k", self.k(states), ctx), self.by_head("v", self.v(states), ctx)

@@ -1,6 +1,6 @@
-"""Additive attention, the first there was [Bahdanau et al. 2014].
+"""Additive attention, the first published attention [Bahdanau et al. 2014].
 
-B batch, T tokens, S tokens seen, A width in which they are compared, D width.
+B batch, T tokens, S visible tokens, A width of queries and keys, D width.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from anyformer.specs.part import Sees, Site
 
 
 class AdditiveAttention(Op, sees="past", called=("Bahdanau", "concat attention")):
-    """The score of a token and of what it looks at is w tanh(q + k), and what is seen are the states themselves. Of all
-    pairs (T, S) there are A numbers: it is for short texts."""
+    """Attention whose scores are w tanh(q + k) and whose values are the states themselves. It computes A numbers per
+    pair of tokens (T, S), so it is meant for short texts."""
 
     width: int | None = None  # A; default: D
     mask: Mask = FULL
     dropout: float = 0.0  # on the attention weights
-    memory: bool = False  # what is looked at is the memory: as first published, an encoder's states
-    memory_width: int | None = None
+    memory: bool = False  # cross-attention to the memory, as first published
+    memory_width: int | None = None  # default: the model's width
 
     def check(self) -> None:
         at_least(self, 1, "width", "memory_width")
         chance(self, "dropout")
         if self.memory and not isinstance(self.mask, Full):
-            raise ValueError("AdditiveAttention.memory is another text, seen whole: no mask")
+            raise ValueError("AdditiveAttention(memory=True) is cross-attention: it takes no mask")
         if self.memory_width is not None and not self.memory:
-            raise ValueError("AdditiveAttention.memory_width is that of a memory; set memory=True too")
+            raise ValueError("AdditiveAttention.memory_width is only for cross-attention; set memory=True too")
 
     def reaches(self) -> Sees | None:
         return "itself" if self.memory else super().reaches()
@@ -72,7 +72,7 @@ class AdditiveAttentionModule(nn.Module):
             k, v, visible = seen["k"], seen["v"], ctx.visible(self.part.mask, self.mask_key, places)
         scores = self.score(torch.tanh(q[:, :, None] + k[:, None]))[..., 0][:, None]  # (B, 1, T, S)
         v = v[:, None]
-        out = attend(  # of scores that are given
+        out = attend(  # queries and keys are 0: the bias contains the scores
             torch.zeros_like(v[:, :, :1]).expand(-1, -1, x.shape[1], -1),
             torch.zeros_like(v),
             v,
@@ -81,10 +81,10 @@ class AdditiveAttentionModule(nn.Module):
             scale=1.0,
             kernel=ctx.kernel,
             dropout=self.part.dropout if self.training else 0.0,
-            weights=ctx.weights(self.address),
+            on_weights=ctx.weights(self.address),
         )
         return self.o(ctx.tap(self.address, "mixed", out[:, 0]))
 
     def memory_keys(self, states: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """(B, M, A) and (B, M, D)"""
+        """Return keys (B, M, A) and values (B, M, D) of the memory."""
         return ctx.tap(self.address, "k", self.k(states)), states

@@ -1,10 +1,10 @@
-"""Block-sparse attention [Zaheer et al. 2020]: blocks of tokens look at their neighbours, at the first and the last
-block, and at a few random ones; the first and the last block look at all.
+"""Block-sparse attention [Zaheer et al. 2020]: a block of tokens attends to its neighbours, to the first and the last
+block, and to a few random blocks; the first and the last block attend to all blocks.
 
-Time and memory grow with the length: only the eager kernel, the reference, and weights that are asked for hold T x T
+Time and memory grow linearly with the length. Only the eager kernel (the reference) and traced weights need T x T
 numbers.
 
-B batch, T tokens, H heads, K head width, b tokens of a block, n blocks, r random blocks, S keys of a block, D width.
+B batch, T tokens, H heads, K head width, b tokens per block, n blocks, r random blocks, S keys per block, D width.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from anyformer.runtime.taps import Listener, TapNames, convert_listener
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Part, Site
 
-OLD_PLANS, OLD_REACH = (1024, 3072, 4096), 1024  # lengths of pretraining, whose random blocks lie in the first tokens
+OLD_LENGTHS, OLD_REACH = (1024, 3072, 4096), 1024  # texts of these lengths draw random blocks from their first tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockText:
-    """How a text is read, from the embedding to what follows."""
+    """How a text is read: set by the embedding, for the layers and the neck."""
 
-    all_pairs: bool  # by all pairs of tokens
-    length: int  # without what fills up the last block
+    all_pairs: bool  # with full attention
+    length: int  # tokens, not counting the pads that fill up the last block
 
 
-def shortest(block_size: int, random_blocks: int) -> int:
-    """Texts up to this length are read by all pairs of tokens: a block would see most of them anyway."""
+def max_full_length(block_size: int, random_blocks: int) -> int:
+    """Return the length up to which texts get full attention; a block would see most of such a text anyway."""
     return (5 + 2 * random_blocks) * block_size
 
 
-# -- texts of whole blocks ---------------------------------------------------------------------------------------------
+# -- padding texts to whole blocks -------------------------------------------------------------------------------------
 
 
 class BlockTextEmbedding(TextEmbedding, sees="itself"):
-    """Text whose layers cut it into blocks: longer ones are filled up with pads to whole blocks. As published, a model
-    that has once read a short text looks at all pairs of tokens from then on, until it is loaded again."""
+    """Text for block-sparse layers: texts that are too long for full attention are padded to whole blocks. As
+    published, a model that has once read a short text uses full attention from then on, until it is loaded again."""
 
     block_size: int
     random_blocks: int
@@ -70,48 +70,48 @@ class BlockTextEmbedding(TextEmbedding, sees="itself"):
 
 class BlockTextEmbeddingModule(TextEmbeddingModule):
     part: BlockTextEmbedding
-    switched = False  # to all pairs, for good
+    switched = False  # to full attention, permanently
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         text = inputs.get("input_ids") if inputs.get("input_ids") is not None else inputs.get("inputs_embeds")
         if text is None or text.dim() < 2:
-            return super().forward(inputs, state)  # which says what is wrong
+            return super().forward(inputs, state)  # raises the error
         T = text.shape[1]
         short = self.short(T)
         if short and can_read_values():
             self.switched = True
-        whole = short or self.switched or self.all_short(inputs.get("document_ids"))
-        more = 0 if whole else -T % self.part.block_size
-        x, ctx = super().forward(self.pad_inputs(inputs, text, more) if more else inputs, state)
-        return x, ctx.replace(BlockText(whole, T))
+        full = short or self.switched or self.all_short(inputs.get("document_ids"))
+        num_pads = 0 if full else -T % self.part.block_size
+        x, ctx = super().forward(self.pad_inputs(inputs, text, num_pads) if num_pads else inputs, state)
+        return x, ctx.replace(BlockText(full, T))
 
     def short(self, length: int) -> bool:
-        return length <= shortest(self.part.block_size, self.part.random_blocks)
+        return length <= max_full_length(self.part.block_size, self.part.random_blocks)
 
     def all_short(self, documents: Tensor | None) -> bool:
-        """Packed documents that are all short use full attention, each within itself."""
+        """Whether all packed documents are short; then they use full attention, each within itself."""
         if documents is None or not can_read_values():
             return False
         index = torch.arange(documents.shape[1], device=documents.device)
         longest = int((index - first_of_document(documents)).max()) + 1
         return self.short(longest)
 
-    def pad_inputs(self, inputs: dict[str, Any], text: Tensor, more: int) -> dict[str, Any]:
-        """With `more` pads behind each row."""
+    def pad_inputs(self, inputs: dict[str, Any], text: Tensor, num_pads: int) -> dict[str, Any]:
+        """Return the inputs with `num_pads` pads at the end of each row."""
         pad, out = self.part.tokens.padding_index or 0, dict(inputs)
         for name, value in (("input_ids", pad), ("position_ids", pad), ("token_type_ids", 0)):
             if inputs.get(name) is not None:
-                out[name] = F.pad(inputs[name], (0, more), value=value)
-        if inputs.get("inputs_embeds") is not None:  # published so: pads are embedded twice
-            ids = torch.full((text.shape[0], more), pad, device=text.device)
+                out[name] = F.pad(inputs[name], (0, num_pads), value=value)
+        if inputs.get("inputs_embeds") is not None:  # as published: pads are embedded twice
+            ids = torch.full((text.shape[0], num_pads), pad, device=text.device)
             out["inputs_embeds"] = torch.cat((text, super().forward({"input_ids": ids})[0]), dim=1)
         mask = inputs.get("attention_mask")
         mask = torch.ones(text.shape[:2], dtype=torch.bool, device=text.device) if mask is None else mask
-        return {**out, "attention_mask": F.pad(mask, (0, more))}
+        return {**out, "attention_mask": F.pad(mask, (0, num_pads))}
 
 
 class TextOnly(Neck, sees="itself"):
-    """Cuts off what filled up the last block; `rest` is what the text goes through then."""
+    """Removes the pads that filled up the last block, then applies `rest`."""
 
     rest: Part | None = None
 
@@ -132,9 +132,9 @@ class TextOnlyModule(nn.Module):
         text = ctx.extra(BlockText)
         T = x.shape[1] if text is None else text.length
         if x.shape[1] > T:
-            padding = None if ctx.is_token is None else ctx.is_token[:, :T]
-            x, ctx = x[:, :T], ctx.replace(index=ctx.index[:T], positions=ctx.positions[:, :T], is_token=padding)
-        x = ctx.tap(self.address, "text", x)  # the states of the layers are shown with their pads, as published
+            is_token = None if ctx.is_token is None else ctx.is_token[:, :T]
+            x, ctx = x[:, :T], ctx.replace(index=ctx.index[:T], positions=ctx.positions[:, :T], is_token=is_token)
+        x = ctx.tap(self.address, "text", x)  # as published, only this state is without pads
         return (x if self.rest is None else self.rest(x)), ctx
 
 
@@ -142,15 +142,16 @@ class TextOnlyModule(nn.Module):
 
 
 class BlockSparseAttention(Op, sees="past", called=("BigBird", "sparse attention")):
-    """Random blocks are drawn for each layer and head while training; without, the first block counts as often more,
-    both as published. Short texts are read by all pairs of tokens, and a causal mask allows no others. A bias of
-    positions that the layers of a Stack share is not added, short text or long."""
+    """Each block of tokens attends to a few other blocks. In training, random blocks are drawn per layer and head; in
+    evaluation the first block counts that many times more instead (both as published). Short texts get full attention;
+    with a causal mask, longer texts are refused. The position bias that the layers of a Stack may share is not
+    added."""
 
     num_heads: int
     block_size: int
     random_blocks: int
-    length: int  # of the longest text, for which random blocks were drawn in pretraining
-    bias: str = "qkvo"  # which projections have one
+    length: int  # maximum length of a text; the older rule for random blocks depends on it
+    bias: str = "qkvo"  # projections that have a bias
     mask: Mask = FULL
     dropout: float = 0.0  # on the attention weights of short texts only, as published
 
@@ -170,7 +171,7 @@ class BlockSparseModule(AttentionModule):
     def __init__(self, sparse: BlockSparseAttention, site: Site) -> None:
         super().__init__(sparse.full_attention(), site)
         self.sparse, self.layer = sparse, site.layer
-        self.limit = shortest(sparse.block_size, sparse.random_blocks)
+        self.limit = max_full_length(sparse.block_size, sparse.random_blocks)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         (B, T), b = x.shape[:2], self.sparse.block_size
@@ -179,17 +180,16 @@ class BlockSparseModule(AttentionModule):
             return super().forward(x, ctx.replace(bias=None))
         if not isinstance(self.part.mask, Full):
             raise ValueError(
-                f"{self.address}: blocks look ahead, so a decoder reads at most {self.limit} tokens at once;"
-                " longer ones need full attention (attention_type='original_full')"
+                f"{self.address}: blocks see later tokens, so a decoder reads at most {self.limit} tokens at once;"
+                " use full attention for longer texts (attention_type='original_full')"
             )
         if ctx.documents is not None:
-            kind = "one document a row: blocks are cut across them"
-            raise ValueError(f"{self.address}: texts longer than {self.limit} tokens have {kind}")
+            raise ValueError(f"{self.address}: rows of more than {self.limit} tokens must contain a single document")
         n = -(-T // b)
         fused = self.qkv is not None and self.qkv.covers(self.q, self.k, self.v)
-        found = self.qkv(x) if fused and self.qkv is not None else (self.q(x), self.k(x), self.v(x))
-        found = (ctx.tap(self.address, name, t) for name, t in zip("qkv", found, strict=True))
-        q, k, v = (F.pad(t, (0, 0, 0, n * b - T)).view(B, n, b, -1, self.head_width) for t in found)
+        projected = self.qkv(x) if fused and self.qkv is not None else (self.q(x), self.k(x), self.v(x))
+        projected = (ctx.tap(self.address, name, t) for name, t in zip("qkv", projected, strict=True))
+        q, k, v = (F.pad(t, (0, 0, 0, n * b - T)).view(B, n, b, -1, self.head_width) for t in projected)
         real = ctx.tokens
         if n * b > T:
             real = torch.ones(B, T, dtype=torch.bool, device=x.device) if real is None else real
@@ -199,34 +199,34 @@ class BlockSparseModule(AttentionModule):
         if out is None or weights is not None:
             dense = self.dense(q, k, v, real, weights)
             out = dense if out is None or (weights is not None and weights.changed) else out
-        out = out if real is None else out * real[..., None]  # pads see nothing
+        out = out if real is None else out * real[..., None]  # zeros for pads
         return self.o(ctx.tap(self.address, "mixed", out[:, :T]))
 
     def table(self, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """(n - 2, 1 or H, 5 + r) the blocks that each but the first and last looks at, and (n - 2, 1, 5 + r) what is
-        added to their scores: the logarithm of how often they count."""
+        """Return the blocks (n - 2, 1 or H, 5 + r) that each inner block attends to, and the bias (n - 2, 1, 5 + r) of
+        their scores: the logarithm of how often each counts."""
         r, places = self.sparse.random_blocks, torch.arange(1, n - 1, device=device)
         near = places[:, None] + torch.arange(-1, 2, device=device)
         first, last = torch.zeros_like(near[:, :1]), torch.full_like(near[:, :1], n - 1)
         blocks = torch.cat((first, near, last), dim=1)
-        again = F.pad((near == 0) | (near == n - 1), (1, 1))  # in the window, and seen by all anyway
-        times = torch.zeros(n - 2, 5, device=device).masked_fill(again, float("-inf"))
+        repeated = F.pad((near == 0) | (near == n - 1), (1, 1))  # neighbours that are the first or last block
+        log_counts = torch.zeros(n - 2, 5, device=device).masked_fill(repeated, float("-inf"))
         if not r or not self.training:
-            times[:, 0] = math.log(1 + r)
-            return blocks[:, None], times[:, None]
+            log_counts[:, 0] = math.log(1 + r)
+            return blocks[:, None], log_counts[:, None]
         drawn: Any = random_blocks(self.layer, n, self.sparse, self.part.num_heads)
         drawn = torch.tensor(drawn, device=device).transpose(0, 1)  # (n - 2, H, r)
         blocks = torch.cat((blocks[:, None].expand(-1, drawn.shape[1], -1), drawn), dim=-1)
-        return blocks, F.pad(times, (0, r))[:, None]
+        return blocks, F.pad(log_counts, (0, r))[:, None]
 
     def blocks(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, ctx: Context) -> Tensor:
         """q, k, v (B, n, b, H, K) -> (B, n b, H K), block by block."""
         B, n, b, H, K = q.shape
 
         def make() -> tuple[Tensor, Tensor]:
-            """(n - 2) H (5 + r) numbers of (block, head) pairs, and the bias (B (n - 2), 1 or H, 1, S)."""
-            chosen, times = self.table(n, q.device)
-            bias = times[..., None].expand(-1, -1, -1, b)
+            """Return indices ((n - 2) H (5 + r),) of (block, head) pairs, and the bias (B (n - 2), 1 or H, 1, S)."""
+            chosen, log_counts = self.table(n, q.device)
+            bias = log_counts[..., None].expand(-1, -1, -1, b)
             if real is not None:
                 bias = torch.where(real.view(B, n, b)[:, chosen], bias, float("-inf"))
             bias = bias.expand(B, -1, -1, -1, -1).flatten(3).flatten(0, 1)[:, :, None].to(q.dtype)
@@ -252,13 +252,13 @@ class BlockSparseModule(AttentionModule):
         return torch.cat((outer[:, :1], inner, outer[:, 1:]), dim=1).flatten(1, 2)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, weights: Listener | None) -> Tensor:
-        """The same over all pairs of tokens. Shown are the weights (B, H, n b, n b) of one of each block where it
-        counts more often, as published."""
+        """Compute the same over all pairs of tokens. If a block counts several times, the listener receives the weights
+        (B, H, n b, n b) of one of them, as published."""
         _, n, b, H, _ = q.shape
-        chosen, times = self.table(n, q.device)
+        chosen, log_counts = self.table(n, q.device)
         counts = torch.ones(H, n, n, device=q.device)
         inner = torch.zeros(n - 2, H, n, device=q.device)
-        inner = inner.scatter_add(2, chosen.expand(-1, H, -1), times.exp().expand(-1, H, -1).contiguous())
+        inner = inner.scatter_add(2, chosen.expand(-1, H, -1), log_counts.exp().expand(-1, H, -1).contiguous())
         counts[:, 1:-1] = inner.transpose(0, 1)
         counts = counts.repeat_interleave(b, 1).repeat_interleave(b, 2)[None]
         q, k, v = (t.flatten(1, 2).transpose(1, 2) for t in (q, k, v))
@@ -266,7 +266,7 @@ class BlockSparseModule(AttentionModule):
         if weights is not None:
             often = counts.clamp(min=1).to(v.dtype)
             weights = convert_listener(weights, lambda seen: seen / often, lambda used: used * often)
-        out = attend(q, k, v, visible(real), bias=bias, scale=self.scale, kernel="eager", weights=weights)
+        out = attend(q, k, v, visible(real), bias=bias, scale=self.scale, kernel="eager", on_weights=weights)
         return out.transpose(1, 2).flatten(2)
 
 
@@ -278,36 +278,38 @@ def visible(real: Tensor | None) -> Visible:
 
 
 def random_blocks(seed: int, n: int, sparse: BlockSparseAttention, num_heads: int) -> list[Any]:
-    """(H, n - 2, r) as published: numpy's generator, seeded by the number of the layer."""
+    """(H, n - 2, r) random blocks, drawn as published: by numpy's generator, seeded with the layer's index."""
     drawn = _random_plan(seed, n, sparse.random_blocks, num_heads, sparse.block_size, sparse.length)
     if drawn is None:
-        raise ValueError(f"{n} blocks of {sparse.block_size} are too few to draw {sparse.random_blocks} random ones")
+        raise ValueError(
+            f"{n} blocks of {sparse.block_size} tokens are too few for {sparse.random_blocks} random blocks"
+        )
     return drawn
 
 
-# what torch.compiler.assume_constant_result sets: calling it here would import the whole compiler, which takes seconds
+# as torch.compiler.assume_constant_result does, which would import the whole compiler and take seconds
 random_blocks._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=256)
 def _random_plan(seed: int, n: int, r: int, num_heads: int, b: int, length: int) -> list[Any] | None:
     draw = np.random.RandomState(seed)
-    found: list[list[list[int]]] = [[] for _ in range(num_heads)]
-    if n * b in OLD_PLANS:  # takes their first rows, whatever the length is
-        for rows in found:
+    plan: list[list[list[int]]] = [[] for _ in range(num_heads)]
+    if n * b in OLD_LENGTHS:  # as published: the first rows of the plan for `length`
+        for rows in plan:
             rows += [draw.permutation(candidates)[:r].tolist() for candidates in _old_candidates(length // b, b)]
             del rows[n - 2 :]
-    else:  # blocks among the first 2 r + 5
+    else:  # drawn from the first 2 r + 5 blocks
         reach = 2 * r + 5
         for i in range(1, n - 1):
-            seen = {0, i - 1, i, i + 1, reach - 1, *([reach - 2] if i == 1 else []), *([1] if i == reach - 2 else [])}
-            for rows in found:
-                rows.append([int(j) for j in draw.permutation(np.arange(reach)) if j not in seen][:r])
-    return found if all(len(row) == r for rows in found for row in rows) else None
+            used = {0, i - 1, i, i + 1, reach - 1, *([reach - 2] if i == 1 else []), *([1] if i == reach - 2 else [])}
+            for rows in plan:
+                rows.append([int(j) for j in draw.permutation(np.arange(reach)) if j not in used][:r])
+    return plan if all(len(row) == r for rows in plan for row in rows) else None
 
 
 def _old_candidates(n: int, b: int) -> list[Any]:
-    """The blocks among which each of 1 to n - 2 chooses; some see their neighbours twice [published code]."""
+    """Return the blocks from which each of the blocks 1 to n - 2 draws; as published, these may include neighbours."""
     inner, last = np.arange(1, n - 1), OLD_REACH // b - 1 if 2 * b < OLD_REACH else n - 1
 
     def candidates(i: int) -> Any:

@@ -1,4 +1,4 @@
-"""DeBERTa's attention [He et al. 2021]; its scores of positions are `parts/position/disentangled.py`.
+"""DeBERTa's attention [He et al. 2021]; its position scores are in `parts/position/disentangled.py`.
 
 B batch, T tokens, S keys, H heads, G key/value heads, K head width.
 """
@@ -15,12 +15,12 @@ from anyformer.specs.part import Site
 
 
 class DebertaAttention(Attention, sees="all"):
-    """Attention where the result of a pad is the mean of all values in its row, as published."""
+    """Attention in which the result of a pad is the mean of all values of its row, as published."""
 
     def check(self) -> None:
         super().check()
         if self.memory or not isinstance(self.mask, Full):
-            raise ValueError("DebertaAttention: a pad sees all values of its row; use a Full mask and no memory")
+            raise ValueError("DebertaAttention: pads see all values of their row; use mask=Full() and memory=False")
 
     @property
     def causal_alternative(self) -> str:

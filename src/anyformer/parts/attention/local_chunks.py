@@ -1,6 +1,6 @@
-"""Attention among neighbours: a text is cut into chunks in its order, and each chunk looks at those beside it.
+"""Local attention: a text is cut into consecutive chunks, and each chunk attends to its neighbours.
 
-B batch, T tokens, S tokens seen, H heads, K head width, D width.
+B batch, T tokens, S visible tokens, H heads, K head width, D width.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from anyformer.specs.part import Sees, Site
 
 
 class ChunkAttention(InChunks, sees="past", called=("block-local attention", "Reformer's local attention")):
-    """A token sees its chunk of `chunk` tokens, `before` chunks in front of it and `after` behind it, pads not counted.
+    """A token sees its own chunk of `chunk` tokens and `before` and `after` chunks around it; pads do not count.
 
-    In a `ring` the last chunk stands before the first; one that is so met twice counts twice, by which the length of
-    a text matters at every place of it [Kitaev et al. 2020, as published]."""
+    With `ring` the last chunk precedes the first. A chunk that is reached twice counts twice, so the length of a text
+    affects all of its tokens [Kitaev et al. 2020, as published]."""
 
     packs: ClassVar[bool] = False
 
-    ring: bool = False
+    ring: bool = False  # the last chunk precedes the first
 
     def check(self) -> None:
         super().check()
         if not self.ring and (self.loose or self.multiple):
             raise ValueError(
-                "ChunkAttention.ring: without one the length of a row changes nothing, so set no loose and no multiple"
+                "ChunkAttention.ring is False: loose and multiple have no effect; set ring=True or neither"
             )
 
     def reaches(self) -> Sees | None:
@@ -46,7 +46,7 @@ class ChunkAttention(InChunks, sees="past", called=("block-local attention", "Re
 
 class ChunkAttentionModule(BucketsModule):
     tapped: ClassVar[TapNames] = MIXER
-    own_bucket, rounds, buckets = False, 1, 1  # all in one
+    own_bucket, rounds, buckets = False, 1, 1  # all tokens in one bucket
 
     def __init__(self, part: ChunkAttention, site: Site) -> None:
         super().__init__(site, part.num_heads, part.head_width)
@@ -58,23 +58,20 @@ class ChunkAttentionModule(BucketsModule):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.documents is not None:
-            raise ValueError(
-                f"{self.address}: chunks are counted from the start of a row, which holds one text: "
-                "documents cannot be packed"
-            )
+            raise ValueError(f"{self.address}: documents cannot be packed, because chunks begin at the start of a row")
         q, k, v = (
             self.heads(ctx.tap(self.address, n, layer(x))) for n, layer in (("q", self.q), ("k", self.k), ("v", self.v))
         )
         bucket = torch.zeros(*q.shape[:3], 1, dtype=torch.long, device=x.device)
-        out = self.look(q, k, v, bucket, self.head_width**-0.5, ctx)
+        out = self.attend_in_buckets(q, k, v, bucket, self.head_width**-0.5, ctx)
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
     def visit_counts(self, places: Tensor, ctx: Context) -> Tensor:
         mask, key = MASKS[self.part.causal]
-        mine, theirs = ctx.index, places
+        queries, keys = ctx.index, places
         if ctx.is_token is not None:  # pads are in no chunk
-            theirs = ctx.is_token.cumsum(-1) - 1
-            mine = at_places(theirs, ctx.index)
-        apart = (mine // self.chunk)[..., None] - (theirs // self.chunk)[..., None, :]
-        near = ((apart <= self.before) & (apart >= -self.after)).view(-1, 1, *apart.shape[-2:])
+            keys = ctx.is_token.cumsum(-1) - 1
+            queries = at_places(keys, ctx.index)
+        distance = (queries // self.chunk)[..., None] - (keys // self.chunk)[..., None, :]
+        near = ((distance <= self.before) & (distance >= -self.after)).view(-1, 1, *distance.shape[-2:])
         return (ctx.visible(mask, key, places).dense() & near).long()

@@ -1,10 +1,10 @@
-"""Attention within a window around each token, and tokens that see all and are seen by all [Beltagy et al. 2020].
+"""Attention to a window and to global tokens, which see all tokens and are visible to all [Beltagy et al. 2020].
 
 Time and memory grow with the length times the window: rows are cut into chunks; a chunk sees itself, one window
-on either side and the global tokens. Only the eager kernel, the reference, makes a mask of T x T; so does torch.compile
-where global tokens are given at run time, since their number is not known before.
+on either side and the global tokens. A T x T mask is needed only by the eager and flex kernels and, if global tokens
+are given at run time, by torch.compile, because their number is then unknown.
 
-B batch, T tokens, H heads, K head width, w window on each side, c chunk, n chunks, g global tokens, D width.
+B batch, T tokens, H heads, K head width, w window on each side, c tokens per chunk, n chunks, g global tokens, D width.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from anyformer.specs.part import Sees, Site
 
 @dataclasses.dataclass(frozen=True)
 class GlobalTokens:
-    """Tokens that see all and are seen by all."""
+    """The tokens that see all tokens and are visible to all."""
 
-    chosen: Tensor  # (B, T) True for those
-    most: int | None = None  # of them in a row, where that is known beforehand
+    chosen: Tensor  # (B, T) True for global tokens
+    most: int | None = None  # maximum number in a row; None: it depends on the input
 
 
 class GlobalTextEmbedding(TextEmbedding, sees="itself"):
-    """Text of which `global_attention_mask` says the global tokens. Where none is given: none, the first of a text, or
-    what stands before (a question) or after (a choice) the first of three separators."""
+    """Text whose global tokens are given by `global_attention_mask`. By default there are none, or they are the first
+    token of a text, or the tokens before (a question) or after (a choice) the first of three separators."""
 
     inputs: ClassVar[tuple[str, ...]] = (
         *TextEmbedding.inputs,
@@ -50,13 +50,13 @@ class GlobalTextEmbedding(TextEmbedding, sees="itself"):
     )
     input_kinds: ClassVar[Mapping[str, Kind]] = {"global_attention_mask": "mask"}
 
-    global_tokens: Literal["none", "first", "before", "after"] = "none"
-    separator: int | None = None
+    global_tokens: Literal["none", "first", "before", "after"] = "none"  # the default
+    separator: int | None = None  # id of the separator token
 
     def check(self) -> None:
         super().check()
         if (self.separator is not None) != (self.global_tokens in ("before", "after")):
-            raise ValueError("GlobalTextEmbedding.separator goes with global tokens 'before' or 'after' it")
+            raise ValueError("GlobalTextEmbedding.separator is required for global_tokens 'before' and 'after' only")
 
     def reaches(self) -> Sees | None:
         return super().reaches() if self.separator is None else "all"
@@ -77,56 +77,58 @@ class GlobalTextEmbeddingModule(TextEmbeddingModule):
     part: GlobalTextEmbedding
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
-        found, mask, named = inputs.get("global_attention_mask"), inputs.get("attention_mask"), None
-        if mask is not None and can_read_values() and bool((mask == 2).any()):  # the first published way to name them
-            named = mask == 2
-            inputs = {**inputs, "attention_mask": mask.masked_fill(named, 1)}
+        chosen, mask, marked = inputs.get("global_attention_mask"), inputs.get("attention_mask"), None
+        if (
+            mask is not None and can_read_values() and bool((mask == 2).any())
+        ):  # the first published format: 2 marks global tokens
+            marked = mask == 2
+            inputs = {**inputs, "attention_mask": mask.masked_fill(marked, 1)}
         x, ctx = super().forward(inputs, state)
         most = None
-        if found is None:
-            found = self.usual(x, inputs, ctx)
+        if chosen is None:
+            chosen = self.default_tokens(x, inputs, ctx)
             most = 1 if self.part.global_tokens == "first" and ctx.documents is None else None
-        if named is not None:
-            found, most = named if found is None else (found > 0) | named, None
-        if found is None:
+        if marked is not None:
+            chosen, most = marked if chosen is None else (chosen > 0) | marked, None
+        if chosen is None:
             return x, ctx
-        if found.shape != x.shape[:2]:
-            raise ValueError(f"global_attention_mask is {tuple(x.shape[:2])}, got {tuple(found.shape)}")
-        found = found > 0
-        return x, ctx.replace(GlobalTokens(found if ctx.tokens is None else found & ctx.tokens, most))
+        if chosen.shape != x.shape[:2]:
+            raise ValueError(f"global_attention_mask must have shape {tuple(x.shape[:2])}, got {tuple(chosen.shape)}")
+        chosen = chosen > 0
+        return x, ctx.replace(GlobalTokens(chosen if ctx.tokens is None else chosen & ctx.tokens, most))
 
-    def usual(self, x: Tensor, inputs: dict[str, Any], ctx: Context) -> Tensor | None:
-        """(B, T) the global tokens where the caller names none."""
-        kind, ids = self.part.global_tokens, inputs.get("input_ids")
-        if kind == "first":
+    def default_tokens(self, x: Tensor, inputs: dict[str, Any], ctx: Context) -> Tensor | None:
+        """(B, T) the global tokens if the caller gives none; None: there are none."""
+        which, ids = self.part.global_tokens, inputs.get("input_ids")
+        if which == "first":
             if ctx.documents is not None:
                 return first_of_document(ctx.documents) == ctx.index
-            first = ctx.index if ctx.tokens is None else ctx.tokens.cumsum(-1) - 1  # pads may stand before it
+            first = ctx.index if ctx.tokens is None else ctx.tokens.cumsum(-1) - 1  # pads may precede it
             return (first == 0).expand(x.shape[0], -1)
-        if kind == "none" or ids is None:
+        if which == "none" or ids is None:
             return None
         ends = ids == self.part.separator
         if can_read_values() and not bool((ends.sum(-1) == 3).all()):
             raise ValueError(
-                f"a text has three separators (token {self.part.separator}) to tell its parts; or give"
+                f"each text must contain three separators (token {self.part.separator}); otherwise pass"
                 " global_attention_mask"
             )
         end = ends.int().argmax(-1, keepdim=True)
-        return ctx.index < end if kind == "before" else ctx.index > end + 1
+        return ctx.index < end if which == "before" else ctx.index > end + 1
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 
 class LocalAttention(Op, sees="all", called=("Longformer", "sliding-window attention")):
-    """A token sees `window` tokens on each side and the global ones; those see all, by projections of their own."""
+    """A token sees `window` tokens on each side and global tokens; those see all, with separate projections."""
 
-    requires: ClassVar[tuple[str, ...]] = ("global tokens",)  # for whom half of the projections are
+    requires: ClassVar[tuple[str, ...]] = ("global tokens",)  # half of the projections are for them
 
     num_heads: int
     window: int
     dropout: float = 0.0  # on the attention weights
-    shown: int = 1  # weights of global tokens are shown for a text filled up to a multiple of this, as published
+    shown: int = 1  # traced weights of global tokens cover a text padded to a multiple of this, as published
 
     def check(self) -> None:
         at_least(self, 1, "num_heads", "window", "shown")
@@ -141,7 +143,7 @@ class LocalAttention(Op, sees="all", called=("Longformer", "sliding-window atten
 
 
 class Chunked(Visible):
-    """A mask that is made already."""
+    """A `Visible` with a given dense mask."""
 
     def __init__(self, mask: Tensor) -> None:
         places = torch.arange(0)
@@ -168,19 +170,19 @@ class LocalAttentionModule(InHeads):
             visible,
             scale=self.head_width**-0.5,
             kernel=kernel,
-            weights=weights,
+            on_weights=weights,
             dropout=self.part.dropout if self.training else 0.0,
         )
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.state is not None:
-            raise ValueError("a window that looks ahead cannot decode step by step")
-        found = self.q(x), self.k(x), self.v(x)
-        q, k, v = (self.heads(ctx.tap(self.address, name, t)) for name, t in zip("qkv", found, strict=True))
+            raise ValueError(f"{self.address}: the window includes later tokens, so it cannot decode step by step")
+        projected = self.q(x), self.k(x), self.v(x)
+        q, k, v = (self.heads(ctx.tap(self.address, name, t)) for name, t in zip("qkv", projected, strict=True))
         near, far = ctx.watch(self.address), ctx.watch(self.address, "global_weights")
-        named = ctx.extra(GlobalTokens)
-        unknown = named is not None and named.most is None and not can_read_values()
-        out = self.attend_dense(x, q, k, v, ctx) if ctx.kernel in ("eager", "flex") or unknown else None
+        global_tokens = ctx.extra(GlobalTokens)
+        count_unknown = global_tokens is not None and global_tokens.most is None and not can_read_values()
+        out = self.attend_dense(x, q, k, v, ctx) if ctx.kernel in ("eager", "flex") or count_unknown else None
         if out is None or near is not None or far is not None:
             chosen = ctx.once("global places", lambda: global_places(ctx))
             by_chunks = self.chunks(q, k, v, chosen, ctx, near)
@@ -199,8 +201,8 @@ class LocalAttentionModule(InHeads):
         ctx: Context,
         weights: Listener | None,
     ) -> Tensor:
-        """(B, T, H K) of what tokens see nearby and of the global ones; zeros for pads and for the global themselves.
-        Shown are the weights (B, H, T, g + 2 w + 1)."""
+        """Attend to nearby and global tokens -> (B, T, H K); zeros for pads and for queries that are global tokens. The
+        listener receives weights (B, H, T, g + 2 w + 1)."""
         (B, H, T, K), w = q.shape, self.part.window
         c = max(w, 32)
         n = -(-T // c)
@@ -232,10 +234,10 @@ class LocalAttentionModule(InHeads):
     def globals(
         self, x: Tensor, out: Tensor, chosen: tuple[Tensor, Tensor], ctx: Context, weights: Listener | None
     ) -> Tensor:
-        """`out` (B, T, H K) with the rows of the global tokens in their places."""
+        """Return `out` (B, T, H K) with the results of the global tokens filled in."""
         places, real = chosen  # (B, g)
-        wide = places[..., None].expand(-1, -1, out.shape[-1])
-        q = self.heads(self.global_q(x.gather(1, wide)))
+        index = places[..., None].expand(-1, -1, out.shape[-1])
+        q = self.heads(self.global_q(x.gather(1, index)))
         k, v = self.heads(self.global_k(x)), self.heads(self.global_v(x))
         seen = real[:, :, None].expand(-1, -1, x.shape[1])
         if ctx.tokens is not None:
@@ -243,21 +245,21 @@ class LocalAttentionModule(InHeads):
         if ctx.documents is not None:
             seen = seen & (ctx.documents.gather(1, places)[..., None] == ctx.documents[:, None])
         if weights is not None:
-            T, more = x.shape[1], -x.shape[1] % self.part.shown
+            T, num_pads = x.shape[1], -x.shape[1] % self.part.shown
 
             def to_published(seen: Tensor) -> Tensor:
-                # published so: a row with fewer global tokens than others shows even weights in their place
-                shown = torch.where(real[:, None, :, None], F.pad(seen, (0, more)), 1 / (T + more))
+                # as published: for its missing global tokens a row shows uniform weights
+                shown = torch.where(real[:, None, :, None], F.pad(seen, (0, num_pads)), 1 / (T + num_pads))
                 return shown.transpose(2, 3)
 
             weights = convert_listener(weights, to_published, lambda used: used.transpose(2, 3)[..., :T])
-        found = self.attend(q, k, v, Chunked(seen[:, None]), "sdpa", weights).transpose(1, 2).flatten(2)
-        return out.scatter(1, wide, torch.where(real[..., None], found, out.gather(1, wide)))
+        global_out = self.attend(q, k, v, Chunked(seen[:, None]), "sdpa", weights).transpose(1, 2).flatten(2)
+        return out.scatter(1, index, torch.where(real[..., None], global_out, out.gather(1, index)))
 
     def attend_dense(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
-        """The same by masks over all pairs of tokens."""
-        tokens, named, documents, w = ctx.tokens, ctx.extra(GlobalTokens), ctx.documents, self.part.window
-        chosen = None if named is None else named.chosen
+        """Compute the same with masks over all pairs of tokens."""
+        tokens, global_tokens, documents, w = ctx.tokens, ctx.extra(GlobalTokens), ctx.documents, self.part.window
+        chosen = None if global_tokens is None else global_tokens.chosen
 
         def all_of_text(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
             seen = (q >= 0) & (k >= 0)
@@ -276,18 +278,18 @@ class LocalAttentionModule(InHeads):
         out = self.attend(q, k, v, ctx.once(f"nearby {w}", lambda: visible(nearby)), kernel)
         if chosen is not None:
             q, k, v = (self.heads(layer(x)) for layer in (self.global_q, self.global_k, self.global_v))
-            found = self.attend(q, k, v, ctx.once("all of text", lambda: visible(all_of_text)), kernel)
-            out = torch.where(chosen[:, None, :, None], found, out)
+            global_out = self.attend(q, k, v, ctx.once("all of text", lambda: visible(all_of_text)), kernel)
+            out = torch.where(chosen[:, None, :, None], global_out, out)
         return out.transpose(1, 2).flatten(2)
 
 
 def global_places(ctx: Context) -> tuple[Tensor, Tensor] | None:
-    """(B, g) places of each row's global tokens, first to last, and which of them there are."""
-    named = ctx.extra(GlobalTokens)
-    if named is None:
+    """(B, g) row indices of each row's global tokens, in order, and which of them exist; None: there are none."""
+    global_tokens = ctx.extra(GlobalTokens)
+    if global_tokens is None:
         return None
-    chosen = named.chosen
-    g = int(chosen.sum(-1).max()) if named.most is None else named.most
+    chosen = global_tokens.chosen
+    g = int(chosen.sum(-1).max()) if global_tokens.most is None else global_tokens.most
     if g == 0:
         return None
     places = (~chosen).int().argsort(dim=-1, stable=True)[:, :g]
@@ -295,26 +297,26 @@ def global_places(ctx: Context) -> tuple[Tensor, Tensor] | None:
 
 
 def chunk_mask(ctx: Context, chosen: tuple[Tensor, Tensor] | None, B: int, T: int, n: int, c: int, w: int) -> Tensor:
-    """(B n, 1, c, g + c + 2 w): the global tokens, then a window before the chunk, the chunk and a window after it."""
+    """(B n, 1, c, g + c + 2 w) visible keys: global tokens, a window before the chunk, the chunk, a window after it."""
     device = ctx.index.device
 
     def cut(marks: Tensor, value: Any) -> tuple[Tensor, Tensor]:
-        """(rows, T) -> (rows, n, c) of queries and (rows, n, c + 2 w) of keys; `value` outside of the text."""
+        """(rows, T) -> queries (rows, n, c) and keys (rows, n, c + 2 w); `value` fills what is outside the text."""
         keys = F.pad(marks, (w, n * c - T + w), value=value)
         return keys[:, w : w + n * c].unflatten(1, (n, c)), keys.unfold(1, c + 2 * w, c)
 
     real = torch.ones(1, T, dtype=torch.bool, device=device) if ctx.tokens is None else ctx.tokens
-    named = ctx.extra(GlobalTokens)
-    local = real if named is None else real & ~named.chosen
+    global_tokens = ctx.extra(GlobalTokens)
+    local = real if global_tokens is None else real & ~global_tokens.chosen
     queries, keys = cut(local, False)
-    apart = torch.arange(c + 2 * w, device=device) - torch.arange(c, device=device)[:, None]
-    seen = queries[..., None] & keys[:, :, None] & (apart >= 0) & (apart <= 2 * w)
+    offset = torch.arange(c + 2 * w, device=device) - torch.arange(c, device=device)[:, None]
+    seen = queries[..., None] & keys[:, :, None] & (offset >= 0) & (offset <= 2 * w)
     documents = None if ctx.documents is None else cut(ctx.documents, -1)
     if documents is not None:
         seen = seen & (documents[0][..., None] == documents[1][:, :, None])
     if chosen is not None:
-        places, there = chosen
-        far = queries[..., None] & there[:, None, None]
+        places, exists = chosen
+        far = queries[..., None] & exists[:, None, None]
         if documents is not None and ctx.documents is not None:
             far = far & (documents[0][..., None] == ctx.documents.gather(1, places)[:, None, None])
         rows = max(far.shape[0], seen.shape[0])

@@ -1,8 +1,8 @@
-"""Attention among tokens of one bucket: those whose vectors point in like directions, by a random hash [Kitaev et al.
-2020]. A text is sorted by bucket and cut into chunks, so that time and memory grow with the length, not its square.
+"""Attention among tokens of one bucket: a random hash puts vectors of similar directions into one bucket [Kitaev et al.
+2020]. A text is sorted by bucket and cut into chunks, so that time and memory grow linearly with the length.
 
-B batch, T tokens, S tokens seen, H heads, K head width, R rounds, c tokens of a chunk, n chunks of a round, w = c times
-the chunks that one looks at, D width.
+B batch, T tokens, S visible tokens, H heads, K head width, R rounds, c tokens per chunk, n chunks per round, w = c
+times the chunks that a chunk attends to, D width.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Sees, Site
 
 MASKS = {True: (CAUSAL, repr(CAUSAL)), False: (FULL, repr(FULL))}
-ITSELF = -1e4  # added to the score of a token with itself: seen where there is nothing else
+SELF_BIAS = -1e4  # added to the score of a token with itself, which then counts only if it sees no other token
 
 
-# -- among those of one bucket -----------------------------------------------------------------------------------------
+# -- attention within buckets ------------------------------------------------------------------------------------------
 
 
 class BucketsModule(InHeads):
-    """A mixer whose tokens see others of their buckets: what comes after the buckets are known."""
+    """Attention within buckets. Subclasses compute the bucket of each token."""
 
-    otherwise: ClassVar[str] = "; set head_width"
+    hint: ClassVar[str] = "; set head_width"
     part: Any
     chunk: int  # c
-    before: int  # chunks
-    after: int
+    before: int  # number of visible chunks before a token's own
+    after: int  # and after it
     rounds: int
     buckets: int
     own_bucket: bool
-    ring: bool = False  # before the first chunk stands the last
-    multiple: int | None = None  # a ring is that of the row, made so long; else that of the text in it
+    ring: bool = False  # the last chunk precedes the first
+    multiple: int | None = None  # the ring is the row, padded to a multiple of this; None: only its real tokens
     itself: float = 0.0  # added to the score of a token with itself
 
     @property
@@ -62,12 +62,12 @@ class BucketsModule(InHeads):
             shapes["bucket"] = (self.part.num_heads, self.rounds)
         return PerToken(shapes, dtypes={"bucket": torch.int64} if self.own_bucket else {})
 
-    def look(self, q: Tensor, k: Tensor, v: Tensor, bucket: Tensor, scale: float, ctx: Context) -> Tensor:
-        """(B, H, T, K) of queries, keys and values (B, H, T, K) in buckets (B, H, T, R), a number for each round."""
+    def attend_in_buckets(self, q: Tensor, k: Tensor, v: Tensor, bucket: Tensor, scale: float, ctx: Context) -> Tensor:
+        """Queries, keys and values (B, H, T, K), and their buckets (B, H, T, R) in each round -> (B, H, T, K)."""
         state, seen, places = ctx.state, {"k": k, "v": v, **({"bucket": bucket} if self.own_bucket else {})}, ctx.index
         if state is not None:
             if self.state_spec() is None:
-                raise ValueError(f"{self.address} sorts a whole text: it cannot be decoded step by step")
+                raise ValueError(f"{self.address}: the whole text is sorted, so it cannot decode step by step")
             seen, places = ctx.append_to_cache(self.address, seen)
         begun = state is not None and (state.capacity is not None or state.length > 0)
         listen, out = ctx.watch(self.address), None
@@ -83,7 +83,7 @@ class BucketsModule(InHeads):
                 bias=pairs.to(q.dtype),
                 scale=scale,
                 kernel=ctx.kernel,
-                weights=listen,
+                on_weights=listen,
                 dropout=self.dropout,
             )
             out = dense if out is None or (listen is not None and listen.changed) else out
@@ -92,19 +92,19 @@ class BucketsModule(InHeads):
     # -- sorted, in chunks --------------------------------------------------------------------------------------------
 
     def by_chunks(self, q: Tensor, k: Tensor, v: Tensor, bucket: Tensor, scale: float, ctx: Context) -> Tensor:
-        """(B, H, T, K)"""
+        """Attend within chunks of the sorted tokens -> (B, H, T, K)."""
         near, (B, H, _, K), R = self.near(bucket, ctx), q.shape, self.rounds
 
         def gather(x: Tensor, places: Tensor) -> Tensor:  # (B, H, R n, c or w, K)
             return x.gather(2, places.flatten(2)[..., None].expand(-1, -1, -1, K)).view(*places.shape, K)
 
-        wide = torch.promote_types(q.dtype, torch.float32)
-        scores = torch.matmul(gather(q, near.mine).to(wide), gather(k, near.theirs).to(wide).transpose(-1, -2)) * scale
+        f32 = torch.promote_types(q.dtype, torch.float32)
+        scores = torch.matmul(gather(q, near.mine).to(f32), gather(k, near.theirs).to(f32).transpose(-1, -2)) * scale
         if self.itself:
             scores = scores + self.itself * (near.mine[..., None] == near.theirs[..., None, :])
         # only pads see nothing; they attend to themselves
-        alone = (near.mine[..., None] == near.theirs[..., None, :]) & ~near.seen.any(-1, keepdim=True)
-        scores = scores.masked_fill(~(near.seen | alone), torch.finfo(wide).min)
+        only_itself = (near.mine[..., None] == near.theirs[..., None, :]) & ~near.seen.any(-1, keepdim=True)
+        scores = scores.masked_fill(~(near.seen | only_itself), torch.finfo(f32).min)
         total = scores.logsumexp(-1, keepdim=True)
         weights = F.dropout(scores.softmax(-1).to(v.dtype), self.dropout)
         mixed = torch.matmul(weights, gather(v, near.theirs))
@@ -113,35 +113,35 @@ class BucketsModule(InHeads):
             x = x.reshape(B, H, R, -1, x.shape[-1])
             return x.gather(3, near.back[..., None].expand(*near.back.shape, x.shape[-1]))
 
-        share = unsort(total).softmax(2)  # of each round, by what was seen in it
+        share = unsort(total).softmax(2)  # the weight of each round, by the sum of its exponentials
         return (unsort(mixed) * share.to(v.dtype)).sum(2)
 
     @torch.no_grad()
     def near(self, bucket: Tensor, ctx: Context) -> Near:
-        """Which tokens stand beside each other."""
+        """Sort the tokens, cut them into chunks and return which tokens each chunk may attend to."""
         bucket = bucket.transpose(2, 3)  # (B, H, R, T)
         (B, H, R, T), c, device = bucket.shape, self.chunk, bucket.device
         n = -(-T // c) if self.multiple is None else -(-T // self.multiple) * (self.multiple // c)
         if ctx.documents is not None:
             bucket = bucket + (begins(ctx.documents).cumsum(-1) * self.buckets)[:, None, None]
-        if ctx.tokens is not None:  # pads come last
+        if ctx.tokens is not None:  # pads last
             bucket = bucket.masked_fill(~ctx.tokens[:, None, None], torch.iinfo(torch.long).max)
         bucket, order = bucket.sort(dim=-1, stable=True)
         mine = F.pad(order, (0, n * c - T)).reshape(B, H, R * n, c)
-        slot = torch.arange(n * c, device=device).view(n, c).expand(R, n, c).reshape(1, 1, R * n, c)  # in its round
+        slot = torch.arange(n * c, device=device).view(n, c).expand(R, n, c).reshape(1, 1, R * n, c)  # sorted index
         steps = torch.arange(-self.before, self.after + 1, device=device)
-        own, turn = torch.arange(n, device=device)[:, None], torch.arange(R, device=device)[:, None, None]
+        own_chunk, round_index = torch.arange(n, device=device)[:, None], torch.arange(R, device=device)[:, None, None]
         real = torch.full((1,), T, device=device) if ctx.tokens is None else ctx.tokens.sum(-1)
         real, inside = real.view(-1, 1, 1, 1), None
-        if self.ring:  # before the first chunk of a round stands the last of the round before, of those that are held
-            held = (-(-real // c)).clamp(min=1) if self.multiple is None else torch.full_like(real, n)
-            steps = steps.where(steps.abs() < R * held, 0)  # farther than once around leads nowhere (as published)
-            number = (turn * held + own + steps) % (R * held)
-            chunk = number // held * n + number % held
+        if self.ring:  # the first chunk of a round follows the last used chunk of the previous round
+            used = (-(-real // c)).clamp(min=1) if self.multiple is None else torch.full_like(real, n)
+            steps = steps.where(steps.abs() < R * used, 0)  # a full turn or more counts as no step (as published)
+            number = (round_index * used + own_chunk + steps) % (R * used)
+            chunk = number // used * n + number % used
         else:
-            chunk = own + steps
+            chunk = own_chunk + steps
             inside = ((chunk >= 0) & (chunk < n)).expand(R, -1, -1)
-            chunk = (turn * n + chunk.clamp(0, n - 1))[None]
+            chunk = (round_index * n + chunk.clamp(0, n - 1))[None]
         chunk = chunk.reshape(-1, 1, chunk[0].numel(), 1)  # (1 or B, 1, R n (1 + before + after), 1)
 
         def neighbours(x: Tensor) -> Tensor:  # (., ., R n, c) -> (., ., R n, w)
@@ -153,10 +153,10 @@ class BucketsModule(InHeads):
         if inside is not None:
             seen = seen & inside.reshape(1, 1, R * n, -1, 1).expand(-1, -1, -1, -1, c).flatten(3)[..., None, :]
         if self.own_bucket:
-            kind = F.pad(bucket, (0, n * c - T), value=-1).reshape(B, H, R * n, c)
-            apart = slot[..., None] - their_slot
-            seen = seen & (kind[..., None] == neighbours(kind)[..., None, :])
-            seen = seen & (apart <= self.before * c) & (apart >= -self.after * c)
+            bucket_ids = F.pad(bucket, (0, n * c - T), value=-1).reshape(B, H, R * n, c)
+            distance = slot[..., None] - their_slot
+            seen = seen & (bucket_ids[..., None] == neighbours(bucket_ids)[..., None, :])
+            seen = seen & (distance <= self.before * c) & (distance >= -self.after * c)
         else:
             seen = seen & (their_slot < real[..., None])
         if self.part.causal:
@@ -167,17 +167,17 @@ class BucketsModule(InHeads):
 
     @torch.no_grad()
     def pairs(self, bucket: Tensor, theirs: Tensor, places: Tensor, ctx: Context) -> Tensor:
-        """(B, H, T, S) what is added to the scores: the logarithm of the number of rounds in which one sees the other.
-        The eager kernel, the reference, and a text that goes on are read by it."""
+        """(B, H, T, S) the bias of the scores of all pairs: the logarithm of the number of rounds in which the query
+        sees the key. Used by the eager kernel (the reference) and if a text is continued."""
         index = ctx.index
         if self.own_bucket:
             mask, key = MASKS[self.part.causal]
             visible = ctx.visible(mask, key, places).dense()[:, :, None]
             same = (bucket.transpose(2, 3)[..., None] == theirs.transpose(2, 3)[..., None, :]) & visible
-            rank = same.cumsum(-1)  # among those of its bucket, which stand in order
+            rank = same.cumsum(-1)  # of the key among the tokens of its bucket, in the order of the text
             mine = (same & (places[..., None, :] <= index[..., None])[..., None, None, :, :]).sum(-1, keepdim=True)
-            apart = mine - rank
-            count = (same & (apart <= self.before * self.chunk) & (apart >= -self.after * self.chunk)).sum(2)
+            distance = mine - rank
+            count = (same & (distance <= self.before * self.chunk) & (distance >= -self.after * self.chunk)).sum(2)
         elif places is not index:
             count = self.visit_counts(places, ctx)
         else:
@@ -191,35 +191,35 @@ class BucketsModule(InHeads):
         return torch.where(itself & (count.sum(-1, keepdim=True) == 0), 0.0, count.float().log())
 
     def visit_counts(self, places: Tensor, ctx: Context) -> Tensor:
-        """(B, 1, T, S) how often each token sees those at `places`, where a text goes on."""
+        """(B, 1, T, S) how often each token sees the keys at row indices `places`, if a text is continued."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class Near:
-    """Tokens of each chunk and those that they look at, by their places in the row."""
+    """Row indices of the tokens of each chunk and of the keys that they may attend to."""
 
     mine: Tensor  # (B, H, R n, c)
     theirs: Tensor  # (B, H, R n, w)
-    seen: Tensor  # (B, H, R n, c, w) which of these
-    back: Tensor  # (B, H, R, T) where each token stands in its round
+    seen: Tensor  # (B, H, R n, c, w) which keys are visible
+    back: Tensor  # (B, H, R, T) sorted index of each token in its round
 
 
 # -- buckets by a hash -------------------------------------------------------------------------------------------------
 
 
 class InChunks(Op):
-    """A mixer that cuts a row into chunks; each looks at itself and at those near it."""
+    """A mixer that cuts a row into chunks; each chunk attends to itself and to chunks near it."""
 
     num_heads: int
     head_width: int | None = None  # default: width / num_heads
-    chunk: int = 64  # c, tokens that are compared with each other
-    before: int = 1  # chunks
-    after: int = 0
-    causal: bool = False  # only earlier tokens are looked at
-    loose: bool = False  # which of these, later ones may decide, in a model that writes too (as published)
-    multiple: int | None = None  # rows are made so long, or a multiple of it, before chunks are counted (as published)
-    bias: bool = False  # of the projections
+    chunk: int = 64  # c, tokens per chunk
+    before: int = 1  # number of visible chunks before a token's own
+    after: int = 0  # and after it
+    causal: bool = False  # see only earlier tokens
+    loose: bool = False  # allow later tokens to decide which earlier ones are seen, even in a decoder (as published)
+    multiple: int | None = None  # pad rows to a multiple of this before they are cut into chunks (as published)
+    bias: bool = False  # bias of the projections
     dropout: float = 0.0  # on the attention weights
 
     def check(self) -> None:
@@ -228,25 +228,25 @@ class InChunks(Op):
         at_least(self, 0, "before", "after")
         chance(self, "dropout")
         if self.multiple is not None and self.multiple % self.chunk:
-            raise ValueError(f"{kind}.multiple is {self.multiple}, which is no number of chunks of {self.chunk} tokens")
+            raise ValueError(f"{kind}.multiple is {self.multiple}; it must be a multiple of chunk, {self.chunk}")
         if self.loose and not self.causal:
-            raise ValueError(f"{kind}.loose says which earlier tokens are looked at: set causal=True")
+            raise ValueError(f"{kind}.loose has no effect without a causal mask; set causal=True too")
 
 
 class LSHAttention(InChunks, sees="past", called=("Reformer", "hashing attention", "locality-sensitive hashing")):
-    """One projection gives queries and keys, which hash to buckets by the random rotation they are nearest to. In each
-    of `rounds` a token looks at its chunk of the row sorted by bucket, at `before` chunks in front of it and at `after`
-    behind it, and at itself only where there is nothing else.
+    """One projection gives queries and keys. Each is hashed to the bucket of the random rotation that it is nearest to.
+    In each of `rounds`, a token attends to its chunk of the row sorted by bucket, to `before` chunks before it and to
+    `after` chunks after it, and to itself only if it sees no other token.
 
-    Where a chunk begins depends on the whole text, later tokens too, even where those are not looked at (`causal`).
-    With `own_bucket` a token looks at the c `before` tokens before it in its own bucket, and c `after` behind it,
-    wherever chunks begin: then only the past decides what is seen, step by step as at once."""
+    Where a chunk begins depends on the whole text, including later tokens, even with `causal`. With `own_bucket` a
+    token attends to c `before` tokens before it in its own bucket and c `after` tokens after it, wherever chunks begin.
+    With `causal` this depends only on the past, so decoding step by step gives the same result."""
 
-    rounds: int = 4  # of hashing, each by rotations of its own
-    buckets: tuple[int, ...] | None = (64,)  # an even number; of several, their product; None: two a chunk of the row
-    longest: int | None = None  # row that is read, where the number of buckets is chosen from it
-    own_bucket: bool = False  # only tokens of the same one are looked at
-    # drawn with the weights and saved with them; by this seed, in every layer alike; or anew for each pass of training
+    rounds: int = 4  # rounds of hashing, each with its own rotations
+    buckets: tuple[int, ...] | None = (64,)  # even; several numbers are multiplied; None: two per chunk of the row
+    longest: int | None = None  # maximum length of a row, needed if buckets is None
+    own_bucket: bool = False  # see only tokens of the same bucket
+    # drawn with the weights and saved, drawn with this seed (the same in every layer), or drawn in every training pass
     rotations: int | Literal["saved", "fresh"] = "saved"
 
     def check(self) -> None:
@@ -254,16 +254,17 @@ class LSHAttention(InChunks, sees="past", called=("Reformer", "hashing attention
         at_least(self, 1, "rounds", "longest")
         if self.buckets is None:
             if self.longest is None or self.rotations == "saved" or self.own_bucket:
-                line = "need `longest`, rotations that are not saved, and no own_bucket"
-                raise ValueError(f"LSHAttention.buckets are None: those that are chosen by the length {line}")
+                raise ValueError(
+                    "LSHAttention.buckets is None: set longest, rotations='fresh' or a seed, own_bucket=False"
+                )
         elif not self.buckets or any(count < 2 or count % 2 for count in self.buckets):
-            raise ValueError(f"LSHAttention.buckets are even numbers, a rotation or its opposite; got {self.buckets}")
+            raise ValueError(f"LSHAttention.buckets is {self.buckets}; it must contain even numbers above 0")
         elif math.prod(self.buckets) >= 2**31:
-            raise ValueError(f"LSHAttention.buckets {self.buckets}: their product is above 2^31")
+            raise ValueError(f"LSHAttention.buckets is {self.buckets}; their product must be below 2^31")
         if self.own_bucket and (self.loose or self.multiple):
-            raise ValueError("LSHAttention.own_bucket: chunks are no ring then, so set no loose and no multiple")
+            raise ValueError("LSHAttention.own_bucket cannot be used with loose or multiple")
         if self.causal and self.own_bucket and self.after:
-            raise ValueError("LSHAttention.after is 0 where a token sees what comes before it in its own bucket alone")
+            raise ValueError("LSHAttention.after must be 0 with causal=True and own_bucket=True")
 
     def reaches(self) -> Sees | None:
         return "past" if self.causal and (self.own_bucket or self.loose) else "all"
@@ -274,7 +275,7 @@ class LSHAttention(InChunks, sees="past", called=("Reformer", "hashing attention
         return repr(self.replace(causal=True, own_bucket=True, after=0, multiple=None, **more))
 
     def factors(self, length: int) -> tuple[int, ...]:
-        """The buckets of a row of this length; by default a power of 2, in two factors where they are many."""
+        """Return the buckets for a row of this length; by default a power of 2, as two factors if it is large."""
         if self.buckets is not None:
             return self.buckets
         multiple = self.multiple or self.chunk
@@ -289,13 +290,13 @@ class LSHAttention(InChunks, sees="past", called=("Reformer", "hashing attention
 class LSHAttentionModule(BucketsModule):
     tapped: ClassVar[TapNames] = {"qk": None, **{name: MIXER[name] for name in ("v", "weights", "mixed")}}
     starts: ClassVar[dict[str, Any]] = {"rotations": Normal(std=1.0)}
-    exact: ClassVar[tuple[str, ...]] = ("rotations",)  # fp32 whatever the model is
+    exact: ClassVar[tuple[str, ...]] = ("rotations",)  # fp32, whatever the model's dtype
     rotations: Tensor
 
     def __init__(self, part: LSHAttention, site: Site) -> None:
         super().__init__(site, part.num_heads, part.head_width)
         H, K, D = part.num_heads, self.head_width, site.width
-        self.part, self.buckets, self.itself = part, math.prod(part.buckets or ()), ITSELF
+        self.part, self.buckets, self.itself = part, math.prod(part.buckets or ()), SELF_BIAS
         self.chunk, self.before, self.after, self.rounds = part.chunk, part.before, part.after, part.rounds
         self.own_bucket, self.ring, self.multiple = part.own_bucket, not part.own_bucket, part.multiple
         self.qk, self.v = (nn.Linear(D, H * K, bias=part.bias) for _ in range(2))
@@ -311,17 +312,17 @@ class LSHAttentionModule(BucketsModule):
         return (self.part.num_heads, self.head_width, self.rounds, sum(buckets) // 2)
 
     def random_rotations(self, buckets: tuple[int, ...]) -> Callable[[], Tensor]:
-        """As published: by torch's generator for a CPU, wherever they are used."""
+        """Return a function that draws the rotations as published: with torch's CPU generator, on every device."""
         seed = 0 if self.part.rotations == "fresh" else self.part.rotations
 
         def draw() -> Tensor:
-            dice = torch.Generator("cpu").manual_seed(seed)
-            return torch.randn(self.shape(buckets), generator=dice, device="cpu").to(torch.empty(0).device)
+            generator = torch.Generator("cpu").manual_seed(seed)
+            return torch.randn(self.shape(buckets), generator=generator, device="cpu").to(torch.empty(0).device)
 
         return draw
 
-    def turns(self, buckets: tuple[int, ...], x: Tensor) -> Tensor:
-        """(H, K, R, n) the rotations of a pass."""
+    def pass_rotations(self, buckets: tuple[int, ...], x: Tensor) -> Tensor:
+        """(H, K, R, sum of buckets / 2) the rotations of this pass."""
         if self.part.rotations == "saved":
             return self.rotations
         if self.part.rotations == "fresh" and self.training:
@@ -331,24 +332,23 @@ class LSHAttentionModule(BucketsModule):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.documents is not None and not self.own_bucket:
             raise ValueError(
-                f"{self.address}: a sorted row holds one text, so documents cannot be packed; "
-                "own_bucket=True keeps them apart"
+                f"{self.address}: documents cannot be packed, because the whole row is sorted; set own_bucket=True"
             )
         q = self.heads(ctx.tap(self.address, "qk", self.qk(x)))
         v = self.heads(ctx.tap(self.address, "v", self.v(x)))
-        # keys of length 1, so that no token is looked at for its length
-        wide = q.to(torch.promote_types(q.dtype, torch.float32))
-        k = (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6 * self.head_width)).to(q.dtype)
-        out = self.look(q, k, v, self.bucket_ids(q), 1.0, ctx)
+        # keys of length 1, so that the length of a key does not matter
+        q32 = q.to(torch.promote_types(q.dtype, torch.float32))
+        k = (q32 * torch.rsqrt(q32.square().sum(-1, keepdim=True) + 1e-6 * self.head_width)).to(q.dtype)
+        out = self.attend_in_buckets(q, k, v, self.bucket_ids(q), 1.0, ctx)
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
     @torch.no_grad()
     def bucket_ids(self, q: Tensor) -> Tensor:
-        """(B, H, T, K) -> (B, H, T, R) the number of its bucket in each round."""
-        wide, buckets = torch.promote_types(q.dtype, torch.float32), self.part.factors(q.shape[2])
-        turned = torch.einsum("bhtk,hkrn->bhtrn", q.to(wide), self.turns(buckets, q).to(wide))
-        found, step = torch.zeros((), dtype=torch.long, device=q.device), 1
-        for count, part in zip(buckets, turned.split([n // 2 for n in buckets], -1), strict=True):
-            found = found + step * torch.cat((part, -part), -1).argmax(-1)
+        """(B, H, T, K) -> (B, H, T, R) the bucket of each token in each round."""
+        dtype, buckets = torch.promote_types(q.dtype, torch.float32), self.part.factors(q.shape[2])
+        rotated = torch.einsum("bhtk,hkrn->bhtrn", q.to(dtype), self.pass_rotations(buckets, q).to(dtype))
+        ids, step = torch.zeros((), dtype=torch.long, device=q.device), 1
+        for count, part in zip(buckets, rotated.split([n // 2 for n in buckets], -1), strict=True):
+            ids = ids + step * torch.cat((part, -part), -1).argmax(-1)
             step *= count
-        return found
+        return ids

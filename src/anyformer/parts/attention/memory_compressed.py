@@ -1,7 +1,7 @@
-"""Attention for long texts that are written: inside blocks, and to keys and values that a strided convolution has made
-fewer [Liu et al. 2018].
+"""Attention for decoders of long texts: within blocks, and to keys and values that a strided convolution compresses
+[Liu et al. 2018].
 
-B batch, T tokens, H heads, K head width, D width, n blocks, C compressed keys, k taps, s stride.
+B batch, T tokens, H heads, K head width, D width, n blocks, C compressed keys, k kernel size, s stride.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Site
 
-# -- inside blocks -----------------------------------------------------------------------------------------------------
+# -- within blocks -----------------------------------------------------------------------------------------------------
 
 
 class BlockAttention(Attention, sees="past"):
-    """Attention inside consecutive blocks of `size` tokens of a text, from left to right. A text that is read at once
-    is cut into its blocks, and they are rows of one batch: time and memory grow with the length, not its square."""
+    """Causal attention within consecutive blocks of `size` tokens of a text. A text that is read at once is cut into
+    blocks, which become rows of one batch: time and memory grow linearly with the length."""
 
-    size: int = 256
+    size: int = 256  # tokens per block
     mask: Mask = CAUSAL
 
     def check(self) -> None:
         super().check()
         at_least(self, 1, "size")
         if not isinstance(self.mask, Causal) or self.memory:
-            raise ValueError("BlockAttention reads a text from left to right: its mask is Causal, and it has no memory")
+            raise ValueError("BlockAttention needs mask=Causal() and memory=False")
 
     def build(self, site: Site) -> nn.Module:
         return BlockAttentionModule(self, site)
@@ -52,23 +52,23 @@ class BlockAttentionModule(AttentionModule):
     def __init__(self, part: BlockAttention, site: Site) -> None:
         super().__init__(part, site)
         self.size, mask = part.size, part.mask & Window(size=part.size) & SameBlock(size=part.size)
-        # what no block can see any more is forgotten, as behind a window
+        # with the window, the cache drops tokens that no block can see any more
         plain = {name: value for name, value in part.items() if name != "size"}
         self.part, self.mask_key = Attention(**{**plain, "mask": mask}), repr(mask)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         B, T, size, state = x.shape[0], x.shape[1], self.size, ctx.state
-        begins = state is None or (state.capacity is None and state.length == 0)
-        unturned = all(each is None for each in (self.position, self.q_norm, self.learned_scale, self.talk))
-        plain = unturned and ctx.bias is None and ctx.documents is None
-        watched = ctx.wants(self.address, "weights")  # which are those of whole texts
-        if size >= T or not begins or not plain or watched or ctx.kernel == "eager":
+        starts_text = state is None or (state.capacity is None and state.length == 0)
+        plain_scores = all(each is None for each in (self.position, self.q_norm, self.learned_scale, self.talk))
+        plain = plain_scores and ctx.bias is None and ctx.documents is None
+        traced = ctx.wants(self.address, "weights")  # traced weights cover whole texts
+        if size >= T or not starts_text or not plain or traced or ctx.kernel == "eager":
             return super().forward(x, ctx)
         q, k, v = (ctx.tap(self.address, name, layer(x)) for name, layer in zip("qkv", (self.q, self.k, self.v)))
         if state is not None:
             kept = (t.unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2) for t in (k, v))
             ctx.append_to_cache(self.address, dict(zip("kv", kept, strict=True)))
-        rows = PackedRows.from_context(ctx)  # real tokens first: no token sees the pads behind it
+        rows = PackedRows.from_context(ctx)  # real tokens first, so that none of them sees a pad
         n = -(-T // size)
         q, k, v = (
             F.pad(rows.pack(t), (0, 0, 0, n * size - T)).view(B * n, size, count, -1).transpose(1, 2)
@@ -91,27 +91,27 @@ class BlockAttentionModule(AttentionModule):
         return self.o(ctx.tap(self.address, "mixed", rows.unpack(out)))
 
 
-# -- fewer keys and values ---------------------------------------------------------------------------------------------
+# -- compressed keys and values ----------------------------------------------------------------------------------------
 
 
 class CompressedAttention(Op, sees="past", called=("memory-compressed attention", "T-DMCA")):
-    """Keys and values are shortened by a convolution of `kernel` taps and stride `stride`, queries are not.
+    """Attention to keys and values that are compressed by a convolution of size `kernel` and stride `stride`.
 
-    Compressed key j is made of the tokens j s to j s + k - 1 of a text, counted from its first, and is seen by a token
-    only when all of these are the token itself or before it: what the paper leaves open is settled so that nothing of
-    the future is seen and kernel = stride = 1 is plain attention. The first k - 1 tokens see nothing here and get 0."""
+    Compressed key j is computed from the tokens j s to j s + k - 1 of a text, counted from its first token. A token
+    sees it only if none of these tokens is later than itself. The paper leaves this open; with this choice no token
+    sees the future, and kernel = stride = 1 is plain attention. The first k - 1 tokens see nothing and get 0."""
 
     num_heads: int
     kernel: int = 3
     stride: int = 3
-    bias: str = "qkvo"  # which projections have one; the convolutions always do
+    bias: str = "qkvo"  # projections that have a bias; the convolutions always have one
     dropout: float = 0.0  # on the attention weights
 
     def check(self) -> None:
         at_least(self, 1, "num_heads", "kernel", "stride")
         chance(self, "dropout")
         if set(self.bias) - set("qkvo"):
-            raise ValueError(f"CompressedAttention.bias names projections among 'qkvo', got {quote(self.bias)}")
+            raise ValueError(f"CompressedAttention.bias is {quote(self.bias)}; use only letters of 'qkvo'")
 
     def build(self, site: Site) -> nn.Module:
         return CompressedAttentionModule(self, site)
@@ -127,12 +127,12 @@ class CompressedAttentionModule(InHeads):
         self.short_k, self.short_v = (nn.Conv1d(D, D, part.kernel, part.stride) for _ in "kv")
 
     def state_spec(self) -> Compressed:
-        D, taps = self.q.in_features, self.part.kernel
-        return Compressed({"window": (taps - 1, 2 * D), "k": (D,), "v": (D,)}, taps=taps, stride=self.part.stride)
+        D, kernel = self.q.in_features, self.part.kernel
+        return Compressed({"window": (kernel - 1, 2 * D), "k": (D,), "v": (D,)}, kernel=kernel, stride=self.part.stride)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         q, k, v = (ctx.tap(self.address, name, layer(x)) for name, layer in zip("qkv", (self.q, self.k, self.v)))
-        kept = None if ctx.state is None else self.remember(k, v, ctx)
+        kept = None if ctx.state is None else self.update_cache(k, v, ctx)
         places = ctx.once("text positions", lambda: text_positions(ctx.is_token, ctx.documents))
         if ctx.documents is not None:
             k, v, visible = self.within_documents(k, v, places, ctx)
@@ -147,16 +147,16 @@ class CompressedAttentionModule(InHeads):
             visible,
             scale=self.head_width**-0.5,
             kernel=ctx.kernel,
-            weights=ctx.weights(self.address),
+            on_weights=ctx.weights(self.address),
             dropout=self.part.dropout if self.training else 0.0,
         )
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
     def shorten(self, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """(B, T, D) -> (B, C, D) of texts that begin here, pads left out."""
+        """(B, T, D) -> (B, C, D) for texts that begin here; pads are skipped."""
         rows = PackedRows.from_context(ctx)
         if k.shape[1] < self.part.kernel:
-            return k[:, :1], v[:, :1]  # nobody sees it
+            return k[:, :1], v[:, :1]  # no token sees it
         return (
             convolve(rows.pack(k), self.short_k.weight, self.short_k.bias, self.part.stride),
             convolve(rows.pack(v), self.short_v.weight, self.short_v.bias, self.part.stride),
@@ -175,7 +175,7 @@ class CompressedAttentionModule(InHeads):
         return ctx.once(f"visible compressed {part.kernel} {part.stride} {count}", make)
 
     def within_documents(self, k: Tensor, v: Tensor, places: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Visible]:
-        """Documents begin anywhere: makes a compressed key for every token that could be its last; few are visible."""
+        """Return a key and value per token, as if a window ended there, and which of these windows are visible."""
         part, documents, index = self.part, ctx.documents, ctx.index
         assert documents is not None
         short = [
@@ -192,59 +192,59 @@ class CompressedAttentionModule(InHeads):
         key = f"visible compressed {part.kernel} {part.stride} of documents"
         return *short, ctx.once(key, lambda: Visible(allows, index, index, batch_size=places.shape[0]))
 
-    def remember(self, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """All that can be seen (B, C, D), these tokens included. Each row has its own phase, since pads do not count:
-        the keys that are complete now are made of the last k - 1 tokens before and of these."""
+    def update_cache(self, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Add these tokens and return all compressed keys and values (B, C, D). Keys that become complete are computed
+        from the last k - 1 cached tokens and these tokens. Each row has its own phase, because pads do not count."""
         state, part = ctx.state, self.part
         assert state is not None
         store = state.stores[self.address]
         assert isinstance(store, CompressedStore)
         rows = PackedRows.from_context(ctx)
-        (B, T, D), taps, stride = k.shape, part.kernel, part.stride
+        (B, T, D), kernel, stride = k.shape, part.kernel, part.stride
         new = rows.pack(torch.cat((k, v), dim=-1))
         past = torch.cat((store.tensors["window"].expand(B, -1, -1).to(new.dtype), new), dim=1)
-        store.replace("window", rows.last_tokens(past, taps - 1))
-        number, windows = complete(past, tokens_before(ctx), T, taps, stride)
+        store.replace("window", rows.last_tokens(past, kernel - 1))
+        number, windows = complete(past, tokens_before(ctx), T, kernel, stride)
         short = [
             F.linear(windows[..., i * D : (i + 1) * D].flatten(2), conv.weight.transpose(1, 2).flatten(1), conv.bias)
             for i, conv in enumerate((self.short_k, self.short_v))
         ]
         length = state.capacity if state.capacity is not None else state.length + T
-        return store.write(number.expand(B, -1), short[0], short[1], num_keys(length, taps, stride))
+        return store.write(number.expand(B, -1), short[0], short[1], num_keys(length, kernel, stride))
 
 
 def tokens_before(ctx: Context) -> Tensor:
-    """(1 or B, 1) how many real tokens came before this call."""
+    """(1 or B, 1) the number of real tokens before this call."""
     if ctx.is_token is None:
         return ctx.index[..., :1].view(-1, 1)
     real = ctx.is_token.long()
     return at_places(real.cumsum(-1) - real, ctx.index[..., :1])
 
 
-def complete(past: Tensor, begun: Tensor, count: int, taps: int, stride: int) -> tuple[Tensor, Tensor]:
-    """Of `past` (B, k - 1 + T, D), the last k - 1 tokens before and `count` new ones: the windows (B, n, k, D) that may
-    be complete now and were not before, and their numbers in the text (1 or B, n); `begun` (1 or B, 1) came before."""
-    first = ((begun - taps + stride) // stride).clamp(min=0)
+def complete(past: Tensor, begun: Tensor, count: int, kernel: int, stride: int) -> tuple[Tensor, Tensor]:
+    """Return the numbers in the text (1 or B, n) and the tokens (B, n, k, D) of windows that may be complete now.
+    `past` (B, k - 1 + T, D) has the last k - 1 of the `begun` (1 or B, 1) earlier tokens, and `count` new tokens."""
+    first = ((begun - kernel + stride) // stride).clamp(min=0)
     number = first + torch.arange(-(-count // stride), device=past.device)
-    at = (number * stride - begun + taps - 1)[..., None] + torch.arange(taps, device=past.device)  # (1 or B, n, k)
+    at = (number * stride - begun + kernel - 1)[..., None] + torch.arange(kernel, device=past.device)  # (1 or B, n, k)
     at = at.clamp(max=past.shape[1] - 1).flatten(1).expand(past.shape[0], -1)
-    return number, past.gather(1, at[..., None].expand(-1, -1, past.shape[2])).unflatten(1, (-1, taps))
+    return number, past.gather(1, at[..., None].expand(-1, -1, past.shape[2])).unflatten(1, (-1, kernel))
 
 
-def num_keys(length: int, taps: int, stride: int) -> int:
-    """Compressed keys of a row, and one place that nobody sees, for those that are not complete."""
-    return max((length - taps) // stride + 1, 0) + 1
+def num_keys(length: int, kernel: int, stride: int) -> int:
+    """Return the number of compressed keys of a row, plus one invisible key for incomplete windows."""
+    return max((length - kernel) // stride + 1, 0) + 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Compressed(PerRow):
-    """The compressed keys and values of a text, and the last tokens that the next one will be made of."""
+    """The compressed keys and values of a text, and its last tokens, which the next key will be computed from."""
 
-    taps: int
+    kernel: int
     stride: int
 
     def sizes(self, rows: int, tokens: int, memory: int = 0) -> dict[str, tuple[int, ...]]:
-        sizes, keys = super().sizes(rows, tokens), num_keys(tokens, self.taps, self.stride)
+        sizes, keys = super().sizes(rows, tokens), num_keys(tokens, self.kernel, self.stride)
         return sizes | {name: (rows, keys, *self.shapes[name]) for name in "kv"}
 
     def store(self, rows: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> Store:
@@ -252,17 +252,17 @@ class Compressed(PerRow):
 
 
 class CompressedStore(Store):
-    """(B, C, D) compressed keys and values by their number in the text, whichever place of the row that was, and the
-    (B, k - 1, 2 D) last tokens before the next. Keys are written when they are complete; nobody sees them before."""
+    """Compressed keys and values (B, C, D), indexed by their number in the text and not by row index, and the last
+    tokens (B, k - 1, 2 D). Keys are written when they are complete; no token sees them before that."""
 
     def write(self, number: Tensor, k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor]:
         for name, value in (("k", k), ("v", v)):
-            held = self.tensors[name]
+            stored = self.tensors[name]
             if not self.static:
-                held = longer(held.expand(value.shape[0], -1, -1), 1, size)
-            at = number.clamp(max=held.shape[1] - 1)[..., None].expand_as(value)
-            value = value.to(held.dtype)
-            self.tensors[name] = held.scatter_(1, at, value) if self.static else held.scatter(1, at, value)
+                stored = longer(stored.expand(value.shape[0], -1, -1), 1, size)
+            at = number.clamp(max=stored.shape[1] - 1)[..., None].expand_as(value)
+            value = value.to(stored.dtype)
+            self.tensors[name] = stored.scatter_(1, at, value) if self.static else stored.scatter(1, at, value)
         return self.tensors["k"], self.tensors["v"]
 
     def adopt(self, other: Store, lengths: Tensor) -> None:

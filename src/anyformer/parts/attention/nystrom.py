@@ -1,6 +1,6 @@
 """Attention through landmarks [Xiong et al. 2021]: softmax(Q K^T) from three small matrices, in linear time.
 
-B batch, T tokens, H heads, K head width, L landmarks, k taps, D width.
+B batch, T tokens, H heads, K head width, L landmarks, k kernel size, D width.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from anyformer.specs.part import Site
 
 
 class NystromAttention(Op, sees="all", called=("Nystromformer", "landmark attention")):
-    """Landmarks are the means of `landmarks` equal segments of a text of `length` tokens, pads and all, so every text
-    has that length. As many landmarks as tokens: plain attention over texts of any length."""
+    """Approximates attention through landmarks, the means of `landmarks` equal segments of a text. Pads count, so every
+    text must have `length` tokens. If `landmarks` equals `length`, this is plain attention for texts of any length."""
 
     num_heads: int
     length: int
     landmarks: int
-    taps: int | None = None  # of a depthwise convolution over the values, added to the result; odd
-    rounds: int = 6  # of the iteration towards the inverse
+    taps: int | None = None  # size (odd) of a depthwise convolution of the values that is added to the result
+    rounds: int = 6  # iterations that approximate the inverse
 
     def check(self) -> None:
         at_least(self, 1, "num_heads", "length", "landmarks", "taps", "rounds")
         if self.length % self.landmarks:
-            raise ValueError(f"NystromAttention: {self.length} tokens do not make {self.landmarks} equal segments")
+            raise ValueError(f"NystromAttention.length is {self.length}; it must be {self.landmarks} equal segments")
         if self.taps is not None and self.taps % 2 == 0:
             raise ValueError(f"NystromAttention.taps is {self.taps}; it must be odd to keep the length")
 
@@ -57,13 +57,13 @@ class NystromAttentionModule(InHeads):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.state is not None:
-            raise ValueError("landmarks are means over a whole text: it cannot be decoded step by step")
+            raise ValueError(f"{self.address}: landmarks pool the whole text, so it cannot decode step by step")
         q, k, v = (ctx.tap(self.address, name, layer(x)) for name, layer in zip("qkv", (self.q, self.k, self.v)))
         q, k, values = self.heads(q), self.heads(k), self.heads(v)
         if self.part.landmarks == self.part.length:
             visible = ctx.visible(FULL, "full", ctx.index)
             weights = ctx.weights(self.address)
-            out = attend(q, k, values, visible, scale=self.head_width**-0.5, kernel=ctx.kernel, weights=weights)
+            out = attend(q, k, values, visible, scale=self.head_width**-0.5, kernel=ctx.kernel, on_weights=weights)
         else:
             out = self.approximate(q, k, values, ctx)
         out = out.transpose(1, 2).flatten(2)
@@ -72,17 +72,17 @@ class NystromAttentionModule(InHeads):
         return self.o(ctx.tap(self.address, "mixed", out))
 
     def approximate(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
-        """(B, H, T, K), by the weights of the landmarks (B, H, T, L)."""
+        """Return (B, H, T, K), computed with weights of the landmarks (B, H, T, L)."""
         T, L, scale = q.shape[2], self.part.landmarks, self.head_width**-0.5
         if self.part.length != T:
-            raise ValueError(f"{self.address} reads texts of exactly {self.part.length} tokens, got {T}: pad them")
+            raise ValueError(f"{self.address} reads texts of exactly {self.part.length} tokens, got {T}; pad them")
         if ctx.documents is not None:
-            raise ValueError(f"{self.address}: a row of landmarks holds one text, so documents cannot be packed")
+            raise ValueError(f"{self.address}: documents cannot be packed, because landmarks are means over a row")
         ql, kl = (t.unflatten(2, (L, T // L)).mean(3) for t in (q, k))
         first = (torch.matmul(q, kl.transpose(-1, -2)) * scale).softmax(-1)
         between = (torch.matmul(ql, kl.transpose(-1, -2)) * scale).softmax(-1)
         real = ctx.visible(FULL, "full", ctx.index)
-        if not real.everything:  # pads are hidden only as keys; each landmark sees all of the text
+        if not real.everything:  # pads are hidden only as keys; each landmark sees the whole text
             row = ctx.tokens
             assert row is not None
             real = Visible(lambda b, q, k: row[b, k] & (q >= 0), ctx.index[:L], ctx.index, batch_size=row.shape[0])
@@ -91,19 +91,19 @@ class NystromAttentionModule(InHeads):
         return torch.matmul(weights, last)
 
     def inverse(self, matrix: Tensor) -> Tensor:
-        """(B, H, L, L) nearly the Moore-Penrose inverse [Razavi et al. 2014]. The start is divided by the largest
-        column sum of the whole batch, as published."""
-        one = torch.eye(matrix.shape[-1], device=matrix.device, dtype=matrix.dtype)
-        found = matrix.transpose(-1, -2) / matrix.sum(-2).max()
+        """Approximate the Moore-Penrose inverse (B, H, L, L) [Razavi et al. 2014]. The first guess is divided by the
+        largest column sum of the whole batch, as published."""
+        eye = torch.eye(matrix.shape[-1], device=matrix.device, dtype=matrix.dtype)
+        guess = matrix.transpose(-1, -2) / matrix.sum(-2).max()
         for _ in range(self.part.rounds):
-            both = torch.matmul(matrix, found)
-            found = torch.matmul(
-                0.25 * found, 13 * one - torch.matmul(both, 15 * one - torch.matmul(both, 7 * one - both))
+            product = torch.matmul(matrix, guess)
+            guess = torch.matmul(
+                0.25 * guess, 13 * eye - torch.matmul(product, 15 * eye - torch.matmul(product, 7 * eye - product))
             )
-        return found
+        return guess
 
     def mix(self, v: Tensor, ctx: Context) -> Tensor:
-        """The values (B, T, H K) convolved over time, each head with its own taps."""
+        """Convolve the values (B, T, H K) over time, with one kernel per head."""
         assert self.conv is not None and self.part.taps is not None
         weight, side = self.conv.weight.repeat_interleave(self.head_width, 0), self.part.taps // 2
         return depthwise(v, weight, padding=(side, side), documents=ctx.documents)

@@ -1,4 +1,4 @@
-"""Two levels of attention: to a window, then to a larger one whose keys are pooled [Zhang et al. 2021].
+"""Two levels of attention: to a window, then to pooled keys of a larger window [Zhang et al. 2021].
 
 B batch, T tokens, M pooled keys, H heads, K head width, D width.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from anyformer.kernels.attention import EVERYTHING, attend
 from anyformer.parts.attention.linear import Projections, ProjectionsModule
-from anyformer.parts.attention.set_transformer import LATER, ONE_TEXT
+from anyformer.parts.attention.set_transformer import NO_DECODING, NO_PACKING
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import MIXER, TapNames
@@ -22,9 +22,9 @@ from anyformer.specs.part import Site
 
 
 class PoolingAttention(Projections, sees="all", called=("Poolingformer", "two-level pooling attention")):
-    """y is attention to the tokens less than `window` away. Queries, keys and values of y look on: to the means of each
-    `kernel` keys, one every `stride`, that overlap the tokens less than `far` away. o(y + what they found) leaves
-    [Zhang et al. 2021, pooling by the mean]. All pairs are computed and masked here; the paper's kernel skips them."""
+    """y attends to the tokens less than `window` away. z is computed from y and attends to means of `kernel` tokens,
+    one every `stride` tokens, that overlap the tokens less than `far` away. The result is o(y + z) [Zhang et al. 2021,
+    pooling by the mean]. All pairs are computed and masked; the paper's kernel skips masked pairs."""
 
     packs: ClassVar[bool] = False
 
@@ -39,7 +39,7 @@ class PoolingAttention(Projections, sees="all", called=("Poolingformer", "two-le
         at_least(self, 1, "window", "far", "kernel", "stride")
         chance(self, "dropout")
         if self.stride > self.kernel:
-            raise ValueError(f"PoolingAttention.stride is {self.stride}: means of {self.kernel} would leave keys out")
+            raise ValueError(f"PoolingAttention.stride is {self.stride}; it must be at most kernel, {self.kernel}")
 
     @property
     def causal_alternative(self) -> str:
@@ -59,7 +59,7 @@ class PoolingAttentionModule(ProjectionsModule):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.state is not None or ctx.documents is not None:
-            raise ValueError(f"{self.address}: {ONE_TEXT if ctx.state is None else LATER}")
+            raise ValueError(f"{self.address}: {NO_PACKING if ctx.state is None else NO_DECODING}")
         part, rows = self.part, PackedRows.from_context(ctx)  # real tokens first, so that a text begins at 0
         x = rows.pack(x)
         real = x.new_ones(1, x.shape[1], 1) if rows.real is None else rows.real.to(x.dtype)
@@ -70,19 +70,19 @@ class PoolingAttentionModule(ProjectionsModule):
         (k, v), count = (self.pool(t * real) for t in (self.far_k(y), self.far_v(y))), self.pool(real)
         first = torch.arange(count.shape[1], device=x.device) * part.stride
         seen = (first < at[:, None] + part.far) & (first + part.kernel > at[:, None] - part.far + 1)
-        k, v = (t / count.clamp(min=1 / part.kernel) for t in (k, v))  # means of the tokens that there are
+        k, v = (t / count.clamp(min=1 / part.kernel) for t in (k, v))  # means of real tokens only
         z = self.level(self.far_q(y), k, v, seen & (count[..., 0] > 0)[:, None], "far_weights", ctx)
         return rows.unpack(self.o(ctx.tap(self.address, "mixed", y + z)))
 
     def pool(self, x: Tensor) -> Tensor:
-        """(B, T, C) -> (B, M, C) sums of each `kernel` tokens over `kernel`, zeros behind the last."""
+        """(B, T, C) -> (B, M, C) means of each `kernel` tokens; zeros follow the last token."""
         part, T = self.part, x.shape[1]
         M = -(-T // part.stride)
         x = F.pad(x, (0, 0, 0, (M - 1) * part.stride + part.kernel - T)) if M else x
         return x.unfold(1, part.kernel, part.stride)[:, :M].mean(-1)
 
     def level(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, name: str, ctx: Context) -> Tensor:
-        """(B, T, H K) and keys that are seen (1 or B, T, S) -> (B, T, H K)"""
+        """Queries (B, T, H K), keys and values (B, S, H K), which of them are visible (1 or B, T, S) -> (B, T, H K)."""
         hidden = torch.zeros(seen.shape, dtype=q.dtype, device=q.device)
         hidden = hidden.masked_fill(~seen, torch.finfo(q.dtype).min)[:, None].expand(-1, self.part.num_heads, -1, -1)
         listen = ctx.wants(self.address, name)
@@ -94,7 +94,7 @@ class PoolingAttentionModule(ProjectionsModule):
             bias=hidden,
             scale=self.head_width**-0.5,
             kernel=ctx.kernel,
-            weights=(lambda found: ctx.tap(self.address, name, found)) if listen else None,
+            on_weights=(lambda weights: ctx.tap(self.address, name, weights)) if listen else None,
             dropout=self.part.dropout if self.training else 0.0,
         )
         return out.transpose(1, 2).flatten(2)

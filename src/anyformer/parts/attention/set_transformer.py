@@ -1,5 +1,5 @@
 """Attention through a few learned vectors, in linear time: the Set Transformer's inducing points and seeds [Lee et al.
-2019], and Luna's packed sequence, which layers hand on [Ma et al. 2021].
+2019], and Luna's packed sequence, which is passed from layer to layer [Ma et al. 2021].
 
 B batch, T tokens, m learned vectors, H heads, K head width, D width.
 """
@@ -25,12 +25,12 @@ from anyformer.specs.part import LayerSharing, Part, Site
 
 
 class Across(AttentionModule):
-    """Attention from vectors (B, N, D) to others (B, S, W), some of which may be padding. It keeps no state."""
+    """Attention from vectors (B, N, D) to other vectors (B, S, W), some of which may be padding. It has no cache."""
 
-    def __init__(self, part: Any, site: Site, shown: str | None = None, **widths: int | None) -> None:
+    def __init__(self, part: Any, site: Site, output: str | None = None, **widths: int | None) -> None:
         same: dict[str, Any] = {"num_heads": part.num_heads, "bias": part.bias, "dropout": part.dropout, **widths}
         super().__init__(Attention(memory=True, **same), site)
-        self.tapped = {**MIXER, "weights": shown}
+        self.tapped = {**MIXER, "weights": output}
 
     def state_spec(self) -> None:  # type: ignore[override]
         return None
@@ -44,39 +44,39 @@ class Across(AttentionModule):
 
 
 def each_row(vectors: Tensor, x: Tensor) -> Tensor:
-    """(m, D) -> (B, m, D), for as many rows as x has. A sum: without gradients a view of a parameter still asks for
-    them, and torch's counter of FLOPs fails on it."""
+    """(m, D) -> (B, m, D), for the rows of x. This is a sum, not a view: a view of a parameter requires gradients even
+    if they are disabled, and torch's FLOP counter fails on it."""
     return vectors.to(x.dtype) + x.new_zeros(x.shape[0], 1, 1)
 
 
-ONE_TEXT = "a few vectors see a whole row, which holds one text: nothing can be packed"
-LATER = "a few vectors see the whole text: it cannot be decoded step by step"
+NO_PACKING = "documents cannot be packed, because all tokens of a row are pooled"
+NO_DECODING = "all tokens of the text are pooled, so it cannot decode step by step"
 
 
 # -- the Set Transformer -----------------------------------------------------------------------------------------------
 
 
 class Seeds(Part, sees="itself", called=("PMA", "pooling by multi-head attention", "attention pooling")):
-    """`count` learned vectors that look at all tokens: h = norm(s + attention(s, before(x))), and norm(h +
-    feedforward(h)) where there is one [Lee et al. 2019]. The order of the tokens does not matter. What they saw is no
-    token's result: whoever shows it to tokens says that these see all."""
+    """`count` learned vectors that attend to all tokens: h = norm(s + attention(s, before(x))), then norm(h +
+    feedforward(h)) if `feedforward` is set [Lee et al. 2019]. The order of the tokens does not matter. The results
+    belong to no token; a Part that lets tokens read them must declare sees="all"."""
 
     num_heads: int
     count: int = 1
-    before: MLP | GatedMLP | None = None  # of each token
+    before: MLP | GatedMLP | None = None  # applied to each token first
     feedforward: MLP | GatedMLP | None = None
     norm: Norm | None = LayerNorm()
-    bias: str = "qkvo"  # which projections have one
+    bias: str = "qkvo"  # projections that have a bias
     dropout: float = 0.0  # on the attention weights
 
     def check(self) -> None:
         at_least(self, 1, "num_heads", "count")
         chance(self, "dropout")
         if set(self.bias) - set("qkvo"):
-            raise ValueError(f"Seeds.bias names projections among 'qkvo', got {quote(self.bias)}")
+            raise ValueError(f"Seeds.bias is {quote(self.bias)}; use only letters of 'qkvo'")
         for name in ("before", "feedforward"):
             if getattr(getattr(self, name), "out", None) is not None:
-                raise ValueError(f"Seeds.{name}.out: the vectors keep their width; leave it out")
+                raise ValueError(f"Seeds.{name}.out: the vectors keep their width; do not set it")
 
     def build(self, site: Site) -> nn.Module:
         return SeedsModule(self, site)
@@ -102,7 +102,7 @@ class SeedsModule(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """(B, T, D) -> (B, m, D)"""
         if ctx.documents is not None:
-            raise ValueError(f"{self.address}: {ONE_TEXT}")
+            raise ValueError(f"{self.address}: {NO_PACKING}")
         seeds = each_row(self.vectors, x)
         h = seeds + self.attention(seeds, ctx, x if self.before is None else self.before(x, ctx), ctx.tokens)
         h = h if self.norm is None else self.norm(h)
@@ -113,8 +113,8 @@ class SeedsModule(nn.Module):
 
 
 class InducedAttention(Projections, sees="all", called=("ISAB", "Set Transformer", "inducing points")):
-    """Inducing points look at the tokens, and the tokens at what they saw: attention(x, points(x)) [Lee et al. 2019].
-    Tokens in another order give the same results in that order."""
+    """Inducing points attend to the tokens, and the tokens attend to their results: attention(x, points(x)) [Lee et al.
+    2019]. Permuting the tokens permutes the results in the same way."""
 
     points: Seeds
     dropout: float = 0.0  # on the attention weights of the tokens
@@ -140,7 +140,7 @@ class InducedAttentionModule(nn.Module):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.state is not None:
-            raise ValueError(f"{self.address}: {LATER}")
+            raise ValueError(f"{self.address}: {NO_DECODING}")
         return self.attention(x, ctx, self.points(x, ctx))
 
 
@@ -148,12 +148,12 @@ class InducedAttentionModule(nn.Module):
 
 
 class LunaAttention(Projections, sees="all", called=("Luna", "linear unified nested attention", "pack and unpack")):
-    """y = pack(p, x), out = unpack(x, y): p learned tokens look at the text, and the text at what they saw [Ma et al.
-    2021]. p + y, normed, is the p of the next layer, so that only the first holds learned tokens."""
+    """y = pack(p, x), out = unpack(x, y): learned tokens p attend to the text, and the text attends to their results y
+    [Ma et al. 2021]. norm(p + y) is the p of the next layer, so that only the first layer has learned tokens."""
 
-    tokens: int  # p
-    handed_on: bool = True  # otherwise each layer has its own
-    norm: Norm | None = LayerNorm()  # of what was handed on
+    tokens: int  # number of learned tokens
+    handed_on: bool = True  # pass them from layer to layer; otherwise each layer has its own
+    norm: Norm | None = LayerNorm()  # norm of the tokens from the previous layer
     dropout: float = 0.0  # on the weights of both attentions
     packs: ClassVar[bool] = False
 
@@ -180,7 +180,7 @@ class LunaModule(nn.Module):
     def __init__(self, part: LunaAttention, site: Site) -> None:
         super().__init__()
         self.address, self.layer, self.handed_on = site.address, site.layer, part.handed_on
-        self.step = re.sub(r".*\blayers\.\d+\.", "", site.address)  # its like in the layers before
+        self.step = re.sub(r".*\blayers\.\d+\.", "", site.address)  # the same key in all layers
         self.pack, self.unpack = Across(part, site.child("pack")), Across(part, site.child("unpack"), "attentions")
         self.norm: nn.Module | None = None
         self.tokens: nn.Parameter | None = None
@@ -192,7 +192,7 @@ class LunaModule(nn.Module):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.state is not None or ctx.documents is not None:
-            raise ValueError(f"{self.address}: {ONE_TEXT if ctx.state is None else LATER}")
+            raise ValueError(f"{self.address}: {NO_PACKING if ctx.state is None else NO_DECODING}")
         p = self.previous_packed(ctx) if self.tokens is None else each_row(self.tokens, x)
         y = ctx.tap(self.address, "packed", self.pack(p, ctx, x, ctx.tokens))
         if self.handed_on:
@@ -200,10 +200,10 @@ class LunaModule(nn.Module):
         return self.unpack(x, ctx, y)
 
     def previous_packed(self, ctx: Context) -> Tensor:
-        """What the last layer before this one handed on, at the same step where there is one. By the layer's number:
-        one that is run again for its gradients finds what it found."""
+        """Return the tokens from the nearest layer before this one, from the same sublayer if it has them. They are
+        found by the layer's number, so that a layer that is run again for its gradients gets the same tokens."""
         before = [(step, p) for (layer, step), p in ctx.shared.get("packed", {}).items() if layer < self.layer]
         if not before:
-            raise ValueError(f"{self.address}: the first layer holds the tokens that are handed on, and has none")
+            raise ValueError(f"{self.address}: handed_on=True needs a LunaAttention in the first layer")
         p = ([p for step, p in before if step == self.step] or [before[-1][1]])[-1]
         return p if self.norm is None else self.norm(p)

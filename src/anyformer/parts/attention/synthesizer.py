@@ -1,7 +1,7 @@
-"""Synthesizers [Tay et al. 2020]: attention scores that are learned, or computed from one token, in the place of
-products of queries and keys, or beside them.
+"""Synthesizers [Tay et al. 2020]: attention scores that are learned, or computed from one token, instead of products of
+queries and keys or in addition to them.
 
-B batch, T tokens, S tokens seen, H heads, K head width, D width, L length of the longest text.
+B batch, T tokens, S visible tokens, H heads, K head width, D width, L maximum length of a text.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from anyformer.specs.part import Site
 
 
 class Synthesizer(Op, sees="past", called=("dense synthesizer", "random synthesizer (scores='random')")):
-    """The score of a token and a place in the text: from the token by two layers ("dense"), a learned number
-    ("random"), or the product of two vectors of `rank` numbers, one of each place ("factorized"). Products of queries
-    and keys come to it ("plus") or are mixed with it by a learned share ("alpha"). A text has at most `length`
-    tokens."""
+    """Attention that scores a token and a position in the text: by two layers from the token ("dense"), by a learned
+    number per pair of positions ("random"), or by the product of two learned vectors of `rank` numbers, one per
+    position ("factorized"). Products of queries and keys are added to the scores ("plus") or mixed with them by a
+    learned share ("alpha"). A text has at most `length` tokens."""
 
     num_heads: int
     length: int
-    head_width: int | None = None  # default: the width divided by the heads
+    head_width: int | None = None  # default: width / num_heads
     scores: Literal["dense", "random", "factorized"] = "dense"
     products: Literal["none", "plus", "alpha"] = "none"
     rank: int = 16
-    bias: str = "qkvo"  # which projections have one
+    bias: str = "qkvo"  # projections that have a bias
     mask: Mask = FULL
     dropout: float = 0.0  # on the attention weights
 
@@ -45,7 +45,7 @@ class Synthesizer(Op, sees="past", called=("dense synthesizer", "random synthesi
         at_least(self, 1, "num_heads", "length", "rank", "head_width")
         chance(self, "dropout")
         if set(self.bias) - set("qkvo"):
-            raise ValueError(f"Synthesizer.bias names projections among 'qkvo', got {quote(self.bias)}")
+            raise ValueError(f"Synthesizer.bias is {quote(self.bias)}; use only letters of 'qkvo'")
 
     @property
     def bias_heads(self) -> int | None:
@@ -78,8 +78,8 @@ class SynthesizerModule(InHeads):
             self.table = nn.Parameter(torch.empty(H, L, L))
         else:
             self.rows, self.columns = (nn.Parameter(torch.empty(H, L, part.rank)) for _ in range(2))
-        self.share = nn.Parameter(torch.zeros(())) if part.products == "alpha" else None  # before the sigmoid
-        self.tapped: TapNames = {n: shown for n, shown in MIXER.items() if n in (*names, "weights", "mixed")}
+        self.share = nn.Parameter(torch.zeros(())) if part.products == "alpha" else None  # logit of the share
+        self.tapped: TapNames = {n: output for n, output in MIXER.items() if n in (*names, "weights", "mixed")}
 
     def state_spec(self) -> PerToken:
         names = "v" if self.part.products == "none" else "kv"
@@ -88,12 +88,12 @@ class SynthesizerModule(InHeads):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         (B, T, _), part = x.shape, self.part
-        positions = ctx.positions if ctx.state is None else ctx.positions.expand(B, T)  # one row where all are alike
+        positions = ctx.positions if ctx.state is None else ctx.positions.expand(B, T)  # may be (1, T)
         self.check_length(ctx)
         names = "v" if part.products == "none" else "qkv"
-        found = {name: self.heads(ctx.tap(self.address, name, getattr(self, name)(x))) for name in names}
-        q = found.pop("q", None)
-        seen, places = ctx.append_to_cache(self.address, {**found, "position": positions})
+        projected = {name: self.heads(ctx.tap(self.address, name, getattr(self, name)(x))) for name in names}
+        q = projected.pop("q", None)
+        seen, places = ctx.append_to_cache(self.address, {**projected, "position": positions})
         v, at = seen["v"], seen["position"].clamp(0, part.length - 1)
         bias = self.synthesize_scores(x, positions.clamp(max=part.length - 1), at)
         k, scale = seen.get("k", v), self.head_width**-0.5
@@ -113,7 +113,7 @@ class SynthesizerModule(InHeads):
             scale=scale,
             kernel=ctx.kernel,
             dropout=part.dropout if self.training else 0.0,
-            weights=ctx.weights(self.address),
+            on_weights=ctx.weights(self.address),
         )
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
@@ -124,7 +124,7 @@ class SynthesizerModule(InHeads):
                 raise ValueError(f"{self.address} reads texts of at most {self.part.length} tokens, got {last + 1}")
 
     def synthesize_scores(self, x: Tensor, positions: Tensor, at: Tensor) -> Tensor:
-        """(1 or B, H, T, S): scores of tokens x at positions (1 or B, T) with those at positions (1 or B, S)."""
+        """(1 or B, H, T, S) scores of tokens x at `positions` (1 or B, T) with keys at positions `at` (1 or B, S)."""
         if self.part.scores == "dense":
             scores = torch.matmul(self.heads(F.relu(self.inner(x))), self.places)  # (B, H, T, L)
             return scores.gather(3, at[:, None, None].expand(*scores.shape[:3], -1))

@@ -1,4 +1,4 @@
-"""A few tokens that are learned from all, and looked up again by all [Ryoo et al. 2021].
+"""A few tokens that are computed from all tokens, and read back by all tokens [Ryoo et al. 2021].
 
 B batch, T tokens, S learned tokens, D width.
 """
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.parts.attention.attention import Attention
-from anyformer.parts.attention.set_transformer import LATER, ONE_TEXT
+from anyformer.parts.attention.set_transformer import NO_DECODING, NO_PACKING
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.taps import TapNames
@@ -21,20 +21,20 @@ from anyformer.specs.part import Site
 
 
 class TokenLearner(Op, sees="all", called=("token learner and fuser", "TokenFuser")):
-    """`tokens` maps, each a softmax over all places of what a small MLP says of them, sum the places up to as many
-    tokens; the `mixer` runs on these alone, and each place reads them back through sigmoid gates of its own (the
-    TokenFuser) [Ryoo et al. 2021, with the MLP of their later version]."""
+    """Computes `tokens` weighted sums of all tokens, with a softmax over the scores of a small MLP. The `mixer` runs
+    only on these sums, and each token reads them back through its own sigmoid gates (the TokenFuser) [Ryoo et al. 2021,
+    with the MLP of their later version]."""
 
     packs: ClassVar[bool] = False
 
-    tokens: int = 8
-    width: int | None = None  # of the MLP; default: half of the model's
+    tokens: int = 8  # number of sums
+    width: int | None = None  # width of the MLP; default: half of the model's width
     mixer: Attention | None = None
 
     def check(self) -> None:
         at_least(self, 1, "tokens", "width")
         if self.mixer is not None and (self.mixer.memory or self.mixer.position is not None):
-            raise ValueError("TokenLearner.mixer: learned tokens have no places and no memory; set position=None")
+            raise ValueError("TokenLearner.mixer takes no position and no memory; set position=None and memory=False")
 
     @property
     def causal_alternative(self) -> str:
@@ -60,7 +60,7 @@ class TokenLearnerModule(nn.Module):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.state is not None or ctx.documents is not None:
-            raise ValueError(f"{self.address}: {ONE_TEXT if ctx.state is None else LATER}")
+            raise ValueError(f"{self.address}: {NO_PACKING if ctx.state is None else NO_DECODING}")
         scores = self.down(F.gelu(self.up(x))).to(torch.promote_types(x.dtype, torch.float32))  # (B, T, S)
         if ctx.tokens is not None:
             scores = scores.masked_fill(~ctx.tokens[..., None], torch.finfo(scores.dtype).min)
@@ -68,8 +68,8 @@ class TokenLearnerModule(nn.Module):
         learned = torch.matmul(weights, x)
         if self.mixer is not None:
             index = torch.arange(learned.shape[1], device=x.device)
-            alone: dict[str, Any] = {"is_token": None, "bias": None, "extras": (), "shared": {}}
-            learned = self.mixer(learned, ctx.replace(index=index, positions=index[None], **alone))
+            cleared: dict[str, Any] = {"is_token": None, "bias": None, "extras": (), "shared": {}}
+            learned = self.mixer(learned, ctx.replace(index=index, positions=index[None], **cleared))
         learned = ctx.tap(self.address, "tokens", learned)  # (B, S, D)
         gates = ctx.tap(self.address, "gates", self.gate(x).sigmoid())  # (B, T, S)
         return torch.matmul(gates, self.fuse(learned.transpose(1, 2)).transpose(1, 2))

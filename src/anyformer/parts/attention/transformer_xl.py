@@ -1,8 +1,8 @@
-"""Attention over one segment of a text, what was kept of those before it [Dai et al. 2019], and fewer vectors made of
-what is older still [Rae et al. 2019]: a token sees far, and its cost does not grow with the text.
+"""Attention to one segment of a text, to the tokens kept before it [Dai et al. 2019], and to compressed vectors of
+still older tokens [Rae et al. 2019]: a token sees far back, and its cost does not grow with the text.
 
-B batch, T tokens, S tokens held, H heads, K head width, D width, L tokens of a segment, M tokens kept before it, C
-compressed vectors, c tokens that one is made of, n segments, W = C + M + L.
+B batch, T tokens, S cached tokens, H heads, K head width, D width, L tokens per segment, M tokens kept before it, C
+compressed vectors, c tokens per compressed vector, n segments, W = C + M + L.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class RecurrentAttention(
         "segment-level recurrence",
     ),
 ):
-    """A text is read in segments. A token sees its own from left to right, the `kept` tokens before the segment and,
-    before those, `compressed` vectors, each made of `rate` tokens by their mean, their maximum or a convolution. Keys
-    of what is kept are made of its states again, so all layers together reach farther than one.
+    """A text is read in segments. A token sees its own segment up to itself, the `kept` tokens before the segment and,
+    before those, `compressed` vectors, each computed from `rate` tokens by their mean, their maximum or a convolution.
+    Every layer keeps its own tokens, so all layers together reach farther back than one.
 
-    Distances count places among what is seen: one for a token, one for a compressed vector. A text that is read at once
-    learns through what was kept; the papers stop gradients there, to save the memory that a long text would take."""
+    Distances count visible entries: a token and a compressed vector are one each. If a text is read at once, gradients
+    flow through the kept tokens; the papers stop them there to save memory."""
 
-    segment: int = 128  # L, tokens that are read together
-    kept: int = 128  # M, tokens before them that are seen one by one
-    compressed: int = 0  # C, vectors before those
-    rate: int = 4  # c, tokens that one of these is made of
-    by: Literal["mean", "max", "convolution"] = "convolution"
+    segment: int = 128  # L, tokens per segment
+    kept: int = 128  # M, visible tokens before the segment
+    compressed: int = 0  # C, visible compressed vectors before those
+    rate: int = 4  # c, tokens per compressed vector
+    by: Literal["mean", "max", "convolution"] = "convolution"  # how they are compressed
     position: RelativeSinusoids | None = None
     dropout: float = 0.0  # on the attention weights
 
@@ -57,13 +57,13 @@ class RecurrentAttention(
         at_least(self, 0, "kept", "compressed")
         chance(self, "dropout")
         if self.compressed and (self.segment % self.rate or self.kept % self.rate):
-            sizes = f"a segment of {self.segment} and {self.kept} kept tokens"
-            raise ValueError(f"RecurrentAttention.rate is {self.rate}, and {sizes} are not multiples of it")
+            sizes = f"segment, {self.segment}, and kept, {self.kept}"
+            raise ValueError(f"RecurrentAttention.rate is {self.rate}; it must divide {sizes}")
         if self.position is not None and type(self.position) is not RelativeSinusoids:
-            raise ValueError(f"RecurrentAttention.position is RelativeSinusoids, got {type(self.position).__name__}")
+            raise ValueError(f"RecurrentAttention.position is {type(self.position).__name__}; use RelativeSinusoids")
         if self.position is not None and self.position.num_heads != self.num_heads:
-            heads = f"{self.position.num_heads} heads and the attention {self.num_heads}"
-            raise ValueError(f"RecurrentAttention.position has {heads}")
+            heads = self.position.num_heads
+            raise ValueError(f"RecurrentAttention.position.num_heads is {heads}; it must be {self.num_heads}")
 
     def build(self, site: Site) -> nn.Module:
         return RecurrentAttentionModule(self, site)
@@ -85,16 +85,16 @@ class RecurrentAttentionModule(ProjectionsModule):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         q, k, v = self.projections(x, ctx)
-        state, held, places = ctx.state, {"k": self.heads(k), "v": self.heads(v)}, ctx.index
+        state, cached, places = ctx.state, {"k": self.heads(k), "v": self.heads(v)}, ctx.index
         begun = state is not None and (state.capacity is not None or state.length > 0)
         if state is not None:
-            held, places = ctx.append_to_cache(self.address, held)
+            cached, places = ctx.append_to_cache(self.address, cached)
         older = self.older(x, ctx) if self.compress is not None else None
         listen, out = ctx.watch(self.address), None
         if not begun and ctx.documents is None and ctx.kernel != "eager":
             out = self.by_segments(q, k, v, older, ctx)
         if out is None or listen is not None:
-            queries, keys, values = self.heads(q), held["k"], held["v"]
+            queries, keys, values = self.heads(q), cached["k"], cached["v"]
             if older is not None:
                 keys, values = (torch.cat((self.heads(s), t), 2) for s, t in zip(older[:2], (keys, values)))
             seen, distance = self.pairs(None if older is None else older[2], places, ctx)
@@ -107,7 +107,7 @@ class RecurrentAttentionModule(ProjectionsModule):
                 bias=bias,
                 scale=self.scale,
                 kernel=ctx.kernel,
-                weights=listen,
+                on_weights=listen,
                 dropout=self.dropout,
             )
             changed = listen is not None and listen.changed
@@ -119,29 +119,29 @@ class RecurrentAttentionModule(ProjectionsModule):
         return self.part.dropout if self.training else 0.0
 
     def bias(self, q: Tensor, seen: Tensor, distance: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Queries, and what is added to their scores: seen and distance are (1 or B, T, S)."""
+        """Return the queries and the bias of their scores; `seen` and `distance` are (1 or B, T, S)."""
         bias = q.new_zeros(1, 1, 1, 1)
         if self.position is not None:
             q, bias = self.position.bias_at(q, distance, self.most, self.scale, ctx)
         return q, bias.masked_fill(~seen[:, None], float("-inf"))
 
     def by_segments(self, q: Tensor, k: Tensor, v: Tensor, older: Older | None, ctx: Context) -> Tensor:
-        """(B, T, H K) of texts that begin here, each segment a row."""
+        """(B, T, H K) for texts that begin here; each segment becomes a row."""
         (B, T, _), L, M, C, c = q.shape, self.part.segment, self.part.kept, self.part.compressed, self.part.rate
         rows, n = PackedRows.from_context(ctx), -(-T // L)
         q, k, v = (F.pad(rows.pack(t), (0, 0, 0, n * L - T)) for t in (q, k, v))
         keys, values = (F.pad(t, (0, 0, M, 0)).unfold(1, M + L, L) for t in (k, v))  # (B, n, H K, M + L)
-        if older is not None:  # before segment s those of the tokens up to s L - M
-            held = 0 if ctx.state is None or self.compress is None else self.compress.ring  # nothing yet
-            short = (F.pad(t[:, held:], (0, 0, C + M // c, 0)).unfold(1, C, L // c)[:, :n] for t in older[:2])
+        if older is not None:  # segment s sees vectors of tokens before s L - M
+            empty = 0 if ctx.state is None or self.compress is None else self.compress.ring  # slots without a vector
+            short = (F.pad(t[:, empty:], (0, 0, C + M // c, 0)).unfold(1, C, L // c)[:, :n] for t in older[:2])
             keys, values = (torch.cat((s, t), 3) for s, t in zip(short, (keys, values)))
         keys, values = (t.unflatten(2, (-1, self.head_width)).flatten(0, 1).transpose(2, 3) for t in (keys, values))
 
         def make() -> tuple[Tensor, Tensor]:
             at, column = torch.arange(L, device=q.device)[:, None], torch.arange(C + M + L, device=q.device)
             begin = torch.arange(n, device=q.device)[:, None, None] * L
-            there = torch.where(column < C, (begin - M) // c - C + column, begin - M - C + column) >= 0
-            seen = there & (column <= at + C + M)
+            exists = torch.where(column < C, (begin - M) // c - C + column, begin - M - C + column) >= 0
+            seen = exists & (column <= at + C + M)
             return seen.repeat(B, 1, 1), (C + M + at - column)[None]
 
         seen, distance = ctx.once(f"segments {L} {M} {C} {c}", make)
@@ -153,36 +153,38 @@ class RecurrentAttentionModule(ProjectionsModule):
         return rows.unpack(out.transpose(1, 2).reshape(B, n * L, -1)[:, :T])
 
     def pairs(self, number: Tensor | None, places: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """(1 or B, T, compressed + S) whether each token sees them, and how far they are; by all pairs, which the eager
-        kernel, the reference, packed documents and a text that goes on are read by."""
+        """(1 or B, T, compressed + S) which entries each token sees, and their distances. All pairs are computed: for
+        the eager kernel (the reference), for packed documents, and if a text is continued."""
         part, index, window = self.part, ctx.index, self.part.segment + self.part.kept
         counted = ctx.once("text positions", lambda: text_positions(ctx.is_token, ctx.documents))
-        mine, theirs = (
+        queries, keys = (
             t.view(-1, t.shape[-1]) if counted is None else at_places(counted, t.clamp(min=0)) for t in (index, places)
         )
-        mine, theirs = mine[..., None], theirs[:, None]  # (1 or B, T, 1), (1 or B, 1, S)
-        begin = mine // part.segment * part.segment
+        queries, keys = queries[..., None], keys[:, None]  # (1 or B, T, 1), (1 or B, 1, S)
+        begin = queries // part.segment * part.segment
         seen = ctx.visible(CAUSAL, f"causal, of the last {window}", places).dense()[:, 0]
         row = places.view(-1, 1, places.shape[-1])
-        itself = index.view(-1, index.shape[-1], 1) == row  # of a pad, which sees nothing else
-        seen, distance = (seen & (row >= 0) & (theirs >= begin - part.kept)) | itself, mine - theirs
+        itself = index.view(-1, index.shape[-1], 1) == row  # for pads, which see nothing else
+        seen, distance = (seen & (row >= 0) & (keys >= begin - part.kept)) | itself, queries - keys
         if number is not None:
-            first = (begin - part.kept) // part.rate  # the first that is not compressed yet
+            first = (begin - part.kept) // part.rate  # number of the first vector that is not visible yet
             back = first - number[:, None]
             short = (number[:, None] >= 0) & (back > 0) & (back <= part.compressed)
             if ctx.documents is not None:
                 short = short & (ctx.documents[..., None] == ctx.documents[:, None])
-            seen, back = concatenate(short, seen), part.kept + mine - begin + back
+            seen, back = concatenate(short, seen), part.kept + queries - begin + back
             distance = concatenate(back, distance)
         return seen, distance
 
     def older(self, x: Tensor, ctx: Context) -> Older:
-        """Keys and values (B, n, D) of compressed vectors, and the number in its text of each (1 or B, n), -1 where it
-        is not complete."""
+        """Return keys and values (B, n, D) of compressed vectors, and the number of each in its text (1 or B, n); -1:
+        it is incomplete."""
         compress, c, rows = self.compress, self.part.rate, PackedRows.from_context(ctx)
         assert compress is not None
         store, (B, T, D) = ctx.store(compress.address), x.shape
-        if ctx.documents is not None:  # they begin anywhere: one for every token that could be its last
+        if (
+            ctx.documents is not None
+        ):  # documents begin anywhere: one vector per token, as if it were the last of its c tokens
             places = ctx.once("text positions", lambda: text_positions(ctx.is_token, ctx.documents))
             assert places is not None
             last = (places + 1) % c == 0 if ctx.tokens is None else ((places + 1) % c == 0) & ctx.tokens
@@ -200,14 +202,14 @@ class RecurrentAttentionModule(ProjectionsModule):
         number, windows = complete(past, begun, T, c, c)
         done = begun + (T if ctx.tokens is None else ctx.tokens.sum(-1, keepdim=True))
         new = torch.cat(self.compressed_keys(windows, ctx), -1)
-        held = torch.cat((store.tensors["kv"].expand(B, -1, -1).to(new.dtype), new), 1)
+        kv = torch.cat((store.tensors["kv"].expand(B, -1, -1).to(new.dtype), new), 1)
         slot = torch.arange(ring, device=x.device)
         latest = self.numbers(done // c, slot)
         at = torch.where(latest >= number[:, :1], ring + latest - number[:, :1], slot)
-        store.replace("kv", held.gather(1, at[..., None].expand(B, -1, 2 * D)))
+        store.replace("kv", kv.gather(1, at[..., None].expand(B, -1, 2 * D)))
         new_number = torch.where((number + 1) * c <= done, number, -1)
         old_number = self.numbers(begun // c, slot).expand(new_number.shape[0], -1)
-        return held[..., :D], held[..., D:], torch.cat((old_number, new_number), 1)
+        return kv[..., :D], kv[..., D:], torch.cat((old_number, new_number), 1)
 
     def compressed_keys(self, windows: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         assert self.compress is not None
@@ -215,23 +217,23 @@ class RecurrentAttentionModule(ProjectionsModule):
         return self.k(short), self.v(short)
 
     def numbers(self, count: Tensor, slot: Tensor) -> Tensor:
-        """The number that stands in each slot of the ring after `count` (1 or B, 1) vectors; below 0 where none."""
+        """Return the number of the vector in each slot of the ring after `count` (1 or B, 1) vectors; below 0: none."""
         assert self.compress is not None
         return count - 1 - (count - 1 - slot) % self.compress.ring
 
 
-Older = tuple[Tensor, Tensor, Tensor]
+Older = tuple[Tensor, Tensor, Tensor]  # keys, values and numbers of compressed vectors
 
 
 def concatenate(a: Tensor, b: Tensor) -> Tensor:
-    """Side by side, in as many rows as either has."""
+    """Concatenate along the last dimension; a single row is repeated for all rows of the other tensor."""
     size = max(a.shape[0], b.shape[0])
     return torch.cat((a.expand(size, -1, -1), b.expand(size, -1, -1)), -1)
 
 
 class Compress(nn.Module):
-    """One vector of c tokens. What is held of a text are the last tokens that do not make one yet, and the keys and
-    values of as many vectors as the last segment and the next one see, in a ring."""
+    """Computes one vector from c tokens. Its state is the last tokens of a text that do not fill a vector yet, and a
+    ring of the keys and values of the vectors that the last and the next segment see."""
 
     def __init__(self, part: RecurrentAttention, site: Site) -> None:
         super().__init__()

@@ -13,13 +13,13 @@ from anyformer.specs.part import Site
 
 
 class TransparentAttention(Attention, sees="past", called=("transparent attention",)):
-    """Cross-attention to a memory (B, M, depth * D) that holds one average of the encoder's layers for each layer of
-    the decoder, side by side, as `LayerMix(count=depth)` makes it [Bapna et al. 2018]."""
+    """Cross-attention to a memory (B, M, depth * D) that contains one average of the encoder's layers per decoder
+    layer, concatenated, as computed by `LayerMix(count=depth)` [Bapna et al. 2018]."""
 
     def check(self) -> None:
         super().check()
         if not self.memory or self.memory_width is None:
-            raise ValueError("TransparentAttention reads a memory: set memory=True and memory_width to depth * width")
+            raise ValueError("TransparentAttention needs memory=True and memory_width, which is depth * width")
 
     def build(self, site: Site) -> nn.Module:
         return TransparentAttentionModule(self, site)
@@ -28,8 +28,8 @@ class TransparentAttention(Attention, sees="past", called=("transparent attentio
 class TransparentAttentionModule(AttentionModule):
     def __init__(self, part: TransparentAttention, site: Site) -> None:
         if part.memory_width != site.depth * site.width:
-            forms = f"{site.depth} layers of {site.width}"
-            raise ValueError(f"{site.address}: memory_width is {part.memory_width}, and the memory has {forms}")
+            size = f"{site.depth} * {site.width}"
+            raise ValueError(f"{site.address}: memory_width is {part.memory_width}; it must be depth * width, {size}")
         super().__init__(part.replace(memory_width=site.width), site)
         self.columns = slice(site.layer * site.width, (site.layer + 1) * site.width)
 

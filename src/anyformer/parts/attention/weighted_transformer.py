@@ -1,4 +1,4 @@
-"""The Weighted Transformer's attention: every head is a branch of its own [Ahmed et al. 2017].
+"""The Weighted Transformer's attention: every head is a separate branch [Ahmed et al. 2017].
 
 B batch, T tokens, H heads, K head width, D width.
 """
@@ -16,8 +16,8 @@ from anyformer.specs.part import Site
 
 
 class BranchedAttention(Attention, sees="past", called=("Weighted Transformer", "multi-branch")):
-    """What a head saw is projected by its own rows of `o`, weighed, and goes through a feed-forward step that all heads
-    share; the results are weighed again and added. Both kinds of weights are learned and add up to 1."""
+    """Each head's result is projected by its own part of `o`, weighted and passed through a feed-forward that all heads
+    share; the results are weighted again and added. Both sets of weights are learned and add up to 1."""
 
     feedforward: MLP | GatedMLP
 

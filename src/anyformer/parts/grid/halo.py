@@ -117,7 +117,7 @@ class HaloAttentionModule(InHeads):
             bias=bias,
             scale=part.scale,
             kernel=ctx.kernel,
-            weights=ctx.weights(self.address),
+            on_weights=ctx.weights(self.address),
             dropout=part.dropout if self.training else 0.0,
         )  # (B n, H, t, V)
         height, wide = image.shape[1] // side, image.shape[2] // side  # in blocks

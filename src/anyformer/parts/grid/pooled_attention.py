@@ -182,7 +182,7 @@ class PooledAttentionModule(InHeads):
             bias=bias,
             scale=scale,
             kernel=ctx.kernel,
-            weights=ctx.weights(self.address),
+            on_weights=ctx.weights(self.address),
             dropout=self.part.dropout if self.training else 0.0,
         )
         out, q = ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)), q.transpose(1, 2).flatten(2)
