@@ -83,7 +83,7 @@ def multitask(folder, **more) -> tuple:
     with torch.no_grad():  # different words at every position
         theirs.model.decoder.embed_positions.weight.mul_(6)
         theirs.proj_out.weight[58:].mul_(0.5)
-    theirs.generation_config = transformers.GenerationConfig(**SPECIAL, **more)
+    theirs.generation_config = transformers.GenerationConfig(**{**SPECIAL, **more})
     theirs.save_pretrained(folder)
     return theirs, af.load(folder)
 
@@ -106,6 +106,16 @@ def test_openings_and_times_as_published(way: str, tmp_path) -> None:
     assert torch.equal(found, expected) and len(found.unique()) > 9  # not one word repeated
     times = found[:, 3:] > 57
     assert bool(times.any()) == bool(WAYS[way].get("return_timestamps"))
+
+
+def test_a_text_without_an_end_fills_the_positions(tmp_path) -> None:
+    """Published files have as many positions as `max_length`, and what is told before the text takes some of them."""
+    positions = WRITER.config["max_target_positions"]
+    theirs, mine = multitask(tmp_path, max_length=positions, suppress_tokens=[49])
+    features = make_inputs(WRITER)["input_features"]
+    expected = theirs.generate(features, language="de", force_unique_generate_call=True)
+    found = af.generate(mine, input_features=features, language="de")
+    assert found.shape[1] == positions and torch.equal(found, expected)
 
 
 def with_options(theirs, options):

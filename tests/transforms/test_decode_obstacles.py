@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import anyformer as af
-from anyformer.kernels import few_rows
+from anyformer.kernels import few_experts, few_rows
 from anyformer.models import Call
 from anyformer.parts.norm import ScaleNorm
 from anyformer.stacks.sublayer import SublayerModule
@@ -96,19 +96,29 @@ def test_a_weight_that_is_not_contiguous_has_no_program() -> None:
     assert obstacles(model) == [None, "a layer of GatedMLPModule is not a plain one"]
 
 
-@torch.no_grad()
-def test_without_a_device_nothing_is_changed() -> None:
+def test_modules_are_changed_while_a_step_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not if the device has no programs, and not under autocast, which would cast inside them."""
     model = llama()
     kinds = [type(module) for module in model.modules()]
-    with decode_kernels(model, rows=1) as used:
+    for fits, autocast in ((True, False), (False, False), (True, True)):
+        monkeypatch.setattr(
+            few_rows, "fits", lambda like, rows, fits=fits: fits and like.is_floating_point() and rows == 1
+        )
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind, autocast=autocast: autocast)
+        with decode_kernels(model, rows=1) as used:
+            changed = [type(module) for module in model.modules()] != kinds
+        assert changed == (fits and not autocast) and used.fused == (2 if changed else 0)
+        assert used.others == ({} if changed else {"1 rows of torch.float32": 2})
         assert [type(module) for module in model.modules()] == kinds
-    assert used.fused == 0 and used.others == {"1 rows of torch.float32": 2}
 
 
 def test_a_step_is_one_token_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_rows, "fits", lambda x, rows: rows <= 3)
+    """The type that counts is that of the weights, if it is not that of the stream."""
+    half = torch.zeros(1, dtype=torch.bfloat16)
+    monkeypatch.setattr(few_rows, "fits", lambda x, rows: rows <= 3 and x.dtype == half.dtype)
     shapes = [(3, 1, 8), (4, 1, 8), (1, 4, 8), (3, 2, 8), (3, 8)]
-    assert [takes(torch.zeros(shape)) for shape in shapes] == [True, False, False, False, False]
+    assert [takes(torch.zeros(shape).bfloat16()) for shape in shapes] == [True, False, False, False, False]
+    assert takes(torch.zeros(3, 1, 8), half) and not takes(torch.zeros(3, 1, 8))
 
 
 def test_norms_of_one_dimension_have_a_program() -> None:
@@ -119,13 +129,17 @@ def test_norms_of_one_dimension_have_a_program() -> None:
 
 
 @torch.no_grad()
-def test_a_router_without_a_program_routes_itself() -> None:
-    """Scores in fp32 choose the experts of a model in bf16."""
-    model = mixtral(**{"decoder.layers.feedforward.op.router.float32": True}).bfloat16()
-    op, x = model.decoder.layers[0].feedforward.op, torch.randn(3, 32, dtype=torch.bfloat16)
-    chosen, weights = route(op, x, context(1))
-    expected = op.router(x[:, None], context(1))
-    assert torch.equal(chosen, expected.experts) and torch.equal(weights, expected.weights)
+def test_a_router_without_a_program_routes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that computes in fp32 in a model in bf16; the usual one is part of the programs."""
+    x, programs = torch.randn(3, 32, dtype=torch.bfloat16), (torch.zeros(3, 2), torch.ones(3, 2))
+    monkeypatch.setattr(few_rows, "linear", lambda x, weights, biases: x @ weights[0].mT)
+    monkeypatch.setattr(few_experts, "choose", lambda *args: programs)
+    for exact in (True, False):
+        model = mixtral(**{"decoder.layers.feedforward.op.router.float32": exact}).bfloat16()
+        op = model.decoder.layers[0].feedforward.op
+        own = op.router(x[:, None], context(1))
+        expected = (own.experts, own.weights) if exact else programs
+        assert all(map(torch.equal, route(op, x, context(1)), expected))
 
 
 @torch.no_grad()
