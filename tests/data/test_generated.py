@@ -163,7 +163,9 @@ def test_clocks_show_their_time() -> None:
         hands = (pixels == drawings.DARK).all(-1)
         assert hands[along(np.pi if half else 0, 0.6)].all() and hands[along((hour + half / 60) * np.pi / 6, 0.4)].all()
         longer = hands & (radius > 0.5)  # than the short hand
-        assert longer.any() and (drawings.Y[longer] * (1 if half else -1) > 0.49).all() and not hands[radius > 0.7].any()
+        assert (
+            longer.any() and (drawings.Y[longer] * (1 if half else -1) > 0.49).all() and not hands[radius > 0.7].any()
+        )
         mirrored = clocks[name(11 - hour if half else -hour % 12, half)]
         assert (pixels[:, ::-1] != mirrored).any(-1).sum() <= 2  # points on an edge, where numbers are rounded
 
@@ -183,7 +185,8 @@ def carry(box, /, *, far=True): """Carries a box."""
 '''
     found = [subject for node in ast.parse(text).body for subject in conversations.subjects_of(node, "boxes")]
     assert {subject.name: (subject.call, subject.parameters) for subject in found} == {
-        "Box.open": ("open(wide)", {"wide": False}), "Box.weigh": ("weigh(box, scale=1)", {"box": False, "scale": True}),
+        "Box.open": ("open(wide)", {"wide": False}),
+        "Box.weigh": ("weigh(box, scale=1)", {"box": False, "scale": True}),
         "Box.make": ("make(*sizes)", {"*sizes": True}), "Box": ("", {}),
         "carry": ("carry(box, /, *, far=True)", {"box": False, "far": True}),
     }  # fmt: skip

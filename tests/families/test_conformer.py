@@ -47,7 +47,9 @@ def test_weights_start_as_those_of_torch() -> None:
 @pytest.mark.parametrize("shape", [None, (2, 12), (2, 0, 12), (2, 9, 11)])
 def test_frames_are_asked_for_by_their_shape(shape: tuple[int, ...] | None) -> None:
     given = {} if shape is None else {"input_features": torch.zeros(shape)}
-    with pytest.raises(ValueError, match=rf"^input_features is \(batch, frames, 12 channels\), got {re.escape(str(shape))}$"):
+    with pytest.raises(
+        ValueError, match=rf"^input_features is \(batch, frames, 12 channels\), got {re.escape(str(shape))}$"
+    ):
         small()(**given)
 
 

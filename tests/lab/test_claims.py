@@ -184,7 +184,8 @@ def shown(large: float = 0.9, small: float = 0.3) -> list[Row]:
     """The accuracy of the largest and of the smallest model with many shots; with none, 0.2."""
     right = {8: small, 24: 0.4, 64: large}
     return [
-        {"width": width, "parameters": width**2, "letters": 4, "shots": n, "accuracy": each if n > 7 else 0.2 + 0.01 * n}
+        {"width": width, "parameters": width**2, "letters": 4, "shots": n,
+         "accuracy": each if n > 7 else 0.2 + 0.01 * n}
         for width, each in right.items() for n in range(few_shot.SHOTS)
     ]  # fmt: skip
 
@@ -255,10 +256,13 @@ def test_a_false_claim_fails(experiment: Any, rows: Callable[..., list[Row]], fa
 @pytest.mark.parametrize("length", [8, 64])
 def test_spectra(length: int) -> None:
     """All singular values alike hold as much as they are; of a matrix of rank 1 the first holds all."""
-    alike, one = (low_rank.spectrum(each.expand(2, 3, -1, -1)) for each in (torch.eye(length), torch.ones(length, length)))
+    alike, one = (
+        low_rank.spectrum(each.expand(2, 3, -1, -1)) for each in (torch.eye(length), torch.ones(length, length))
+    )
     assert [share for share, _ in alike] == sorted(share for share, _ in one) and alike[-1][0] == 1
     assert all(held == pytest.approx(share) for share, held in alike) and alike[7][0] == max(0.25, 1 / length)
     assert all(held == pytest.approx(1, abs=1e-5) for _, held in one)
+
 
 def test_experts_beyond_their_capacity_are_counted() -> None:
     chosen = torch.tensor([[0], [0], [0], [1], [2], [2], [2], [2]])  # of two experts; 2 means full

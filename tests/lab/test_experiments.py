@@ -309,7 +309,7 @@ def test_emergence_is_a_step_where_the_loss_has_none(
     right, nats = curves(emergence.plot(rows)).values()
     assert right["digits"] == [(10**i, each) for i, each in enumerate(answers)]
     assert [each for _, each in right["whole answers"]] == pytest.approx([*answers])
-    assert [*nats.values()][0] == [(10**i, each) for i, each in enumerate(losses)]
+    assert next(iter(nats.values())) == [(10**i, each) for i, each in enumerate(losses)]
 
 
 def test_experts_may_cost_a_twentieth_more() -> None:
@@ -320,7 +320,9 @@ def test_experts_may_cost_a_twentieth_more() -> None:
     for dearer, holds in ((0.04, True), (0.06, False), (0.9, False)):
         verdict = experts.claim(rows(dearer))
         assert verdict.holds is holds and verdict.figures["a token costs more by"] == pytest.approx(dearer)
-    by_step, at_end = curves(experts.plot([*rows(0.04), *({**row, "step": 2, "loss": 0.1} for row in rows(0.04))])).values()
+    by_step, at_end = curves(
+        experts.plot([*rows(0.04), *({**row, "step": 2, "loss": 0.1} for row in rows(0.04))])
+    ).values()
     assert by_step == {"1: 10": [(1, 2.0), (2, 0.1)], "4: 40": [(1, 0.5), (2, 0.1)]}
     assert [*at_end.values()] == [[(1, 0.1), (4, 0.1)]] * 2  # the mean, and a point for each seed
 

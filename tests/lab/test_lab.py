@@ -107,9 +107,7 @@ def test_a_killed_process_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kills", [3, 4])
-def test_killed_processes_are_replaced_three_times(
-    kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_processes_are_replaced_three_times(kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By pools that run trials here, the first `kills` of which break at the second trial."""
     pools: list[object] = []
 
