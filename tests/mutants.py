@@ -441,7 +441,7 @@ class Sieve(Work):
                 work.begin(self.place)
                 tests = [item for test in work.tests for item in items.get(test, ())]
                 names = work.mistake.definitions((REPO / path).read_bytes())
-                if work.clock.budget < math.inf:  # there may be no time for all: first what is near and mentions the name
+                if work.clock.budget < math.inf:  # there may be no time for all tests
                     near = {item for test in work.tests[:3] for item in items.get(test, ())}
                     named = {item for item in tests if mentions(item, names)}
                     tests.sort(key=lambda item, near=near, named=named: (item not in near) + (item not in named))
