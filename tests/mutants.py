@@ -326,6 +326,28 @@ def imports(text: str, file: str) -> bool:
     return re.search(found, text, re.MULTILINE) is not None
 
 
+class Clock:
+    """CPU seconds of tests: at most `budget` for all, and a third of it for those of one file."""
+
+    def __init__(self, budget: float) -> None:
+        self.budget, self.file, self.now = budget, "", 0.0
+        self.spent = collections.defaultdict[str, float](float)
+
+    def turn(self, file: str) -> None:
+        """What is spent from here on is spent on a file."""
+        before, self.now = self.now, time.process_time()
+        self.spent[self.file] += self.now - before
+        self.file = file
+
+    def allows(self, item: Any) -> bool:
+        """Whether there is time for a test. Fixtures of tests that had none to run are not kept for them."""
+        self.turn(file_of(item.nodeid))
+        if sum(self.spent.values()) - self.spent[""] > self.budget or self.spent[self.file] > self.budget / 3:
+            return False
+        item.session._setupstate.teardown_exact(item)
+        return True
+
+
 class Try(Work):
     """The tests that may see a mistake, up to the first that does, until they have taken `budget` CPU seconds."""
 
@@ -333,16 +355,19 @@ class Try(Work):
     seen_by: Sequence[str] = ()
 
     def __init__(self, mistake: Mistake, tests: list[str], seconds: float, place: Path, budget: float) -> None:
-        self.mistake, self.tests, self.seconds, self.budget = mistake, tests, seconds, budget
+        self.mistake, self.tests, self.seconds, self.clock = mistake, tests, seconds, Clock(budget)
         self.digest = digest({place / file_of(test) for test in self.tests}, place)
         # to read one file of tests takes a second, and it is nearly always enough
         first = [test for test in self.tests if file_of(test) == file_of(self.tests[0])]
         rounds = first, [test for test in self.tests if test not in first]
         self.rounds = [["-x", *tests] for tests in rounds if tests]
 
+    def pytest_collection_finish(self) -> None:
+        self.clock.turn("")  # to read the tests takes none of the budget
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: Any) -> bool | None:
-        return True if time.process_time() > self.budget else None  # True: the test does not run
+        return None if self.clock.allows(item) else True  # True: the test does not run
 
     def begin(self, place: Path) -> None:
         super().begin(place)
@@ -416,7 +441,7 @@ class Sieve(Work):
                 work.begin(self.place)
                 tests = [item for test in work.tests for item in items.get(test, ())]
                 names = work.mistake.definitions((REPO / path).read_bytes())
-                if work.budget < math.inf:  # there may be no time for all: first what is near and mentions the name
+                if work.clock.budget < math.inf:  # there may be no time for all tests
                     near = {item for test in work.tests[:3] for item in items.get(test, ())}
                     named = {item for item in tests if mentions(item, names)}
                     tests.sort(key=lambda item, near=near, named=named: (item not in near) + (item not in named))
@@ -441,9 +466,8 @@ class Sieve(Work):
             for function in functions:
                 function.__code__ = code
             for test, after in zip(tests, (*tests[1:], None), strict=True):
-                if time.process_time() > work.budget:
-                    break
-                test.config.hook.pytest_runtest_protocol(item=test, nextitem=after)
+                if work.clock.allows(test):
+                    test.config.hook.pytest_runtest_protocol(item=test, nextitem=after)
                 if self.failed.stat().st_size:
                     break
             result = int(self.failed.stat().st_size > 0)
@@ -512,7 +536,7 @@ def tries(
     paths = sorted({path for test in tests for path in place.glob(test)})
     texts = {path.relative_to(place).as_posix(): path.read_text() for path in paths}
     for mistake in sample:
-        yield Try(mistake, nearest_tests(mistake.file, texts), 30 + 2 * budget, place, budget)
+        yield Try(mistake, nearest_tests(mistake.file, texts), 90 + 2 * budget, place, budget)
 
 
 def main() -> int:
@@ -538,6 +562,11 @@ def main() -> int:
         importlib.import_module(name)
     for plugin in importlib.metadata.entry_points(group="pytest11"):
         plugin.load()
+    if not sys.modules["torch"].cuda.is_available():
+        kernels = [mistake for mistake in sample if mistake.file.endswith("_triton.py")]
+        sample = [mistake for mistake in sample if mistake not in kernels]
+        if kernels:
+            print(f"{len(kernels)} mistakes in Triton kernels are not tried: they need a GPU")
     KEPT.mkdir(exist_ok=True)
     tried().touch()
     with tempfile.TemporaryDirectory(prefix="anyformer-mutants-") as folder:
