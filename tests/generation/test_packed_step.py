@@ -83,10 +83,10 @@ def test_weights_that_change_are_packed_again_and_go_with_the_model() -> None:
     [
         ("few rows", 3, {}, ""),
         ("many rows", 65, {}, ""),
-        ("few tokens", 4, {"max_new_tokens": 15}, "; weights are packed from 16 tokens on"),
+        ("few tokens", 4, {"max_new_tokens": 15}, "; weights are packed for 16 or more new tokens"),
         ("hidden", 4, {}, ""),
         ("small layers", 4, {}, ""),
-        ("little memory", 4, {}, "MB are more than 1/4 of the free memory"),
+        ("little memory", 4, {}, "MB, more than 1/4 of the free memory"),
         ("half precision", 4, {}, ""),
     ],
 )
