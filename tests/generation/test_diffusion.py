@@ -10,7 +10,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.generation.diffusion import remove_noise, denoise
+from anyformer.generation.diffusion import denoise, remove_noise
 from anyformer.parts.diffusion import NoiseSchedule
 
 CONFIG = {

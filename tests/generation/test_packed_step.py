@@ -23,7 +23,7 @@ WRITERS = [family for family in CONFIGS if family != "bert"]
 @pytest.fixture(autouse=True)
 def every_layer_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     PACKED.kept.clear()
-    monkeypatch.setattr(pack, "LEAST", 1)
+    monkeypatch.setattr(pack, "MIN_WEIGHTS", 1)
     monkeypatch.setattr(hardware, "free_memory", lambda: 2**40)
     monkeypatch.setattr(hardware, "packed_is_faster", lambda: hardware.has("onednn"))  # whatever else runs meanwhile
 
@@ -99,7 +99,7 @@ def test_nothing_is_packed_for_nothing(
     elif not hardware.has("onednn"):
         pytest.skip("torch cannot pack weights for this CPU")
     if why == "small layers":
-        monkeypatch.setattr(pack, "LEAST", 2**19)
+        monkeypatch.setattr(pack, "MIN_WEIGHTS", 2**19)
     if why == "little memory":
         monkeypatch.setattr(hardware, "free_memory", lambda: 1000)
     if why == "half precision":
