@@ -79,7 +79,7 @@ def test_weights_that_change_are_packed_again_and_go_with_the_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("why", "rows", "options", "said"),
+    ("why", "rows", "options", "note"),
     [
         ("few rows", 3, {}, ""),
         ("many rows", 65, {}, ""),
@@ -91,7 +91,7 @@ def test_weights_that_change_are_packed_again_and_go_with_the_model() -> None:
     ],
 )
 def test_nothing_is_packed_for_nothing(
-    why: str, rows: int, options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+    why: str, rows: int, options: dict[str, Any], note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_of("gpt2")
     if why == "hidden":
@@ -107,7 +107,7 @@ def test_nothing_is_packed_for_nothing(
     expected = write(model, rows, compile=False, **options)
     assert torch.equal(write(model, rows, **options), expected)
     assert not PACKED.kept
-    assert model.explain().endswith(said or "compile=True compiles it")
+    assert model.explain().endswith(note or "use compile=True to compile the step")
 
 
 @packs
