@@ -43,9 +43,9 @@ def compile_blocks(model: nn.Module) -> nn.Module:
 class CompiledBlock:
     """The compiled code of all blocks of one structure.
 
-    The layers of a stack share some values (`Context.once`: masks, rotary tables). If the first layer computed them, its
-    graph would differ from the others. A separate graph therefore computes them; if that is not possible, every layer
-    computes its own.
+    The layers of a stack share some values (`Context.once`: masks, rotary tables). If the first layer computed them,
+    its graph would differ from the others. A separate graph therefore computes them; if that is not possible, every
+    layer computes its own.
     """
 
     def __init__(self, number: int) -> None:
