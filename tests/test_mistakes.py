@@ -229,7 +229,7 @@ CODE: list[tuple[str, str]] = [
     ("af.load(None)", "a model is found by its folder or its hub id, got NoneType"),
     ("af.load(saved, dtype='float8')", "dtype 'float8' is not supported"),
     ("af.load(saved, dtype=torch.int64)", "dtype torch.int64 is not supported"),
-    ("af.generate('gpt2', ids)", "only a model writes, as af.build and af.load give it, got str"),
+    ("af.generate('gpt2', ids)", "expected a model from af.build or af.load, got str"),
     ("af.generate(model('writer'), ids.tolist())", "input_ids.*tensor, got a list"),
     ("af.generate(model('writer'), ids.float())", "input_ids.*integers"),
     ("af.generate(model('writer'), ids, attention_mask=one.tolist())", "attention_mask.*tensor, got a list"),

@@ -243,5 +243,5 @@ def test_mistakes(folders: Any, both: Any, tmp_path: Path) -> None:
     model = af.build(families.find("bert").read({"architectures": ["BertForMaskedLM"], **sizes}), seed=0)
     model.folder = ours
     af.save(model, tmp_path / "bert")
-    with pytest.raises(ValueError, match="BertForMaskedLM has no language-model head that writes"):
+    with pytest.raises(ValueError, match="BertForMaskedLM has no language-model head"):
         AnyformerLM(path=str(tmp_path / "bert"))

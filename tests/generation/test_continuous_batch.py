@@ -97,11 +97,11 @@ def test_what_is_done_is_forgotten() -> None:
 def test_what_cannot_be_shared_is_refused() -> None:
     running = ContinuousBatch(ours(case_of("GPT2LMHeadModel")))
     ids = torch.tensor([[7, 8, 9]])
-    with pytest.raises(ValueError, match="prompt_lookup_num_tokens: such a text is written alone"):
+    with pytest.raises(ValueError, match="prompt_lookup_num_tokens: not supported in a continuous batch"):
         running.add(input_ids=ids, prompt_lookup_num_tokens=2)
-    with pytest.raises(ValueError, match="penalty_alpha: such a text is written alone"):
+    with pytest.raises(ValueError, match="penalty_alpha: not supported in a continuous batch"):
         running.add(input_ids=ids, penalty_alpha=0.6, top_k=4)
-    with pytest.raises(ValueError, match="inputs_embeds: such a text is written alone"):
+    with pytest.raises(ValueError, match="inputs_embeds: not supported in a continuous batch"):
         running.add(inputs_embeds=running.model.embedding.tokens(ids), use_cache=False)
     with pytest.raises(ValueError, match="max_new_tokens"):
         running.add(input_ids=ids, max_new_tokens=-1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.generation.diffusion import cleaner, denoise
+from anyformer.generation.diffusion import denoise, remove_noise
 from anyformer.parts.diffusion import NoiseSchedule
 
 CONFIG = {
@@ -56,7 +56,7 @@ def test_schedules_and_steps_equal_published(curve: str, clip: float | None) -> 
             more = {"generator": same if eta != 0.0 else None}
             more |= {} if eta is None else {"eta": eta, "use_clipped_model_output": clip is not None}
             expected = theirs.step(found, place, x, **more).prev_sample
-            x = cleaner(x, found, now, then, eta=1.0 if eta is None else eta, clip=clip, chance=chance)
+            x = remove_noise(x, found, now, then, eta=1.0 if eta is None else eta, clip=clip, chance=chance)
             close(x, expected)
 
 

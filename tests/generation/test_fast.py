@@ -32,7 +32,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def model(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Its steps are recorded and not traced, which would take a second each: which recording is used does not depend on
+    """Its steps are captured and not traced, which would take a second each: which capture is used does not depend on
     that. The first test here and G5 (tests/families) do trace."""
     monkeypatch.setattr(torch, "compile", lambda step, **options: step)
     return compiled
@@ -51,10 +51,10 @@ def test_texts_of_about_one_length_share_a_recording(compiled: Any) -> None:
     model = compiled
     for seed, length in ((0, 5), (1, 5), (2, 9)):
         assert torch.equal(*both(model, prompt(seed, length=length)))
-    assert len(model.recordings) == 1
+    assert len(model.captures) == 1
     assert torch.equal(*both(model, prompt(3, rows=3)))
     assert torch.equal(*both(model, prompt(3), max_new_tokens=130))
-    assert len(model.recordings) == 3
+    assert len(model.captures) == 3
 
 
 def test_texts_end_where_they_end(model: Any) -> None:
@@ -75,25 +75,25 @@ def test_other_weights_are_another_recording(model: Any) -> None:
     with torch.no_grad():
         model.head.out.weight.add_(torch.randn(40, 16, generator=torch.Generator().manual_seed(1)))
     assert torch.equal(*both(model, prompt()))
-    assert len(model.recordings) == 2
+    assert len(model.captures) == 2
 
 
 def test_few_recordings_are_kept_and_none_is_copied(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "KEPT", 2)
+    monkeypatch.setattr(fast, "MAX_CAPTURES", 2)
     for rows in range(1, 5):
         assert torch.equal(*both(model, prompt(rows=rows)))
-        assert len(model.recordings) == min(rows, 2)
-    monkeypatch.setattr(fast, "LITTLE", 0)  # more is held now than the weights of this model are
+        assert len(model.captures) == min(rows, 2)
+    monkeypatch.setattr(fast, "MIN_STATE_BYTES", 0)  # more is held now than the weights of this model are
     assert torch.equal(*both(model, prompt(rows=7)))
-    assert len(model.recordings) == 1
+    assert len(model.captures) == 1
     twin = copy.deepcopy(model)
-    assert not twin.recordings and torch.equal(*both(twin, prompt()))
+    assert not twin.captures and torch.equal(*both(twin, prompt()))
 
 
 def test_the_state_that_is_given_back_is_the_callers(model: Any) -> None:
     out = af.generate(model, prompt(), max_new_tokens=4, eos_token_id=[], compile=True, return_dict=True)
     held = {name: slot.tensors["k"].clone() for name, slot in out.past_key_values.stores.items()}
-    both(model, prompt(1))  # writes over the recording's own
+    both(model, prompt(1))  # writes over the state of the capture
     for name, slot in out.past_key_values.stores.items():
         close(slot.tensors["k"], held[name])
 
@@ -101,13 +101,13 @@ def test_the_state_that_is_given_back_is_the_callers(model: Any) -> None:
 @torch.no_grad()
 def test_a_recorded_step_is_of_the_segment_that_the_prompt_ended_in() -> None:
     """Each row of its own, and of another text's after it."""
-    recording, tokens = None, torch.tensor([7, 8])
+    captured, tokens = None, torch.tensor([7, 8])
     for kinds in ([[5, 5, 6], [5, 5, 7]], [[5, 8, 9], [5, 5, 5]]):
         stepper = Stepper(decoder(), {"token_type_ids": torch.tensor(kinds)}, use_cache=True)
         stepper.begin(prompt(length=3), None)
-        recording = recording or fast.DecodeRecording(stepper, 8, compiled=False)
-        recording.begin(stepper)
-        close(recording.read(tokens), stepper.step(tokens), 1e-5)
+        captured = captured or fast.CapturedDecoder(stepper, 8, compiled=False)
+        captured.begin(stepper)
+        close(captured.read(tokens), stepper.step(tokens), 1e-5)
 
 
 def test_what_cannot_be_recorded_says_why(model: Any) -> None:
@@ -128,7 +128,7 @@ def test_what_cannot_be_recorded_says_why(model: Any) -> None:
 
 
 def test_positions_that_depend_on_the_length_are_not_recorded(model: Any) -> None:
-    """A table of sinusoids grows with a text that is longer, and dynamic rotary angles change: a recording has one
+    """A table of sinusoids grows with a text that is longer, and dynamic rotary angles change: a capture has one
     table and one set of angles."""
     turning = {"decoder.layers.attention.op.position": Rope(scaling=DynamicScaling(factor=2.0, length=8))}
     assert fast.model_obstacle(model, 1000) is None
@@ -160,33 +160,33 @@ def test_a_prompt_is_read_with_pads_behind_it(model: Any) -> None:
     ids, mask = prompt(rows=3, length=7), torch.ones(3, 7, dtype=torch.long)
     mask[0, :4] = 0  # pads stand before a row
     af.generate(model, prompt(rows=3), max_new_tokens=4, compile=True)
-    (recording,) = model.recordings.values()
-    reader = object.__new__(fast.PromptRecording)
-    reader.model, reader.prefix, reader.state = model, "", recording.state
-    reader.broken = recording.buffers.broken
+    (captured,) = model.captures.values()
+    reader = object.__new__(fast.CapturedPrompt)
+    reader.model, reader.prefix, reader.state = model, "", captured.state
+    reader.broken = captured.buffers.broken
     reader.ids, reader.lengths = torch.zeros(3, 16, dtype=torch.long), torch.ones(3, dtype=torch.long)
     reader.graph = SimpleNamespace(replay=lambda: setattr(reader, "scores", reader.forward()))
     for given in (mask, None):
         plain = Stepper(model, {}, use_cache=True)
         expected = plain.begin(ids, given)
         close(reader.read(ids, given), expected)
-        assert recording.state.past.tolist() == [3 if given is not None else 7, 7, 7]
-        recording.buffers.count.zero_()
-        close(recording.read(ids[:, 0]), plain.step(ids[:, 0]))  # the text goes on where the prompt ended
-    assert not recording.buffers.broken
+        assert captured.state.past.tolist() == [3 if given is not None else 7, 7, 7]
+        captured.buffers.count.zero_()
+        close(captured.read(ids[:, 0]), plain.step(ids[:, 0]))  # the text goes on where the prompt ended
+    assert not captured.buffers.broken
     model.embedding.tokens.weight[39] = float("nan")
     ids = ids.clamp(max=38)
     ids[1, 3] = 39  # in one row of three
     reader.read(ids, None)
-    assert recording.buffers.broken
+    assert captured.buffers.broken
 
 
 def test_a_model_explains_how_it_wrote(model: Any) -> None:
     assert model.explain() == "nothing was run yet"
     af.generate(model, prompt(), max_new_tokens=4)
-    assert model.explain() == "decoding: one call a step: the device is cpu; compile=True compiles it"
+    assert model.explain() == "decoding: one call per step: on cpu, use compile=True to compile the step"
     af.generate(model, prompt(), max_new_tokens=4, compile=False)
-    assert model.explain() == "decoding: one call a step: compile=False"
+    assert model.explain() == "decoding: one call per step: compile=False"
     af.generate(model, prompt(), max_new_tokens=4, compile=True)
     assert model.explain() == "decoding: compiled"
 
@@ -204,9 +204,9 @@ def test_the_likeliest_token_is_found_in_pieces(size: int) -> None:
 def test_a_prompt_is_not_read_by_a_graph_that_does_not_fit_it(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids that are in no vocabulary, hooks, and places beyond the last: a graph would not notice."""
     reads: list[int] = []
-    monkeypatch.setattr(fast.DecodeRecording, "reads_prompts", lambda recording, tokens: True)
+    monkeypatch.setattr(fast.CapturedDecoder, "reads_prompts", lambda captured, tokens: True)
     monkeypatch.setattr(
-        fast.DecodeRecording, "read_prompt", lambda recording, ids, mask, bucket: reads.append(bucket) or ids
+        fast.CapturedDecoder, "read_prompt", lambda captured, ids, mask, bucket: reads.append(bucket) or ids
     )
 
     def read(length: int = 20, token: int = 1) -> Any:

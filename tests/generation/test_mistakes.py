@@ -18,12 +18,12 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"max_new_tokens": 0}, "max_new_tokens=0"),
     ({"max_new_tokens": -3}, "max_new_tokens=-3"),
     ({"max_new_tokens": 10**12}, "max_new_tokens=1000000000000"),
-    ({"max_new_tokens": 2**24 + 1}, "max_new_tokens=16777217: a whole number from 1 to 16777216"),
+    ({"max_new_tokens": 2**24 + 1}, "max_new_tokens=16777217.*from 1 to 16777216"),
     ({"max_new_tokens": 2.5}, "max_new_tokens=2.5"),
     ({"max_new_tokens": True}, "max_new_tokens=True"),
     ({"max_new_tokens": "5"}, "max_new_tokens='5'"),
     ({"max_new_tokens": 40}, "max_new_tokens=40: 43 tokens do not fit the model's 32 positions"),
-    ({"max_length": 3}, "max_length=3: the prompt alone has 3 tokens"),
+    ({"max_length": 3}, "max_length=3: the prompt .* 3 tokens"),
     ({"max_length": 50}, "max_length=50: 50 tokens do not fit"),
     ({"min_new_tokens": 5, "max_new_tokens": 4}, "min_new_tokens=5: more than max_new_tokens=4"),
     ({"min_length": 9, "max_length": 8}, "min_length=9: more than max_length=8"),
@@ -37,17 +37,17 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"do_sample": True, "typical_p": -0.5}, "typical_p=-0.5"),
     ({"do_sample": True, "epsilon_cutoff": 3.0}, "epsilon_cutoff=3.0"),
     ({"do_sample": True, "seed": [1, 2]}, "seed=.*one for each of the 1 prompts"),
-    ({"do_sample": 1}, "do_sample=1: True or False"),
+    ({"do_sample": 1}, "do_sample=1: .*True or False"),
     ({"temperature": 0.5}, "temperature=0.5: does nothing without do_sample=True"),
     ({"top_k": 5}, "top_k=5: does nothing without do_sample=True"),
     ({"length_penalty": 2.0}, "length_penalty=2.0: does nothing without num_beams above 1"),
     ({"num_beams": 0}, "num_beams=0"),
-    ({"num_beams": 41}, "num_beams=41: more beams than the vocabulary"),
+    ({"num_beams": 41}, "num_beams=41: more than the 40 tokens"),
     ({"num_beams": 2, "early_stopping": "maybe"}, "early_stopping='maybe'"),
     ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences=3: more than num_beams=2"),
     ({"num_return_sequences": 2}, "num_return_sequences=2: more than num_beams=1 without do_sample"),
     ({"num_beams": 2, "stream": print}, "num_beams=2: beams cannot be streamed"),
-    ({"num_beams": 2, "penalty_alpha": 0.5}, "penalty_alpha=0.5: contrastive search has no beams"),
+    ({"num_beams": 2, "penalty_alpha": 0.5}, "penalty_alpha=0.5: contrastive search .*num_beams=2"),
     ({"do_sample": True, "penalty_alpha": 0.5}, "penalty_alpha=0.5: contrastive search does not sample"),
     ({"penalty_alpha": 1.5}, "penalty_alpha=1.5"),
     ({"penalty_alpha": 0.5, "top_k": 1}, "top_k=1: contrastive"),
@@ -65,21 +65,21 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"sequence_bias": [3]}, "sequence_bias="),
     ({"suppress_tokens": [-1]}, "suppress_tokens="),
     ({"forced_eos_token_id": 40}, "forced_eos_token_id=40"),
-    ({"stop_strings": "x"}, "stop_strings need the tokenizer"),
+    ({"stop_strings": "x"}, "stop_strings need a tokenizer"),
     ({"stop_strings": [""], "tokenizer": object()}, "stop_strings="),
     ({"prompt_lookup_num_tokens": 0}, "prompt_lookup_num_tokens=0"),
-    ({"prompt_lookup_num_tokens": 3, "num_beams": 2}, "prompt_lookup_num_tokens=3: drafts no beams"),
-    ({"prompt_lookup_num_tokens": 3, "penalty_alpha": 0.5}, "prompt_lookup_num_tokens=3: cannot draft for contrastive"),
+    ({"prompt_lookup_num_tokens": 3, "num_beams": 2}, "prompt_lookup_num_tokens=3: .*num_beams=2"),
+    ({"prompt_lookup_num_tokens": 3, "penalty_alpha": 0.5}, "prompt_lookup_num_tokens=3: .*penalty_alpha"),
     ({"lang_to_id": {"en": 1, "de": "2"}}, "lang_to_id=.*names and their tokens"),
     ({"prefill_chunk_size": 0}, "prefill_chunk_size=0"),
     ({"output_scores": True}, "output_scores=True: needs return_dict=True"),
-    ({"output_attentions": True}, "output_attentions: nothing of this is kept"),
+    ({"output_attentions": True}, "output_attentions: .*does not collect"),
     ({"max_time": 3.0}, "generate has no option 'max_time'"),
     ({"num_beens": 3}, "no option 'num_beens'; did you mean 'num_beams'"),
-    ({"labels": NEXT}, "labels: training"),
+    ({"labels": NEXT}, "labels: .*training"),
     ({"position_ids": NEXT}, "position_ids: positions follow"),
-    ({"attention_mask": torch.ones(1, 2)}, r"attention_mask is \(1, 2\), the prompt \(1, 3\)"),
-    ({"attention_mask": torch.zeros(1, 3)}, "attention_mask hides a whole prompt: row 0"),
+    ({"attention_mask": torch.ones(1, 2)}, r"attention_mask .*\(1, 2\).*\(1, 3\)"),
+    ({"attention_mask": torch.zeros(1, 3)}, "attention_mask masks the whole prompt in row 0"),
 ]
 
 
@@ -96,14 +96,14 @@ def test_a_bad_parameter_is_named(options: dict[str, Any], line: str) -> None:
     [
         (torch.zeros(1, 0, dtype=torch.long), "the prompt is empty: input_ids"),
         (torch.zeros(0, 3, dtype=torch.long), "input_ids has no rows"),
-        (torch.zeros(3, dtype=torch.long), "input_ids is a tensor of shape"),
+        (torch.zeros(3, dtype=torch.long), "input_ids must be a tensor of shape"),
         ([[1, 2]], "input_ids.*tensor, got a list"),
         (
             torch.zeros(1, 33, dtype=torch.long),
             "input_ids: a prompt of 33 tokens does not fit the model's 32 positions",
         ),
         (torch.tensor([[1, 99]]), "token id 99 is outside the vocabulary of 40"),
-        (None, "give a prompt: input_ids"),
+        (None, "prompt: pass input_ids"),
     ],
 )
 def test_a_bad_prompt_is_named(prompt: Any, line: str) -> None:
@@ -125,13 +125,13 @@ def test_a_bad_assistant_is_named() -> None:
         with pytest.raises(ValueError, match=f"assistant_model: {line}"):
             af.generate(model or decoder(), NEXT, **options)
 
-    refuse("its vocabulary has 39 tokens, the model's 40", assistant_model=decoder(39))
-    refuse("cannot draft for beams, and num_beams=2", assistant_model=decoder(), num_beams=2)
+    refuse("its vocabulary has 39 tokens, the model's has 40", assistant_model=decoder(39))
+    refuse("cannot draft for beam search, .*num_beams=2", assistant_model=decoder(), num_beams=2)
     refuse("cannot draft for contrastive", assistant_model=decoder(), penalty_alpha=0.5)
-    refuse("either it drafts or the prompt", assistant_model=decoder(), prompt_lookup_num_tokens=2)
-    refuse("one of the two has an encoder", assistant_model=pair())
+    refuse("cannot be combined with prompt_lookup_num_tokens=2", assistant_model=decoder(), prompt_lookup_num_tokens=2)
+    refuse("either both models need an encoder", assistant_model=pair())
     memory = torch.zeros(1, 3, 512)
-    refuse("it reads the encoder's inputs itself", pair(), assistant_model=pair(), encoder_outputs=memory)
+    refuse("it has its own encoder", pair(), assistant_model=pair(), encoder_outputs=memory)
     bare = af.build(af.override(decoder().spec, {"head": None, "ties": ()})).eval()
     refuse("it has no language-model head", assistant_model=bare)
     with pytest.raises(ValueError, match="has no language-model head"):
@@ -147,7 +147,7 @@ def test_states_that_do_not_fit() -> None:
     ):
         af.generate(model, NEXT, max_new_tokens=6, past_key_values=model.new_state(1, capacity=7))
     out = af.generate(model, NEXT, max_new_tokens=2, eos_token_id=[], return_dict=True)
-    with pytest.raises(ValueError, match="past_key_values already holds 4 tokens"):
+    with pytest.raises(ValueError, match="past_key_values already contains 4 tokens"):
         af.generate(model, NEXT, max_new_tokens=2, past_key_values=out.past_key_values)
     with pytest.raises(ValueError, match="use_cache=False: past_key_values"):
         af.generate(model, NEXT, past_key_values=model.new_state(), use_cache=False)

@@ -23,7 +23,7 @@ WRITERS = [family for family in CONFIGS if family != "bert"]
 @pytest.fixture(autouse=True)
 def every_layer_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     PACKED.kept.clear()
-    monkeypatch.setattr(pack, "LEAST", 1)
+    monkeypatch.setattr(pack, "MIN_WEIGHTS", 1)
     monkeypatch.setattr(hardware, "free_memory", lambda: 2**40)
     monkeypatch.setattr(hardware, "packed_is_faster", lambda: hardware.has("onednn"))  # whatever else runs meanwhile
 
@@ -79,19 +79,19 @@ def test_weights_that_change_are_packed_again_and_go_with_the_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("why", "rows", "options", "said"),
+    ("why", "rows", "options", "note"),
     [
         ("few rows", 3, {}, ""),
         ("many rows", 65, {}, ""),
-        ("few tokens", 4, {"max_new_tokens": 15}, "; weights are packed from 16 tokens on"),
+        ("few tokens", 4, {"max_new_tokens": 15}, "; weights are packed for 16 or more new tokens"),
         ("hidden", 4, {}, ""),
         ("small layers", 4, {}, ""),
-        ("little memory", 4, {}, "MB are more than 1/4 of the free memory"),
+        ("little memory", 4, {}, "MB, more than 1/4 of the free memory"),
         ("half precision", 4, {}, ""),
     ],
 )
 def test_nothing_is_packed_for_nothing(
-    why: str, rows: int, options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+    why: str, rows: int, options: dict[str, Any], note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_of("gpt2")
     if why == "hidden":
@@ -99,7 +99,7 @@ def test_nothing_is_packed_for_nothing(
     elif not hardware.has("onednn"):
         pytest.skip("torch cannot pack weights for this CPU")
     if why == "small layers":
-        monkeypatch.setattr(pack, "LEAST", 2**19)
+        monkeypatch.setattr(pack, "MIN_WEIGHTS", 2**19)
     if why == "little memory":
         monkeypatch.setattr(hardware, "free_memory", lambda: 1000)
     if why == "half precision":
@@ -107,7 +107,7 @@ def test_nothing_is_packed_for_nothing(
     expected = write(model, rows, compile=False, **options)
     assert torch.equal(write(model, rows, **options), expected)
     assert not PACKED.kept
-    assert model.explain().endswith(said or "compile=True compiles it")
+    assert model.explain().endswith(note or "use compile=True to compile the step")
 
 
 @packs

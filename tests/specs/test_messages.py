@@ -106,5 +106,5 @@ def test_a_dtype_that_a_file_names_is_told_with_the_file(tmp_path: Path) -> None
 def test_a_count_takes_types_of_torch(dtype: Any) -> None:
     count = af.count(model_of("gpt2").spec)
     for call in (lambda: count.memory(dtype), lambda: count.state(1, 9, dtype)):
-        with pytest.raises(ValueError, match="dtype is a type of torch such as torch.bfloat16, got"):
+        with pytest.raises(ValueError, match="dtype must be a torch.dtype such as torch.bfloat16, got"):
             call()

@@ -58,16 +58,16 @@ def test_published_ones_have_programs() -> None:
 
 
 def test_what_differs_is_said() -> None:
-    assert obstacles(mamba(activation="mish")) == ["an activation without a program"]
+    assert obstacles(mamba(activation="mish")) == ["an activation without a kernel"]
     assert obstacles(mamba2(norm=ScaleNorm())) == ["ScaleNormModule in DualStateModule"]
     assert obstacles(mixtral(**{"decoder.layers.feedforward.op.expert.activation": "mish"}))[1] is not None
     model = mamba().to(torch.bfloat16)
     model.decoder.layers[0].mixer.op.step_bias.data = model.decoder.layers[0].mixer.op.step_bias.data.float()
-    assert obstacles(model) == ["SelectiveStateModule in several types"]  # the plain path rounds to the first one's
+    assert obstacles(model) == ["SelectiveStateModule with several dtypes"]  # the plain path rounds to the first one's
     model = mixtral()
     experts = model.decoder.layers[0].feedforward.op.experts
     experts.up.data = experts.up.data.mT.contiguous().mT
-    assert obstacles(model) == [None, "experts of their own kind"]
+    assert obstacles(model) == [None, "an unusual kind of experts"]
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ def test_wrong_shapes_are_refused(tmp_path: Path) -> None:
     layer = model.decoder.layers[0].attention.op.q
     layer.scale, layer.offset = layer.scale[:, :-1].clone(), layer.offset[:, :-1].clone()
     af.save(model, tmp_path / "x")
-    with pytest.raises(ValueError, match="decoder.layers.0.attention.op.q has quantised weights of wrong shapes"):
+    with pytest.raises(ValueError, match="decoder.layers.0.attention.op.q has quantized weights of wrong shapes"):
         af.load(tmp_path / "x")
 
 

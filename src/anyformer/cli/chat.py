@@ -18,7 +18,7 @@ from anyformer.cli.settings import MODEL
 from anyformer.specs.messages import nearest
 
 if TYPE_CHECKING:
-    from anyformer.generation.writing import Writing
+    from anyformer.generation.writing import TextStream
     from anyformer.inputs.tokenizer import Tokenizer
     from anyformer.models import TransformerModule
 
@@ -42,12 +42,12 @@ def run(options: argparse.Namespace) -> None:
     check(options)
     messages = read_messages(options.load) if options.load else []
     tokenizer, load = tokenizer_and_loader(options)
-    from anyformer.generation.setup import check_writer
+    from anyformer.generation.setup import check_can_generate
     from anyformer.inputs.chat import templates
 
     plain = options.plain or not templates(tokenizer)
     model = load()
-    check_writer(model)
+    check_can_generate(model)
     if plain and not options.plain:
         tell(PLAIN)
     chat = Chat(model, tokenizer, plain, options, messages)
@@ -189,9 +189,9 @@ class Chat:
         print(flush=True)
         self.messages.append({"role": "assistant", "content": writing.text.strip()})
 
-    def start_writing(self) -> Writing:
+    def start_writing(self) -> TextStream:
         from anyformer.generation.prompt import position_limit
-        from anyformer.generation.writing import Writing
+        from anyformer.generation.writing import TextStream
 
         limit = None if self.model.spec.pair else position_limit(self.model.spec)
         shown = self.messages
@@ -203,7 +203,7 @@ class Chat:
         if shown is not self.messages:
             tell(f"(the oldest {len(self.messages) - len(shown)} messages no longer fit, and are not read)")
         stop = [*(self.options.stop or ()), *([f"\n{NAMES['user']}:"] if self.plain else ())]
-        return Writing(
+        return TextStream(
             self.model, self.tokenizer, self.ids(shown), settings(self.options), stop or None, self.options.compile
         )
 

@@ -22,7 +22,7 @@ from anyformer.cli.settings import MODEL, device_flag
 from anyformer.cli.texts import as_json, text_of
 
 if TYPE_CHECKING:
-    from anyformer.generation.writing import Writing
+    from anyformer.generation.writing import TextStream
     from anyformer.inputs.tokenizer import Tokenizer
     from anyformer.models import TransformerModule
 
@@ -200,11 +200,11 @@ def prompts(options: argparse.Namespace) -> list[str]:
     return [line.removesuffix("\r") for line in text.split("\n")] if options.lines else [text]
 
 
-def write(model: TransformerModule, tokenizer: Tokenizer, ids: list[int], options: argparse.Namespace) -> Writing:
+def write(model: TransformerModule, tokenizer: Tokenizer, ids: list[int], options: argparse.Namespace) -> TextStream:
     """Generate one text, streamed unless --json."""
-    from anyformer.generation.writing import Writing
+    from anyformer.generation.writing import TextStream
 
-    writing = Writing(model, tokenizer, ids, settings(options), options.stop, options.compile)
+    writing = TextStream(model, tokenizer, ids, settings(options), options.stop, options.compile)
     for piece in writing:
         if not options.json:
             show(piece)

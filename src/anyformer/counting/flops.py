@@ -1,5 +1,5 @@
-"""What a forward pass multiplies, and what it keeps for the way back: a model is run on the meta device, where a tensor
-is a shape and costs nothing.
+"""FLOPs of a forward pass and the bytes that it keeps for the backward pass, measured on the meta device, where tensors
+have shapes but no data.
 
 B batch, H heads, T queries, S keys, K head width.
 """
@@ -36,33 +36,35 @@ from anyformer.transforms.fuse import fuse
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """One row through a model: FLOPs by address, two a multiply-add, and bytes."""
+    """The work for one row: FLOPs by address (2 per multiply-add) and bytes."""
 
-    products: dict[str, int]
-    pairs: dict[str, int]  # of these, without a weight: of activations with activations, as in both attention products
-    later: dict[str, int]  # of those, what attention to later tokens takes where each sees its past alone
-    hidden: dict[str, int]  # of those, the products of queries with keys that the mask hides from them
+    products: dict[str, int]  # all products
+    pairs: dict[str, int]  # of these, products of two activations, as in attention
+    later: dict[str, int]  # of `pairs`, attention to later tokens in causal layers
+    hidden: dict[str, int]  # of `pairs`, attention to keys that the mask hides
     kept: int = 0  # bytes that the backward pass needs, without weights and their copies
-    layers: tuple[tuple[int, int], ...] = ()  # of each layer as it ran: bytes of its input, and kept inside it
-    places: int = 0  # that a pair's encoder gives its decoder to look at
+    layers: tuple[tuple[int, int], ...] = ()  # per layer: bytes of its input, bytes kept inside it
+    places: int = 0  # memory length: vectors that the encoder of a pair returns
 
     def by_address(self, causal: bool = False) -> dict[str, int]:
-        """With `causal`, without the products that a mask of the past throws away, as kernels that skip them do."""
+        """FLOPs by address; with `causal`, without attention to later tokens, which some kernels skip."""
         return {at: flops - causal * self.later.get(at, 0) for at, flops in self.products.items()}
 
     def needed_flops(self) -> int:
-        """FLOPs without those of pairs that a mask hides: a window's other tokens, and the future."""
+        """FLOPs without pairs that a mask hides: the future, and tokens outside a sliding window."""
         return sum(self.products.values()) - sum(self.hidden.values())
 
     def recompute_bytes(self) -> int:
-        """Bytes kept where a layer keeps its input alone, and is run again when its turn in the backward pass comes."""
+        """Bytes kept if each layer keeps only its input and is recomputed in the backward pass."""
         inside = [kept for _, kept in self.layers]
         return self.kept - sum(inside) + sum(given for given, _ in self.layers) + max(inside, default=0)
 
 
 def inputs_of(spec: Model, length: int, source_length: int | None = None) -> dict[str, Tensor]:
-    """One row on meta: `length` tokens (and `source_length` that an encoder reads before, default: as many), samples
-    or frames of sound, or an image of the size that is described."""
+    """Return inputs of one row on the meta device: `length` tokens, audio samples or frames, or an image.
+
+    An encoder reads `source_length` tokens (default: `length`).
+    """
     source = length if source_length is None else source_length
     choices = (1,) if isinstance(spec.head, MultipleChoiceHead) else ()
     shapes: dict[str, tuple[int, ...]] = {}
@@ -73,25 +75,25 @@ def inputs_of(spec: Model, length: int, source_length: int | None = None) -> dic
         declared |= embedding.input_kinds
     kinds = {name: torch.long if declared.get(name) == "integers" else torch.float32 for name in shapes}
     with torch.device("meta"):
-        found = {name: torch.zeros(1, *choices, *shape, dtype=kinds[name]) for name, shape in shapes.items()}
+        inputs = {name: torch.zeros(1, *choices, *shape, dtype=kinds[name]) for name, shape in shapes.items()}
         for name, shape in graph_shapes(spec, source if spec.pair else length).items():
-            found[name] = torch.zeros(1, *choices, *shape, dtype=torch.long)
+            inputs[name] = torch.zeros(1, *choices, *shape, dtype=torch.long)
         if spec.pair:
-            found["decoder_input_ids"] = torch.zeros(1, length, dtype=torch.long)
+            inputs["decoder_input_ids"] = torch.zeros(1, length, dtype=torch.long)
         elif any(part.reads_memory for _, part in walk(spec)):
-            found["encoder_hidden_states"] = torch.zeros(1, source, memory_width(spec))
-    return found
+            inputs["encoder_hidden_states"] = torch.zeros(1, source, memory_width(spec))
+    return inputs
 
 
 def graph_shapes(spec: Model, length: int) -> dict[str, tuple[int, ...]]:
-    """The shape of a row's tree or graph, where positions are those in one."""
+    """Return the shapes of tree and graph inputs, if the model has positions in a tree or graph."""
     parts = [part for _, part in walk(spec)]
     trees = {"tree_parents": (length,)} if any(part.reads_tree for part in parts) else {}
     return {**trees, **({"graph_edges": (length, length)} if any(part.reads_graph for part in parts) else {})}
 
 
 def fixed_input(spec: Model) -> tuple[str, tuple[int, ...]] | None:
-    """The name and shape of what a model reads where no length changes it (an image); None where one does."""
+    """Return the name and shape of an input whose shape does not depend on the length (an image), or None."""
     if spec.pair or len(spec.readers) > 1:
         return None
     embedding: Any = dict(spec.items())["embedding"]
@@ -100,7 +102,7 @@ def fixed_input(spec: Model) -> tuple[str, tuple[int, ...]] | None:
 
 
 def memory_width(spec: Model) -> int:
-    """Of what a model without an encoder of its own looks at."""
+    """Return the width of the memory of a decoder that is used without an encoder."""
     widths = (part.memory_width for _, part in walk(spec))
     return next((width for width in widths if width is not None), spec.width)
 
@@ -108,12 +110,14 @@ def memory_width(spec: Model) -> int:
 def measure(
     model: TransformerModule, inputs: dict[str, Tensor], step: bool = False, half: torch.dtype | None = None
 ) -> Work:
-    """What one forward pass of a model on meta costs; with `step`, one token's after a state was made of those before.
-    Nothing is dropped out, unless it is a pass of training in `half` precision."""
+    """Measure a forward pass of a model on the meta device, or with `step` a decoding step after the other tokens.
+
+    With `half`, it is a pass in training mode under autocast; otherwise the model is in eval mode.
+    """
     compute(model)
     if half is not None:
         fuse(model, training=True)
-    device = Noting(model.train(half is not None), half)
+    device = CountingDevice(model.train(half is not None), half)
     ledger, state = Ledger(model, device), None
     device.ledger = ledger
     with torch.device("meta"), graph_capture():
@@ -124,16 +128,16 @@ def measure(
             model(Call({**inputs, name: ids[:, 1:]}, state))
             inputs = {name: ids[:, :1]}
         with ledger.watch(), ledger, device:
-            said = model(Call(inputs, state))
-    read = said.get("encoder_last_hidden_state") if model.spec.pair else None
-    return Work(*ledger.sums, ledger.kept, tuple(ledger.layers), 0 if read is None else read.shape[1])
+            outputs = model(Call(inputs, state))
+    memory = outputs.get("encoder_last_hidden_state") if model.spec.pair else None
+    return Work(*ledger.sums, ledger.kept, tuple(ledger.layers), 0 if memory is None else memory.shape[1])
 
 
 # -- products ---------------------------------------------------------------------------------------------------------
 
 
 def _matrices(a: Tensor, b: Tensor) -> int:
-    """(..., T, K) times (..., K, S)"""
+    """FLOPs of (..., T, K) times (..., K, S)."""
     return 2 * a.numel() * b.shape[-1]
 
 
@@ -147,17 +151,21 @@ COSTS: dict[str, Callable[..., int]] = {
     "aten::bmm": lambda out, a, b, *rest: _matrices(a, b),
     "aten::baddbmm": lambda out, c, a, b, *rest: _matrices(a, b),
     "aten::convolution": lambda out, x, w, bias, stride, pad, dilation, back, *rest: _convolution(x, w, out, back),
-    "anyformer::grouped_linear": lambda out, x, weight, *rest: _matrices(x, weight[0]),  # each row by one matrix
+    "anyformer::grouped_linear": lambda out, x, weight, *rest: _matrices(
+        x, weight[0]
+    ),  # each row uses one of the matrices
 }
 
 
-EXACT = 2**14  # tokens up to which the pairs of any mask are counted one by one
+EXACT = 2**14  # up to this many tokens, the visible pairs of any mask are counted exactly
 
 
 @functools.lru_cache(maxsize=256)
 def visible_pairs(mask: Mask, length: int) -> int:
-    """How many pairs of a query and a key a mask lets through in a text of `length` tokens. Masks without a formula
-    here are asked about every pair, and in a text of more than EXACT tokens about all keys of some of the queries."""
+    """Return the number of (query, key) pairs that a mask allows in a text of `length` tokens.
+
+    For masks without a formula here, all pairs are evaluated; above EXACT tokens, all keys of a sample of the queries.
+    """
     T, parts = length, mask.masks if isinstance(mask, All) else (mask,)
     if any(isinstance(part, Causal) for part in parts) and all(isinstance(part, Causal | Window) for part in parts):
         size = min((T, *(part.size for part in parts if isinstance(part, Window))))
@@ -183,11 +191,11 @@ def empty_sums() -> Sums:
 
 @dataclasses.dataclass(frozen=True)
 class LayerCost:
-    """What a layer did."""
+    """The work of a layer."""
 
     sums: Sums
     kept: int
-    same: bool  # whether what came out has the shape of what went in
+    same: bool  # whether the output has the shape of the input
 
 
 @dataclasses.dataclass
@@ -195,28 +203,28 @@ class Frame:
     """A module that is running."""
 
     address: str = ""
-    past: bool = False  # whether a token sees its past alone here
-    mask: Mask | None = None  # which keys a query may see here, where the Part says it by a mask
-    tokens: int = 0  # that it was given
+    past: bool = False  # whether attention is causal here
+    mask: Mask | None = None  # the Part's mask, if it has one
+    tokens: int = 0  # number of tokens in its input
 
 
 class Ledger(TorchDispatchMode):
-    """Writes down products, and what is kept for the backward pass, by the module that runs."""
+    """Adds up the products of each module, and the bytes kept for the backward pass."""
 
     def __init__(self, model: TransformerModule, device: Device) -> None:
         super().__init__()
         self.model, self.device, self.frames = model, device, [Frame()]
-        self.sums = empty_sums()  # the first four of Work
+        self.sums = empty_sums()  # the first four fields of Work
         self.layers: list[tuple[int, int]] = []
-        self.runs: dict[Any, list[LayerCost]] = {}  # of each kind of layer on each kind of input
-        # memory by its number, which is its own while it lives
-        own = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
-        self.held = {storage._cdata: storage for storage in own}
+        self.runs: dict[Any, list[LayerCost]] = {}  # by layer, input shape and dtype
+        # storages by address; keeping them alive keeps the addresses unique
+        storages = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
+        self.held = {storage._cdata: storage for storage in storages}
         self.kept = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # torch would import its compiler to leave this out of it (seconds)
+        return False  # True would make torch import its compiler, which takes seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out, name = func(*args, **(kwargs or {})), func._schema.name
@@ -225,7 +233,7 @@ class Ledger(TorchDispatchMode):
         return out
 
     def note(self, flops: int, *shapes: torch.Size) -> None:
-        """A product; of activations alone, with the shapes of what may be weights (..., T, T) of tokens for tokens."""
+        """Add a product. `shapes`: of a product of activations, the shapes that may be attention weights (..., T, T)."""
         frame, (products, pairs, later, hidden) = self.frames[-1], self.sums
         products[frame.address] += flops
         pairs[frame.address] += flops * bool(shapes)
@@ -248,7 +256,7 @@ class Ledger(TorchDispatchMode):
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """While this lasts it is known which module runs, and what autograd keeps."""
+        """Track which module runs and what autograd saves, inside the block."""
         handles, layers = [], []
         known = {module: address for address, module, _ in reversed([*walk_modules(self.model)])}
         for module, address in known.items():
@@ -283,8 +291,11 @@ class Ledger(TorchDispatchMode):
         self.frames.pop()
 
     def layer(self, layer: nn.Module, names: tuple[str, str], x: Tensor, ctx: Any) -> Tensor:
-        """A layer that is like two before it, on the same shape, does what the second of them did (the first also does
-        what all of them share): nothing is run. What it did has one name and is written down under the other."""
+        """Run a layer, or reuse the cost of an equal layer on the same shape under this layer's address.
+
+        The first two equal layers run (the first also computes values that all layers share); later ones reuse the
+        second's cost. `names`: the address of the module that runs, and of this layer.
+        """
         runs = self.runs.setdefault((id(layer), x.shape, x.dtype), [])
         out = x
         if len(runs) < 2 or not runs[1].same:
@@ -302,14 +313,14 @@ class Ledger(TorchDispatchMode):
 
 def _part(spec: Model, address: str) -> Part | None:
     try:
-        found = value_at(spec, address) if address else spec
-    except ValueError:  # a module inside a Part's own
+        part = value_at(spec, address) if address else spec
+    except ValueError:  # a submodule that is not a Part
         return None
-    return found if isinstance(found, Part) else None
+    return part if isinstance(part, Part) else None
 
 
-class Noting(Device):
-    """Attention's products are inside one kernel: they are written down here."""
+class CountingDevice(Device):
+    """Counts the products of attention, which are inside one kernel."""
 
     ledger: Ledger
 

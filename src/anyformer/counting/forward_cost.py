@@ -1,5 +1,5 @@
-"""What a forward pass costs in all: operations, the most bytes that live at once, and the longest chain of operations
-that wait for each other. The model runs on the meta device, so that no other work of a machine changes a figure.
+"""Total cost of a forward pass: operations, peak memory, and the longest chain of dependent operations. The model runs
+on the meta device, so that the load of the machine does not change the figures.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from anyformer.parts.computed import compute
 
 @dataclasses.dataclass(frozen=True)
 class ForwardCost:
-    """Of one text through a model."""
+    """The cost of a forward pass."""
 
-    flops: int  # two a multiply-add of a product, one a number that any other operation computes
-    bytes: int  # the most that live at once, beside the weights
-    depth: int  # operations in the longest chain in which each needs the result of the one before; a kernel is one
+    flops: int  # 2 per multiply-add of a product, 1 per output number of any other operation
+    bytes: int  # peak memory, without the weights
+    depth: int  # length of the longest chain of dependent operations; a kernel is one operation
 
 
 def forward_cost(spec: Model, length: int, batch: int = 1, fused: bool = True, step: bool = False) -> ForwardCost:
-    """Of a pass over `batch` texts of `length` tokens, or with `step` over the last token after the others. Attention
-    is one kernel that keeps no scores, or where not `fused` two products and a softmax."""
+    """Return the cost of a pass over `batch` texts of `length` tokens, or with `step` over the last token only.
+
+    Attention is one kernel that stores no scores; without `fused`, it is two products and a softmax.
+    """
     model = skeleton(spec).eval()
     compute(model)
     if not fused:
@@ -54,12 +56,12 @@ def forward_cost(spec: Model, length: int, batch: int = 1, fused: bool = True, s
 
 
 def _scan(out: Any, x: Tensor, dt: Tensor, A: Tensor, *rest: Any) -> int:
-    """x (B, T, I), A (N, I): of each state, the decay and its exponent, what is written, and two multiply-adds."""
+    """x (B, T, I), A (N, I): 8 FLOPs per state, for the decay and its exponential, the input and two multiply-adds."""
     return 8 * x.numel() * A.shape[0]
 
 
 def _fourier(out: Tensor, x: Tensor, *rest: Any) -> int:
-    """2.5 N log N for a real transform of N numbers, 5 N log N for a complex one [Cooley and Tukey 1965]"""
+    """2.5 N log N for a real transform of N numbers, 5 N log N for a complex one [Cooley and Tukey 1965]."""
     whole = max(out.numel(), x.numel())
     length = max(out.shape[-1], x.shape[-1], 2)
     return round((5 if out.is_complex() and x.is_complex() else 2.5) * whole * math.log2(length))
@@ -67,7 +69,7 @@ def _fourier(out: Tensor, x: Tensor, *rest: Any) -> int:
 
 OTHER: dict[str, Callable[..., int]] = {
     "anyformer::selective_scan": _scan,
-    "anyformer::wkv": lambda out, decay, u, k, *rest: 16 * k.numel(),  # as many as `wkv_step` does for each number
+    "anyformer::wkv": lambda out, decay, u, k, *rest: 16 * k.numel(),  # 16 per number, as in `wkv_step`
     "aten::_fft_r2c": _fourier,
     "aten::_fft_c2r": _fourier,
     "aten::_fft_c2c": _fourier,
@@ -77,12 +79,12 @@ FREE = frozenset(("aten::empty", "aten::empty_like", "aten::new_empty", "aten::z
 
 
 class Meter(Live):
-    """Live memory, operations and the depth of every tensor."""
+    """Measures peak memory, operations and the depth of every tensor."""
 
     def __init__(self, model: TransformerModule) -> None:
         super().__init__((*model.parameters(), *model.buffers()))
         self.flops = self.depth = 0
-        self.depths: dict[int, int] = {}  # of memory, by its number
+        self.depths: dict[int, int] = {}  # depth of each storage, by address
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out, name = super().__torch_dispatch__(func, types, args, kwargs), func._schema.name
@@ -108,15 +110,15 @@ class Meter(Live):
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    """Also those in lists, as torch.cat has them."""
-    found = []
+    """Return all tensors, including those in nested lists (as in torch.cat)."""
+    tensors = []
     for value in values:
-        found += [value] if isinstance(value, Tensor) else _tensors(value) if isinstance(value, (list, tuple)) else []
-    return found
+        tensors += [value] if isinstance(value, Tensor) else _tensors(value) if isinstance(value, (list, tuple)) else []
+    return tensors
 
 
 class MeteredDevice(Device):
-    """Attention as one operation."""
+    """Counts attention as one operation."""
 
     def __init__(self, model: TransformerModule, meter: Meter) -> None:
         super().__init__(model, None)

@@ -1,7 +1,7 @@
-"""The formulas by which a Transformer is counted on a blackboard, beside what it is.
+"""The textbook formulas for parameters and FLOPs of a Transformer, compared with the exact figures.
 
-d width, n tokens, V vocabulary; a layer has attention with matrices d x d and a feed-forward of width 4 d, and no
-parameters else.
+d width, n tokens, V vocabulary. The formulas assume that a layer has only attention with d x d matrices and a
+feed-forward of width 4 d.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from anyformer.stacks.sublayer import Sublayer
 
 @dataclasses.dataclass(frozen=True)
 class Formula:
-    """A formula and what it stands for, both as numbers."""
+    """A formula, its value (`lecture`) and the exact figure."""
 
     about: str
     formula: str
@@ -36,14 +36,14 @@ class Formula:
 def parameter_formulas(counted: Count) -> list[Formula]:
     spec = _spec(counted)
     d, mixers, feeds = spec.width, *_numbers(spec)
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for address, size in counted.parts.items():
         role = _role(spec, address)
-        found[role] = found.get(role, 0) + size
+        sizes[role] = sizes.get(role, 0) + size
     rows = [
-        Formula("feed-forward", "2 d 4d", feeds * 8 * d * d, found.get("feed-forward", 0)),
-        Formula("attention", "4 d^2", mixers * 4 * d * d, found.get("attention", 0)),
-        Formula("vocabulary", "2 V d", 2 * _vocabulary(spec) * d, found.get("vocabulary", 0) + found.get("head", 0)),
+        Formula("feed-forward", "2 d 4d", feeds * 8 * d * d, sizes.get("feed-forward", 0)),
+        Formula("attention", "4 d^2", mixers * 4 * d * d, sizes.get("attention", 0)),
+        Formula("vocabulary", "2 V d", 2 * _vocabulary(spec) * d, sizes.get("vocabulary", 0) + sizes.get("head", 0)),
     ]
     return [*rows, Formula("total", "", sum(row.lecture for row in rows), counted.parameters)]
 
@@ -51,7 +51,7 @@ def parameter_formulas(counted: Count) -> list[Formula]:
 def token_formulas(
     counted: Count, length: int, causal: bool = False, source_length: int | None = None
 ) -> list[Formula]:
-    """FLOPs of a token in a text of `length`."""
+    """Return the formulas for FLOPs per token in a text of `length` tokens."""
     spec, found = _spec(counted), shares(counted, length, causal, source_length)
     d, mixers, feeds = spec.width, *_numbers(spec)
     rows = [
@@ -66,8 +66,7 @@ def token_formulas(
 
 
 def shares(counted: Count, length: int, causal: bool = False, source_length: int | None = None) -> dict[str, int]:
-    """FLOPs of a text by what they are for: both products of attention, its projections, feed-forward layers, the head
-    and the rest."""
+    """Return the FLOPs of a text by purpose: feed-forward, attention projections, attention products, head, rest."""
     spec, work = _spec(counted), counted.work(length, source_length)
     found = dict.fromkeys(("feed-forward", "projections", "products", "head", "rest"), 0)
     for address, flops in work.by_address(causal).items():
@@ -84,7 +83,7 @@ def _spec(counted: Count) -> Model:
 
 
 def _role(spec: Model, address: str) -> str:
-    """What a parameter or product is for, by its address."""
+    """Return the role of a parameter or product, given its address."""
     names = address.split(".")
     if names[0] == "head":
         return "head"
@@ -96,7 +95,7 @@ def _role(spec: Model, address: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _op(spec: Model, address: str) -> Op | None:
-    """The Op that an address is in."""
+    """Return the Op that contains an address, or None."""
     names = address.split(".")
     for end in range(len(names), 0, -1):
         try:
@@ -109,19 +108,19 @@ def _op(spec: Model, address: str) -> Op | None:
 
 
 def mixes(op: Op) -> bool:
-    """Whether tokens meet in it, by what its kind says of itself: experts with room for few are no attention."""
+    """Whether the Op mixes tokens, according to its class. Experts with a limited capacity do not count as mixing."""
     return op.said != "itself"
 
 
 def _numbers(spec: Model) -> tuple[int, int]:
-    """How many times a text goes through an Op that mixes tokens, and through one that does not."""
-    found = [0, 0]
+    """Return how many Ops that mix tokens, and how many that do not, a text passes through."""
+    numbers = [0, 0]
     for _, stack in walk(spec):
         if isinstance(stack, Stack):
             for i in stack.steps:
                 ops = [part.op for _, part in walk(stack.layer(i)) if isinstance(part, Sublayer)]
-                found = [found[0] + sum(map(mixes, ops)), found[1] + sum(not mixes(op) for op in ops)]
-    return found[0], found[1]
+                numbers = [numbers[0] + sum(map(mixes, ops)), numbers[1] + sum(not mixes(op) for op in ops)]
+    return numbers[0], numbers[1]
 
 
 def _vocabulary(spec: Model) -> int:

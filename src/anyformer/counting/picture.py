@@ -1,4 +1,4 @@
-"""What was counted, as a picture. Needs matplotlib."""
+"""Plots of parameters and FLOPs. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ COLORS = ("#2f5c9e", "#7fa3d1", "#c2552d", "#8a9a5b", "#b8b8b0")
 
 
 def by_part(path: Path, title: str, parts: Mapping[str, int], flops: Mapping[str, int]) -> None:
-    """A bar a part: its share of the parameters and, where they were counted, of the FLOPs."""
+    """Plot each part's share of the parameters and, if `flops` is not empty, of the FLOPs as bars."""
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys((*parts, *flops)))
@@ -19,8 +19,8 @@ def by_part(path: Path, title: str, parts: Mapping[str, int], flops: Mapping[str
     height = 0.8 / len(kinds)
     for i, (kind, sizes, color) in enumerate(kinds):
         total = max(sum(sizes.values()), 1)
-        places = [place + (i - (len(kinds) - 1) / 2) * height for place in range(len(names))]
-        axes.barh(places, [100 * sizes.get(name, 0) / total for name in names], height, color=color, label=kind)
+        heights = [row + (i - (len(kinds) - 1) / 2) * height for row in range(len(names))]
+        axes.barh(heights, [100 * sizes.get(name, 0) / total for name in names], height, color=color, label=kind)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set(xlabel="share in %", title=title)
@@ -30,7 +30,7 @@ def by_part(path: Path, title: str, parts: Mapping[str, int], flops: Mapping[str
 
 
 def by_size(path: Path, sizes: Sequence[tuple[int, Mapping[str, int]]], reads: str) -> None:
-    """(parameters, FLOPs by what they are for) of each size: shares against size. `reads`: what all of them read."""
+    """Plot shares of FLOPs against size. `sizes`: (parameters, FLOPs by purpose); `reads`: the input, for the axis."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.2), dpi=120, layout="constrained")

@@ -1,4 +1,4 @@
-"""A model to be looked at, in which layers that are alike are one module."""
+"""A model on the meta device for counting, in which equal layers are one module."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from anyformer.specs.part import Part, Site
 
 @dataclasses.dataclass(frozen=True)
 class Survey(Site):
-    """A site that hears whether a layer asks which one it is: one that does not is like every other of its block."""
+    """A site that notices if a layer reads its number. If it does not, all layers of its block are equal."""
 
-    asked: set[str] = dataclasses.field(default_factory=set)  # by what is being built
+    asked: set[str] = dataclasses.field(default_factory=set)  # "layer" or "depth", if read during construction
     made: dict[tuple[int, int], tuple[Part, nn.Module]] = dataclasses.field(default_factory=dict)
 
     def __getattribute__(self, name: str) -> Any:
@@ -25,7 +25,7 @@ class Survey(Site):
 
     def child(self, name: str, **changes: Any) -> Site:
         before = set(self.asked)
-        child = super().child(name, **changes)  # copies what it was not asked for
+        child = super().child(name, **changes)  # copying a site reads both, which does not count
         self.asked.intersection_update(before)
         return child
 
@@ -36,12 +36,12 @@ class Survey(Site):
         self.asked.clear()
         module = super().layer_of(block)
         if not self.asked:
-            self.made[key] = block, module  # the block too: while it lives, nothing else has its id
+            self.made[key] = block, module  # keep the block alive, so that its id stays unique
         return module
 
 
 class Like(nn.Module):
-    """Stands where a layer would be that is like this one."""
+    """A placeholder for a layer that is equal to `module`."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -55,12 +55,12 @@ class Like(nn.Module):
 
 
 def original(layer: nn.Module) -> nn.Module:
-    """The layer itself, or the one it is like."""
+    """Return the layer, or the layer that a placeholder is equal to."""
     return layer.__dict__["module"] if isinstance(layer, Like) else layer
 
 
 def walk_modules(module: nn.Module, address: str = "", copy: str = "") -> Iterator[tuple[str, nn.Module, str]]:
-    """(address, module, the layer that stands for another it is in) of a surveyed model and all that is in it."""
+    """Yield (address, module, address of the placeholder that contains it or "") of all modules."""
     if isinstance(module, Like):
         module, copy = original(module), address
     yield address, module, copy

@@ -1,5 +1,5 @@
-"""A CUDA device under autocast, as far as memory goes, for what runs on the meta device: what that would do otherwise
-(products in fp32, whole noise in place of a mask, attention with its weights, a norm in pieces) is put right.
+"""Simulates the memory use of a CUDA device under autocast on the meta device. It replaces what the meta device does
+differently: products in fp32, dropout with fp32 noise instead of a mask, attention that stores weights, unfused norms.
 
 B batch, H heads, T queries, S keys, K head width, N tokens, D width, V vocabulary, C tokens of a chunk.
 """
@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_map
 from anyformer.kernels import loss as kernel
 from anyformer.parts.head.language import LMHeadModule
 
-MASKED = 0.15  # of the tokens are asked of a model that sees both sides [Devlin et al. 2019]
+MASKED = 0.15  # share of tokens that a masked language model predicts [Devlin et al. 2019]
 
-# torch's lists of what autocast computes in half precision on CUDA, and of what in fp32
+# torch's lists of operations that autocast computes in half precision on CUDA (PRODUCTS) and in fp32 (WIDE)
 PRODUCTS = frozenset((
     "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "addmv", "addbmm", "baddbmm", "einsum",
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "prelu",
@@ -35,18 +35,18 @@ WIDE = frozenset((
 
 
 class Device(TorchFunctionMode):
-    """Where a model runs; `half` is autocast's type where that is on."""
+    """The simulated device; `half` is autocast's dtype, None without autocast."""
 
     def __init__(self, model: nn.Module, half: torch.dtype | None) -> None:
         super().__init__()
         self.half = half
         self.weights = {id(parameter) for parameter in model.parameters()}
-        self.copies: dict[int, Tensor] | None = {}  # autocast casts a weight once a forward pass
-        self.casts: dict[int, int] = {}  # bytes of such copies that are there
-        self.gradient_bytes = 0  # bytes of gradients that a loss has made with itself
+        self.copies: dict[int, Tensor] | None = {}  # autocast casts a weight once per forward pass
+        self.casts: dict[int, int] = {}  # bytes of the live copies
+        self.gradient_bytes = 0  # bytes of gradients that the loss computes in the forward pass
 
     def forget(self) -> None:
-        """The forward pass is over."""
+        """Drop the cast weights at the end of the forward pass."""
         self.copies = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,7 +58,7 @@ class Device(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             q, k, v = args[:3]
             return self.attend(q, k, v, kwargs.get("attn_mask"))
-        if func is torch.rand and args == ((),):  # whether a layer is left out: none is
+        if func is torch.rand and args == ((),):  # LayerDrop: no layer is dropped
             return torch.ones((), device="cpu")
         if func is F.dropout:
             return _dropout(*args, **kwargs)
@@ -66,7 +66,7 @@ class Device(TorchFunctionMode):
             return _rms_norm(*args, **kwargs)
         out = func(*args, **kwargs)
         if func is torch.cat and all(id(each) in self.weights for each in args[0]):
-            self.weights.add(id(out))  # projections side by side
+            self.weights.add(id(out))  # concatenated projections are a weight, too
             weakref.finalize(out, self.weights.discard, id(out)).atexit = False
         return out
 
@@ -89,7 +89,7 @@ class Device(TorchFunctionMode):
         return cast
 
     def loss(self, head: LMHeadModule, pair: bool, x: Tensor) -> Tensor:
-        """What a head that scores the vocabulary is asked in training, by kernels/loss.py."""
+        """The loss of a language-model head in training, as in kernels/loss.py."""
         x = x.flatten(0, -2)
         if not head.part.shift and not pair:
             x = x[torch.empty(max(1, round(MASKED * x.shape[0])), dtype=torch.long)]
@@ -103,20 +103,22 @@ def _wide(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16) else value
 
 
-# -- kernels, as far as memory goes -----------------------------------------------------------------------------------
+# -- memory of kernels ------------------------------------------------------------------------------------------------
 
 
 class _Attention(torch.autograd.Function):
-    """Fused: no weights (B, H, T, S) are kept."""
+    """Fused attention, which does not store weights (B, H, T, S)."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        if mask is not None and mask.dtype == torch.bool:  # which the kernel adds
+        if mask is not None and mask.dtype == torch.bool:  # the kernel adds a float mask
             mask = torch.empty(mask.shape, dtype=q.dtype)
         V, turned = v.shape[-1], q.transpose(-3, -2)
         like = q[..., :V] if q.shape[-1] >= V else q.new_empty(*turned.shape[:-1], V).transpose(-3, -2)
-        out = torch.empty_like(like)  # it lies as q does
-        ctx.save_for_backward(q, k, v, mask, out, q.new_empty(q.shape[:-1], dtype=torch.float32))  # of each row, a sum
+        out = torch.empty_like(like)  # it has the strides of q
+        ctx.save_for_backward(
+            q, k, v, mask, out, q.new_empty(q.shape[:-1], dtype=torch.float32)
+        )  # log-sum-exp of each row
         return out
 
     @staticmethod
@@ -124,7 +126,7 @@ class _Attention(torch.autograd.Function):
         q, k, v, mask, *_ = ctx.saved_tensors
         gradients = None
         if ctx.needs_input_grad[3]:
-            every = q.new_empty(*q.shape[:-1], k.shape[-2])  # (B, H, T, S), then added up
+            every = q.new_empty(*q.shape[:-1], k.shape[-2])  # (B, H, T, S), then summed to the mask's shape
             gradients = torch.empty_like(mask)
             del every
         return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), gradients
@@ -166,7 +168,7 @@ def pad_rows(V: int) -> int:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """kernels/loss.py: the gradients are made with the loss, a chunk of C tokens at a time."""
+    """Cross-entropy of kernels/loss.py, which computes gradients in the forward pass, C tokens at a time."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -176,7 +178,7 @@ class _CrossEntropy(torch.autograd.Function):
         gradients = x.new_empty(N, D), torch.empty(V, D), None if bias is None else torch.empty(V)
         scores = x.new_empty(C, V)
         if bias is not None:
-            wide = scores.float()  # to which it is added
+            wide = scores.float()  # the bias is added in fp32
             del wide
         product = x.new_empty(C, D)
         del w, scores, product

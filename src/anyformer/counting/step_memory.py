@@ -1,8 +1,8 @@
-"""What a training step holds while it runs: forward and backward on the meta device, where a tensor is a shape and
-costs nothing, and the bytes of all that live added up as they come and go.
+"""Memory of a training step: forward and backward run on the meta device, where tensors have shapes but no data, and
+the bytes of live tensors are added up.
 
-It is the step that `anyformer train` does on a CUDA device: projections joined, products in half precision under
-autocast, attention that keeps no weights, a language model's loss by chunks.
+It is the step of `anyformer train` on a CUDA device: fused projections, products in half precision under autocast,
+attention that does not store its weights, and a language-model loss in chunks.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from anyformer.transforms.fuse import fuse
 
 @dataclasses.dataclass(frozen=True)
 class StepMemory:
-    """Bytes beside those of the weights and of the optimiser's moments."""
+    """Bytes in addition to the weights and the optimizer's moments."""
 
-    kept: int  # at the end of the forward pass, for the backward pass; not gradients that a loss has made with itself
-    copies: int  # of these, of weights in half precision
-    most: int  # at any time: as activations go, gradients come
+    kept: int  # at the end of the forward pass, without gradients that the loss has computed already
+    copies: int  # of these, half-precision copies of weights
+    most: int  # peak of the whole step
 
 
 def run_step(
     model: TransformerModule, inputs: dict[str, Tensor], half: torch.dtype | None = None, recompute: bool = False
 ) -> StepMemory:
-    """A step of a model on meta; with `recompute` a layer's activations are computed again in the backward pass."""
+    """Measure a step of a model on the meta device; `recompute`: with activation checkpointing of every layer."""
     compute(model)
     fuse(model.train(), training=True)
     device, live = Device(model, half), Live((*model.parameters(), *model.buffers()))
@@ -52,9 +52,9 @@ def run_step(
     with torch.device("meta"), graph_capture(), live:
         given = tree_map(torch.empty_like, inputs)
         with device:
-            said = model(Call(given))
-            total = sum(v.float().sum() for v in tree_iter(dict(said)) if isinstance(v, Tensor) and v.requires_grad)
-            del said
+            outputs = model(Call(given))
+            total = sum(v.float().sum() for v in tree_iter(dict(outputs)) if isinstance(v, Tensor) and v.requires_grad)
+            del outputs
             device.forget()
             kept, copies = live.now - device.gradient_bytes, sum(device.casts.values())
             if isinstance(total, Tensor):
@@ -63,17 +63,17 @@ def run_step(
 
 
 class Live(TorchDispatchMode):
-    """The bytes of all storages that were made while this is on and are still there, and the most that were."""
+    """Tracks the bytes of all live storages that were allocated in this mode (`now`), and their peak (`most`)."""
 
     def __init__(self, before: tuple[Tensor, ...]) -> None:
         super().__init__()
         self.known = {tensor.untyped_storage()._cdata for tensor in before}
-        self.sizes: dict[int, int] = {}  # memory by its number, which is its own while it lives
+        self.sizes: dict[int, int] = {}  # bytes of live storages, by address
         self.now = self.most = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # torch would import its compiler to leave this out of it (seconds)
+        return False  # True would make torch import its compiler, which takes seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -96,10 +96,9 @@ class Live(TorchDispatchMode):
 
 
 def _recompute_layer(device: Device, forward: Any, layer: nn.Module, x: Tensor, ctx: Any) -> Any:
-    """A layer of which the inputs alone are kept: what the backward pass asks for is made when it does, up to the last
-    that it needs."""
+    """Run a layer that keeps only its inputs. The backward pass recomputes the saved tensors, up to the last one."""
     made: dict[int, Tensor] = {}
-    number = 0  # of tensors that would be kept
+    number = 0  # of tensors that autograd would save
 
     def leave_out(tensor: Tensor) -> int:
         nonlocal number
@@ -114,7 +113,7 @@ def _recompute_layer(device: Device, forward: Any, layer: nn.Module, x: Tensor, 
     def make(which: int) -> Tensor:
         if not made:
             noting = torch.autograd.graph.saved_tensors_hooks(note, lambda nothing: nothing)
-            # modes that backward() has turned off
+            # backward() turns these modes off
             with contextlib.suppress(_Enough), torch.enable_grad(), torch.device("meta"), device, noting:
                 forward(layer, x.detach().requires_grad_(), ctx.replace(losses={}))
         return made.pop(which)

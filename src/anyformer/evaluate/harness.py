@@ -17,7 +17,7 @@ import torch
 from anyformer import families
 from anyformer.checkpoint import load
 from anyformer.evaluate.likelihood import likelihoods
-from anyformer.generation import check_writer, generate
+from anyformer.generation import check_can_generate, generate
 from anyformer.generation.defaults import settings_for
 from anyformer.generation.writing import new_tokens
 from anyformer.inputs import chat
@@ -87,7 +87,7 @@ class AnyformerLM(TemplateLM):
         self.tokenizer = Tokenizer.load(folder)
         # the harness asks for "cuda" by itself, on every machine
         self.model = load(folder, dtype=dtype, device="auto" if device is None or device.startswith("cuda") else device)
-        check_writer(self.model)
+        check_can_generate(self.model)
         check_vocabulary_size(self.model, self.tokenizer)
         self.backend = "seq2seq" if self.model.spec.pair else "causal"
         self.path, self._device = str(path), self.model.device

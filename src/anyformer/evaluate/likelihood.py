@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.generation import check_writer
+from anyformer.generation import check_can_generate
 from anyformer.inputs.tokenizer import Tokenizer
 from anyformer.kernels.loss import IGNORED
 from anyformer.models import Call, TransformerModule
@@ -37,7 +37,7 @@ def likelihoods(
     The longest come first: what does not fit is told at once. What a decoder would read twice, as it does where choices
     of one token follow the same context, is read once.
     """
-    check_writer(model)
+    check_can_generate(model)
     for context, rest in pairs:
         if not len(context) or not len(rest):
             raise ValueError(f"a {'context' if len(rest) else 'continuation'} has no tokens")

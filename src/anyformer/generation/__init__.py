@@ -1,6 +1,6 @@
-"""Writing: greedy, sampled, by beams, contrastive, drafted by a smaller model or by the prompt itself.
+"""Text generation: greedy, sampling, beam search, contrastive search, assisted decoding and prompt lookup.
 
-Argument names and results are Hugging Face's. A state changes speed and never the text; a batch changes no row.
+Argument names and results are those of Hugging Face. The text of a row does not depend on `use_cache` or on other rows.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from anyformer.generation import assisted, beams, contrastive, ctc, fast, sample
 from anyformer.generation.options import Settings
-from anyformer.generation.search_state import Search, run_writer
-from anyformer.generation.setup import begin, check_writer
+from anyformer.generation.search_state import Search, run_loop
+from anyformer.generation.setup import begin, check_can_generate
 from anyformer.models import Output, TransformerModule
 from anyformer.parts.head.ctc import CTCHead
 from anyformer.runtime.state import State
 
-__all__ = ["Settings", "check_writer", "generate"]
+__all__ = ["Settings", "check_can_generate", "generate"]
 
 
 @torch.no_grad()
@@ -38,25 +38,25 @@ def generate(
     compile: bool | None = None,
     **options: Any,
 ) -> Any:
-    """Sequences of token ids (B, T), prompt included (an encoder's is not). With return_dict, an Output that also has
-    scores, log_probs, finish_reasons ("stop" or "length"), past_key_values to go on from, and for beams
-    sequences_scores and beam_indices. `stream` is called with the new tokens (B,) of each step.
+    """Generate text and return token ids (B, T): the prompt (not the encoder's) followed by the new tokens.
 
-    `compile=True` compiles the step that writes a token, once a batch size and rough length; on CUDA a step is recorded
-    as a graph without being asked, unless `compile=False`. On a CPU a step of 4 to 64 rows in fp32 multiplies by packed
-    copies of the large layers, unless `compile=False`: they stay beside the weights, whose memory is then taken twice,
-    and are made where they need at most a quarter of what is free.
+    With `return_dict`, returns an Output that also has scores, log_probs, finish_reasons ("stop" or "length") and
+    past_key_values to continue from; for beams, sequences_scores and beam_indices instead of past_key_values.
+    `stream` is called with the new tokens (B,) of each step.
 
-    Inputs of the model that are not named here (pixel_values, decoder_input_ids, encoder_outputs, ...) go to it as they
-    are; everything else in `options` is a field of `Settings`.
+    `compile=True` compiles the decoding step once per batch size and approximate length. `compile=False` turns off two
+    defaults: on CUDA, a step is captured as a CUDA graph; on a CPU, a step of 4 to 64 rows in fp32 uses packed copies
+    of the large layers, if the copies fit in a quarter of the free memory. They are kept in addition to the weights.
+
+    `options` are fields of `Settings` and further inputs of the model (pixel_values, encoder_outputs, ...).
     """
     if not isinstance(model, TransformerModule):
-        raise ValueError(f"only a model writes, as af.build and af.load give it, got {type(model).__name__}")
+        raise ValueError(f"generate: expected a model from af.build or af.load, got {type(model).__name__}")
     head: Any = model.spec.head
     if isinstance(head, CTCHead) and not model.training:
         given = {name: options.pop(name) for name in list(options) if name in model.inputs}
         given |= {} if attention_mask is None else {"attention_mask": attention_mask}
-        fields = ctc.write(model, given, options)
+        fields = ctc.decode(model, given, options)
         return Output(fields) if return_dict or return_dict_in_generate else fields["sequences"]
     detailed = bool(return_dict or return_dict_in_generate)
     named = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
@@ -71,20 +71,20 @@ def generate(
         tokenizer=tokenizer,
         compiled=compile,
     )
-    fields = write(job)
+    fields = decode(job)
     job.stepper.check_finite(fields["sequences"])
     return Output(fields) if detailed else fields["sequences"]
 
 
-def write(job: Search) -> dict[str, Any]:
-    """Writes on in the way the settings ask for."""
+def decode(job: Search) -> dict[str, Any]:
+    """Generate with the method that the settings select, and return the fields of the Output."""
     s = job.settings
     if s.num_beams > 1:
-        return run_writer(beams.search(job), job.stepper)
+        return run_loop(beams.search(job), job.stepper)
     if s.contrastive:
         return contrastive.search(job)
     if job.draft is not None or s.prompt_lookup_num_tokens:
-        return assisted.write(job)
-    if job.stepper.recording is not None and job.plain:
-        return fast.write(job)
-    return run_writer(sample.write(job), job.stepper)
+        return assisted.decode(job)
+    if job.stepper.captured is not None and job.plain:
+        return fast.decode(job)
+    return run_loop(sample.decode(job), job.stepper)

@@ -1,8 +1,8 @@
-"""Drafting: a smaller model, or the text so far, proposes tokens that the model then reads all at once.
+"""Assisted decoding: a smaller model, or the text so far, proposes tokens that the model verifies in one call.
 
-The text is the one that the model alone would write. Draft and model choose with the same noise (`SeededRows`), so that
-a draft is right exactly when it is the token that would have been drawn: the target's distribution is kept
-[Leviathan et al. 2023], and even its sample [Daliri et al. 2024].
+The text is the same as without assistance. The draft and the model sample with the same noise (`SeededRows`), and a
+draft token is accepted only if the model would have drawn it. This keeps the model's distribution [Leviathan et al.
+2023] and even its sample [Daliri et al. 2024].
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from anyformer.generation.search_state import Details, Search
 from anyformer.generation.stepper import Stepper
 
 
-def write(job: Search) -> dict[str, Any]:
-    """Rows go on together: by as many tokens as were right in all of those that have not ended."""
+def decode(job: Search) -> dict[str, Any]:
+    """Generate with drafts. All rows advance together, by the number of tokens accepted in every unfinished row."""
     s, model, P = job.settings, job.stepper, job.prompt_length
     report = Details(job)
     drafter: Any = ModelDrafter(job) if job.draft is not None else LookupDrafter(job)
     processed = job.process(job.ids, job.scores)
     ids = report.add(job.ids, job.scores, processed, job.choose(processed, 0))
     while bool(report.going.any()):
-        room = job.max_length - ids.shape[1] - 1  # the token after the last right one is free
+        room = job.max_length - ids.shape[1] - 1  # the token after the last accepted one needs no draft
         most = min(s.prompt_lookup_num_tokens or s.num_assistant_tokens, room)
         draft = drafter.propose(ids, most) if most > 0 else ids[:, :0]
         before = None if model.can_rewind else model.fork()
@@ -46,7 +46,10 @@ def write(job: Search) -> dict[str, Any]:
 
 
 def back(stepper: Stepper, before: Stepper | None, ids: Tensor, extra: int) -> Stepper:
-    """The stepper as if it had never read its last `extra` tokens; `ids` are those it should have read."""
+    """Return the stepper without its last `extra` tokens; `ids` are the tokens that it should have read.
+
+    `before` is a copy from before the draft, for a state that cannot be rewound.
+    """
     if extra == 0:
         return stepper
     if before is None:
@@ -58,7 +61,7 @@ def back(stepper: Stepper, before: Stepper | None, ids: Tensor, extra: int) -> S
 
 
 class ModelDrafter:
-    """A smaller model writes ahead."""
+    """Drafts with a smaller model."""
 
     def __init__(self, job: Search) -> None:
         assert job.draft is not None
@@ -77,14 +80,14 @@ class ModelDrafter:
         return ids[:, start:]
 
     def keep(self, ids: Tensor) -> None:
-        """Forgets what was not right: it may have read all of ids but the last."""
+        """Drop rejected tokens, so that at most `ids` without its last token has been read."""
         extra = self.stepper.length - (ids.shape[1] - 1)
         if extra > 0:
             self.stepper = back(self.stepper, self.before, ids[:, :-1], extra)
 
 
 class LookupDrafter:
-    """What followed the last few tokens where they stood before [Saxena 2023]: in the text, or in what was read."""
+    """Prompt lookup [Saxena 2023]: finds the last n-gram earlier in the source or text, and proposes what followed."""
 
     def __init__(self, job: Search) -> None:
         self.size = job.settings.max_matching_ngram_size
@@ -93,10 +96,10 @@ class LookupDrafter:
 
     def propose(self, ids: Tensor, count: int) -> Tensor:
         texts = ids if self.source is None else torch.cat((self.source, ids), dim=1)
-        found = [self.find(row, count) for row in texts.tolist()]
-        longest = max(map(len, found))
-        # a row that has nothing to propose, or less, guesses that its last token comes again
-        rows = [(row + ids[n, -1:].tolist() * longest)[:longest] for n, row in enumerate(found)]
+        drafts = [self.find(row, count) for row in texts.tolist()]
+        longest = max(map(len, drafts))
+        # shorter drafts are filled up with the row's last token
+        rows = [(row + ids[n, -1:].tolist() * longest)[:longest] for n, row in enumerate(drafts)]
         return torch.tensor(rows, dtype=ids.dtype, device=ids.device).view(len(rows), longest)
 
     def find(self, row: list[int], count: int) -> list[int]:

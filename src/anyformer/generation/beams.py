@@ -1,6 +1,6 @@
-"""Beam search, as published: sequences, scores, length penalty and the three forms of early stopping; diverse groups.
+"""Beam search and diverse beam search, with the same results as transformers for every form of early stopping.
 
-B texts, N beams, K candidates a step, P prompt tokens, T tokens so far, V vocabulary.
+B texts, N beams, K candidates per step, P prompt tokens, T tokens so far, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,38 +11,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.generation.search_state import Move, Search, Writer
+from anyformer.generation.search_state import DecodingLoop, Move, Search
 
 WORST = -1e9
 
 
 def pick(x: Tensor, index: Tensor) -> Tensor:
-    """x (B, N, ...) at the beams index (B, M)."""
+    """Select beams: x (B, N, ...) and index (B, M) -> (B, M, ...)."""
     return x.gather(1, index.view(*index.shape, *[1] * (x.dim() - 2)).expand(*index.shape, *x.shape[2:]))
 
 
 class Beams:
-    """N beams of each of B texts, and the N best texts that are complete."""
+    """N running beams of each of B texts, and the N best finished texts."""
 
     def __init__(self, job: Search, prompt: Tensor) -> None:
         s, (self.B, self.N, self.P) = job.settings, prompt.shape
         self.job, self.s, device = job, s, prompt.device
-        self.K = max(2, 1 + len(s.eos)) * self.N  # enough that N are left even if all of the best just ended
-        self.fill = s.pad or (s.eos[0] if s.eos else 0)  # a pad of 0 counts as none there, as published
+        self.K = max(2, 1 + len(s.eos)) * self.N  # enough for N running beams even if the best ones have just ended
+        self.fill = s.pad or (s.eos[0] if s.eos else 0)  # pad id 0 counts as missing, as in transformers
         self.running, self.finished = prompt, prompt.clone()  # (B, N, T)
         self.running_scores = torch.full((self.B, self.N), WORST, device=device)
-        self.running_scores[:, 0] = 0  # the copies of a row start equal: only the first counts
+        self.running_scores[:, 0] = 0  # the N copies of a prompt are equal at first: use only one
         self.finished_scores = torch.full((self.B, self.N), WORST, device=device)
         self.is_finished = torch.zeros(self.B, self.N, dtype=torch.bool, device=device)
         self.lengths = torch.full((self.B, self.N), self.P, device=device)
         self.can_improve = torch.ones(self.B, 1, dtype=torch.bool, device=device)
-        # (B, N, T - P) which beam each token came from, counted over the whole batch; -1 after the end
+        # (B, N, T - P) beam index (in the whole batch) that each token came from; -1 after the end
         self.paths = self.finished_paths = torch.empty(self.B, self.N, 0, dtype=torch.long, device=device)
         self.over = False
 
     def advance(self, log_probs: Tensor, offset: Tensor) -> Tensor:
-        """One token more, from its scores (B, N, V); the beam (B, N) that each goes on from. `offset` (B, 1) is the
-        number of each text's first beam."""
+        """Append one token per beam, given log_probs (B, N, V); return the beam (B, N) that each new beam continues.
+
+        `offset` (B, 1) is the index of each text's first beam in the whole batch.
+        """
         s, V, T = self.s, log_probs.shape[2], self.running.shape[2]
         total = (log_probs + self.running_scores[..., None]).flatten(1)
         K = min(self.K, total.shape[1])
@@ -56,11 +58,11 @@ class Beams:
         paths = torch.cat((pick(self.paths, beam), (beam + offset)[..., None]), dim=2)
         stopped = self.job.ended.is_stopped(texts.flatten(0, 1)).view(self.B, K)
         done = torch.ones_like(stopped) if self.job.max_length <= T + 1 else stopped
-        # those that go on, or would if there were room
+        # running beams: those without an end token (even if max_length is reached)
         open_scores = best + done * WORST
         order = (best + stopped * WORST).topk(self.N).indices
         self.running, self.running_scores, self.paths = pick(texts, order), pick(open_scores, order), pick(paths, order)
-        # those that are complete: only the best N of a step may be
+        # finished beams: only the best N candidates of a step may finish
         just = done.clone()
         just[:, self.N :] = False
         closed = best / (T + 1 - self.P) ** s.length_penalty
@@ -84,8 +86,8 @@ class Beams:
         return pick(beam, order)
 
 
-def search(job: Search) -> Writer:
-    """The best `num_return_sequences` texts of each row and their scores, best first."""
+def search(job: Search) -> DecodingLoop:
+    """Find the best `num_return_sequences` texts of each row, best first."""
     s, N, G = job.settings, job.settings.num_beams, job.settings.num_beam_groups
     B, P, device = job.ids.shape[0] // N, job.prompt_length, job.ids.device
     groups = [Beams(job, prompt) for prompt in job.ids.view(B, N, P).split(N // G, dim=1)]
@@ -99,7 +101,7 @@ def search(job: Search) -> Writer:
             logits.append(scores)
         from_beam, taken = [], torch.zeros(B, 1, log_probs.shape[1], device=device)
         for g, (group, part) in enumerate(zip(groups, log_probs.view(B, N, -1).split(N // G, dim=1), strict=True)):
-            if g:  # tokens that earlier groups just wrote are less likely
+            if g:  # penalize tokens that earlier groups chose in this step
                 part = part - s.diversity_penalty * taken
             from_beam.append(group.advance(part, offset + g * (N // G)) + g * (N // G))
             if g < G - 1:

@@ -1,4 +1,4 @@
-"""Continuous batching: texts join and leave between two steps, and each is what it would be alone.
+"""Continuous batching: texts join and leave the batch between steps. Each is the same as without the others.
 
     running = ContinuousBatch(model)
     first = running.add(input_ids=ids, max_new_tokens=20)
@@ -8,7 +8,7 @@
         ...
     first.result.sequences, second.result.log_probs
 
-One call of the model serves all of them. Each has its own settings, scores, random numbers and end.
+All texts share one call of the model per step. Each has its own settings, scores, random numbers and stopping criteria.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ import torch
 from torch import Tensor
 
 from anyformer.generation import beams, sample
-from anyformer.generation.search_state import Move, Search, Writer
+from anyformer.generation.search_state import DecodingLoop, Move, Search
 from anyformer.generation.setup import begin
 from anyformer.generation.stepper import Stepper
 from anyformer.models import Output, TransformerModule
 
 
 class Request:
-    """A text (or several, from one call's prompts) on its way; `result` is what `af.generate` would give."""
+    """The texts of one call of `add`. `result` is None until they are finished, then the Output of `af.generate`."""
 
     def __init__(self, job: Search) -> None:
         self.job, self.stepper = job, job.stepper
-        self.writer: Writer = (beams.search if job.settings.num_beams > 1 else sample.write)(job)
+        self.loop: DecodingLoop = (beams.search if job.settings.num_beams > 1 else sample.decode)(job)
         self.rows = job.ids.shape[0]
         self.move: Move | None = None
         self.result: Output | None = None
 
     def advance(self, scores: Tensor | None) -> None:
-        """Takes the scores (rows, V) after its last move, and says the next one or its result."""
+        """Receive the scores (rows, V) after the last move (None at the start); set the next `move`, or `result`."""
         try:
-            self.move = next(self.writer) if scores is None else self.writer.send(scores)
+            self.move = next(self.loop) if scores is None else self.loop.send(scores)
         except StopIteration as end:
             self.move, self.result = None, Output(end.value)
 
@@ -52,14 +52,14 @@ class ContinuousBatch:
 
     @torch.no_grad()
     def add(self, input_ids: Tensor | None = None, **options: Any) -> Request:
-        """Reads a prompt, which joins the others at their next step. The arguments are those of `af.generate`."""
+        """Read a prompt, which joins the batch at the next step. The arguments are those of `af.generate`."""
         named = {name: options.pop(name, None) for name in ("inputs_embeds", "attention_mask")}
         job = begin(self.model, {"input_ids": input_ids, **named}, options, detailed=True, compiled=False)
         s = job.settings
         unsupported = {"penalty_alpha": s.contrastive, "prompt_lookup_num_tokens": bool(s.prompt_lookup_num_tokens)}
         unsupported["inputs_embeds"] = job.stepper.embeds is not None
         for name in (name for name, asked in unsupported.items() if asked):
-            raise ValueError(f"{name}: such a text is written alone, by af.generate")
+            raise ValueError(f"{name}: not supported in a continuous batch; use af.generate")
         job.shared = True
         request = Request(job)
         request.advance(None)
@@ -69,20 +69,20 @@ class ContinuousBatch:
 
     @torch.no_grad()
     def step(self) -> bool:
-        """One more token of every text; whether any is left to write."""
+        """Generate one token of every text. Returns whether unfinished texts remain."""
         self.admit()
         if self.stepper is None:
             return False
         moves = [request.move for request in self.requests if request.move is not None]
         self.reorder(moves)
         scores = self.stepper.step(torch.cat([move.tokens for move in moves]))
-        for request, own in zip(self.requests, scores.split([request.rows for request in self.requests]), strict=True):
-            request.advance(own)
+        for request, part in zip(self.requests, scores.split([request.rows for request in self.requests]), strict=True):
+            request.advance(part)
         self.dismiss()
         return bool(self.requests or self.waiting)
 
     def admit(self) -> None:
-        """Those that wait join the others."""
+        """Add the waiting requests to the batch."""
         steppers = [request.stepper for request in self.waiting]
         if steppers and self.stepper is None:
             self.stepper, *steppers = steppers
@@ -91,20 +91,20 @@ class ContinuousBatch:
         self.requests, self.waiting = [*self.requests, *self.waiting], []
 
     def reorder(self, moves: list[Move]) -> None:
-        """The rows of beams change places; those of other texts stay."""
+        """Reorder the rows of beam searches; rows of other requests stay."""
         assert self.stepper is not None
         if all(move.rows is None for move in moves):
             return
-        places, first = [], 0
+        indices, first = [], 0
         for move in moves:
             count = move.tokens.shape[0]
-            own = torch.arange(count, device=move.tokens.device) if move.rows is None else move.rows
-            places.append(own + first)
+            rows = torch.arange(count, device=move.tokens.device) if move.rows is None else move.rows
+            indices.append(rows + first)
             first += count
-        self.stepper.reorder(torch.cat(places), same_memory=True)
+        self.stepper.reorder(torch.cat(indices), same_memory=True)
 
     def dismiss(self) -> None:
-        """Those that are done leave, with all that was remembered of them."""
+        """Remove finished requests and their cached state."""
         assert self.stepper is not None
         going = [request for request in self.requests if request.result is None]
         if len(going) == len(self.requests):

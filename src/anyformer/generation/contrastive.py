@@ -1,7 +1,7 @@
-"""Contrastive search [Su et al. 2022]: of the likeliest candidates, the one that is likely and unlike what was written.
+"""Contrastive search [Su et al. 2022]: chooses a likely token whose hidden state differs from those of the text so far.
 
-(1 - alpha) p(v) - alpha max_j cos(h_v, h_j), with h_v the last layer's vector were v the next token, and h_j those of
-all tokens before it. B rows, k candidates, T tokens, D width.
+The score of candidate v is (1 - alpha) p(v) - alpha max_j cos(h_v, h_j). h_v is the last layer's hidden state of v as
+the next token, h_j are those of all earlier tokens. B rows, k candidates, T tokens, D width.
 """
 
 from __future__ import annotations
@@ -44,5 +44,5 @@ def search(job: Search) -> dict[str, Any]:
 
 
 def choose(p: Tensor, alike: Tensor, alpha: float) -> Tensor:
-    """(B, k) probabilities and likenesses -> (B,)"""
+    """Return the best candidate (B,), given probabilities p (B, k) and cosine similarities alike (B, k)."""
     return ((1 - alpha) * p - alpha * alike).masked_fill(p == 0, -torch.inf).argmax(-1)

@@ -1,7 +1,7 @@
-"""Drawing out of noise: from the noisiest step to none, the model says which noise is there and some of it is taken
-away [Ho et al. 2020; Song et al. 2021].
+"""Image generation by diffusion: in every step, the model predicts the noise in an image and part of it is removed
+[Ho et al. 2020; Song et al. 2021].
 
-B pictures, C channels.
+B images, C channels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from anyformer.models import TransformerModule
 from anyformer.parts.diffusion import NoiseHead
 
 
-def cleaner(
+def remove_noise(
     x: Tensor,
     noise: Tensor,
     left: float,
@@ -26,9 +26,12 @@ def cleaner(
     clip: float | None = None,
     chance: Tensor | None = None,
 ) -> Tensor:
-    """x, of whose variance the share `left` is the picture's, as it is where the share is `then`. With eta 0 all the
-    noise that stays is the one that was found (DDIM), with 1 as much of it is new (`chance`) as where it was put in
-    (DDPM). What is drawn stays within `clip`."""
+    """Return the next, less noisy x, given the predicted `noise`.
+
+    `left` and `then` are alpha_bar (the image's share of the variance) before and after the step. eta 0 keeps only the
+    predicted noise (DDIM); eta 1 replaces part of it by new noise, `chance`, as in DDPM. The predicted image is clamped
+    to [-clip, clip].
+    """
     drawn = (x - (1 - left) ** 0.5 * noise) / left**0.5
     if clip is not None:
         drawn = drawn.clamp(-clip, clip)
@@ -51,14 +54,16 @@ def denoise(
     clip: float | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Tensor:
-    """(B, C, height, width): a picture a seed, whatever else is in the batch. `asked` are the model's inputs that say
-    what to draw, `otherwise` those that ask for nothing. With a guidance above 1 what is asked for counts by so much
-    more than what would be drawn otherwise [Ho and Salimans 2022]."""
+    """Return images (B, C, height, width), one per seed. An image does not depend on the others in the batch.
+
+    `asked` are the model's conditional inputs, `otherwise` its unconditional ones. `guidance` is the scale of
+    classifier-free guidance [Ho and Salimans 2022]; 1 is no guidance.
+    """
     spec: Any = model.spec
     if not isinstance(spec.head, NoiseHead):
-        raise ValueError("only a model that says which noise is in a picture (a NoiseHead) draws out of noise")
+        raise ValueError("denoise needs a model with a NoiseHead, which predicts the noise in an image")
     if not 0 <= eta <= 1 or guidance < 0:
-        raise ValueError(f"eta is {eta} and guidance {guidance}; 0 <= eta <= 1, and guidance is at least 0")
+        raise ValueError(f"eta is {eta} and guidance is {guidance}; eta must be in [0, 1] and guidance at least 0")
     schedule, batch = spec.head.schedule, len(seeds)
     shape, device, dtype = (spec.embedding.channels, *spec.embedding.image_size), model.device, model.dtype
     rng = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -70,16 +75,17 @@ def denoise(
     guided = guidance != 1 and otherwise is not None
     if otherwise is not None and guided:
         inputs = {name: torch.cat((value, otherwise[name].to(device))) for name, value in inputs.items()}
-    x, shares, places = noise(), schedule.alphas_cumprod().tolist(), schedule.sampling_steps(steps)
-    for done, place in enumerate(places):
-        progress(done, len(places))
+    x, alphas, timesteps = noise(), schedule.alphas_cumprod().tolist(), schedule.sampling_steps(steps)
+    for done, timestep in enumerate(timesteps):
+        progress(done, len(timesteps))
         seen = torch.cat((x, x)) if guided else x
-        step = torch.full((len(seen),), place, device=device)
-        found = model(hidden_states=seen.to(dtype), timestep=step, **inputs).sample[:, : shape[0]].float()
+        step = torch.full((len(seen),), timestep, device=device)
+        predicted = model(hidden_states=seen.to(dtype), timestep=step, **inputs).sample[:, : shape[0]].float()
         if guided:
-            wanted, plain = found.split(batch)
-            found = plain + guidance * (wanted - plain)
-        then = shares[places[done + 1]] if done + 1 < len(places) else 1.0
-        x = cleaner(x, found, shares[place], then, eta=eta, clip=clip, chance=noise() if eta and then < 1 else None)
-    progress(len(places), len(places))
+            wanted, plain = predicted.split(batch)
+            predicted = plain + guidance * (wanted - plain)
+        then = alphas[timesteps[done + 1]] if done + 1 < len(timesteps) else 1.0
+        fresh = noise() if eta and then < 1 else None
+        x = remove_noise(x, predicted, alphas[timestep], then, eta=eta, clip=clip, chance=fresh)
+    progress(len(timesteps), len(timesteps))
     return x

@@ -1,12 +1,11 @@
-"""A decoding step, and the reading of a prompt, recorded once and run again: as CUDA graphs, or compiled.
+"""Decoding steps and prompts that are captured once and replayed: as CUDA graphs, or with torch.compile.
 
-A step of one token does little work in many small calls, and most of its time goes by between them. With a static
-state its shapes and addresses stay, so that the whole step can be recorded: into a CUDA graph, by the programs of
-transforms/decode_kernels.py, which takes a second or two and is done without being asked; by torch.compile on any
-device where `compile=True` asks for it, which takes up to minutes the first time (on CUDA both are recorded, and the
-faster one stays). The first prompt is read by the ordinary path, and its state adopted; where all that is remembered
-are keys and values, later prompts of up to MOST_TOKENS are read by a graph as well, one for each power of 2 that their
-length is below.
+A step of one token launches many small kernels and spends most of its time between them. With a static state, shapes
+and addresses stay the same, so that the whole step can be captured. On CUDA, a CUDA graph with the kernels of
+transforms/decode_kernels.py is captured by default, which takes a second or two. With `compile=True`, torch.compile is
+used on any device, which takes up to minutes the first time; on CUDA both are captured and the faster one is kept.
+The first prompt is read without a graph, and its state is copied. If the state contains only keys and values, later
+prompts of up to MAX_PROMPT_TOKENS are also read by a graph, one per power of 2 of their length.
 """
 
 from __future__ import annotations
@@ -35,150 +34,151 @@ from anyformer.specs.part import walk
 from anyformer.transforms.decode_kernels import decode_kernels
 from anyformer.transforms.pack import SHARE, PackedStep
 
-ENOUGH = 16  # tokens to write: for fewer, recording takes longer than it saves
-REPEATED = 4  # the number of such a text from which it is worth it nevertheless
-ROOM = 128  # a state's capacity is a multiple of this, so that texts of about one length share a recording
-BURST = 16  # steps between two looks at what was written, where an end token may have ended the text
-KEPT = 4  # recordings of one model
-TIMED = 8  # steps by which two recordings are compared
-LITTLE = 2**28  # bytes
-MOST_TOKENS = 8192  # of a prompt, in all rows, that is read by a graph: more keep a device busy without one
-SHORTEST = 16  # tokens that a graph of a prompt reads at least
+MIN_NEW_TOKENS = 16  # for shorter texts, capturing costs more than it saves
+SHORT_CALLS_BEFORE_CAPTURE = 4  # after this many calls with short texts, capture nevertheless
+CAPACITY_STEP = 128  # a state's capacity is a multiple of this, so that texts of similar length share a capture
+STEPS_PER_EOS_CHECK = 16
+MAX_CAPTURES = 4  # per model
+TIMED_STEPS = 8  # to compare two captures
+MIN_STATE_BYTES = 2**28  # the states of all captures may take this much, or as much as the weights
+MAX_PROMPT_TOKENS = 8192  # in all rows; larger prompts keep the GPU busy without a graph
+MIN_PROMPT_TOKENS = 16  # length of the smallest prompt graph
 BACKEND = "inductor"  # of torch.compile
 
 log = logging.getLogger(__name__)
 
 
 def capture_decode_step(stepper: Stepper, max_length: int, more: int, compiled: bool | None) -> None:
-    """Makes the stepper's single steps recorded ones, where that helps: `compiled` True wants it and torch.compile,
-    False does not want it, None leaves it to the device."""
-    if stepper.recording is not None:
+    """Capture the stepper's decoding step, if that helps.
+
+    `compiled`: True uses torch.compile or raises ValueError, False never captures, None captures on CUDA only.
+    """
+    if stepper.captured is not None:
         return
     capacity = capacity_for(max_length)
-    why = why_unwanted(stepper.model, stepper.rows, capacity, more, compiled)
+    why = why_not_wanted(stepper.model, stepper.rows, capacity, more, compiled)
     why = why or obstacle(stepper, max_length, bool(compiled))
     if why is None:
-        stepper.recording = find_recording(stepper, capacity, bool(compiled))
-        stepper.state = stepper.recording.begin(stepper)
+        stepper.captured = find_capture(stepper, capacity, bool(compiled))
+        stepper.state = stepper.captured.begin(stepper)
     elif compiled:
         raise ValueError(f"compile=True: {why}")
     else:
         packed = "" if compiled is False else pack_step(stepper, capacity, more)
-        stepper.model.notes["decoding"] = f"one call a step: {why}{packed}"
+        stepper.model.notes["decoding"] = f"one call per step: {why}{packed}"
 
 
 def pack_step(stepper: Stepper, capacity: int, more: int) -> str:
-    """Large layers multiply by packed weights while a step runs, where that is faster and the copies have room; what
-    there is to say about it."""
+    """Use packed weights of large layers in decoding steps, if that is faster and they fit; return a note about it."""
     model, rows = stepper.model, stepper.rows
     step = PackedStep.of(nn.ModuleList(getattr(model, name) for name in (*model.spec.left_to_right, "head")), rows)
     missing = step.missing_bytes()
     if missing and not worth_preparing(model, rows, capacity, more):
-        return f"; weights are packed from {ENOUGH} tokens on"
+        return f"; weights are packed for {MIN_NEW_TOKENS} or more new tokens"
     if missing > hardware.free_memory() // SHARE:
-        return f"; weights are not packed: {missing / 1e6:,.0f} MB are more than 1/{SHARE} of the free memory"
+        return f"; weights are not packed: they need {missing / 1e6:,.0f} MB, more than 1/{SHARE} of the free memory"
     if not step.layers:
         return ""
     stepper.around = step
     total = sum(layer.weight.nbytes for layer in step.layers)
-    return f"; {len(step.layers)} large layers are packed, which takes {total / 1e6:,.0f} MB beside the weights"
+    return f"; {len(step.layers)} large layers are packed, which takes {total / 1e6:,.0f} MB in addition to the weights"
 
 
-def why_unwanted(model: TransformerModule, rows: int, capacity: int, more: int, compiled: bool | None) -> str | None:
-    """Why a text is not to be written, and its prompt not read, by a recording: few tokens are not worth one, unless
-    such texts come again and again."""
+def why_not_wanted(model: TransformerModule, rows: int, capacity: int, more: int, compiled: bool | None) -> str | None:
+    """Return the reason not to capture this text, or None. A short text is captured only after several short texts."""
     if compiled:
         return None
     if compiled is False or model.device.type != "cuda":
-        return "compile=False" if compiled is False else f"the device is {model.device.type}; compile=True compiles it"
-    return None if worth_preparing(model, rows, capacity, more) else f"fewer than {ENOUGH} tokens to write"
+        return "compile=False" if compiled is False else f"on {model.device.type}, use compile=True to compile the step"
+    return None if worth_preparing(model, rows, capacity, more) else f"fewer than {MIN_NEW_TOKENS} new tokens"
 
 
 def worth_preparing(model: TransformerModule, rows: int, capacity: int, more: int) -> bool:
-    return more >= ENOUGH or recordings(model).short[rows, capacity] >= REPEATED
+    return more >= MIN_NEW_TOKENS or captures(model).short[rows, capacity] >= SHORT_CALLS_BEFORE_CAPTURE
 
 
 def capacity_for(length: int) -> int:
-    return -(-length // ROOM) * ROOM
+    return -(-length // CAPACITY_STEP) * CAPACITY_STEP
 
 
 def read_prompt(
     stepper: Stepper, ids: Tensor, mask: Tensor | None, max_length: int, more: int, compiled: bool | None
 ) -> Tensor | None:
-    """The scores (B, V) after a prompt (B, T), read by the graph of a recording that an earlier text made; None where
-    there is none for it."""
+    """Read a prompt (B, T) with the graph of an earlier text and return the scores (B, V); None if none fits."""
     model, (rows, T), capacity = stepper.model, ids.shape, capacity_for(max_length)
-    bucket = max(SHORTEST, 1 << max(T - 1, 0).bit_length())
+    bucket = max(MIN_PROMPT_TOKENS, 1 << max(T - 1, 0).bit_length())
     bucket = min(bucket, position_limit(model.spec) or bucket)
     plain = stepper.use_cache and not (stepper.source or stepper.wants_hidden or stepper.pair or stepper.chunk)
-    if more < ENOUGH:
-        recordings(model).short[rows, capacity] += 1
-    if not plain or rows * bucket > MOST_TOKENS or stepper.labels:
+    if more < MIN_NEW_TOKENS:
+        captures(model).short[rows, capacity] += 1
+    if not plain or rows * bucket > MAX_PROMPT_TOKENS or stepper.labels:
         return None
-    if why_unwanted(model, rows, capacity, more, compiled) or model_obstacle(model, max_length):
+    if why_not_wanted(model, rows, capacity, more, compiled) or model_obstacle(model, max_length):
         return None
     start_compiler()
-    recording = recordings(model).get(recording_key(model, rows, capacity, bool(compiled)))
+    captured = captures(model).get(capture_key(model, rows, capacity, bool(compiled)))
     tokens = getattr(model.embedding, "tokens", None)
-    if recording is None or not recording.reads_prompts(bucket) or not isinstance(tokens, TokensModule):
+    if captured is None or not captured.reads_prompts(bucket) or not isinstance(tokens, TokensModule):
         return None
-    check_ids(ids, tokens.num_embeddings)  # a graph looks at no values
-    scores = recording.read_prompt(ids, mask, bucket)
-    if bool(recording.buffers.broken):  # a score is NaN: the ordinary path says where that began
+    check_ids(ids, tokens.num_embeddings)  # a graph cannot check values
+    scores = captured.read_prompt(ids, mask, bucket)
+    if bool(captured.buffers.broken):  # a score is NaN: the forward pass without a graph reports where
         return None
     stepper.rows, stepper.mask, stepper.length = rows, mask, T
-    stepper.recording, stepper.state = recording, recording.state
+    stepper.captured, stepper.state = captured, captured.state
     return scores
 
 
 def obstacle(stepper: Stepper, max_length: int, compiled: bool) -> str | None:
-    """Why this text cannot be written by a recorded step."""
+    """Return the reason why this text's decoding step cannot be captured, or None."""
     model, state = stepper.model, stepper.state
     if compiled and BACKEND == "inductor" and not hardware.has("compiler"):
         return hardware.NO_COMPILER
     if state is None:
         return "needs use_cache"
     if state.capacity is not None:
-        return "the given past_key_values is static; give a growing one"
+        return "past_key_values is static; pass a growing state"
     if stepper.wants_hidden:
-        return "contrastive search looks at hidden states"
+        return "contrastive search needs hidden states"
     if stepper.source:
         return f"{next(iter(stepper.source))} is read at every step"
     return model_obstacle(model, max_length)
 
 
 def model_obstacle(model: TransformerModule, max_length: int) -> str | None:
-    """Why a text of so many tokens cannot be read or written by recordings of this model, as it is now."""
+    """Return the reason why a text of `max_length` tokens of this model cannot be captured, or None."""
     if any(part.length_dependent for _, part in walk(model.spec)):
         return "dynamic rotary positions depend on the length of the text"
     read = [part for name in model.spec.left_to_right for _, part in walk(getattr(model.spec, name))]
     if any(isinstance(part, Sinusoidal) and part.length < max_length for part in read):
         return "the text is longer than the model's table of positions"
     if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
-        return "a module has a hook, which a recording does not call"
+        return "a module has a hook, which a captured step would not call"
     return None
 
 
-class RecordingCache(dict):
-    """Recordings belong to one model in memory: copies of it start without. `short` counts texts of few new tokens, by
-    rows and capacity."""
+class CaptureCache(dict):
+    """The captures of one model. Copies of the model start without captures.
+
+    `short` counts texts with fewer than MIN_NEW_TOKENS new tokens, by rows and capacity.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.short: Counter[tuple[int, int]] = Counter()
 
-    def __deepcopy__(self, memo: Any) -> RecordingCache:
-        return RecordingCache()
+    def __deepcopy__(self, memo: Any) -> CaptureCache:
+        return CaptureCache()
 
     def __reduce__(self) -> Any:
-        return RecordingCache, ()
+        return CaptureCache, ()
 
 
-def recordings(model: TransformerModule) -> RecordingCache:
-    return model.__dict__.setdefault("recordings", RecordingCache())
+def captures(model: TransformerModule) -> CaptureCache:
+    return model.__dict__.setdefault("captures", CaptureCache())
 
 
-def recording_key(
+def capture_key(
     model: TransformerModule,
     rows: int,
     capacity: int,
@@ -186,7 +186,10 @@ def recording_key(
     state: State | None = None,
     labels: tuple[str, ...] = (),
 ) -> Any:
-    """What a recording depends on. Without a state: that of a text without pads inside it, and without a memory."""
+    """Return a key of everything that a capture depends on.
+
+    `state` None: the key of a text without padding inside it and without an encoder's memory.
+    """
     tensors = [*model.parameters(), *model.buffers()]
     return (
         rows,
@@ -202,42 +205,44 @@ def recording_key(
     )
 
 
-def find_recording(stepper: Stepper, capacity: int, compiled: bool) -> DecodeRecording:
-    """The recording that fits this text: one made before, or a new one."""
+def find_capture(stepper: Stepper, capacity: int, compiled: bool) -> CapturedDecoder:
+    """Return the capture for this text: an earlier one that fits, or a new one."""
     model, state = stepper.model, stepper.state
     assert state is not None
-    key = recording_key(model, stepper.rows, capacity, compiled, state, tuple(stepper.labels))
-    kept = recordings(model)
+    key = capture_key(model, stepper.rows, capacity, compiled, state, tuple(stepper.labels))
+    kept = captures(model)
     if key not in kept:
-        # the oldest go; what states hold between two texts is never more than the weights, or little
-        room = max(LITTLE, sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())))
-        while kept and (len(kept) >= KEPT or sum(each.state.nbytes for each in kept.values()) > room):
+        # drop the oldest; the states of all captures together may take MIN_STATE_BYTES or as much as the weights
+        room = max(MIN_STATE_BYTES, sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())))
+        while kept and (len(kept) >= MAX_CAPTURES or sum(each.state.nbytes for each in kept.values()) > room):
             kept.pop(next(iter(kept)))
-        kept[key] = DecodeRecording(stepper, capacity, compiled)
+        kept[key] = CapturedDecoder(stepper, capacity, compiled)
         log.info("decoding: %s", model.notes["decoding"])
     return kept[key]
 
 
 @dataclasses.dataclass
 class Buffers:
-    """What a recorded step reads and writes, at addresses that stay. B rows, L capacity, V vocabulary."""
+    """Tensors at fixed addresses that a captured step reads and writes. B rows, L capacity, V vocabulary."""
 
-    inputs: dict[str, Tensor]  # the token to read (B, 1); its segment (B, 1)
+    inputs: dict[str, Tensor]  # (B, 1) the token to read and its labels, such as its segment
     written: Tensor  # (B, L) the likeliest token after each step
-    count: Tensor  # (B,) how many
-    broken: Tensor  # () whether a score was NaN
+    count: Tensor  # (B,) number of tokens in `written`
+    broken: Tensor  # () True if a score was NaN
     scores: Tensor | None = None  # (B, V) after the last step
 
 
 class StepGraph(NamedTuple):
-    """A recorded step: how it is run, where it leaves its scores (B, V), and what it is."""
+    """A captured step: the function that runs it, its output scores (B, V), and a description."""
 
     run: Callable[[], None]
     scores: Tensor
     how: str
 
 
-class DecodeRecording:
+class CapturedDecoder:
+    """A captured decoding step with its own state and buffers, and the captured prompts that share them."""
+
     def __init__(self, stepper: Stepper, capacity: int, compiled: bool) -> None:
         self.model, self.prefix = stepper.model, stepper.prefix
         device, rows = self.model.device, stepper.rows
@@ -249,13 +254,13 @@ class DecodeRecording:
             torch.zeros(rows, dtype=torch.long, device=device),
             torch.zeros((), dtype=torch.bool, device=device),
         )
-        self.prompts: dict[int, PromptRecording] = {}  # by the number of tokens
-        self.begin(stepper)  # gives memory, which has its own size, a place
+        self.prompts: dict[int, CapturedPrompt] = {}  # by number of tokens
+        self.begin(stepper)  # allocates the memory, whose size is the encoder's
         step: Callable[[], Tensor] = self.step
         if compiled:
-            # torch keeps what it compiled by code object, few of each: a copy is this recording's own, and goes with it
-            own = types.FunctionType(DecodeRecording.step.__code__.replace(), globals())
-            step = types.MethodType(own, self)
+            # torch caches few compiled versions per code object; a copy has its own cache, freed with this object
+            function = types.FunctionType(CapturedDecoder.step.__code__.replace(), globals())
+            step = types.MethodType(function, self)
             step = torch.compile(step, fullgraph=True, dynamic=False, backend=BACKEND, options=self.options())
         if device.type != "cuda":
             self.run, self.model.notes["decoding"] = self.call(step), "compiled"
@@ -267,17 +272,17 @@ class DecodeRecording:
         self.run, self.buffers.scores, self.model.notes["decoding"] = graph
 
     def fused_graph(self, stepper: Stepper) -> StepGraph:
-        """The step by programs, where there are some."""
+        """Capture the step with decode kernels, or without them if they do not fit this GPU."""
         try:
             with decode_kernels(self.model, self.state.rows) as used:
                 return self.graph(self.step, stepper, f"a CUDA graph, {used}")
-        except launch_errors() as error:  # a device with less room than the programs need
+        except launch_errors() as error:  # the GPU has too little shared memory for a kernel
             return self.graph(self.step, stepper, f"a CUDA graph of plain modules: {error}")
 
     def seconds(self, graph: StepGraph, stepper: Stepper) -> float:
-        """Of a few steps; each is the first one, for there may be no room for more."""
+        """Measure TIMED_STEPS steps. Each is the first of the text, because the state may be too small for more."""
         total, start, end = 0.0, *(torch.cuda.Event(enable_timing=True) for _ in range(2))
-        for _ in range(TIMED):
+        for _ in range(TIMED_STEPS):
             self.begin(stepper)
             start.record()
             graph.run()
@@ -287,12 +292,12 @@ class DecodeRecording:
         return total
 
     def options(self) -> dict[str, Any] | None:
-        """Of the compiler: on a CPU no Python between the calls, and weights in the layout they are read in."""
+        """Options of torch.compile: on a CPU, no Python between kernels, and weights in the layout of the kernels."""
         wanted = BACKEND == "inductor" and self.model.device.type == "cpu"
         return {"cpp_wrapper": True, "freezing": True} if wanted else None
 
     def step(self) -> Tensor:
-        """Reads one token of each row; the scores (B, V) of the next, and the likeliest in its place."""
+        """Read one token per row, write the likeliest next token to its buffer, and return the scores (B, V)."""
         buffers = self.buffers
         call = Call({**buffers.inputs, "logits_to_keep": 1}, self.state, kernel=self.model.kernel)
         scores, read = self.model(call)["logits"][:, -1], buffers.inputs[f"{self.prefix}input_ids"]
@@ -313,7 +318,7 @@ class DecodeRecording:
         return run
 
     def graph(self, step: Callable[[], Tensor], stepper: Stepper, how: str) -> StepGraph:
-        """The step as a CUDA graph; run on another stream a few times first, so that nothing is left to set up."""
+        """Capture the step as a CUDA graph, after a few warm-up runs on a different stream."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with graph_capture():
@@ -331,7 +336,7 @@ class DecodeRecording:
     # -- a text -------------------------------------------------------------------------------------------------------
 
     def begin(self, stepper: Stepper) -> State:
-        """Takes over what the stepper has read. The state stays this recording's own."""
+        """Copy the stepper's state into this object's static state, and return that."""
         buffers = self.buffers
         assert stepper.state is not None
         self.state.adopt(stepper.state)
@@ -342,21 +347,21 @@ class DecodeRecording:
         return self.state
 
     def reads_prompts(self, tokens: int) -> bool:
-        """Whether a graph can read a prompt of so many tokens into the state: keys and values are all it holds, and no
-        window of them is shorter than its room."""
+        """Whether a graph can read a prompt of this many tokens: the state contains only keys and values, and no
+        sliding window is shorter than its capacity."""
         on_cuda, stores = self.model.device.type == "cuda", self.state.stores.values()
         return on_cuda and tokens <= (self.state.capacity or 0) and all(type(store) is Static for store in stores)
 
     def read_prompt(self, ids: Tensor, mask: Tensor | None, bucket: int) -> Tensor:
-        """The scores (B, V) after a prompt (B, T) whose pads, if it has some, stand before its rows."""
+        """Read a prompt (B, T), padded on the left if at all, and return the scores (B, V) after it."""
         if bucket not in self.prompts:
-            self.prompts[bucket] = PromptRecording(self, bucket)
+            self.prompts[bucket] = CapturedPrompt(self, bucket)
         self.buffers.count.zero_()
         self.buffers.broken.zero_()
         return self.prompts[bucket].read(ids, mask)
 
     def read(self, tokens: Tensor) -> Tensor:
-        """The scores (B, V) after one more token (B,) of each row."""
+        """Read one token (B,) per row and return the scores (B, V) after it."""
         self.buffers.inputs[f"{self.prefix}input_ids"].copy_(tokens[:, None])
         self.buffers.count.zero_()
         self.run()
@@ -364,21 +369,23 @@ class DecodeRecording:
         return self.buffers.scores.to(torch.float32, copy=True)
 
     def likeliest(self, count: int) -> Tensor:
-        """The likeliest tokens (B, count) of so many steps, each reading what the one before wrote."""
+        """Run `count` greedy steps and return their tokens (B, count). Each step reads the token of the step before."""
         start = self.buffers.count[:1].clone()
         for _ in range(count):
             self.run()
         return self.buffers.written[:, start + torch.arange(count, device=start.device)]
 
 
-class PromptRecording:
-    """A prompt of at most so many tokens as a CUDA graph: pads behind it are read as well, which no token before them
-    sees, and their keys are written over by the tokens that follow."""
+class CapturedPrompt:
+    """A CUDA graph that reads a prompt of at most `length` tokens, padded on the right.
 
-    def __init__(self, recording: DecodeRecording, length: int) -> None:
-        rows, device = recording.state.rows, recording.model.device
+    No earlier token attends to the padding, and later tokens overwrite its keys.
+    """
+
+    def __init__(self, captured: CapturedDecoder, length: int) -> None:
+        rows, device = captured.state.rows, captured.model.device
         self.model, self.prefix, self.state, self.broken = (
-            recording.model, recording.prefix, recording.state, recording.buffers.broken
+            captured.model, captured.prefix, captured.state, captured.buffers.broken
         )  # fmt: skip
         self.ids = torch.zeros(rows, length, dtype=torch.long, device=device)
         self.lengths = torch.ones(rows, dtype=torch.long, device=device)
@@ -392,7 +399,7 @@ class PromptRecording:
                 self.scores = self.forward()
 
     def forward(self) -> Tensor:
-        """The ordinary pass over a growing state, which the static one then takes over."""
+        """Run a forward pass with a growing state, and copy that into the static state."""
         grown, length = self.model.new_state(), self.ids.shape[1]
         x, ctx, inputs, _ = self.model.hidden_states(Call({"input_ids": self.ids}, grown, kernel=self.model.kernel))
         last = x.gather(1, (self.lengths - 1)[:, None, None].expand(-1, 1, x.shape[2]))  # (B, 1, D)
@@ -409,44 +416,47 @@ class PromptRecording:
         return scores
 
     def read(self, ids: Tensor, mask: Tensor | None) -> Tensor:
-        """The scores (B, V) after a prompt (B, T)."""
+        """Read a prompt (B, T), padded on the left if at all, and return the scores (B, V) after it."""
         T = ids.shape[1]
         if mask is None:
             self.ids[:, :T] = ids
             self.lengths.fill_(T)
-        else:  # pads stand before the rows, and go behind them
+        else:  # move the padding from the left to the right
             self.lengths.copy_(mask.sum(1))
-            places = torch.arange(T, device=ids.device) + (T - self.lengths)[:, None]
-            self.ids[:, :T] = ids.gather(1, places.clamp(max=T - 1))
+            index = torch.arange(T, device=ids.device) + (T - self.lengths)[:, None]
+            self.ids[:, :T] = ids.gather(1, index.clamp(max=T - 1))
         self.graph.replay()
         return self.scores.clone()
 
 
 def highest(scores: Tensor, pieces: int = 64) -> tuple[Tensor, Tensor]:
-    """(B, V) -> the highest score of each row, and its token; in two rounds, for a row alone is one program's work."""
+    """Return the highest score (B,) of each row of scores (B, V), and its token (B,).
+
+    It is found in two rounds, because a reduction over one row runs as a single thread block.
+    """
     B, V = scores.shape
     width = -(-V // pieces)
-    best, place = F.pad(scores, (0, pieces * width - V), value=float("-inf")).view(B, pieces, width).max(-1)
+    best, index = F.pad(scores, (0, pieces * width - V), value=float("-inf")).view(B, pieces, width).max(-1)
     top, piece = best.max(-1)
-    return top, place.gather(1, piece[:, None])[:, 0] + piece * width
+    return top, index.gather(1, piece[:, None])[:, 0] + piece * width
 
 
-def write(job: Search) -> dict[str, Any]:
-    """Greedy texts where nothing but the tokens is asked for: the steps follow each other without a look in between."""
-    recording, s = job.stepper.recording, job.settings
+def decode(job: Search) -> dict[str, Any]:
+    """Generate greedily if only the tokens are wanted: several steps run before the host checks for end tokens."""
+    captured, s = job.stepper.captured, job.settings
     ends, room = job.ended.eos, job.max_length - job.prompt_length
     fill = s.pad if s.pad is not None and 0 <= s.pad < job.scores.shape[1] else 0
-    looks = job.stream is not None or job.ids.device.type == "cpu"  # where looking costs nothing, or is wanted
-    burst = room if not s.eos and job.stream is None else 1 if looks else BURST
+    every_step = job.stream is not None or job.ids.device.type == "cpu"  # on a CPU, reading a token costs nothing
+    burst = room if not s.eos and job.stream is None else 1 if every_step else STEPS_PER_EOS_CHECK
     tokens = job.scores.argmax(-1, keepdim=True)  # (B, 1)
-    recording.buffers.inputs[f"{recording.prefix}input_ids"].copy_(tokens)
+    captured.buffers.inputs[f"{captured.prefix}input_ids"].copy_(tokens)
     while True:
         ending = torch.isin(tokens, ends).long()
-        after = ending.cumsum(1) > ending  # an end token came before
+        after = ending.cumsum(1) > ending  # True after the first end token
         shown = tokens.masked_fill(after, fill)
         if job.stream is not None:
             job.stream(shown[:, -1])
         if tokens.shape[1] >= room or (s.eos and bool(ending.any(1).all())):
             break
-        tokens = torch.cat((tokens, recording.likeliest(min(burst, room - tokens.shape[1]))), dim=1)
+        tokens = torch.cat((tokens, captured.likeliest(min(burst, room - tokens.shape[1]))), dim=1)
     return {"sequences": job.with_prompt(torch.cat((job.ids, shown[:, : int((~after).any(0).sum())]), dim=1))}

@@ -1,11 +1,11 @@
-"""Greedy decoding and sampling: every row its own text, until all have ended."""
+"""Greedy decoding and sampling, until all rows have ended."""
 
 from __future__ import annotations
 
-from anyformer.generation.search_state import Details, Move, Search, Writer
+from anyformer.generation.search_state import DecodingLoop, Details, Move, Search
 
 
-def write(job: Search) -> Writer:
+def decode(job: Search) -> DecodingLoop:
     ids, raw, report = job.ids, job.scores, Details(job)
     while True:
         processed = job.process(ids, raw)

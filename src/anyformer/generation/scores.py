@@ -1,6 +1,6 @@
-"""What is done to the scores of the next token before one is chosen, in the published order.
+"""Processing of the next token's scores before a token is chosen, in the order of transformers.
 
-Each step maps (ids written so far (B, T), scores (B, V)) to new scores.
+Each step maps (ids so far (B, T), scores (B, V)) to new scores (B, V).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from anyformer.specs.messages import quote
 
 Step = Callable[[Tensor, Tensor], Tensor]
 NEVER = -math.inf
-CHUNK = 2**18  # tokens of sequences that are compared with a text at once
+CHUNK = 2**18  # tokens of biased sequences that are compared with a text at once
 
 
 def steps(s: Settings, prompt_length: int, max_length: int, source: Tensor | None, device: Any) -> list[Step]:
-    """The steps that these settings ask for; `source` (B, S) is what was read: the encoder's ids, or the prompt."""
+    """Return the steps that the settings require; `source` (B, S) are the encoder's ids, or the prompt."""
     ends = sorted(s.eos)
     eos = torch.tensor(ends, device=device, dtype=torch.long)
     out: list[Step] = []
 
     def known(scores: Tensor) -> Tensor:
-        """The tokens that end a text and are in the vocabulary: some configs name one beyond it."""
+        """Return the end tokens that are in the vocabulary. Some configs name one outside it."""
         return eos[: bisect.bisect_left(ends, scores.shape[1])]
 
     if s.biases:
@@ -106,13 +106,13 @@ def steps(s: Settings, prompt_length: int, max_length: int, source: Tensor | Non
 
 
 def rows_like(source: Tensor, scores: Tensor) -> Tensor:
-    """What was read, once for each beam."""
+    """Repeat each row of `source` once per beam."""
     return source.repeat_interleave(scores.shape[0] // source.shape[0], dim=0)
 
 
 def penalize_repeats(ids: Tensor, scores: Tensor, penalty: float) -> Tensor:
-    """Scores of tokens already there made less likely, whatever their sign [Keskar et al. 2019]."""
-    scores = F.pad(scores, (0, 1))  # ids beyond the vocabulary are pads
+    """Lower the scores of tokens in `ids`: divide positive scores, multiply negative ones [Keskar et al. 2019]."""
+    scores = F.pad(scores, (0, 1))  # padding has the id V
     seen = scores.gather(1, ids)
     return scores.scatter(1, ids, torch.where(seen < 0, seen * penalty, seen / penalty))[:, :-1]
 
@@ -123,22 +123,22 @@ def penalize_counts(ids: Tensor, scores: Tensor, presence: float, frequency: flo
 
 
 def no_repeat(text: Tensor, ids: Tensor, scores: Tensor, size: int) -> Tensor:
-    """No n-gram of `text` is completed: tokens that followed the last n - 1 of `ids` there are out."""
+    """Ban tokens that would complete an n-gram of `text` after the last n - 1 tokens of `ids`."""
     if text.shape[1] < size or ids.shape[1] < size - 1:
         return scores
     windows = text.unfold(1, size, 1)  # (B, W, n)
     prefix = ids[:, ids.shape[1] + 1 - size :]
-    found = (windows[..., :-1] == prefix[:, None]).all(-1)
+    matches = (windows[..., :-1] == prefix[:, None]).all(-1)
     V = scores.shape[1]
     banned = torch.zeros(scores.shape[0], V + 1, dtype=torch.bool, device=scores.device)
-    banned.scatter_(1, torch.where(found, windows[..., -1], V), True)
+    banned.scatter_(1, torch.where(matches, windows[..., -1], V), True)
     return scores.masked_fill(banned[:, :V], NEVER)
 
 
 class SequenceBias:
-    """Adds a bias to the last token of each sequence whose other tokens have just been written.
+    """Adds a bias to the last token of each sequence if the text ends with the sequence's other tokens.
 
-    Sequences of one length are compared together, N at a time, so that a step with a million of them takes
+    Sequences of equal length are compared together, N at a time, so that a step with a million of them takes
     milliseconds. If a sequence is given twice, its last bias counts, as in transformers."""
 
     def __init__(self, biases: Iterable[tuple[tuple[int, ...], float]]) -> None:
@@ -150,7 +150,7 @@ class SequenceBias:
         bias, T = torch.zeros_like(scores), ids.shape[1]
         for sequences, values in self.chunks:
             n = sequences.shape[1] - 1
-            if n and n >= T:  # as published, one more token has to be there
+            if n and n >= T:  # as in transformers, the text must have one more token
                 continue
             matches = (ids[:, None, T - n :] == sequences[:, :-1]).all(-1)  # (B, N)
             # no two of these sequences match and end in the same token: the order of the sums does not matter
@@ -180,7 +180,7 @@ def keep_allowed(ids: Tensor, scores: Tensor, choose: Choose, num_beams: int, pa
         if not len(tokens):
             raise ValueError(f"prefix_allowed_tokens_fn allows no token for row {row // num_beams}")
         if not 0 <= min(tokens) <= max(tokens) < scores.shape[1]:
-            raise ValueError(f"prefix_allowed_tokens_fn allows {quote(tokens)}; there are {scores.shape[1]} tokens")
+            raise ValueError(f"prefix_allowed_tokens_fn returned {quote(tokens)}; ids must be below {scores.shape[1]}")
         out[row, tokens] = scores[row, tokens]
     return out
 
@@ -192,7 +192,7 @@ def force_tokens(scores: Tensor, tokens: list[Any]) -> Tensor:
 
 
 def decay_length(scores: Tensor, eos: Tensor, factor: float, late: int) -> Tensor:
-    """The end gets exponentially likelier after a point."""
+    """Raise the scores of end tokens exponentially, `late` tokens after the start of the decay."""
     if late <= 0:
         return scores
     end = scores[:, eos]
@@ -201,9 +201,11 @@ def decay_length(scores: Tensor, eos: Tensor, factor: float, late: int) -> Tenso
 
 
 def order_timestamps(written: Tensor, scores: Tensor, first: int, end: int, latest: int | None) -> Tensor:
-    """Tokens from `first` on are times, and come in order: one at the beginning (`latest` or earlier), then in pairs
-    around the text, the last before the `end` alone. Where a time is likelier than any word, it is a time
-    [Radford et al. 2022]."""
+    """Enforce the order of Whisper's timestamps [Radford et al. 2022]. Tokens from `first` on are timestamps.
+
+    A text begins with a timestamp (at most first + latest). Then timestamps come in pairs, except the last one before
+    `end`, and never decrease. If all timestamps together are likelier than any other token, one must follow.
+    """
     token = torch.arange(scores.shape[1], device=scores.device)
     time, n = token >= first, written.shape[1]
     if n == 0:
@@ -212,7 +214,7 @@ def order_timestamps(written: Tensor, scores: Tensor, first: int, end: int, late
     else:
         last = written[:, -1:] >= first
         before = written[:, -2:-1] >= first if n > 1 else torch.ones_like(last)
-        opened = last & ~before  # a text has just ended: its time stands once, and is due again
+        opened = last & ~before  # a segment has just ended: the second timestamp of the pair, or the end, follows
         place = torch.where(written >= first, torch.arange(1, n + 1, device=scores.device), 0).amax(-1, keepdim=True)
         spent = torch.where(place > 0, written.gather(1, (place - 1).clamp(min=0)), first - 1) + ~opened
         never = time & (last & before | (token < spent)) | ((token < end) & opened)
@@ -227,7 +229,7 @@ def top_k(scores: Tensor, k: int) -> Tensor:
 
 
 def top_p(scores: Tensor, share: float, keep: int) -> Tensor:
-    """The fewest tokens that hold `share` of the probability [Holtzman et al. 2020]."""
+    """Keep the fewest tokens whose probabilities sum to `share` [Holtzman et al. 2020], and at least `keep`."""
     ordered, index = scores.sort(descending=False)
     out = ordered.softmax(-1).cumsum(-1) <= 1 - share
     out[:, -keep:] = False
@@ -235,7 +237,7 @@ def top_p(scores: Tensor, share: float, keep: int) -> Tensor:
 
 
 def min_p(scores: Tensor, share: float, keep: int) -> Tensor:
-    """Tokens at least `share` as likely as the likeliest."""
+    """Keep tokens whose probability is at least `share` times that of the likeliest, and at least `keep` tokens."""
     p = scores.softmax(-1)
     out = p < share * p.amax(-1, keepdim=True)
     out.scatter_(1, p.topk(min(keep, p.shape[1])).indices, False)
@@ -243,7 +245,7 @@ def min_p(scores: Tensor, share: float, keep: int) -> Tensor:
 
 
 def typical(scores: Tensor, mass: float, keep: int) -> Tensor:
-    """Tokens whose surprise is nearest to the expected one [Meister et al. 2022]."""
+    """Keep tokens whose surprisal is nearest to the entropy, up to the probability `mass` [Meister et al. 2022]."""
     log_p = scores.log_softmax(-1)
     entropy = -(log_p * log_p.exp()).nansum(-1, keepdim=True)
     distance, index = (-log_p - entropy).abs().sort()
@@ -255,14 +257,14 @@ def typical(scores: Tensor, mass: float, keep: int) -> Tensor:
 
 
 def unlikely(scores: Tensor, least: Tensor, keep: int) -> Tensor:
-    """Without tokens less likely than `least` [Hewitt et al. 2022]."""
+    """Drop tokens less likely than `least` [Hewitt et al. 2022], but keep the `keep` likeliest."""
     out = scores.softmax(-1) < least.to(scores.device)
     top = scores.topk(min(keep, scores.shape[1])).values[:, -1:]
     return scores.masked_fill(out & (scores < top), NEVER)
 
 
 def eta(scores: Tensor, epsilon: float) -> Tensor:
-    """(B, 1) the least probability: lower where the choice is open [Hewitt et al. 2022]."""
+    """Return the minimal probability (B, 1) of eta sampling, lower if the entropy is high [Hewitt et al. 2022]."""
     log_p = scores.log_softmax(-1)
     entropy = -(log_p * log_p.exp()).nansum(-1, keepdim=True)
     return torch.minimum(torch.tensor(epsilon, device=scores.device), epsilon**0.5 * torch.exp(-entropy))

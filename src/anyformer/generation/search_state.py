@@ -1,4 +1,4 @@
-"""One text to write: what every way of choosing tokens works on."""
+"""The state of one call of `generate`, shared by all decoding methods."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from anyformer.specs.messages import quote
 
 
 class Ending:
-    """Which texts (N, T) are complete: by an end token, a stop string, or their length."""
+    """Stopping criteria: tells which texts (N, T) have ended by an end token, a stop string or their length."""
 
     def __init__(self, s: Settings, max_length: int, prompt_length: int, tokenizer: Any, device: Any) -> None:
         self.eos = torch.tensor(s.eos, dtype=torch.long, device=device)
         self.stops = [s.stop_strings] if isinstance(s.stop_strings, str) else list(s.stop_strings or [])
         if not all(isinstance(stop, str) and stop for stop in self.stops):
-            raise ValueError(f"stop_strings={quote(s.stop_strings)}: strings of at least one character")
+            raise ValueError(f"stop_strings={quote(s.stop_strings)}: must be strings of at least one character")
         if self.stops and tokenizer is None:
-            raise ValueError("stop_strings need the tokenizer")
+            raise ValueError("stop_strings need a tokenizer: pass tokenizer=")
         self.max_length, self.prompt_length, self.tokenizer = max_length, prompt_length, tokenizer
 
     def is_stopped(self, ids: Tensor) -> Tensor:
@@ -36,15 +36,17 @@ class Ending:
         return done
 
     def end(self, tokens: list[int]) -> str:
-        """The end of a text, as much of it as a stop string that its last token completes can reach back: decoding all
-        of it at every token would cost the square of its length."""
+        """Decode the end of a text, long enough for any stop string that its last token completes.
+
+        Decoding the whole text after every token would take quadratic time.
+        """
         longest = max(map(len, self.stops))
         count = 2 * longest + 8
         while True:
             text = self.tokenizer.decode(tokens[-count:])
             if len(text) > 2 * longest or count >= len(tokens):
                 return text
-            count *= 2  # tokens without text of their own
+            count *= 2  # some tokens have no text
 
     def __call__(self, ids: Tensor) -> Tensor:
         if ids.shape[1] >= self.max_length:
@@ -54,23 +56,25 @@ class Ending:
 
 @dataclasses.dataclass
 class Search:
-    """Rows are prompts, each as often as it is continued (beams, or copies). `ids` have their real tokens at the end
-    and pads as the id after the last one, which no rule about repeating counts."""
+    """One call of `generate`. Each prompt has one row per beam or copy.
+
+    `ids` are padded on the left with the id V (vocabulary size), which penalties do not count.
+    """
 
     settings: Settings
     stepper: Stepper
     prompt: Tensor  # (B, P) as given
     ids: Tensor  # (rows, P)
-    scores: Tensor  # (rows, V) of the first token to write
-    places: Tensor  # (rows,) real tokens in the prompt
+    scores: Tensor  # (rows, V) of the first new token
+    places: Tensor  # (rows,) number of real tokens in the prompt
     steps: list[Step]
     ended: Ending
     rng: SeededRows
-    detailed: bool = False  # scores, log-probabilities and reasons are wanted too
+    detailed: bool = False  # also return scores, log-probabilities and finish reasons
     stream: Callable[[Tensor], None] | None = None
-    source_ids: Tensor | None = None  # (rows, S) what an encoder read
-    shared: bool = False  # the stepper reads other texts beside this one
-    draft: Stepper | None = None  # of the smaller model, once it has read the prompt
+    source_ids: Tensor | None = None  # (rows, S) the encoder's ids
+    shared: bool = False  # the stepper also has rows of other calls (ContinuousBatch)
+    draft: Stepper | None = None  # the assistant model, after the prompt
 
     @property
     def prompt_length(self) -> int:
@@ -78,7 +82,7 @@ class Search:
 
     @property
     def plain(self) -> bool:
-        """Whether the likeliest token is always the next, and the tokens are all that is wanted."""
+        """Whether this is greedy decoding without score processing or stop strings, and only tokens are returned."""
         return not (self.detailed or self.steps or self.ended.stops or self.settings.do_sample)
 
     @property
@@ -91,44 +95,43 @@ class Search:
         return scores
 
     def choose(self, processed: Tensor, written: int) -> Tensor:
-        """(rows, V) -> (rows,): the token number `written` of each text."""
+        """Choose the next token (rows,) from processed scores (rows, V), after `written` new tokens."""
         s = self.settings
         if not s.do_sample:
             return processed.argmax(-1)
         return self.rng.one(processed, self.places + written, s.top_k)
 
     def with_prompt(self, ids: Tensor) -> Tensor:
-        """The new tokens of ids (N, P + n) behind the prompt as it was given."""
+        """Return ids (N, P + n) with the prompt as the caller passed it."""
         prompt = self.prompt.repeat_interleave(ids.shape[0] // max(self.prompt.shape[0], 1), 0)
         return torch.cat((prompt, ids[:, self.prompt_length :]), dim=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """What a way of writing asks for: one more token of each row is read, after row i became a copy of row rows[i] of
-    the same text."""
+    """A request to the stepper: replace row i by row rows[i], then read one token per row."""
 
     tokens: Tensor  # (rows,)
     rows: Tensor | None = None
 
 
-Writer = Generator[Move, Tensor, dict[str, Any]]  # it is sent the scores (rows, V) after each move
+DecodingLoop = Generator[Move, Tensor, dict[str, Any]]  # yields moves, receives scores (rows, V), returns the results
 
 
-def run_writer(writer: Writer, stepper: Stepper) -> dict[str, Any]:
-    """Writes to the end."""
+def run_loop(loop: DecodingLoop, stepper: Stepper) -> dict[str, Any]:
+    """Run a decoding loop until its texts have ended, and return its results."""
     try:
-        move = next(writer)
+        move = next(loop)
         while True:
             if move.rows is not None:
                 stepper.reorder(move.rows, same_memory=True)
-            move = writer.send(stepper.step(move.tokens))
+            move = loop.send(stepper.step(move.tokens))
     except StopIteration as end:
         return end.value
 
 
 class Details:
-    """What is returned beside the sequences, gathered token by token where each row writes its own text."""
+    """Collects scores, log-probabilities and finish reasons, one token at a time. Not for beam search."""
 
     def __init__(self, job: Search) -> None:
         self.job = job
@@ -140,7 +143,7 @@ class Details:
         self.log_probs: list[Tensor] = []
 
     def add(self, ids: Tensor, raw: Tensor, processed: Tensor, tokens: Tensor) -> Tensor:
-        """One more token (rows,) of each text, chosen by its scores before and after processing; the ids with it."""
+        """Append one token (rows,) to `ids` and return them; `raw` and `processed` are the scores it was chosen by."""
         job, s = self.job, self.job.settings
         if s.eos or job.ended.stops:
             fill = s.pad if s.pad is not None and 0 <= s.pad < raw.shape[1] else 0

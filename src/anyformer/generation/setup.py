@@ -1,4 +1,4 @@
-"""From a caller's wishes to a job whose prompt is read."""
+"""Start of a call of `generate`: checks the options, reads the prompt and returns a Search."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from anyformer.generation import fast
 from anyformer.generation.defaults import settings_for
 from anyformer.generation.options import Settings
-from anyformer.generation.prompt import NOT_HERE, Prompt, prompt_of, room
+from anyformer.generation.prompt import REFUSED_INPUTS, Prompt, prompt_of, room
 from anyformer.generation.random_state import SeededRows
 from anyformer.generation.scores import steps
 from anyformer.generation.search_state import Ending, Search
@@ -20,7 +20,7 @@ from anyformer.models import Call, TransformerModule
 from anyformer.runtime.inputs import check_given, in_model_dtype
 from anyformer.runtime.state import State
 
-CANNOT_WRITE = "has no language-model head that writes from left to right"
+NOT_GENERATIVE = "has no language-model head that generates from left to right"
 
 
 def begin(
@@ -35,14 +35,14 @@ def begin(
     tokenizer: Any = None,
     compiled: bool | None = None,
 ) -> Search:
-    """Reads the prompt. `named` are inputs of the model; `options` are settings, and more of its inputs."""
-    check_writer(model, asked=True)
+    """Check the options and read the prompt. `named` are model inputs; `options` are settings and more inputs."""
+    check_can_generate(model, by_position=True)
     if model.training:
         raise ValueError("generate needs a model in eval mode: model.eval()")
     options = dict(options)
     if model.spec.state_name in options:
         state = options.pop(model.spec.state_name)
-    known = {*model.inputs, *NOT_HERE} - {*model.common, *model.caching}
+    known = {*model.inputs, *REFUSED_INPUTS} - {*model.common, *model.caching}
     inputs = {**named, **{name: options.pop(name) for name in list(options) if name in known}}
     check_given({**inputs, "past_key_values": state}, model.input_kinds)
     inputs = in_model_dtype(inputs, model.input_kinds, model)
@@ -51,13 +51,13 @@ def begin(
     if state is not None:
         model.check_memory()
     if state is not None and not s.use_cache:
-        s.need("use_cache" not in options, "use_cache", "past_key_values cannot be used without it")
+        s.need("use_cache" not in options, "use_cache", "past_key_values needs use_cache=True")
         s = dataclasses.replace(s, use_cache=True)
     if model.predicts_by_position:
         for name in ("prompt_lookup_num_tokens", "penalty_alpha"):
-            s.need(not getattr(s, name), name, "this model is asked for one token at a time")
+            s.need(not getattr(s, name), name, "this model predicts one position per call and cannot use it")
         if assistant is not None:
-            raise ValueError("assistant_model: this model is asked for one token at a time")
+            raise ValueError("assistant_model: this model predicts one position per call and cannot use drafts")
     s.need(detailed or not s.output_scores, "output_scores", "needs return_dict=True")
     s.need(detailed or not s.output_logits, "output_logits", "needs return_dict=True")
     if stream is not None:
@@ -68,8 +68,8 @@ def begin(
     max_length = room(model, s, prompt, state)
     device, P, V = prompt.ids.device, prompt.ids.shape[1], model.spec.head.vocab_size
     ended = Ending(s, max_length, P, tokenizer, device)
-    said = {} if prompt.memory is None else {"encoder_outputs": prompt.memory}
-    stepper = Stepper(model, {**prompt.source, **said}, s.use_cache, s.prefill_chunk_size)
+    encoder = {} if prompt.memory is None else {"encoder_outputs": prompt.memory}
+    stepper = Stepper(model, {**prompt.source, **encoder}, s.use_cache, s.prefill_chunk_size)
     stepper.wants_hidden = s.contrastive
     copies = s.num_beams if s.num_beams > 1 else s.num_return_sequences
     rng = SeededRows(s.seed, prompt.ids.shape[0], 1 if s.num_beams > 1 else copies, device)
@@ -109,12 +109,15 @@ def begin(
     return job
 
 
-def check_writer(model: TransformerModule, asked: bool = False) -> None:
-    """ValueError where a model scores no next tokens, or with `asked` cannot be asked for one either."""
+def check_can_generate(model: TransformerModule, by_position: bool = False) -> None:
+    """Raise ValueError if the model does not predict the next token.
+
+    `by_position` also allows models that predict the token at a requested position (XLNet).
+    """
     head = model.spec.head
-    writes = bool(model.spec.left_to_right) or (asked and model.predicts_by_position)
-    if not writes or getattr(model.head, "scores", None) is None or not hasattr(head, "vocab_size"):
-        raise ValueError(f"{model.spec.architecture or 'this model'} {CANNOT_WRITE}")
+    generates = bool(model.spec.left_to_right) or (by_position and model.predicts_by_position)
+    if not generates or getattr(model.head, "scores", None) is None or not hasattr(head, "vocab_size"):
+        raise ValueError(f"{model.spec.architecture or 'this model'} {NOT_GENERATIVE}")
 
 
 def check_assistant(model: TransformerModule, assistant: TransformerModule, s: Settings, prompt: Prompt) -> None:
@@ -123,13 +126,15 @@ def check_assistant(model: TransformerModule, assistant: TransformerModule, s: S
             raise ValueError(f"assistant_model: {what}")
 
     mine, other = model.spec.head.vocab_size, getattr(getattr(assistant.spec, "head", None), "vocab_size", None)
-    need(bool(assistant.spec.left_to_right) and other is not None, f"it {CANNOT_WRITE}")
-    need(other == mine, f"its vocabulary has {other} tokens, the model's {mine}")
-    need(not assistant.training, "needs to be in eval mode: assistant_model.eval()")
-    need(assistant.spec.pair == model.spec.pair, "one of the two has an encoder and the other has none")
-    need("encoder_outputs" not in prompt.source, "it reads the encoder's inputs itself: encoder_outputs are not enough")
-    need(prompt.embeds is None or bool(prompt.read), "cannot read inputs_embeds, which belong to another table")
-    need(s.num_beams == 1, f"cannot draft for beams, and num_beams={s.num_beams}")
-    need(not s.contrastive, f"cannot draft for contrastive search, and penalty_alpha={s.penalty_alpha}")
+    need(bool(assistant.spec.left_to_right) and other is not None, f"it {NOT_GENERATIVE}")
+    need(other == mine, f"its vocabulary has {other} tokens, the model's has {mine}")
+    need(not assistant.training, "must be in eval mode: call assistant_model.eval()")
+    need(assistant.spec.pair == model.spec.pair, "either both models need an encoder or none")
+    need(
+        "encoder_outputs" not in prompt.source, "it has its own encoder; pass the encoder's inputs, not encoder_outputs"
+    )
+    need(prompt.embeds is None or bool(prompt.read), "it has its own embedding; pass input_ids, not inputs_embeds")
+    need(s.num_beams == 1, f"cannot draft for beam search, got num_beams={s.num_beams}")
+    need(not s.contrastive, f"cannot draft for contrastive search, got penalty_alpha={s.penalty_alpha}")
     lookup = s.prompt_lookup_num_tokens
-    need(lookup is None, f"either it drafts or the prompt does, and prompt_lookup_num_tokens={lookup}")
+    need(lookup is None, f"cannot be combined with prompt_lookup_num_tokens={lookup}")

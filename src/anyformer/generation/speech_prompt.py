@@ -1,6 +1,6 @@
-"""What a listener is told before it writes: the language it hears, what to do with it, and whether to say when.
+"""Whisper's prompt: tokens for the spoken language, the task and whether to predict timestamps.
 
-B rows, n tokens of an opening.
+B rows, n tokens of the prompt.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from anyformer.specs.messages import nearest, quote
 def speech_prompt(
     model: TransformerModule, start: Tensor, source: dict[str, Any], s: Settings
 ) -> tuple[Tensor, Tensor | None]:
-    """The start tokens (B, 1) with those that the settings ask for behind them (B, n), and what the encoder said of the
-    source, where that was needed to hear the language."""
+    """Return the prompt (B, n), which begins with the start tokens (B, 1), and the encoder's output.
+
+    The encoder's output is None unless it was needed to detect the language.
+    """
     if s.is_multilingual is False and (s.language is not None or s.task is not None):
-        raise ValueError("language and task: this model hears and writes one language")
+        raise ValueError("language and task: this model knows only one language; omit both")
     forced = [] if s.language is not None or s.task is not None else [token for _, token in forced_tokens(s)]
     language: Tensor | None = None  # (B,) or (1,)
     memory: Tensor | None = None
@@ -38,38 +40,40 @@ def speech_prompt(
     rest = [token for token in forced if token is not None]
     if s.task is not None or (s.language is not None and s.task_to_id):
         rest.append(task_id(s.task or "transcribe", s))
-    silent = s.no_timestamps_token_id
+    no_times = s.no_timestamps_token_id
     if s.return_timestamps:
-        s.need(silent is not None, "return_timestamps", "this model has no tokens for times (no_timestamps_token_id)")
-        rest = rest[:-1] if rest and rest[-1] == silent else rest
-    elif silent is not None and rest[-1:] != [silent]:
-        rest.append(silent)
+        s.need(no_times is not None, "return_timestamps", "this model has no timestamps (no_timestamps_token_id)")
+        rest = rest[:-1] if rest and rest[-1] == no_times else rest
+    elif no_times is not None and rest[-1:] != [no_times]:
+        rest.append(no_times)
     parts.append(torch.tensor(rest, dtype=torch.long, device=start.device).expand(len(start), -1))
     return torch.cat(parts, dim=1), memory
 
 
 def forced_tokens(s: Settings) -> list[list[int | None]]:
-    places = s.forced_decoder_ids or []
-    if [place for place, _ in places] != list(range(1, len(places) + 1)):
-        raise ValueError(f"forced_decoder_ids={places}: tokens for the places 1, 2, ... behind the start token")
-    return places
+    pairs = s.forced_decoder_ids or []
+    if [position for position, _ in pairs] != list(range(1, len(pairs) + 1)):
+        raise ValueError(f"forced_decoder_ids={pairs}: positions must be 1, 2, ... in this order")
+    return pairs
 
 
 def languages_of(language: str | list[str], rows: int) -> list[str]:
     languages = [language] if isinstance(language, str) else list(language)
     if len(languages) not in (1, rows):
-        raise ValueError(f"language: {len(languages)} languages for {rows} recordings; give one for all, or one each")
+        raise ValueError(
+            f"language: {len(languages)} languages for {rows} recordings; pass one for all, or one per recording"
+        )
     return languages
 
 
 def language_id(name: str, s: Settings) -> int:
-    """By its token, its code or its English name."""
+    """Return the id of a language, given its token, its code or its English name."""
     known = s.lang_to_id or {}
     name = name.lower()
-    found = next((each for each in (name, f"<|{name}|>", f"<|{CODES.get(name)}|>") if each in known), None)
-    if found is None:
+    token = next((each for each in (name, f"<|{name}|>", f"<|{CODES.get(name)}|>") if each in known), None)
+    if token is None:
         raise ValueError(f"language={quote(name)}: this model has no token for it; {nearest(name, map(code, known))}")
-    return known[found]
+    return known[token]
 
 
 def code(token: str) -> str:
@@ -86,7 +90,7 @@ def task_id(name: str, s: Settings) -> int:
 def detect_language(
     model: TransformerModule, start: Tensor, source: dict[str, Any], s: Settings
 ) -> tuple[Tensor, Tensor]:
-    """(B,) the token of each recording's language, the likeliest behind the start token, and what the encoder said."""
+    """Return each recording's language token (B,), the likeliest after the start token, and the encoder's output."""
     memory = source.get("encoder_outputs")
     if memory is None:
         inputs = {name: v for name, v in source.items() if name in model.spec.embedding.inputs}

@@ -1,7 +1,7 @@
-"""Runs a model over a prompt and then token by token, whatever it remembers.
+"""Runs a model over a prompt and then token by token, with or without a decoding state.
 
-Prompts of unequal length are moved to the right end of their rows first: pads on the left change nothing in any model
-here, and then the next token is always predicted at the last place.
+Prompts of unequal length are aligned to the right first: padding on the left does not change any model's output, and
+the next token is then always predicted in the last column.
 
 B rows, T tokens of a row, V vocabulary, D width.
 """
@@ -22,52 +22,52 @@ from anyformer.runtime.inputs import boolean_mask
 from anyformer.runtime.state import State
 from anyformer.runtime.taps import OutputCollector
 
-MEMORY = ("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask")  # read once: a state remembers them
+MEMORY = ("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask")  # read once: the state keeps them
 
 
 def align_right(ids: Tensor, mask: Tensor) -> Tensor:
-    """Rows (B, T, ...) with their real tokens at the end."""
+    """Move the padding of each row (B, T, ...) to the left."""
     order = mask.int().argsort(dim=1, stable=True)
     return ids.gather(1, order if ids.dim() == 2 else order[..., None].expand_as(ids))
 
 
 def extend(labels: Tensor, length: int) -> Tensor:
-    """Labels (B, T) of a prompt for a row of this length: what is written has the label of the prompt's last token."""
+    """Extend labels (B, T) of a prompt to `length` tokens: new tokens have the label of the prompt's last token."""
     return torch.cat((labels, labels[:, -1:].expand(-1, max(length - labels.shape[1], 0))), dim=1)
 
 
 class Stepper:
-    """A model, what it read, and what it remembers."""
+    """A model, the tokens that it has read, and its decoding state."""
 
     def __init__(
         self, model: TransformerModule, source: dict[str, Any], use_cache: bool, chunk: int | None = None
     ) -> None:
         self.model, self.source = model, dict(source)
-        self.pair = model.spec.pair  # an encoder read the source
+        self.pair = model.spec.pair  # encoder-decoder: the encoder reads the source
         self.prefix = "decoder_" if self.pair else ""
         names = () if self.pair else model.spec.embedding.token_labels
         self.labels = {name: self.source.pop(name) for name in names if name in self.source}  # (B, T) each
         self.use_cache, self.chunk = use_cache and model.remembers, chunk
         self.state: State | None = None
-        self.mask: Tensor | None = None  # (B, T) of the decoder's row; None when nothing is padded
-        self.read_ids: Tensor | None = None  # (B, T) kept where nothing is remembered
-        self.embeds: Tensor | None = None  # (B, T, D) in their place
-        self.rows = self.length = 0  # of tokens read, pads counted
-        self.recording: Any = None  # of single steps (generation/fast.py), where one was made
-        self.around: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # a step (generation/fast.py)
+        self.mask: Tensor | None = None  # (B, T) True for real tokens of the decoder; None: no padding
+        self.read_ids: Tensor | None = None  # (B, T) all tokens read, if there is no state
+        self.embeds: Tensor | None = None  # (B, T, D) used instead of `read_ids`
+        self.rows = self.length = 0  # length: tokens read, padding included
+        self.captured: Any = None  # CapturedDecoder (generation/fast.py) of single steps, if captured
+        self.around: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # entered around each step
         self.wants_hidden = False
-        self.hidden: Tensor | None = None  # (B, tokens of the last call, D) the last layer's, where they are wanted
+        self.hidden: Tensor | None = None  # (B, tokens of the last call, D) last hidden states, if wants_hidden
 
     def begin(
         self, ids: Tensor, mask: Tensor | None, embeds: Tensor | None = None, state: State | None = None
     ) -> Tensor:
-        """Reads the prompt; the scores of the token after it (B, V)."""
+        """Read the prompt and return the scores (B, V) of the next token."""
         self.rows, self.mask = ids.shape[0], mask
         if self.pair and "encoder_outputs" not in self.source and (state is None or state.memory is None):
             names = (*self.model.spec.embedding.inputs, *self.model.tree_inputs)
             reading = {n: v for n, v in self.source.items() if n in names}
             self.source["encoder_outputs"], read = self.model.encode(Call(reading, kernel=self.model.kernel))
-            if read.is_token is not None:  # of what the encoder says: a frame of sound stands for many samples
+            if read.is_token is not None:  # mask of the encoder's output: an audio frame covers many samples
                 self.source["attention_mask"] = read.is_token
         if self.pair:
             self.source = {n: v for n, v in self.source.items() if n in ("attention_mask", "encoder_outputs")}
@@ -80,10 +80,10 @@ class Stepper:
             return self.read(ids, 1)[:, -1]
         self.state = state if state is not None else self.model.new_state()
         self.length = self.state.length
-        if mask is not None and self.state.capacity is None:  # rows were moved to end together: does what is known fit?
+        if mask is not None and self.state.capacity is None:  # rows are aligned: the past must have the same padding
             before = mask_or_ones(self.state.is_token, (self.rows, self.length), mask.device)
             if not torch.equal(before, mask[:, : self.length].bool()):
-                raise ValueError("past_key_values holds other tokens than the prompt begins with, its pads left out")
+                raise ValueError("past_key_values has other real tokens than the prompt begins with, without padding")
         T = ids.shape[1] if embeds is None else embeds.shape[1]
         hidden: list[Any] = []
         scores = None
@@ -93,7 +93,7 @@ class Stepper:
             hidden.append(self.hidden)
         if scores is None:
             raise ValueError(
-                f"past_key_values already holds {self.length} tokens: nothing of the prompt's {T} is left to read"
+                f"past_key_values already contains {self.length} tokens and the prompt has {T}: no new token to read"
             )
         if self.wants_hidden:
             self.hidden = torch.cat(hidden, dim=1)
@@ -103,18 +103,18 @@ class Stepper:
         return scores[:, -1]
 
     def step(self, tokens: Tensor) -> Tensor:
-        """The scores (B, V) after one more token (B,) of each row."""
+        """Read one token (B,) per row and return the scores (B, V) after it."""
         return self.read(tokens[:, None], 1)[:, -1]
 
     def read(self, tokens: Tensor, keep: int) -> Tensor:
-        """Reads more tokens (B, n); the scores after each of the last `keep` of them (B, keep, V)."""
+        """Read tokens (B, n) and return the scores (B, keep, V) after each of the last `keep` of them."""
         n = tokens.shape[1]
         if self.mask is not None and self.length:
             self.mask = F.pad(self.mask, (0, n), value=True)
         self.labels = {name: extend(labels, self.length + n) for name, labels in self.labels.items()}
-        if self.recording is not None and n == keep == 1:
+        if self.captured is not None and n == keep == 1:
             self.length += 1
-            return self.recording.read(tokens[:, 0])[:, None]
+            return self.captured.read(tokens[:, 0])[:, None]
         if self.state is not None:
             return self._run(tokens, None, n, keep)
         assert self.read_ids is not None
@@ -130,9 +130,11 @@ class Stepper:
         inputs: dict[str, Any] = dict(self.source)
         name, given = ("input_ids", ids) if embeds is None else ("inputs_embeds", embeds)
         inputs[self.prefix + name] = given
-        if self.mask is not None and self.recording is None:  # a recording's state knows which are real
+        if self.mask is not None and self.captured is None:  # a captured step's state has the mask
             row = self.mask[:, : self.length]
-            if self.state is not None and self.state.capacity is not None:  # a static state wants the whole row
+            if (
+                self.state is not None and self.state.capacity is not None
+            ):  # a static state needs the mask of its whole capacity
                 row = F.pad(row, (0, self.state.capacity - row.shape[1]), value=True)
             inputs[f"{self.prefix}attention_mask"] = row
         inputs |= {n: v[:, self.length - given.shape[1] : self.length] for n, v in self.labels.items()}
@@ -149,26 +151,26 @@ class Stepper:
         return outputs["logits"].float()
 
     def check_finite(self, ids: Tensor) -> None:
-        """A recorded step cannot stop at a NaN: where there was one, the text (B, T) is read again to say where."""
-        if self.recording is not None and bool(self.recording.buffers.broken):
+        """Raise if a captured step gave NaN. The text (B, T) is read again without a capture, to report the layer."""
+        if self.captured is not None and bool(self.captured.buffers.broken):
             memory = self.state.memory if self.pair and self.state is not None else None
             memory = None if memory is None else memory[: ids.shape[0]]
             self.model(**{f"{self.prefix}input_ids": ids}, encoder_outputs=memory, use_cache=False)
-            raise FloatingPointError("a recorded step gave scores that are NaN")
+            raise FloatingPointError("a captured decoding step gave NaN scores")
 
     def result(self) -> State | None:
-        """The state to go on from: the caller's own, whatever is written next."""
-        if self.recording is None or self.state is None:
+        """Return the state to continue from. Later calls do not change it."""
+        if self.captured is None or self.state is None:
             return self.state
         return self.state.to_growing(self.length)
 
-    # -- going back, and to other rows ----------------------------------------------------------------------------
+    # -- rewinding and changing rows ------------------------------------------------------------------------------
 
     def fork(self) -> Stepper:
-        """A copy that goes its own way."""
+        """Return an independent copy."""
         copy = object.__new__(Stepper)
         state = None if self.state is None else self.state.fork()
-        copy.__dict__ = {**self.__dict__, "state": state, "recording": None}
+        copy.__dict__ = {**self.__dict__, "state": state, "captured": None}
         return copy
 
     @property
@@ -176,7 +178,7 @@ class Stepper:
         return self.state is None or self.state.can_truncate
 
     def rewind(self, count: int) -> None:
-        """Forgets the last `count` tokens."""
+        """Drop the last `count` tokens."""
         if self.state is not None:
             self.state.truncate(self.state.length - count)
         self.length -= count
@@ -189,7 +191,7 @@ class Stepper:
             self.embeds = self.embeds[:, : self.length]
 
     def reorder(self, rows: Tensor, same_memory: bool = False) -> None:
-        """Row i goes on from old row rows[i]; `same_memory`: both read the same source."""
+        """Replace row i by row rows[i]; `same_memory`: both rows have the same source."""
         if self.state is not None:
             self.state.reorder(rows, same_memory)
         self.rows = rows.shape[0]
@@ -201,8 +203,7 @@ class Stepper:
             self.source = {n: v.index_select(0, rows) if isinstance(v, Tensor) else v for n, v in self.source.items()}
 
     def join(self, others: Sequence[Stepper]) -> None:
-        """Takes in the rows of other steppers of this model, behind its own. All end at the same place: shorter texts
-        get pads on their left."""
+        """Append the rows of other steppers of this model. Shorter texts are padded on the left."""
         every = (self, *others)
         length, rows = max(each.length for each in every), sum(each.rows for each in every)
         device = self.model.device
@@ -210,7 +211,7 @@ class Stepper:
             torch.ones(each.rows, each.length, dtype=torch.bool, device=device) if each.mask is None else each.mask
             for each in every
         ]
-        mask = torch.cat([F.pad(own, (length - own.shape[1], 0), value=False) for own in real])
+        mask = torch.cat([F.pad(each, (length - each.shape[1], 0), value=False) for each in real])
         if self.state is not None:
             self.state = State.concatenate([each.state for each in every if each.state is not None])
 
@@ -228,7 +229,7 @@ class Stepper:
         self.mask, self.rows, self.length = boolean_mask(mask), rows, length
 
     def trim(self) -> None:
-        """Forgets places that hold a pad in every row: they are at the left, where longer texts once began."""
+        """Drop leading columns that are padding in every row, left over from longer texts that have ended."""
         count = 0 if self.mask is None else int((self.mask.cumsum(1).amax(0) == 0).sum())
         if not count:
             return
@@ -241,7 +242,7 @@ class Stepper:
         self.read_ids = None if self.read_ids is None else self.read_ids[:, count:]
 
     def repeat(self, times: int) -> None:
-        """Every row `times` times, one copy after the other."""
+        """Repeat every row `times` times; copies of a row are adjacent."""
         if times > 1:
             device = self.model.device
             self.reorder(torch.arange(self.rows, device=device).repeat_interleave(times))

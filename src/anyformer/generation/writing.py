@@ -1,4 +1,4 @@
-"""Text as it is written: from the tokens of a prompt to pieces that can be shown."""
+"""Streaming of generated text: from the tokens of a prompt to pieces of text that can be shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anyformer.generation import sample, write
+from anyformer.generation import decode, sample
 from anyformer.generation.defaults import settings_for
 from anyformer.generation.search_state import Search
 from anyformer.generation.setup import begin
@@ -17,11 +17,11 @@ from anyformer.models import TransformerModule, position_limit
 if TYPE_CHECKING:
     from anyformer.inputs.tokenizer import Tokenizer
 
-LENGTH = 128  # new tokens, where neither the caller nor the model's own files say
+LENGTH = 128  # default max_new_tokens, if neither the caller nor the model's files set a length
 
 
 def length_for(model: TransformerModule, read: int, options: Mapping[str, Any]) -> dict[str, int]:
-    """max_new_tokens after so many tokens of a prompt, where nothing else says it."""
+    """Return the default max_new_tokens after a prompt of `read` tokens; {} if a length is set."""
     stored = settings_for(model, options)
     if stored.max_new_tokens is not None or stored.max_length is not None:
         return {}
@@ -30,13 +30,15 @@ def length_for(model: TransformerModule, read: int, options: Mapping[str, Any]) 
 
 
 def check_ids(model: TransformerModule, ids: Iterable[int]) -> None:
-    """ValueError where a prompt is empty, or its vocabulary another model's."""
+    """Raise ValueError if a prompt is empty or has ids outside the model's vocabulary."""
     largest = max(ids, default=None)
     if largest is None:
         raise ValueError("the prompt is empty: it has no tokens")
     most = getattr(getattr(model.spec.embedding, "tokens", None), "vocab_size", None)
     if most is not None and largest >= most:
-        raise ValueError(f"the tokenizer gives token {largest}, the model has {most}: they do not belong together")
+        raise ValueError(
+            f"the tokenizer gives token id {largest}, the model has {most} tokens: they do not belong together"
+        )
 
 
 def new_tokens(
@@ -51,9 +53,12 @@ def new_tokens(
     return [list(itertools.takewhile(lambda token: token not in ends, row)) for row in rows]
 
 
-class Writing:
-    """One text on its way. Iterating gives its pieces, as soon as each is certain: never half a character, never a stop
-    string. What was written is `text` and `tokens`; once it is whole there are `log_probs` and `finish_reason` too."""
+class TextStream:
+    """A generated text. Iterate over it to get pieces of the text as soon as each is final.
+
+    A piece never contains half a character or a stop string. `text` and `tokens` are what was generated so far;
+    `log_probs` and `finish_reason` are set at the end.
+    """
 
     def __init__(
         self,
@@ -104,7 +109,7 @@ class Writing:
         self.finish_reason = "stop" if self.decoder.stopped is not None else fields["finish_reasons"][0]
 
     def _new(self, arrived: list[int]) -> Iterator[str]:
-        """The text of the tokens that are new; nothing follows an end."""
+        """Yield the text of new tokens, up to an end token or a stop string."""
         for token in arrived[len(self.tokens) :]:
             if self.decoder.stopped is not None or (self.tokens and self.tokens[-1] in self.ends):
                 return
@@ -119,15 +124,15 @@ class Writing:
 
 
 def stepwise(job: Search) -> Generator[None, None, dict[str, Any]]:
-    """Writes to the end, and gives way after each token where a text grows by one at a time."""
+    """Generate the whole text; yields before each step if the method generates one token per step."""
     s = job.settings
     if s.num_beams > 1 or s.contrastive or job.draft is not None or s.prompt_lookup_num_tokens:
-        return write(job)
-    writer = sample.write(job)
+        return decode(job)
+    loop = sample.decode(job)
     try:
-        move = next(writer)
+        move = next(loop)
         while True:
             yield
-            move = writer.send(job.stepper.step(move.tokens))
+            move = loop.send(job.stepper.step(move.tokens))
     except StopIteration as end:
         return end.value

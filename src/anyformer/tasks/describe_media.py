@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from anyformer.generation import check_writer, generate
+from anyformer.generation import check_can_generate, generate
 from anyformer.generation.defaults import settings_for
 from anyformer.generation.writing import new_tokens
 from anyformer.inputs.audio_features import AudioProcessor
@@ -42,7 +42,7 @@ def tower_of(request: TaskRun, name: str) -> Tower:
         kind = KINDS[name]
         needs = f"it needs a decoder with a tower for them, such as {kind.example}"
         raise ValueError(f"{request.task} writes about {kind.several}: {needs}")
-    check_writer(model)
+    check_can_generate(model)
     return tower
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from anyformer.evaluate.predict import generate_texts
-from anyformer.generation import check_writer
+from anyformer.generation import check_can_generate
 from anyformer.generation.defaults import settings_for
 from anyformer.generation.options import ONLY_BEAMS
 from anyformer.objectives.objective import Record
@@ -15,7 +15,7 @@ from anyformer.tasks.task import TaskRun, Texts
 
 def check_pair(request: TaskRun) -> None:
     """ValueError if a model is not an encoder-decoder with a language-model head."""
-    check_writer(request.model)
+    check_can_generate(request.model)
     if not request.model.spec.pair:
         raise ValueError(f"{request.task} needs an encoder-decoder; use few-shot with this decoder")
 

@@ -1,13 +1,13 @@
-"""Adapters in files of their own, in the layout of the PEFT library: adapter_config.json and adapter_model.safetensors.
+"""Adapter files in the layout of the PEFT library: adapter_config.json and adapter_model.safetensors.
 
-    save_adapter(model, "adapter")             # what was learnt, and nothing of the base model; PEFT opens it
-    load_adapter(base, "adapter")              # one of ours or one that PEFT wrote, on a base model
-    af.load("adapter")                         # the same with the base that it names
+    save_adapter(model, "adapter")             # only the trained weights, not the base model; PEFT can load it
+    load_adapter(base, "adapter")              # load an adapter of anyformer or PEFT into a base model
+    af.load("adapter")                         # load the base model that the adapter names, and the adapter
 
-Names are those of the published class (our own addresses where there is none), so an adapter passes the family's weight
-rules: one that moves rows moves those of B, (out, rank), as it moves those of W; one that does more has no adapter that
-could say it. Where one published layer is several of ours (GPT-2's c_attn) their adapters stand side by side: the ranks
-add up, and B is 0 where a layer has none. The way back leaves those zeros out.
+Names are those of the published class (or our addresses, if there is none), so the family's weight rules apply to
+adapters: a rule that moves rows of W moves the rows of B (out, rank) in the same way. A rule that does more cannot be
+applied to an adapter. If one published layer is several of ours (GPT-2's c_attn), their adapters are concatenated: the
+ranks add up, and B is 0 for rows of layers without that rank. Loading removes these zeros.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_
 from anyformer.weights.rules import Rename, Repeat, RuleStep, plan
 
 STEM = "adapter_model"
-BEFORE = "base_model.model."  # what PEFT puts before every name
+PREFIX = "base_model.model."  # PEFT's prefix of every name
 A, B = "lora_A.weight", "lora_B.weight"
 
-# the task that PEFT names, by the end of a class's name
+# end of a class name -> PEFT's task_type
 TASKS = {
     "LMHeadModel": "CAUSAL_LM",
     "ForCausalLM": "CAUSAL_LM",
@@ -45,18 +45,18 @@ TASKS = {
     "ForTokenClassification": "TOKEN_CLS",
     "ForQuestionAnswering": "QUESTION_ANS",
 }
-# fields of adapter_config.json that are honoured, or that say how it was made and not what it is; any other must be off
-READ = (
+# fields of adapter_config.json that are used, or that do not change the adapter; all others must be off
+KNOWN_FIELDS = (
     "peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
     "r", "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out", "bias", "use_rslora",
     "modules_to_save", "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern",
     "ensure_weight_tying", "megatron_core", "qalora_group_size", "runtime_config", "eva_config", "loftq_config",
 )  # fmt: skip
-STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # any other start also changes the base's weights
+STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # all others also change the base model's weights
 
 
 def steps_of(model: TransformerModule) -> list[RuleStep]:
-    """How published tensors and ours correspond; tied ones stand under each of their names."""
+    """Return the steps that map published tensors to ours; tied tensors appear under each of their names."""
     spec = model.spec
     every = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     names = [name for name in every if name.rpartition(".")[2] not in NAMES]
@@ -67,7 +67,7 @@ def steps_of(model: TransformerModule) -> list[RuleStep]:
 
 
 def is_published(spec: Model) -> bool:
-    """Whether the class is a published one that this description still is."""
+    """Whether this description can be written as a published class."""
     try:
         return bool(spec.family and families.find(spec.family).write(spec))
     except ValueError:
@@ -75,21 +75,23 @@ def is_published(spec: Model) -> bool:
 
 
 def is_transposed(step: RuleStep, rows: list[int]) -> bool:
-    """Whether matrices with so many rows are stored the other way round. ValueError where the rule does not move rows
-    alone."""
-    width = sum(rows) + 1  # no number of rows is mistaken for it
+    """Whether the step stores matrices with these numbers of rows transposed.
+
+    Raises ValueError if its rule does more than move rows.
+    """
+    width = sum(rows) + 1  # differs from every number of rows
     try:
         stored = step.rule.save([torch.empty(n, width, device="meta") for n in rows])
     except RuntimeError:
         stored = []
     sides = {tuple(side == width for side in tensor.shape) for tensor in stored}
     if isinstance(step.rule, Repeat) or sides not in ({(True, False)}, {(False, True)}):
-        raise ValueError(f"PEFT's layout has no place for an adapter at {address_of(step.targets[0])}")
+        raise ValueError(f"PEFT's layout cannot store an adapter of {address_of(step.targets[0])}")
     return sides == {(True, False)}
 
 
 def address_of(name: str) -> str:
-    """Of the layer whose weight is called so."""
+    """Return the layer's address, given the name of its weight."""
     return name.removesuffix(".weight")
 
 
@@ -97,7 +99,7 @@ def rows_of(model: TransformerModule, step: RuleStep) -> list[int]:
     return [model.get_parameter(target).shape[0] for target in step.targets]
 
 
-# -- out ---------------------------------------------------------------------------------------------------------------
+# -- saving ------------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -108,15 +110,18 @@ def save_adapter(
     whole: Callable[[Tensor], Tensor] = Tensor.detach,
     write: bool = True,
 ) -> None:
-    """Write the adapter in PEFT's layout, with the description and the tokenizer. `base` is the model that it belongs
-    to (default: the one that was loaded). With several processes, all gather with `whole` and one writes."""
+    """Write the adapter in PEFT's layout, with the description and the tokenizer.
+
+    `base` is the name of its base model (default: the model that was loaded). With several processes, all call this
+    function, gather tensors with `whole`, and one writes.
+    """
     layers, folder = adapted_layers(model), Path(folder)
     if not layers:
         raise ValueError("this model has no adapters")
     steps = steps_of(model)
     tensors: dict[str, Tensor] = {}
-    scales: dict[str, float] = {}  # of the published layers with an adapter
-    replaced: dict[str, None] = {}  # published modules that were learnt as they are
+    scales: dict[str, float] = {}  # published layer with an adapter -> alpha / rank
+    replaced: dict[str, None] = {}  # published modules that were trained without an adapter
     flipped = False
     for step in steps:
         if any(address_of(target) in layers for target in step.targets):
@@ -124,17 +129,17 @@ def save_adapter(
             flipped |= flip
             for module, b in zip(map(address_of, step.sources), parts, strict=False):
                 scales[module] = scale
-                tensors |= {f"{BEFORE}{module}.{A}": a.clone(), f"{BEFORE}{module}.{B}": b}
+                tensors |= {f"{PREFIX}{module}.{A}": a.clone(), f"{PREFIX}{module}.{B}": b}
         elif any(model.get_parameter(name).requires_grad or name in model.fresh for name in step.targets):
             replaced |= dict.fromkeys(source.rpartition(".")[0] for source in step.sources)
     within = tuple(f"{module}." for module in replaced)
     if lost := [module for module in scales if f"{module}.".startswith(within)]:
-        raise ValueError(f"PEFT's layout has no place for what else was learnt beside the adapter of {lost[0]}")
-    for step in steps:  # all of a module, of which some may have stood still; what has several names under each
+        raise ValueError(f"PEFT's layout cannot store other trained weights next to the adapter of {lost[0]}")
+    for step in steps:  # all tensors of a replaced module, frozen ones included, under each of their names
         if any(source.startswith(within) for source in step.sources):
             stored = step.rule.save([whole(model.get_parameter(target)) for target in step.targets])
             stored = stored * len(step.sources) if step.rule.needed < len(step.sources) else stored
-            tensors |= {f"{BEFORE}{name}": t.clone().contiguous() for name, t in zip(step.sources, stored, strict=True)}
+            tensors |= {f"{PREFIX}{name}": t.clone().contiguous() for name, t in zip(step.sources, stored, strict=True)}
     ends = (task for end, task in TASKS.items() if model.spec.architecture.endswith(end))
     content = {
         "peft_type": "LORA",
@@ -142,7 +147,7 @@ def save_adapter(
         "inference_mode": True,
         "bias": "none",
         "base_model_name_or_path": model.origin if base is None else base,
-        **sizes({module: tensors[f"{BEFORE}{module}.{A}"].shape[0] for module in scales}, scales),
+        **sizes({module: tensors[f"{PREFIX}{module}.{A}"].shape[0] for module in scales}, scales),
         "lora_dropout": model.__dict__["_lora"].dropout,
         "fan_in_fan_out": flipped,
         "target_modules": short([*scales], [address_of(source) for step in steps for source in step.sources]),
@@ -158,7 +163,7 @@ def save_adapter(
 def export_adapter(
     model: TransformerModule, step: RuleStep, layers: Mapping[str, Any], whole: Callable[[Tensor], Tensor]
 ) -> tuple[bool, float, Tensor, list[Tensor]]:
-    """(whether the published layers are turned, their scale, A (rank, in), B (out, rank) of each of them)"""
+    """Return whether published weights are transposed, the scale, A (rank, in), and B (out, rank) of each layer."""
     rows = rows_of(model, step)
     flip = is_transposed(step, rows)
     chosen = {i: layers[address_of(t)] for i, t in enumerate(step.targets) if address_of(t) in layers}
@@ -173,7 +178,7 @@ def export_adapter(
 
 
 def sizes(ranks: Mapping[str, int], scales: Mapping[str, float]) -> dict[str, Any]:
-    """The rank and alpha that most layers have, and those of the others by name."""
+    """Return the most common rank and alpha, and patterns for layers with different ones."""
     pairs = {module: (rank, scales[module] * rank) for module, rank in ranks.items()}
     (rank, alpha), _ = Counter(pairs.values()).most_common(1)[0]
     return {
@@ -185,12 +190,12 @@ def sizes(ranks: Mapping[str, int], scales: Mapping[str, float]) -> dict[str, An
 
 
 def short(chosen: list[str], modules: list[str]) -> list[str]:
-    """The last words of these names where they say which of all modules are meant, or the names themselves."""
+    """Return the last words of the chosen names if these identify them among all modules; otherwise the names."""
     words = dict.fromkeys(name.rpartition(".")[2] for name in chosen)
     return [*words] if {m for m in modules if m.rpartition(".")[2] in words} == {*chosen} else chosen
 
 
-# -- in ----------------------------------------------------------------------------------------------------------------
+# -- loading -----------------------------------------------------------------------------------------------------------
 
 
 def load_adapted(
@@ -202,20 +207,22 @@ def load_adapted(
     offline: bool,
     architecture: str | None,
 ) -> tuple[TransformerModule, Report]:
-    """The model of a folder that holds an adapter alone: its base, with the adapter on it."""
+    """Load the base model of an adapter folder, and the adapter into it."""
     named = config_of(folder).get("base_model_name_or_path") if base is None else base
     if not named:
-        raise ValueError(f"{folder}: the adapter does not say which model it belongs to; base= (--base) does")
+        raise ValueError(f"{folder}: the adapter does not name its base model; pass base= (--base)")
     try:
         home = hub.resolve(named, offline=offline)
     except (OSError, ValueError) as error:
-        raise FileNotFoundError(f"{folder}: {error}, the base of this adapter; base= (--base) says another") from None
+        raise FileNotFoundError(
+            f"{folder}: {error}, the base model of this adapter; to use a different one, pass base= (--base)"
+        ) from None
     described = (folder / "spec.json").is_file()
     spec = read_spec(folder if described else home, architecture)
     model, report = load_as(spec, home, dtype=dtype, device=device, strict=False)
     load_adapter(model, folder)
     if model.fresh or report.nonfinite or (report.unexpected and not described):
-        raise ValueError(f"{home}: the base of {folder} does not fit: {report}")
+        raise ValueError(f"{home}: the base model does not fit the adapter {folder}: {report}")
     model.origin = str(named)
     if (folder / "tokenizer_config.json").is_file():
         model.folder = folder
@@ -223,10 +230,10 @@ def load_adapted(
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """adapter_config.json, unless something in it would be passed over."""
+    """Read adapter_config.json. Raises ValueError if a field is not supported."""
     path = folder / ADAPTER
     if not path.is_file():
-        raise ValueError(f"{folder}: no {ADAPTER} here")
+        raise ValueError(f"{folder}: contains no {ADAPTER}")
     config = read_json(path)
     with error_context(path):
         if not isinstance(config, dict):
@@ -234,32 +241,35 @@ def config_of(folder: Path) -> dict[str, Any]:
         if config.get("peft_type") != "LORA":
             raise ValueError(f"peft_type={quote(config.get('peft_type'))} is not supported; valid: 'LORA'")
         for name, value in config.items():
-            if name not in READ and value not in (None, False, {}, []):
-                raise ValueError(f"{name}={quote(value)} is not supported: such an adapter is more than W + B A")
+            if name not in KNOWN_FIELDS and value not in (None, False, {}, []):
+                raise ValueError(f"{name}={quote(value)} is not supported: only adapters of the form W + B A are")
         if (start := config.get("init_lora_weights")) not in STARTS:
-            raise ValueError(f"init_lora_weights={quote(start)} is not supported: it changes the base's weights too")
+            raise ValueError(f"init_lora_weights={quote(start)} is not supported: it also changes the base's weights")
     return config
 
 
 @torch.no_grad()
 def load_adapter(model: TransformerModule, folder: str | Path) -> Any:
-    """The adapters of a folder on a base model that has none; the model is changed and returned, or left as it is."""
+    """Load the adapters of a folder into a base model without adapters. Changes the model in place and returns it.
+
+    If the adapters do not fit, raises ValueError and leaves the model unchanged.
+    """
     folder = Path(folder)
     config = config_of(folder)
     with Checkpoint(folder, stem=STEM) as stored, error_context(folder):
         pairs, others = sorted_out(stored.names)
         adapters: dict[str, Adapter] = {}
         values: dict[str, Tensor] = {}
-        left = {*pairs, *others}
+        unused = {*pairs, *others}
         for step in steps_of(model):
             if any(address_of(source) in pairs for source in step.sources):
-                left -= {*map(address_of, step.sources)}
+                unused -= {*map(address_of, step.sources)}
                 adapters |= import_adapter(model, step, pairs, stored, config)
             elif any(source in others for source in step.sources):
-                left -= {*step.sources}
+                unused -= {*step.sources}
                 values |= read_replacements(model, step, others, stored)
-        if left or not adapters:
-            what = "; ".join(f"{name} has no place" for name in sorted(left)[:5]) or f"no {A} is stored"
+        if unused or not adapters:
+            what = "; ".join(f"it has no layer {name}" for name in sorted(unused)[:5]) or f"no {A} is stored"
             raise ValueError(f"the adapter does not fit this model: {what}")
         first = next(iter(adapters.values()))
         rank, dropout = first.a.shape[0], float(config.get("lora_dropout") or 0.0)
@@ -273,21 +283,21 @@ def load_adapter(model: TransformerModule, folder: str | Path) -> Any:
 
 
 def sorted_out(names: list[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """The names stored for A and B by published module, and those of tensors that stand in for the base's."""
+    """Return the stored names of A and B by published module, and the names of tensors that replace the base's."""
     pairs: dict[str, dict[str, str]] = {}
     others: dict[str, str] = {}
     for stored in names:
-        name = stored.removeprefix(BEFORE).replace(".base_layer.", ".")
+        name = stored.removeprefix(PREFIX).replace(".base_layer.", ".")
         module, mark, end = name.rpartition(".lora_")
         if mark and f"lora_{end}" in (A, B):
             pairs.setdefault(module, {})[f"lora_{end}"] = stored
         elif mark:
-            raise ValueError(f"{stored} is not supported: adapters of linear layers are")
+            raise ValueError(f"{stored} is not supported: only adapters of linear layers are")
         else:
             others[name] = stored
     for module, pair in pairs.items():
-        if lacking := {A, B} - pair.keys():
-            raise ValueError(f"{module}.{min(lacking)} is missing")
+        if missing := {A, B} - pair.keys():
+            raise ValueError(f"{module}.{min(missing)} is missing")
     return pairs, others
 
 
@@ -298,19 +308,19 @@ def import_adapter(
     stored: Checkpoint,
     config: Mapping[str, Any],
 ) -> dict[str, Adapter]:
-    """The adapters of published layers as those of ours, by address."""
+    """Convert the adapters of published layers to adapters of our layers, by address."""
     for address in map(address_of, step.targets):
         if type(model.get_submodule(address)) is not nn.Linear or model.spec.shares(address):
             what = "shares its weights with another layer" if model.spec.shares(address) else "is not a linear layer"
-            raise ValueError(f"{step.sources[0]}: {address} {what}, so no adapter can stand there")
+            raise ValueError(f"{step.sources[0]}: {address} {what} and cannot have an adapter")
     rows, width = rows_of(model, step), model.get_parameter(step.targets[0]).shape[1]
     flip = is_transposed(step, rows)
     whole = step.rule.save([torch.empty(n, width, device="meta") for n in rows])
-    found = [pairs.get(module) for module in map(address_of, step.sources)]
-    ranks = [0 if pair is None else stored.shape(pair[A])[0] for pair in found]
+    names = [pairs.get(module) for module in map(address_of, step.sources)]
+    ranks = [0 if pair is None else stored.shape(pair[A])[0] for pair in names]
     scales = [scale_of(config, address_of(source), rank) for source, rank in zip(step.sources, ranks) if rank]
     a, blocks = [], []
-    for i, (pair, tensor) in enumerate(zip(found, whole, strict=False)):
+    for i, (pair, tensor) in enumerate(zip(names, whole, strict=False)):
         out = tensor.shape[flip]
         block = torch.zeros(out, sum(ranks))
         if pair is not None:
@@ -319,8 +329,8 @@ def import_adapter(
             block[:, sum(ranks[:i]) : sum(ranks[: i + 1])] = read(stored, pair[B], (out, ranks[i])) * ratio
         blocks.append(block.t() if flip else block)
     parts = step.rule.load(blocks, [torch.Size((n, sum(ranks))) for n in rows])
-    used = torch.stack([part.abs().amax(0) > 0 for part in parts])  # (ours, rank)
-    used |= ~used.any(0)  # what nobody uses yet, everybody may learn
+    used = torch.stack([part.abs().amax(0) > 0 for part in parts])  # (layers of ours, rank)
+    used |= ~used.any(0)  # if B is 0 for all layers (not trained yet), all of them get this rank
     return {
         address_of(target): Adapter(torch.cat(a)[columns], part[:, columns], scales[0])
         for target, part, columns in zip(step.targets, parts, used, strict=True)
@@ -331,18 +341,18 @@ def import_adapter(
 def read_replacements(
     model: TransformerModule, step: RuleStep, others: Mapping[str, str], stored: Checkpoint
 ) -> dict[str, Tensor]:
-    """Tensors that stand in for the base's, by address."""
+    """Read tensors that replace those of the base model, by address."""
     shapes = [model.get_parameter(target).shape for target in step.targets]
     needed = step.rule.save([torch.empty(shape, device="meta") for shape in shapes])
-    if lacking := [source for source in step.sources[: step.rule.needed] if source not in others]:
-        raise ValueError(f"{lacking[0]} is missing")
+    if missing := [source for source in step.sources[: step.rule.needed] if source not in others]:
+        raise ValueError(f"{missing[0]} is missing")
     pairs = zip(step.sources, needed, strict=False)
     tensors = [read(stored, others[source], tuple(tensor.shape)) for source, tensor in pairs]
     return dict(zip(step.targets, step.rule.load(tensors, shapes), strict=True))
 
 
 def untie(model: TransformerModule, values: Mapping[str, Tensor]) -> None:
-    """A tie of which one side alone is replaced, or each by something else, is none any more."""
+    """Untie tied weights if only one of the two is replaced, or if they are replaced by different values."""
     lost = []
     for tie in model.spec.ties:
         given = [values[name] for name in tie if name in values]
@@ -361,17 +371,17 @@ def read(stored: Checkpoint, name: str, needed: tuple[int, ...]) -> Tensor:
         raise ValueError(f"the adapter does not fit this model: {name} is {stored.shape(name)}, not {needed}")
     tensor = stored.read(name).float()
     if not finite(tensor):
-        raise ValueError(f"{name} has NaN or infinity in it")
+        raise ValueError(f"{name} contains NaN or infinity")
     return tensor
 
 
 def scale_of(config: Mapping[str, Any], module: str, rank: int) -> float:
-    """alpha / rank, where patterns say other alphas for some modules: the first that fits the end of its name."""
+    """Return alpha / rank of a module. alpha is that of the first `alpha_pattern` that matches the end of its name."""
     alpha = config.get("lora_alpha", 8)
     for pattern, value in (config.get("alpha_pattern") or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             alpha = value
             break
     if not isinstance(alpha, (int, float)) or not 0 < alpha < math.inf:
-        raise ValueError(f"lora_alpha={quote(alpha)} for {module}: it is a number above 0")
+        raise ValueError(f"lora_alpha={quote(alpha)} for {module}: must be a number above 0")
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)

@@ -1,13 +1,13 @@
-"""A decoding step by few launches: while one is recorded, modules run as the programs of kernels/few_rows.py.
+"""Fused Triton kernels for a decoding step, which need few launches (kernels/few_rows.py).
 
-    with decode_kernels(model, rows=1) as used:      # of one token a row, on CUDA, without gradients
+    with decode_kernels(model, rows=1) as used:      # one token per row, on CUDA, without gradients
         ...
 
-A residual step around attention, Mamba's mixer, a feed-forward or experts becomes two to eight launches: the norm is
-part of the projections, gate and activation of the inner layer, the sum of the last one. Every module decides for
-itself: norms and linear layers elsewhere run alone, and whatever has no program runs as it is. Outputs stay equal but
-for the order of sums; the model is as it was after the block. `used` says how many residual steps were fused, and why
-others were not.
+A residual step with attention, Mamba's mixer, a feed-forward or experts becomes two to eight launches: the norm is
+fused into the input projections, gate and activation into the inner layer, the residual sum into the last layer. Other
+norms and linear layers have separate kernels, and modules without a kernel run unchanged. Outputs differ only by the
+order of sums. The model is restored after the block. `used` reports how many residual steps were fused, and why others
+were not.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ NAMES = {function: name for name, function in ACTIVATIONS.items() if name in few
 
 @dataclasses.dataclass
 class Used:
-    """What runs by the programs."""
+    """Which residual steps run as fused kernels."""
 
-    fused: int = 0  # residual steps
-    others: Counter[str] = dataclasses.field(default_factory=Counter)  # why the rest is not
+    fused: int = 0  # number of fused residual steps
+    others: Counter[str] = dataclasses.field(default_factory=Counter)  # number of others, by reason
 
     def __str__(self) -> str:
         others = "; ".join(f"{count} not: {why}" for why, count in self.others.items())
@@ -59,7 +59,7 @@ class Used:
 
 @contextlib.contextmanager
 def decode_kernels(model: nn.Module, rows: int) -> Iterator[Used]:
-    """Steps of `rows` rows inside the block run by few launches, where a device has the programs."""
+    """Use fused kernels for decoding steps of `rows` rows inside the block, if the device has them."""
     used, before = Used(), []
     like = next(model.parameters())
     if few_rows.fits(like, rows) and not torch.is_autocast_enabled("cuda"):
@@ -85,43 +85,43 @@ def decode_kernels(model: nn.Module, rows: int) -> Iterator[Used]:
 
 
 def obstacle(step: SublayerModule, rows: int) -> str | None:
-    """Why a residual step of so many rows has no program."""
+    """Return the reason why a residual step of this many rows has no fused kernel, or None."""
     op: Any = step.op
     if step.skip is not None or step.of_block or step.normed_skip or step.zero_pads:
-        return "a residual step of its own kind"
+        return "an unusual residual step"
     if step.pre_norm is not None and norm_weights(step.pre_norm) is None:
         return f"{type(step.pre_norm).__name__} before {type(op).__name__}"
     if (why := op_obstacle(op, rows)) is not None:
         return why
     dtype, first = weight_dtype(op), next(op.parameters(), None)
-    if step.wide and (first is None or first.dtype != dtype):  # to which the stream is rounded
-        return f"{type(op).__name__} in several types"
+    if step.wide and (first is None or first.dtype != dtype):  # the stream is rounded to the first type
+        return f"{type(op).__name__} with several dtypes"
     norm = None if step.pre_norm is None else getattr(step.pre_norm, "weight", None)
     if norm is not None and dtype.is_floating_point and dtype.itemsize > 1 and norm.dtype != dtype:
-        return "a norm of another type than the layer behind it"
+        return "a norm with a different dtype than the next layer"
     return None
 
 
 def op_obstacle(op: Any, rows: int) -> str | None:
-    """Why what a residual step is around has no program."""
+    """Return the reason why the op of a residual step has no fused kernel, or None."""
     if type(op) is MoEModule:
         return experts_obstacle(op)
     layers = LAYERS.get(type(op))
     if layers is None:
         return type(op).__name__
-    found = [getattr(op, name) for name in layers]
-    if not all(is_plain(layer, rows) for layer in found) or len({layer.weight.dtype for layer in found}) > 1:
+    linears = [getattr(op, name) for name in layers]
+    if not all(is_plain(layer, rows) for layer in linears) or len({layer.weight.dtype for layer in linears}) > 1:
         return f"a layer of {type(op).__name__} is not a plain one"
-    if isinstance(op, ConvolvingModule) and (isinstance(found[0], QuantizedLinear) or type(op.conv) is not nn.Conv1d):
+    if isinstance(op, ConvolvingModule) and (isinstance(linears[0], QuantizedLinear) or type(op.conv) is not nn.Conv1d):
         return f"a layer of {type(op).__name__} is not a plain one"
     if isinstance(op, DualStateModule):
-        types = {weight.dtype for weight in op.norm.parameters()} - {found[0].weight.dtype}
+        types = {weight.dtype for weight in op.norm.parameters()} - {linears[0].weight.dtype}
         if types or norm_weights(op.norm) is None:
             return f"{type(op.norm).__name__} in {type(op).__name__}"
     if not isinstance(op, AttentionModule) and op.activation not in NAMES:
-        return "an activation without a program"
+        return "an activation without a kernel"
     if isinstance(op, AttentionModule) and op.position is not None and op.position.turns_stream:
-        return f"{type(op.position).__name__} turns the stream"
+        return f"{type(op.position).__name__} rotates the stream"
     return None
 
 
@@ -129,10 +129,10 @@ def experts_obstacle(op: MoEModule) -> str | None:
     experts = op.experts
     weights = list(experts.parameters(recurse=False))
     if type(experts) is not ExpertsModule or not all(weight.is_contiguous() for weight in weights):
-        return "experts of their own kind"
+        return "an unusual kind of experts"
     if len({weight.dtype for weight in weights}) > 1:
-        return "experts of several types"
-    return None if experts.activation in NAMES else "an activation without a program"
+        return "experts with several dtypes"
+    return None if experts.activation in NAMES else "an activation without a kernel"
 
 
 def weight_dtype(op: Any) -> torch.dtype:
@@ -149,14 +149,14 @@ LAYERS: dict[type, tuple[str, ...]] = {
 
 
 def is_plain(layer: Any, rows: int) -> bool:
-    """Whether a layer is a product with a weight, and nothing else; of one row the weight may have 8 or 4 bits."""
+    """Whether a layer is only a product with a weight. For one row, the weight may be quantized."""
     kinds = (nn.Linear, PackedLinear, FewRowsLinear)
     few_bits = rows == 1 and isinstance(layer, QuantizedLinear)
     return (type(layer) in kinds or few_bits) and layer.weight.is_contiguous()
 
 
 def linear(x: Tensor, *layers: Any, **options: Any) -> Tensor:
-    """(B, D) through layers side by side."""
+    """Apply parallel linear layers to x (B, D) and concatenate their outputs."""
     if isinstance(layers[0], QuantizedLinear):
         options["scales"] = [layer.scale for layer in layers]
         options["offsets"] = [layer.offset for layer in layers if layer.offset is not None]
@@ -164,29 +164,29 @@ def linear(x: Tensor, *layers: Any, **options: Any) -> Tensor:
 
 
 def norm_weights(norm: Any) -> NormWeights | None:
-    """What a program needs of a norm; None where it has another formula, or rows too wide."""
+    """Return the weights of a norm for a kernel; None if the norm is not supported or too wide."""
     if isinstance(norm, RMSNormModule):
-        found = NormWeights("rms", norm.weight, None, norm.eps)
+        weights = NormWeights("rms", norm.weight, None, norm.eps)
     elif type(norm) in (nn.LayerNorm, FewRowsLayerNorm) and len(norm.normalized_shape) == 1:
-        found = NormWeights("layer", norm.weight, norm.bias, norm.eps)
+        weights = NormWeights("layer", norm.weight, norm.bias, norm.eps)
     else:
         return None
-    return found if found.weight is None or len(found.weight) <= few_rows.WIDEST else None
+    return weights if weights.weight is None or len(weights.weight) <= few_rows.WIDEST else None
 
 
 def takes(x: Tensor, like: Tensor | None = None) -> bool:
-    """Whether this is one token of each row, and few rows of them; the weights are like `like`, or like x."""
+    """Whether x is one token per row and has few enough rows; `like` is a weight (default: dtype and device of x)."""
     return x.dim() == 3 and x.shape[1] == 1 and few_rows.fits(x if like is None else like, x.shape[0])
 
 
 def remembers(op: ConvolvingModule, x: Tensor, ctx: Context) -> bool:
-    """Whether the memory of a recurrence is written in place, row by row, and no row has pads or a new document."""
+    """Whether the state of a recurrence is updated in place, and no row has padding or a new document."""
     store = ctx.store(op.address)
     in_place = store is not None and store.static and all(len(held) == len(x) for held in store.tensors.values())
     return in_place and ctx.is_token is None and ctx.documents is None
 
 
-# -- the modules as programs -------------------------------------------------------------------------------------------
+# -- modules that use the kernels --------------------------------------------------------------------------------------
 
 
 class FewRowsLinear(nn.Linear):
@@ -258,7 +258,7 @@ class FewRowsSublayer(SublayerModule):
 
 
 class FewRowsParallel(ParallelModule):
-    """Steps that read the same input: each adds to what the one before left."""
+    """Parallel residual steps: all read x, and each adds its branch to the sum so far."""
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         steps = list(self.children())
@@ -351,7 +351,7 @@ def experts(op: MoEModule, x: Tensor, norm: NormWeights | None, shortcut: Tensor
 
 
 def route(op: MoEModule, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-    """x (B, D) -> the experts of each row (B, k), and their weights."""
+    """Return the experts of each row (B, k) and their weights (B, k), given x (B, D)."""
     if not chooses_plainly(op.router, x.dtype):
         routing = op.router(x[:, None], ctx)
         return routing.experts, routing.weights
@@ -360,14 +360,14 @@ def route(op: MoEModule, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
 
 
 def chooses_plainly(router: Any, dtype: torch.dtype) -> bool:
-    """Whether the highest of all scores choose, and scores are a product in the type of the model."""
+    """Whether the router is a plain top-k, without groups or correction, in the model's dtype."""
     if type(router) is not TopKModule or router.part.groups > 1 or router.part.float32:
         return False
     few = len(router.weight) <= few_experts.MOST_EXPERTS
     return few and router.correction is None and router.weight.dtype == dtype and router.weight.is_contiguous()
 
 
-OPS: dict[type, Any] = {  # others are feed-forwards
+OPS: dict[type, Any] = {  # all others are feed-forwards
     AttentionModule: attention,
     SelectiveStateModule: selective_state,
     DualStateModule: dual_state,
@@ -381,7 +381,7 @@ def by_head(x: Tensor, width: int) -> Tensor:
 
 
 def turns_and_keeps(op: AttentionModule, ctx: Context) -> bool:
-    """Whether queries and keys are turned by rotary positions or not at all, and keys then go to a static store."""
+    """Whether attention has rotary positions or none, no further change of queries and keys, and a static cache."""
     plain = all(each is None for each in (op.q_norm, op.learned_scale, op.talk, op.normalize))
     plain = plain and op.value_width == op.head_width
     turned = op.position is None or type(op.position) is RopeModule

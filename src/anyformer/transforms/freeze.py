@@ -1,6 +1,6 @@
-"""Parameters that stand still, by address.
+"""Freezing of parameters by address.
 
-freeze(model, "embedding", "encoder.layers.[0-3]")     # a pattern also means all that is below what it matches
+freeze(model, "embedding", "encoder.layers.[0-3]")     # a pattern that matches a module includes its parameters
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from anyformer.transforms.lora import NAMES
 
 
 def freeze(model: TransformerModule, *patterns: str) -> Any:
-    """Parameters that match one of the patterns are not learnt from here on; the model is changed and returned. What
-    only starts to learn here, adapters and a new head, stands still where a pattern matches nothing else."""
+    """Freeze parameters that match one of the patterns. Changes the model in place and returns it.
+
+    Adapters and a new head are frozen only by a pattern that matches nothing else.
+    """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    starting = {name for name in parameters if name.rpartition(".")[2] in NAMES or name in model.fresh}
+    new = {name for name in parameters if name.rpartition(".")[2] in NAMES or name in model.fresh}
     tied, frozen = {name for name in parameters if model.spec.owner_of(name)}, set[str]()
     for pattern in patterns:
-        found = {name for name in parameters if any(fnmatch.fnmatchcase(name, p) for p in (pattern, f"{pattern}.*"))}
-        if not found:
+        matches = {name for name in parameters if any(fnmatch.fnmatchcase(name, p) for p in (pattern, f"{pattern}.*"))}
+        if not matches:
             known = {address for name in parameters for address in (name, name.rpartition(".")[0])}
             raise ValueError(f"freeze: no parameter matches {quote(pattern)}; {nearest(pattern, known)}")
-        frozen |= found - starting if found - starting - tied else found
+        frozen |= matches - new if matches - new - tied else matches
     for name in frozen:
         parameters[name].requires_grad_(False)
     return model

@@ -1,11 +1,11 @@
-"""Fused projections by address: q, k, v of an attention in one product, gate and up of a gated feed-forward in one.
+"""Fused projections by address: q, k, v of attention in one product, gate and up of a gated feed-forward in one.
 
     fuse(model)                                       # every attention and gated feed-forward of any family
     fuse(model, "decoder.layers.*.attention.op")      # some of them
-    fuse(model, training=True)                        # while gradients are taken, instead of while they are not
+    fuse(model, training=True)                        # for calls with gradients, instead of calls without
 
-Outputs stay equal, parameters keep their addresses, and saving, loading in place and `.to()` go on as before. `unfuse`
-undoes it.
+Outputs and the addresses of parameters do not change; saving, loading in place and `.to()` still work. `unfuse` undoes
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from anyformer.parts.feedforward.mlp import GatedMLPModule, MLPModule
 from anyformer.parts.fused_linear import Concatenable, Joined, JoinedInTraining, LinearThenGELU
 from anyformer.specs.messages import nearest, quote
 
-# where the joined layer stands, and what it joins
+# module -> attribute of the fused layer, attributes of the layers that it fuses
 SITES: dict[type, tuple[str, tuple[str, ...]]] = {
     AttentionModule: ("qkv", ("q", "k", "v")),
     GatedMLPModule: ("gate_up", ("gate", "up")),
@@ -29,12 +29,12 @@ SITES: dict[type, tuple[str, tuple[str, ...]]] = {
 
 
 def fuse(model: nn.Module, pattern: str = "*", *, training: bool = False) -> nn.Module:
-    """Joins the projections of every module whose address matches `pattern`; the model is changed and returned."""
+    """Fuse the projections of every module whose address matches `pattern`. Changes the model and returns it."""
     kind = JoinedInTraining if training else Joined
-    found = list(sites(model))
-    chosen = [site for site in found if fnmatch.fnmatchcase(site[0], pattern)]
+    candidates = list(sites(model))
+    chosen = [site for site in candidates if fnmatch.fnmatchcase(site[0], pattern)]
     if not chosen and pattern != "*":
-        known = dict.fromkeys(address for address, *_ in found)
+        known = dict.fromkeys(address for address, *_ in candidates)
         raise ValueError(f"no attention or gated feed-forward matches {quote(pattern)}; {nearest(pattern, known)}")
     for _, module, name, parts in chosen:
         layers = [getattr(module, part) for part in parts]
@@ -49,7 +49,7 @@ def fuse(model: nn.Module, pattern: str = "*", *, training: bool = False) -> nn.
 
 
 def unfuse(model: nn.Module, pattern: str = "*") -> nn.Module:
-    """The layers on their own again, with memory of their own."""
+    """Undo `fuse`: the layers are separate again, and each has its own memory."""
     for address, module, name, parts in sites(model):
         if getattr(module, name) is not None and fnmatch.fnmatchcase(address, pattern):
             setattr(module, name, None)
@@ -64,20 +64,20 @@ def unfuse(model: nn.Module, pattern: str = "*") -> nn.Module:
 
 
 def sites(model: nn.Module) -> Any:
-    """(address, module, name of the joined layer, names of its parts) of all that could be joined."""
+    """Yield (address, module, attribute of the fused layer, attributes of its parts) of all modules in SITES."""
     for address, module in model.named_modules():
         for kind, (name, parts) in SITES.items():
-            # cross-attention reads its keys and values once a text: nothing to gain
+            # cross-attention computes its keys and values only once per text: nothing to gain
             if isinstance(module, kind) and not (isinstance(module, AttentionModule) and module.part.memory):
                 yield address, module, name, parts
 
 
 def joinable(layers: list[Any]) -> bool:
-    """Layers of one kind and one input; anything else (an adapter, say) is left alone."""
+    """Whether the layers have the same type, input width, dtype and device. Layers with adapters are not fused."""
     kinds = {type(layer) for layer in layers}
     return (
         len(kinds) == 1
         and (kinds == {nn.Linear} or isinstance(layers[0], Concatenable))
         and len({(layer.in_features, layer.weight.dtype, layer.weight.device) for layer in layers}) == 1
-        and len({tuple(buffer.shape[1:] for buffer in layer.buffers()) for layer in layers}) == 1  # quantised alike
+        and len({tuple(buffer.shape[1:] for buffer in layer.buffers()) for layer in layers}) == 1  # same quantization
     )

@@ -1,12 +1,11 @@
-"""Weights cast to half precision once a step, all at once.
+"""Cast all weights to half precision in one operation per step.
 
-Autocast casts every weight and bias of a linear layer where it is used, and its gradient back: hundreds of small
-launches. Here one operation casts those of all layers, and one their gradients. The same numbers are rounded in the
-same way, so results stay equal.
+Autocast casts every weight and bias of a linear layer when it is used, and its gradient back: hundreds of small kernel
+launches. Here one operation casts all weights, and one all gradients. The rounding is the same, so results are equal.
 
     cast = HalfWeights(model)
     with torch.autocast("cuda", torch.bfloat16):
-        with cast(torch.bfloat16):  # around the backward pass too: it may run layers again
+        with cast(torch.bfloat16):  # includes the backward pass, which may recompute layers
             model(...).loss.backward()
 """
 
@@ -24,14 +23,16 @@ from anyformer.transforms.compile import outermost_blocks
 
 
 class HalfWeights:
-    """Those of the linear layers in the blocks of `model` that are trained and used by one layer alone. Parameters stay
-    where they are, and get their gradients, in their own precision."""
+    """Casts the trained fp32 parameters of linear layers in the blocks of `model`, except those that layers share.
+
+    The parameters themselves stay in fp32, and so do their gradients.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
         self.places: list[tuple[dict[str, Any], str, nn.Parameter]] = []
         for block in outermost_blocks(model):
-            if any(getattr(module, "wide", False) for module in block.modules()):  # an fp32 stream asks for their type
+            if any(getattr(module, "wide", False) for module in block.modules()):  # an fp32 stream reads their dtype
                 continue
             for module in block.modules():
                 for name, p in module.named_parameters(recurse=False) if type(module) is nn.Linear else ():
@@ -40,7 +41,7 @@ class HalfWeights:
 
     @contextlib.contextmanager
     def __call__(self, dtype: torch.dtype) -> Iterator[None]:
-        """Meanwhile the layers use weights in `dtype`."""
+        """Use weights in `dtype` inside the block."""
         halves = CastTogether.apply(dtype, *(p for *_, p in self.places))
         for (parameters, name, _), half in zip(self.places, halves, strict=True):
             parameters[name] = half
@@ -64,7 +65,7 @@ class CastTogether(torch.autograd.Function):
 
 
 def copies(tensors: Any, dtype: torch.dtype) -> list[Tensor]:
-    found = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-    if found:
-        torch._foreach_copy_(found, tensors)
-    return found
+    copied = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    if copied:
+        torch._foreach_copy_(copied, tensors)
+    return copied

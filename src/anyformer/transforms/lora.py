@@ -1,12 +1,12 @@
-"""Low-rank adapters by address [Hu et al. 2021]: a linear layer's weights stay, a small product is learnt beside them.
+"""Low-rank adapters by address [Hu et al. 2021]: linear layers are frozen, and a low-rank update of each is trained.
 
-    apply(model, LoRA(rank=8))                 # queries and values of every attention; all else stands still
+    apply(model, LoRA(rank=8))                 # queries and values of every attention; everything else is frozen
     train(...)
-    af.save(model, "adapter", format="peft")   # some hundred kilobytes, see adapters.py; af.load("adapter") opens it
-    merge(model)                               # a plain model again, with the adapters in its weights
+    af.save(model, "adapter", format="peft")   # some hundred kilobytes, see adapters.py; af.load("adapter") loads it
+    merge(model)                               # add the adapters to the weights: a plain model again
 
-y = W x + alpha / rank * B A x. A starts at random and B at 0, so that nothing changes at first. The layers keep their
-addresses: `af.save` writes a model with live adapters as the plain model that it amounts to, in either format.
+y = W x + alpha / rank * B A x. A is random and B is 0 at first, so that outputs do not change. The layers keep their
+addresses. In the other formats, `af.save` writes a model with adapters as a plain model with merged weights.
 """
 
 from __future__ import annotations
@@ -30,33 +30,32 @@ from anyformer.transforms.fuse import unfuse
 from anyformer.transforms.pack import unpack
 
 NAMES = ("lora_a", "lora_b")
-# uniform within 1 / sqrt(inputs), as published adapters start
+# A is uniform within 1 / sqrt(inputs), as in PEFT
 STARTS = {"*.lora_a": Kaiming(gain=1 / math.sqrt(3), normal=False), "*.lora_b": Value(value=0.0)}
 
 
 class LoRA(Part, called=("low-rank adaptation",)):
-    """Which linear layers get an adapter, by patterns of addresses, and how large a one. `also` names parameters that
-    are learnt as they are; those that no checkpoint had (a new head) are among them unless `fresh` is off."""
+    """Low-rank adapters of linear layers [Hu et al. 2021]. All other parameters are frozen, except those in `also`."""
 
     rank: int = 8
-    alpha: float = 16.0
-    dropout: float = 0.0  # of what an adapter reads
-    targets: tuple[str, ...] = ("*.q", "*.v")
-    also: tuple[str, ...] = ()
-    fresh: bool = True
+    alpha: float = 16.0  # the update is multiplied by alpha / rank
+    dropout: float = 0.0  # of an adapter's input
+    targets: tuple[str, ...] = ("*.q", "*.v")  # patterns of addresses of linear layers
+    also: tuple[str, ...] = ()  # patterns of parameters that are trained without an adapter
+    fresh: bool = True  # also train parameters that were not in the checkpoint (a new head)
 
     def check(self) -> None:
         at_least(self, 1, "rank")
         positive(self, "alpha")
         chance(self, "dropout")
         if not self.targets:
-            raise ValueError("LoRA.targets is empty; an example is '*.q'")
+            raise ValueError("LoRA.targets is empty; name linear layers, such as '*.q'")
 
 
 class AdaptedLinear(WithAddedWeights):
     """A linear layer with an adapter: lora_a (rank, in), lora_b (out, rank)."""
 
-    extras: ClassVar[tuple[str, ...]] = NAMES  # what a plain layer does not have
+    extras: ClassVar[tuple[str, ...]] = NAMES  # parameters that a plain layer does not have
     lora_a: nn.Parameter
     lora_b: nn.Parameter
     scale: float
@@ -68,7 +67,7 @@ class AdaptedLinear(WithAddedWeights):
         return F.linear(x, self.weight, self.bias) + inner * self.scale
 
     def change(self) -> Tensor:
-        """(out, in) fp32: what the adapter adds to the weights."""
+        """Return the update (out, in) that the adapter adds to the weights, in fp32."""
         return self.lora_b.float() @ self.lora_a.float() * self.scale
 
     def effective(self) -> Tensor:
@@ -76,21 +75,23 @@ class AdaptedLinear(WithAddedWeights):
 
 
 def effective_weight(linear: nn.Linear) -> Tensor:
-    """(out, in): the weight of a linear layer with its adapter, if it has one."""
+    """Return the weight (out, in) of a linear layer, with its adapter's update if it has one."""
     return linear.effective() if isinstance(linear, AdaptedLinear) else linear.weight
 
 
 class Adapter(NamedTuple):
-    """One layer's: a (rank, in), b (out, rank), and what their product is multiplied by."""
+    """The adapter of one layer."""
 
-    a: Tensor
-    b: Tensor
-    scale: float
+    a: Tensor  # (rank, in)
+    b: Tensor  # (out, rank)
+    scale: float  # of the product b a
 
 
 def apply(model: TransformerModule, lora: LoRA, seed: int = 0) -> Any:
-    """Adapters at the chosen layers, and only they (and `also`) are learnt from here on; the model is changed and
-    returned. Fused or packed layers are plain again."""
+    """Add adapters to the chosen layers and freeze everything else, except `also`. Undoes `fuse` and `pack`.
+
+    Changes the model in place and returns it.
+    """
     if adapted_layers(model):
         raise ValueError("this model has adapters already: merge them first")
     unfuse(unpack(model))
@@ -98,9 +99,9 @@ def apply(model: TransformerModule, lora: LoRA, seed: int = 0) -> Any:
     chosen = _select(linears, lora.targets, "linear layer")
     for address in chosen:
         if model.spec.shares(address):
-            raise ValueError(f"LoRA: {address} shares its weights with another layer, which an adapter cannot follow")
+            raise ValueError(f"LoRA: {address} shares its weights with another layer and cannot have an adapter")
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    if lora.fresh:  # by name, so that what is saved says what was learnt
+    if lora.fresh:  # by name, so that the saved LoRA lists them
         lora = lora.replace(also=(*lora.also, *sorted(name for name in model.fresh if name in parameters)))
     others = _select(parameters, lora.also, "parameter")
     adapters = {}
@@ -115,7 +116,7 @@ def apply(model: TransformerModule, lora: LoRA, seed: int = 0) -> Any:
 
 
 def adopt(model: TransformerModule, lora: LoRA, adapters: Mapping[str, Adapter], others: list[str]) -> None:
-    """These adapters at their addresses; they and the parameters in `others` alone are learnt from here on."""
+    """Attach adapters to the layers at their addresses, and freeze everything except them and `others`."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     model.__dict__["_frozen"] = [name for name, parameter in parameters.items() if parameter.requires_grad]
     for parameter in parameters.values():
@@ -142,16 +143,16 @@ def _select(known: dict[str, Any], patterns: tuple[str, ...], what: str) -> list
 
 
 def adapted_layers(model: nn.Module) -> dict[str, AdaptedLinear]:
-    """address -> layer, of those with an adapter."""
+    """Return the layers with an adapter, by address."""
     return {address: module for address, module in model.named_modules() if isinstance(module, AdaptedLinear)}
 
 
-# -- into the weights and out of them ----------------------------------------------------------------------------------
+# -- merging -----------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def merge(model: TransformerModule) -> Any:
-    """The adapters go into the weights: a plain model that can be fused, packed, quantised, trained on as a whole."""
+    """Add the adapters to the weights. The plain model can be fused, packed, quantized or fully trained."""
     layers = adapted_layers(model)
     if not layers:
         raise ValueError("this model has no adapters")
@@ -160,7 +161,7 @@ def merge(model: TransformerModule) -> Any:
         kept = module.lora_a, module.lora_b, module.scale, module.dropout
         for name in NAMES:
             delattr(module, name)
-        module.__dict__["_merged"] = kept  # for `unmerge`; no parameter any more
+        module.__dict__["_merged"] = kept  # for `unmerge`; not a parameter
         module.__class__ = nn.Linear  # type: ignore[assignment]
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name in model.__dict__.pop("_frozen"):
@@ -170,7 +171,7 @@ def merge(model: TransformerModule) -> Any:
 
 @torch.no_grad()
 def unmerge(model: TransformerModule) -> Any:
-    """What `merge` did, undone; the weights come back up to rounding."""
+    """Undo `merge`. The weights are restored up to rounding."""
     unfuse(unpack(model))
     layers: dict[str, Any] = {a: m for a, m in model.named_modules() if "_merged" in m.__dict__}
     if not layers:

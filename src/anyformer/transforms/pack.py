@@ -1,15 +1,15 @@
-"""Linear layers for few rows, as a step of decoding has them, by address.
+"""Faster linear layers for few rows, as in a decoding step, by address.
 
-    pack(model)                       # every linear layer; the weights stay where they are
-    with PackedStep.of(model, 8): ... # the large ones, inside the block: what `generate` does for each step of a batch
+    pack(model)                       # every linear layer
+    with PackedStep.of(model, 8): ... # large layers, inside the block; `generate` uses it for each step of a batch
 
-On a CPU a product with up to three rows is as fast as memory, and with many rows the layout of the weights does not
-matter; from 4 to 64 rows oneDNN's blocked layout takes about half the time. A packed copy is kept beside the weights
-for as long as these live, which costs their memory a second time. On CUDA one row in half precision goes through
-`kernels/matvec.py` and nothing is kept.
+On a CPU, a product with up to three rows is limited by memory bandwidth, and with many rows the layout of the weights
+does not matter. From 4 to 64 rows, oneDNN's blocked layout takes about half the time. A packed copy is kept in addition
+to the weights for as long as these live, which doubles their memory. On CUDA, one row in half precision uses
+`kernels/matvec.py`, without a copy.
 
-Outputs stay equal but for rounding, parameters keep their addresses, weights changed in place are packed again,
-and training goes on unpacked. `unpack` undoes it. After `fuse`, not before.
+Outputs are equal up to rounding. Parameters keep their addresses; weights that change in place are packed again;
+training uses the plain weights. `unpack` undoes it. Call `fuse` before `pack`, not after.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from anyformer.parts.fused_linear import Joined
 from anyformer.specs.messages import nearest, quote
 
 ROWS = range(4, 65)  # for which a packed product is used
-LEAST = 2**19  # weights of a layer that is packed unasked: oneDNN's call takes 50 microseconds longer than torch's own
-SHARE = 4  # copies that nobody asked for take at most one part in so many of the free memory
+MIN_WEIGHTS = 2**19  # of a layer in PackedStep: oneDNN's call takes 50 microseconds longer than torch's own
+SHARE = 4  # `generate` packs only if the copies fit in 1 / SHARE of the free memory
 
 
 def pack(model: nn.Module, pattern: str = "*") -> nn.Module:
-    """Every nn.Linear whose address matches `pattern` keeps its weights packed, too; the model is changed, returned."""
+    """Use packed weights in every nn.Linear whose address matches `pattern`. Changes the model and returns it."""
     linears = {address: module for address, module in model.named_modules() if type(module) is nn.Linear}
     chosen = [module for address, module in linears.items() if fnmatch.fnmatchcase(address, pattern)]
     chosen += [joined.whole for address, joined in joined_linears(model) if fnmatch.fnmatchcase(address, pattern)]
@@ -45,15 +45,17 @@ def pack(model: nn.Module, pattern: str = "*") -> nn.Module:
 
 
 def joined_linears(model: nn.Module) -> Iterator[tuple[str, Joined]]:
-    """Linear layers that are one (transforms/fuse.py), made ready to be packed."""
+    """Yield fused linear layers (transforms/fuse.py), prepared for packing."""
     for address, module in model.named_modules():
         if isinstance(module, Joined) and type(module.whole) is nn.Linear:
-            module.whole.__dict__["_views"] = [part.weight for part in module.parts]  # by which it may be changed
+            module.whole.__dict__["_views"] = [
+                part.weight for part in module.parts
+            ]  # its weights may change through these
             yield address, module
 
 
 def unpack(model: nn.Module) -> nn.Module:
-    """Plain linear layers again; the packed copies are freed."""
+    """Undo `pack` and free the packed copies."""
     wholes = [module.whole for module in model.modules() if isinstance(module, Joined)]
     for module in [*model.modules(), *wholes]:
         if isinstance(module, PackedLinear):
@@ -63,7 +65,9 @@ def unpack(model: nn.Module) -> nn.Module:
 
 
 class PackedLinear(nn.Linear):
-    _views: ClassVar[list[Tensor]] = []  # of the weights, by which they may be changed (a joined layer's parts)
+    """A linear layer with a packed copy of its weights."""
+
+    _views: ClassVar[list[Tensor]] = []  # views through which the weights may change (parts of a fused layer)
 
     def forward(self, x: Tensor) -> Tensor:
         if matvec.fits(x, self.weight):
@@ -71,21 +75,23 @@ class PackedLinear(nn.Linear):
         rows = x.numel() // max(x.shape[-1], 1)
         if rows not in ROWS or torch.is_grad_enabled() or not packs(x, self.weight):
             return F.linear(x, self.weight, self.bias)
-        if torch.compiler.is_compiling():  # calling an operation takes 40 microseconds longer
+        if torch.compiler.is_compiling():  # a custom op takes 40 microseconds longer per call
             return packed_linear(x, self.weight, self.bias, self._views)
         return multiply_packed(x, self.weight, self.bias, self._views, self)
 
 
 class PackedStep:
-    """The large linear layers of a model, packed inside a `with` block and plain outside it. Copies are made when a
-    layer is first used so, and go with it."""
+    """The large linear layers of a model, packed inside a `with` block and plain outside it.
+
+    A layer's copy is made at its first packed call, and freed with the layer.
+    """
 
     def __init__(self, layers: list[nn.Linear]) -> None:
         self.layers = layers
 
     @classmethod
     def of(cls, model: nn.Module, rows: int) -> PackedStep:
-        """Those that so many rows multiply faster packed; none where oneDNN is not there, or no faster."""
+        """Select the layers that are faster packed for this many rows; none if oneDNN is missing or not faster."""
         if rows not in ROWS or torch.is_autocast_enabled("cpu") or not hardware.packed_is_faster():
             return cls([])
         joined = [module for _, module in joined_linears(model)]
@@ -94,9 +100,9 @@ class PackedStep:
         return cls([layer for layer in (*alone, *(module.whole for module in joined)) if is_large(layer)])
 
     def missing_bytes(self) -> int:
-        """Of the copies that are still to be made."""
-        places = {layer.weight.data_ptr(): layer.weight.nbytes for layer in self.layers}
-        return sum(size for place, size in places.items() if place not in PACKED.kept)
+        """Return the size of the copies that have not been made yet."""
+        sizes = {layer.weight.data_ptr(): layer.weight.nbytes for layer in self.layers}
+        return sum(size for pointer, size in sizes.items() if pointer not in PACKED.kept)
 
     def __enter__(self) -> None:
         for layer in self.layers:
@@ -110,15 +116,17 @@ class PackedStep:
 def is_large(layer: nn.Linear) -> bool:
     weight = layer.weight
     plain = type(weight) is nn.Parameter and weight.is_cpu and not weight.is_inference()
-    return plain and weight.dtype == torch.float32 and weight.numel() >= LEAST
+    return plain and weight.dtype == torch.float32 and weight.numel() >= MIN_WEIGHTS
 
 
 PACKED = Packed()
 
 
 def multiply_packed(x: Tensor, weight: Tensor, bias: Tensor | None, views: list[Tensor], owner: object) -> Tensor:
-    """x (..., in) times weights (out, in) that are packed as oneDNN wants them for few rows; `views` are tensors in
-    their memory through which they may be changed, and which count that for themselves."""
+    """Multiply x (..., in) by weights (out, in), packed in oneDNN's layout for few rows.
+
+    `views` share memory with the weights and have version counters of their own, which also invalidate the copy.
+    """
     if not hardware.has("onednn") or (x.dtype == torch.bfloat16 and not hardware.has("bf16")):
         return F.linear(x, weight, bias)
     changes = sum(view._version for view in views)
@@ -137,5 +145,5 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, views: list[Tensor]) -> Te
 
 
 def packs(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN has a layout for these."""
+    """Whether oneDNN has a packed layout for this device and dtype."""
     return x.is_cpu and x.dtype == weight.dtype and x.dtype in (torch.float32, torch.bfloat16)

@@ -1,17 +1,17 @@
-"""Quantization: weights of 8 or 4 bits (int8, fp8, int4) by address, for inference. The float weights are gone.
+"""Weight quantization to 8 or 4 bits (int8, fp8, int4) by address, for inference. The float weights are discarded.
 
-    quantize(model)                              # int8, every linear layer, the head too: a quarter of fp32's memory
+    quantize(model)                              # int8, every linear layer and the head: a quarter of fp32's memory
     quantize(model, "decoder.*")                 # some of them
-    quantize(model, format="fp8")                # e4m3 floats, one scale an output channel
-    quantize(model, format="int4", group=64)     # half a byte a weight; a scale and an offset every 64 inputs
+    quantize(model, format="fp8")                # e4m3 floats, one scale per output channel
+    quantize(model, format="int4", group=64)     # half a byte per weight; a scale and an offset per 64 inputs
 
-`kernels/quantized.py` says how weights are rounded, and has the products of few rows on CUDA, which take as long as
-reading the weights. Activations stay as they are, with one exception: on a CPU that multiplies bytes (int8 with torch's
-8-bit engine on x86; int4 and large int8 layers on ARM with dot products) each row of them is rounded to 8 bits too,
-with a scale of its own, so that a batch changes no row. Other int8 weights on a CPU have fp32 copies beside them, with
-one warning. `exact=True` keeps the activations, and no copies.
+`kernels/quantized.py` rounds the weights and has CUDA kernels for few rows, which take as long as reading the weights.
+Activations are not quantized, with one exception: on a CPU with fast 8-bit products (int8 with torch's 8-bit engine on
+x86; int4 and large int8 layers on ARM with dot products) each row is rounded to 8 bits with its own scale, so that rows
+of a batch do not affect each other. Other int8 weights on a CPU get additional fp32 copies, with one warning.
+`exact=True` neither rounds activations nor keeps copies.
 
-`af.save` writes the quantised weights and `af.load` reads them; `format="hf"` writes floats.
+`af.save` writes the quantized weights and `af.load` reads them; `format="hf"` writes floats.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ from anyformer.weights.pieces import Pieces
 def quantize(
     model: TransformerModule, pattern: str = "*", *, format: str = "int8", group: int = 128, exact: bool = False
 ) -> Any:
-    """Quantises every nn.Linear whose address matches `pattern`; the model is changed and returned. `format` is int8,
-    fp8 or int4; `group` is the number of inputs that share a scale in int4, a power of 2 from 32 on. A head tied to the
-    token table is quantised, the table stays as it is. Fused projections stay fused."""
+    """Quantize every nn.Linear whose address matches `pattern`. Changes the model in place and returns it.
+
+    `format` is int8, fp8 or int4. `group` is the number of inputs per scale in int4, a power of 2 and at least 32. If
+    the head is tied to the token embedding, only the head is quantized. Fused projections stay fused.
+    """
     if model.training:
-        raise ValueError(f"{format} weights cannot be trained: model.eval() first")
+        raise ValueError(f"{format} weights cannot be trained: call model.eval() first")
     if format not in FORMATS:
         raise ValueError(f"unknown format {quote(format)}; {nearest(format, FORMATS)}")
     if not possible_group(group):
-        raise ValueError(f"group: {group} is not a power of 2 from 32 on; try 32, 64 or 128")
+        raise ValueError(f"group: {group} is not a power of 2 of at least 32; try 32, 64 or 128")
     linears = {address: module for address, module in model.named_modules() if type(module) is nn.Linear}
     chosen = [address for address in linears if fnmatch.fnmatchcase(address, pattern)]
     if not chosen:
@@ -65,14 +67,14 @@ def quantize(
 
 
 class QuantizedLinear(Concatenable):
-    """x (..., in) -> (..., out). The buffers keep their types: `.half()` is for activations."""
+    """A linear layer with quantized weights: x (..., in) -> (..., out). `.half()` does not convert its buffers."""
 
-    exact: ClassVar[tuple[str, ...]] = ("weight", "scale")  # the loader does not convert these
+    exact: ClassVar[tuple[str, ...]] = ("weight", "scale")  # buffers that the loader does not convert
 
     weight: Tensor
     scale: Tensor
     offset: Tensor | None
-    exact_activations = False  # on a CPU, too
+    exact_activations = False  # True: activations are not rounded on a CPU either
 
     def __init__(self, tensors: Sequence[Tensor], in_features: int, bias: Tensor | None) -> None:
         super().__init__()
@@ -90,16 +92,16 @@ class QuantizedLinear(Concatenable):
 
     @staticmethod
     def round(weight: Tensor, group: int) -> Sequence[Tensor]:
-        """(out, in) floats -> the buffers."""
+        """Round float weights (out, in) and return the buffers."""
         raise NotImplementedError
 
     @staticmethod
     def shapes(outputs: int, inputs: int, group: int) -> list[tuple[int, ...]]:
-        """Of the buffers."""
+        """Return the shapes of the buffers."""
         return [(outputs, inputs), (outputs,)]
 
     def concat(self, *others: Any) -> Any:
-        """These layers' weights become views of the new one's."""
+        """Return one layer with the outputs of all. The weights of these layers become views of its weights."""
         parts = (self, *others)
         bias = None
         if any(p.bias is not None for p in parts):
@@ -180,7 +182,7 @@ class Int8Linear(QuantizedLinear):
             multiply = torch.ops.anyformer.by_bytes if torch.compiler.is_compiling() else by_bytes
             if not has_engine("int8"):
                 return multiply(wide, self.weight, self.scale, bias).to(x.dtype)
-            # each row in [-1, 1], so that one step size is right for all of them
+            # scale each row to [-1, 1], so that all rows can use the same step size
             top = wide.abs().amax(-1, keepdim=True).clamp_(min=1e-30)
             out = multiply(wide / top, self.weight, self.scale, None)
             return (out * top if bias is None else torch.addcmul(bias, out, top)).to(x.dtype)
@@ -188,7 +190,7 @@ class Int8Linear(QuantizedLinear):
 
 
 FORMATS: dict[str, type[QuantizedLinear]] = {"int8": Int8Linear, "fp8": FP8Linear, "int4": Int4Linear}
-TYPES = {torch.int8: Int8Linear, FP8: FP8Linear, torch.uint8: Int4Linear}  # of stored weights
+TYPES = {torch.int8: Int8Linear, FP8: FP8Linear, torch.uint8: Int4Linear}  # dtype of stored weights -> layer
 
 
 def possible_group(group: int) -> bool:
@@ -196,7 +198,7 @@ def possible_group(group: int) -> bool:
 
 
 def place_quantized(model: TransformerModule, stored: Checkpoint | Pieces) -> None:
-    """Makes room in a model on meta for the quantised layers of a checkpoint in our own layout."""
+    """Replace linear layers of a model on meta by quantized ones, if a checkpoint in our layout has such weights."""
     names = {*stored.names}
     for address, linear in list(model.named_modules()):
         weight, scale = f"{address}.weight", f"{address}.scale"
@@ -207,7 +209,7 @@ def place_quantized(model: TransformerModule, stored: Checkpoint | Pieces) -> No
         shapes = [stored.shape(f"{address}.{leaf}") for leaf in leaves]
         group = 2 * shapes[0][-1] // max(shapes[1][-1], 1) if kind is Int4Linear and all(shapes) else 32
         if not possible_group(group) or shapes != kind.shapes(linear.out_features, linear.in_features, group):
-            raise ValueError(f"{stored.folder}: {address} has quantised weights of wrong shapes {quote(shapes)}")
+            raise ValueError(f"{stored.folder}: {address} has quantized weights of wrong shapes {quote(shapes)}")
         tensors = [
             torch.empty(shape, dtype=stored.dtype(f"{address}.{leaf}"), device="meta")
             for leaf, shape in zip(leaves, shapes, strict=True)
@@ -216,16 +218,19 @@ def place_quantized(model: TransformerModule, stored: Checkpoint | Pieces) -> No
 
 
 PACKED, COPIES = Packed(), Packed()
-LARGE = 2**19  # weights from which two products with halves of bytes are faster than one with floats
-MANY = 32  # rows for which a float copy of the weights takes little of the time: it is made for them and let go
+LARGE = 2**19  # weights; from here on, two products with 4-bit halves are faster than one with floats
+MANY = 32  # rows; from here on, a temporary float copy of the weights takes little of the time
 SLOW = (
-    "quantize: this CPU multiplies by fp32 weights faster than by int8 ones, so fp32 copies are kept beside them; "
-    "exact=True keeps none and is slower"
+    "quantize: this CPU multiplies faster with fp32 weights than with int8, so fp32 copies are kept in addition; "
+    "exact=True keeps no copies and is slower"
 )
 
 
 def by_bytes(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """fp32 (..., in) times int8 (out, in), the way that is fastest here; with an engine x is in [-1, 1]."""
+    """Multiply fp32 x (..., in) by int8 weights (out, in), by the fastest method for this CPU.
+
+    With torch's 8-bit engine, x must be in [-1, 1].
+    """
     if hardware.has("int8"):
         levels = activation_levels()
         multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
@@ -244,8 +249,7 @@ def has_engine(bits: str) -> bool:
     return hardware.has(bits)
 
 
-# One operation to a compiler, which cannot look into the packed weights. `custom_op` would do the same and take 40
-# microseconds longer for each call.
+# Opaque ops: torch.compile cannot trace packed weights. `custom_op` would take 40 microseconds longer per call.
 torch.library.define("anyformer::by_bytes", "(Tensor x, Tensor weight, Tensor scale, Tensor? bias) -> Tensor")
 torch.library.impl("anyformer::by_bytes", "CPU", by_bytes)
 torch.library.define("anyformer::by_groups", "(Tensor x, Tensor weight, Tensor scale, Tensor offset) -> Tensor")
@@ -259,8 +263,11 @@ def _(x: Tensor, weight: Tensor, scale: Tensor, other: Tensor | None) -> Tensor:
 
 
 def activation_levels() -> int:
-    """Steps from 0 to the largest activation of a row. CPUs without VNNI add pairs of products in 16 bits, so their
-    bytes stay below 128: 7 bits with a zero at 64, where others have 8 bits with a zero at 128."""
+    """Return the number of steps from 0 to the largest activation of a row.
+
+    CPUs without VNNI add pairs of products in 16 bits, so their activations are limited to 7 bits with zero point 64;
+    with VNNI they have 8 bits with zero point 128.
+    """
     return 127 if torch.cpu._is_vnni_supported() else 63
 
 
@@ -277,6 +284,6 @@ def tell_once() -> None:
 def pack(weight: Tensor, scale: Tensor) -> Any:
     zeros = torch.zeros(weight.shape[0], dtype=torch.long)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of the deprecation
+        warnings.simplefilter("ignore", UserWarning)  # about deprecation
         tensor = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
     return torch.ops.quantized.linear_prepack(tensor, None)

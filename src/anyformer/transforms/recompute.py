@@ -1,4 +1,4 @@
-"""Activation checkpointing by address: a block's activations are computed again in the backward pass, not kept."""
+"""Activation checkpointing by address: the backward pass recomputes a block's activations instead of storing them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from anyformer.specs.messages import nearest, quote
 
 
 def recompute(model: nn.Module, pattern: str = "*.layers.*") -> nn.Module:
-    """Every outermost module whose address matches `pattern` forgets its activations. Gradients stay the same. A second
-    call changes nothing; `keep_activations` undoes it."""
+    """Recompute the activations of every outermost module whose address matches `pattern`. Gradients do not change.
+
+    A second call changes nothing; `keep_activations` undoes it.
+    """
     chosen: list[str] = []
     for address, module in model.named_modules():
         if fnmatch.fnmatchcase(address, pattern) and not any(address.startswith(f"{c}.") for c in chosen):
@@ -41,7 +43,7 @@ class Recomputed:
 
     def __init__(self, module: nn.Module) -> None:
         self.forward = module.forward
-        self.replaced = {"forward": self.forward} if "forward" in vars(module) else {}  # a compiled one
+        self.replaced = {"forward": self.forward} if "forward" in vars(module) else {}  # compiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -50,7 +52,7 @@ class Recomputed:
 
         def rerun(*args: Any, **kwargs: Any) -> Any:
             nonlocal begun
-            if begun:  # what a router says again goes nowhere: it would hold on to all that led to it
+            if begun:  # drop the router losses of the second run, which would keep its graph alive
                 args = tuple(each.replace(losses={}) if isinstance(each, Context) else each for each in args)
             begun = True
             return self.forward(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""The residual stream in half precision: what passes from layer to layer under autocast is kept in its type.
+"""Half-precision residual stream under autocast.
 
-Autocast computes products in half precision and leaves sums as wide as their widest term, and embeddings are fp32: so
-the stream is, and every norm reads and writes twice as much. Norms still compute in fp32.
+Autocast computes products in half precision, but the stream stays in fp32 because embeddings are fp32 and a sum has the
+dtype of its widest term. A half-precision stream halves what norms read and write. Norms still compute in fp32.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from anyformer.stacks.stack import StackModule
 
 
 def narrow_stream(model: nn.Module) -> nn.Module:
-    """What enters each stack is cast to autocast's type, where that is on; the model is changed and returned."""
+    """Cast the input of each stack to autocast's dtype, if autocast is on. Changes the model and returns it."""
     for module in model.modules():
         if isinstance(module, StackModule):
             module.register_forward_pre_hook(_cast)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Unpack
 
 from anyformer.evaluate.likelihood import Pair, encode_pair, likelihoods
-from anyformer.generation import check_writer
+from anyformer.generation import check_can_generate
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import Record
 from anyformer.specs.messages import nearest, quote
@@ -64,7 +64,7 @@ def few_shot(
     if "{text}" not in before or after or "{answer}" not in template:
         raise ValueError(f"template {quote(template)}: it must have {{text}}, and {{answer}} at its end")
     request = start_run("few-shot", model, inputs, run_options)
-    check_writer(request.model)
+    check_can_generate(request.model)
     start = [instruction] if instruction else []
     start += [before.replace("{text}", example["text"]) + example["answer"] for example in shown]
 

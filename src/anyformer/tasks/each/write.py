@@ -7,9 +7,9 @@ from typing import Annotated, Any, Unpack
 
 import numpy as np
 
-from anyformer.generation import check_writer, generate
+from anyformer.generation import check_can_generate, generate
 from anyformer.generation.defaults import settings_for
-from anyformer.generation.writing import Writing, check_ids, length_for, new_tokens
+from anyformer.generation.writing import TextStream, check_ids, length_for, new_tokens
 from anyformer.objectives.objective import Record
 from anyformer.tasks.options import Beams
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run
@@ -47,7 +47,7 @@ def write(
     ...     print(piece, end="", flush=True)
     """
     request = start_run("write", model, inputs, run_options)
-    check_writer(request.model, asked=True)
+    check_can_generate(request.model, by_position=True)
     given = {
         "max_new_tokens": max_new_tokens,
         "num_beams": num_beams,
@@ -70,7 +70,7 @@ def write(
     if not request.one:
         raise ValueError("stream=True writes one text; give it without a list")
     record = record_of(request, request.rows[0]["text"], chat)
-    return iter(Writing(request.model, request.tokenizer, record["input_ids"].tolist(), options, stops))
+    return iter(TextStream(request.model, request.tokenizer, record["input_ids"].tolist(), options, stops))
 
 
 def record_of(request: TaskRun, text: str, chat: bool) -> Record:
