@@ -339,7 +339,7 @@ class LSHAttentionModule(BucketsModule):
         # keys of length 1, so that the length of a key does not matter
         q32 = q.to(torch.promote_types(q.dtype, torch.float32))
         k = (q32 * torch.rsqrt(q32.square().sum(-1, keepdim=True) + 1e-6 * self.head_width)).to(q.dtype)
-        out = self.look(q, k, v, self.bucket_ids(q), 1.0, ctx)
+        out = self.attend_in_buckets(q, k, v, self.bucket_ids(q), 1.0, ctx)
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
     @torch.no_grad()
