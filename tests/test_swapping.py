@@ -434,7 +434,7 @@ def test_inputs_without_rows_and_places_before_the_first() -> None:
     model = af.build(af.override(plain(), {"embedding.position": {"kind": "Learned", "length": 32}}), seed=0)
     with pytest.raises(ValueError, match="input_ids has no rows"):
         model(input_ids=text()[:0])
-    with pytest.raises(ValueError, match="position -1 is before the first learned one"):
+    with pytest.raises(ValueError, match="position -1 is not a learned position"):
         model(input_ids=text(), position_ids=torch.arange(text().shape[1])[None] - 1)
 
 

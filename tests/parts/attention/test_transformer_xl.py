@@ -141,9 +141,9 @@ def test_step_by_step(kind: str) -> None:
 
 
 @pytest.mark.parametrize("fields, line", [
-    ({"segment": 4, "kept": 3, "compressed": 2, "rate": 2}, "rate is 2, and a segment of 4 and 3 kept"),
-    ({"position": RelativeSinusoids(num_heads=4)}, "position has 4 heads and the attention 3"),
-    ({"position": SegmentedSinusoids(num_heads=H)}, "position is RelativeSinusoids, got SegmentedSinusoids"),
+    ({"segment": 4, "kept": 3, "compressed": 2, "rate": 2}, "rate is 2; it must divide segment, 4, and kept, 3"),
+    ({"position": RelativeSinusoids(num_heads=4)}, "position.num_heads is 4; it must be 3"),
+    ({"position": SegmentedSinusoids(num_heads=H)}, "position is SegmentedSinusoids; use RelativeSinusoids"),
     ({"segment": 0}, "segment is 0"), ({"kept": -1}, "kept is -1"),
 ])  # fmt: skip
 def test_refused(fields: dict[str, Any], line: str) -> None:

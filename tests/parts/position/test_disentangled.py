@@ -143,10 +143,10 @@ def test_layers_that_disagree_are_refused() -> None:
         af.override(spec, {"encoder.layers.0.attention.op.position": None})
     every = "encoder.layers.attention.op"
     wide = af.override(spec, {f"{every}.head_width": 5, f"{every}.position.own": False})
-    with pytest.raises(ValueError, match="vectors of 20 to project"):
+    with pytest.raises(ValueError, match="position: Disentangled has vectors of width 20; set its width"):
         af.build(wide)
     af.build(af.override(wide, {f"{every}.position.width": D}))
-    with pytest.raises(ValueError, match="names projections among 'qk'"):
+    with pytest.raises(ValueError, match="Disentangled.bias is .*'qk'"):
         Disentangled(num_heads=H, bias="v")
 
 
@@ -206,7 +206,7 @@ def test_a_pad_sees_the_mean_of_all_values() -> None:
     assert torch.equal(found[real], usual[real])
     mean = ours.v(x).mean(1).unflatten(-1, (2, K)).repeat_interleave(2, dim=1).flatten(1)
     close(found[~real], ours.o(mean)[1].expand(3, -1), 1e-5)
-    with pytest.raises(ValueError, match="use a Full mask"):
+    with pytest.raises(ValueError, match=r"DebertaAttention: .*mask=Full\(\)"):
         DebertaAttention(num_heads=H, mask=Causal())
 
 

@@ -133,7 +133,7 @@ def test_how_it_starts() -> None:
     close(module.frequency, hippo(8)[0].float().expand(D, -1))
     sizes = torch.view_as_complex(start(S4(states=4)).read).abs().pow(2).mean(0).sqrt()
     assert 0.6 < float((sizes / hippo(4)[1]).mean()) < 1.4  # 16 channels: a mean of 1
-    with pytest.raises(ValueError, match="even number, not 3"):
+    with pytest.raises(ValueError, match="S4.states is 3; it must be even"):
         S4(states=3)
-    with pytest.raises(ValueError, match="above step_high 0.1"):
+    with pytest.raises(ValueError, match="S4.step_low is .* at most step_high, 0.1"):
         S4(step_low=2.0)

@@ -152,22 +152,18 @@ class AttentionModule(InHeads):
         self.q_norm = part.qk_norm.build(Site(width=K)) if part.qk_norm else None
         self.k_norm = part.qk_norm.build(Site(width=K)) if part.qk_norm else None
         self.position = part.position.build(site.child("position", width=K)) if part.position else None
+        at, scheme = f"{site.address}.position", type(part.position).__name__
         if self.position is not None and self.position.turns_stream and site.width % K:
             raise ValueError(
-                f"{site.address}.position: {type(part.position).__name__} rotates the input in heads of {K} channels;"
-                f" {K} does not divide width {site.width}"
+                f"{at}: {scheme} rotates the input in heads of {K}, which do not divide width {site.width}"
             )
         if self.position is not None and self.position.has_values and self.value_width != K:
             raise ValueError(
-                f"{site.address}.position: {type(part.position).__name__} adds vectors of {K} channels to the values,"
-                f" which have {self.value_width}; do not set value_width"
+                f"{at}: {scheme} adds vectors of width {K} to values of {self.value_width}; omit value_width"
             )
         needed = None if self.position is None else self.position.needs_width
         if needed not in (None, site.width):
-            raise ValueError(
-                f"{site.address}.position: {type(part.position).__name__} has vectors of width {needed}, which this"
-                f" attention cannot project; set its width to {site.width}"
-            )
+            raise ValueError(f"{at}: {scheme} has vectors of width {needed}; set its width to {site.width}")
         self.scale = part.scale if part.scale is not None else K**-0.5
         self.learned_scale: nn.Module | None = None
         if part.learned_scale is not None:
@@ -208,7 +204,7 @@ class AttentionModule(InHeads):
         return self.output(ctx.tap(self.address, "mixed", mixed), ctx)
 
     def mix(self, q: Tensor, k: Tensor | None, v: Tensor | None, ctx: Context) -> Tensor:
-        """Queries (B, H, T, K), keys and values (B, G, T, K; None: those of the memory) -> (B, T, H K)."""
+        """Queries (B, H, T, K), keys and values (B, G, T, K; None: from the memory) -> (B, T, H K)."""
         if k is None or v is None:
             k, v = ctx.from_memory(self.address, lambda states: self.memory_keys(states, ctx))
         if self.q_norm is not None and self.k_norm is not None:
@@ -224,7 +220,7 @@ class AttentionModule(InHeads):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, places: Tensor | None, ctx: Context) -> Tensor:
         """Queries (B, H, T, K), keys and values (B, G, S, K) -> (B, T, H K). `places` are the row indices (S,) or (B,
-        S) of the keys; None: the keys are those of the memory."""
+        S) of the keys; None: the keys are from the memory."""
         visible = ctx.visible_memory() if places is None else ctx.visible(self.part.mask, self.mask_key, places)
         bias = None if self.part.memory else ctx.bias
         if bias is not None and places is not None and ctx.state is not None and self.window is not None:

@@ -78,9 +78,7 @@ class GlobalTextEmbeddingModule(TextEmbeddingModule):
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         chosen, mask, marked = inputs.get("global_attention_mask"), inputs.get("attention_mask"), None
-        if (
-            mask is not None and can_read_values() and bool((mask == 2).any())
-        ):  # the first published format: 2 marks global tokens
+        if mask is not None and can_read_values() and bool((mask == 2).any()):  # older format: 2 marks global tokens
             marked = mask == 2
             inputs = {**inputs, "attention_mask": mask.masked_fill(marked, 1)}
         x, ctx = super().forward(inputs, state)

@@ -239,7 +239,7 @@ class LSHAttention(InChunks, sees="past", called=("Reformer", "hashing attention
     `after` chunks after it, and to itself only if it sees no other token.
 
     Where a chunk begins depends on the whole text, including later tokens, even with `causal`. With `own_bucket` a
-    token attends to c `before` tokens before it in its own bucket and c `after` tokens after it, wherever chunks begin.
+    token attends to c * `before` tokens before it in its own bucket and c * `after` after it, wherever chunks begin.
     With `causal` this depends only on the past, so decoding step by step gives the same result."""
 
     rounds: int = 4  # rounds of hashing, each with its own rotations

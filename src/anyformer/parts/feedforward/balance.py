@@ -1,4 +1,4 @@
-"""What keeps experts equally busy: losses over the router logits of all layers, which a head reports and adds.
+"""Losses that balance the load of experts: computed from the router logits of all layers, reported and added by a head.
 
 B batch, T tokens, N = B T, E experts.
 """
@@ -16,7 +16,7 @@ from anyformer.specs.part import Part
 
 
 class Balance(Part, called=("load balancing loss", "auxiliary loss")):
-    """`terms` are the named losses of a pass, `total` what is added to the loss of the labels."""
+    """A loss that balances the load of experts: `total`, the weighted sum of `terms`, is added to the labels' loss."""
 
     def terms(self, ctx: Context) -> dict[str, Tensor]:
         raise NotImplementedError
@@ -26,7 +26,7 @@ class Balance(Part, called=("load balancing loss", "auxiliary loss")):
 
 
 class PooledBalance(Balance):
-    """E times the sum over the experts of (share of choices) (mean probability), both over all layers and tokens
+    """E times the sum over experts of (share of choices) * (mean probability), both over all layers and tokens
     together; pads do not count (Mixtral)."""
 
     weight: float
@@ -36,16 +36,16 @@ class PooledBalance(Balance):
         at_least(self, 1, "top_k")
 
     def terms(self, ctx: Context) -> dict[str, Tensor]:
-        found = ctx.losses.get("router_logits", [])
-        if not found:
+        layers = ctx.losses.get("router_logits", [])
+        if not layers:
             return {}
-        probabilities = torch.stack([logits.softmax(-1).float() for logits in found])  # (layers, N, E)
+        probabilities = torch.stack([logits.softmax(-1).float() for logits in layers])  # (layers, N, E)
         chosen = torch.zeros_like(probabilities).scatter(-1, probabilities.topk(self.top_k, dim=-1).indices, 1.0)
         if ctx.tokens is None:
             share, mean = chosen.mean((0, 1)), probabilities.mean((0, 1))
         else:
             real = ctx.tokens.reshape(1, -1, 1).float()
-            count = real.sum().clamp(min=1) * len(found)
+            count = real.sum().clamp(min=1) * len(layers)
             share, mean = (chosen * real).sum((0, 1)) / count, (probabilities * real).sum((0, 1)) / count
         return {"aux_loss": (share * mean).sum() * share.shape[0]}
 
@@ -54,21 +54,21 @@ class PooledBalance(Balance):
 
 
 class SwitchBalance(Balance, called=("router z-loss",)):
-    """The same for every text on its own, and the squared log-sum of the logits, which keeps them small [Fedus et al.
-    2021; Zoph et al. 2022]; for the encoder and the decoder, where they have some layers without experts too."""
+    """Like PooledBalance, but per text, plus the mean squared logsumexp of the logits, which keeps them small [Fedus et
+    al. 2021; Zoph et al. 2022]. As published, a stack counts only if it also has layers without experts."""
 
     weight: float
     z_weight: float
-    encoder: bool = True
-    decoder: bool = True
+    encoder: bool = True  # whether the encoder counts
+    decoder: bool = True  # whether the decoder counts
 
     def terms(self, ctx: Context) -> dict[str, Tensor]:
         out: dict[str, Tensor] = {}
         for side, on in (("encoder", self.encoder), ("decoder", self.decoder)):
-            found = ctx.losses.get("router_logits" if side == "decoder" else "encoder_router_logits")
+            layers = ctx.losses.get("router_logits" if side == "decoder" else "encoder_router_logits")
             z = balance = torch.zeros((), device=ctx.index.device)
-            if on and found:
-                logits = torch.cat(list(found), dim=1).float()  # (B, layers T, E)
+            if on and layers:
+                logits = torch.cat(list(layers), dim=1).float()  # (B, layers T, E)
                 z = logits.logsumexp(-1).square().mean()
                 chosen = torch.zeros_like(logits).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
                 balance = (chosen.mean(1) * logits.softmax(-1).mean(1)).mean() * logits.shape[-1] ** 2
@@ -81,46 +81,46 @@ class SwitchBalance(Balance, called=("router z-loss",)):
 
 
 class VariationBalance(Balance):
-    """How unequal importance and load of the experts were, a layer [Shazeer et al. 2017]; in training only."""
+    """The variation of the experts' importance and load in each layer [Shazeer et al. 2017]; only in training."""
 
     importance: float = 0.1
     load: float = 0.1
 
     def terms(self, ctx: Context) -> dict[str, Tensor]:
         weights = {"importance": self.importance, "load": self.load}
-        found = [weights[name] * each for name in weights for each in ctx.losses.get(name, [])]
-        return {"aux_loss": torch.stack(found).sum()} if found else {}
+        losses = [weights[name] * each for name in weights for each in ctx.losses.get(name, [])]
+        return {"aux_loss": torch.stack(losses).sum()} if losses else {}
 
     def total(self, terms: dict[str, Tensor]) -> Tensor:
         return sum(terms.values(), torch.zeros(()))
 
 
 class EntropyBalance(Balance, called=("LIMoE", "entropy loss")):
-    """For the tokens of one modality: `local` is the weight of the mean entropy of a token's probabilities, so that
-    each is sure of its expert; `whole` that of what their mean lacks to the entropy of `experts` equally likely ones,
-    so that together they use about as many [Mustafa et al. 2022]. Pads do not count; a mean over the layers."""
+    """For the tokens of one modality: `local` weights the mean entropy of each token's probabilities, so that a token
+    is sure of its expert. `whole` weights what the entropy of their mean lacks to that of `experts` equally likely
+    experts, so that the tokens together use about that many [Mustafa et al. 2022]. Means over layers, without pads."""
 
     local: float
     whole: float
     experts: float
-    z_weight: float = 0.0  # of the squared log-sum of the logits
+    z_weight: float = 0.0  # weight of the mean squared logsumexp of the logits
 
     def check(self) -> None:
         at_least(self, 0, "local", "whole", "z_weight")
         at_least(self, 1, "experts")
 
     def terms(self, ctx: Context) -> dict[str, Tensor]:
-        found = ctx.losses.get("router_logits", [])
-        if not found:
+        layers = ctx.losses.get("router_logits", [])
+        if not layers:
             return {}
-        logits = torch.stack([each.flatten(0, -2).float() for each in found])  # (layers, N, E)
+        logits = torch.stack([each.flatten(0, -2).float() for each in layers])  # (layers, N, E)
         real = logits.new_ones(logits.shape[1]) if ctx.tokens is None else ctx.tokens.flatten().to(logits.dtype)
         real = real / real.sum().clamp(min=1)  # (N,)
         probabilities = logits.softmax(-1)
-        lacking = math.log(self.experts) - entropy(torch.einsum("n,lne->le", real, probabilities))
+        gap = math.log(self.experts) - entropy(torch.einsum("n,lne->le", real, probabilities))
         return {
             "local_loss": (entropy(probabilities) @ real).mean(),
-            "global_loss": lacking.clamp(min=0).mean(),
+            "global_loss": gap.clamp(min=0).mean(),
             "z_loss": (logits.logsumexp(-1).square() @ real).mean(),
         }
 
@@ -130,5 +130,5 @@ class EntropyBalance(Balance, called=("LIMoE", "entropy loss")):
 
 
 def entropy(probabilities: Tensor) -> Tensor:
-    """(..., E) -> (...)"""
+    """Entropy over the last dimension: (..., E) -> (...)."""
     return -torch.xlogy(probabilities, probabilities).sum(-1)

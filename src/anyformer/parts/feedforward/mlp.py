@@ -28,7 +28,7 @@ class MLP(
 ):
     """down(activation(up(x)))"""
 
-    width: int
+    width: int  # F, inner width
     activation: Activation = "gelu"
     bias: bool = True
     dropout: float = 0.0  # on the inner activations
@@ -47,7 +47,7 @@ class MLPModule(nn.Module):
         self.up = nn.Linear(width, part.width, bias=part.bias)
         self.down = nn.Linear(part.width, part.out_width(width), bias=part.bias)
         self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
-        self.up_gelu: LinearThenGELU | None = None  # both in one, where transforms/fuse.py joined them for training
+        self.up_gelu: LinearThenGELU | None = None  # set by transforms/fuse.py: both as one operation, for training
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if self.up_gelu is not None and self.up_gelu.covers(self.up, x):
@@ -72,10 +72,10 @@ class GatedMLP(
 ):
     """down(activation(gate(x)) * up(x)): SwiGLU, GeGLU, ReGLU, GLU, LiGLU by the activation [Shazeer 2020]"""
 
-    width: int
+    width: int  # F, inner width
     activation: Activation = "silu"
     bias: bool = False
-    dropout: float = 0.0
+    dropout: float = 0.0  # on the inner activations
 
     def check(self) -> None:
         at_least(self, 1, "width")
@@ -91,7 +91,7 @@ class GatedMLPModule(nn.Module):
         self.gate = nn.Linear(width, part.width, bias=part.bias)
         self.up = nn.Linear(width, part.width, bias=part.bias)
         self.down = nn.Linear(part.width, width, bias=part.bias)
-        self.gate_up: Joined | None = None  # both in one product, where transforms/fuse.py joined them
+        self.gate_up: Joined | None = None  # set by transforms/fuse.py: both as one product
         self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:

@@ -1,6 +1,6 @@
 """Mixtures of experts: many feed-forward layers; each token uses a few, chosen by a router.
 
-B batch, T tokens, N = B T, D width, F inner width, E experts, k experts a token, M = N k.
+B batch, T tokens, N = B T, D width, F inner width, E experts, k experts per token, M = N k.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from anyformer.specs.part import Part, Site
 
 @dataclasses.dataclass
 class Routing:
-    """Where the tokens go."""
+    """The experts of each token."""
 
-    experts: Tensor  # (N, k), E where a token goes nowhere
-    weights: Tensor  # (N, k), of what the experts say
-    logits: Tensor  # of all experts, as published: (N, E) or (B, T, E)
+    experts: Tensor  # (N, k) indices of experts; E: no expert
+    weights: Tensor  # (N, k) weights of the experts' outputs
+    logits: Tensor  # for all experts, as published: (N, E) or (B, T, E)
 
 
 class Router(Part):
-    """Chooses `top_k` of the experts for every token."""
+    """Chooses `top_k` experts for every token."""
 
     top_k: int = 1
 
@@ -48,31 +48,31 @@ class Router(Part):
 
 
 class TopK(Router, sees="itself", called=("Mixtral router", "top-k routing")):
-    """The k experts with the highest scores (Mixtral), where experts stand in groups only those of the best groups
-    [DeepSeek-V2, 2024], where `correction` is on chosen with a bias that balances the load without a loss and says
-    nothing about the weights [Wang et al. 2024; DeepSeek-V3]."""
+    """The k experts with the highest scores (Mixtral). If experts are in groups, only experts of the best groups are
+    chosen [DeepSeek-V2, 2024]. With `correction`, a bias that balances the load without a loss is added to the scores
+    for the choice, but not for the weights [Wang et al. 2024; DeepSeek-V3]."""
 
-    score: Literal["softmax", "sigmoid"] = "softmax"  # over all experts, or of each by itself
-    normalize: bool = True  # the weights of the chosen add up to 1
-    scale: float = 1.0  # of the weights
-    groups: int = 1
-    top_groups: int = 1
-    group_best: int = 1  # how many of its experts speak for a group
-    correction: bool = False
-    float32: bool = False  # scores are computed in fp32 whatever the model is
+    score: Literal["softmax", "sigmoid"] = "softmax"  # over all experts, or of each expert separately
+    normalize: bool = True  # the weights of the chosen experts add up to 1
+    scale: float = 1.0  # factor of the weights
+    groups: int = 1  # number of groups
+    top_groups: int = 1  # number of groups to choose from
+    group_best: int = 1  # a group's score is the sum of its best scores, this many
+    correction: bool = False  # choose with a bias that balances the load
+    float32: bool = False  # compute scores in fp32, whatever the model's dtype
 
     def check(self) -> None:
         at_least(self, 1, "top_k", "groups", "top_groups", "group_best")
         if self.top_groups > self.groups:
-            raise ValueError(f"TopK.top_groups is {self.top_groups} of {self.groups} groups")
+            raise ValueError(f"TopK.top_groups is {self.top_groups}; it must be at most groups, {self.groups}")
 
     def make(self, site: Site, num_experts: int) -> nn.Module:
         size = num_experts // self.groups
         if num_experts % self.groups:
             raise ValueError(f"{site.address}: {num_experts} experts do not make {self.groups} equal groups")
         if self.top_groups * size < self.top_k or (self.groups > 1 and size < self.group_best):
-            found = f"{self.top_groups} groups of {size} experts"
-            raise ValueError(f"{site.address}: no {self.top_k} experts a token in {found}, or too few to rank a group")
+            wanted = f"top_k {self.top_k} or group_best {self.group_best}"
+            raise ValueError(f"{site.address}: {self.top_groups} groups of {size} experts are too few for {wanted}")
         return TopKModule(self, site, num_experts)
 
 
@@ -104,7 +104,7 @@ class TopKModule(nn.Module):
         return logits.float().softmax(-1) if self.part.score == "softmax" else logits.float().sigmoid()
 
     def choose(self, scores: Tensor) -> Tensor:
-        """(N, E) -> (N, k)"""
+        """Return the indices of the chosen experts: (N, E) -> (N, k)."""
         part = self.part
         if self.correction is not None:
             scores = scores + self.correction
@@ -117,15 +117,15 @@ class TopKModule(nn.Module):
 
     @torch.no_grad()
     def rebalance(self, logits: Tensor, rate: float) -> None:
-        """After a training step: experts that got more than their share of its tokens are chosen a little less."""
+        """After a training step: lower the correction of experts with more tokens than the mean, raise the others."""
         assert self.correction is not None
         load = torch.bincount(self.choose(self.scores(logits)).flatten(), minlength=self.correction.shape[0]).float()
         self.correction += rate * torch.sign(load.mean() - load)
 
 
 def rebalance(model: nn.Module, router_logits: tuple[Tensor, ...], rate: float = 1e-3) -> None:
-    """Moves the corrections of all routers against the load of one training step [Wang et al. 2024]; `router_logits`
-    are what the model gives with output_router_logits=True."""
+    """Move the corrections of all routers against the load of one training step [Wang et al. 2024]. `router_logits` are
+    returned by the model with output_router_logits=True."""
     routers = [module for module in model.modules() if isinstance(module, MoEModule)]
     for moe, logits in zip(routers, router_logits, strict=True):
         if isinstance(moe.router, TopKModule) and moe.router.correction is not None:
@@ -133,20 +133,20 @@ def rebalance(model: nn.Module, router_logits: tuple[Tensor, ...], rate: float =
 
 
 class Switch(Router, sees="past", called=("Switch Transformer", "top-1 router")):
-    """One expert a token, `capacity` tokens an expert and text: who comes later than that gets nothing from this layer
+    """One expert per token, and at most `capacity` tokens per expert and text: later tokens get nothing from this layer
     [Fedus et al. 2021]."""
 
     top_k: int = 1
-    capacity: int = 64  # tokens an expert: capacity factor x tokens / experts in the paper
-    limit: Literal["text", "batch"] = "text"  # batch: of all texts together, in training alone, as in the paper
+    capacity: int = 64  # tokens per expert; in the paper: capacity factor * tokens / experts
+    limit: Literal["text", "batch"] = "text"  # "batch": of all texts together, only in training, as in the paper
     bias: bool = False
-    jitter: float = 0.0  # the router reads its input times 1 +- this in training
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32"  # that the router computes in
+    jitter: float = 0.0  # in training, the router's input is multiplied by 1 +- this
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"  # dtype of the router
 
     def check(self) -> None:
         at_least(self, 0, "jitter", "capacity")
         if self.top_k != 1:
-            raise ValueError(f"Switch.top_k is {self.top_k}; a switch sends a token to 1 expert")
+            raise ValueError(f"Switch.top_k is {self.top_k}; it must be 1")
 
     def make(self, site: Site, num_experts: int) -> nn.Module:
         return SwitchModule(self, site, num_experts)
@@ -162,13 +162,13 @@ class SwitchModule(nn.Module):
         self.bias = nn.Parameter(torch.empty(num_experts)) if part.bias else None
 
     def state_spec(self) -> PerToken:
-        """The expert of every token: capacity counts those of the past too."""
+        """The expert of every token, because earlier tokens count for the capacity."""
         return PerToken({"expert": ()}, dtypes={"expert": torch.int32})
 
     def forward(self, x: Tensor, ctx: Context) -> Routing:
         dtype = getattr(torch, self.part.dtype)
-        seen = _jitter(x.to(dtype), self.part.jitter) if self.training else x.to(dtype)
-        logits = F.linear(seen, self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
+        router_input = _jitter(x.to(dtype), self.part.jitter) if self.training else x.to(dtype)
+        logits = F.linear(router_input, self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
         logits = ctx.tap(self.address, "logits", logits)
         weights, experts = logits.softmax(-1).to(x.dtype).max(-1)  # (B, T)
         chosen = ctx.append_to_cache(self.address, {"expert": experts.int()})[0]["expert"]
@@ -179,56 +179,56 @@ class SwitchModule(nn.Module):
 
 
 def has_room(router: SwitchModule | GShardModule, experts: Tensor, chosen: Tensor, ctx: Context) -> Tensor:
-    """(B, T, k) whether each choice is one of the first that its expert takes, of its text or of all B texts."""
+    """(B, T, k) whether each choice is within the capacity of its expert, for its text or for all B texts."""
     part, E = router.part, router.num_experts
     if part.limit == "text":
         return ranks(experts, chosen, E, ctx) <= part.capacity
-    if not router.training:  # a text would depend on those beside it
+    if not router.training:  # otherwise a text would depend on the others
         return torch.ones_like(experts, dtype=torch.bool)
-    taken = F.one_hot(experts, E + 1)[..., :E]  # (B, T, k, E)
+    choices = F.one_hot(experts, E + 1)[..., :E]  # (B, T, k, E)
     if ctx.is_token is not None:
-        taken = taken * ctx.is_token[:, :, None, None]
-    by_time = taken.transpose(0, 1)  # the first tokens of all texts, then the second ones: none depends on later ones
+        choices = choices * ctx.is_token[:, :, None, None]
+    by_time = choices.transpose(0, 1)  # first tokens of all texts, then second tokens: none depends on later ones
     before = by_time.flatten(0, 2).cumsum(0).view_as(by_time).transpose(0, 1)
     return before.gather(3, experts.clamp(max=E - 1)[..., None])[..., 0] <= part.capacity * len(experts)
 
 
 def ranks(experts: Tensor, chosen: Tensor, num_experts: int, ctx: Context) -> Tensor:
-    """(B, T, k) -> (B, T, k): each choice's rank at its expert, from 1, among those of its text (or document) in the
-    order of its tokens. `chosen` (B, S, k) has the choices of the past too, `num_experts` where there is none. Pads
-    come after all real tokens, wherever they stand."""
-    taken = F.one_hot(chosen.long(), num_experts + 1)[..., :num_experts]  # (B, S, k, E)
+    """(B, T, k) -> (B, T, k): each choice's rank at its expert, from 1, among the choices of its text (or document) in
+    the order of tokens. `chosen` (B, S, k) includes the choices of cached tokens; `num_experts` means no expert. Pads
+    rank after all real tokens, wherever they are."""
+    choices = F.one_hot(chosen.long(), num_experts + 1)[..., :num_experts]  # (B, S, k, E)
     real = None if ctx.is_token is None else ctx.is_token[:, : chosen.shape[1], None, None]
-    before = _count(taken if real is None else taken * real)
+    before = _count(choices if real is None else choices * real)
     if ctx.documents is not None and before.shape[1] == experts.shape[1]:
         first = first_of_document(ctx.documents)
         before = before - F.pad(before[:, :, -1], (0, 0, 1, 0)).take_along_dim(first[..., None], 1)[:, :, None]
     if real is not None:
-        pads = _count(taken * ~real) + before[:, -1:, -1:]
+        pads = _count(choices * ~real) + before[:, -1:, -1:]
         before = torch.where(real, before, pads)
     return ctx.of_these(before).gather(3, experts.clamp(max=num_experts - 1)[..., None])[..., 0]
 
 
-def _count(taken: Tensor) -> Tensor:
-    """(B, S, k, E) running sums over tokens and, within each, over its choices."""
-    return taken.flatten(1, 2).cumsum(1).view_as(taken)
+def _count(choices: Tensor) -> Tensor:
+    """(B, S, k, E) running sums over tokens and, within each token, over its choices."""
+    return choices.flatten(1, 2).cumsum(1).view_as(choices)
 
 
 class GShard(Router, sees="past", called=("top-2 router", "GLaM")):
-    """The two best experts, weighted by their shares of both; `capacity` choices an expert and text, and what comes
-    later than that is dropped. In training the second expert is used with a chance in proportion to its share [Lepikhin
-    et al. 2020]. The paper seats all first choices of a group before any second one; here each token's two choices are
-    seated in the order of the text, so that no token depends on later ones."""
+    """The two best experts, weighted by their shares of both; at most `capacity` choices per expert and text, later
+    choices are dropped. In training the second expert is used with a probability proportional to its share [Lepikhin et
+    al. 2020]. The paper assigns all first choices of a group before any second choice; here each token's two choices
+    are assigned in the order of the text, so that no token depends on later ones."""
 
     top_k: int = 2
-    capacity: int = 128
-    limit: Literal["text", "batch"] = "text"  # batch: of all texts together, in training alone, as in the paper
-    threshold: float = 0.5  # a second share below it is used with the chance share / threshold; 0: always (GLaM)
+    capacity: int = 128  # choices per expert
+    limit: Literal["text", "batch"] = "text"  # "batch": of all texts together, only in training, as in the paper
+    threshold: float = 0.5  # a second share below it is used with probability share / threshold; 0: always (GLaM)
 
     def check(self) -> None:
         at_least(self, 0, "capacity", "threshold")
         if self.top_k != 2:
-            raise ValueError(f"GShard.top_k is {self.top_k}; it sends a token to 2 experts")
+            raise ValueError(f"GShard.top_k is {self.top_k}; it must be 2")
 
     def make(self, site: Site, num_experts: int) -> nn.Module:
         return GShardModule(self, site, num_experts)
@@ -243,7 +243,7 @@ class GShardModule(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_experts, site.width))
 
     def state_spec(self) -> PerToken:
-        """The experts of every token: capacity counts those of the past too."""
+        """The experts of every token, because earlier tokens count for the capacity."""
         return PerToken({"experts": (2,)}, dtypes={"experts": torch.int32})
 
     def forward(self, x: Tensor, ctx: Context) -> Routing:
@@ -262,8 +262,8 @@ class GShardModule(nn.Module):
 
 
 class NoisyTopK(Router, sees="itself", called=("sparsely-gated", "noisy top-k gating")):
-    """Softmax over the k best of noisy scores; the amount of noise is learned too [Shazeer et al. 2017]. In training
-    the squared coefficients of variation of the experts' importance and of their load go to the losses."""
+    """Softmax over the k best of noisy scores; the amount of noise is learned too [Shazeer et al. 2017]. In training,
+    the squared coefficients of variation of the experts' importance and load are added to the losses."""
 
     top_k: int = 4
 
@@ -298,9 +298,9 @@ class NoisyTopKModule(nn.Module):
         return Routing(experts, weights, logits)
 
     def load(self, clean: Tensor, noisy: Tensor, spread: Tensor) -> Tensor:
-        """(E,) how many tokens each expert would get were its noise drawn again: smooth, so that it can be learned."""
+        """(E,) the expected number of tokens per expert if its noise were drawn again; it is differentiable."""
         best = noisy.topk(self.top_k + 1, dim=-1).values
-        inside = noisy >= best[:, -2:-1]  # chosen: then the (k+1)-th is the one to beat, otherwise the k-th
+        inside = noisy >= best[:, -2:-1]  # a chosen expert must beat the (k+1)-th score, any other the k-th
         threshold = torch.where(inside, best[:, -1:], best[:, -2:-1])
         return torch.special.ndtr((clean - threshold) / spread).sum(0)
 
@@ -310,7 +310,7 @@ def _jitter(x: Tensor, amount: float) -> Tensor:
 
 
 class MoE(Op, sees="itself", called=("mixture of experts", "sparse experts", "DeepSeekMoE (shared=...)")):
-    """`num_experts` feed-forward layers like `expert`; `shared` is one more that every token uses [Dai et al. 2024]."""
+    """Each token uses a few of `num_experts` layers like `expert`, and always `shared` [Dai et al. 2024]."""
 
     routes: ClassVar[bool] = True
 
@@ -318,13 +318,13 @@ class MoE(Op, sees="itself", called=("mixture of experts", "sparse experts", "De
     router: Router
     expert: MLP | GatedMLP
     shared: MLP | GatedMLP | None = None
-    jitter: float = 0.0  # the input, also the experts', times 1 +- this in training (Mixtral)
+    jitter: float = 0.0  # in training, the input of router and experts is multiplied by 1 +- this (Mixtral)
 
     def check(self) -> None:
         at_least(self, 1, "num_experts")
         at_least(self, 0, "jitter")
         if self.router.top_k > self.num_experts:
-            raise ValueError(f"MoE: each token goes to {self.router.top_k} of {self.num_experts} experts")
+            raise ValueError(f"MoE.router.top_k is {self.router.top_k}; there are only {self.num_experts} experts")
 
     def build(self, site: Site) -> nn.Module:
         return MoEModule(self, site)
@@ -344,15 +344,15 @@ class MoEModule(nn.Module):
         if self.training:
             x = _jitter(x, self.jitter)
         routing = self.router(x, ctx)
-        if torch.is_grad_enabled() or ctx.wants(self.router.address, "logits"):  # for those who train, or ask
+        if torch.is_grad_enabled() or ctx.wants(self.router.address, "logits"):  # for losses, or because it is traced
             ctx.losses.setdefault("router_logits", []).append(routing.logits)
         y = self.experts(x.flatten(0, 1), routing).view_as(x)
         return y if self.shared is None else y + self.shared(x, ctx)
 
 
 class ExpertsModule(PartlyUsed):
-    """All experts of a layer, one tensor a matrix, inputs before outputs: of these, gates before ups where there are
-    gates."""
+    """All experts of a layer: one tensor per matrix, (E, inputs, outputs). The outputs of `up` begin with those of the
+    gates, if there are gates."""
 
     def __init__(self, part: MoE, width: int) -> None:
         super().__init__()
@@ -374,7 +374,7 @@ class ExpertsModule(PartlyUsed):
         x, up = cast(x, self.up)
         chosen = routing.experts.flatten()  # (M,)
         if not takes_rest(x, up):
-            chosen = chosen.clamp(max=E - 1)  # what goes nowhere has no weight
+            chosen = chosen.clamp(max=E - 1)  # a choice without an expert has weight 0
         chosen, order = chosen.sort(stable=True)
         ends = torch.searchsorted(chosen, places(E, x.device), right=True)
         token = order if k == 1 else order // k
@@ -392,7 +392,7 @@ class ExpertsModule(PartlyUsed):
         if self.down_bias is not None:
             y = y + self.down_bias[chosen.clamp(max=E - 1)]
         y = y * routing.weights.flatten()[order, None]
-        if k > 1:  # back to the order of the tokens, the sum of each one's experts in a fixed order
+        if k > 1:  # back to the order of tokens, and sum over each token's experts in a fixed order
             back = torch.empty_like(order).scatter_(0, order, places(order.shape[0], x.device))
             return y.index_select(0, back).unflatten(0, (-1, k)).sum(1).to(x.dtype)
         return torch.empty_like(y).index_copy_(0, order, y).to(x.dtype)

@@ -1,6 +1,6 @@
-"""Product-key memory [Lample et al. 2019]: a large table of vectors in the place of a feed-forward layer.
+"""Product-key memory [Lample et al. 2019]: a large table of vectors instead of a feed-forward layer.
 
-B batch, T tokens, N = B T, H heads, n keys of each half, k slots a head, W width of a query, D width.
+B batch, T tokens, N = B T, H heads, n keys per half, k slots per head, W width of a query, D width.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from anyformer.specs.part import Site
 
 
 class ProductKeyMemory(Op, sees="itself", called=("product keys", "PKM")):
-    """Each head's query is divided in halves, each half is compared with `keys` keys, and a slot's score is the sum of
-    two: of keys^2 slots the `top_k` best are found among top_k^2, and their vectors averaged by softmax. Halves of
-    queries go through `norm` (published: a batch norm)."""
+    """Each head's query is split into halves, each half is compared with `keys` keys, and a slot's score is the sum of
+    two key scores. So the `top_k` best of keys^2 slots are found among top_k^2; their vectors are averaged with softmax
+    weights. `norm` is applied to the halves of queries (published: a batch norm)."""
 
-    keys: int  # n, of each half: there are n^2 slots
+    keys: int  # n, keys per half: there are n^2 slots
     num_heads: int = 4
-    top_k: int = 32
+    top_k: int = 32  # k, slots per head
     query_width: int = 256  # W, of both halves together
     norm: Norm | None = LayerNorm()
-    bias: bool = True  # of the queries
+    bias: bool = True  # bias of the query projection
 
     def check(self) -> None:
         at_least(self, 1, "keys", "num_heads", "top_k")
         if self.query_width < 2 or self.query_width % 2:
-            raise ValueError(f"ProductKeyMemory.query_width is {self.query_width}; two halves need an even number")
+            raise ValueError(f"ProductKeyMemory.query_width is {self.query_width}; it must be even and at least 2")
         if self.top_k > self.keys:
-            raise ValueError(f"ProductKeyMemory.top_k is {self.top_k} of {self.keys} keys")
+            raise ValueError(f"ProductKeyMemory.top_k is {self.top_k}; it must be at most keys, {self.keys}")
 
     def build(self, site: Site) -> nn.Module:
         return ProductKeyMemoryModule(self, site)
@@ -76,5 +76,5 @@ class Slots(PartlyUsed):
         self.unused = max(count - used, 0) / count
 
     def forward(self, slots: Tensor, weights: Tensor) -> Tensor:
-        """(N, M) slots and their weights -> (N, D)"""
+        """Slots (N, M) and their weights -> weighted sums (N, D)."""
         return F.embedding_bag(slots, self.weight, per_sample_weights=weights.to(self.weight.dtype), mode="sum")

@@ -1,7 +1,7 @@
-"""Where a token stands. Two slots take a position scheme: the embedding (added to the input: this file) and the
-attention (queries and keys turn: rotary.py; scores get a bias: bias.py, and can be imported from here).
+"""Position schemes of the embedding, which are added to the input. Schemes of the attention rotate queries and keys
+(rotary.py) or add a bias to the scores (bias.py, whose classes can be imported from here).
 
-B batch, T tokens, S keys seen, H heads, K head width, D width.
+B batch, T tokens, S visible keys, H heads, K head width, D width.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ __all__ = [
 
 
 def add_position(position: nn.Module, x: Tensor, ctx: Context) -> Tensor:
-    """x (B, T, D) with its positions added."""
+    """Return x (B, T, D) with its positions added."""
     if isinstance(position, InputPosition):
         return position.add(x, ctx)
     return x + position(ctx.positions).to(x.dtype)
 
 
 class Learned(AbsolutePosition, sees="itself", called=("learned positions", "WPE", "learned position embeddings")):
-    """A table. `offset` rows stand before position 0 (BART's 2)."""
+    """A learned table. Position 0 is row `offset` (BART: 2)."""
 
     length: int
     offset: int = 0
-    padding: bool = False  # the row before position 0, for padding, starts at zero and never learns (RoBERTa)
-    dropout: float = 0.0  # on the vectors, before they are added
+    padding: bool = False  # the row before position 0 is for padding: zero and not trained (RoBERTa)
+    dropout: float = 0.0  # on the vectors
 
     def check(self) -> None:
         at_least(self, 1, "length")
@@ -75,7 +75,7 @@ class LearnedModule(nn.Embedding):
         self.length, self.offset, self.dropout = part.length, part.offset, part.dropout
 
     def forward(self, positions: Tensor | None = None) -> Tensor:
-        """Of these positions; of all, the rows before 0 first, where none are given."""
+        """Return the vectors of `positions`; None: of all rows, including those before position 0."""
         if positions is None and self.padding_idx is None:
             x = self.weight
         else:
@@ -88,12 +88,12 @@ class LearnedModule(nn.Embedding):
             except IndexError:
                 check_positions(positions, self.length)
                 first = int(positions.min())
-                raise ValueError(f"position {first} is before the first learned one; position_ids start at 0") from None
+                raise ValueError(f"position {first} is not a learned position; position_ids start at 0") from None
         return F.dropout(x, self.dropout) if self.dropout and self.training else x
 
 
 def check_positions(positions: Tensor, length: int) -> Tensor:
-    """Check that all positions are below `length` and return them, clamped if the check is read later."""
+    """Check that all positions are below `length` and return them, clamped if the check is evaluated later."""
 
     def judge(last: int) -> Exception | None:
         message = f"position {last} is beyond the model's {length} learned positions; shorten the input"
@@ -106,27 +106,27 @@ def check_positions(positions: Tensor, length: int) -> Tensor:
 
 
 class AxialLearned(AbsolutePosition, sees="itself", called=("axial positions",)):
-    """A long row as a grid of `shape`, the last side running fastest: a position is its place along each side, and its
-    vector what tables of these `widths` have there, side by side [Kitaev et al. 2020]. Few vectors for many places."""
+    """Learned positions on a grid of `shape`, whose last side runs fastest. A position's vector is the concatenation of
+    one vector per side, with these `widths`, so that few vectors cover many positions [Kitaev et al. 2020]."""
 
     shape: tuple[int, ...]
     widths: tuple[int, ...]
     length: int | None = None  # number of positions in use; default: all
-    std: float = 1.0  # that the tables start with
-    dropout: float = 0.0  # of whole slices: all places with the same number along the second side
+    std: float = 1.0  # standard deviation of the initial vectors
+    dropout: float = 0.0  # of whole slices: all positions with the same second coordinate
 
     def check(self) -> None:
         chance(self, "dropout")
         at_least(self, 0, "std")
         if not self.shape or len(self.shape) != len(self.widths) or min(*self.shape, *self.widths) < 1:
-            raise ValueError(f"AxialLearned.widths is {self.widths}: one for each side of a grid of {self.shape}")
+            raise ValueError(f"AxialLearned.widths is {self.widths}; give one width per side of shape {self.shape}")
         if self.length is not None and not 1 <= self.length <= math.prod(self.shape):
             most = math.prod(self.shape)
-            raise ValueError(f"AxialLearned.length is {self.length}, and a grid of {self.shape} has {most}")
+            raise ValueError(f"AxialLearned.length is {self.length}; shape {self.shape} has {most} positions")
 
     def build(self, site: Site) -> nn.Module:
         if sum(self.widths) != site.width:
-            raise ValueError(f"{site.address}: the widths {self.widths} add up to {sum(self.widths)}, not {site.width}")
+            raise ValueError(f"{site.address}: the sum of widths {self.widths} is {sum(self.widths)}, not {site.width}")
         return AxialLearnedModule(self)
 
 
@@ -140,27 +140,27 @@ class AxialLearnedModule(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         positions = check_positions(positions, self.length)
-        numbers: list[Tensor] = []
+        coordinates: list[Tensor] = []
         for side in reversed(self.part.shape):
-            numbers.insert(0, positions % side)
+            coordinates.insert(0, positions % side)
             positions = positions // side
-        x = torch.cat([side[number] for side, number in zip(self.parameters(), numbers, strict=True)], -1)
+        x = torch.cat([side[coordinate] for side, coordinate in zip(self.parameters(), coordinates, strict=True)], -1)
         if self.training and self.part.dropout:
-            slices = x.new_ones(*x.shape[:1], self.part.shape[min(1, len(numbers) - 1)])
-            x = x * F.dropout(slices, self.part.dropout).gather(1, numbers[min(1, len(numbers) - 1)])[..., None]
+            slices = x.new_ones(*x.shape[:1], self.part.shape[min(1, len(coordinates) - 1)])
+            x = x * F.dropout(slices, self.part.dropout).gather(1, coordinates[min(1, len(coordinates) - 1)])[..., None]
         return x
 
 
 class Sinusoidal(AbsolutePosition, sees="itself", called=("sine", "sinusoids", "sinusoidal positional encoding")):
-    """Fixed sines and cosines, sines in the first half of the width [Vaswani et al. 2017]; with `interleaved`, in
-    turn. Computed for `length` positions once, and again where a text is longer: there is no limit."""
+    """Fixed sines and cosines [Vaswani et al. 2017]: sines in the first half of the width, or alternating if
+    `interleaved`. They are computed once for `length` positions, and again for a longer text: there is no limit."""
 
     length: int
     interleaved: bool = False
     base: float = 10000.0
-    inclusive: bool = False  # the slowest frequency is 1 / base itself (tensor2tensor, fairseq, Whisper)
-    offset: int = 0  # position 0 turns as row `offset`; the row before it, for padding, is zero (fairseq)
-    stored: bool = False  # published as a weight, which nothing trains
+    inclusive: bool = False  # the lowest frequency is exactly 1 / base (tensor2tensor, fairseq, Whisper)
+    offset: int = 0  # position 0 is row `offset`; the row before it, for padding, is zero (fairseq)
+    stored: bool = False  # saved as a weight, but not trained
 
     def check(self) -> None:
         at_least(self, 1, "length")
@@ -184,7 +184,7 @@ class SinusoidalModule(ComputesTensors):
             self.table = Computed(lambda: self.rows(part.length))
 
     def rows(self, length: int) -> Tensor:
-        """(length + offset, D)"""
+        """Return the table (length + offset, D)."""
         part = self.part
         table = sinusoids(length + part.offset, self.width, part.base, part.interleaved, part.inclusive)
         if part.offset:
@@ -192,7 +192,6 @@ class SinusoidalModule(ComputesTensors):
         return table
 
     def computed_tensors(self) -> dict[str, Callable[[], Tensor]]:
-        """What a checkpoint may leave out."""
         return {"weight": lambda: self.rows(self.part.length)} if self.part.stored else {}
 
     def forward(self, positions: Tensor) -> Tensor:
@@ -205,8 +204,8 @@ class SinusoidalModule(ComputesTensors):
 def sinusoids(
     length: int, width: int, base: float, interleaved: bool, inclusive: bool = False, apart: float = 1.0
 ) -> Tensor:
-    """(length, width), computed in fp64 because fp32 is off by 1e-5 after a few hundred positions, which are `apart`
-    from each other."""
+    """(length, width) sines and cosines of positions that are `apart` from each other. Computed in fp64, because fp32
+    is off by 1e-5 after a few hundred positions."""
     steps = torch.arange(0, width - width % 2 if inclusive else width, 2, dtype=torch.float64)
     frequency = base ** (-steps / (max(width // 2 - 1, 1) * 2 if inclusive else width))
     angle = apart * torch.arange(length, dtype=torch.float64)[:, None] * frequency
@@ -215,9 +214,9 @@ def sinusoids(
 
 
 class Sinusoidal2D(AbsolutePosition, sees="itself"):
-    """Places on a grid in reading order: the first half of the width says the column, the second the row (MAE, DiT; the
-    other way round with `rows_first`), sines before cosines in each. `prefix` tokens before the grid (a class token)
-    have no position."""
+    """Sinusoids of the cells of a grid, in reading order: the first half of the width encodes the column, the second
+    the row (MAE, DiT; the other way round with `rows_first`), each with sines before cosines. `prefix` tokens before
+    the grid (a class token) have no position."""
 
     rows: int
     columns: int
@@ -247,7 +246,7 @@ class Sinusoidal2DModule(nn.Module):
         self.table = Computed(lambda: F.pad(self.grid(part.rows, part.columns), (0, 0, part.prefix, 0)))
 
     def grid(self, rows: int, columns: int) -> Tensor:
-        """(rows * columns, D) of a grid laid over the one that was described."""
+        """(rows * columns, D) for a grid of this size that covers the same area as the described grid."""
         part, half = self.part, self.width // 2
         row = sinusoids(rows, half, part.base, interleaved=False, apart=part.rows / rows)
         column = sinusoids(columns, half, part.base, interleaved=False, apart=part.columns / columns)
@@ -255,7 +254,7 @@ class Sinusoidal2DModule(nn.Module):
         return torch.cat((row, column) if part.rows_first else (column, row), dim=-1)
 
     def table_for(self, grid: tuple[int, int]) -> Tensor:
-        """The same for a grid of another size, on the device of this one."""
+        """Return the table for a grid of a different size, on the device of the described one."""
         return self.grid(*grid).to(self.table())
 
     def forward(self, positions: Tensor) -> Tensor:
@@ -264,8 +263,8 @@ class Sinusoidal2DModule(nn.Module):
 
 
 class Integer(AbsolutePosition, sees="itself"):
-    """The position number itself, times `scale`, in the first channel: the lectures' first idea. Its trouble is there
-    to see: it grows without bound (scale = 1 / length keeps it in [0, 1], where the step depends on the length)."""
+    """The position number times `scale` in the first channel: the lectures' first scheme. It grows without bound; with
+    scale = 1 / length it stays in [0, 1], but then the step depends on the length."""
 
     scale: float = 1.0
 
@@ -283,8 +282,8 @@ class IntegerModule(nn.Module):
 
 
 class Binary(AbsolutePosition, sees="itself"):
-    """The position number's bits, the lowest first, in the first `bits` channels: the lectures' second idea, of which
-    sinusoids are the smooth form."""
+    """The bits of the position number, lowest first, in the first `bits` channels: the lectures' second scheme.
+    Sinusoids are its smooth form."""
 
     bits: int = 16
 
@@ -293,7 +292,7 @@ class Binary(AbsolutePosition, sees="itself"):
 
     def build(self, site: Site) -> nn.Module:
         if self.bits > min(site.width, 62):
-            raise ValueError(f"{site.address}: {self.bits} bits do not fit width {site.width} (and at most 62)")
+            raise ValueError(f"{site.address}: {self.bits} bits do not fit into width {site.width} (at most 62)")
         return BinaryModule(self, site.width)
 
 
@@ -309,8 +308,8 @@ class BinaryModule(nn.Module):
 
 
 class Convolutional(AbsolutePosition, sees="all"):
-    """What stands around a token says where it is: a wide grouped convolution over the input, added to it, its kernel
-    written as a direction and a length a tap (wav2vec 2.0 [Baevski et al. 2020])."""
+    """Adds a wide grouped convolution of the input, so that the neighbours of a token indicate its position. The kernel
+    is stored as a direction and a length per tap (wav2vec 2.0 [Baevski et al. 2020])."""
 
     numbered: ClassVar[bool] = False
 
@@ -336,16 +335,16 @@ class ConvolutionalModule(InputPosition):
         super().__init__()
         self.part = part
         self.weight = nn.Parameter(torch.empty(width, width // part.groups, part.kernel))  # the direction of each tap
-        self.scale = nn.Parameter(torch.empty(1, 1, part.kernel))  # and its length
+        self.scale = nn.Parameter(torch.empty(1, 1, part.kernel))  # the length of each tap
         self.bias = nn.Parameter(torch.empty(width))
         std = 2 / math.sqrt(part.kernel * width)
-        self.starts = {"scale": std * width / math.sqrt(part.groups)}  # the length that the published start has
+        self.starts = {"scale": std * width / math.sqrt(part.groups)}  # the length at the published initialisation
 
     def add(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.documents is not None or (ctx.state is not None and ctx.places().shape[-1] != ctx.index.shape[-1]):
-            raise ValueError("convolutional positions see both sides: no packed documents, no decoding step by step")
+            raise ValueError("Convolutional positions need one document per row and cannot decode step by step")
         if ctx.tokens is not None:
-            x = x * ctx.tokens[..., None]  # pads are silence
+            x = x * ctx.tokens[..., None]  # pads count as 0
         return x + self(x)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -353,18 +352,18 @@ class ConvolutionalModule(InputPosition):
         part = self.part
         weight = self.weight * (self.scale / self.weight.norm(dim=(0, 1), keepdim=True))
         y = F.conv1d(x.transpose(1, 2), weight, self.bias, padding=part.kernel // 2, groups=part.groups)
-        return ACTIVATIONS[part.activation](y[..., : x.shape[1]]).transpose(1, 2)  # an even kernel makes one too many
+        return ACTIVATIONS[part.activation](y[..., : x.shape[1]]).transpose(1, 2)  # an even kernel gives one too many
 
 
 def check_numbered(part: TreeDepth | Concatenated) -> None:
     if not part.scheme.numbered:
-        kind, own = type(part.scheme).__name__, type(part).__name__
-        raise ValueError(f"{own}.scheme says where a number stands, and {kind} does not; Sinusoidal does")
+        kind, scheme = type(part).__name__, type(part.scheme).__name__
+        raise ValueError(f"{kind}.scheme is {scheme}, which does not encode numbers; use Sinusoidal, for example")
 
 
 class TreeDepth(AbsolutePosition, sees="all", called=("tree positions",)):
-    """A scheme applied to each token's depth in its dependency tree instead of its place in the row, as
-    `Summed(parts=(Sinusoidal(...), TreeDepth(...)))` [Wang et al. 2019]; the input `tree_parents` has the tree."""
+    """Applies a scheme to each token's depth in its dependency tree instead of its position, for example in
+    `Summed(parts=(Sinusoidal(...), TreeDepth(...)))` [Wang et al. 2019]. The tree is the input `tree_parents`."""
 
     reads_tree: ClassVar[bool] = True
     requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)
@@ -393,7 +392,7 @@ class TreeDepthModule(InputPosition):
 
 
 class Summed(AbsolutePosition, sees="itself"):
-    """Several schemes, added."""
+    """The sum of several schemes."""
 
     numbered: ClassVar[bool] = False
 
@@ -415,8 +414,8 @@ class SummedModule(InputPosition):
 
 
 class Concatenated(AbsolutePosition, sees="itself", called=("concatenated positions", "positions by concatenation")):
-    """The vector of a scheme of this `width` is put next to the token's instead of being added to it, and both are
-    projected to the width of the model: W [x; p] = W1 x + W2 p, so adding p is the case W1 = W2 = 1."""
+    """Concatenates the vector of a scheme of this `width` to the token's vector instead of adding it, and projects both
+    to the width of the model: W [x; p] = W1 x + W2 p, so adding p is the case W1 = W2 = 1."""
 
     numbered: ClassVar[bool] = False
 

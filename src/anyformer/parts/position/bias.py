@@ -1,8 +1,8 @@
-"""Positions inside the attention: the slot, and the schemes that add to the scores.
+"""Position schemes of the attention: their base classes, and the schemes that add a bias to the scores.
 
-A bias (B, H, T, S) has its keys side by side in memory: otherwise torch's fused kernels are not taken.
+A bias (B, H, T, S) must be contiguous in memory along S; otherwise torch does not use its fused kernels.
 
-B batch, T tokens, S keys seen, H heads, K head width, R distances told apart.
+B batch, T tokens, S visible keys, H heads, K head width, R entries, one per distance.
 """
 
 from __future__ import annotations
@@ -21,63 +21,63 @@ from anyformer.specs.part import Part, Sees, Site
 
 
 class AttentionPosition(Part):
-    """A position scheme of the attention. `site.width` at build is the head width K."""
+    """A position scheme of the attention. `build` gets the head width K as `site.width`."""
 
     @property
     def can_share(self) -> bool:
-        """Whether the layers of a Stack can share its bias: it depends only on positions, and the module's `forward`
-        gives it."""
+        """Whether the layers of a Stack can share its bias. Such a bias depends only on positions, and `forward` of the
+        module returns it."""
         return False
 
 
 class HeadwisePosition(AttentionPosition):
-    """A scheme with parameters for each head."""
+    """A scheme with parameters per head."""
 
     num_heads: int
 
 
-Projections = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]  # of a mixer: to queries and to keys
+Projections = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]  # a mixer's projections to queries and keys
 
 
 class AttentionPositionModule(nn.Module):
-    has_values: bool = False  # `values` adds to the mixed values; needs the eager kernel
-    turns_stream: bool = False  # `source` turns the input, head by head
-    needs_width: int | None = None  # of the vectors that it lets the attention project; None: it has none
-    silent: bool = False  # it adds nothing that could be traced
+    has_values: bool = False  # `values` adds a term to the mixed values, which needs the eager kernel
+    turns_stream: bool = False  # `source` rotates the input, head by head
+    needs_width: int | None = None  # width of its vectors that the attention projects; None: there are none
+    silent: bool = False  # there is nothing to trace
 
     def source(self, x: Tensor, ctx: Context) -> Tensor:
-        """The input (B,T,D) of the query and key projections; a scheme may rotate it."""
+        """Return the input (B,T,D) of the query and key projections; a scheme may rotate it."""
         return x
 
     def rotate(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Rotates the queries (B,H,T,K) and the new keys (B,G,T,K) before keys are cached."""
+        """Rotate the queries (B,H,T,K) and the new keys (B,G,T,K), before the keys are cached."""
         return q, k
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        """(the queries for the content term, what is added to the scaled scores: (1 or B, H, T, S)) for keys at row
-        places `places` (S,) or (B, S)."""
+        """Return the queries for the content term, and the bias (1 or B, H, T, S) that is added to the scaled scores,
+        for keys at row indices `places` (S,) or (B, S)."""
         return q, None
 
     def key_bias(
         self, q: Tensor, k: Tensor, places: Tensor, scale: float, ctx: Context, projections: Projections
     ) -> tuple[Tensor, Tensor | None]:
-        """As `bias`, for a scheme that reads the keys (B,G,S,K) or projects its own vectors by the mixer's layers."""
+        """Like `bias`, for a scheme that reads the keys (B,G,S,K) or uses the mixer's projections for its vectors."""
         return self.bias(q, places, scale, ctx)
 
     def values(self, weights: Tensor, places: Tensor, ctx: Context) -> Tensor:
-        """The term (B,H,T,K) that is added to the mixed values, from the attention weights (B,H,T,S)."""
+        """Return the term (B,H,T,K) that is added to the mixed values, from the attention weights (B,H,T,S)."""
         raise NotImplementedError
 
     def forward(self, index: Tensor, places: Tensor) -> Tensor:
-        """The bias (1 or B, H, T, S) for queries at `index` (T,) or (B, T) and keys at `places` (S,) or (B, S), where
-        it depends on nothing else: what the layers of a Stack can share."""
+        """Return the bias (1 or B, H, T, S) of queries at `index` (T,) or (B, T) and keys at `places` (S,) or (B, S),
+        if it depends on nothing else, so that the layers of a Stack can share it."""
         raise NotImplementedError
 
 
 def rotate_and_tap(
     position: AttentionPositionModule, q: Tensor, k: Tensor, ctx: Context, address: str
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys, rotated for the mixer at `address`; they are traced side by side (B, H + G, T, K)."""
+    """Rotate queries and keys for the mixer at `address`; they are traced as one tensor (B, H + G, T, K)."""
     new_q, new_k = position.rotate(q, k, ctx)
     if new_q is q or not ctx.wants(address, "position"):
         return new_q, new_k
@@ -86,23 +86,23 @@ def rotate_and_tap(
 
 
 def distance(index: Tensor, places: Tensor) -> Tensor:
-    """(1 or B, T, S) key position - query position."""
+    """(1 or B, T, S) key index - query index."""
     apart = places[..., None, :] - index[..., :, None]
     return apart if apart.dim() == 3 else apart[None]
 
 
 def distance_in(ctx: Context, places: Tensor) -> Tensor:
-    """The same in one forward pass, for keys at row places `places` (S,) or (B, S)."""
+    """The same for the queries of this pass and keys at row indices `places` (S,) or (B, S)."""
     index, keys = ctx.relative_positions()
     return distance(index, places if keys.dim() == 1 else at_places(keys, places))
 
 
 class BucketedBias(HeadwisePosition, sees="itself", called=("T5 bias", "relative position bias")):
-    """One learned scalar a head and bucket of distances, finer near, coarser far [Raffel et al. 2020]."""
+    """One learned scalar per head and bucket of distances; far buckets are wider [Raffel et al. 2020]."""
 
     num_buckets: int = 32
     max_distance: int = 128
-    both_ways: bool = True  # an encoder tells left from right; a decoder never sees right
+    both_ways: bool = True  # separate buckets for later keys, which a decoder never sees
 
     def check(self) -> None:
         at_least(self, 1, "num_heads")
@@ -129,7 +129,7 @@ class BucketedBiasModule(AttentionPositionModule):
         return self.table(self.bucket(distance(index, places))).permute(0, 3, 1, 2).contiguous()
 
     def bucket(self, apart: Tensor) -> Tensor:
-        """Half of the buckets hold one distance each, the rest grow logarithmically up to `max_distance`."""
+        """Half of the buckets contain one distance each, the others grow logarithmically up to `max_distance`."""
         num, bucket = self.part.num_buckets, torch.zeros_like(apart)
         if self.part.both_ways:
             num //= 2
@@ -147,12 +147,12 @@ class BucketedBiasModule(AttentionPositionModule):
 
 
 class Distance(AttentionPosition):
-    """A scheme with one entry a distance key - query, those beyond `before` and `after` sharing the last one. With
-    `tree`, distances in a dependency tree (query - key depth, see `tree.distances`) instead of in the row."""
+    """A scheme with one entry per distance key - query; distances beyond `before` and `after` share the last entry.
+    With `tree`, distances are those of a dependency tree (see `dependency_tree.distances`), not those of the row."""
 
-    before: int
-    after: int | None = None  # default: as `before`
-    tree: bool = False
+    before: int  # largest distance to an earlier key
+    after: int | None = None  # largest distance to a later key; default: `before`
+    tree: bool = False  # distances in the dependency tree
 
     def check(self) -> None:
         at_least(self, 0, "before", "after")
@@ -166,7 +166,7 @@ class Distance(AttentionPosition):
         return self.tree
 
     def reaches(self) -> Sees | None:
-        return "all" if self.tree else super().reaches()  # a tree is that of the whole text
+        return "all" if self.tree else super().reaches()  # the tree depends on the whole text
 
     @property
     def causal_alternative(self) -> str:
@@ -174,7 +174,7 @@ class Distance(AttentionPosition):
 
     @property
     def size(self) -> int:
-        """R, how many distances are told apart."""
+        """R, the number of entries."""
         return self.before + 1 + (self.before if self.after is None else self.after)
 
 
@@ -187,7 +187,7 @@ class DistanceModule(AttentionPositionModule):
         return (apart + self.part.before).clamp(0, self.part.size - 1)
 
     def entries(self, ctx: Context, places: Tensor) -> Tensor:
-        """(1 or B, T, S) the entry of each query and key, by row or by tree, found once for all layers."""
+        """(1 or B, T, S) the entry of each query and key, by row or by tree, computed once for all layers."""
         part = self.part
         if part.tree:
             apart = ctx.once("tree distances", lambda: dependency_tree.distances(dependency_tree.parents_of(ctx)))
@@ -197,7 +197,7 @@ class DistanceModule(AttentionPositionModule):
 
 
 class DistanceBias(Distance, HeadwisePosition, sees="itself"):
-    """One learned scalar a head and distance, r_(i-j), added to the scores."""
+    """One learned scalar per head and distance, r_(i-j), added to the scores."""
 
     def check(self) -> None:
         super().check()
@@ -205,7 +205,7 @@ class DistanceBias(Distance, HeadwisePosition, sees="itself"):
 
     @property
     def can_share(self) -> bool:
-        return not self.tree  # which reads the batch
+        return not self.tree  # a tree belongs to a batch
 
     def build(self, site: Site) -> nn.Module:
         return DistanceBiasModule(self)
@@ -224,10 +224,10 @@ class DistanceBiasModule(DistanceModule):
 
 
 class RelativeVectors(Distance, sees="itself", called=("Shaw", "relative position")):
-    """A learned vector a distance, the same for all heads, added to the keys and to the values [Shaw et al. 2018].
-    Without `values` only the keys have one (wav2vec2-BERT). Values need the weights: the eager kernel."""
+    """One learned vector per distance, the same for all heads, added to the keys and to the values [Shaw et al. 2018],
+    or without `values` only to the keys (wav2vec2-BERT). With `values` it needs the eager kernel."""
 
-    values: bool = True
+    values: bool = True  # add vectors to the values too
 
     def build(self, site: Site) -> nn.Module:
         return RelativeVectorsModule(self, site.width)
@@ -241,7 +241,7 @@ class RelativeVectorsModule(DistanceModule):
         self.value_table = nn.Embedding(part.size, head_width) if part.values else None
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        # q . (k + a) = q . k + q . a; q . a for the R vectors there are, then each key picks its own
+        # q . (k + a) = q . k + q . a: compute q . a for all R vectors, then select one per key
         of_distance = torch.matmul(q, self.key_table.weight.T) * scale  # (B, H, T, R)
         entries = self.entries(ctx, places)[:, None].expand(*q.shape[:3], -1)
         return q, of_distance.gather(-1, entries)
@@ -254,9 +254,9 @@ class RelativeVectorsModule(DistanceModule):
 
 
 class Alibi(HeadwisePosition, sees="itself", called=("linear biases",)):
-    """Scores fall linearly with the distance, at a fixed slope a head [Press et al. 2022]."""
+    """Scores fall linearly with the distance, with a fixed slope per head [Press et al. 2022]."""
 
-    unpadded: bool = False  # distances count only real tokens, not pads (BLOOM)
+    unpadded: bool = False  # pads do not count in distances (BLOOM)
     signed: bool = False  # later keys score higher (BLOOM)
 
     def check(self) -> None:
@@ -293,8 +293,8 @@ class AlibiModule(AttentionPositionModule):
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """(H,) a geometric series down to 2^-8 for a power of two of heads; what is missing to another number comes from
-    the series for twice as many, every other one (the published rule, BLOOM's)."""
+    """(H,) a geometric series down to 2^-8 if H is a power of two. Otherwise the series of the next lower power,
+    followed by every other slope of the series of twice that power (the published rule, also BLOOM's)."""
     power = 1 << (num_heads.bit_length() - 1)
     slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     between = [2 ** (-8 * (2 * i + 1) / (2 * power)) for i in range(num_heads - power)]

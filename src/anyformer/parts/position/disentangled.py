@@ -1,6 +1,6 @@
-"""Disentangled attention: what a token is and where it stands are compared apart [He et al. 2021].
+"""Disentangled attention: contents and positions are compared separately [He et al. 2021].
 
-B batch, T queries, S keys, H heads, K head width, R distances told apart, W width of their vectors.
+B batch, T queries, S keys, H heads, K head width, R distances, W width of their vectors.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from anyformer.specs.part import LayerSharing, Site
 
 
 class Disentangled(HeadwisePosition, sees="itself", called=("DeBERTa", "disentangled attention")):
-    """To the scores q_i k_j are added q_i K_r and k_j Q_r: keys and queries made of a learned vector for the distance
-    r = i - j [He et al. 2021]. All layers read the vectors that the first holds. The attention's `scale` is published
-    as 1 / sqrt(terms K), with as many terms as are added up."""
+    """Adds q_i K_r and k_j Q_r to the scores q_i k_j: keys and queries computed from a learned vector of the distance
+    r = i - j [He et al. 2021]. All layers use the vectors of the first layer. As published, the attention's `scale` is
+    1 / sqrt(n K) for a sum of n terms."""
 
-    reach: int = 512  # distances beyond it share the last vector; 0: there are no vectors
-    buckets: int | None = None  # so many vectors each way: far distances share theirs, more of them the farther
+    reach: int = 512  # larger distances share the last vector; 0: there are no vectors
+    buckets: int | None = None  # number of vectors per direction; far distances share one; default: reach
     by_query: bool = True  # q_i K_r, "content to position"
     by_key: bool = True  # k_j Q_r, "position to content"
-    own: bool = True  # projections of its own; otherwise the attention's make keys and queries of the vectors too
-    bias: str = "qk"  # which of its own projections have one
-    width: int | None = None  # of the vectors; default: that of all heads together
-    norm: Norm | None = None  # of the vectors
+    own: bool = True  # separate projections for the vectors; otherwise those of the attention
+    bias: str = "qk"  # separate projections that have a bias
+    width: int | None = None  # width of the vectors; default: that of all heads together
+    norm: Norm | None = None  # norm of the vectors
     dropout: float = 0.0  # on the vectors
-    shared: bool = True  # otherwise each layer has vectors of its own
+    shared: bool = True  # all layers use the vectors of the first; otherwise each has its own
 
     def check(self) -> None:
         at_least(self, 1, "num_heads", "width")
@@ -43,7 +43,7 @@ class Disentangled(HeadwisePosition, sees="itself", called=("DeBERTa", "disentan
         at_least(self, 2, "buckets")
         chance(self, "dropout")
         if set(self.bias) - set("qk"):
-            raise ValueError(f"Disentangled.bias names projections among 'qk', got {quote(self.bias)}")
+            raise ValueError(f"Disentangled.bias is {quote(self.bias)}; use only letters of 'qk'")
 
     @property
     def layer_sharing(self) -> LayerSharing | None:
@@ -52,7 +52,7 @@ class Disentangled(HeadwisePosition, sees="itself", called=("DeBERTa", "disentan
 
     @property
     def each_way(self) -> int:
-        """R / 2, how many vectors there are for keys before a query, and for those after it."""
+        """R / 2, the number of vectors for keys before a query, and for keys after it."""
         return self.buckets or self.reach if self.reach else 0
 
     @property
@@ -69,8 +69,8 @@ class DisentangledModule(AttentionPositionModule):
         H, K = part.num_heads, site.width
         W = part.width or H * K
         self.part, self.address, self.head_width = part, site.address, K
-        self.needs_width = None if part.own or not part.reads else W  # of what the attention projects
-        self.step = re.sub(r".*\blayers\.\d+\.", "distances of ", site.address)  # its like in the first layer
+        self.needs_width = None if part.own or not part.reads else W  # of vectors that the attention projects
+        self.step = re.sub(r".*\blayers\.\d+\.", "distances of ", site.address)  # the same key in all layers
         self.table: nn.Embedding | None = None
         self.norm: nn.Module | None = None
         if not part.shared or site.layer == 0:
@@ -83,29 +83,29 @@ class DisentangledModule(AttentionPositionModule):
             mark_unused(self)
 
     def vectors(self, ctx: Context) -> Tensor:
-        """(R, W) of the distances, from the farthest key after a query to the farthest before it."""
+        """(R, W) vectors of the distances, from the farthest key after a query to the farthest before it."""
         if self.table is not None:
-            found = self.table(torch.arange(2 * self.part.each_way, device=self.table.weight.device))
-            found = found if self.norm is None else self.norm(found)
+            vectors = self.table(torch.arange(2 * self.part.each_way, device=self.table.weight.device))
+            vectors = vectors if self.norm is None else self.norm(vectors)
             if self.part.shared:
-                ctx.shared["distances"] = ctx.shared[self.step] = found
+                ctx.shared["distances"] = ctx.shared[self.step] = vectors
         else:
-            found = ctx.shared.get(self.step, ctx.shared.get("distances"))
-        if found is None:
-            raise ValueError(f"{self.address}: distances for all layers are held by the first, which has none")
-        return F.dropout(found, self.part.dropout) if self.training and self.part.dropout else found
+            vectors = ctx.shared.get(self.step, ctx.shared.get("distances"))
+        if vectors is None:
+            raise ValueError(f"{self.address}: shared=True needs a Disentangled position in the first layer")
+        return F.dropout(vectors, self.part.dropout) if self.training and self.part.dropout else vectors
 
     def bucket(self, apart: Tensor) -> Tensor:
-        """Half of the buckets of a direction hold one distance each, in the rest distances grow logarithmically."""
+        """Half of the buckets of a direction contain one distance each; the others grow logarithmically."""
         part = self.part
         assert part.buckets is not None
         exact, far = part.buckets // 2, apart.abs()
-        growth = torch.log(torch.tensor((part.reach - 1) / exact))  # rounded as the logarithms that it divides
+        growth = torch.log(torch.tensor((part.reach - 1) / exact))  # in fp32, as the logarithms that it divides
         grown = torch.ceil(torch.log(far.clamp(min=exact) / exact) / growth * (exact - 1)) + exact
         return torch.where(far <= exact, apart, (grown * apart.sign()).long())
 
     def entries(self, ctx: Context, places: Tensor, most: int) -> Tensor:
-        """(1 or B, T, S) which of `most` vectors each way is that of each query and key, for all layers."""
+        """(1 or B, T, S) the vector of each query and key, among `most` per direction; computed once for all layers."""
         part = self.part
 
         def make() -> Tensor:
@@ -121,24 +121,24 @@ class DisentangledModule(AttentionPositionModule):
         part, every = self.part, self.part.each_way
         if not part.reads:
             return q, None
-        # a text shorter than the distances reach meets few of them
+        # a short text has only short distances
         whole = ctx.state is not None or ctx.key_states is not None
         near = part.buckets is None or places.shape[-1] <= part.buckets // 2
         most = min(every, places.shape[-1]) if near and not whole else every
         table = self.vectors(ctx)[every - most : every + most].to(q.dtype)
         entries = self.entries(ctx, places, most)[:, None]  # (1 or B, 1, T, S)
-        (B, H), found = q.shape[:2], []
+        (B, H), terms = q.shape[:2], []
         if part.by_query:
             of_query = torch.matmul(q * scale, self.by_head(self.k or projections[1], table, H).transpose(1, 2))
-            found.append(of_query.gather(3, entries.expand(B, H, -1, -1)))
+            terms.append(of_query.gather(3, entries.expand(B, H, -1, -1)))
         if part.by_key:
             queries = self.by_head(self.q or projections[0], table, H)
             k = k if k.shape[1] == H else k.repeat_interleave(H // k.shape[1], dim=1)
             of_key = torch.matmul(k, (queries * scale).transpose(1, 2))  # (B, H, S, R)
-            found.append(of_key.gather(3, entries.transpose(2, 3).expand(B, H, -1, -1)).transpose(2, 3).contiguous())
-        return q, found[0] if len(found) == 1 else found[0] + found[1]
+            terms.append(of_key.gather(3, entries.transpose(2, 3).expand(B, H, -1, -1)).transpose(2, 3).contiguous())
+        return q, terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
     def by_head(self, project: Callable[[Tensor], Tensor], table: Tensor, heads: int) -> Tensor:
-        """(R, W) -> (H, R, K); key heads may be fewer, each for several queries."""
-        found = project(table).unflatten(-1, (-1, self.head_width)).transpose(0, 1)
-        return found if found.shape[0] == heads else found.repeat_interleave(heads // found.shape[0], dim=0)
+        """(R, W) -> (H, R, K); if there are fewer key heads, each is repeated for several queries."""
+        rows = project(table).unflatten(-1, (-1, self.head_width)).transpose(0, 1)
+        return rows if rows.shape[0] == heads else rows.repeat_interleave(heads // rows.shape[0], dim=0)

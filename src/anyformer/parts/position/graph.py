@@ -1,7 +1,7 @@
-"""Tokens that are the nodes of a graph, as Graphormer sees them [Ying et al. 2021]: how many edges a node has, how far
-apart two nodes are, and which edges lie between them.
+"""Positions of tokens that are nodes of a graph, as in Graphormer [Ying et al. 2021]: the number of edges of a node,
+the distance between two nodes, and the edges on the path between them.
 
-A graph is given as `graph_edges` (B, T, T): 0 where no edge leads from node i to node j, otherwise its kind, from 1.
+A graph is given as `graph_edges` (B, T, T): the kind, from 1, of the edge from node i to node j; 0 means no edge.
 B batch, T nodes, H heads.
 """
 
@@ -28,7 +28,7 @@ class Graph:
 
 
 def edges_of(ctx: Context) -> Tensor:
-    """(B, T, T) kinds of edges between the tokens of this call, of which pads have none."""
+    """(B, T, T) kinds of edges between the tokens of this call; pads have no edges."""
     graph, T = ctx.extra(Graph), ctx.index.shape[-1]
     if graph is None:
         raise ValueError("positions in a graph need the input graph_edges: (batch, nodes, nodes), 0 for no edge")
@@ -40,7 +40,7 @@ def edges_of(ctx: Context) -> Tensor:
 
 
 def distances(edges: Tensor, reach: int) -> Tensor:
-    """(B, T, T) edges on the shortest path from i to j, `reach` + 1 where there is none of at most `reach`."""
+    """(B, T, T) number of edges on the shortest path from i to j; `reach` + 1 if it is longer than `reach`."""
     linked = (edges != 0).float()
     reached = torch.eye(edges.shape[1], device=edges.device).expand_as(linked)
     apart = torch.full_like(edges, reach + 1).masked_fill(reached > 0, 0)
@@ -51,8 +51,8 @@ def distances(edges: Tensor, reach: int) -> Tensor:
 
 
 def path_sums(edges: Tensor, apart: Tensor, values: Tensor) -> Tensor:
-    """(B, T, T, H) sums along a shortest path from i to j, of `values` (N, R, H) of the n-th edge on it and its kind;
-    of several paths that with the lowest nodes, read from its end."""
+    """(B, T, T, H) sums over the edges of a shortest path from i to j. `values` (N, R, H) has one value per number of
+    an edge on the path and per kind. Of several paths, the one with the lowest nodes is used, read from its end."""
     B, T = edges.shape[:2]
     sums = values.new_zeros(B, T, T, values.shape[-1])
     for step in range(1, values.shape[0] + 1):
@@ -65,14 +65,14 @@ def path_sums(edges: Tensor, apart: Tensor, values: Tensor) -> Tensor:
 
 
 class DegreeCentrality(AbsolutePosition, sees="all", called=("centrality encoding", "Graphormer centrality")):
-    """Learned vectors for the number of edges that lead to a node and from it, added to the node's [Ying et al. 2021];
-    the input `graph_edges` has the graph."""
+    """Adds learned vectors for the number of edges that lead to a node and from it [Ying et al. 2021]. The graph is the
+    input `graph_edges`."""
 
     reads_graph: ClassVar[bool] = True
     requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)
     numbered: ClassVar[bool] = False
 
-    most: int = 16  # degrees from here on share a vector
+    most: int = 16  # larger degrees share the last vector
 
     def check(self) -> None:
         at_least(self, 1, "most")
@@ -99,15 +99,15 @@ class DegreeCentralityModule(InputPosition):
 class ShortestPathBias(
     HeadwisePosition, sees="all", called=("Graphormer", "spatial encoding", "graph distance bias", "graph transformer")
 ):
-    """One learned scalar a head and length of the shortest path from query to key, one more where there is none; with
-    `edge_kinds`, also the mean over the edges of that path of a scalar a head, kind of edge and place on the path
-    [Ying et al. 2021]. The input `graph_edges` has the graph."""
+    """One learned scalar per head and length of the shortest path from query to key, and one if there is no path. With
+    `edge_kinds`, also the mean, over the edges of that path, of a scalar per head, edge kind and number of the edge on
+    the path [Ying et al. 2021]. The graph is the input `graph_edges`."""
 
     reads_graph: ClassVar[bool] = True
     requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)
 
-    reach: int = 8  # longer paths count as none
-    edge_kinds: int = 0  # kinds of edges that are told apart along a path; 0: none
+    reach: int = 8  # longer paths count as no path
+    edge_kinds: int = 0  # number of edge kinds with scalars; 0: kinds are ignored
 
     def check(self) -> None:
         at_least(self, 1, "num_heads", "reach")
@@ -132,8 +132,8 @@ class ShortestPathBiasModule(AttentionPositionModule):
         reach = self.part.reach
         edges = ctx.once("graph edges", lambda: edges_of(ctx))
         apart = ctx.once(f"graph distances {reach}", lambda: distances(edges, reach))
-        found = self.table(apart)
+        bias = self.table(apart)
         if self.edges is not None:
             sums = path_sums(edges.clamp(max=self.part.edge_kinds), apart, self.edges)
-            found = found + sums / apart.clamp(min=1)[..., None]
-        return q, found.permute(0, 3, 1, 2).to(q.dtype).contiguous()
+            bias = bias + sums / apart.clamp(min=1)[..., None]
+        return q, bias.permute(0, 3, 1, 2).to(q.dtype).contiguous()

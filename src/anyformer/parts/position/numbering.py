@@ -1,6 +1,6 @@
-"""Which position each token of a text has, where the caller does not say.
+"""Positions of the tokens of a text, if the caller does not pass position_ids.
 
-B batch, S tokens of a row, T of this call.
+B batch, S tokens of a row, T tokens of this call.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from anyformer.specs.part import Part
 class Numbering(Part, sees="itself"):
     """How the tokens of a text are numbered."""
 
-    before: ClassVar[bool] = False  # whether what takes up no position has the row before the first
-    counts: ClassVar[bool] = False  # whether it has to remember which tokens took one up
+    before: ClassVar[bool] = False  # whether tokens that do not count have the row before the first position
+    counts: ClassVar[bool] = False  # whether it must remember which tokens counted
 
-    first: int = 0  # what a caller's position_ids call the first position (RoBERTa's 2)
+    first: int = 0  # the number of the first position in a caller's position_ids (RoBERTa: 2)
 
     def counted_tokens(self, x: Tensor, ids: Tensor | None) -> Tensor | None:
-        """(B, T) True where a token takes up a position; None where all do."""
+        """(B, T) True for tokens that count; None: all of them count."""
         return None
 
     def renumber(self, ctx: Context) -> Context:
-        """With other positions than the places give."""
+        """Return the context with the positions of this numbering."""
         return ctx
 
 
 class ByPlace(Numbering, sees="itself"):
-    """0, 1, 2, ... from where the text or the packed document begins, behind the pads on its left."""
+    """0, 1, 2, ... from the first token of the text or packed document, not counting pads before it."""
 
 
 class RealTokens(Numbering, sees="itself"):
-    """Counts only real tokens; pads have the row before the first (OPT)."""
+    """Counts only real tokens; pads have the row before the first position (OPT)."""
 
     before: ClassVar[bool] = True
 
@@ -47,13 +47,13 @@ class RealTokens(Numbering, sees="itself"):
 
 
 class WithoutToken(Numbering, sees="itself"):
-    """One token takes up no position, wherever it stands: RoBERTa's and FSMT's padding."""
+    """One token does not count, wherever it is: the padding token of RoBERTa and FSMT."""
 
     before: ClassVar[bool] = True
     counts: ClassVar[bool] = True
 
-    token: int
+    token: int  # its id
 
     def counted_tokens(self, x: Tensor, ids: Tensor | None) -> Tensor | None:
-        """Where vectors are given, each of them counts."""
+        """(B, T) True for all other tokens, and for all vectors of a call without ids."""
         return x.new_ones(x.shape[:2], dtype=torch.bool) if ids is None else ids != self.token

@@ -1,4 +1,4 @@
-"""Position schemes of speech models: relative sinusoids seen by every query, and a rotation before the projections.
+"""Position schemes of speech models: sinusoids of relative positions, and a rotation before the projections.
 
 B batch, T queries, S keys, H heads, K head width, D = H K.
 """
@@ -24,18 +24,18 @@ from anyformer.specs.part import Site
 
 class RelativeSinusoids(HeadwisePosition, sees="itself", called=("Transformer-XL",)):
     """Scores (q + u) k + (q + v) r, where r is a learned projection of the distance's sinusoids and u, v are learned
-    vectors a head [Dai et al. 2019]."""
+    vectors per head [Dai et al. 2019]."""
 
     base: float = 10000.0
-    width: int | None = None  # of the sinusoids; default: that of all heads together
-    dropout: float = 0.0  # of the sinusoids, the same ones in all layers
+    width: int | None = None  # width of the sinusoids; default: that of all heads together
+    dropout: float = 0.0  # on the sinusoids, the same in all layers
 
     def check(self) -> None:
         chance(self, "dropout")
 
     def build(self, site: Site) -> RelativeSinusoidsModule:
         if (self.width or self.num_heads * site.width) % 2:
-            raise ValueError(f"{site.address}: RelativeSinusoids need an even width")
+            raise ValueError(f"{site.address}: RelativeSinusoids needs an even width")
         return RelativeSinusoidsModule(self, site.width)
 
 
@@ -49,11 +49,11 @@ class RelativeSinusoidsModule(AttentionPositionModule):
         self.v = nn.Parameter(torch.empty(H, head_width))
 
     def table(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> Tensor:
-        """(R, D): sines and cosines in turn, of every distance from the last query to the first key down."""
+        """(R, D) interleaved sines and cosines of all distances, largest first."""
         return self.waves(distances(places, ctx), dtype)
 
     def waves(self, apart: Tensor, dtype: torch.dtype) -> Tensor:
-        """(R, D) of distances (R,)."""
+        """(R, D) interleaved sines and cosines of distances (R,)."""
         D = self.project.in_features
         steps = torch.arange(0, D, 2, device=apart.device).float()
         angle = apart.float()[:, None] * torch.exp(steps * (-math.log(self.part.base) / D))
@@ -64,19 +64,19 @@ class RelativeSinusoidsModule(AttentionPositionModule):
         table = ctx.once_for(places, self.key, lambda: self.table(places, ctx, q.dtype))
         scores = align_to_keys(self.scores(q, table, scale), places, ctx)
         if scores.device.type == "cuda":
-            scores = scores.contiguous()  # its kernels ask for aligned rows
+            scores = scores.contiguous()  # CUDA kernels need aligned rows
         return q + self.u[:, None], scores
 
     def scores(self, q: Tensor, table: Tensor, scale: float) -> Tensor:
         return self.distance_scores((q + self.v[:, None]) * scale, table)
 
     def distance_scores(self, q: Tensor, table: Tensor) -> Tensor:
-        """(B, H, T, R) of queries with the distances of a table (R, W)."""
+        """(B, H, T, R) scores of queries with the distances of a table (R, W)."""
         return torch.matmul(q, self.project(table).unflatten(-1, self.v.shape).permute(1, 2, 0))
 
     def bias_at(self, q: Tensor, distance: Tensor, most: int, scale: float, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Queries, and what is added to their scores (B, H, T, S) with keys at distances (1 or B, T, S) from 0 to
-        `most`, whatever those are counted in."""
+        """Return the queries and the bias (B, H, T, S) of their scores with keys at distances (1 or B, T, S) from 0 to
+        `most`, in any unit."""
         count = torch.arange(most + 1, device=q.device)
         table = ctx.once(f"{self.key} to {most}", lambda: self.waves(count, q.dtype))
         at = distance.clamp(0, most)[:, None].expand(q.shape[0], q.shape[1], -1, -1)
@@ -85,7 +85,7 @@ class RelativeSinusoidsModule(AttentionPositionModule):
 
 @dataclasses.dataclass(frozen=True)
 class Stride:
-    """How many keys stand between a query and the next, where keys are of a longer sequence."""
+    """The number of keys from one query to the next, if the keys belong to a longer sequence."""
 
     keys: int = 1
 
@@ -95,33 +95,33 @@ def stride_of(ctx: Context) -> int:
 
 
 def distances(places: Tensor, ctx: Context) -> Tensor:
-    """(R,) from the last query to the first of the keys at `places`, and down to the farthest key behind a query."""
+    """(R,) all distances from queries to the keys at `places`, from the last query to the first key downwards."""
     T, S = ctx.index.shape[-1], places.shape[-1]
-    anywhere = ctx.key_states is not None and ctx.index.dim() == 2  # queries beside the text, in no order
+    anywhere = ctx.key_states is not None and ctx.index.dim() == 2  # queries separate from the text, in any order
     count = (S if anywhere else stride_of(ctx) * (T - 1) + 1) + S - 1
     return farthest(places, ctx) - torch.arange(count, device=places.device)
 
 
 def farthest(places: Tensor, ctx: Context) -> Tensor:
-    """() how far the first of the keys at `places` stands before the last query, in the row where that is most."""
+    """() the largest distance from a row's last query back to the first of the keys at `places`, over all rows."""
     return (ctx.index.amax(-1, keepdim=True) - places.amin(-1, keepdim=True)).amax()
 
 
 def align_to_keys(scores: Tensor, places: Tensor, ctx: Context) -> Tensor:
-    """(B, H, T, R) scores by distance, the last query's of the first key first -> (B, H, T, S) of keys at `places`."""
+    """(B, H, T, R) scores by distance, largest first -> (B, H, T, S) scores of the keys at `places`."""
     index, keys = ctx.relative_positions()
     if index.dim() == keys.dim() == 1 and (ctx.state is None or ctx.state.capacity is None):
         return line_up(scores, places.shape[0], stride_of(ctx))
-    # pads stand between the past and these tokens, or queries anywhere, so that each row has its own distances, or keys
-    # stand in a ring
+    # each row has its own distances (pads between cached tokens and these, or queries in any order), or the keys are in
+    # a ring
     keys = places if keys.dim() == 1 else at_places(keys, places)
     column = farthest(places, ctx) + distance(index, keys)
     return scores.gather(-1, column.clamp(0, scores.shape[-1] - 1)[:, None].expand(*scores.shape[:3], -1))
 
 
 def line_up(scores: Tensor, num_keys: int, step: int = 1) -> Tensor:
-    """(B, H, T, R) -> (B, H, T, S): query i finds key j at column (T - 1 - i) step + j, where R = (T - 1) step + S.
-    Rows `step` shorter, begun (T - 1) step later, line the keys up."""
+    """(B, H, T, R) -> (B, H, T, S): key j of query i is in column (T - 1 - i) step + j, with R = (T - 1) step + S. Rows
+    that are `step` shorter and begin (T - 1) step later align the keys."""
     T, R = scores.shape[2:]
     if T == 1:
         return scores
@@ -129,25 +129,25 @@ def line_up(scores: Tensor, num_keys: int, step: int = 1) -> Tensor:
 
 
 class InputRope(Rope, sees="itself"):
-    """The rotation turns what queries and keys are projected from, head by head, instead of themselves (the Conformer
-    of wav2vec 2.0). The frequencies are saved with the model."""
+    """Rotates the input of the query and key projections, head by head, instead of queries and keys (the Conformer of
+    wav2vec 2.0). The frequencies are saved with the model."""
 
     def check(self) -> None:
         super().check()
         if self.scaling is not None or self.fraction != 1.0:
-            raise ValueError("InputRope turns whole heads at the saved frequencies: no scaling, fraction 1")
+            raise ValueError("InputRope takes no scaling and needs fraction=1")
 
     def build(self, site: Site) -> nn.Module:
         if site.width % 2:
-            raise ValueError(f"{site.address}: InputRope turns pairs of channels, and a head has {site.width}")
+            raise ValueError(f"{site.address}: InputRope rotates pairs of channels; head width {site.width} is odd")
         return InputRopeModule(self, site.width)
 
 
 class SavedFrequencies(ComputesTensors):
-    """(K / 2,) radians a position, kept in checkpoints, in fp32 whatever the model's dtype."""
+    """(K / 2,) radians per position, saved in checkpoints, in fp32 whatever the model's dtype."""
 
     silent = True
-    exact = ("value",)  # the loader does not round it
+    exact = ("value",)  # the loader keeps it in fp32
     value: Tensor
 
     def __init__(self, width: int, base: float) -> None:

@@ -1,4 +1,4 @@
-"""Rotary positions [Su et al. 2021], and how they are stretched beyond the length that a model was trained on.
+"""Rotary positions [Su et al. 2021], and their scaling to texts that are longer than those of training.
 
 B batch, T tokens, K head width.
 """
@@ -19,11 +19,11 @@ from anyformer.specs.part import Part, Site
 
 
 class RopeScaling(Part):
-    """How the rotary frequencies of a model are stretched beyond the length it was trained on."""
+    """How rotary frequencies are scaled for texts that are longer than those of training."""
 
 
 class LinearScaling(RopeScaling, sees="itself", called=("position interpolation",)):
-    """Positions divided by a factor [Chen et al. 2023]."""
+    """Divides positions by a factor [Chen et al. 2023]."""
 
     factor: float
 
@@ -32,8 +32,8 @@ class LinearScaling(RopeScaling, sees="itself", called=("position interpolation"
 
 
 class DynamicScaling(RopeScaling, sees="itself", called=("NTK",)):
-    """NTK-aware base that grows with the text once it is longer than `length`: there, as published, a token that comes
-    later changes the angles of all before it, in a model that writes too."""
+    """NTK-aware scaling: the base grows with the text if it is longer than `length`. As published, a later token then
+    changes the angles of all earlier ones, even in a decoder."""
 
     length_dependent: ClassVar[bool] = True
 
@@ -46,29 +46,29 @@ class DynamicScaling(RopeScaling, sees="itself", called=("NTK",)):
 
 
 class LongScaling(RopeScaling, sees="itself", called=("LongRoPE",)):
-    """Each frequency divided by a factor of its own [Ding et al. 2024], of the `long` ones once a text is longer than
-    `length`: there, as published, a token that comes later changes the angles of all before it."""
+    """Divides each frequency by its own factor [Ding et al. 2024], a `long` one if the text is longer than `length`. As
+    published, a later token then changes the angles of all earlier ones."""
 
     length_dependent: ClassVar[bool] = True
 
     short: tuple[float, ...]
     long: tuple[float, ...]
-    length: int  # trained on
-    factor: float = 1.0  # of that length, which warms the scores
-    attention_factor: float | None = None
+    length: int  # length of training texts
+    factor: float = 1.0  # extension of that length, from which attention_factor is computed
+    attention_factor: float | None = None  # multiplies queries and keys
 
     def check(self) -> None:
         positive(self, "factor")
         at_least(self, 2, "length")
         if not all(each > 0 for each in (*self.short, *self.long)):
-            raise ValueError("LongScaling: every factor of a frequency must be above 0")
+            raise ValueError("LongScaling.short and long must contain only numbers above 0")
 
 
 class ProportionalScaling(RopeScaling, sees="itself"):
-    """The fastest frequencies, a share of them, turn and the others stand still."""
+    """Rotates only a share of the channel pairs, those with the highest frequencies."""
 
     share: float = 1.0
-    factor: float = 1.0  # positions are divided by it
+    factor: float = 1.0  # divides positions
 
     def check(self) -> None:
         positive(self, "factor")
@@ -77,10 +77,10 @@ class ProportionalScaling(RopeScaling, sees="itself"):
 
 
 class YarnScaling(RopeScaling, sees="itself", called=("YaRN",)):
-    """Interpolates slow frequencies, keeps fast ones, and warms the scores [Peng et al. 2023]."""
+    """Interpolates low frequencies, keeps high ones, and scales the scores [Peng et al. 2023]."""
 
     factor: float
-    length: int  # trained on
+    length: int  # length of training texts
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
@@ -94,12 +94,12 @@ class YarnScaling(RopeScaling, sees="itself", called=("YaRN",)):
 
 
 class Llama3Scaling(RopeScaling, sees="itself"):
-    """Three bands: fast frequencies kept, slow ones divided, smooth between [Llama 3.1, 2024]."""
+    """Keeps high frequencies, divides low ones, and blends those between [Llama 3.1, 2024]."""
 
     factor: float
     low_frequency_factor: float
     high_frequency_factor: float
-    length: int  # trained on
+    length: int  # length of training texts
 
     def check(self) -> None:
         positive(self, "factor", "low_frequency_factor")
@@ -107,11 +107,11 @@ class Llama3Scaling(RopeScaling, sees="itself"):
 
 
 class Rope(AttentionPosition, sees="itself", called=("rotary", "RoFormer", "rotary position embedding")):
-    """Rotary positions [Su et al. 2021]: pairs of a head's channels turn by an angle that grows with the position."""
+    """Rotary positions [Su et al. 2021]: pairs of a head's channels rotate by an angle proportional to the position."""
 
     base: float = 10000.0
     interleaved: bool = False  # pairs are neighbours (GPT-J); otherwise channel i pairs with i + K/2 (NeoX, Llama)
-    fraction: float = 1.0  # of the head's channels that turn
+    fraction: float = 1.0  # share of the head's channels that rotate
     scaling: RopeScaling | None = None
 
     def check(self) -> None:
@@ -120,11 +120,11 @@ class Rope(AttentionPosition, sees="itself", called=("rotary", "RoFormer", "rota
             raise ValueError(f"Rope.fraction is {self.fraction}; it must be in (0, 1]")
 
     def build(self, site: Site) -> nn.Module:
-        width = int(site.width * self.fraction)  # an odd one is made even (GPT-NeoX), where the head has the room
+        width = int(site.width * self.fraction)  # rounded up to an even number (GPT-NeoX) if the head is wide enough
         if width < 1 or width + width % 2 > site.width or (width % 2 and isinstance(self.scaling, YarnScaling)):
-            raise ValueError(f"{site.address}: Rope turns pairs of channels, and {width} of {site.width} are to turn")
+            raise ValueError(f"{site.address}: Rope rotates pairs of channels, got {width} of {site.width} channels")
         if width < 3 and isinstance(self.scaling, DynamicScaling):
-            raise ValueError(f"{site.address}: DynamicScaling needs more than one pair of channels that turns")
+            raise ValueError(f"{site.address}: DynamicScaling needs at least two pairs of channels that rotate")
         if isinstance(self.scaling, LongScaling):
             for name in ("short", "long"):
                 if (given := len(getattr(self.scaling, name))) not in (1, (width + 1) // 2):
@@ -136,7 +136,7 @@ class RopeModule(AttentionPositionModule):
     def __init__(self, part: Rope, head_width: int) -> None:
         super().__init__()
         self.part, self.key = part, f"rope {part!r} {head_width}"
-        self.series = int(head_width * part.fraction)  # the frequencies fall over so many channels
+        self.series = int(head_width * part.fraction)  # channels that the frequencies are computed for
         self.width = self.series + self.series % 2
         self.frequency = Computed(lambda: frequencies(self.series, part.base, part.scaling))
         self.attention_factor = attention_factor(part.scaling)
@@ -152,8 +152,8 @@ class RopeModule(AttentionPositionModule):
         return ((angle.cos() * self.attention_factor).to(dtype), (angle.sin() * self.attention_factor).to(dtype))
 
     def pair_tables(self, ctx: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin of every channel, (1 or B, 1, T, width), found once for all layers: of a pair (a, b), b takes
-        part in the new a with -sin, and a in the new b with sin."""
+        """cos and sin per channel, (1 or B, 1, T, width), computed once for all layers. In a pair (a, b), b contributes
+        to the new a with -sin, and a to the new b with sin."""
 
         def make() -> tuple[Tensor, Tensor]:
             cos, sin = self.tables(ctx, dtype)
@@ -168,19 +168,19 @@ class RopeModule(AttentionPositionModule):
         return self.turn(q, cos, sin), self.turn(k, cos, sin)
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """a cos - b sin and b cos + a sin of each pair (a, b), `cos` and `sin` from `pair_tables`."""
-        turned, kept = (x, None) if self.width == x.shape[-1] else (x[..., : self.width], x[..., self.width :])
+        """Rotate each pair (a, b) to (a cos - b sin, b cos + a sin), with `cos` and `sin` from `pair_tables`."""
+        rotary, rest = (x, None) if self.width == x.shape[-1] else (x[..., : self.width], x[..., self.width :])
         if self.part.interleaved:
-            other = turned.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+            swapped = rotary.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         else:
-            a, b = turned.chunk(2, dim=-1)
-            other = torch.cat((b, a), dim=-1)
-        new = turned * cos + other * sin
-        return new if kept is None else torch.cat((new, kept), dim=-1)
+            a, b = rotary.chunk(2, dim=-1)
+            swapped = torch.cat((b, a), dim=-1)
+        new = rotary * cos + swapped * sin
+        return new if rest is None else torch.cat((new, rest), dim=-1)
 
 
 def frequencies(width: int, base: float, scaling: RopeScaling | None) -> Tensor:
-    """(width / 2,) radians a position, scaled; of LongScaling the short and the long ones, (2, width / 2)."""
+    """(width / 2,) radians per position, scaled; with LongScaling the short and the long ones, (2, width / 2)."""
     plain = 1.0 / (base ** (torch.arange(0, width, 2).float() / width))
     if isinstance(scaling, LinearScaling):
         return plain / scaling.factor
@@ -193,13 +193,13 @@ def frequencies(width: int, base: float, scaling: RopeScaling | None) -> Tensor:
         low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
         if high > low:
             blend = ((scaling.length / wavelength - low) / (high - low)).clamp(0, 1)  # 1: keep, 0: divide
-        else:  # no band between
+        else:  # there is no band between them
             blend = (wavelength <= scaling.length / low).float()
         return (1 - blend) * plain / scaling.factor + blend * plain
     if isinstance(scaling, YarnScaling):
 
         def channel(turns: float) -> float:
-            """The channel pair that turns that often over the trained length."""
+            """Return the channel pair that makes `turns` full turns over the length of training texts."""
             return width * math.log(scaling.length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
         low, high = channel(scaling.beta_fast), channel(scaling.beta_slow)
@@ -208,11 +208,11 @@ def frequencies(width: int, base: float, scaling: RopeScaling | None) -> Tensor:
         low, high = max(low, 0), min(high, width - 1)
         ramp = ((torch.arange(width // 2).float() - low) / (high - low or 1e-3)).clamp(0, 1)
         return plain / scaling.factor * ramp + plain * (1 - ramp)
-    return plain  # none, or dynamic before it outgrows its length
+    return plain  # no scaling, or dynamic scaling up to `length`
 
 
 def dynamic_frequencies(width: int, base: float, scaling: DynamicScaling, length: Tensor) -> Tensor:
-    """The base grows once the text is longer than the trained length; a tensor, so that nothing waits for it."""
+    """(width / 2,) frequencies for a text of `length` tokens, which is a tensor, so that nothing waits for the GPU."""
     longest = length.clamp(min=scaling.length).float()
     growth = scaling.factor * longest / scaling.length - (scaling.factor - 1)
     base_now = base * growth ** (width / (width - 2))
@@ -227,9 +227,9 @@ def attention_factor(scaling: RopeScaling | None) -> float:
     if isinstance(scaling, LongScaling):
         return math.sqrt(1 + math.log(scaling.factor) / math.log(scaling.length)) if scaling.factor > 1 else 1.0
 
-    def warm(mscale: float) -> float:
+    def temperature(mscale: float) -> float:
         return 0.1 * mscale * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
 
     if scaling.mscale and scaling.mscale_all_dim:
-        return warm(scaling.mscale) / warm(scaling.mscale_all_dim)
-    return warm(1.0)
+        return temperature(scaling.mscale) / temperature(scaling.mscale_all_dim)
+    return temperature(1.0)

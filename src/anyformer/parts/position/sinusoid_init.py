@@ -1,4 +1,4 @@
-"""A table that starts as sines and then learns."""
+"""Initialisation of learned tables with sinusoids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anyformer.parts.position.absolute import sinusoids
 
 
 class Sines(Initializer):
-    """Row n starts as the sines and cosines, in turn, of position n [Vaswani et al. 2017]."""
+    """Row n starts as the interleaved sines and cosines of position n [Vaswani et al. 2017]."""
 
     base: float = 10000.0
 

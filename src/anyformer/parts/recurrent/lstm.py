@@ -1,5 +1,5 @@
-"""The gated recurrent networks with which the lectures begin: the long short-term memory [Hochreiter and Schmidhuber
-1997] and the gated recurrent unit [Cho et al. 2014].
+"""Gated recurrent networks: the long short-term memory [Hochreiter and Schmidhuber 1997] and the gated recurrent unit
+[Cho et al. 2014].
 
 B rows, T tokens, D width, W width of the hidden state.
 """
@@ -24,25 +24,25 @@ from anyformer.specs.part import Site
 
 
 class Recurrent(Op, sees="past"):
-    """A recurrent network, from left to right: a token changes a hidden state, which is also what comes out."""
+    """A recurrent network: each token changes a hidden state, which is also the output."""
 
-    width: int | None = None  # W; default: D, and projected back to D where it is another
+    width: int | None = None  # W; default: D; a different width is projected back to D
 
     def check(self) -> None:
         at_least(self, 1, "width")
 
 
 class LSTM(Recurrent, sees="past", called=("long short-term memory", "RNN", "recurrent")):
-    """From left to right: what is kept of the cell, what is written to it and what is read from it are gates of the
-    token and of the hidden state before."""
+    """Three gates, computed from the token and the previous hidden state, decide what the cell keeps, what is written
+    to it and what is read from it."""
 
     def build(self, site: Site) -> nn.Module:
         return LSTMModule(self, site)
 
 
 class GRU(Recurrent, sees="past", called=("gated recurrent unit",)):
-    """From left to right: one gate mixes the state before with a candidate, another chooses what of the state the
-    candidate sees [Cho et al. 2014]. One state instead of the LSTM's two, three products instead of four."""
+    """One gate mixes the previous state with a candidate, another decides what the candidate sees of the state [Cho et
+    al. 2014]. It has one state instead of the LSTM's two, and three products instead of four."""
 
     def build(self, site: Site) -> nn.Module:
         return GRUModule(self, site)
@@ -55,12 +55,12 @@ class RecurrentModule(nn.Module):
     tapped: ClassVar[TapNames] = {"mixed": None}
     states: ClassVar[tuple[str, ...]]
     num_gates: ClassVar[int]
-    kernel: ClassVar[Callable[..., Any]]  # torch's, over all tokens
+    kernel: ClassVar[Callable[..., Any]]  # torch's function for all tokens
 
     def __init__(self, part: Recurrent, site: Site) -> None:
         super().__init__()
         self.address, self.width = site.address, part.width or site.width
-        self.gates = nn.Linear(site.width, self.num_gates * self.width)  # of the token, in torch's order
+        self.gates = nn.Linear(site.width, self.num_gates * self.width)  # gates from the token, in torch's order
         self.recurrent = self.make_recurrent()
         self.o = nn.Linear(self.width, site.width) if self.width != site.width else None
         start = Uniform(low=-(self.width**-0.5), high=self.width**-0.5)
@@ -80,8 +80,8 @@ class RecurrentModule(nn.Module):
         else:
             before = tuple(store.tensors[name].expand(x.shape[0], -1).to(x.dtype) for name in self.states)
         plain = type(self.gates) is type(self.recurrent) is nn.Linear  # neither adapted nor quantised
-        goes_on = rows.keep is None and (rows.real is None or store is None)  # pads at the end change no real token
-        fast = plain and goes_on and can_read_values() and not x.is_meta
+        unbroken = rows.keep is None and (rows.real is None or store is None)  # pads at the end change no real token
+        fast = plain and unbroken and can_read_values() and not x.is_meta
         y, last = self.all_at_once(x, before) if fast else self.steps(x, before, rows)
         if store is not None:
             for name, tensor in zip(self.states, last, strict=True):
@@ -90,17 +90,17 @@ class RecurrentModule(nn.Module):
         return rows.unpack(y if self.o is None else self.o(y))
 
     def all_at_once(self, x: Tensor, before: State) -> tuple[Tensor, State]:
-        """By torch's kernel, which takes one state as it is and two in a list."""
+        """Run torch's kernel, which takes a single state as a tensor and two states as a list."""
         bias = self.recurrent.bias
         bias = torch.zeros_like(self.gates.bias) if bias is None else bias
         weights = [self.gates.weight, self.recurrent.weight, self.gates.bias, bias]
         states = [each[None].contiguous() for each in before]
-        given = states if len(states) > 1 else states[0]
-        y, *last = type(self).kernel(x, given, weights, True, 1, 0.0, self.training, False, True)
+        initial = states if len(states) > 1 else states[0]
+        y, *last = type(self).kernel(x, initial, weights, True, 1, 0.0, self.training, False, True)
         return y, tuple(each[0] for each in last)
 
     def steps(self, x: Tensor, before: State, rows: PackedRows) -> tuple[Tensor, State]:
-        """One token after another: a new document begins with nothing, and a pad leaves all as it was."""
+        """Run token by token. A new document begins with a zero state, and a pad does not change the state."""
         state, outs, gates = before, [], self.gates(x)
         for t in range(x.shape[1]):
             if rows.keep is not None:
@@ -115,7 +115,7 @@ class RecurrentModule(nn.Module):
         return torch.stack(outs, dim=1), state
 
     def step(self, gates: Tensor, state: State) -> State:
-        """The state after a token, of which the gates are given (B, num_gates W)."""
+        """Return the state after a token with these gates (B, num_gates W)."""
         raise NotImplementedError
 
 

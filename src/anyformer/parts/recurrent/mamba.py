@@ -1,6 +1,6 @@
-"""Selective state spaces: a recurrence whose memory and forgetting depend on the token [Gu and Dao 2023].
+"""Selective state spaces: a recurrence in which writing and decay depend on the token [Gu and Dao 2023].
 
-B rows, T tokens, D width, I inner width, N states a channel, R rank of the time step, K taps of the convolution.
+B rows, T tokens, D width, I inner width, N states per channel, R rank of the time step, K size of the convolution.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from anyformer.specs.part import Site
 
 
 class Rates(Initializer, called=("S4D",)):
-    """A = -1, -2, ..., -N along the last dimension, kept as a logarithm: the real S4D [Gu et al. 2022]."""
+    """A = -1, -2, ..., -N along the last dimension, stored as a logarithm: the real S4D [Gu et al. 2022]."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
         tensor.copy_(torch.arange(1, tensor.shape[-1] + 1, device=tensor.device).log().expand_as(tensor))
 
 
 class StepWeight(Initializer):
-    """Up to scale / sqrt(R): uniform around 0, or that value everywhere."""
+    """Uniform between -b and b, or b everywhere, where b = scale / sqrt(R)."""
 
     scale: float = 1.0
     scheme: Literal["random", "constant"] = "random"
@@ -55,7 +55,7 @@ class StepWeight(Initializer):
 
 
 class StepBias(Initializer):
-    """softplus(bias), the time step of a token that chooses nothing, is log-uniform between `low` and `high`."""
+    """softplus(bias), the time step for an input of 0, is log-uniform between `low` and `high`."""
 
     low: float = 0.001
     high: float = 0.1
@@ -76,15 +76,15 @@ class StepBias(Initializer):
 class SelectiveState(
     Op, sees="past", called=("Mamba", "S6", "SSM", "state space", "selective scan", "state space model")
 ):
-    """Mamba's mixer: a short causal convolution, the selective scan, and a gate. A token chooses its time step (how
-    much of the past is forgotten and how much of itself is written), what it writes (B) and what it reads (C)."""
+    """Mamba's mixer: a short causal convolution, the selective scan, and a gate. Each token determines its time step
+    (how much the past decays and how much the token writes), what it writes (B) and what it reads (C)."""
 
-    width: int  # I
-    states: int = 16
-    taps: int = 4
-    rank: int | None = None  # of the time step; default: D / 16, rounded up
+    width: int  # I, inner width
+    states: int = 16  # N, states per channel
+    taps: int = 4  # K, size of the convolution
+    rank: int | None = None  # R, rank of the time step; default: D / 16, rounded up
     activation: Activation = "silu"  # after the convolution; the gate is always silu
-    bias: bool = False  # of the projections in and out
+    bias: bool = False  # bias of the input and output projections
     conv_bias: bool = True
     step_start: StepWeight = StepWeight()
     bias_start: StepBias = StepBias()
@@ -97,7 +97,7 @@ class SelectiveState(
 
 
 class ConvolvingModule(nn.Module):
-    """A short causal convolution before a recurrence, and the window of it that is remembered."""
+    """A mixer with a short causal convolution before its recurrence, and a cached window for it."""
 
     tapped: ClassVar[TapNames] = {"conv": None, "mixed": None}
     begins: ClassVar[dict[str, Any]] = {
@@ -112,9 +112,9 @@ class ConvolvingModule(nn.Module):
     activation: Callable[[Tensor], Tensor]
 
     def convolve(self, x: Tensor, rows: PackedRows, store: Store | None, ctx: Context) -> Tensor:
-        """(B, T, I): each channel with the K - 1 real tokens of its document before it, 0 at pads."""
+        """Convolve each channel (B, T, I) over a token and K - 1 real tokens before it in its document; 0 at pads."""
         K, bias, past = self.part.taps, self.conv.bias, None
-        if store is not None and K > 1:  # the last K - 1 tokens before, then these
+        if store is not None and K > 1:  # K - 1 cached tokens, then these tokens
             past = x = torch.cat((store.tensors["window"].expand(x.shape[0], -1, -1).to(x.dtype), x), dim=1)
         if rows.age is None:
             y = depthwise(x, self.conv.weight, bias, (0 if past is not None else K - 1, 0))
@@ -122,7 +122,7 @@ class ConvolvingModule(nn.Module):
             x = x if past is not None else F.pad(x, (0, 0, K - 1, 0))
             T, taps = rows.age.shape[1], self.conv.weight[:, 0].unbind(-1)
             y = x[:, K - 1 :] * taps[-1]
-            for back in range(1, K):  # what lies in another document is not seen
+            for back in range(1, K):  # tokens of other documents count as 0
                 near = (rows.age >= back)[..., None].to(x.dtype)
                 y = torch.addcmul(y, x[:, K - 1 - back : K - 1 - back + T] * near, taps[-1 - back])
             y = y if bias is None else y + bias
@@ -142,10 +142,10 @@ class SelectiveStateModule(ConvolvingModule):
         self.up = nn.Linear(site.width, I, bias=part.bias)
         self.gate = nn.Linear(site.width, I, bias=part.bias)
         self.conv = nn.Conv1d(I, I, part.taps, groups=I, bias=part.conv_bias)
-        self.select = nn.Linear(I, self.rank + 2 * N, bias=False)  # what a token chooses: step, B, C
+        self.select = nn.Linear(I, self.rank + 2 * N, bias=False)  # time step, B and C of each token
         self.step = nn.Linear(self.rank, I, bias=False)
         self.step_bias = nn.Parameter(torch.empty(I))
-        self.rate = nn.Parameter(torch.empty(I, N))  # A = -exp(rate): each state forgets at its own pace
+        self.rate = nn.Parameter(torch.empty(I, N))  # A = -exp(rate): each state decays at its own rate
         self.skip = nn.Parameter(torch.empty(I))
         self.down = nn.Linear(I, site.width, bias=part.bias)
         self.activation = ACTIVATIONS[part.activation]
@@ -160,40 +160,40 @@ class SelectiveStateModule(ConvolvingModule):
         x, store = rows.pack(x), ctx.store(self.address)
         gate, x = self.gate(x), self.convolve(self.up(x), rows, store, ctx)
         step, b, c = self.select(x).split((self.rank, self.part.states, self.part.states), dim=-1)
-        # from here to the gate in fp32, whatever the model is
+        # fp32 up to the gate, whatever the model's dtype
         dt = F.softplus(self.step(step).float() + self.step_bias.float())
         if rows.real is not None:
-            dt = dt * rows.real  # no time passes at a pad: nothing is forgotten or written
+            dt = dt * rows.real  # no time passes at a pad: the state does not change
         A = -torch.exp(self.rate.float()).t().contiguous()
         state = None if store is None else store.tensors["state"].expand(x.shape[0], -1, -1)
-        wide, b, c = x.float(), b.float(), c.float()
+        x32, b, c = x.float(), b.float(), c.float()
         if x.shape[1] == 1 and state is not None:
-            y, last = scan_step(wide[:, 0], dt[:, 0], A, b[:, 0], c[:, 0], state)
+            y, last = scan_step(x32[:, 0], dt[:, 0], A, b[:, 0], c[:, 0], state)
             y = y[:, None]
         else:
-            y, last = scan(wide, dt, A, b, c, state=state, keep=rows.keep)
+            y, last = scan(x32, dt, A, b, c, state=state, keep=rows.keep)
         if store is not None:
             store.replace("state", last)
-        y = torch.addcmul(y, wide, self.skip.float()) * F.silu(gate)
+        y = torch.addcmul(y, x32, self.skip.float()) * F.silu(gate)
         return rows.unpack(self.down(ctx.tap(self.address, "mixed", y.to(x.dtype))))
 
 
-# -- where tokens follow each other -----------------------------------------------------------------------------------
+# -- rows without pads between tokens ----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
 class PackedRows:
-    """A batch as a recurrence reads it: real tokens first, pads behind them, so that no pad stands between two."""
+    """A batch as a recurrence reads it: real tokens first, then pads, so that no pad is between two tokens."""
 
-    real: Tensor | None = None  # (B, T, 1) 1 at real tokens, once packed
-    order: Tensor | None = None  # (B, T) where each packed token stood
-    back: Tensor | None = None  # (B, T) where each token is packed to
-    age: Tensor | None = None  # (B, T) real tokens of its document before it; past all taps in the first, which goes on
-    keep: Tensor | None = None  # (B, T) 0 where a new document begins
+    real: Tensor | None = None  # (B, T, 1) 1 for real tokens, in packed order
+    order: Tensor | None = None  # (B, T) row index of each packed token
+    back: Tensor | None = None  # (B, T) packed index of each token
+    age: Tensor | None = None  # (B, T) real tokens of its document before it; very large in the first, which continues
+    keep: Tensor | None = None  # (B, T) 0 at the first token of a new document, otherwise 1
 
     @classmethod
     def from_context(cls, ctx: Context) -> PackedRows:
-        """Of the batch that is read, worked out once for all layers."""
+        """Return the rows of this batch, computed once for all layers."""
         return ctx.once("rows", lambda: cls._read(ctx))
 
     @classmethod
@@ -208,9 +208,9 @@ class PackedRows:
                 rows.real = rows.pack(rows.real)
                 documents = None if documents is None else documents.gather(1, rows.order)
         if documents is not None:
-            new = F.pad(begins(documents)[:, 1:], (1, 0))  # the first goes on with what was before
+            new = F.pad(begins(documents)[:, 1:], (1, 0))  # the first document may continue a cached one
             if rows.real is not None:
-                new = new & rows.real[..., 0].bool()  # a pad begins nothing
+                new = new & rows.real[..., 0].bool()  # a pad begins no document
             rows.keep = (~new).float()
             index = torch.arange(documents.shape[1], device=documents.device)
             first = torch.where(new, index, -1).cummax(1).values
@@ -218,14 +218,14 @@ class PackedRows:
         return rows
 
     def pack(self, x: Tensor) -> Tensor:
-        """(B, T, D), real tokens first."""
+        """Move the real tokens of x (B, T, D) to the front."""
         return x if self.order is None else x.gather(1, self.order[..., None].expand_as(x))
 
     def unpack(self, x: Tensor) -> Tensor:
         return x if self.back is None else x.gather(1, self.back[..., None].expand_as(x))
 
     def last_tokens(self, x: Tensor, count: int) -> Tensor:
-        """The last `count` real tokens of x (B, count + T, I), 0 where they belong to an earlier document."""
+        """Return the last `count` real tokens of x (B, count + T, I); 0 for tokens of an earlier document."""
         T = x.shape[1] - count
         if self.real is None:
             end = torch.full((x.shape[0],), T, device=x.device)

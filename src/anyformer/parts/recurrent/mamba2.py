@@ -1,6 +1,6 @@
-"""Mamba-2's mixer [Dao and Gu 2024]: heads that share what is written and read, each forgetting at one pace.
+"""Mamba-2's mixer [Dao and Gu 2024]: heads that share what a token writes and reads; each head has one decay rate.
 
-B rows, T tokens, D width, H heads of P channels (I = H P) in G groups, N states a channel, K taps of the convolution.
+B rows, T tokens, D width, H heads of P channels (I = H P) in G groups, N states per channel, K size of the convolution.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from anyformer.specs.part import Site
 
 
 class DualState(Op, sees="past", called=("Mamba-2", "SSD", "state space duality")):
-    """A short causal convolution, the recurrence, and a norm behind a gate."""
+    """Mamba-2's mixer: a short causal convolution, the recurrence, a gate and a norm."""
 
     num_heads: int
     head_width: int = 64
-    groups: int = 1  # of heads that share what a token writes (b) and reads (c)
-    states: int = 128
-    taps: int = 4
+    groups: int = 1  # groups of heads that share what a token writes (b) and reads (c)
+    states: int = 128  # N, states per channel
+    taps: int = 4  # K, size of the convolution
     activation: Activation = "silu"  # after the convolution; the gate is always silu
-    bias: bool = False  # of the projections in and out
+    bias: bool = False  # bias of the input and output projections
     conv_bias: bool = True
-    step_low: float = 0.0  # the time step is kept between these
-    step_high: float | None = None
+    step_low: float = 0.0  # lower bound of the time step
+    step_high: float | None = None  # upper bound of the time step
     norm: Norm = RMSNorm(eps=1e-5)
     bias_start: StepBias = StepBias()
 
@@ -75,13 +75,13 @@ class DualStateModule(ConvolvingModule):
         part, x, store = self.part, rows.pack(x), ctx.store(self.address)
         gate, step, dtype = self.gate(x), self.step(x), x.dtype
         mixed = self.convolve(self.up(x), rows, store, ctx)
-        # from here to the norm in fp32, whatever the model is
+        # fp32 up to the norm, whatever the model's dtype
         x, b, c = mixed.float().split(self.sizes, dim=-1)
         x = x.unflatten(-1, (part.num_heads, -1))
         b, c = (t.unflatten(-1, (part.groups, -1)) for t in (b, c))
         dt = F.softplus(step.float() + self.step_bias.float()).clamp(part.step_low, part.step_high)
         if rows.real is not None:
-            dt = dt * rows.real  # no time passes at a pad: nothing is forgotten or written
+            dt = dt * rows.real  # no time passes at a pad: the state does not change
         A = -torch.exp(self.rate.float())
         state = None if store is None else store.tensors["state"].expand(x.shape[0], -1, -1, -1)
         if x.shape[1] == 1 and state is not None:

@@ -1,5 +1,5 @@
-"""RWKV-4's two mixers [Peng et al. 2023]: each token is blended with the one before it; the time mix then averages over
-the whole past, the channel mix is a gated feed-forward.
+"""RWKV-4's two mixers [Peng et al. 2023]: both blend each token with the previous one; then the time mix averages over
+the whole past, and the channel mix is a gated feed-forward.
 
 B rows, T tokens, D width, A width of the average, F inner width.
 """
@@ -26,7 +26,7 @@ from anyformer.specs.part import Site
 
 
 class TimeMix(Op, sees="past", called=("RWKV", "WKV", "time mixing")):
-    """Attention's peer: an average of the past, weighted by keys that fade by a rate of each channel, behind a gate."""
+    """RWKV's attention: a gated average of the past, weighted by keys that decay at one rate per channel."""
 
     width: int | None = None  # A; default: D
     halve_every: int = 0  # see `Halved`
@@ -40,10 +40,10 @@ class TimeMix(Op, sees="past", called=("RWKV", "WKV", "time mixing")):
 
 
 class ChannelMix(Op, sees="past", called=("RWKV feed-forward", "channel mixing")):
-    """The feed-forward's peer: gate * down(relu(up)^2)."""
+    """RWKV's feed-forward: gate * down(relu(up)^2)."""
 
     width: int  # F
-    halve_every: int = 0
+    halve_every: int = 0  # see `Halved`
 
     def check(self) -> None:
         at_least(self, 1, "width")
@@ -54,10 +54,10 @@ class ChannelMix(Op, sees="past", called=("RWKV feed-forward", "channel mixing")
 
 
 class Halved(Residual, sees="itself"):
-    """x + branch, and half of that after every so many layers, only in evaluation: fp16 overflows later.
-    The branches of later layers, which would weigh more, are made smaller by their own `halve_every`."""
+    """x + branch, halved in every `every`-th layer, only in evaluation, so that fp16 does not overflow. The branches of
+    later layers, which would otherwise weigh more, are scaled down by their own `halve_every`."""
 
-    every: int
+    every: int  # layers
 
     def check(self) -> None:
         at_least(self, 1, "every")
@@ -77,7 +77,7 @@ class HalvedModule(nn.Module):
 
 
 class ShiftModule(nn.Module):
-    """What both mixers share: the token before, and the blends of it and the token that projections read."""
+    """Base class of both mixers: it blends each token with the previous one for the projections."""
 
     def __init__(self, part: Any, site: Site, *blends: str) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class ShiftModule(nn.Module):
         return PerRow({"last": (1, self.width)})
 
     def blends(self, x: Tensor, rows: PackedRows, store: Store | None) -> list[Tensor]:
-        """(B, T, D) a name: of each a share (D,) is the token itself, the rest the one before it in its document."""
+        """One blend (B, T, D) per name: a share (D,) of the token, the rest of the previous token of its document."""
         past = x.new_zeros(()) if store is None else store.tensors["last"].to(x.dtype)
         whole = torch.cat((past.expand(x.shape[0], 1, -1 if past.dim() else x.shape[2]), x), dim=1)
         before = whole[:, :-1]
@@ -102,12 +102,12 @@ class ShiftModule(nn.Module):
         return [torch.lerp(before, x, self.get_parameter(name)) for name in self.names]
 
     def shrink(self, x: Tensor) -> Tensor:
-        """Before the projection out, so that this does not overflow either."""
+        """Scale x before the output projection, so that the projection does not overflow either."""
         return x if self.training or self.share == 1.0 else x * self.share
 
 
 class TimeMixModule(ShiftModule):
-    tapped: ClassVar[TapNames] = {"k": None, "v": None, "mixed": None, "out": "attentions"}  # the last as published
+    tapped: ClassVar[TapNames] = {"k": None, "v": None, "mixed": None, "out": "attentions"}  # `out` as published
 
     def __init__(self, part: TimeMix, site: Site) -> None:
         super().__init__(part, site, "mix_k", "mix_v", "mix_gate")
@@ -117,12 +117,12 @@ class TimeMixModule(ShiftModule):
         self.v = nn.Linear(D, A, bias=False)
         self.gate = nn.Linear(D, A, bias=False)
         self.o = nn.Linear(A, D, bias=False)
-        self.decay = nn.Parameter(torch.empty(A))  # a weight fades by e^-e^decay a token
-        self.bonus = nn.Parameter(torch.empty(A))  # of the token itself
+        self.decay = nn.Parameter(torch.empty(A))  # a weight decays by e^-e^decay per token
+        self.bonus = nn.Parameter(torch.empty(A))  # added to the key of the token itself
         first, last = site.layer / max(site.depth - 1, 1), 1 - site.layer / site.depth
         self.starts = {
             "decay": Ramp(low=-5.0, rise=8.0, power=0.7 + 1.3 * first, closed=True),
-            "bonus": Value(value=1.0),  # as the published class has it; the paper: log 0.3 and a zigzag
+            "bonus": Value(value=1.0),  # as in the published class; in the paper: log 0.3 and a zigzag
             "mix_k": Ramp(power=last),
             "mix_v": Ramp(low=0.3 * first, power=last),
             "mix_gate": Ramp(power=0.5 * last),
@@ -172,8 +172,8 @@ class ChannelMixModule(ShiftModule):
 
 
 def ages(rows: PackedRows, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """(1 or B, 1 + T) real tokens since the state before and since each token, and whether that still counts: pads do
-    not, nor does what stands before the last document."""
+    """(1 or B, 1 + T) the number of real tokens since the previous state and since each token, and which of them count:
+    not pads, and nothing before the last document."""
     real = x.new_ones(1, x.shape[1], dtype=torch.float32) if rows.real is None else rows.real[..., 0]
     count = real.flip(1).cumsum(1).flip(1)
     age = torch.cat((count[:, :1], count - 1), dim=1).clamp(min=0)
@@ -189,7 +189,7 @@ def ages(rows: PackedRows, x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 class Ramp(Initializer):
-    """low + rise * (i / n)^power for place i of n; `closed`: the last place is at 1, not just before."""
+    """low + rise * (i / n)^power for index i of n; if `closed`, (i / (n - 1))^power, which ends at 1."""
 
     low: float = 0.0
     rise: float = 1.0
@@ -202,12 +202,12 @@ class Ramp(Initializer):
 
 
 class Orthogonal(Initializer):
-    """Orthogonal rows or columns [Saxe et al. 2014], larger by the square root of how much wider the output is."""
+    """Orthogonal rows or columns [Saxe et al. 2014], times gain * sqrt(max(1, outputs / inputs))."""
 
     gain: float = 1.0
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
         rows, columns = tensor.shape
-        whole = torch.empty(rows, columns, device=tensor.device)  # there is no decomposition in half precision
+        whole = torch.empty(rows, columns, device=tensor.device)  # QR decomposition needs fp32
         gain = self.gain * math.sqrt(max(1.0, rows / columns))
         tensor.copy_(nn.init.orthogonal_(whole, gain, generator=generator))

@@ -1,11 +1,11 @@
-"""Structured state spaces: a linear recurrence that is the same at every token, and so also a convolution
+"""Structured state spaces: a linear recurrence that is the same for every token, and therefore also a convolution
 [Gu et al. 2021], with a diagonal state matrix [Gu et al. 2022].
 
-    h'(t) = A h(t) + B x(t),   y(t) = C h(t)                      in continuous time, of each channel
-    h[t] = exp(dt A) h[t-1] + (exp(dt A) - 1) / A B x[t]          while x holds still for a step dt (zero-order hold)
+    h'(t) = A h(t) + B x(t),   y(t) = C h(t)                      in continuous time, per channel
+    h[t] = exp(dt A) h[t-1] + (exp(dt A) - 1) / A B x[t]          for constant x during a step dt (zero-order hold)
     y[t] = sum over l of K[l] x[t - l],   K[l] = C exp(dt A)^l (exp(dt A) - 1) / A B
 
-B rows, T tokens, D width = channels, N complex states a channel, each for itself and its conjugate.
+B rows, T tokens, D width = channels, N complex states per channel, each for itself and its conjugate.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from anyformer.specs.part import Site
 
 
 def hippo(states: int) -> tuple[Tensor, Tensor]:
-    """Frequencies and the sizes of B in the basis in which HiPPO's matrix is diagonal, of its `states` // 2 positive
-    frequencies. HiPPO-LegS keeps the past as coefficients of Legendre polynomials; without a term of rank one it is
-    -1/2 + a skew matrix [Gu et al. 2020; 2022], so that its eigenvalues are -1/2 + i frequency."""
+    """Return the `states` // 2 positive frequencies of HiPPO's matrix, and the magnitudes of B for them, in the basis
+    in which it is diagonal. HiPPO-LegS stores the past as coefficients of Legendre polynomials; without a rank-one term
+    it is -1/2 + a skew matrix [Gu et al. 2020; 2022], so its eigenvalues are -1/2 + i frequency."""
     n = torch.arange(states, dtype=torch.float64)
     skew = torch.tril(torch.sqrt((n[:, None] + 0.5) * (n + 0.5)), -1)
     frequencies, vectors = torch.linalg.eigh(1j * (skew - skew.T))
@@ -50,7 +50,7 @@ class Frequencies(Initializer, called=("S4D-LegS", "HiPPO")):
 
 
 class ReadStates(Initializer):
-    """C B of each state: HiPPO's B, read by a complex C of random normal numbers."""
+    """C B of each state: HiPPO's B times a complex C of normal random numbers."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
         tensor.normal_(0.0, math.sqrt(0.5), generator=generator)
@@ -58,7 +58,7 @@ class ReadStates(Initializer):
 
 
 class LogUniform(Initializer):
-    """The logarithm of numbers between `low` and `high`, each size as likely as another."""
+    """The logarithm of numbers that are log-uniform between `low` and `high`."""
 
     low: float
     high: float
@@ -74,22 +74,22 @@ class LogUniform(Initializer):
 
 
 class S4(Op, sees="past", called=("S4D", "structured state space", "HiPPO")):
-    """A state space that is the same at every token: trained as one long convolution by Fourier transforms, decoded as
-    a recurrence with a state of fixed size. What is remembered does not depend on the token, unlike Mamba's."""
+    """A state space that is the same for every token: trained as one long convolution by Fourier transforms, decoded as
+    a recurrence with a state of fixed size. Unlike in Mamba, what it keeps does not depend on the token."""
 
-    states: int = 64  # 2 N: complex, in conjugate pairs
-    activation: Activation = "gelu"  # of what is read from the states
-    gated: bool = True  # the output is a gated linear unit; otherwise a linear layer
-    step_low: float = 0.001  # the steps dt of the channels begin between these: a state lasts about 1 / dt tokens
-    step_high: float = 0.1
+    states: int = 64  # 2 N: complex states in conjugate pairs
+    activation: Activation = "gelu"  # applied to the output of the states
+    gated: bool = True  # the output layer is a gated linear unit instead of a linear layer
+    step_low: float = 0.001  # lowest initial step dt of a channel; a state lasts about 1 / dt tokens
+    step_high: float = 0.1  # highest initial step
 
     def check(self) -> None:
         at_least(self, 2, "states")
         positive(self, "step_low", "step_high")
         if self.step_low > self.step_high:
-            raise ValueError(f"S4.step_low is {self.step_low}, above step_high {self.step_high}")
+            raise ValueError(f"S4.step_low is {self.step_low}; it must be at most step_high, {self.step_high}")
         if self.states % 2:
-            raise ValueError(f"states are pairs of conjugate numbers, so an even number, not {self.states}")
+            raise ValueError(f"S4.states is {self.states}; it must be even, because states are conjugate pairs")
 
     def build(self, site: Site) -> nn.Module:
         return S4Module(self, site)
@@ -105,7 +105,7 @@ class S4Module(nn.Module):
         self.step = nn.Parameter(torch.empty(D))  # log dt
         self.rate = nn.Parameter(torch.empty(D, self.num_states))  # the real part of A is -exp(rate)
         self.frequency = nn.Parameter(torch.empty(D, self.num_states))  # the imaginary part
-        self.read = nn.Parameter(torch.empty(D, self.num_states, 2))  # C B, which are only ever multiplied
+        self.read = nn.Parameter(torch.empty(D, self.num_states, 2))  # C B; only their product matters
         self.skip = nn.Parameter(torch.empty(D))
         self.o = nn.Linear(D, 2 * D if part.gated else D)
         self.starts: dict[str, Any] = {
@@ -119,22 +119,22 @@ class S4Module(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         rows, store = PackedRows.from_context(ctx), ctx.store(self.address)
         x = rows.pack(x)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # until the activation, whatever the model is
-        wide = wide if rows.real is None else wide * rows.real.to(wide.dtype)
-        real, pace, c, state = None if rows.real is None else rows.real[..., 0], *self.system(wide.dtype), None
+        x32 = x.to(torch.promote_types(x.dtype, torch.float32))  # up to the activation
+        x32 = x32 if rows.real is None else x32 * rows.real.to(x32.dtype)
+        real, pace, c, state = None if rows.real is None else rows.real[..., 0], *self.system(x32.dtype), None
         if store is not None:
-            state = torch.view_as_complex(store.tensors["state"].expand(x.shape[0], -1, -1, -1).to(wide.dtype))
-        given = wide, pace, c, state, rows.keep, real
+            state = torch.view_as_complex(store.tensors["state"].expand(x.shape[0], -1, -1, -1).to(x32.dtype))
+        arguments = x32, pace, c, state, rows.keep, real
         one = x.shape[1] == 1 and store is not None
-        y, last = s4_by_steps(*given) if one else s4(*given, last=store is not None)
+        y, last = s4_by_steps(*arguments) if one else s4(*arguments, last=store is not None)
         if store is not None and last is not None:
             store.replace("state", torch.view_as_real(last))
-        y = self.activation(torch.addcmul(y, wide, self.skip.to(wide.dtype))).to(x.dtype)
+        y = self.activation(torch.addcmul(y, x32, self.skip.to(x32.dtype))).to(x.dtype)
         y = self.o(ctx.tap(self.address, "mixed", y))
         return rows.unpack(F.glu(y, dim=-1) if self.gated else y)
 
     def system(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """dt A, in fp64, and C (exp(dt A) - 1) / A B of each channel and state, (D, N)."""
+        """Return dt A in fp64, and C (exp(dt A) - 1) / A B, of each channel and state (D, N)."""
         A = torch.complex(-torch.exp(self.rate.double()), self.frequency.double())
         pace = A * torch.exp(self.step.double())[:, None]
         c = torch.view_as_complex(self.read.double().contiguous()) * (torch.exp(pace) - 1) / A
