@@ -130,7 +130,7 @@ CALLS: list[tuple[str, dict[str, Any], str]] = [
     ("writer", {"past_key_values": ()}, "past_key_values.*state, got a tuple"),
     ("pair", {"encoder_outputs": 3}, "encoder_outputs are what an encoder returned, .* got 3"),
     # labels, for every head
-    ("writer", {"labels": ids + V}, r"labels: .* is outside 0 to 49; -100 asks for nothing"),
+    ("writer", {"labels": ids + V}, r"labels: .* is outside 0 to 49; use -100 for no label"),
     ("writer", {"labels": full(2, T, value=-1)}, "labels: -1 is outside 0 to 49"),
     ("writer", {"labels": ids.float()}, "labels.*integers.* got torch.float32"),
     ("writer", {"labels": ids[:, 1:]}, r"labels.*shape \(2, 6\).*got \(2, 5\)"),
@@ -158,7 +158,7 @@ CALLS: list[tuple[str, dict[str, Any], str]] = [
     ("span", {"start_positions": full(3)}, r"start_positions.*shape \(2,\) or \(2, 1\).*got \(3,\)"),
     ("span", {"end_positions": full(2).float()}, "end_positions.*integers"),
     ("replaced", {"labels": full(2)}, r"labels.*shape \(2, 6\).*got \(2,\)"),
-    ("letters", {"labels": full(2, 3, value=23)}, "label 23 is outside the alphabet of 23"),
+    ("letters", {"labels": full(2, 3, value=23)}, "labels: 23 is outside the alphabet of 23"),
     ("letters", {"labels": full(3, 3)}, r"labels.*shape \(2, 3\).*got \(3, 3\)"),
     ("letters", {"labels": full(2, 3).float()}, "labels.*integers"),
     ("letters", {"labels": full(5)}, "labels.*shape"),
