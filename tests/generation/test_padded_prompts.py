@@ -153,7 +153,7 @@ def test_what_a_mask_says_of_a_past_that_was_moved() -> None:
     prompts.go_on(joined, 0, 2, attention_mask=torch.cat((mixed, mixed.new_ones(len(mixed), 2)), dim=1))
     other = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=1).long()
     other[0, 0] = 0
-    with pytest.raises(ValueError, match="^attention_mask hides other tokens of the past .* the new ones alone$"):
+    with pytest.raises(ValueError, match="^attention_mask differs from the cached mask .* only that of new tokens$"):
         prompts.go_on(state, 0, 1, attention_mask=other)
 
 
@@ -194,7 +194,7 @@ def test_a_static_state_takes_no_pads_behind_a_prompt() -> None:
     prompts, state = Prompts(model), model.new_state(len(LENGTHS), capacity=24)
     ids, mask = torch.ones(3, WIDEST, dtype=torch.long), torch.ones(3, 24, dtype=torch.long)
     mask[1, 4:WIDEST] = 0
-    with pytest.raises(ValueError, match="^attention_mask: a row ends in pads, .* pad on the left$"):
+    with pytest.raises(ValueError, match="^attention_mask: a row ends in padding, .* pad on the left$"):
         model(input_ids=ids, attention_mask=mask, past_key_values=state)
     grown = model.new_state()
     prompts.read("right", grown)

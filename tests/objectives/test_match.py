@@ -144,7 +144,7 @@ def test_mistakes(pairs: Beside, tmp_path: Path) -> None:
         model(input_ids=ids)
     with pytest.raises(ValueError, match="give input_ids too, or ask model.image alone"):
         model(pixel_values=pixels)
-    with pytest.raises(ValueError, match="a text for each image, got 2 and 1"):
+    with pytest.raises(ValueError, match="one text per image, got 2 texts and 1 images"):
         model(input_ids=ids.expand(2, 3), pixel_values=pixels, return_loss=True)
     with pytest.raises(ValueError, match="image.head: two towers compare vectors"):
         spec().replace(image=spec().image.replace(head=None))

@@ -211,7 +211,7 @@ def test_packed_documents_are_refused(op: Any) -> None:
     (lambda: model(LUNA, order=(0, 1, 2, 0)), r"^Stack\.order: .* set handed_on=False"),
     (lambda: Windows(mixer=LUNA, size=2), r"^Windows\.mixer: .* set handed_on=False"),
     (lambda: Windows(mixer=INDUCED, size=2, shift=1), r"^Windows\.mixer: InducedAttention .* Attention tells them"),
-    (lambda: Pool(take="seeds"), r"^Pool\.seeds is None and take 'seeds'"),
+    (lambda: Pool(take="seeds"), r"^Pool\.seeds is None, but take is 'seeds'"),
     (lambda: Pool(seeds=SEEDS), r"^Pool\.seeds .* take 'first': set both"),
     (lambda: Pool(take="seeds", seeds=SEEDS), r"^Pool\.seeds: 4 vectors .* set dense=True"),
     (lambda: SEEDS.replace(before=MLP(width=3, out=4)), r"^Seeds\.before\.out"),

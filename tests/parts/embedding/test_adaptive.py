@@ -85,14 +85,14 @@ def test_a_vocabulary_grows_at_its_end() -> None:
 
 def test_mistakes() -> None:
     for wrong, line in (
-        ({"widths": (16, 8)}, "widths has 2 for the 3 clusters"), ({"cutoffs": (18, 8)}, "they grow from above 0"),
-        ({"cutoffs": (8, 30)}, "below the vocabulary of 30"), ({"widths": (16, 0, 1)}, "each must be at least 1"),
+        ({"widths": (16, 8)}, "widths has 2 values.* 3 clusters"), ({"cutoffs": (18, 8)}, "cutoffs are 18, 8; they must increase"),
+        ({"cutoffs": (8, 30)}, "cutoffs are 8, 30; .*below vocab_size 30"), ({"widths": (16, 0, 1)}, "each must be at least 1"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=line):
             TOKENS.replace(**wrong)
         with pytest.raises(ValueError, match=line):
             HEAD.replace(**wrong)
-    with pytest.raises(ValueError, match="neither width, padding_index nor unused_table"):
+    with pytest.raises(ValueError, match="width, padding_index and unused_table must not be set"):
         TOKENS.replace(width=8)
     with pytest.raises(ValueError, match="no bias, offset or unused_bias"):
         HEAD.replace(bias=True)

@@ -69,7 +69,7 @@ def test_positions(numbering: Numbering, right: list[list[int]]) -> None:
 
 def test_mistakes_are_one_line() -> None:
     tokens = Tokens(vocab_size=9, width=6)
-    with pytest.raises(ValueError, match="order is norm, norm; each of segments, position, norm, dro"):
+    with pytest.raises(ValueError, match="order is norm, norm; it must contain segments, position, norm, dro"):
         TextEmbedding(tokens=tokens, order=("norm", "norm"))
-    with pytest.raises(ValueError, match="segments that are tokens are as narrow as they, and join before 'project'"):
+    with pytest.raises(ValueError, match="order: with token_segments, 'segments' must come before 'project'"):
         TextEmbedding(tokens=tokens, token_segments=True, order=tuple(OPT))  # type: ignore[arg-type]

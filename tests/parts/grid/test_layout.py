@@ -229,7 +229,7 @@ REFUSED: list[tuple[Any, str]] = [
      "PooledAttention needs a video, which PatchEmbedding does not give; VideoEmbedding does"),
     (lambda: LocalRelation(num_heads=2, size=4), "an odd side"),
     (lambda: SeparableLearned(length=7, frames=2), "SeparableLearned.length is 7, of 2 frames"),
-    (lambda: PatchEmbedding(**SMALL, kernel=(7, 7), edge=(3, 3)), "set it to False where"),
+    (lambda: PatchEmbedding(**SMALL, kernel=(7, 7), edge=(3, 3)), "PatchEmbedding.pad: .*set pad=False"),
     (lambda: af.build(model(TURN))(pixel_values=torch.randn(1, 3, 16, 12), attention_mask=torch.zeros(1, 13)),
      "give no attention_mask"),
 ]  # fmt: skip
@@ -263,7 +263,7 @@ def test_a_video_of_separable_positions() -> None:
             torch.testing.assert_close(x[:, 1 + frame * 4 + place], patch.flatten(3)[:, :, frame, place] + added)
     with pytest.raises(ValueError, match=r"\(batch, 2 channels, frames, height, width\), got \(2, 2, 8, 6\)"):
         module({"pixel_values": pixels[:, :, 0]})
-    with pytest.raises(ValueError, match=r"a video of \(7, 8, 6\) pixels makes \(4, 2, 2\) patches and positions"):
+    with pytest.raises(ValueError, match=r"a video of \(7, 8, 6\) pixels makes \(4, 2, 2\) patches, but positions"):
         module({"pixel_values": torch.randn(2, 2, 7, 8, 6)})
 
 

@@ -606,7 +606,7 @@ def test_every_parameter_learns(scheme: dict[str, Any]) -> None:
      "a.b: DynamicScaling needs at least two pairs"),
     (lambda: TextEmbedding(tokens=Tokens(vocab_size=9), position=Learned(length=9),
                            numbering=WithoutToken(token=1)),
-     "TextEmbedding.position: what WithoutToken leaves out has the row before the first; set offset=1"),
+     "TextEmbedding.position: WithoutToken needs a row for tokens it does not count; set offset=1"),
     (lambda: TextEmbedding(tokens=Tokens(vocab_size=9), position=Sinusoidal(length=9), numbering=RealTokens()),
      "set offset=1"),
     (lambda: Windows(mixer=Attention(num_heads=2, position=GridBias(num_heads=2, size=2)), size=3),

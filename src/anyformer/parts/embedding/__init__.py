@@ -1,1 +1,1 @@
-"""What turns inputs into vectors: text, patches, spectrograms, waveforms, trajectories."""
+"""Embeddings, which turn inputs into vectors: text, patches, spectrograms, waveforms, trajectories."""

@@ -1,7 +1,7 @@
-"""Vocabularies in clusters, the frequent tokens with wide vectors and the rare ones with narrow ones, to be read
-[Baevski and Auli 2019] and to be written [Grave et al. 2017]; and several softmaxes in one [Yang et al. 2018].
+"""Adaptive token embeddings: frequent tokens get wide vectors, rare tokens narrow ones [Baevski and Auli 2019].
+The adaptive softmax is in parts/head/adaptive.py.
 
-B batch, T tokens, D width, V vocabulary, n tokens of a cluster, w their width, C softmaxes.
+D width, n tokens of a cluster.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from anyformer.specs.part import Part, Site
 def check_clusters(part: Part, vocab_size: int, cutoffs: tuple[int, ...], widths: tuple[int, ...]) -> None:
     kind = type(part).__name__
     if len(widths) != len(cutoffs) + 1:
-        raise ValueError(f"{kind}.widths has {len(widths)} for the {len(cutoffs) + 1} clusters between the cutoffs")
+        raise ValueError(f"{kind}.widths has {len(widths)} values, but the cutoffs make {len(cutoffs) + 1} clusters")
     if any(width < 1 for width in widths):
         raise ValueError(f"{kind}.widths are {', '.join(map(str, widths))}; each must be at least 1")
     if any(a >= b for a, b in itertools.pairwise((0, *cutoffs, vocab_size))):
-        found = ", ".join(map(str, cutoffs))
-        raise ValueError(f"{kind}.cutoffs are {found}; they grow from above 0 to below the vocabulary of {vocab_size}")
+        values = ", ".join(map(str, cutoffs))
+        raise ValueError(f"{kind}.cutoffs are {values}; they must increase, above 0 and below vocab_size {vocab_size}")
 
 
 class Clusters(nn.Module):
-    """A table for each cluster, with a projection to the model's width where it is narrower."""
+    """One table per cluster, with a projection to the model's width if the cluster's width differs."""
 
     def __init__(self, vocab_size: int, cutoffs: tuple[int, ...], widths: tuple[int, ...], width: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Cluster(nn.Module):
         super().__init__()
         self.table = nn.Parameter(torch.empty(size, narrow))
         self.project = nn.Parameter(torch.empty(width, narrow)) if narrow != width else None
-        self.starts = {"project": Normal(std=narrow**-0.5)}  # vectors are as long as those of the table would be
+        self.starts = {"project": Normal(std=narrow**-0.5)}  # keeps the variance of the table's values
 
     def vectors(self, ids: Tensor) -> Tensor:
         """(...) -> (..., D)"""
@@ -57,20 +57,17 @@ class Cluster(nn.Module):
         return F.linear(x if self.project is None else F.linear(x, self.project.t()), self.table)
 
 
-# -- read -------------------------------------------------------------------------------------------------------------
-
-
 class AdaptiveTokens(Tokens, sees="itself", called=("adaptive input", "factorized embedding (widths=(128,))")):
-    """One learned vector a token, of a width that its cluster of the vocabulary has, and projected to the model's."""
+    """One learned vector per token. Its width depends on the token's cluster; it is projected to the model's width."""
 
-    widths: tuple[int, ...]  # of each cluster
-    cutoffs: tuple[int, ...] = ()  # the first tokens of all clusters but the first
+    widths: tuple[int, ...]  # of each cluster's vectors
+    cutoffs: tuple[int, ...] = ()  # first token id of each cluster after the first
 
     def check(self) -> None:
         super().check()
         check_clusters(self, self.vocab_size, self.cutoffs, self.widths)
         if self.width is not None or self.padding_index is not None or self.unused_table:
-            raise ValueError("AdaptiveTokens has widths of its own, and neither width, padding_index nor unused_table")
+            raise ValueError("AdaptiveTokens uses `widths`; width, padding_index and unused_table must not be set")
 
     def build(self, site: Site) -> nn.Module:
         return AdaptiveTokensModule(self, site.width)
@@ -85,9 +82,6 @@ class AdaptiveTokensModule(Clusters):
         check_ids(ids, self.ends[-1])
         x: Any = None
         for start, end, cluster in zip((0, *self.ends), self.ends, self.clusters):
-            found = cluster.vectors((ids - start).clamp(0, end - start - 1))  # of those that are not in it, any
-            x = found if x is None else torch.where((ids >= start)[..., None], found, x)
+            vectors = cluster.vectors((ids - start).clamp(0, end - start - 1))  # ids of other clusters: any vector
+            x = vectors if x is None else torch.where((ids >= start)[..., None], vectors, x)
         return x if self.scale is None else x * self.scale
-
-
-# -- written ----------------------------------------------------------------------------------------------------------

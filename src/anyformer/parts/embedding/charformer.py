@@ -1,6 +1,6 @@
-"""Subwords that are learned with the rest of the model, from bytes or characters [Tay et al. 2021].
+"""Charformer: soft subwords, learned with the model from bytes or characters [Tay et al. 2021].
 
-B batch, T characters, M block sizes, N subwords that leave, D width.
+B batch, T characters, M block sizes, N output vectors, D width.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from anyformer.specs.part import Site
 class SubwordBlocks(
     TextEmbedding, sees="all", called=("Charformer", "GBST", "gradient-based subword tokenization", "soft subwords")
 ):
-    """Characters become subwords that are learned (GBST) [Tay et al. 2021]. They are read as by a TextEmbedding and
-    convolved; blocks of 1, 2, ... `blocks` of them, side by side, are each the mean of what is in it. At every
-    character a softmax of one learned score a block mixes the blocks that it is in, and each `downsample` characters
-    leave as their mean."""
+    """Learned soft subwords of characters (GBST) [Tay et al. 2021]. Characters are embedded as in TextEmbedding and
+    convolved. For each block size from 1 to `blocks`, the text is cut into blocks and each block is averaged. Every
+    character then mixes the blocks that contain it, weighted by a softmax of learned scores, and every `downsample`
+    characters are averaged to one output vector."""
 
-    blocks: int = 4  # M, the largest block
-    kernel: int = 5  # of the convolution before the blocks; 0: none
-    calibrate: bool = False  # characters that choose alike agree: softmax(P P^T) P in the place of the choices P
-    downsample: int = 2  # characters to one vector
+    blocks: int = 4  # M, the largest block size
+    kernel: int = 5  # size of the convolution before the blocks; 0: no convolution
+    calibrate: bool = False  # replace the block weights P by softmax(P P^T) P
+    downsample: int = 2  # characters per output vector
 
     def check(self) -> None:
         super().check()
         at_least(self, 1, "blocks", "downsample")
         at_least(self, 0, "kernel")
         if self.kernel and self.kernel % 2 == 0:
-            raise ValueError(f"SubwordBlocks.kernel is {self.kernel}; it is centred on a character, so odd")
+            raise ValueError(f"SubwordBlocks.kernel is {self.kernel}; it must be odd (centred on a character) or 0")
 
     @property
     def gives(self) -> tuple[str, ...]:
-        return ()  # what leaves are no longer the tokens that were read
+        return ()  # output vectors do not correspond to input tokens
 
-    def vectors(self, length: Any) -> Any:  # a number, or a tensor of them
+    def vectors(self, length: Any) -> Any:  # an int or a tensor of lengths
         return -(-length // self.downsample)
 
     @property
@@ -68,9 +68,9 @@ class SubwordBlocksModule(TextEmbeddingModule):
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         if inputs.get("document_ids") is not None:
-            raise ValueError("SubwordBlocks: blocks would join packed documents; give one text a row")
+            raise ValueError("document_ids: SubwordBlocks would mix packed documents; give one text per row")
         x, ctx = super().forward(inputs, state)
-        rows = PackedRows.from_context(ctx)  # real characters first, so that blocks begin with the text
+        rows = PackedRows.from_context(ctx)  # real characters first: the first block starts with the text
         x = rows.pack(x)
         real = x.new_ones(1, x.shape[1], 1) if rows.real is None else rows.real.to(x.dtype)
         if self.convolve is not None:
@@ -83,26 +83,26 @@ class SubwordBlocksModule(TextEmbeddingModule):
         index = torch.arange(x.shape[1], device=x.device)
         if ctx.is_token is None:
             return x, Context(index=index, positions=index[None])
-        # pads stay on the side where they were
+        # padding stays on the same side
         last = self.part.vectors(ctx.is_token.sum(-1, keepdim=True))  # (B, 1)
         first = torch.minimum(self.part.vectors(leading_pads(ctx.is_token)), x.shape[1] - last)
-        places = index - first
-        padding = (places >= 0) & (places < last)
-        return at_places(x, places.clamp(min=0)), Context(index=index, positions=places.clamp(min=0), is_token=padding)
+        shifted = index - first
+        is_token = (shifted >= 0) & (shifted < last)
+        positions = shifted.clamp(min=0)
+        return at_places(x, positions), Context(index=index, positions=positions, is_token=is_token)
 
     def choices(self, spread: Tensor, real: Tensor) -> Tensor:
-        """(B, T, M): the weight of each block size at each character."""
-        chosen = self.score(spread)[..., 0].to(torch.promote_types(spread.dtype, torch.float32)).softmax(-1)
+        """Return the weight of each block size at each character, (B, T, M)."""
+        weights = self.score(spread)[..., 0].to(torch.promote_types(spread.dtype, torch.float32)).softmax(-1)
         if self.part.calibrate:
-            alike = torch.matmul(chosen, chosen.transpose(1, 2))  # (B, T, T)
-            alike = alike.masked_fill(real.transpose(1, 2) == 0, torch.finfo(alike.dtype).min)
-            chosen = torch.matmul(alike.softmax(-1), chosen)
-        return chosen.to(spread.dtype)
+            similarity = torch.matmul(weights, weights.transpose(1, 2))  # (B, T, T)
+            similarity = similarity.masked_fill(real.transpose(1, 2) == 0, torch.finfo(similarity.dtype).min)
+            weights = torch.matmul(similarity.softmax(-1), weights)
+        return weights.to(spread.dtype)
 
 
 def block_means(x: Tensor, real: Tensor, size: int) -> Tensor:
-    """(B, T, D) -> (B, T / size rounded up, D): the mean of the real characters of each block; 0 where there are
-    none."""
+    """Average the real characters of each block, (B, T, D) -> (B, ceil(T / size), D); 0 for blocks of only padding."""
     sums, counts = (
         F.pad(each, (0, 0, 0, -each.shape[1] % size)).unflatten(1, (-1, size)).sum(2) for each in (x * real, real)
     )

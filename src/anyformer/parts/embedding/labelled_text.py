@@ -1,4 +1,4 @@
-"""Texts whose tokens have one more label: the task they are read for (ERNIE 2.0), or their language (XLM).
+"""Text embeddings with one more label per token: its task (ERNIE 2.0) or its language (XLM).
 
 B batch, T tokens, D width.
 """
@@ -18,8 +18,8 @@ from anyformer.specs.part import Site
 
 
 class TaskText(TextEmbedding, sees="itself", called=("task embedding",)):
-    """Text with a vector for the task that each token is read for: `task_type_ids` (B, T), or (B, 1) for a whole text;
-    the first task where none are given [Sun et al. 2020]."""
+    """Text embedding plus a task vector per token [Sun et al. 2020]. `task_type_ids` is (B, T), or (B, 1) for one task
+    per text; without it, all tokens belong to task 0."""
 
     inputs: ClassVar[tuple[str, ...]] = (*TextEmbedding.inputs, "task_type_ids")
     input_kinds: ClassVar[Mapping[str, Kind]] = {"task_type_ids": "integers"}
@@ -36,8 +36,8 @@ class TaskText(TextEmbedding, sees="itself", called=("task embedding",)):
 
 
 class LanguageText(TextEmbedding, sees="itself", called=("language embedding",)):
-    """Text with a vector for the language of each token: `langs` (B, T), or (B, 1) for a whole text; nothing is added
-    where none are given [Lample and Conneau 2019]."""
+    """Text embedding plus a language vector per token [Lample and Conneau 2019]. `langs` is (B, T), or (B, 1) for one
+    language per text; without it, no language vector is added."""
 
     inputs: ClassVar[tuple[str, ...]] = (*TextEmbedding.inputs, "langs")
     input_kinds: ClassVar[Mapping[str, Kind]] = {"langs": "integers"}
@@ -54,7 +54,8 @@ class LanguageText(TextEmbedding, sees="itself", called=("language embedding",))
 
 
 class LabelledTextModule(TextEmbeddingModule):
-    """The table has the name of the field that says its size. `default`: the label where none are given."""
+    """Adds the vector of the label in input `name`. The table is named after `field`, the Part's field with its size.
+    If the input is missing, the label is `default`; None: nothing is added."""
 
     def __init__(self, part: TextEmbedding, site: Site, field: str, name: str, default: int | None = None) -> None:
         super().__init__(part, site)
@@ -73,4 +74,5 @@ class LabelledTextModule(TextEmbeddingModule):
         except IndexError:
             low, high = extremes(labels)
             bad = low if low < 0 else high
-            raise ValueError(f"{self.name}: {bad} is none of the {table.num_embeddings} {self.field}") from None
+            size = table.num_embeddings
+            raise ValueError(f"{self.name}: {bad} is not between 0 and {size - 1} ({self.field}={size})") from None

@@ -1,6 +1,6 @@
-"""Images and videos: pixels to a grid of patches, coarser grids from finer ones, and patches back to pixels.
+"""Image and video embeddings: pixels to a grid of patches.
 
-B batch, C channels, N patches, D width.
+B batch, C channels, N patches, P prefix tokens, D width.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Size = tuple[int, int]  # rows, columns
 
 
 class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify", "class token", "CLS token")):
-    """One vector a patch, after learned ones that belong to none [Dosovitskiy et al. 2021]. An image of another size
-    than `image_size` needs `interpolate_pos_encoding=True` where positions are learned. All of an image is read at
-    once; `attention_mask` hides tokens of it, where no grid is needed."""
+    """One vector per image patch, after `prefix` learned tokens [Dosovitskiy et al. 2021]. If positions are learned, an
+    image whose size is not `image_size` needs `interpolate_pos_encoding=True`. `attention_mask` hides tokens; Parts
+    that need a grid do not support it."""
 
     inputs: ClassVar[tuple[str, ...]] = (
         "pixel_values",
@@ -45,16 +45,16 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify", "class to
     image_size: Size
     patch_size: Size
     channels: int = 3
-    pad: bool = True  # pad an image with zeros to a multiple of the patch; False: the rest is not read
-    kernel: Size | None = None  # of the patches' projection, where they overlap (MViT)
-    edge: Size = (0, 0)  # by how much such patches reach over the edges
-    bias: bool = True  # of the patches' projection
-    norm: Norm | None = None
-    mask_token: bool = False  # a learned vector stands for patches that `bool_masked_pos` hides
-    prefix: int = 0  # learned tokens before the patches: one that speaks for the image (ViT), two (DeiT)
-    # one a patch of `image_size`; the `offset` rows of learned ones are those of the prefix
+    pad: bool = True  # zero-pad images to a multiple of the patch size; False: ignore the remaining pixels
+    kernel: Size | None = None  # kernel size of the projection if patches overlap (MViT); None: `patch_size`
+    edge: Size = (0, 0)  # zero padding of the projection on each side (MViT)
+    bias: bool = True  # bias of the projection
+    norm: Norm | None = None  # of the patch vectors
+    mask_token: bool = False  # a learned vector replaces the patches that `bool_masked_pos` hides
+    prefix: int = 0  # learned tokens before the patches: the class token (ViT), class and distillation tokens (DeiT)
+    # one position per patch of `image_size`; the `offset` rows of Learned belong to the prefix
     position: Learned | Sinusoidal2D | None = None
-    out_norm: Norm | None = None  # of all tokens with their positions (CLIP)
+    out_norm: Norm | None = None  # of all tokens after positions are added (CLIP)
     dropout: float = 0.0
 
     @property
@@ -63,10 +63,10 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify", "class to
 
     @property
     def gives(self) -> tuple[str, ...]:
-        found = {"an image": True, "a grid": not self.prefix, "a second token": self.prefix > 1}
-        return tuple(name for name, given in {**found, "a mask token": self.mask_token}.items() if given)
+        features = {"an image": True, "a grid": not self.prefix, "a second token": self.prefix > 1}
+        return tuple(name for name, given in {**features, "a mask token": self.mask_token}.items() if given)
 
-    # each of these has an entry a side of what is read
+    # one entry per dimension: (height, width), for videos (frames, height, width)
 
     @property
     def sides(self) -> Sides:
@@ -86,7 +86,7 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify", "class to
 
     @property
     def token_drop(self) -> float:
-        """The share of patches that is left out in training."""
+        """The share of patches that is dropped in training."""
         return 0.0
 
     @property
@@ -104,19 +104,18 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify", "class to
 
     def check(self) -> None:
         if min(*self.steps, *self.kernels, self.channels) < 1 or min(self.edges) < 0 or min(self.grid) < 1:
-            raise ValueError(f"no patch of {self.kernels} fits {NEEDS[len(self.sides)]} of {self.sides}")
+            raise ValueError(f"no patch of size {self.kernels} fits {NEEDS[len(self.sides)]} of size {self.sides}")
         if self.pad and (self.kernels != self.steps or any(self.edges)):
-            kind = type(self).__name__
-            raise ValueError(f"{kind}.pad is for patches side by side; set it to False where they overlap")
+            raise ValueError(f"{type(self).__name__}.pad: patches that overlap cannot be padded; set pad=False")
         at_least(self, 0, "prefix")
         chance(self, "dropout")
         if self.position is not None and self.position.length != math.prod(self.grid):
-            raise ValueError(f"a grid of {self.grid} patches cannot have {self.position.length} positions")
+            raise ValueError(f"a grid of {self.grid} patches does not match {self.position.length} positions")
         if isinstance(self.position, Sinusoidal2D):
             if (self.position.rows, self.position.columns, self.position.prefix) != (*self.grid, 0):
-                raise ValueError(f"PatchEmbedding.position is not that of a grid of {self.grid}, with prefix=0")
+                raise ValueError(f"PatchEmbedding.position must have the patch grid's size {self.grid} and prefix=0")
         elif self.position is not None and self.position.offset not in (0, self.prefix):
-            raise ValueError(f"PatchEmbedding.position.offset is {self.position.offset}, of a prefix of {self.prefix}")
+            raise ValueError(f"PatchEmbedding.position.offset is {self.position.offset}; use 0 or prefix={self.prefix}")
 
     def build(self, site: Site) -> nn.Module:
         return PatchEmbeddingModule(self, site)
@@ -151,12 +150,12 @@ class PatchEmbeddingModule(nn.Module):
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         part, pixels, masked = self.part, inputs.get("pixel_values"), inputs.get("bool_masked_pos")
         if pixels is None or pixels.dim() != 2 + len(part.sides) or pixels.shape[1] != part.channels:
-            found = None if pixels is None else tuple(pixels.shape)
-            named = "height, width" if len(part.sides) == 2 else "frames, height, width"
-            raise ValueError(f"pixel_values is (batch, {part.channels} channels, {named}), got {found}")
-        left = [-side % step for side, step in zip(pixels.shape[2:], part.steps, strict=True)]
-        if any(left) and part.pad:
-            pixels = F.pad(pixels, [more for each in reversed(left) for more in (0, each)])
+            shape = None if pixels is None else tuple(pixels.shape)
+            names = "height, width" if len(part.sides) == 2 else "frames, height, width"
+            raise ValueError(f"pixel_values must be (batch, {part.channels} channels, {names}), got {shape}")
+        missing = [-side % step for side, step in zip(pixels.shape[2:], part.steps, strict=True)]
+        if any(missing) and part.pad:
+            pixels = F.pad(pixels, [amount for each in reversed(missing) for amount in (0, each)])
         sides = zip(pixels.shape[2:], part.kernels, part.edges, strict=True)
         if any(side + 2 * edge < size for side, size, edge in sides):
             raise ValueError(f"{NEEDS[len(part.sides)]} of {tuple(pixels.shape[2:])} is smaller than a patch")
@@ -167,15 +166,15 @@ class PatchEmbeddingModule(nn.Module):
             x = self.norm(x)
         if masked is not None:
             if self.mask_token is None:
-                raise ValueError("this model has no mask token: bool_masked_pos cannot be honoured")
+                raise ValueError("bool_masked_pos: this model has no mask token; build it with mask_token=True")
             check_shape("bool_masked_pos", masked, tuple(x.shape[:2]))
             x = torch.where(masked.bool()[..., None], self.mask_token, x)
         before: Tensor | None = self.prefix
         table: Tensor | None = None
         if isinstance(self.position, Sinusoidal2DModule):
-            assert isinstance(grid, Grid), "check() takes these for images alone"
-            there = places(x.shape[1], x.device)
-            x = x + (self.position(there) if grid == self.part.grid else self.position.table_for(grid)).to(x.dtype)
+            assert isinstance(grid, Grid), "check() allows Sinusoidal2D only for images"
+            index = places(x.shape[1], x.device)
+            x = x + (self.position(index) if grid == self.part.grid else self.position.table_for(grid)).to(x.dtype)
         elif self.position is not None:
             table = self.positions(self.position(), grid, tuple(pixels.shape[2:]), inputs)
             if not self.position.offset:  # the prefix has no positions
@@ -191,46 +190,46 @@ class PatchEmbeddingModule(nn.Module):
             x = F.dropout(x, self.part.dropout)
         index, mask = places(x.shape[1], x.device), inputs.get("attention_mask")
         check_shape("attention_mask", mask, tuple(x.shape[:2]))
-        padding = None if mask is None or hides_nothing(mask) else mask.bool()
-        ctx = Context(index=index, positions=index[None], is_token=padding, extras=(grid,))
+        is_token = None if mask is None or hides_nothing(mask) else mask.bool()
+        ctx = Context(index=index, positions=index[None], is_token=is_token, extras=(grid,))
         share = part.token_drop
         return drop_tokens(x, ctx, share) if self.training and share else (x, ctx)
 
     def positions(self, table: Tensor, grid: Layout, size: tuple[int, ...], inputs: dict[str, Any]) -> Tensor:
-        """(P + N, D), those of P prefix tokens first, for a grid of any size, of an image of `size` pixels."""
+        """Return the position vectors (P + N, D) of a grid, prefix first; `size` is the input's size in pixels."""
         count = math.prod(self.part.grid)
         if inputs.get("interpolate_pos_encoding", False):
             if grid == self.part.grid:
                 return table
             image = table[-count:].float().t().unflatten(1, self.part.grid)[None]  # (1, D, rows, columns)
-            found = F.interpolate(image, size=grid, mode="bicubic")[0].flatten(1).t().to(table.dtype)
-            return torch.cat((table[:-count], found))
+            resized = F.interpolate(image, size=grid, mode="bicubic")[0].flatten(1).t().to(table.dtype)
+            return torch.cat((table[:-count], resized))
         if math.prod(grid) != count or (size != self.part.sides and not self.part.pad):
-            more = "; give interpolate_pos_encoding=True" if "interpolate_pos_encoding" in self.part.inputs else ""
+            fix = "; give interpolate_pos_encoding=True" if "interpolate_pos_encoding" in self.part.inputs else ""
             raise ValueError(
-                f"{NEEDS[len(grid)]} of {size} pixels makes {tuple(grid)} patches and positions were learned for "
-                f"{self.part.sides} pixels and {tuple(self.part.grid)} patches{more}"
+                f"{NEEDS[len(grid)]} of {size} pixels makes {tuple(grid)} patches, but positions were learned for "
+                f"{self.part.sides} pixels and {tuple(self.part.grid)} patches{fix}"
             )
         return table
 
 
 class VideoEmbedding(PatchEmbedding, sees="all", called=("tubelets", "space-time patches")):
-    """One vector a patch of a few frames: pixel_values is (batch, channels, frames, height, width)."""
+    """One vector per space-time patch of a video; `pixel_values` is (batch, channels, frames, height, width)."""
 
     inputs: ClassVar[tuple[str, ...]] = ("pixel_values", "bool_masked_pos")
     input_kinds: ClassVar[Mapping[str, Kind]] = {"bool_masked_pos": "mask"}
 
     frames: int
-    frame_step: int = 1  # of a patch
-    frame_kernel: int | None = None  # of its projection, where patches overlap
-    frame_edge: int = 0
-    token_drop: float = 0.0  # share of patches left out in training (DropToken); no Part can use the grid then
+    frame_step: int = 1  # frames per patch (the projection's stride over time)
+    frame_kernel: int | None = None  # kernel size over time if patches overlap; None: `frame_step`
+    frame_edge: int = 0  # zero padding over time, on each side
+    token_drop: float = 0.0  # share of patches dropped in training (DropToken); then no Part can use the grid
 
     def check(self) -> None:
         super().check()
         chance(self, "token_drop")
         if self.token_drop and (self.mask_token or self.prefix):
-            raise ValueError("VideoEmbedding.token_drop leaves out any patch: no mask_token, and no prefix")
+            raise ValueError("VideoEmbedding.token_drop cannot be used with mask_token or prefix")
 
     @property
     def gives(self) -> tuple[str, ...]:

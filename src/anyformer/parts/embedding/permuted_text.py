@@ -1,6 +1,6 @@
-"""Permuted texts: tokens are predicted in a random order, without being seen [Yang et al. 2019].
+"""Text for permutation language modelling: tokens are predicted in a random order [Yang et al. 2019].
 
-B batch, T tokens, M tokens kept of the text before, S = M + T, P tokens asked for, D width.
+B batch, T tokens, M cached tokens of the previous segment (`mems`), P tokens to predict, D width.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from anyformer.specs.part import Site
 
 @dataclasses.dataclass(frozen=True)
 class TargetStream:
-    """Tokens to predict: a second stream, which knows their positions and not the tokens."""
+    """The query stream of the tokens to predict: it knows their positions, but not the tokens."""
 
     x: Tensor  # (B, P, D)
-    places: Tensor  # (B, P) in the row; -1 where nothing is asked
+    places: Tensor  # (B, P) row index of each target; -1: no target
 
 
 @dataclasses.dataclass(frozen=True)
 class Memories:
-    """What each layer read of the text before (`mems`), and whether to keep what it reads of this one (None: as
-    described)."""
+    """Each layer's inputs from the previous segment (`mems`)."""
 
     states: tuple[Tensor, ...] = ()  # (B, M, D) each
-    keep: bool | None = None
+    keep: bool | None = None  # whether to return this segment's layer inputs as `mems`; None: the model's default
 
 
 class OrderedText(SegmentedText, sees="all"):
-    """A text with three things more. `perm_mask` (B, T, T) is 1 where a token does not see another; a token sees itself
-    whatever it says. `target_mapping` (B, P, T) is 1 at the place of each token that is asked for: the answers are
-    theirs, from a stream that starts with one learned vector and sees of the text what `perm_mask` lets it see, itself
-    not among it. `mems` is what a call before this one returned. `input_mask` is attention_mask the other way round."""
+    """Text with a permutation order (XLNet). `perm_mask` (B, T, T) is 1 if a query must not see a key; a token always
+    sees itself. `target_mapping` (B, P, T) is 1 at the index of each token to predict: the output then has P vectors,
+    from a second stream that starts as one learned vector and sees the tokens that `perm_mask` allows, but never its
+    target. `mems` are the states that the previous call returned. `input_mask` is 1 for padding, the opposite of
+    `attention_mask`."""
 
     inputs: ClassVar[tuple[str, ...]] = (
         "input_ids",
@@ -81,7 +81,7 @@ class OrderedText(SegmentedText, sees="all"):
 class OrderedTextModule(SegmentedTextModule):
     def __init__(self, part: OrderedText, site: Site) -> None:
         super().__init__(part, site)
-        self.mask_embedding = nn.Parameter(torch.empty(site.width))  # what every token that is asked for starts as
+        self.mask_embedding = nn.Parameter(torch.empty(site.width))  # start of the query stream
         self.depth = site.depth
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
@@ -93,26 +93,26 @@ class OrderedTextModule(SegmentedTextModule):
         M = states[0].shape[1] if states else 0
         if M:
             if ctx.documents is not None:
-                raise ValueError("document_ids: what was kept before belongs to one text, so mems cannot go with them")
-            padding = None if ctx.is_token is None else F.pad(ctx.is_token, (M, 0), value=True)
-            before = () if segments is None else (Segments(F.pad(segments.kinds, (M, 0))),)  # all of the first kind
-            ctx = ctx.replace(*before, index=ctx.index + M, is_token=padding)
+                raise ValueError("document_ids cannot be used with mems: the cached states belong to one text")
+            is_token = None if ctx.is_token is None else F.pad(ctx.is_token, (M, 0), value=True)
+            extras = () if segments is None else (Segments(F.pad(segments.kinds, (M, 0))),)  # mems are in segment 0
+            ctx = ctx.replace(*extras, index=ctx.index + M, is_token=is_token)
             hidden = None if hidden is None else F.pad(hidden, (M, 0, M, 0))
         ctx = ctx.replace(Order(hidden, first=M), Memories(states if M else (), inputs.get("use_mems")))
-        asked = inputs.get("target_mapping")
-        if asked is None:
+        mapping = inputs.get("target_mapping")
+        if mapping is None:
             return x, ctx
-        if asked.dim() != 3 or (asked.shape[0], asked.shape[2]) != (B, T):
-            raise ValueError(f"target_mapping is (batch {B}, tokens asked for, {T}), got {tuple(asked.shape)}")
-        g = self.mask_embedding.to(x.dtype).expand(B, asked.shape[1], -1)
+        if mapping.dim() != 3 or (mapping.shape[0], mapping.shape[2]) != (B, T):
+            raise ValueError(f"target_mapping must be (batch {B}, targets, tokens {T}), got {tuple(mapping.shape)}")
+        g = self.mask_embedding.to(x.dtype).expand(B, mapping.shape[1], -1)
         g = F.dropout(g, self.part.dropout) if self.training and self.part.dropout else g
-        return x, ctx.replace(TargetStream(g, asked_places(asked, M)))
+        return x, ctx.replace(TargetStream(g, target_index(mapping, M)))
 
     def ask_next(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """A text with one more position, which no token sees, and the question what stands there."""
+        """Append one token that no other token sees, and make it the only target."""
         sizes = {"inputs_embeds": (0, 0, 0, 1)}
         longer = {name: F.pad(value, sizes.get(name, (0, 1))) for name, value in inputs.items()}
-        for name in ("attention_mask", "token_type_ids"):  # the new token is real, and in the segment of the last
+        for name in ("attention_mask", "token_type_ids"):  # the new token is real and in the last token's segment
             if name in longer:
                 longer[name][:, -1] = 1 if name == "attention_mask" else longer[name][:, -2]
         first = next(iter(longer.values()))
@@ -122,34 +122,34 @@ class OrderedTextModule(SegmentedTextModule):
 
 
 def given_mask(inputs: dict[str, Any]) -> Tensor | None:
-    """attention_mask, whichever of the two masks was given."""
+    """Return `attention_mask`, computed from `input_mask` if that was given instead."""
     mask, hidden = inputs.get("attention_mask"), inputs.get("input_mask")
     if hidden is None:
         return mask
     if mask is not None:
-        raise ValueError("input_mask is attention_mask the other way round: give one of them")
+        raise ValueError("input_mask is the opposite of attention_mask: give only one of them")
     return (hidden == 0).long()
 
 
 def memories(mems: Sequence[Tensor] | None, depth: int, sizes: tuple[int, int]) -> tuple[Tensor, ...]:
-    """(B, M, D) of each layer, from the published form (M, B, D)."""
+    """Return each layer's `mems` as (B, M, D); published models use (M, B, D)."""
     given = isinstance(mems, (list, tuple))
     if mems is None or (given and all(each is None for each in mems)):
         return ()
     if not given or len(mems) != depth or not all(isinstance(each, Tensor) for each in mems):
-        raise ValueError(f"mems are {depth} tensors, one a layer, as a call before returned them")
+        raise ValueError(f"mems must be {depth} tensors, one per layer, as returned by the previous call")
     for i, each in enumerate(mems):
         if each.dim() != 3 or each.shape != (len(mems[0]), *sizes):
-            shape = f"(tokens, {sizes[0]}, {sizes[1]}), all of one length"
-            raise ValueError(f"mems.{i} is {shape}; got {tuple(each.shape)}")
+            shape = (len(mems[0]), *sizes)
+            raise ValueError(f"mems.{i} must be (tokens, batch, width) = {shape}, got {tuple(each.shape)}")
     return tuple(each.transpose(0, 1) for each in mems)
 
 
-def asked_places(asked: Tensor, first: int) -> Tensor:
-    """(B, P, T) one place a row, or none -> (B, P) row places, -1 for none."""
-    found = asked != 0
-    count = found.sum(-1)
-    once = (count <= 1).all() & (found.sum(1) <= 1).all() & (asked == found).all()
-    if can_read_values() and not bool(once):
-        raise ValueError("target_mapping is 1 at one place for each token that is asked for, and no token twice")
-    return torch.where(count > 0, found.int().argmax(-1) + first, -1)
+def target_index(mapping: Tensor, first: int) -> Tensor:
+    """Return the row index (B, P) of each target of a target_mapping (B, P, T), plus `first`; -1: no target."""
+    is_target = mapping != 0
+    count = is_target.sum(-1)
+    one_hot = (count <= 1).all() & (is_target.sum(1) <= 1).all() & (mapping == is_target).all()
+    if can_read_values() and not bool(one_hot):
+        raise ValueError("target_mapping must be one-hot: one token per target, and no token twice")
+    return torch.where(count > 0, is_target.int().argmax(-1) + first, -1)

@@ -1,4 +1,4 @@
-"""Points and the values that a function has there, in turn: what a function is, read off examples [Garg et al. 2022].
+"""In-context regression: points and a function's values at these points, interleaved [Garg et al. 2022].
 
 B batch, N pairs, T = 2 N tokens, P width of a point, D width.
 """
@@ -20,11 +20,11 @@ from anyformer.runtime.state import State
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Site
 
-KINDS = 2  # tokens of a pair: the point, its value
+KINDS = 2  # tokens per pair: the point and its value
 
 
 class PairEmbedding(Embedding, sees="itself"):
-    """Two tokens a pair (a point, and the value there), each a linear map of its numbers."""
+    """Two tokens per pair, a point and its value, each a linear map of its numbers."""
 
     inputs: ClassVar[tuple[str, ...]] = ("points", "values", "attention_mask")
     input_kinds: ClassVar[Mapping[str, Kind]] = {"points": "floats", "values": "floats"}
@@ -63,9 +63,9 @@ class PairEmbeddingModule(nn.Module):
         part, points, values = self.part, inputs.get("points"), inputs.get("values")
         if points is None or points.dim() != 3 or points.shape[2] != part.point_width:
             shape = None if points is None else tuple(points.shape)
-            raise ValueError(f"points is (batch, pairs, {part.point_width}), got {shape}")
+            raise ValueError(f"points must be (batch, pairs, {part.point_width}), got {shape}")
         if values is None:
-            raise ValueError("give values beside points: one each, where none is known any number")
+            raise ValueError("values are missing: give one per point (any number if the value is unknown)")
         check_shape("values", values, tuple(points.shape[:2]))
         x, ctx = in_turn((self.point(points), self.value(values[..., None])), inputs.get("attention_mask"), state)
         if self.position is not None:

@@ -1,6 +1,6 @@
-"""Segments that attention compares: a score for pairs of one segment and another for the rest [Yang et al. 2019].
+"""Relative segment encodings: attention compares the segments of query and key [Yang et al. 2019].
 
-B batch, T queries, S keys, H heads, K head width, W width of the sinusoids.
+B batch, T queries, S keys, H heads, K head width, W width of the sinusoids, R distances.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from anyformer.specs.part import Site
 
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """The segment of each token, where attention compares them."""
+    """The segment of each token, for attention that compares segments."""
 
     kinds: Tensor  # (B, T)
 
 
 @dataclasses.dataclass(frozen=True)
 class Spacing:
-    """How many tokens of the text it is from one place of the row to the next, where that is not one."""
+    """Number of text tokens per row index, if not 1 (Funnel after pooling)."""
 
     tokens: int = 1
 
@@ -40,7 +40,7 @@ def token_spacing(ctx: Context) -> int:
 
 
 class SegmentedText(TextEmbedding, sees="past"):
-    """Text whose segments have no vector of their own: they are left to the attention. Nothing remembers them."""
+    """Text whose segments have no vectors: attention compares them instead. Segments are not cached."""
 
     segments: int = 3
 
@@ -59,22 +59,22 @@ class SegmentedTextModule(TextEmbeddingModule):
 
 
 class SegmentedSinusoids(RelativeSinusoids, sees="itself"):
-    """RelativeSinusoids, all sines before all cosines, and (q + s) e beside them, where e is one learned vector a head
-    for a key of the query's segment and another for the rest. Distances count tokens of the text, also where a place of
-    the row stands for several."""
+    """RelativeSinusoids (all sines before all cosines) plus the score (q + s) e, where e is a learned vector per head:
+    one for keys in the query's segment, one for all other keys. Distances count text tokens, also if one row index
+    stands for several tokens."""
 
     dropout: float = 0.0  # on the sinusoids
-    joint: int | None = 2  # segments of this number are one with every other
-    first_apart: bool = True  # the first token of a text has neither a distance nor a segment
-    factorized: bool = False  # sin(i - j) from sines of i and of j: dropout then falls on those of the queries
-    most: int | None = None  # distances beyond this one count as this
-    mirrored: bool = False  # the second half of a batch is read backwards: its distances have the other sign
+    joint: int | None = 2  # tokens with this segment id share a segment with every token
+    first_apart: bool = True  # scores from and to a text's first token use neither distance nor segment
+    factorized: bool = False  # compute sin(i - j) from sines of i and j; dropout then applies to the queries' sinusoids
+    most: int | None = None  # distances are clipped to this
+    mirrored: bool = False  # the second half of the batch is read backwards: its distances change sign
 
     def check(self) -> None:
         chance(self, "dropout")
         at_least(self, 1, "most")
         if self.factorized and (self.most is not None or self.mirrored):
-            raise ValueError("SegmentedSinusoids.factorized: sums of angles have no bound and one sign")
+            raise ValueError("SegmentedSinusoids.factorized cannot be used with `most` or `mirrored`")
 
     def build(self, site: Site) -> SegmentedSinusoidsModule:
         super().build(site)
@@ -87,19 +87,19 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
     def __init__(self, part: SegmentedSinusoids, head_width: int) -> None:
         super().__init__(part, head_width)
         self.s = nn.Parameter(torch.empty(part.num_heads, head_width))
-        self.kinds = nn.Parameter(torch.empty(2, part.num_heads, head_width))  # of another segment, of the same
+        self.kinds = nn.Parameter(torch.empty(2, part.num_heads, head_width))  # different segment, same segment
         self.key = f"segmented sinusoids {part!r} {head_width}"
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
         scores = self.by_distance((q + self.v[:, None]) * scale, places, ctx)
         other, same = torch.matmul((q + self.s[:, None]) * scale, self.kinds.permute(1, 2, 0)).unsqueeze(-1).unbind(3)
-        # (B,H,T,1) each. What a query gives to all its keys changes no weight: `same` is taken off the others instead
+        # (B, H, T, 1) each. A constant per query cancels in the softmax: subtract `same` from the other scores instead
         if ctx.extra(Segments) is not None:
             apart = ctx.once(f"unrelated {self.part.joint}", lambda: self.segments_differ(ctx).to(q.dtype))
             scores = torch.addcmul(scores, apart, other - same)
         elif not self.part.first_apart:
             scores = scores + same
-        if self.part.first_apart:  # where a text begins: behind the pads on its left, or the document before
+        if self.part.first_apart:  # a text begins after its padding on the left or after the previous document
             if ctx.documents is not None:
                 starts = first_of_document(ctx.documents)
                 query, key = (at == at_places(starts, at) for at in (ctx.index, places))
@@ -111,7 +111,7 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
         return q + self.u[:, None], scores
 
     def segments_differ(self, ctx: Context) -> Tensor:
-        """(B, 1, T, S) whether query and key are of two segments."""
+        """Return whether query and key are in different segments, (B, 1, T, S)."""
         segments = ctx.extra(Segments)
         assert segments is not None
         keys = segments.kinds[:, None, None]
@@ -121,13 +121,13 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
         return apart if joint is None else apart & (queries != joint) & (keys != joint)
 
     def by_distance(self, q: Tensor, places: Tensor, ctx: Context) -> Tensor:
-        if self.part.factorized and self.training and self.part.dropout:  # the same numbers where nothing is dropped
+        if self.part.factorized and self.training and self.part.dropout:  # without dropout, both ways are equal
             rows = self.project.weight.unflatten(0, self.v.shape)  # (H, K, W)
             of_query, of_key = self.angles(places, ctx, q.dtype)
-            asked = torch.matmul(q, rows)  # (B, H, T, W)
-            found = [torch.matmul(asked * a, b.T) for a, b in zip(of_query, of_key, strict=True)]
-            return found[0] + found[1]
-        if self.training and self.part.dropout:  # a layer that is run again in the backward pass drops what it dropped
+            projected = torch.matmul(q, rows)  # (B, H, T, W)
+            scores = [torch.matmul(projected * a, b.T) for a, b in zip(of_query, of_key, strict=True)]
+            return scores[0] + scores[1]
+        if self.training and self.part.dropout:  # not cached: recomputation in backward must repeat the same dropout
             table = self.table(places, ctx, q.dtype)
         else:
             table = ctx.once_for(places, self.key, lambda: self.table(places, ctx, q.dtype))
@@ -137,27 +137,27 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
 
     def mirror(self, q: Tensor, table: Tensor) -> Tensor:
         if q.shape[0] % 2:
-            raise ValueError(f"the second half of a batch is read backwards here, and it has {q.shape[0]} rows")
+            raise ValueError(f"SegmentedSinusoids.mirrored needs an even number of rows, got {q.shape[0]}")
         half, (sin, cos) = q.shape[0] // 2, table.chunk(2, dim=-1)
         return torch.cat(
             (self.distance_scores(q[:half], table), self.distance_scores(q[half:], torch.cat((-sin, cos), dim=-1)))
         )
 
     def sines(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, W / 2) each"""
+        """Return sines and cosines of N places, (N, W / 2) each."""
         W = self.project.in_features
         rates = self.part.base ** (-torch.arange(0, W, 2, device=places.device) / W)
         angle = places[:, None].float() * rates
         return angle.sin(), angle.cos()
 
     def table(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> Tensor:
-        """(R, W): every distance from the last query to the first key down."""
+        """Return the sinusoids (R, W) of all distances, in descending order from last query to first key."""
         apart, most = distances(places, ctx) * token_spacing(ctx), self.part.most
         waves = torch.cat(self.sines(apart if most is None else apart.clamp(-most, most)), dim=-1)
         return self.drop(waves.to(dtype))
 
     def angles(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], ...]:
-        """sin(i - j) and cos(i - j) as sums of two products: (T, W) of the queries, twice, and (S, W) of the keys."""
+        """Return two query factors (T, W) and two key factors (S, W) whose products add up to sin and cos of i - j."""
         (sin_i, cos_i), (sin_j, cos_j) = (self.sines(at * token_spacing(ctx)) for at in (ctx.index, places))
         queries = [self.drop(wave.to(dtype)).repeat(1, 2) for wave in (sin_i, cos_i)]
         keys = [torch.cat(pair, dim=-1).to(dtype) for pair in ((cos_j, sin_j), (-sin_j, cos_j))]

@@ -1,7 +1,6 @@
-"""SpecAugment: spans of time and of channels hidden while a model trains [Park et al. 2019].
-Samples are read in waveform.py.
+"""SpecAugment: hide spans of frames and channels in training [Park et al. 2019].
 
-B batch, T frames, C channels, D width.
+B batch, T frames, D width, L length.
 """
 
 from __future__ import annotations
@@ -15,17 +14,16 @@ from anyformer.specs.part import Part, Site
 
 
 class SpecAugment(Part, sees="itself", called=("time masking",)):
-    """Spans of frames are replaced by a learned vector and spans of channels by zero while training [Park et al. 2019].
-    About `time` of all frames are hidden, in spans of `time_span`, `time_least` spans a row or more; channels too."""
+    """Replaces spans of frames by a learned vector, and spans of channels by zeros, in training [Park et al. 2019]."""
 
-    time: float = 0.05
-    time_span: int = 10
-    time_least: int = 2
-    channels: float = 0.0
-    channel_span: int = 10
-    channel_least: int = 0
-    learned: bool = True  # the vector in the place of hidden frames; otherwise they are zero (Whisper)
-    active: bool = True  # otherwise nothing is hidden, and the vector is there for nothing
+    time: float = 0.05  # share of frames to hide, approximately
+    time_span: int = 10  # frames per span
+    time_least: int = 2  # minimum number of spans per row
+    channels: float = 0.0  # share of channels to hide, approximately
+    channel_span: int = 10  # channels per span
+    channel_least: int = 0  # minimum number of channel spans per row
+    learned: bool = True  # hidden frames become a learned vector; False: zeros (Whisper)
+    active: bool = True  # False: hide nothing; the vector exists only for the checkpoint
 
     def check(self) -> None:
         at_least(self, 0, "time", "time_least", "channels", "channel_least")
@@ -39,12 +37,13 @@ class SpecAugmentModule(nn.Module):
     def __init__(self, part: SpecAugment, width: int) -> None:
         super().__init__()
         self.part = part
-        # without a chance to hide anything, published checkpoints have no such vector
+        # published checkpoints have no such vector if nothing is ever hidden
         learned = part.learned and (part.time > 0 or part.channels > 0)
         self.mask_embedding = nn.Parameter(torch.empty(width), requires_grad=part.active) if learned else None
 
     def forward(self, x: Tensor, real: Tensor | None, given: Tensor | None) -> Tensor:
-        """x (B, T, D); `real` (B, T) has the pads, `given` (B, T) the frames to hide, in training or not."""
+        """Hide spans of x (B, T, D). `real` (B, T) is False for padding. `given` (B, T): hide these frames instead of
+        random ones, also outside training."""
         part = self.part
         if not part.active:
             return x
@@ -55,21 +54,22 @@ class SpecAugmentModule(nn.Module):
             x = x.masked_fill(given.bool()[..., None], 0)
         elif given is not None:
             if self.mask_embedding is None:
-                raise ValueError("mask_time_indices need a vector, which this model has not: mask_time_prob is 0")
+                raise ValueError("mask_time_indices: this model has no mask vector, because mask_time_prob is 0")
             x = torch.where(given.bool()[..., None], self.mask_embedding.to(x.dtype), x)
         if self.training and part.channels:
-            every = torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device)
-            x = x.masked_fill(spans(every, part.channels, part.channel_span, part.channel_least)[:, None], 0)
+            channels = torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device)
+            x = x.masked_fill(spans(channels, part.channels, part.channel_span, part.channel_least)[:, None], 0)
         return x
 
 
 def spans(real: Tensor, share: float, span: int, least: int) -> Tensor:
-    """(B, L) -> (B, L) True in random spans: share * length / span of them in a row (rounded up or down by one draw for
-    the batch), `least` or more, as many as fit, at different places that are equally likely."""
+    """Return a mask (B, L) that is True in random spans of real elements. A row gets share * length / span spans
+    (rounded up or down by one random number per batch), at least `least` and at most L // span, with distinct starts
+    that are equally likely."""
     B, L = real.shape
     if span > L:
-        raise ValueError(f"spans of {span} do not fit {L} places: give longer inputs or a shorter mask length")
-    starts = real.unfold(1, span, 1).all(-1)  # (B, L - span + 1) where a span has only real places
+        raise ValueError(f"spans of {span} do not fit a length of {L}: give longer inputs or a shorter mask length")
+    starts = real.unfold(1, span, 1).all(-1)  # (B, L - span + 1) True if a span starting here has no padding
     length = real.sum(-1)
     wanted = (share * length / span + torch.rand((), device=real.device)).floor().clamp(min=least, max=L // span)
     noise = torch.rand(starts.shape, device=real.device).masked_fill(~starts, 2.0)

@@ -1,7 +1,6 @@
-"""From a spectrogram to frames.
-Samples are read in waveform.py.
+"""Embedding of spectrograms. For raw samples, see waveform.py.
 
-B batch, T frames, C channels, D width.
+B batch, T frames, C input channels, O output channels.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from anyformer.specs.part import Site
 
 
 class TimeConvolution(nn.Conv1d):
-    """(B, T, C) -> (B, frames, O)"""
+    """A 1-D convolution without padding over (B, T, C), with channels last; returns (B, frames, O)."""
 
     silent = False
 
@@ -35,9 +34,8 @@ class TimeConvolution(nn.Conv1d):
 
 
 class SpectrogramEmbedding(Embedding, sees="all", called=("log-mel spectrogram",)):
-    """Frames of a spectrogram (batch, channels, frames) through convolutions of the model's width, whose strides make
-    them fewer [Radford et al. 2022]. Silence is heard like any sound: `attention_mask` (batch, frames) says where there
-    is something for augmentation to hide, and no more."""
+    """Strided convolutions over the frames of a spectrogram (batch, channels, frames) [Radford et al. 2022]. The model
+    attends to padding (silence) too: `attention_mask` (batch, frames) only tells `augment` which frames it may hide."""
 
     inputs: ClassVar[tuple[str, ...]] = ("input_features", "attention_mask")
     hides: ClassVar[bool] = False
@@ -48,27 +46,27 @@ class SpectrogramEmbedding(Embedding, sees="all", called=("log-mel spectrogram",
     activation: Activation = "gelu"
     augment: SpecAugment | None = None
     position: AbsolutePosition | None = None
-    whole: bool = False  # a recording has as many frames as there are positions for, no fewer (Whisper's 30 seconds)
+    whole: bool = False  # inputs must fill all positions (Whisper: always 30 seconds)
     dropout: float = 0.0
 
     def check(self) -> None:
         at_least(self, 1, "channels", "kernel")
         chance(self, "dropout")
         if not self.strides or min(self.strides) < 1:
-            raise ValueError("SpectrogramEmbedding.strides: one or more, each at least 1")
+            raise ValueError("SpectrogramEmbedding.strides needs one or more values, each at least 1")
         if self.kernel % 2 == 0:
-            raise ValueError(f"SpectrogramEmbedding.kernel is {self.kernel}; it is centred on a frame, so odd")
+            raise ValueError(f"SpectrogramEmbedding.kernel is {self.kernel}; it must be odd (centred on a frame)")
         if self.whole and self.max_length is None:
-            raise ValueError("SpectrogramEmbedding.whole: as many frames as positions, of which there is no number")
+            raise ValueError("SpectrogramEmbedding.whole needs a position with a fixed length")
 
     @property
     def hop(self) -> int:
-        """Frames of the spectrogram from one vector to the next."""
+        """Spectrogram frames per output vector."""
         return math.prod(self.strides)
 
     @property
     def frames(self) -> int | None:
-        """How many a recording has, where that is given."""
+        """Number of frames of every input if `whole` is set; None: any number."""
         return self.max_length * self.hop if self.whole and self.max_length is not None else None
 
     def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
@@ -105,11 +103,10 @@ class SpectrogramEmbeddingModule(nn.Module):
         features, mask, part = inputs.get("input_features"), inputs.get("attention_mask"), self.part
         if features is None or features.dim() != 3 or features.shape[1] != part.channels or features.shape[2] == 0:
             shape = None if features is None else tuple(features.shape)
-            raise ValueError(f"input_features is (batch, {part.channels} channels, frames), got {shape}")
+            raise ValueError(f"input_features must be (batch, {part.channels} channels, frames), got {shape}")
         B, _, N = features.shape
         if part.frames not in (None, N):
-            wanted = f"input_features have {part.frames} frames here"
-            raise ValueError(f"{wanted}, got {N}: fill the recording up with silence")
+            raise ValueError(f"input_features must have {part.frames} frames, got {N}: pad the audio with silence")
         check_shape("attention_mask", mask, (B, N))
         x = features.transpose(1, 2)
         if self.augment is not None:

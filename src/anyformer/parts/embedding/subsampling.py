@@ -1,6 +1,6 @@
-"""A spectrogram as an image: convolutions over time and pitch leave fewer frames.
+"""Subsampling of spectrograms by 2-D convolutions over time and frequency.
 
-B batch, N frames of the spectrogram, M channels of it, T frames that are left, C channels of the convolutions, D width.
+B batch, M spectrogram channels, T frames, C channels of the convolutions.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from anyformer.specs.part import Site
 
 
 class SubsampledSpectrogram(Embedding, sees="all", called=("convolution subsampling", "Fast Conformer")):
-    """Frames of a spectrogram (batch, frames, channels) through `depth` convolutions, each of which leaves one in
-    `stride` of both [Gulati et al. 2020]; after the first they are depthwise and pointwise, unless `separable` is False
-    [Rekesh et al. 2023]. Pads are zero all the way, and no one sees them."""
+    """`depth` 2-D convolutions over a spectrogram (batch, frames, channels), each of which divides the number of frames
+    and channels by `stride` [Gulati et al. 2020]. If `separable`, all but the first are a depthwise and a pointwise
+    convolution [Rekesh et al. 2023]. Padding is set to zero after every convolution and hidden from attention."""
 
     inputs: ClassVar[tuple[str, ...]] = ("input_features", "attention_mask")
 
@@ -34,36 +34,36 @@ class SubsampledSpectrogram(Embedding, sees="all", called=("convolution subsampl
     kernel: int = 3
     stride: int = 2
     separable: bool = True
-    scale: float | None = None  # of the vectors that are made
-    augment: SpecAugment | None = None  # of the spectrogram
+    scale: float | None = None  # factor of the output vectors
+    augment: SpecAugment | None = None  # applied to the spectrogram
     dropout: float = 0.0
 
     def check(self) -> None:
         at_least(self, 1, "channels", "depth", "width", "kernel", "stride")
         chance(self, "dropout")
         if self.kernel % 2 == 0:
-            raise ValueError(f"SubsampledSpectrogram.kernel is {self.kernel}; it is centred on a frame, so odd")
+            raise ValueError(f"SubsampledSpectrogram.kernel is {self.kernel}; it must be odd (centred on a frame)")
         if self.output_length(self.channels) < 1:
-            raise ValueError(f"SubsampledSpectrogram: of {self.channels} channels none is left")
+            raise ValueError(f"SubsampledSpectrogram: no channels remain of {self.channels}; use a smaller depth")
 
     @property
     def hop(self) -> int:
-        """Frames of the spectrogram from one vector to the next."""
+        """Spectrogram frames per output vector."""
         return self.stride**self.depth
 
     def fewer(self, number: Any) -> Any:
-        """What one convolution leaves of so many frames or channels."""
+        """Return the output length of one convolution, along frames or channels."""
         return (number - 1) // self.stride + 1
 
     def output_length(self, number: int) -> int:
-        """What all of them leave."""
+        """Return the output length of all convolutions, along frames or channels."""
         for _ in range(self.depth):
             number = self.fewer(number)
         return number
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The modules that have weights."""
+        """Names of the modules that have weights."""
         kinds = ("depthwise", "pointwise") if self.separable else ("whole",)
         return ("first", *(f"{kind}.{i}" for i in range(self.depth - 1) for kind in kinds), "project")
 
@@ -98,19 +98,19 @@ class SubsampledSpectrogramModule(nn.Module):
             self.whole = convolutions(1)
         self.project = nn.Linear(C * part.output_length(part.channels), site.width)
         self.augment = part.augment.build(site.child("augment", width=part.channels)) if part.augment else None
-        self.starts = {f"{place}.weight": Kaiming() for place in part.places}  # so that the stream is not silent
+        self.starts = {f"{place}.weight": Kaiming() for place in part.places}  # keeps the scale of activations
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         x, mask, part = inputs.get("input_features"), inputs.get("attention_mask"), self.part
         if x is None or x.dim() != 3 or x.shape[2] != part.channels or x.shape[1] == 0:
             shape = None if x is None else tuple(x.shape)
-            raise ValueError(f"input_features is (batch, frames, {part.channels} channels), got {shape}")
+            raise ValueError(f"input_features must be (batch, frames, {part.channels} channels), got {shape}")
         check_shape("attention_mask", mask, tuple(x.shape[:2]))
         real = None if mask is None else mask.bool()
         if self.augment is not None:
             x = self.augment(x, real, None)
         x = x if real is None else x.masked_fill(~real[..., None], 0)
-        length = None if real is None else real.sum(-1)  # pads stand at the end
+        length = None if real is None else real.sum(-1)  # padding is on the right
         x = self.first(x[:, None])  # (B, C, frames, channels)
         for i in range(part.depth):
             length = part.fewer(length) if length is not None else None
@@ -122,12 +122,12 @@ class SubsampledSpectrogramModule(nn.Module):
         x = self.project(x.relu().transpose(1, 2).flatten(2))
         x = x if part.scale is None else x * part.scale
         index = torch.arange(x.shape[1], device=x.device)
-        padding = None if length is None else index < length[:, None]
+        is_token = None if length is None else index < length[:, None]
         x = F.dropout(x, part.dropout) if self.training and part.dropout else x
-        return x, Context(index=index, positions=index[None], is_token=padding)
+        return x, Context(index=index, positions=index[None], is_token=is_token)
 
     def zero_padding(self, x: Tensor, length: Tensor | None) -> Tensor:
-        """(B, C, T, M) with zeros from `length` on."""
+        """Set x (B, C, T, M) to zero from frame `length` (B,) on."""
         if length is None:
             return x
         return x * (torch.arange(x.shape[2], device=x.device) < length[:, None])[:, None, :, None]

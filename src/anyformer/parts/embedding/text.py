@@ -1,4 +1,4 @@
-"""Raw inputs to vectors. An embedding module maps the named inputs of a call to (x, Context).
+"""Text embeddings. An embedding module maps the named inputs of a call to (x, Context).
 
 B batch, T tokens, D width, V vocabulary.
 """
@@ -41,13 +41,13 @@ GIVERS = {
 
 
 class Tokens(Part, sees="itself", called=("word embedding", "WTE")):
-    """One learned vector a token."""
+    """One learned vector per token."""
 
     vocab_size: int
-    width: int | None = None  # projected to the model's if it differs (ALBERT, OPT-350M)
-    scale: float | None = None  # of the vectors (sqrt(D) in the original Transformer)
-    padding_index: int | None = None  # this token starts at zero and never learns
-    unused_table: bool = False  # checkpoints hold a second table that nothing reads (`shared` of an untied BART)
+    width: int | None = None  # of the vectors, if they are projected to the model's width (ALBERT, OPT-350M)
+    scale: float | None = None  # factor of the vectors (sqrt(D) in the original Transformer)
+    padding_index: int | None = None  # this token's vector is initialised to zero and gets no gradient
+    unused_table: bool = False  # checkpoints contain a second, unused table (`shared` of an untied BART)
 
     def check(self) -> None:
         at_least(self, 1, "vocab_size", "width")
@@ -104,26 +104,25 @@ class TextEmbedding(Embedding, sees="itself"):
     dropout: float = 0.0
     project_bias: bool = True  # of the projection, if tokens.width is set
     order: tuple[Step, ...] = STEPS  # of the steps after the token table
-    numbering: Numbering = ByPlace()
+    numbering: Numbering = ByPlace()  # how tokens are numbered for `position`
     unseen: int | None = None  # without an attention_mask, this token id is hidden (FSMT's decoder padding)
-    scale: float | None = None  # of the token vectors or inputs_embeds
-    zero_pads: bool = False  # pads become zeros (DeBERTa)
-    ignores_segments: bool = False  # token_type_ids may be given, and change nothing
+    scale: float | None = None  # factor of the token vectors or inputs_embeds
+    zero_pads: bool = False  # set the vectors of padding to zero (DeBERTa)
+    ignores_segments: bool = False  # accept token_type_ids, but ignore them
 
     def check(self) -> None:
         at_least(self, 0, "segments")
         chance(self, "dropout")
         kind, numbering = type(self).__name__, type(self.numbering).__name__
         if sorted(self.order) != sorted(STEPS):
-            raise ValueError(f"{kind}.order is {', '.join(self.order)}; each of {', '.join(STEPS)} stands there once")
+            raise ValueError(f"{kind}.order is {', '.join(self.order)}; it must contain {', '.join(STEPS)} once each")
         if self.token_segments and self.tokens.width and self.order.index("project") < self.order.index("segments"):
-            raise ValueError(f"{kind}.order: segments that are tokens are as narrow as they, and join before 'project'")
+            raise ValueError(f"{kind}.order: with token_segments, 'segments' must come before 'project'")
         if self.ignores_segments and (self.segments or self.token_segments):
-            raise ValueError(f"{kind}.ignores_segments: segments have vectors here")
+            raise ValueError(f"{kind}.ignores_segments cannot be used with segments or token_segments")
         for path, part in walk(self.position, "position"):
             if self.numbering.before and isinstance(part, AbsolutePosition) and not part.has_padding_row:
-                fix = "has the row before the first; set offset=1"
-                raise ValueError(f"{kind}.{path}: what {numbering} leaves out {fix}")
+                raise ValueError(f"{kind}.{path}: {numbering} needs a row for tokens it does not count; set offset=1")
 
     def reaches(self) -> Sees | None:
         return farthest(super().reaches(), "past" if self.numbering.counts else None)
@@ -157,7 +156,7 @@ class TextEmbeddingModule(nn.Module):
         self.project = nn.Linear(self.width, site.width, bias=part.project_bias) if project else None
 
     def state_spec(self) -> PerToken | None:
-        """A flag for each token, if not all tokens take up a position."""
+        """One flag per cached token, if some tokens do not count for positions."""
         return PerToken({"counted": ()}, dtypes={"counted": torch.bool}) if self.part.numbering.counts else None
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
@@ -166,10 +165,10 @@ class TextEmbeddingModule(nn.Module):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         x: Any = given
         if given is not None and (given.dim() != 3 or given.shape[1] == 0 or given.shape[2] != self.width):
-            raise ValueError(f"inputs_embeds is (batch, tokens, {self.width}), got {tuple(given.shape)}")
+            raise ValueError(f"inputs_embeds must be (batch, tokens, {self.width}), got {tuple(given.shape)}")
         if ids is not None:
             if ids.dim() != 2 or ids.shape[1] == 0:
-                raise ValueError(f"input_ids is (batch, tokens) with at least one token, got {tuple(ids.shape)}")
+                raise ValueError(f"input_ids must be (batch, tokens) with at least one token, got {tuple(ids.shape)}")
             x = self.tokens(ids)
             static = state is not None and state.capacity is not None
             if self.part.unseen is not None and inputs.get("attention_mask") is None and not static:
@@ -206,7 +205,7 @@ class TextEmbeddingModule(nn.Module):
         if kinds is None or self.part.ignores_segments:
             return x
         if not self.part.token_segments:
-            raise ValueError("this model has no segments: token_type_ids cannot be honoured")
+            raise ValueError("token_type_ids: this model has no segments; leave them out")
         vectors = self.tokens(kinds)
         return x + (vectors if self.part.scale is None else vectors * self.part.scale)
 
@@ -217,7 +216,8 @@ class TextEmbeddingModule(nn.Module):
         except IndexError:
             low, high = extremes(kinds)
             bad = low if low < 0 else high
-            raise ValueError(f"token_type_ids: {bad} is none of the {self.part.segments} kinds of segment") from None
+            size = self.part.segments
+            raise ValueError(f"token_type_ids: {bad} is not between 0 and {size - 1} (segments={size})") from None
 
 
 def text_context(
@@ -228,8 +228,11 @@ def text_context(
     address: str = "",
     placed: bool = True,
 ) -> Context:
-    """Where each token of x (B, T, D) stands, given the masks and what was seen before. `counted` (B, T), remembered
-    under `address`: which tokens take up a position, where not all do. `placed`: positions are added to x."""
+    """Return the context of the tokens x (B, T, D), from the masks and ids in `inputs` and the cached state.
+
+    counted: (B, T) True for tokens that count for positions, cached under `address`; None: all tokens count.
+    placed: whether positions are added to x.
+    """
     (B, T), device = x.shape[:2], x.device
     past = 0 if state is None else state.past
     if state is not None and state.capacity is not None and can_read_values() and state.length + T > state.capacity:
@@ -239,7 +242,7 @@ def text_context(
     index = places(T, device)
     if not isinstance(past, int) or past:
         index = index + (past if isinstance(past, int) else past[:, None])
-    padding = _padding(inputs.get("attention_mask"), B, T, state, placed)
+    is_token = _token_mask(inputs.get("attention_mask"), B, T, state, placed)
     documents = inputs.get("document_ids")
     positions = inputs.get("position_ids")
     check_shape("document_ids", documents, (B, T))
@@ -248,57 +251,56 @@ def text_context(
     ctx = Context(
         index=index,
         positions=index if index.dim() == 2 else index[None],
-        is_token=padding,
+        is_token=is_token,
         documents=documents,
         state=state,
         extras=tuple(kind(inputs[name]) for kind, name in named if inputs.get(name) is not None),
     )
     number = None
     if counted is not None:
-        if padding is not None:  # pads on the left are not counted, whatever their id
-            counted = counted & (index >= leading_pads(padding))
+        if is_token is not None:  # padding on the left does not count, whatever its id
+            counted = counted & (index >= leading_pads(is_token))
         number = ctx.of_these(ctx.append_to_cache(address, {"counted": counted})[0]["counted"].cumsum(-1))
     if positions is None:
         positions = ctx.positions
         if counted is not None and number is not None:
             if documents is not None:  # counted from 1 in each document
                 number = number - (number - counted.long()).gather(-1, first_of_document(documents))
-            # (number - 1) where counted, -1 elsewhere: the row just before the first position
+            # number - 1 for counted tokens; -1, the row before the first position, for the others
             positions = number * counted - 1
         elif documents is not None:
             positions = positions - first_of_document(documents)
-        elif padding is not None:
-            positions = (positions - leading_pads(padding)).clamp(min=0)
+        elif is_token is not None:
+            positions = (positions - leading_pads(is_token)).clamp(min=0)
     elif positions.dim() == 1:
         positions = positions[None]
     return ctx if positions is ctx.positions else ctx.replace(positions=positions)
 
 
-def _padding(mask: Tensor | None, B: int, T: int, state: State | None, placed: bool) -> Tensor | None:
-    """(B, S) True where real, over the past and these T tokens; None when nothing is padded."""
+def _token_mask(mask: Tensor | None, B: int, T: int, state: State | None, placed: bool) -> Tensor | None:
+    """Return (B, S), True for real tokens, over cached tokens and these T tokens; None if there is no padding."""
     if mask is not None and mask.dim() != 2:
-        raise ValueError(f"attention_mask is (batch, tokens), got {tuple(mask.shape)}")
+        raise ValueError(f"attention_mask must be (batch, tokens), got {tuple(mask.shape)}")
     if state is not None and isinstance(state.past, Tensor):
-        # static: the caller gives the whole row or nothing, so that shapes stay
+        # static cache: the mask covers the whole capacity, so shapes do not change
         if mask is not None and mask.shape != (B, state.capacity):
-            raise ValueError(f"a static state's attention_mask is (batch, {state.capacity}), got {tuple(mask.shape)}")
-        spoilt = mask is not None and (placed or state.keeps_tokens) and can_read_values()
-        if mask is not None and spoilt and not bool(at_places(mask, state.past[:, None] + T - 1).all()):
-            why = "a row ends in pads, and a static state goes on behind them"
-            raise ValueError(f"attention_mask: {why}; pad on the left")
+            shape = tuple(mask.shape)
+            raise ValueError(f"attention_mask of a static cache must be (batch, {state.capacity}), got {shape}")
+        check_end = mask is not None and (placed or state.keeps_tokens) and can_read_values()
+        if mask is not None and check_end and not bool(at_places(mask, state.past[:, None] + T - 1).all()):
+            raise ValueError("attention_mask: a row ends in padding, which a static cache cannot skip; pad on the left")
         return state.is_token if mask is None else mask.bool()
     past = 0 if state is None else state.length
     if mask is None:
         if state is None or state.is_token is None:
             return None
         mask = torch.ones(B, T, dtype=torch.bool, device=state.is_token.device)
-    if mask.shape[0] != B or (mask.shape[1] != T and mask.shape[1] != past + T):  # `in` compares no symbols
-        raise ValueError(f"attention_mask covers (batch {B}, {past + T} tokens), got {tuple(mask.shape)}")
+    if mask.shape[0] != B or (mask.shape[1] != T and mask.shape[1] != past + T):  # `in` fails on symbolic sizes
+        raise ValueError(f"attention_mask must cover (batch {B}, {past + T} tokens), got {tuple(mask.shape)}")
     if state is not None and past and (mask.shape[1] == T or state.realigned):
         before = mask_or_ones(state.is_token, (B, past), mask.device)
         if mask.shape[1] > T and can_read_values() and bool((before.sum(1) != mask[:, :past].sum(1)).any()):
-            why = "hides other tokens of the past than before; give that of the new ones alone"
-            raise ValueError(f"attention_mask {why}")
+            raise ValueError("attention_mask differs from the cached mask of past tokens; give only that of new tokens")
         mask = torch.cat((before.to(mask.dtype), mask[:, -T:]), dim=1)
     mask = boolean_mask(mask)
     if state is not None:
@@ -307,7 +309,7 @@ def _padding(mask: Tensor | None, B: int, T: int, state: State | None, placed: b
 
 
 def trailing_pads(mask: Tensor) -> Tensor | None:
-    """(B,) how many pads rows (B, T) end in; None where none does."""
+    """Return the number of pads at the end of each row of a mask (B, T), as (B,); None if no row ends in padding."""
     if can_read_values() and bool(mask[:, -1].all()):
         return None
     return (mask.flip(1).cumsum(1) == 0).sum(1)

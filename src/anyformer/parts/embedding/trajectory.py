@@ -1,4 +1,4 @@
-"""Episodes as sequences: what an agent saw and did, and the return that was still to come [Chen et al. 2021].
+"""Decision Transformer: episodes as sequences of returns-to-go, states and actions [Chen et al. 2021].
 
 B batch, N time steps, T = 3 N tokens, S width of a state, A width of an action, D width.
 """
@@ -24,13 +24,13 @@ from anyformer.runtime.state import State
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Site
 
-KINDS = 3  # tokens of a time step: return to go, state, action
+KINDS = 3  # tokens per time step: return-to-go, state, action
 
 
 class TrajectoryEmbedding(Embedding, sees="itself"):
-    """Three tokens a time step (the return still to come, the state, the action), each a linear map of its numbers plus
-    the vector of its time step, then a norm. Of the table `everywhere` the first row is added to every token, as
-    published; `tokens` is a table that published checkpoints carry and nothing reads, as nothing reads "rewards"."""
+    """Three tokens per time step: return-to-go, state, action. Each is a linear map of its numbers plus the vector of
+    its time step, followed by a norm. As published, the first row of the table `everywhere` is added to every token;
+    the table `tokens` and the input `rewards` are not used."""
 
     inputs: ClassVar[tuple[str, ...]] = (
         "states",
@@ -50,7 +50,7 @@ class TrajectoryEmbedding(Embedding, sees="itself"):
 
     state_width: int
     action_width: int
-    steps: int = 4096  # of an episode at most
+    steps: int = 4096  # maximum length of an episode
     norm: Norm | None = LayerNorm()
     everywhere: Learned | None = None
     tokens: Tokens | None = None
@@ -91,7 +91,7 @@ class TrajectoryEmbeddingModule(nn.Module):
         part, states = self.part, inputs.get("states")
         if states is None or states.dim() != 3 or states.shape[2] != part.state_width:
             shape = None if states is None else tuple(states.shape)
-            raise ValueError(f"states is (batch, time steps, {part.state_width}), got {shape}")
+            raise ValueError(f"states must be (batch, time steps, {part.state_width}), got {shape}")
         B, N = states.shape[:2]
         shapes: dict[str, list[tuple[int, ...]]] = {
             "actions": [(B, N, part.action_width)],
@@ -100,14 +100,15 @@ class TrajectoryEmbeddingModule(nn.Module):
         }
         for name, allowed in shapes.items():
             if inputs.get(name) is None:
-                raise ValueError(f"give {name} beside states")
+                raise ValueError(f"{name} is missing: give it together with states")
             check_shape(name, inputs[name], *allowed)
         times = inputs["timesteps"]
         if can_read_values() and not (int(times.min()) >= 0 and int(times.max()) < part.steps):
-            raise ValueError(f"timesteps go from 0 to {part.steps - 1}, got {int(times.min())} to {int(times.max())}")
-        each = self.to_go(inputs["returns_to_go"]), self.state(states), self.action(inputs["actions"])
+            low, high = int(times.min()), int(times.max())
+            raise ValueError(f"timesteps must be between 0 and {part.steps - 1}, got {low} to {high}")
+        tokens = self.to_go(inputs["returns_to_go"]), self.state(states), self.action(inputs["actions"])
         time = self.time(times)
-        x, ctx = in_turn([kind + time for kind in each], inputs.get("attention_mask"), state)
+        x, ctx = in_turn([each + time for each in tokens], inputs.get("attention_mask"), state)
         x = x if self.norm is None else self.norm(x)
         if self.everywhere is not None:
             x = x + self.everywhere(torch.zeros_like(ctx.index[..., :1])).to(x.dtype)
@@ -115,7 +116,8 @@ class TrajectoryEmbeddingModule(nn.Module):
 
 
 def in_turn(kinds: Sequence[Tensor], mask: Tensor | None, state: State | None) -> tuple[Tensor, Context]:
-    """Several kinds of token (B, N, D) one after the other at each of N steps, (B, T, D); the mask (B, N) is theirs."""
+    """Interleave several kinds of tokens, (B, N, D) each, to (B, T, D); return them and their context. The mask (B, N)
+    applies to all kinds."""
     x = torch.stack([*kinds], dim=2).flatten(1, 2)
     mask = None if mask is None else mask.repeat_interleave(len(kinds), 1)
     return x, text_context(x, {"attention_mask": mask}, state)

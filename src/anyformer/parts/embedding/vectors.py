@@ -1,4 +1,4 @@
-"""Inputs that are vectors already: measurements, features of another model, torch.nn.Transformer's arguments."""
+"""Inputs that already are vectors: measurements, features of another model, torch.nn.Transformer's arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anyformer.specs.part import Site
 
 
 class Vectors(Embedding, sees="itself"):
-    """inputs_embeds (B, T, D) as they are, with positions where a scheme is given."""
+    """`inputs_embeds` (B, T, D), unchanged except for `position` and dropout."""
 
     inputs: ClassVar[tuple[str, ...]] = ("inputs_embeds", "attention_mask", "position_ids", "document_ids")
 
@@ -44,7 +44,7 @@ class VectorsModule(nn.Module):
         x = inputs.get("inputs_embeds")
         if x is None or x.dim() != 3 or x.shape[-1] != self.width:
             shape = None if x is None else tuple(x.shape)
-            raise ValueError(f"inputs_embeds is (batch, tokens, {self.width}), got {shape}")
+            raise ValueError(f"inputs_embeds must be (batch, tokens, {self.width}), got {shape}")
         ctx = text_context(x, inputs, state)
         if self.position is not None:
             x = add_position(self.position, x, ctx)

@@ -1,4 +1,4 @@
-"""Sound as samples: frames by strided convolutions, or patches of the waveform.
+"""Embeddings of raw audio samples: strided convolutions, or segments of the waveform.
 
 B batch, N samples, T frames, C channels of the stem, D width.
 """
@@ -29,8 +29,8 @@ from anyformer.specs.part import Part, Site
 
 
 class ConvolutionStem(Part, sees="all", called=("wav2vec",)):
-    """Strided convolutions over the samples, without padding [Baevski et al. 2020]. The norm is `group`: each channel
-    of the first layer over the whole row, or `layer`: every frame of every layer over its channels."""
+    """Strided convolutions over the samples, without padding [Baevski et al. 2020]. `norm` is `group` (after the first
+    layer, each channel over the whole row) or `layer` (after every layer, each frame over its channels)."""
 
     widths: tuple[int, ...]
     kernels: tuple[int, ...]
@@ -42,13 +42,13 @@ class ConvolutionStem(Part, sees="all", called=("wav2vec",)):
     def check(self) -> None:
         if not len(self.widths) == len(self.kernels) == len(self.strides) > 0:
             sizes = f"{len(self.widths)} widths, {len(self.kernels)} kernels, {len(self.strides)} strides"
-            raise ValueError(f"ConvolutionStem: as many of each, and one or more: {sizes}")
+            raise ValueError(f"ConvolutionStem has {sizes}; give the same number of each, at least one")
         if min(*self.widths, *self.kernels, *self.strides) < 1:
-            raise ValueError("ConvolutionStem: widths, kernels and strides are at least 1")
+            raise ValueError("ConvolutionStem: widths, kernels and strides must be at least 1")
 
     @property
     def hop(self) -> int:
-        """Samples from one frame to the next."""
+        """Samples between the starts of two successive frames."""
         return math.prod(self.strides)
 
     @property
@@ -74,7 +74,7 @@ class ConvolutionStemModule(nn.Module):
         for i, (width, kernel, stride) in enumerate(zip(part.widths, part.kernels, part.strides, strict=True)):
             before = part.widths[i - 1] if i else 1
             convolution = TimeConvolution(before, width, kernel, stride, bias=part.bias)
-            convolution.silent = i == 0 and part.norm == "group"  # then its norm does its work
+            convolution.silent = i == 0 and part.norm == "group"  # then the norm computes the convolution
             self.convolutions.append(convolution)
             if part.norm == "layer" or i == 0:
                 self.norms.append((nn.LayerNorm if part.norm == "layer" else OverTime)(width))
@@ -94,8 +94,8 @@ class ConvolutionStemModule(nn.Module):
 
 
 class OverTime(nn.LayerNorm):
-    """A convolution of one channel, each of whose channels is then normalised over the whole row, pads included; of a
-    layer norm it has the two vectors."""
+    """A convolution of one input channel, then a norm of each output channel over the whole row, padding included.
+    Weight and bias are those of a LayerNorm."""
 
     def forward(self, samples: Tensor, convolution: nn.Conv1d) -> Tensor:  # type: ignore[override]
         weight, bias, stride = convolution.weight, convolution.bias, convolution.stride[0]
@@ -103,7 +103,7 @@ class OverTime(nn.LayerNorm):
 
 
 class WaveformEmbedding(Embedding, sees="all"):
-    """Frames from the stem, normalised and projected to the model's width. Pads are silent, the rest is augmented."""
+    """Frames from the stem, normalised, projected to the model's width and augmented. Padding frames are zero."""
 
     inputs: ClassVar[tuple[str, ...]] = (
         "input_values",
@@ -117,7 +117,7 @@ class WaveformEmbedding(Embedding, sees="all"):
     projection_dropout: float = 0.0
     augment: SpecAugment = SpecAugment()
     position: Part | None = None
-    out_norm: Norm | None = None  # of the frames with their positions
+    out_norm: Norm | None = None  # of the frames after positions are added
     dropout: float = 0.0
 
     def check(self) -> None:
@@ -125,7 +125,7 @@ class WaveformEmbedding(Embedding, sees="all"):
 
     @property
     def features(self) -> int:
-        """Channels of the stem, which a head may read."""
+        """Output channels of the stem, which a head may use."""
         return self.stem.widths[-1]
 
     @property
@@ -159,7 +159,7 @@ class WaveformEmbeddingModule(nn.Module):
         stem, reach = self.part.stem, self.part.stem.reach
         if samples is None or samples.dim() != 2 or samples.shape[1] < reach:
             shape = None if samples is None else tuple(samples.shape)
-            raise ValueError(f"input_values is (batch, samples) with {reach} samples or more, got {shape}")
+            raise ValueError(f"input_values must be (batch, samples) with at least {reach} samples, got {shape}")
         ctx = frames_context(stem, samples, inputs.get("attention_mask"))
         features = self.norm(self.stem(samples))
         ctx.shared["extract_features"] = features
@@ -178,15 +178,15 @@ class WaveformEmbeddingModule(nn.Module):
 
 
 class SegmentEmbedding(Embedding, sees="all", called=("waveform patches", "VATT")):
-    """Segments of `size` samples side by side, each projected to a vector [Akbari et al. 2021]; what is left over at
-    the end is not heard. A segment is real where all its samples are."""
+    """One vector per segment of `size` samples, by a linear projection [Akbari et al. 2021]. An incomplete segment at
+    the end is ignored. A segment with any padding sample counts as padding."""
 
     inputs: ClassVar[tuple[str, ...]] = ("input_values", "attention_mask")
 
     size: int
     position: AbsolutePosition | None = None
-    norm: Norm | None = None  # of the segments with their positions
-    token_drop: float = 0.0  # the share of segments that is left out while training
+    norm: Norm | None = None  # of the segments after positions are added
+    token_drop: float = 0.0  # share of segments that is dropped in training (DropToken)
 
     def check(self) -> None:
         at_least(self, 1, "size")
@@ -208,7 +208,7 @@ class SegmentEmbedding(Embedding, sees="all", called=("waveform patches", "VATT"
         return num_samples // self.size
 
     def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
-        """As long a sound as there are positions for, where they have an end."""
+        """The audio fills all positions, if their number is limited."""
         most = self.max_length
         return {"input_values": (max(length, self.size) if most is None else most * self.size,)}
 
@@ -232,12 +232,12 @@ class SegmentEmbeddingModule(nn.Module):
         samples, part = inputs.get("input_values"), self.part
         if samples is None or samples.dim() != 2 or samples.shape[1] < part.size:
             shape = None if samples is None else tuple(samples.shape)
-            raise ValueError(f"input_values is (batch, samples) with {part.size} samples or more, got {shape}")
+            raise ValueError(f"input_values must be (batch, samples) with at least {part.size} samples, got {shape}")
         ctx = frames_context(part, samples, inputs.get("attention_mask"))
-        heard = samples[:, : part.frames(samples.shape[1]) * part.size].unflatten(1, (-1, part.size))
+        segments = samples[:, : part.frames(samples.shape[1]) * part.size].unflatten(1, (-1, part.size))
         if ctx.is_token is not None:
-            heard = heard.masked_fill(~ctx.is_token[..., None], 0)
-        x = self.project(heard)
+            segments = segments.masked_fill(~ctx.is_token[..., None], 0)
+        x = self.project(segments)
         if self.position is not None:
             x = add_position(self.position, x, ctx)
         if self.norm is not None:
@@ -246,13 +246,14 @@ class SegmentEmbeddingModule(nn.Module):
 
 
 def frames_context(stem: ConvolutionStem | SegmentEmbedding, samples: Tensor, mask: Tensor | None) -> Context:
-    """A frame is real where all the samples it sees are."""
+    """Return the context of the frames. A frame is real if all samples in its receptive field are real."""
     index = torch.arange(stem.frames(samples.shape[1]), device=samples.device)
     if mask is not None and mask.shape != samples.shape:
-        raise ValueError(f"attention_mask is over samples, {tuple(samples.shape)}, got {tuple(mask.shape)}")
+        shape = tuple(samples.shape)
+        raise ValueError(f"attention_mask must have one value per sample, {shape}, got {tuple(mask.shape)}")
     if mask is None or hides_nothing(mask):
         return Context(index=index, positions=index[None])
-    count = F.pad(mask.bool().cumsum(-1), (1, 0))  # real samples before each
+    count = F.pad(mask.bool().cumsum(-1), (1, 0))  # number of real samples before each sample
     first = index * stem.hop
     real = count[:, first + stem.reach] - count[:, first] == stem.reach
     return Context(index=index, positions=(index[None] - leading_pads(real)).clamp(min=0), is_token=real)

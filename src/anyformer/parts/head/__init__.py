@@ -1,1 +1,1 @@
-"""From hidden states to named outputs and losses."""
+"""Heads, which map hidden states to named outputs and losses."""

@@ -1,4 +1,7 @@
-"""Heads over large vocabularies: adaptive softmax [Grave et al. 2017] and mixture of softmaxes [Yang et al. 2018]."""
+"""Heads over large vocabularies: adaptive softmax [Grave et al. 2017] and mixture of softmaxes [Yang et al. 2018].
+
+D width, C softmaxes.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from anyformer.specs.part import Site
 
 
 class AdaptiveHead(LMHead, sees="itself", called=("adaptive softmax",)):
-    """Scores over the vocabulary by clusters: first of the first cluster's tokens and of the other clusters, then of
-    the tokens in each of these. Without `hierarchical`, one softmax over the scores of all clusters."""
+    """Scores over a vocabulary that is divided into clusters. One softmax covers the first cluster's tokens and the
+    other clusters; a second one covers the tokens within each of those."""
 
-    widths: tuple[int, ...]
-    cutoffs: tuple[int, ...] = ()
-    hierarchical: bool = True
+    widths: tuple[int, ...]  # of each cluster's vectors
+    cutoffs: tuple[int, ...] = ()  # first token id of each cluster after the first
+    hierarchical: bool = True  # False: one softmax over the tokens of all clusters
 
     def check(self) -> None:
         check_clusters(self, self.vocab_size, self.cutoffs, self.widths)
@@ -31,7 +34,7 @@ class AdaptiveHead(LMHead, sees="itself", called=("adaptive softmax",)):
 
 
 class OwnScores(LMHeadModule):
-    """A head whose scores are not one product: its loss is that of the scores."""
+    """A head whose scores are not one matrix product, so the fused linear cross-entropy does not apply."""
 
     def cross_entropy(self, x: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         scores, labels = self.logits(x).float().flatten(0, -2), labels.flatten()
@@ -58,10 +61,10 @@ class AdaptiveHeadModule(OwnScores):
 
 
 class MixtureHead(LMHead, sees="itself", called=("mixture of softmaxes", "MoS")):
-    """The logarithm of a mixture of `softmaxes` distributions over the vocabulary, each of a vector of its own; how
-    much each counts depends on the token too."""
+    """Log-probabilities of a mixture of `softmaxes` distributions over the vocabulary. Each distribution has its own
+    projection of the hidden state; the mixture weights depend on the hidden state too."""
 
-    softmaxes: int = 15
+    softmaxes: int = 15  # C
 
     def check(self) -> None:
         at_least(self, 1, "softmaxes")

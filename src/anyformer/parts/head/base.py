@@ -1,6 +1,6 @@
-"""Heads map the last hidden states to named outputs, with the loss where labels are given.
+"""Base classes of heads, which map the last hidden states to named outputs, and to a loss if labels are given.
 
-B batch, T tokens, D width, V vocabulary, C classes or choices.
+B batch, T tokens, D width.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Outputs = dict[str, Tensor | None]
 
 
 class Head(Part):
-    """Reads the last hidden states. `inputs`: names that it also takes from the caller."""
+    """Base class of heads, which map the last hidden states to outputs."""
 
-    inputs: ClassVar[tuple[str, ...]] = ()
-    input_kinds: ClassVar[Mapping[str, Kind]] = {}  # of inputs that are not common (runtime/inputs.py)
-    remembers: ClassVar[bool] = True  # a decoder returns its cache by default, as published
+    inputs: ClassVar[tuple[str, ...]] = ()  # names of the caller's inputs that the head uses
+    input_kinds: ClassVar[Mapping[str, Kind]] = {}  # kinds of inputs that runtime/inputs.py does not list
+    remembers: ClassVar[bool] = True  # whether a decoder returns its cache by default, as published
 
     @property
     def pool(self) -> Pool | None:
-        """How it makes one vector of a sequence; None: it reads every position."""
+        """How the head pools a sequence to one vector; None: it uses every position."""
         return None
 
     @property
     def num_labels(self) -> int | None:
-        """Number of classes, if it scores classes."""
+        """Number of classes, if the head scores classes."""
         return None
 
     @property
@@ -50,26 +50,26 @@ class Head(Part):
 
 
 class HeadModule(nn.Module):
-    unlisted: tuple[str, ...] = ()  # outputs that are left out where a tuple is returned
+    unlisted: tuple[str, ...] = ()  # outputs that are not part of a tuple result
 
     def arrange(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The model's inputs, reshaped before they are embedded."""
+        """Reshape the model's inputs before they are embedded."""
         return inputs
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
-        """Named outputs for hidden states (B, T, D), without losses."""
+        """Return named outputs for hidden states (B, T, D), without losses."""
         raise NotImplementedError
 
     def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
         return class_loss(logits, labels)
 
     def judge(self, outputs: NamedTensors, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
-        """The terms of the loss of these outputs; empty without labels."""
+        """Return the loss terms of these outputs; empty without labels."""
         labels = inputs.get("labels")
         return {} if labels is None else {"loss": self.label_loss(outputs["logits"], labels, ctx)}
 
     def losses(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
-        """The terms of the loss, for training."""
+        """Return the loss terms, for training."""
         return self.judge(self.answer(x, ctx, inputs), ctx, inputs)
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
@@ -78,7 +78,7 @@ class HeadModule(nn.Module):
 
 
 def total(terms: Mapping[str, Loss]) -> Tensor | None:
-    """The sum of the terms' means: the published `loss`."""
+    """Return the sum of the terms' means, the published `loss`; None if there are no terms."""
     means = [term.mean for term in terms.values()]
     return None if not means else means[0] if len(means) == 1 else torch.stack(means).sum()
 
@@ -87,7 +87,7 @@ def total(terms: Mapping[str, Loss]) -> Tensor | None:
 
 
 class Transform(Part, sees="itself"):
-    """norm(activation(dense(x))) before the vocabulary (BERT)."""
+    """norm(activation(dense(x))) before the vocabulary scores (BERT)."""
 
     activation: Activation
     norm: Norm

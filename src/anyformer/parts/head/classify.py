@@ -1,6 +1,6 @@
-"""A class for a sequence, and the best of several choices.
+"""Heads with one output per sequence: a pooled vector, a class, or the best of several choices.
 
-B batch, T tokens, D width, V vocabulary, C classes or choices.
+B batch, T tokens, C classes or choices.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from anyformer.parts.head.losses import Loss, Problem, classification_loss
 from anyformer.parts.head.pool import Pool
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Site
-
-# -- one answer a sequence --------------------------------------------------------------------------------------------
 
 
 class PooledOutput(Head):
@@ -39,15 +37,15 @@ class PooledOutputModule(HeadModule):
 class ClassifyHead(
     Head, called=("sequence classification", "text classification", "sentiment analysis", "natural language inference")
 ):
-    """Scores of C classes for a sequence; `problem` is the kind of labels, guessed from them where it is None."""
+    """Scores of `num_labels` classes for a sequence."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels",)
 
     num_labels: int
     pool: Pool
     bias: bool = True
-    problem: Problem | None = None
-    shares: bool = False  # rows of labels are probabilities; one number a row has the shape (B,) (DeBERTa)
+    problem: Problem | None = None  # kind of labels; None: inferred from the labels
+    shares: bool = False  # labels (B, C) are class probabilities; with one label, logits are (B,) (DeBERTa)
 
     def build(self, site: Site) -> nn.Module:
         return ClassifyModule(self.pool, self.num_labels, self.bias, self.problem, site, self.shares)
@@ -69,14 +67,14 @@ class ClassifyModule(HeadModule):
         return classification_loss(logits, labels, self.problem, self.shares)
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
-        found = super().forward(x, ctx, inputs)
-        if self.shares and found["loss"] is not None and self.problem is None and self.num_labels == 1:
-            found["logits"] = None if found["logits"] is None else found["logits"].flatten()
-        return found
+        outputs = super().forward(x, ctx, inputs)
+        if self.shares and outputs["loss"] is not None and self.problem is None and self.num_labels == 1:
+            outputs["logits"] = None if outputs["logits"] is None else outputs["logits"].flatten()
+        return outputs
 
 
 class MultipleChoiceHead(Head):
-    """One score a choice; inputs are (B, C, T) and every choice is read on its own."""
+    """One score per choice; inputs are (B, C, T), and the model processes every choice separately."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels",)
     requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)
@@ -95,10 +93,10 @@ class MultipleChoiceModule(HeadModule):
 
     def arrange(self, inputs: dict[str, Any]) -> dict[str, Any]:
         tensors = {name: v for name, v in inputs.items() if isinstance(v, Tensor) and name != "labels"}
-        memory = {name for name in tensors if name.startswith("encoder_")}  # once a row, for all its choices
+        memory = {name for name in tensors if name.startswith("encoder_")}  # one per row, shared by its choices
         first = next((v for name, v in tensors.items() if name not in memory), None)
         if first is None or first.dim() < 3:
-            raise ValueError("multiple choice reads inputs of shape (batch, choices, tokens)")
+            raise ValueError("multiple choice needs inputs of shape (batch, choices, tokens)")
         count = first.shape[1]
         flat = {n: v.repeat_interleave(count, 0) if n in memory else v.flatten(0, 1) for n, v in tensors.items()}
         return {**inputs, **flat, "num_choices": count}

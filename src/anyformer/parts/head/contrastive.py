@@ -1,6 +1,6 @@
-"""The objective of wav2vec 2.0: find the code of a masked frame among others [Baevski et al. 2020].
+"""wav2vec 2.0's objective: identify the code of a masked frame among negatives [Baevski et al. 2020].
 
-B batch, T frames, N = B T, C channels of the stem, G groups of V codes each, K codes that are wrong, P projected width.
+B batch, T frames, N = B T, C channels of the stem, G groups of V codes each, K negatives, P projected width.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from anyformer.runtime.inputs import check_shape
 from anyformer.specs.checks import at_least, chance, positive
 from anyformer.specs.part import Part, Site
 
-PERPLEXITY, CODES = "codevector_perplexity", "codes"  # how many codes are used in effect; the numbers of each frame's
+PERPLEXITY, CODES = "codevector_perplexity", "codes"  # effective number of codes in use; code ids of each frame
 
 
 class Quantizer(Part, sees="itself", called=("codebook", "product quantization")):
-    """Each frame becomes one code a group: the likeliest, and while training one that is drawn, with the gradient of
-    its probability [Jang et al. 2017]."""
+    """Maps each frame to one code per group: the most likely code, or in training a sample of the Gumbel softmax
+    [Jang et al. 2017]."""
 
     groups: int = 2
-    codes: int = 320  # in each group
-    width: int = 256  # of the codes of all groups side by side
-    temperature: float = 2.0  # of the draw: whoever trains may lower it
+    codes: int = 320  # per group
+    width: int = 256  # of the concatenated codes of all groups
+    temperature: float = 2.0  # of the Gumbel softmax; a training loop may lower it
 
     def check(self) -> None:
         at_least(self, 1, "groups", "codes", "width")
@@ -50,8 +50,8 @@ class QuantizerModule(nn.Module):
         self.starts = {"choose.weight": Normal(std=1.0), "codes": Uniform(low=0.0, high=1.0)}
 
     def forward(self, x: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, T, C) -> codes (B, T, width), their numbers (B, T, G), and how many codes are in use, from G to G V, by
-        the frames that are `counted` (B, T), or all."""
+        """Quantize x (B, T, C). Return codes (B, T, width), code ids (B, T, G) and the perplexity, from G to G V,
+        over the frames in `counted` (B, T); None: all frames."""
         scores = self.choose(x).unflatten(-1, (self.part.groups, self.part.codes))
         if self.training:
             chosen = F.gumbel_softmax(scores.float(), tau=self.temperature, hard=True)
@@ -67,8 +67,8 @@ class QuantizerModule(nn.Module):
 
 
 class ContrastHead(Head):
-    """Frames and the codes of what they were, projected to be compared by their cosine: of a hidden frame its own code
-    must be nearer than those of other hidden frames, and many codes must be in use."""
+    """Contrastive loss on hidden frames: a frame's projected state must be closer (by cosine) to its own projected code
+    than to the codes of other hidden frames. A diversity loss keeps many codes in use."""
 
     inputs: ClassVar[tuple[str, ...]] = ("sampled_negative_indices",)
     requires: ClassVar[tuple[str, ...]] = ("a waveform",)
@@ -76,10 +76,10 @@ class ContrastHead(Head):
     features: int  # C
     quantizer: Quantizer = Quantizer()
     width: int = 256  # P
-    dropout: float = 0.0  # of the features before they are quantised
+    dropout: float = 0.0  # of the features before the quantizer
     temperature: float = 0.1  # of the cosines
-    negatives: int = 100  # K, for whoever draws them
-    diversity: float = 0.1  # share of the second loss
+    negatives: int = 100  # K; the caller draws them (`draw_negatives`)
+    diversity: float = 0.1  # weight of the diversity loss
 
     def check(self) -> None:
         at_least(self, 1, "features", "width", "negatives")
@@ -98,8 +98,8 @@ class ContrastModule(HeadModule):
         self.states, self.targets = nn.Linear(site.width, part.width), nn.Linear(part.quantizer.width, part.width)
         self.starts: dict[str, Initializer] = {}
         for name, inputs in (("states", site.width), ("targets", part.quantizer.width)):
-            around = Uniform(low=-(inputs**-0.5), high=inputs**-0.5)
-            self.starts |= {f"{name}.weight": around, f"{name}.bias": around}
+            uniform = Uniform(low=-(inputs**-0.5), high=inputs**-0.5)
+            self.starts |= {f"{name}.weight": uniform, f"{name}.bias": uniform}
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         features, hidden = ctx.shared["extract_features"], inputs.get("mask_time_indices")
@@ -118,7 +118,7 @@ class ContrastModule(HeadModule):
         if others is None:
             return {}
         if hidden is None:
-            raise ValueError("sampled_negative_indices need mask_time_indices, the frames that are hidden")
+            raise ValueError("sampled_negative_indices need mask_time_indices, the hidden frames")
         states, targets, used = (outputs[n] for n in ("projected_states", "projected_quantized_states", PERPLEXITY))
         check_shape("sampled_negative_indices", others, (*states.shape[:2], others.shape[-1]))
         contrast = self.contrast(states, targets, outputs[CODES], hidden.bool(), others.long())
@@ -126,12 +126,12 @@ class ContrastModule(HeadModule):
         return {"contrast": Loss(contrast, number), "diversity": Loss(diversity, number)}
 
     def diversity(self, used: Tensor, hidden: Tensor) -> Tensor:
-        """How many of all codes are not used, for as many frames as are hidden."""
+        """Return the share of unused codes times the number of hidden frames."""
         total = self.part.quantizer.groups * self.part.quantizer.codes
         return (total - used) / total * hidden.sum()
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
-        """As published the losses are sums, and each is reported; its factor is not part of the second."""
+        """As published, the losses are sums; `diversity_loss` is reported without its weight."""
         outputs = self.answer(x, ctx, inputs)
         terms = self.judge(outputs, ctx, inputs)
         del outputs[CODES]
@@ -145,8 +145,8 @@ class ContrastModule(HeadModule):
         }
 
     def contrast(self, states: Tensor, targets: Tensor, numbers: Tensor, hidden: Tensor, others: Tensor) -> Tensor:
-        """How unlikely the own code of each hidden frame is beside `others` (B, T, K), which are numbers of frames
-        among all N of the batch; those that have the same code do not count."""
+        """Return the summed cross-entropy of each hidden frame's own code against its negatives. `others` (B, T, K) are
+        indices into the N frames of the batch; negatives with the same code are ignored."""
         N, own = hidden.numel(), torch.arange(hidden.numel(), device=states.device)[:, None]
         others = others.flatten(0, 1)
         states, targets = (F.normalize(each.flatten(0, 1).float(), dim=-1, eps=1e-8) for each in (states, targets))
@@ -154,19 +154,19 @@ class ContrastModule(HeadModule):
         numbers = numbers.view(N, -1)
         same = (numbers[others] == numbers[:, None]).all(-1)
         cosines = cosines.masked_fill(F.pad(same, (1, 0), value=False), -torch.inf)
-        wanted = torch.where(hidden.flatten(), 0, -100)
-        return F.cross_entropy(cosines, wanted, reduction="sum")
+        labels = torch.where(hidden.flatten(), 0, -100)
+        return F.cross_entropy(cosines, labels, reduction="sum")
 
 
 def draw_negatives(hidden: Tensor, count: int) -> Tensor:
-    """(B, T) which frames are hidden -> (B, T, count) numbers of other hidden frames of the same row, equally likely,
-    counted through the batch; 0 and on from a row's first frame where nothing is hidden."""
+    """Draw negatives for each frame, uniformly from the other hidden frames of its row. `hidden` is (B, T); returns
+    indices (B, T, count) into the B T frames of the batch. Frames that are not hidden get their row's first frame."""
     B, T = hidden.shape
-    places = (~hidden).int().argsort(dim=-1, stable=True)  # hidden frames first, in order
+    order = (~hidden).int().argsort(dim=-1, stable=True)  # hidden frames first, in order
     number = hidden.sum(-1)[:, None, None]
     drawn = (torch.rand(B, T, count, device=hidden.device) * (number - 1).clamp(min=1)).long()
     rank = (hidden.cumsum(-1) - 1)[..., None]
     drawn = torch.where(drawn >= rank, drawn + 1, drawn).clamp(max=T - 1)
-    found = places[:, None].expand(-1, T, -1).gather(-1, drawn)
+    negatives = order[:, None].expand(-1, T, -1).gather(-1, drawn)
     first = torch.arange(B, device=hidden.device)[:, None, None] * T
-    return torch.where(hidden[..., None], found, 0) + first
+    return torch.where(hidden[..., None], negatives, 0) + first

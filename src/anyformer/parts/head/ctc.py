@@ -1,6 +1,6 @@
 """Connectionist temporal classification: text from frames without an alignment [Graves et al. 2006].
 
-B batch, T tokens, D width, V vocabulary, C classes or choices.
+B batch, T frames.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from anyformer.specs.part import Site
 
 
 class CTCHead(Head, called=("speech recognition",)):
-    """Scores of each frame over the alphabet, trained over all alignments [Graves et al. 2006]."""
+    """Scores over the alphabet for each frame, trained on the sum over all alignments [Graves et al. 2006]."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels",)
 
@@ -50,13 +50,13 @@ class CTCModule(HeadModule):
         return Loss((each / lengths.clamp(min=1)).sum(), len(each))
 
     def row_losses(self, logits: Tensor, labels: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """(B,) how unlikely each row of labels is, and how long it is."""
+        """Return the negative log-likelihood of each row of labels, (B,), and the rows' lengths."""
         check_labels("labels", labels, (logits.shape[0], labels.shape[-1] if labels.dim() == 2 else 1))
         if can_read_values() and labels.numel() and int(labels.max()) >= self.part.vocab_size:
-            raise ValueError(f"label {int(labels.max())} is outside the alphabet of {self.part.vocab_size}")
+            raise ValueError(f"labels: {int(labels.max())} is outside the alphabet of {self.part.vocab_size}")
         B, T = logits.shape[:2]
         frames = torch.full((B,), T, device=logits.device) if ctx.tokens is None else ctx.tokens.sum(-1)
-        kept = (labels >= 0) & (labels != self.part.blank)  # -100 or the blank pads the labels
+        kept = (labels >= 0) & (labels != self.part.blank)  # labels are padded with -100 or the blank
         log_probs, lengths = logits.log_softmax(-1, dtype=torch.float32), kept.sum(-1)
         if ctc.fits(log_probs, labels):
             each = ctc.ctc_losses(log_probs, labels, kept, frames, self.part.blank)

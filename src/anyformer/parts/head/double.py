@@ -1,6 +1,6 @@
-"""A language model and a score for the whole text at once (GPT's fine-tuning with an auxiliary loss).
+"""A language-model head and a score per text (GPT's fine-tuning with an auxiliary loss).
 
-B batch, C choices, T tokens, D width, V vocabulary.
+B batch, C choices, T tokens, D width.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from anyformer.specs.part import Part, Site
 
 
 class Summary(Part):
-    """One vector for a text: the one at a given place (default: the last), or the last, first or mean along the
-    second dimension; projected where `width` is set."""
+    """One vector per text. `take` is "index" (the vector at a given index, or the last one without an index), or the
+    "last", "first" or "mean" vector along the second dimension."""
 
     take: Literal["index", "last", "first", "mean"] = "index"
-    width: int | None = None
+    width: int | None = None  # output width of a projection; None: no projection
     activation: Activation = "identity"
     first_dropout: float = 0.0
     last_dropout: float = 0.0
@@ -47,13 +47,13 @@ class SummaryModule(nn.Module):
         self.dense = nn.Linear(width, part.width) if part.width else None
 
     def forward(self, x: Tensor, places: Tensor | None, tokens: Tensor | None) -> Tensor:
-        """x (..., T, D) and, for "index", where to look (...) -> (..., width)"""
+        """Summarise x (..., T, D) to (..., width). `places` (...) are the indices for take="index"."""
         part = self.part
         if part.take == "index" and places is not None:
             x = x.gather(-2, places[..., None, None].expand(*places.shape, 1, x.shape[-1])).squeeze(-2)
         elif part.take == "index":
             x = x[..., -1, :]
-        elif part.take == "first" and tokens is not None and x.dim() == 3:  # with pads on the left it is not at 0
+        elif part.take == "first" and tokens is not None and x.dim() == 3:  # not at index 0 if padding is on the left
             x = x.gather(1, tokens.int().argmax(-1)[:, None, None].expand(-1, 1, x.shape[-1])).squeeze(1)
         else:
             x = x.mean(1) if part.take == "mean" else x[:, -1 if part.take == "last" else 0]
@@ -64,8 +64,8 @@ class SummaryModule(nn.Module):
 
 
 class DoubleHead(Head):
-    """Scores over the vocabulary and one score a text, with a loss each [Radford et al. 2018]. Texts may come as
-    (B, C, T), each choice read on its own; `mc_token_ids` says which token of a text speaks for it."""
+    """Scores over the vocabulary and one score per text, with one loss each [Radford et al. 2018]. Texts may be
+    (B, C, T); choices are then processed separately. `mc_token_ids` is the index of the token that scores each text."""
 
     inputs: ClassVar[tuple[str, ...]] = (
         "mc_token_ids",
@@ -103,17 +103,17 @@ class DoubleHeadModule(HeadModule):
         logits = ctx.tap(self.address, "lm", self.lm.scores(x))
         if choices is not None:
             x, logits = x.unflatten(0, choices), logits.unflatten(0, choices)
-        x = ctx.tap(self.address, "text", x)  # by choice, as published
+        x = ctx.tap(self.address, "text", x)  # (B, C, T, D), as published
         scores = self.summary(x, inputs.get("mc_token_ids"), ctx.tokens)
         return {"logits": logits, "mc_logits": scores.squeeze(-1) if scores.shape[-1] == 1 else scores}
 
     def judge(self, outputs: NamedTensors, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
-        logits, scores, found = outputs["logits"], outputs["mc_logits"], {}
+        logits, scores, terms = outputs["logits"], outputs["mc_logits"], {}
         if (labels := inputs.get("labels")) is not None:
-            found["loss"] = self.lm.label_loss(logits.flatten(0, -3), labels, ctx)  # a text a row
+            terms["loss"] = self.lm.label_loss(logits.flatten(0, -3), labels, ctx)  # one text per row
         if (answers := inputs.get("mc_labels")) is not None:
-            found["mc_loss"] = class_loss(scores.reshape(-1, scores.shape[-1]), answers.flatten(), "mc_labels")
-        return found
+            terms["mc_loss"] = class_loss(scores.reshape(-1, scores.shape[-1]), answers.flatten(), "mc_labels")
+        return terms
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
         outputs = self.answer(x, ctx, inputs)

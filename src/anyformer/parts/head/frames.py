@@ -1,4 +1,4 @@
-"""The hidden states of real frames."""
+"""Hidden states with the mask of real frames."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anyformer.specs.part import Site
 
 
 class RealOutput(Head):
-    """The hidden states, and which of them are real where a mask was given (ParakeetEncoder)."""
+    """The hidden states and, if a mask was given, the `attention_mask` of the output frames (ParakeetEncoder)."""
 
     def build(self, site: Site) -> nn.Module:
         return RealOutputModule()

@@ -1,6 +1,6 @@
-"""Heads of image models: hidden states of the grid, two classifiers with distillation, masked pixels.
+"""Heads of image models: hidden states as an image, two classifiers for distillation, masked pixels.
 
-B batch, C channels, N patches, D width.
+B batch, D width.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from anyformer.specs.part import Site
 
 
 class ImageOutput(Head):
-    """The last grid as an image (B, D, rows, columns), and the mean of it (B, D, 1, 1), as published for ResNet."""
+    """The last grid as an image (B, D, rows, columns), and its mean (B, D, 1, 1), as published for ResNet."""
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
@@ -34,8 +34,8 @@ class ImageOutputModule(HeadModule):
 
 
 class DistilledHead(Head):
-    """Two tokens, each with scores of its own: the first learned from labels, the second from a teacher; what they say
-    together is their mean [Touvron et al. 2021]. It gives no loss, as published."""
+    """Two classifiers, on the class token (trained on labels) and the distillation token (trained on a teacher); the
+    logits are their mean [Touvron et al. 2021]. Returns no loss, as published."""
 
     requires: ClassVar[tuple[str, ...]] = ("a second token",)
 
@@ -56,8 +56,8 @@ class DistilledModule(HeadModule):
 
 
 class PixelHead(Head):
-    """Each token of the last grid draws its `stride` x `stride` pixels; the loss is the mean distance to the pixels of
-    the patches that `bool_masked_pos` hid [Xie et al. 2022]."""
+    """Each token of the last grid predicts its `stride` x `stride` pixels. The loss is the mean absolute error over the
+    patches that `bool_masked_pos` hides [Xie et al. 2022]."""
 
     requires: ClassVar[tuple[str, ...]] = ("an image", "a mask token")
 
@@ -78,16 +78,18 @@ class PixelModule(HeadModule):
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         grid = ctx.extra(Grid)
         assert grid is not None
-        drawn = self.out(x[:, -math.prod(grid) :]).transpose(1, 2)  # what stands before the patches draws nothing
-        return {"reconstruction": F.pixel_shuffle(drawn.unflatten(2, grid), self.part.stride)}
+        pixels = self.out(x[:, -math.prod(grid) :]).transpose(1, 2)  # prefix tokens predict no pixels
+        return {"reconstruction": F.pixel_shuffle(pixels.unflatten(2, grid), self.part.stride)}
 
     def judge(self, outputs: NamedTensors, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
         image, pixels, masked = outputs["reconstruction"], inputs["pixel_values"], inputs.get("bool_masked_pos")
         if masked is None:
             return {}
         if image.shape != pixels.shape:
-            drawn, given = tuple(image.shape[2:]), tuple(pixels.shape[2:])
-            raise ValueError(f"no loss: the head draws {drawn} pixels (encoder_stride), the image has {given}")
+            predicted, given = tuple(image.shape[2:]), tuple(pixels.shape[2:])
+            raise ValueError(
+                f"no loss: the head predicts {predicted} pixels, but the image has {given}; change encoder_stride"
+            )
         (height, width), (down, right) = pixels.shape[2:], self.part.patch_size
         hidden = masked.view(-1, -(-height // down), -(-width // right))
         hidden = hidden.repeat_interleave(down, 1).repeat_interleave(right, 2)[:, None, :height, :width]

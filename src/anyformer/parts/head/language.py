@@ -1,6 +1,6 @@
-"""Scores over a vocabulary: causal and masked language models.
+"""Heads of causal and masked language models.
 
-B batch, T tokens, D width, V vocabulary, C classes or choices.
+D width.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from anyformer.specs.part import Sees, Site, farthest
 
 
 class LMHead(Head, sees="itself", called=("language model head", "unembedding")):
-    """Scores over the vocabulary. `shift`: token t predicts token t + 1; otherwise labels stand where they belong."""
+    """Scores over the vocabulary."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels", "logits_to_keep")
 
     vocab_size: int
     bias: bool = False
-    shift: bool = True
+    shift: bool = True  # token t predicts label t + 1; False: token t predicts label t
     transform: Transform | None = None
-    scale: float | None = None  # of the hidden states before the scores (T5's tied 1 / sqrt(D))
-    offset: bool = False  # a saved score a token, added at the end and never learned (BART's final_logits_bias)
-    balance: Balance | None = None  # of experts: its losses are reported and added where router logits are asked for
-    foreign: bool = False  # scores another vocabulary than the one that is read (MarianForCausalLM with two)
-    unused_bias: bool = False  # checkpoints hold a second bias that nothing reads (an untied BERT)
+    scale: float | None = None  # factor of the hidden states before the scores (tied T5: 1 / sqrt(D))
+    offset: bool = False  # add a stored, untrained offset to the scores (BART's final_logits_bias)
+    balance: Balance | None = None  # load-balancing losses of experts; added if output_router_logits is given
+    foreign: bool = False  # the scored vocabulary is not that of the input (MarianForCausalLM with two vocabularies)
+    unused_bias: bool = False  # checkpoints contain a second, unused bias (an untied BERT)
 
     def reaches(self) -> Sees | None:
         return farthest("itself", self.transform)
@@ -60,34 +60,34 @@ class LMHeadModule(HeadModule, ComputesTensors):
             self.idle = mark_unused(nn.ParameterDict({"bias": torch.zeros(part.vocab_size)}))
 
     def computed_tensors(self) -> dict[str, Callable[[], Tensor]]:
-        """What a checkpoint may leave out."""
+        """Tensors that a checkpoint may omit."""
         return {"offset": lambda: torch.zeros(self.part.vocab_size)} if self.part.offset else {}
 
     def output(self, width: int) -> nn.Module:
-        """From vectors of this width to scores."""
+        """Build the layer from vectors of this width to scores."""
         return nn.Linear(width, self.part.vocab_size, bias=self.part.bias)
 
     def scores(self, x: Tensor) -> Tensor:
         if self.transform is not None:
             x = self.transform(x)
         scores = self.logits(x if self.part.scale is None else x * self.part.scale)
-        return scores if self.offset is None else scores.add_(self.offset)  # in place: the largest tensor there is
+        return scores if self.offset is None else scores.add_(self.offset)  # in place, because scores are large
 
     def logits(self, x: Tensor) -> Tensor:
         return self.out(x)
 
     def loss(self, x: Tensor, ctx: Context, labels: Tensor, smoothing: float = 0.0) -> Loss:
-        """Over the labels that are not -100, for training: the scores are never held all at once. What balances experts
-        is a mean over the tokens of this pass, and counts as often as there are labels."""
+        """Return the training loss over labels that are not -100, without all scores in memory. The balance loss of
+        experts is a mean over the tokens of this pass; it is weighted by the number of labels."""
         if self.part.shift:
             labels = next_labels(labels, ctx)
-        asked = labels != IGNORED
-        number = asked.sum()
+        is_target = labels != IGNORED
+        number = is_target.sum()
         balance: Tensor | float = 0.0
         if self.part.balance is not None and self.training and (terms := self.part.balance.terms(ctx)):
             balance = self.part.balance.total(terms) * number
-        if x.is_cpu and not torch.compiler.is_compiling():  # other devices would wait for a size that depends on data
-            x, labels = x[asked], labels[asked]
+        if x.is_cpu and not torch.compiler.is_compiling():  # a data-dependent size would make other devices wait
+            x, labels = x[is_target], labels[is_target]
         if self.transform is not None:
             x = self.transform(x)
         if self.part.scale is not None:
@@ -95,7 +95,7 @@ class LMHeadModule(HeadModule, ComputesTensors):
         return Loss(self.cross_entropy(x, labels, smoothing) + balance, number)
 
     def cross_entropy(self, x: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        """The sum over labels (...) that are not -100, of vectors (..., D)."""
+        """Return the summed cross-entropy of vectors (..., D) over labels (...) that are not -100."""
         out = self.out
         weight, bias = effective_weight(out), out.bias
         if self.offset is not None:
@@ -118,15 +118,15 @@ class LMHeadModule(HeadModule, ComputesTensors):
         return class_loss(logits, next_labels(labels, ctx) if self.part.shift else labels)
 
     def judge(self, outputs: NamedTensors, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
-        found = super().judge(outputs, ctx, inputs)
-        if found and self.part.balance is not None and inputs.get("output_router_logits"):
+        losses = super().judge(outputs, ctx, inputs)
+        if losses and self.part.balance is not None and inputs.get("output_router_logits"):
             terms = {name: value for name, value in outputs.items() if name != "logits"}
-            found["balance"] = Loss(self.part.balance.total(terms), 1.0)
-        return found
+            losses["balance"] = Loss(self.part.balance.total(terms), 1.0)
+        return losses
 
 
 class VocabularyOutput(Head):
-    """Scores over the vocabulary under the name of hidden states, and no loss (FSMTModel)."""
+    """Scores over the vocabulary, returned as `last_hidden_state` and without a loss (FSMTModel)."""
 
     foreign: ClassVar[bool] = False
 
@@ -142,8 +142,8 @@ class VocabularyOutputModule(LMHeadModule):
 
 
 def next_labels(labels: Tensor, ctx: Context) -> Tensor:
-    """labels moved one to the left: each token's target is the next one, never another document's first."""
-    after = F.pad(labels[:, 1:], (0, 1), value=-100)
+    """Shift labels by one to the left: each token's target is the next token of the same document."""
+    shifted = F.pad(labels[:, 1:], (0, 1), value=-100)
     if ctx.documents is not None:
-        after = after.masked_fill(F.pad(begins(ctx.documents)[:, 1:], (0, 1), value=True), -100)
-    return after
+        shifted = shifted.masked_fill(F.pad(begins(ctx.documents)[:, 1:], (0, 1), value=True), -100)
+    return shifted

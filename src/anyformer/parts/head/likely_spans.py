@@ -1,6 +1,6 @@
-"""Answers in a text, the likeliest few: where one begins is chosen first, and where it ends given that.
+"""Extractive question answering with beams: the most likely starts, then the most likely ends given each start.
 
-B batch, T tokens, N starts, E ends of each, D width.
+B batch, T tokens, N starts, D width.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from anyformer.specs.part import Site
 
 
 class LikelySpans(Head, sees="all"):
-    """The likeliest places for an answer to begin, for each of them those to end, and a score for there being no answer
-    at all, from the token at `cls_index` (default: the last) [Yang et al. 2019]. `p_mask` is 1 where no answer can
-    be. With labels it gives only the loss, for each end given the true start."""
+    """The most likely starts of an answer, the most likely ends for each start, and a no-answer score computed from the
+    token at `cls_index` (default: the last) [Yang et al. 2019]. `p_mask` is 1 for tokens that cannot be in an answer.
+    With labels, only the loss is returned; ends are then scored given the true start."""
 
     inputs: ClassVar[tuple[str, ...]] = (
         "start_positions",
@@ -34,10 +34,10 @@ class LikelySpans(Head, sees="all"):
         "p_mask",
     )
     input_kinds: ClassVar[Mapping[str, Kind]] = {"cls_index": "integers", "p_mask": "mask"}
-    requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)  # whose places the labels are
+    requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)  # labels are token indices
 
-    starts: int = 5
-    ends: int = 5
+    starts: int = 5  # N, number of starts to return
+    ends: int = 5  # number of ends to return per start
     norm: Norm = LayerNorm()
 
     def check(self) -> None:
@@ -59,11 +59,11 @@ class LikelySpansModule(HeadModule):
         self.none_dense, self.none = nn.Linear(2 * D, D), nn.Linear(D, 1, bias=False)
 
     def begins(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
-        """(B, T) scores"""
+        """Return the start scores (B, T)."""
         return ctx.tap(self.address, "start", mask_scores(self.begin(x).squeeze(-1), inputs.get("p_mask")))
 
     def ends(self, x: Tensor, start: Tensor, inputs: dict[str, Any]) -> Tensor:
-        """(B, N, T) scores, given the vectors (B, N, D) where answers begin."""
+        """Return the end scores (B, N, T), given the vectors (B, N, D) of the starts."""
         N, T = start.shape[1], x.shape[1]
         pairs = torch.cat((x[:, None].expand(-1, N, -1, -1), start[:, :, None].expand(-1, -1, T, -1)), dim=-1)
         scores = self.end(self.end_norm(self.end_dense(pairs).tanh())).squeeze(-1)
@@ -71,23 +71,24 @@ class LikelySpansModule(HeadModule):
         return mask_scores(scores, None if mask is None else mask[:, None])
 
     def no_answer_scores(self, x: Tensor, start: Tensor, inputs: dict[str, Any]) -> Tensor:
-        """(B,) scores for there being no answer, given the vector (B, D) where one begins."""
-        place = inputs.get("cls_index")
-        speaker = x[:, -1] if place is None else vectors_at(x, place.view(-1, 1))[:, 0]
-        return self.none(self.none_dense(torch.cat((start, speaker), dim=-1)).tanh()).squeeze(-1)
+        """Return the no-answer scores (B,), given the vector (B, D) of the start."""
+        cls_index = inputs.get("cls_index")
+        cls = x[:, -1] if cls_index is None else vectors_at(x, cls_index.view(-1, 1))[:, 0]
+        return self.none(self.none_dense(torch.cat((start, cls), dim=-1)).tanh()).squeeze(-1)
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         for name in ("starts", "ends"):
             if getattr(self.part, name) > x.shape[1]:
-                raise ValueError(f"the {getattr(self.part, name)} likeliest {name}: the text has {x.shape[1]} tokens")
+                number = getattr(self.part, name)
+                raise ValueError(f"LikelySpans.{name} is {number}, but the text has only {x.shape[1]} tokens")
         chance = self.begins(x, ctx, inputs).softmax(-1)
-        likely, places = chance.topk(self.part.starts, dim=-1)
-        ends = self.ends(x, vectors_at(x, places), inputs).softmax(-1).topk(self.part.ends, dim=-1)
-        mean = torch.matmul(chance[:, None], x).squeeze(1)  # of where an answer may begin
+        probabilities, starts = chance.topk(self.part.starts, dim=-1)
+        ends = self.ends(x, vectors_at(x, starts), inputs).softmax(-1).topk(self.part.ends, dim=-1)
+        mean = torch.matmul(chance[:, None], x).squeeze(1)  # expected start vector
         return {
-            "start_top_log_probs": likely,
-            "start_top_index": places,
-            # published: the likeliest end of every start comes first, then the second of every start
+            "start_top_log_probs": probabilities,
+            "start_top_index": starts,
+            # as published: first the most likely end of every start, then the second of every start, ...
             "end_top_log_probs": ends.values.transpose(1, 2).flatten(1),
             "end_top_index": ends.indices.transpose(1, 2).flatten(1),
             "cls_logits": self.no_answer_scores(x, mean, inputs),
@@ -99,13 +100,13 @@ class LikelySpansModule(HeadModule):
             return {}
         start, end = start.view(-1), end.view(-1)
         first = vectors_at(x, start[:, None])
-        found = {
+        terms = {
             "start": half(class_loss(self.begins(x, ctx, inputs), start, "start_positions")),
             "end": half(class_loss(self.ends(x, first, inputs)[:, 0], end, "end_positions")),
         }
         if inputs.get("cls_index") is not None and (none := inputs.get("is_impossible")) is not None:
-            found["none"] = half(binary_loss(self.no_answer_scores(x, first[:, 0], inputs), none.view(-1)))
-        return found
+            terms["none"] = half(binary_loss(self.no_answer_scores(x, first[:, 0], inputs), none.view(-1)))
+        return terms
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
         terms = self.losses(x, ctx, inputs)
@@ -117,10 +118,10 @@ def half(loss: Loss) -> Loss:
 
 
 def vectors_at(x: Tensor, places: Tensor) -> Tensor:
-    """(B, T, D) and (B, N) -> (B, N, D)"""
+    """Return the vectors (B, N, D) of x (B, T, D) at indices `places` (B, N)."""
     return x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
 
 
 def mask_scores(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """The lowest score where a mask is 1."""
+    """Set scores to a very low value if the mask is 1."""
     return scores if mask is None else scores.masked_fill(mask > 0, -65500.0 if scores.dtype == torch.half else -1e30)

@@ -1,6 +1,6 @@
-"""Losses of the labels that a caller passes, and one-line errors for labels of a wrong type, shape or value.
+"""Losses for the caller's labels, and one-line errors for labels of a wrong type, shape or value.
 
-On a CPU, values are examined only after torch has refused them.
+On a CPU, values are checked only after torch has rejected them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Problem = Literal["regression", "single_label_classification", "multi_label_clas
 
 
 def check_labels(name: str, labels: Tensor, shape: tuple[int, ...]) -> None:
-    """Whole numbers of this shape; one for each row may also be a column."""
+    """Raise unless labels are integers of this shape; a shape (B,) may also be (B, 1)."""
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"{name} must be integers (int64), got {labels.dtype}")
     check_shape(name, labels, shape, *([(*shape, 1)] if len(shape) == 1 else []))
 
 
 class Loss(NamedTuple):
-    """A loss as it adds up over micro-batches and processes: its sum (fp32), and over how much."""
+    """A loss that can be summed over micro-batches and processes: its sum (fp32) and the weight to divide by."""
 
     sum: Tensor
     weight: Tensor | float
@@ -36,7 +36,7 @@ class Loss(NamedTuple):
 
 
 def class_loss(logits: Tensor, labels: Tensor, name: str = "labels", ignored: int = -100) -> Loss:
-    """Over labels (...) that are not `ignored`: how unlikely scores (..., C) find them."""
+    """Return the cross-entropy of scores (..., C) over labels (...) that are not `ignored`."""
     check_labels(name, labels, tuple(logits.shape[:-1]))
     labels = labels.flatten().to(logits.device, torch.long)
     try:
@@ -44,12 +44,12 @@ def class_loss(logits: Tensor, labels: Tensor, name: str = "labels", ignored: in
     except IndexError:
         C = logits.shape[-1]
         bad = labels[(labels != ignored) & ((labels < 0) | (labels >= C))]
-        raise ValueError(f"{name}: {int(bad[0])} is outside 0 to {C - 1}; {ignored} asks for nothing") from None
+        raise ValueError(f"{name}: {int(bad[0])} is outside 0 to {C - 1}; use {ignored} for no label") from None
     return Loss(total, (labels != ignored).sum())
 
 
 def binary_loss(logits: Tensor, labels: Tensor, counted: Tensor | None = None) -> Loss:
-    """Of scores whose labels are yes (1) or no (0), over those that are `counted`; default: all of them."""
+    """Return the binary cross-entropy of scores with labels 0 and 1, over those in `counted`; None: all."""
     each = F.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
     if counted is None:
         return Loss(each.sum(), each.numel())
@@ -57,8 +57,8 @@ def binary_loss(logits: Tensor, labels: Tensor, counted: Tensor | None = None) -
 
 
 def classification_loss(logits: Tensor, labels: Tensor, problem: Problem | None, shares: bool = False) -> Loss:
-    """Of scores (B, C); what kind of problem it is, the labels tell where the description does not. With `shares` they
-    are then classes, none where below 0, or how much of each class (B, C) a row is."""
+    """Return the loss of scores (B, C). If `problem` is None, it is inferred from the labels; with `shares`, labels are
+    then classes (ignored if negative) or class probabilities (B, C)."""
     if problem is None and shares and logits.shape[-1] > 1:
         if labels.dim() == 1 or labels.shape[-1] == 1:
             return class_loss(logits, labels.long().masked_fill(labels < 0, -100))
@@ -70,9 +70,9 @@ def classification_loss(logits: Tensor, labels: Tensor, problem: Problem | None,
         problem = "regression" if logits.shape[-1] == 1 else problem
     if problem == "single_label_classification":
         return class_loss(logits, labels)
-    wanted = logits.squeeze(-1) if problem == "regression" else logits  # (B,) or (B, C)
-    check_shape("labels", labels, tuple(wanted.shape), *([tuple(logits.shape)] if wanted is not logits else []))
-    labels = labels.view_as(wanted)
+    scores = logits.squeeze(-1) if problem == "regression" else logits  # (B,) or (B, C)
+    check_shape("labels", labels, tuple(scores.shape), *([tuple(logits.shape)] if scores is not logits else []))
+    labels = labels.view_as(scores)
     if problem == "regression":
-        return Loss(F.mse_loss(wanted.float(), labels.float(), reduction="sum"), labels.numel())
+        return Loss(F.mse_loss(scores.float(), labels.float(), reduction="sum"), labels.numel())
     return binary_loss(logits, labels)

@@ -1,6 +1,6 @@
-"""BERT's and ALBERT's pretraining: masked tokens, and whether two sentences belong together.
+"""Pretraining heads of BERT and ALBERT: masked tokens, and the relation of two sentences.
 
-B batch, T tokens, D width, V vocabulary, C classes or choices.
+B batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from anyformer.specs.part import Site
 
 
 class NextSentenceHead(Head):
-    """Does B follow A? Two scores from the pooled first token."""
+    """Whether sentence B follows sentence A: two scores from the pooled vector (BERT)."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels",)
 
@@ -41,14 +41,14 @@ class PretrainingHead(Head):
 
     lm: LMHead
     pool: Pool
-    tokens_alone: bool = False  # the tokens' loss is given where no pair is labelled (BigBird); else there is none
+    tokens_alone: bool = False  # without pair labels, return the token loss (BigBird); False: return no loss
 
     def build(self, site: Site) -> nn.Module:
         return PretrainingModule(self, site)
 
 
 class SentenceOrderHead(PretrainingHead, called=("SOP", "sentence order prediction")):
-    """Masked tokens, and which of two pieces of a text came first [Lan et al. 2020]."""
+    """Masked tokens, and which of two segments of a text comes first [Lan et al. 2020]."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels", "sentence_order_label")
     input_kinds: ClassVar[Mapping[str, Kind]] = {"sentence_order_label": "labels"}
@@ -80,7 +80,7 @@ class PretrainingModule(HeadModule):
         labels, related = inputs.get("labels"), inputs.get(self.pair_label)
         if labels is None or (related is None and not self.tokens_alone):
             return {}
-        found = {"masked": class_loss(outputs["prediction_logits"], labels)}
+        terms = {"masked": class_loss(outputs["prediction_logits"], labels)}
         if related is not None:
-            found["next"] = class_loss(outputs[self.pair_output], related, self.pair_label)
-        return found
+            terms["next"] = class_loss(outputs[self.pair_output], related, self.pair_label)
+        return terms

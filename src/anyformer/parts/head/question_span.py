@@ -1,6 +1,6 @@
-"""Answers in a text that begins with its question (BigBird's head for long texts).
+"""Extractive question answering on a text that begins with the question (BigBird).
 
-B batch, T tokens, D width.
+B batch, T tokens.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from anyformer.specs.part import Site
 
 
 class QuestionHead(SpanHead, sees="all"):
-    """One more feed-forward step before the scores, and no answer inside the question, which goes up to the first
-    `separator` (or is `question_lengths` long). Where no segments are given, what follows it is the second."""
+    """Start and end scores after one more feed-forward step. Question tokens get low scores. The question ends at
+    the first `separator`, or after `question_lengths` tokens; without `token_type_ids`, the rest is segment 1."""
 
     inputs: ClassVar[tuple[str, ...]] = (*SpanHead.inputs, "question_lengths")
     input_kinds: ClassVar[Mapping[str, Kind]] = {"question_lengths": "integers"}
@@ -36,7 +36,7 @@ class QuestionHead(SpanHead, sees="all"):
     def check(self) -> None:
         super().check()
         if self.feedforward.reshapes:
-            raise ValueError("QuestionHead.feedforward.out: what is scored is as wide as the stream; leave it out")
+            raise ValueError("QuestionHead.feedforward.out: the output must have the model's width; leave `out` unset")
 
     @property
     def causal_alternative(self) -> str:
@@ -57,13 +57,13 @@ class QuestionModule(SpanModule):
         question = self.question(inputs)
         if question is None:
             return inputs
-        inputs = {**inputs, "question": question[0] & ~question[1]}  # the first token may be the answer: there is none
+        inputs = {**inputs, "question": question[0] & ~question[1]}  # the first token may be chosen: "no answer"
         if inputs.get("token_type_ids") is None:
             inputs["token_type_ids"] = (~question[0]).long()
         return inputs
 
     def question(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
-        """(B, T) the tokens of the question, and the first of each text, which is always one of them."""
+        """Return two masks (B, T): the question's tokens, and the first token of each text, which is one of them."""
         ids, lengths, mask = (inputs.get(name) for name in ("input_ids", "question_lengths", "attention_mask"))
         text = inputs.get("inputs_embeds") if ids is None else ids
         if text is None or text.dim() < 2 or (ids is None and lengths is None):
@@ -74,12 +74,12 @@ class QuestionModule(SpanModule):
             start = first_of_document(documents)
         if lengths is not None:
             if documents is not None:
-                raise ValueError("question_lengths are of one text a row: packed documents cannot have them")
+                raise ValueError("question_lengths cannot be used with document_ids: they are one length per row")
             return index - start < lengths.view(-1, 1), index == start
         if self.separator is None or ids is None:
-            raise ValueError("give question_lengths: the description names no separator that ends a question")
+            raise ValueError("give question_lengths: QuestionHead.separator is not set")
         ends: Tensor = ids == self.separator
-        before = ends.cumsum(-1) - ends.long()  # separators before each token, then those behind, in its document
+        before = ends.cumsum(-1) - ends.long()  # separators before each token; `behind`: from it to the document's end
         behind = ends.sum(-1, keepdim=True) - before
         if documents is not None:
             before = before - before.gather(1, start)

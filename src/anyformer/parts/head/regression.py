@@ -1,4 +1,7 @@
-"""The value of each point, predicted from the pairs before it."""
+"""Head of in-context regression: the value of each point, predicted from the pairs before it.
+
+B batch, N pairs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from anyformer.specs.part import Site
 
 
 class PairHead(Head, sees="itself"):
-    """From each point its value; the loss is the squared distance from the values that were given."""
+    """Predicts the value of each point; the loss is the squared error to the given values."""
 
     requires: ClassVar[tuple[str, ...]] = ("pairs",)
     remembers: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Which tokens of a text are not the original ones?"""
+"""Replaced token detection (ELECTRA)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from anyformer.specs.part import Site
 
 
 class DetectHead(Head):
-    """One score a token that it was replaced [Clark et al. 2020]; labels are 0 and 1, and pads do not count."""
+    """One score per token for "was replaced" [Clark et al. 2020]. Labels are 0 and 1; padding does not count."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels",)
 

@@ -1,7 +1,6 @@
-"""Vectors that are compared: one for a sequence, and how alike those of texts and of images are, or of videos, sounds
-and texts.
+"""Contrastive heads: one vector per sequence, and similarities of texts, images, videos and sounds.
 
-B texts (or videos and sounds), I images, P texts a video, D width.
+B texts (or videos and sounds), I images, P texts per video, T tokens, S hidden spans, D width.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from anyformer.specs.part import Site
 
 
 class ProjectionHead(Head, called=("projection", "CLIP projection")):
-    """One vector of `width` numbers for a sequence, under its published name."""
+    """Projects the pooled sequence to one vector, returned under its published name."""
 
     pool: Pool
-    width: int
+    width: int  # of the vector
     name: Literal["text_embeds", "image_embeds", "video_embeds", "audio_embeds"] = "text_embeds"
-    balance: Balance | None = None  # of experts: a loss beside that of the vectors, in training or where asked for
+    balance: Balance | None = None  # load-balancing losses of experts, in training or with output_router_logits
 
     def check(self) -> None:
         at_least(self, 1, "width")
@@ -55,13 +54,13 @@ class ProjectionModule(HeadModule):
 
 
 class SimilarityHead(Head, sees="itself", called=("contrastive head", "CLIP", "contrastive loss")):
-    """The cosine of every text with every image, times a learned factor whose logarithm starts at `scale`. The loss
-    asks each text for its image among those of the batch, and each image for its text."""
+    """Cosine of every text with every image, times a learned factor. The loss is the cross-entropy of each text over
+    the images of the batch and of each image over the texts."""
 
     inputs: ClassVar[tuple[str, ...]] = ("return_loss",)
     requires: ClassVar[tuple[str, ...]] = ("two towers",)
 
-    scale: float = 2.6592
+    scale: float = 2.6592  # initial logarithm of the factor
 
     def build(self, site: Site) -> nn.Module:
         return SimilarityModule(self)
@@ -74,7 +73,7 @@ class SimilarityModule(nn.Module):
         self.starts = {"scale": part.scale}
 
     def forward(self, text: Tensor, image: Tensor, inputs: dict[str, Any]) -> Outputs:
-        """(B, D) and (I, D) -> the scores both ways"""
+        """Score texts (B, D) against images (I, D), in both directions."""
         text, image = (x / x.norm(dim=-1, keepdim=True) for x in (text, image))
         scores = text @ image.t() * self.scale.exp()
         loss = self.loss(scores).mean if inputs.get("return_loss") else None
@@ -87,26 +86,26 @@ class SimilarityModule(nn.Module):
         }
 
     def loss(self, scores: Tensor) -> Loss:
-        """(B, B), each text beside its own image"""
+        """Return the loss of scores (B, B), where text i belongs to image i."""
         if scores.shape[0] != scores.shape[1]:
             texts, images = scores.shape
-            raise ValueError(f"a loss needs a text for each image, got {texts} and {images}")
-        own = torch.arange(len(scores), device=scores.device)
-        both = [F.cross_entropy(each.float(), own, reduction="sum") for each in (scores, scores.t())]
+            raise ValueError(f"return_loss needs one text per image, got {texts} texts and {images} images")
+        labels = torch.arange(len(scores), device=scores.device)
+        both = [F.cross_entropy(each.float(), labels, reduction="sum") for each in (scores, scores.t())]
         return Loss((both[0] + both[1]) / 2, len(scores))
 
 
 class SpacesHead(Head, sees="itself", called=("VATT", "MIL-NCE")):
-    """Videos and sounds meet in one space, and what is there of a video goes on into a second of `width` numbers, where
-    it meets texts [Akbari et al. 2021]. Of all pairs of a batch that have the video or the sound, its own is asked for;
-    of several texts that stand near a video any may be right [Miech et al. 2020]."""
+    """Compares videos with sounds in one space and, after a projection to `width`, with texts in a second space
+    [Akbari et al. 2021]. The loss is contrastive over the batch; if a video has several texts, any of them may be the
+    right one (MIL-NCE) [Miech et al. 2020]."""
 
     inputs: ClassVar[tuple[str, ...]] = ("return_loss",)
     requires: ClassVar[tuple[str, ...]] = ("three towers",)
 
-    width: int
+    width: int  # of the space of videos and texts
     temperature: float = 0.07
-    weight: float = 1.0  # of the texts' loss
+    weight: float = 1.0  # of the text loss
 
     def check(self) -> None:
         at_least(self, 1, "width")
@@ -121,23 +120,23 @@ class SpacesModule(nn.Module):
     def __init__(self, part: SpacesHead, site: Site) -> None:
         super().__init__()
         self.part = part
-        self.project = nn.Linear(site.width, part.width)  # from the finer space into the coarser
+        self.project = nn.Linear(site.width, part.width)  # from the space of sounds to the space of texts
 
     def forward(self, vectors: dict[str, Tensor], inputs: dict[str, Any]) -> Outputs:
-        """Cosines over the temperature: of videos (B) with sounds (B), and with texts (B P)."""
+        """Return cosines / temperature of B videos with B sounds, and with B P texts."""
         video = vectors["video"]
-        sides = {"audio": video, "text": self.project(video)}
-        found: Outputs = {"loss": None}
-        for name, side in sides.items():
+        spaces = {"audio": video, "text": self.project(video)}
+        outputs: Outputs = {"loss": None}
+        for name, projected in spaces.items():
             if name in vectors:
-                cosines = F.normalize(side, dim=-1) @ F.normalize(vectors[name], dim=-1).t()
-                found[f"video_{name}_logits"] = cosines / self.part.temperature
+                cosines = F.normalize(projected, dim=-1) @ F.normalize(vectors[name], dim=-1).t()
+                outputs[f"video_{name}_logits"] = cosines / self.part.temperature
         if inputs.get("return_loss"):
-            found["loss"] = torch.stack([loss.mean for loss in self.losses(found).values()]).sum()
-        return {**found, **{f"{name}_embeds": vector for name, vector in vectors.items()}}
+            outputs["loss"] = torch.stack([loss.mean for loss in self.losses(outputs).values()]).sum()
+        return {**outputs, **{f"{name}_embeds": vector for name, vector in vectors.items()}}
 
     def losses(self, outputs: Outputs) -> dict[str, Loss]:
-        """Of sounds and of texts, where there are."""
+        """Return the losses of sounds and of texts, if given."""
         weights = {"audio": 1.0, "text": self.part.weight}
         given = {name: outputs.get(f"video_{name}_logits") for name in weights}
         return {
@@ -148,22 +147,22 @@ class SpacesModule(nn.Module):
 
 
 def nearest_of_several(scores: Tensor) -> Tensor:
-    """MIL-NCE: (B, B P), each video's own P candidates in a block -> (B,): how unlikely its own pairs are, all
-    together, among all that have the video or one of the candidates."""
+    """MIL-NCE loss (B,) of scores (B, B P), where each video has a block of P candidates: the negative log-probability
+    of the video's own pairs, summed, among all pairs with this video or one of its candidates."""
     B, candidates = scores.shape
     if candidates % B:
-        raise ValueError(f"a loss needs as many for each video, got {candidates} for {B}")
+        raise ValueError(f"return_loss needs the same number of texts per video, got {candidates} for {B} videos")
     scores = scores.float().unflatten(1, (B, -1))  # (B, B, P)
     own = torch.eye(B, dtype=torch.bool, device=scores.device)[..., None]
-    others = scores.transpose(0, 1).masked_fill(own, -torch.inf)  # who else a candidate could belong to
+    others = scores.transpose(0, 1).masked_fill(own, -torch.inf)  # the candidates' scores with other videos
     right = scores.diagonal().t().logsumexp(-1)
     return torch.cat((scores, others), dim=-1).flatten(1).logsumexp(-1) - right
 
 
 class HiddenSpansHead(Head, sees="itself", called=("MERLOT Reserve", "contrastive span training")):
-    """What an encoder says where a span of text, or of sound, is hidden, beside what a small encoder says of the span
-    itself: as `SimilarityHead`, each is asked for the other among all of its kind in the batch [Zellers et al. 2022].
-    In the text a span that is hidden is the token `text`, or `audio`; what they hide is given in the same order."""
+    """Contrasts the encoder's output at each hidden span of text or audio with a small encoder's vector of that span,
+    as in `SimilarityHead`, among all spans of the same kind in the batch [Zellers et al. 2022]. In `input_ids`, the
+    token `text` or `audio` replaces a hidden span; the hidden spans are given in the same order."""
 
     inputs: ClassVar[tuple[str, ...]] = (
         "hidden_ids",
@@ -178,16 +177,16 @@ class HiddenSpansHead(Head, sees="itself", called=("MERLOT Reserve", "contrastiv
     }
     requires: ClassVar[tuple[str, ...]] = ("hidden spans",)
 
-    width: int
-    text: int
-    audio: int
-    scale: float = 2.6592
+    width: int  # of the compared vectors
+    text: int  # token id of a hidden text span
+    audio: int  # token id of a hidden audio span
+    scale: float = 2.6592  # initial logarithm of the cosines' factor
 
     def check(self) -> None:
         at_least(self, 1, "width")
         at_least(self, 0, "text", "audio")
         if self.text == self.audio:
-            raise ValueError(f"HiddenSpansHead.text and audio are both {self.text}: a place is for one of them")
+            raise ValueError(f"HiddenSpansHead.text and audio are both {self.text}; they must be different tokens")
 
     def build(self, site: Site) -> nn.Module:
         return HiddenSpansModule(self, site)
@@ -201,21 +200,23 @@ class HiddenSpansModule(nn.Module):
         self.compare = SimilarityModule(SimilarityHead(scale=part.scale))
 
     def forward(self, x: Tensor, ids: Tensor, spans: dict[str, Tensor], inputs: dict[str, Any]) -> Outputs:
-        """x (B, T, D) of the tokens `ids` (B, T), and the vectors of what is hidden, (S, width) of each kind."""
-        found: Outputs = {"loss": None, "last_hidden_state": x}
+        """Compare x (B, T, D) at the tokens `ids` (B, T) with the hidden spans' vectors, (S, width) per kind."""
+        outputs: Outputs = {"loss": None, "last_hidden_state": x}
         for name, hidden in spans.items():
             token, count = getattr(self.part, name), len(hidden)
-            here = (ids == token).flatten()
-            if can_read_values() and (places := int(here.sum())) != count:
-                raise ValueError(f"{count} spans of {name} are hidden, and the text has {places} of the tokens {token}")
-            # the places in their order; their number is that of the spans, so that shapes do not depend on values
-            guesses = self.project(x.flatten(0, 1)[here.int().argsort(descending=True, stable=True)[:count]])
-            found[f"{name}_span_logits"] = self.compare(guesses, hidden, {})["logits_per_text"]
-        if inputs.get("return_loss") and (terms := self.losses(found)):
-            found["loss"] = torch.stack([loss.mean for loss in terms.values()]).sum()
-        return found
+            is_span = (ids == token).flatten()
+            if can_read_values() and (tokens := int(is_span.sum())) != count:
+                raise ValueError(
+                    f"{count} spans of {name} are hidden, but the text has {tokens} tokens with id {token}"
+                )
+            # indices in order; cut to the number of spans, so shapes do not depend on values
+            guesses = self.project(x.flatten(0, 1)[is_span.int().argsort(descending=True, stable=True)[:count]])
+            outputs[f"{name}_span_logits"] = self.compare(guesses, hidden, {})["logits_per_text"]
+        if inputs.get("return_loss") and (terms := self.losses(outputs)):
+            outputs["loss"] = torch.stack([loss.mean for loss in terms.values()]).sum()
+        return outputs
 
     def losses(self, outputs: Outputs) -> dict[str, Loss]:
-        """Of each kind of span that is hidden."""
+        """Return the loss of each kind of hidden span."""
         given = {name: outputs.get(f"{name}_span_logits") for name in ("text", "audio")}
         return {name: self.compare.loss(scores) for name, scores in given.items() if scores is not None}

@@ -1,6 +1,6 @@
-"""Where an answer begins and ends in a text (extractive question answering).
+"""Extractive question answering: the start and end of the answer in a text.
 
-B batch, T tokens, D width, V vocabulary, C classes or choices.
+B batch, T tokens.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from anyformer.specs.part import Site
 
 
 class SpanHead(Head, called=("question answering", "extractive QA", "span prediction")):
-    """Scores of each token to begin and to end the answer."""
+    """Two scores per token: for the start and for the end of the answer."""
 
     inputs: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
     remembers: ClassVar[bool] = False
-    requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)  # whose places the labels are
+    requires: ClassVar[tuple[str, ...]] = ("a row of tokens",)  # labels are token indices
 
     dropout: float = 0.0
 
@@ -44,12 +44,12 @@ class SpanModule(HeadModule):
         return {"start_logits": start.contiguous(), "end_logits": end.contiguous()}
 
     def judge(self, outputs: NamedTensors, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
-        names, found = ("start", "end"), {}
+        names, terms = ("start", "end"), {}
         if any(inputs.get(f"{name}_positions") is None for name in names):
             return {}
         for name in names:
             scores, places = outputs[f"{name}_logits"], inputs[f"{name}_positions"]
             T = scores.shape[1]  # answers outside the text are ignored
             half, weight = class_loss(scores, places.clamp(0, T), f"{name}_positions", ignored=T)
-            found[name] = Loss(half / 2, weight)
-        return found
+            terms[name] = Loss(half / 2, weight)
+        return terms

@@ -1,7 +1,6 @@
-"""After a speech encoder: an adapter that shortens, frames as output, a class for each frame.
-Samples are read in waveform.py.
+"""Parts after a speech encoder: an adapter that shortens the sequence, frames as output, a class per frame.
 
-B batch, T frames, C channels, D width.
+B batch, T frames, C labels.
 """
 
 from __future__ import annotations
@@ -22,13 +21,11 @@ from anyformer.runtime.inputs import check_shape
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Part, Site
 
-# -- after the encoder ------------------------------------------------------------------------------------------------
-
 
 class ConvolutionAdapter(Part, sees="all"):
-    """Strided gated convolutions that make frames fewer, after a projection where the width changes."""
+    """Strided gated convolutions that shorten the sequence, after a projection if the width changes."""
 
-    requires: ClassVar[tuple[str, ...]] = ("a waveform",)  # which is padded at its end
+    requires: ClassVar[tuple[str, ...]] = ("a waveform",)  # padded on the right
 
     width: int
     depth: int = 3
@@ -61,7 +58,7 @@ class ConvolutionAdapterModule(nn.Module):
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Context]:
         length = torch.full(x.shape[:1], x.shape[1], device=x.device) if ctx.tokens is None else ctx.tokens.sum(-1)
-        for _ in self.convolutions:  # the published count, which layers left out do not change
+        for _ in self.convolutions:  # as published, dropped layers count too
             length = torch.div(length - 1, self.part.stride, rounding_mode="floor") + 1
         if self.project is not None and self.norm is not None:
             x = self.norm(self.project(x))
@@ -74,7 +71,7 @@ class ConvolutionAdapterModule(nn.Module):
 
 
 class SpeechNeck(Neck, sees="itself"):
-    """The norm after the last layer, and what makes the frames fewer. The hidden states shown are those before it."""
+    """The norm and adapter after the last layer. `hidden_states` are those before it."""
 
     norm: Norm | None = None
     adapter: ConvolutionAdapter | None = None
@@ -98,7 +95,7 @@ class SpeechNeckModule(nn.Module):
 
 
 class SpeechOutput(Head):
-    """The hidden states, and the features of the stem they came from (Wav2Vec2Model)."""
+    """The hidden states and the stem's features (Wav2Vec2Model)."""
 
     requires: ClassVar[tuple[str, ...]] = ("a waveform",)
 
@@ -112,7 +109,7 @@ class SpeechOutputModule(HeadModule):
 
 
 class FrameHead(Head):
-    """Scores of C labels for each frame; the labels are scores too (B, T, C), and their highest counts."""
+    """Scores of C labels for each frame. Labels are scores (B, T, C) too; the highest one is the target."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels",)
 

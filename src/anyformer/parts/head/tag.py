@@ -1,7 +1,4 @@
-"""A class for each token.
-
-B batch, T tokens, D width, V vocabulary, C classes or choices.
-"""
+"""Token classification."""
 
 from __future__ import annotations
 
@@ -16,20 +13,18 @@ from anyformer.parts.head.losses import Loss, check_labels, class_loss
 from anyformer.runtime.context import Context
 from anyformer.specs.part import Site
 
-# -- one answer a token -----------------------------------------------------------------------------------------------
-
 
 class TagHead(
     Head, called=("token classification", "NER", "named entity recognition", "part-of-speech tagging", "POS tagging")
 ):
-    """Scores of C labels for each token."""
+    """Scores of `num_labels` labels for each token."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels",)
     remembers: ClassVar[bool] = False
 
     num_labels: int
     dropout: float = 0.0
-    counts_pads: bool = True  # their labels, where they are not -100; or they are ignored (XLM-R XL)
+    counts_pads: bool = True  # labels of padding count unless they are -100; False: they are ignored (XLM-R XL)
     bias: bool = True
 
     def build(self, site: Site) -> nn.Module:

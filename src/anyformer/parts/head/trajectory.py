@@ -1,4 +1,4 @@
-"""Actions, states and returns predicted from the tokens of a trajectory [Chen et al. 2021]."""
+"""Decision Transformer's head: actions, states and returns predicted from a trajectory [Chen et al. 2021]."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from anyformer.specs.part import Site
 
 
 class TrajectoryHead(Head, sees="itself"):
-    """From a state the action, and from an action the next state and the return that is left."""
+    """Predicts the action from each state token, and the next state and return from each action token."""
 
     requires: ClassVar[tuple[str, ...]] = ("time steps",)
     remembers: ClassVar[bool] = False
 
     state_width: int
     action_width: int
-    bounded: bool = True  # actions lie between -1 and 1
+    bounded: bool = True  # predicted actions are between -1 and 1 (tanh)
 
     def check(self) -> None:
         at_least(self, 1, "state_width", "action_width")
@@ -41,11 +41,11 @@ class TrajectoryModule(HeadModule):
         self.to_go = nn.Linear(width, 1)
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
-        _, seen, done = x.unflatten(1, (-1, KINDS)).unbind(2)  # (B, N, D) each
-        action = self.action(seen)
+        _, states, actions = x.unflatten(1, (-1, KINDS)).unbind(2)  # (B, N, D) each
+        action = self.action(states)
         return {
-            "state_preds": self.state(done),
+            "state_preds": self.state(actions),
             "action_preds": action.tanh() if self.bounded else action,
-            "return_preds": self.to_go(done),
+            "return_preds": self.to_go(actions),
             "last_hidden_state": x,
         }

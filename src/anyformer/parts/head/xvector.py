@@ -1,4 +1,4 @@
-"""Who is speaking: one vector for a recording, by which voices are told apart.
+"""Speaker verification: one vector per recording that identifies the speaker.
 
 B batch, T frames, C channels of a layer, P width of the vector.
 """
@@ -20,8 +20,8 @@ from anyformer.specs.part import Site
 
 
 class XVectorHead(Head, sees="all"):
-    """Dilated layers over time, then mean and spread of each channel over all frames [Snyder et al. 2018]; trained to
-    put an angle between speakers [Wang et al. 2018]."""
+    """Dilated layers over time, then mean and standard deviation of each channel over all frames [Snyder et al. 2018].
+    The loss is a softmax of cosines with an additive margin [Wang et al. 2018]."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels",)
 
@@ -37,13 +37,13 @@ class XVectorHead(Head, sees="all"):
         at_least(self, 1, "num_labels", "width")
         if not len(self.widths) == len(self.kernels) == len(self.dilations) > 0:
             sizes = f"{len(self.widths)} widths, {len(self.kernels)} kernels, {len(self.dilations)} dilations"
-            raise ValueError(f"XVectorHead: as many of each, and one or more: {sizes}")
+            raise ValueError(f"XVectorHead has {sizes}; give the same number of each, at least one")
         if min(*self.widths, *self.kernels, *self.dilations) < 1:
-            raise ValueError("XVectorHead: widths, kernels and dilations are at least 1")
+            raise ValueError("XVectorHead: widths, kernels and dilations must be at least 1")
 
     @property
     def reach(self) -> int:
-        """Frames that one of the last layer sees."""
+        """Receptive field of the last layer, in frames."""
         return 1 + sum((kernel - 1) * dilation for kernel, dilation in zip(self.kernels, self.dilations, strict=True))
 
     def build(self, site: Site) -> nn.Module:
@@ -57,7 +57,7 @@ class XVectorModule(HeadModule):
         self.project = nn.Linear(width, part.widths[0])
         before = (part.widths[0], *part.widths)
         self.layers = nn.ModuleList(
-            nn.Linear(wide * kernel, out) for wide, kernel, out in zip(before, part.kernels, part.widths, strict=False)
+            nn.Linear(size * kernel, out) for size, kernel, out in zip(before, part.kernels, part.widths, strict=False)
         )
         self.vector = nn.Linear(2 * part.widths[-1], part.width)
         self.out = nn.Linear(part.width, part.width)
@@ -67,14 +67,14 @@ class XVectorModule(HeadModule):
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> NamedTensors:
         part = self.part
         if x.shape[1] < part.reach:
-            raise ValueError(f"a voice needs {part.reach} frames or more, got {x.shape[1]}")
+            raise ValueError(f"XVectorHead needs at least {part.reach} frames, got {x.shape[1]}")
         length = None if ctx.tokens is None else ctx.tokens.sum(-1)
         x = self.project(x)
         for layer, kernel, dilation in zip(self.layers, part.kernels, part.dilations, strict=True):
             n = x.shape[1] - (kernel - 1) * dilation
             x = F.relu(layer(torch.cat([x[:, i * dilation : i * dilation + n] for i in range(kernel)], dim=-1)))
             length = None if length is None else length - (kernel - 1)  # as published, whatever the dilation
-        vector = self.vector(spread(x, length))
+        vector = self.vector(mean_and_std(x, length))
         return {"logits": self.out(vector), "embeddings": vector}
 
     def judge(self, outputs: NamedTensors, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
@@ -87,11 +87,11 @@ class XVectorModule(HeadModule):
         return {"loss": class_loss(part.scale * torch.where(own, cosines - part.margin, cosines), labels.flatten())}
 
 
-def spread(x: Tensor, length: Tensor | None) -> Tensor:
-    """(B, T, C) -> (B, 2 C): mean and standard deviation of each channel over the first `length` frames, or all."""
+def mean_and_std(x: Tensor, length: Tensor | None) -> Tensor:
+    """Return mean and standard deviation (B, 2 C) of each channel of x (B, T, C) over the first `length` frames."""
     B, T = x.shape[:2]
     number = x.new_full((B, 1), T) if length is None else length.clamp(1, T)[:, None].to(x.dtype)
     real = (torch.arange(T, device=x.device) < number)[..., None]
     mean = torch.where(real, x, 0).sum(1) / number
     variance = torch.where(real, x - mean[:, None], 0).pow(2).sum(1) / (number - 1).clamp(min=1)
-    return torch.cat((mean, variance.clamp(min=1e-30).sqrt()), dim=-1)  # of one frame it is 0, with a finite gradient
+    return torch.cat((mean, variance.clamp(min=1e-30).sqrt()), dim=-1)  # one frame: almost 0, finite gradient
