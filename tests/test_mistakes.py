@@ -123,12 +123,12 @@ CALLS: list[tuple[str, dict[str, Any], str]] = [
     ("writer", {"position_ids": full(3)}, r"position_ids.*shape \(6,\) or .* got \(3,\)"),
     ("writer", {"position_ids": full(2, T).float()}, "position_ids.*integers"),
     ("writer", {"document_ids": full(T)}, r"document_ids.*shape \(2, 6\).*got \(6,\)"),
-    ("writer", {"input_idx": ids}, "takes no input 'input_idx'; did you mean 'input_ids'"),
+    ("writer", {"input_idx": ids}, "no input 'input_idx'; did you mean 'input_ids'"),
     ("writer", {"use_cache": "yes"}, "use_cache.*True or False, got 'yes'"),
     ("writer", {"use_cache": 1}, "use_cache.*True or False, got 1"),
     ("writer", {"output_attentions": "/a/path"}, "output_attentions.*True or False, got '/a/path'"),
     ("writer", {"past_key_values": ()}, "past_key_values.*state, got a tuple"),
-    ("pair", {"encoder_outputs": 3}, "encoder_outputs are what an encoder returned, .* got 3"),
+    ("pair", {"encoder_outputs": 3}, "encoder_outputs .* got 3"),
     # labels, for every head
     ("writer", {"labels": ids + V}, r"labels: .* is outside 0 to 49; -100 asks for nothing"),
     ("writer", {"labels": full(2, T, value=-1)}, "labels: -1 is outside 0 to 49"),
@@ -138,8 +138,8 @@ CALLS: list[tuple[str, dict[str, Any], str]] = [
     ("writer", {"labels": ids.tolist()}, "labels.*tensor, got a list"),
     ("double", {"labels": ids[0]}, r"labels.*shape \(2, 6\).*got \(6,\)"),
     ("double", {"mc_labels": full(2, value=99)}, "mc_labels: 99 is outside 0 to"),
-    ("pair", {"labels": ids.float()}, r"labels are token ids \(batch, tokens\), got torch.float32"),
-    ("pair", {"labels": ids[0]}, r"labels are token ids \(batch, tokens\), got torch.int64 of \(6,\)"),
+    ("pair", {"labels": ids.float()}, r"labels .*\(batch, tokens\), got torch.float32"),
+    ("pair", {"labels": ids[0]}, r"labels .*\(batch, tokens\), got torch.int64 of shape \(6,\)"),
     ("pair", {"labels": ids + V}, "is outside"),
     ("masked", {"labels": ids.T}, r"labels.*shape \(2, 6\).*got \(6, 2\)"),
     ("pretraining", {"next_sentence_label": full(2, value=2)}, "next_sentence_label: 2 is outside 0 to 1"),
@@ -174,7 +174,7 @@ def test_a_mistake_in_a_call(name: str, given: dict[str, Any], sentence: str) ->
 
 
 def test_more_inputs_than_there_are() -> None:
-    with pytest.raises(ValueError, match="20 inputs without a name, and there are"):
+    with pytest.raises(ValueError, match="got 20 positional inputs, expected at most"):
         model("writer")(*[ids] * 20)
 
 
@@ -212,12 +212,12 @@ CODE: list[tuple[str, str]] = [
     ("af.override(gpt2(), {'decoder.layers.attention.dropout': float('nan')})", "attention.dropout: .* finite .* nan"),
     ("gpt2(layer_norm_epsilon=math.inf)", "layer_norm_epsilon=inf is not finite"),
     ("gpt2(layer_norm_epsilon='/a/path')", "layer_norm_epsilon='/a/path' is not a number"),
-    ("af.build({'kind': 'DecoderModel'})", "only a Model description can be built, as af.spec gives it, got dict"),
-    ("af.build('gpt2')", "only a Model description can be built, as af.spec gives it, got str"),
-    ("af.build(gpt2(), seed='a')", "seed is a whole number, got 'a'"),
-    ("af.build(gpt2(), dtype='float16')", "dtype is a floating-point type such as torch.bfloat16, got 'float16'"),
-    ("af.build(gpt2(), dtype=torch.int8)", "dtype is a floating-point type"),
-    ("af.count('gpt2')", "only a Model description can be built"),
+    ("af.build({'kind': 'DecoderModel'})", "expected a model description from af.spec, got dict"),
+    ("af.build('gpt2')", "expected a model description from af.spec, got str"),
+    ("af.build(gpt2(), seed='a')", "seed must be an integer, got 'a'"),
+    ("af.build(gpt2(), dtype='float16')", "dtype must be a floating-point type such as torch.bfloat16, got 'float16'"),
+    ("af.build(gpt2(), dtype=torch.int8)", "dtype must be a floating-point type"),
+    ("af.count('gpt2')", "expected a model description from af.spec, got str"),
     ("af.save(model('writer'), file)", "is a file, not a folder"),
     ("af.save(model('writer'), 5)", "a model is saved to a folder, got 5"),
     ("af.save(gpt2(), folder)", "only a model can be saved, as af.build and af.load give it, got DecoderModel"),
