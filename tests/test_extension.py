@@ -295,7 +295,7 @@ def test_from_the_command_line(spec: Any, tmp_path: Path) -> None:
         assert code == 2 and not imported and err.count("\n") == 1
     assert "spec.json: decoder.layers.attention.op: unknown kind 'MovingAverage';" in said[0][2]
     assert "run.json: model.decoder.layers.attention.op: unknown kind 'MovingAverage';" in said[1][2]
-    assert all("needs its module: --import MODULE" in err for _, _, err, _ in said[:2])
+    assert all("--import MODULE" in err for _, _, err, _ in said[:2])
     assert "--import moving_averag cannot be imported (No module named 'mo" in said[2][2]
     assert "--import wrong cannot be imported (KeyError" in said[3][2]
     assert [code for code, *_ in said[4:]] == [0, 0, 0], said[4:]

@@ -72,7 +72,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("count gpt2 --set decoder.depth", "--set takes PATH=VALUE"),
     ("count gpt2 --set decoder.depth=many", "decoder.depth: expected int, got 'many'"),
     ("count gpt2 --set decoder.norm.eps=-1", "decoder.norm.eps is -1.0", "at least 0"),
-    ("count gpt2 --set decoder.norm=RmsNorm", "RmsNorm is no Norm", "did you mean 'RMSNorm'?"),
+    ("count gpt2 --set decoder.norm=RmsNorm", "RmsNorm is not of type Norm", "did you mean 'RMSNorm'?"),
     ("count gpt2 --set decoder.layers.attention.op.num_heads=0", "num_heads is 0"),
     ("count gpt2 --causal", "--causal is about texts: give their --length"),
     ("count t5-small --source-length 5", "--source-length is about texts: give their --length"),

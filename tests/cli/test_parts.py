@@ -251,9 +251,9 @@ def test_suggestions_inside_of_what_is_given() -> None:
 
 @pytest.mark.parametrize(
     "value, said",
-    [("RMSNorm", 'RMSNorm is no Norm or AdaptiveNorm; write {"kind": "RMSNorm"}'),
-     ("rms", "rms is no Norm or AdaptiveNorm; did you mean 'RMSNorm'?"),
-     (af.parts.MLP(width=3), "MLP is no Norm or AdaptiveNorm; valid: AdaptiveNorm, ")],
+    [("RMSNorm", 'RMSNorm is not of type Norm or AdaptiveNorm; write {"kind": "RMSNorm"}'),
+     ("rms", "rms is not of type Norm or AdaptiveNorm; did you mean 'RMSNorm'?"),
+     (af.parts.MLP(width=3), "MLP is not of type Norm or AdaptiveNorm; valid: AdaptiveNorm, ")],
 )  # fmt: skip
 def test_what_is_no_part_for_a_slot(value: object, said: str) -> None:
     with pytest.raises(ValueError) as caught:

@@ -177,12 +177,12 @@ def test_it_is_counted_drawn_traced_and_changed_like_any_model() -> None:
     (lambda: RoundedCodes(levels=(4, 1)), "at least 2 for each number"),
     (lambda: RoundedCodes(levels=(2,) * 32), "2^31 codes in all"),
     (lambda: ConvDecoder(blocks=10**9), "4 stages of 1,000,000,000 blocks; at most 20 of 1,000 can be built"),
-    (lambda: spec(painter=ConvDecoder(channels=1, widths=(12, 8))), "painter.channels is 1 and embedding.channels"),
-    (lambda: spec(painter=ConvDecoder(channels=2, widths=(12,))), "1 stages, and make the picture 4 x 6 pixels"),
+    (lambda: spec(painter=ConvDecoder(channels=1, widths=(12, 8))), "painter.channels is 1, but embedding.channels is 2"),
+    (lambda: spec(painter=ConvDecoder(channels=2, widths=(12,))), "1 stages, which decode images of 4 x 6 pixels"),
     (lambda: af.build(spec())(pixel_values=torch.zeros(1, 2, 8, 8)), "is (batch, 2 channels, 8, 12), got (1, 2, 8, 8)"),
     (lambda: af.build(spec())(), "pixel_values is (batch, 2 channels, 8, 12), got None"),
-    (lambda: af.build(spec()).picture(torch.zeros(1, 4, 5).long()), "drawn of (batch, 4, 6), got (1, 4, 5)"),
-    (lambda: af.build(spec()).picture(torch.full((1, 4, 6), 12)), "codes go from 0 to 11, got 12 to 12"),
+    (lambda: af.build(spec()).picture(torch.zeros(1, 4, 5).long()), "codes must be (batch, 4, 6), got (1, 4, 5)"),
+    (lambda: af.build(spec()).picture(torch.full((1, 4, 6), 12)), "from 0 to 11, got 12 to 12"),
 ])  # fmt: skip
 def test_mistakes(change: Any, told: str) -> None:
     with pytest.raises(ValueError) as error:

@@ -57,15 +57,15 @@ SPEC = model()
     (lambda: MLP(width=4, activation="rleu"), "MLP.activation: 'rleu' is not valid; did you mean 'relu'?"),
     (lambda: LayerNorm(eps=False), "LayerNorm.eps: expected float, got False"),
     (lambda: Sublayer(op=3), "Sublayer.op: expected Op, got 3"),
-    (lambda: Sublayer(op=MLP(width=4), pre_norm=MLP(width=4)), "pre_norm: MLP is no Norm or AdaptiveNorm; valid: Ad"),
-    (lambda: Attention(num_heads=2, mask=RMSNorm()), "Attention.mask: RMSNorm is no Mask; valid: All, "),
+    (lambda: Sublayer(op=MLP(width=4), pre_norm=MLP(width=4)), "pre_norm: MLP is not of type Norm or AdaptiveNorm; valid: Ad"),
+    (lambda: Attention(num_heads=2, mask=RMSNorm()), "Attention.mask: RMSNorm is not of type Mask; valid: All, "),
     (lambda: MLP(width=4).replace(widht=3), "MLP has no field 'widht'; did you mean 'width'?"),
     (lambda: override(SPEC, {"decoder.dept": 3}),
      "no 'decoder.dept' in this DecoderModel: Stack has no 'dept'; did you mean 'depth'?"),
     (lambda: override(SPEC, {"decodr.depth": 3}), "DecoderModel has no 'decodr'; did you mean 'decoder'?"),
     (lambda: override(SPEC, {"decoder.layers.atention.op.num_heads": 3}), "did you mean 'attention'?"),
     (lambda: override(SPEC, {"decoder.layers.6.attention.dropout": 0.1}), "no layer 6; there are 6"),
-    (lambda: override(SPEC, {"decoder.depth.deeper": 3}), "nothing named 'deeper' here; nothing is valid here"),
+    (lambda: override(SPEC, {"decoder.depth.deeper": 3}), "nothing named 'deeper' here; no name is valid here"),
     (lambda: override(SPEC, {"decoder.depth": "4"}), "decoder.depth: expected int, got '4'"),
     (lambda: override(SPEC, {"decoder.layers.attention.op": {"kind": "Atention"}}),
      "unknown kind 'Atention'; did you mean 'Attention'?"),
@@ -109,7 +109,7 @@ def test_a_new_width_names_what_did_not_follow() -> None:
     kept = f"{op} (12 heads of 64), decoder.layers.feedforward.op.width (3072)"
     with pytest.warns(UserWarning) as caught:
         af.override(gpt2, {"width": 96})
-    assert [str(warning.message) for warning in caught] == [f"width is 96 now, and these did not follow: {kept}"]
+    assert [str(warning.message) for warning in caught] == [f"width is now 96, but these sizes were not changed: {kept}"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         af.override(gpt2, {"width": 768})
@@ -131,7 +131,7 @@ def test_fields_by_place_and_kinds_without_brackets() -> None:
     (lambda parts: parts.Attention(num_heads=2, position=parts.Learned),
      "Attention.position: got the class Learned; write Learned(length=...)"),
     (lambda parts: parts.Sublayer(pre_norm=parts.Norm, op=parts.MLP(width=8)),
-     "Sublayer.pre_norm: Norm is what several kinds have in common; valid: "),
+     "Sublayer.pre_norm: Norm is an abstract kind; valid: "),
 ])  # fmt: skip
 def test_what_is_not_given_by_name(make: Any, line: str) -> None:
     with pytest.raises(ValueError) as caught:
@@ -146,7 +146,7 @@ def test_nearest() -> None:
     assert nearest("bert-base-uncased", ["xlnet-base-cased", "bert-base", "bert"]) == "did you mean 'bert-base'?"
     assert nearest("switch", ["swin", "switch_transformers"]) == "did you mean 'switch_transformers'?"
     assert nearest("zzz", map(str, range(42))).endswith(" and 2 more")
-    assert nearest("zzz", ["b", "a"]) == "valid: a, b" and nearest("zzz", []) == "nothing is valid here"
+    assert nearest("zzz", ["b", "a"]) == "valid: a, b" and nearest("zzz", []) == "no name is valid here"
 
 
 # -- frozen -----------------------------------------------------------------------------------------------------------

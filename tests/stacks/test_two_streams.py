@@ -128,7 +128,7 @@ def test_the_same_reach_for_all() -> None:
         (lambda: spec(attention(), kept=0), "kept"),
         (lambda: spec(attention()).replace(embedding=TextEmbedding(tokens=Tokens(vocab_size=V))), "OrderedText does"),
         (lambda: spec(attention()).replace(encoder=Stack(layers=spec(attention()).encoder.layers, depth=1)),
-         "TwoStreams does"),
+         "TwoStreams would"),
         (lambda: DecoderModel(width=16, embedding=OrderedText(tokens=Tokens(vocab_size=V)), head=LMHead(vocab_size=V),
                               decoder=TwoStreams(layers=spec(attention(None, CAUSAL)).encoder.layers, depth=1)),
          "embedding: OrderedText lets a token see the future"),

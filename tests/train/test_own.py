@@ -469,7 +469,7 @@ def test_a_model_by_its_name_and_kinds_left_out(place: Path) -> None:
     ({"model": "gtp2"}, "run.json: no description named 'gtp2'; did you mean 'gpt2'?"),
     ({"set": {"model.decodr.depth": 2}}, "did you mean 'decoder'?"),
     ({"batch": {"exmples": 3}}, "batch: Batch has no field 'exmples'; did you mean 'examples'?"),
-    ({"optimizer": {"lr": 1}}, "run.json: optimizer: which kind? Adafactor, AdamW, "),
+    ({"optimizer": {"lr": 1}}, "run.json: optimizer: missing 'kind'; valid: Adafactor, AdamW, "),
 ], ids=str)  # fmt: skip
 def test_a_mistake_in_run_json_names_its_path(changes: dict[str, Any], line: str, place: Path) -> None:
     Path("run.json").write_text(json.dumps({"anyformer": 1, **encode(runs.run_of(Path("texts"))), **changes}))

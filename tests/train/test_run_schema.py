@@ -73,19 +73,19 @@ WRONG: list[tuple[str, Any, str]] = [
     ("compile", "yes", "run.json: compile: expected bool | 'whole', got 'yes'"),
     ("recompute", "decoder", "run.json: recompute: expected tuple[str, ...], got 'decoder'"),
     ("batch.exmples", 3, "run.json: batch: Batch has no field 'exmples'; did you mean 'examples'?"),
-    ("batch.kind", "Keep", "run.json: batch: Keep is no Batch"),
+    ("batch.kind", "Keep", "run.json: batch: Keep is not of type Batch"),
     ("objective.labels.2", 7, "run.json: objective.labels.2: expected str, got 7"),
     ("objective.kind", "Clasify", "run.json: objective: unknown kind 'Clasify'; did you mean 'Classify'?"),
-    ("optimizer.kind", None, "run.json: optimizer: which kind? Adafactor, AdamW, Muon"),
-    ("optimizer.kind", "Cosine", "run.json: optimizer: Cosine is no Optimizer; "),
+    ("optimizer.kind", None, "run.json: optimizer: missing 'kind'; valid: Adafactor, AdamW, Muon"),
+    ("optimizer.kind", "Cosine", "run.json: optimizer: Cosine is not of type Optimizer; "),
     ("optimizer.betas", [0.9], "run.json: optimizer.betas: expected tuple[float, float], got [0.9]"),
     ("lora.targets.0", None, "run.json: lora.targets.0: expected str, got None"),
     ("data.train.path", None, "run.json: data.train: "),
     ("model.width", "wide", "run.json: model.width: expected int, got 'wide'"),
     ("model.decoder.norm.eps", "small", "run.json: model.decoder.norm.eps: expected float, got 'small'"),
-    ("model.decoder.layers.attention.op.kind", "RMSNorm", "layers.attention.op: RMSNorm is no Op; valid: "),
+    ("model.decoder.layers.attention.op.kind", "RMSNorm", "layers.attention.op: RMSNorm is not of type Op; valid: "),
     ("model.decoder.layers.attention.pre_nrm", {"kind": "RMSNorm"}, "did you mean 'pre_norm'?"),
-    ("set", ["steps"], "changes are {path: value}"),
+    ("set", ["steps"], "changes must be {path: value}"),
 ]  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_what_is_wrong_is_wrong_for_both(
     ("model.decoder.norm.eps", -1, "run.json: model.decoder.norm.eps is -1.0; it must be at least 0"),
     ("set", {"optimizer.lr": -1}, "run.json: optimizer.lr is -1.0; it must be above 0"),
     ("set", {"model.decoder.layers.feedforward.op": {"kind": "LayerNorm"}},
-     "run.json: model.decoder.layers.feedforward.op: LayerNorm is no Op; "),
+     "run.json: model.decoder.layers.feedforward.op: LayerNorm is not of type Op; "),
 ])  # fmt: skip
 def test_a_value_out_of_its_range(path: str, value: Any, line: str, judge: Any, good: Run, tmp_path: Path) -> None:
     content = json.loads(to_json(good))

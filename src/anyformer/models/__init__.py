@@ -1,5 +1,5 @@
-"""Model shapes, from embedding to named outputs: one stack, a pair, two or three towers, towers into a decoder, hidden
-spans of several media, and an autoencoder of pictures."""
+"""Model shapes, from embedding to named outputs: one stack, encoder-decoder, two or three towers, towers that feed a
+decoder or an encoder, masked spans of several modalities, and image autoencoders."""
 
 from anyformer.models.autoencoder import AutoencoderModel, AutoencoderModule
 from anyformer.models.base import TransformerModule, position_limit

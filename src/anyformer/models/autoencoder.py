@@ -1,4 +1,5 @@
-"""A picture to a small grid of codes and back: what the text-to-image models of this package draw in."""
+"""Image autoencoders: image -> small grid of codes -> image. The text-to-image models of this package generate
+codes."""
 
 from __future__ import annotations
 
@@ -18,26 +19,27 @@ from anyformer.specs.part import Site
 
 
 class AutoencoderModel(Model):
-    """Reads a picture into a grid of `width`, squeezes each place of it into a code (or a few numbers), and draws the
-    picture again. `model.codes(pixel_values)` and `model.picture(codes)` are the two halves."""
+    """Encodes an image as a grid of vectors of `width`, reduces each vector to a code (or to a few numbers), and
+    decodes the image again. `model.codes(pixel_values)` only encodes and `model.picture(codes)` only decodes."""
 
     embedding: GridEmbedding
     latent: Latent = GumbelCodes()
     painter: ImageDecoder
     head: Head | None = None
-    reads: str = "pixel_values"  # what the published class calls the picture that is read,
-    says: str = "reconstruction"  # and the one that is drawn of it
+    reads: str = "pixel_values"  # the published class's name of its input image
+    says: str = "reconstruction"  # the published class's name of its output image
 
     def check(self) -> None:
         super().check()
         read, drawn = self.embedding, self.painter
         if self.head is not None:
-            raise ValueError("head: what an autoencoder says is the picture; leave it out")
+            raise ValueError("head: an autoencoder returns the image and takes no head; leave it out")
         if drawn.channels != read.channels:
-            raise ValueError(f"painter.channels is {drawn.channels} and embedding.channels is {read.channels}")
+            raise ValueError(f"painter.channels is {drawn.channels}, but embedding.channels is {read.channels}")
         if drawn.finer(read.grid) != read.image_size:
-            made = "the picture {} x {} pixels large, not {} x {}".format(*drawn.finer(read.grid), *read.image_size)
-            raise ValueError(f"painter.widths are {len(drawn.widths)} stages, and make {made}")
+            (height, width), (rows, columns) = drawn.finer(read.grid), read.image_size
+            got = f"painter.widths has {len(drawn.widths)} stages, which decode images of {height} x {width} pixels"
+            raise ValueError(f"{got}, but embedding.image_size is {rows} x {columns}")
 
     @property
     def grid(self) -> Grid:
@@ -45,11 +47,11 @@ class AutoencoderModel(Model):
 
     @property
     def numbers(self) -> tuple[int, int, int] | None:
-        """(channels, rows, columns) of what a picture is squeezed into; None where that is codes."""
+        """(channels, rows, columns) of an image's latent numbers; None if the latent is discrete codes."""
         return None if self.latent.discrete else (self.latent.width, *self.grid)
 
     def draws(self, shape: tuple[int, ...]) -> bool:
-        """Whether pictures are drawn of so many channels, rows and columns (of codes: rows and columns)."""
+        """Whether `picture` accepts a latent of this shape: (channels, rows, columns), or (rows, columns) of codes."""
         wanted = self.numbers or tuple(self.grid)
         return shape == wanted or (self.embedding.any_size and len(shape) == len(wanted) and shape[:-2] == wanted[:-2])
 
@@ -90,20 +92,21 @@ class AutoencoderModule(TransformerModule):
         return {}
 
     def codes(self, pixel_values: Tensor) -> Tensor:
-        """(B, rows, columns) the codes of pictures; (B, E, rows, columns) where they are numbers."""
+        """Encode images: (B, rows, columns) codes, or (B, E, rows, columns) numbers if the latent is continuous."""
         x, ctx, _, _ = self.hidden_states(Call({self.spec.reads: pixel_values}))
-        found, grid = self.latent.read(x), ctx.extra(Grid)
+        latent, grid = self.latent.read(x), ctx.extra(Grid)
         assert grid is not None
-        return (found if self.spec.latent.discrete else found.transpose(1, 2)).unflatten(-1, grid)
+        return (latent if self.spec.latent.discrete else latent.transpose(1, 2)).unflatten(-1, grid)
 
     def picture(self, codes: Tensor) -> Tensor:
-        """(B, C, H, W) of the codes of a whole grid."""
+        """Decode the codes of a whole grid to images (B, C, H, W)."""
         latent = self.spec.latent
         if not self.spec.draws(tuple(codes.shape[1:])):
             wanted = self.spec.numbers or tuple(self.spec.grid)
-            raise ValueError(f"a picture is drawn of (batch, {', '.join(map(str, wanted))}), got {tuple(codes.shape)}")
+            raise ValueError(f"codes must be (batch, {', '.join(map(str, wanted))}), got {tuple(codes.shape)}")
         if latent.discrete and not (int(codes.min()) >= 0 and int(codes.max()) < latent.codes):
-            raise ValueError(f"codes go from 0 to {latent.codes - 1}, got {int(codes.min())} to {int(codes.max())}")
+            low, high = int(codes.min()), int(codes.max())
+            raise ValueError(f"codes must be from 0 to {latent.codes - 1}, got {low} to {high}")
         flat = codes.flatten(-2)
         flat = flat if latent.discrete else flat.transpose(1, 2)
         return self.painter(self.latent.vectors(flat), Grid(*codes.shape[-2:]))

@@ -1,4 +1,4 @@
-"""What the modules of all model shapes share: the internal call, decoding state, ties, the vocabulary."""
+"""Base class of all model modules: the internal call, decoding state, weight tying, vocabulary size."""
 
 from __future__ import annotations
 
@@ -32,37 +32,36 @@ from anyformer.stacks.stack import Stack
 
 
 class TransformerModule(PublishedModule):
-    """A model with weights. Users call it with published inputs (models/published.py); inside the package it is called
-    with a `Call`: `hidden_states(call)` runs it up to its head, `run(call)` to its named outputs."""
+    """A model with weights. Users call it with published inputs (models/published.py); the package calls it with a
+    `Call`: `hidden_states(call)` runs embedding and stacks, `run(call)` runs the head too and returns named outputs."""
 
     common: tuple[str, ...] = ("output_attentions", "output_hidden_states", "return_dict")
     caching: ClassVar[tuple[str, ...]] = ("past_key_values", "use_cache")
 
     spec: Any
-    inputs: tuple[str, ...]  # the names forward takes
-    input_kinds: dict[str, Kind]  # what the values of these are, where that is checked
-    shows: dict[str, str | None]  # every tapped address, and the output that shows it
-    also: Mapping[str, str] = {}  # other names of inputs
+    inputs: tuple[str, ...]  # names of the inputs of `forward`
+    input_kinds: dict[str, Kind]  # input name -> kind of value, for inputs whose values are checked
+    shows: dict[str, str | None]  # tapped address -> the output that contains its value, or None
+    also: Mapping[str, str] = {}  # alias of an input -> its name in `inputs`
     embedding: Any
     head: HeadModule | None
-    folder: Path | None = None  # where it was loaded from: tokenizer files are found there
-    origin: str | None = None  # the name that it was loaded by
-    fresh: frozenset[str] = frozenset()  # parameters that the checkpoint did not have: a new head
-    stateless: tuple[str, ...]  # addresses that mix tokens and declare no decoding state, in the left-to-right parts
+    folder: Path | None = None  # folder of the checkpoint and its tokenizer files
+    origin: str | None = None  # the name passed to `af.load`
+    fresh: frozenset[str] = frozenset()  # parameters missing in the checkpoint, such as a new head's
+    stateless: tuple[str, ...]  # addresses in the left-to-right parts that mix tokens without a decoding state
 
     def __init__(self, spec: Model) -> None:
         super().__init__()
         self.spec = spec
         self.config = PublishedConfig(spec)
-        # where positions are those in a dependency tree, or in a graph
         reads = {"tree_parents": lambda part: part.reads_tree, "graph_edges": lambda part: part.reads_graph}
         self.tree_inputs = tuple(name for name, reads in reads.items() if any(reads(part) for _, part in walk(spec)))
-        if any(part.routes for _, part in walk(spec)):  # where experts are chosen
+        if any(part.routes for _, part in walk(spec)):  # mixture of experts
             self.common = (*self.common, "output_router_logits")
         always = any(isinstance(part, LayerMix) and part.tells for _, part in walk(spec))
-        self.always = ("output_hidden_states",) * always  # shown whether asked for or not
-        self.kernel = "auto"  # of attention: auto, eager, sdpa or flex; belongs to this run and is never saved
-        self.notes: dict[str, str] = {}  # how this run does things, by what it does: see `explain`
+        self.always = ("output_hidden_states",) * always  # outputs that are returned without being requested
+        self.kernel = "auto"  # attention kernel: auto, eager, sdpa or flex; never saved
+        self.notes: dict[str, str] = {}  # task -> how this model runs it and why; see `explain`
 
     def _repr_html_(self) -> str:
         return notebook_html(self.spec)
@@ -70,7 +69,7 @@ class TransformerModule(PublishedModule):
     # -- the internal call ----------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **inputs: Any) -> Any:
-        """As every module's; an error in a Part of a user's own names it."""
+        """Call the module; an error in the code of a user-defined Part gets a note that names this Part."""
         if torch.compiler.is_compiling():
             return super().__call__(*args, **inputs)
         with name_own_parts():
@@ -92,9 +91,9 @@ class TransformerModule(PublishedModule):
         num_items_in_batch: Tensor | int | None = None,
         **others: Any,
     ) -> Any:
-        """The outputs of the published class for the inputs in `self.inputs`. The most common ones are named here:
-        Hugging Face's Trainer chooses columns by this signature. With `num_items_in_batch` the loss of a language model
-        is the sum over its labels divided by that number. Inside, a model is called with one `Call`."""
+        """Return the outputs of the published class for the inputs in `self.inputs`. The signature names the common
+        inputs because Hugging Face's Trainer selects columns by it. With `num_items_in_batch`, the loss of a language
+        model is the sum over its labels divided by that number. Inside the package, the only argument is a `Call`."""
         if args and isinstance(args[0], Call):
             return self.run(args[0])
         named = {
@@ -113,48 +112,48 @@ class TransformerModule(PublishedModule):
         return call_published(self, inputs, args, num_items=num_items_in_batch)
 
     def hidden_states(self, call: Call) -> HeadInputs:
-        """Embedding and stacks: the last hidden states, for the head."""
+        """Run embedding and stacks; return the last hidden states and what else the head needs."""
         if isinstance(self.head, HeadModule):
             call = dataclasses.replace(call, inputs=self.head.arrange(call.inputs))
         return self.compute(call)
 
     def run(self, call: Call) -> Outputs:
-        """The whole model: the named outputs of the head and of the stacks."""
+        """Run the whole model; return the named outputs of the head and of the stacks."""
         x, ctx, inputs, others = self.hidden_states(call)
         outputs = self.head(x, ctx, inputs) if self.head is not None else {"last_hidden_state": x}
         return {**outputs, **others}
 
     def compute(self, call: Call) -> HeadInputs:
-        """Embedding and stacks of this shape, on inputs as its head arranged them."""
+        """Run embedding and stacks of this model shape, on inputs that the head has arranged."""
         raise NotImplementedError
 
     def encode(self, call: Call) -> tuple[Tensor, Context]:
-        """The memory that the encoder of an encoder-decoder makes of its inputs."""
+        """Run the encoder of an encoder-decoder; return the memory and the encoder's context."""
         raise NotImplementedError
 
     def embed_towers(self, call: Call) -> tuple[dict[str, Any], Outputs]:
-        """The inputs with images and sounds as vectors in `inputs_embeds`, and these vectors as named outputs."""
+        """Return the inputs with images and audio embedded in `inputs_embeds`, and their vectors as named outputs."""
         return call.inputs, {}
 
     def input_names(self) -> tuple[str, ...]:
-        """The names of this shape's inputs, those of its embedding first."""
+        """Return the input names of this model shape, the embedding's first."""
         raise NotImplementedError
 
     def declare(self) -> None:
-        """Gathers, once all parts are built, what can be given and what can be listened to."""
+        """Collect input names, input kinds and tapped addresses. Call it once all modules are built."""
         self.inputs, self.shows = self.input_names(), declared_taps(self)
         kinds: dict[str, Kind] = {**COMMON, "tree_parents": "integers", "graph_edges": "integers"}
         for part in (self.spec.head, *(model.embedding for model in self.spec.readers)):
             kinds.update({} if part is None else part.input_kinds)
         for name in self.inputs:
-            if name.endswith("attention_mask"):  # a tower has its own
+            if name.endswith("attention_mask"):  # or a tower's mask, such as `video_attention_mask`
                 kinds[name] = "mask"
             elif (plain := name.removeprefix("decoder_")) in kinds:
                 kinds[name] = kinds[plain]
         self.input_kinds = kinds
 
     def collect_outputs(self, seen: OutputCollector) -> dict[str, tuple[Tensor, ...]]:
-        """The outputs that published classes collect on the way: hidden states, attention weights, router logits."""
+        """Return the collected outputs of the published class: hidden states, attention weights, router logits."""
         raise NotImplementedError
 
     def check_finite(self, outputs: Outputs, call: Call, resumed: bool = True) -> None:
@@ -165,15 +164,15 @@ class TransformerModule(PublishedModule):
         if not can_read_values():
             return
         halves = (torch.float16, torch.bfloat16)
-        found = [v for v in outputs.values() if isinstance(v, Tensor) and v.dtype in halves and v.numel()]
-        if not found:
+        tensors = [v for v in outputs.values() if isinstance(v, Tensor) and v.dtype in halves and v.numel()]
+        if not tensors:
             return
         loss = outputs.get("loss")
         if loss is not None and reads_later(loss):
-            found = [loss]  # it is NaN if a labelled score is: no need to read all scores
-        maxima = torch.stack([v.detach().amax() for v in found])  # NaN if any value is
+            tensors = [loss]  # NaN if the logits of any label are NaN: no need to read all logits
+        maxima = torch.stack([v.detach().amax() for v in tensors])  # NaN if any value is NaN
         repeat: Callable[[], object] | None = None
-        if not resumed and not reads_later(maxima):  # later, the weights are different: nothing to repeat
+        if not resumed and not reads_later(maxima):  # the next call has different weights and cannot repeat this one
             repeat = functools.partial(self.run, Call(dict(call.inputs), kernel=call.kernel))
 
         def judge(values: list[float]) -> Exception | None:
@@ -185,7 +184,7 @@ class TransformerModule(PublishedModule):
 
     def find_stateless(self) -> tuple[str, ...]:
         names = self.spec.left_to_right
-        if self.spec.head is not None and self.spec.head.said == "all":  # it reads a text as a whole
+        if self.spec.head is not None and self.spec.head.said == "all":  # the head reads the whole text
             names = (*names, "head")
         return tuple(
             address for name in names for address in without_state(getattr(self.spec, name), getattr(self, name), name)
@@ -193,46 +192,46 @@ class TransformerModule(PublishedModule):
 
     @property
     def remembers(self) -> bool:
-        """Whether decoding step by step is possible; where it is not, a text is read again for each token."""
+        """Whether the model can decode with a cache; without one, generation reads the whole text for each token."""
         return bool(self.spec.left_to_right) and not self.stateless
 
     @property
     def predicts_by_position(self) -> bool:
-        """Whether it can be asked for the token at any position (XLNet): so it writes, though it reads both sides."""
+        """Whether it can predict the token at any position (XLNet), so it can generate though it is bidirectional."""
         return self.spec.embedding.by_position and isinstance(self.spec.head, LMHead)
 
     def check_memory(self) -> None:
         if not self.spec.left_to_right:
-            raise ValueError("this model does not write from left to right: it has no past to remember")
+            raise ValueError("this model does not decode from left to right, so it has no cache")
         if self.stateless:
-            raise ValueError(f"{self.stateless[0]} remembers nothing of the tokens before: give use_cache=False")
+            raise ValueError(f"{self.stateless[0]} does not support caching: pass use_cache=False")
 
     def new_state(self, batch_size: int = 1, capacity: int | None = None) -> State:
-        """An empty decoding state: growing, or static with room for `capacity` tokens (then of `batch_size`)."""
+        """Return an empty decoding state: growing, or preallocated for `batch_size` rows of `capacity` tokens."""
         self.check_memory()
         return State.allocate(self, batch_size, capacity=capacity)
 
     def explain(self) -> str:
-        """Which of several ways this model runs by, and why: a line each, once it has written a text or was trained."""
+        """Return which implementations generation and training chose, and why, one per line."""
         return "\n".join(f"{what}: {how}" for what, how in self.notes.items()) or "nothing was run yet"
 
     # -- ties and vocabulary --------------------------------------------------------------------------------------
 
     def tie(self) -> None:
-        """Makes the parameters that the description ties share storage."""
+        """Make tied parameters share storage, as `ties` of the description says."""
         for name, owner in self.tied_pairs():
             path, _, leaf = name.rpartition(".")
             try:
                 tied, shared = self.get_parameter(name), self.get_parameter(owner)
             except AttributeError:
-                raise ValueError(f"ties: no parameters {name} and {owner} in this model that could be one") from None
+                raise ValueError(f"ties: this model does not have both parameters {name} and {owner}") from None
             if tied.shape != shared.shape:
-                shapes = f"{name} is {tuple(tied.shape)} and {owner} is {tuple(shared.shape)}"
-                raise ValueError(f"ties: {shapes}: they cannot be one")
+                shapes = f"{name} is {tuple(tied.shape)}, {owner} is {tuple(shared.shape)}"
+                raise ValueError(f"ties: cannot tie parameters of different shapes: {shapes}")
             setattr(self.get_submodule(path), leaf, shared)
 
     def tied_pairs(self) -> list[tuple[str, str]]:
-        """(name, owner) of the parameters that the description ties: two parameters, or all that two modules have."""
+        """(name, owner) of each tied parameter. A tie of two modules ties all their parameters."""
         pairs = []
         for name, owner in self.spec.ties:
             try:
@@ -243,8 +242,8 @@ class TransformerModule(PublishedModule):
         return pairs
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The tensors by address, as files store them: tied parameters only under their owner's address, because
-        safetensors (which Hugging Face's Trainer saves with) refuses shared tensors. With `keep_vars` all addresses."""
+        """Return the tensors by address. Tied parameters appear only under their owner's address, because safetensors
+        (used by Hugging Face's Trainer) refuses shared tensors; with `keep_vars` they appear under all addresses."""
         state = super().state_dict(*args, **kwargs)
         if not kwargs.get("keep_vars"):
             prefix, parameters = kwargs.get("prefix", ""), dict(self.named_parameters(remove_duplicate=False))
@@ -269,8 +268,8 @@ class TransformerModule(PublishedModule):
 
     @torch.no_grad()
     def resize_token_embeddings(self, vocab_size: int, seed: int = 0) -> None:
-        """Another vocabulary size: old rows stay, new ones are initialised as described; ties, frozen parameters and
-        the mode are kept."""
+        """Change the vocabulary size. Old rows are kept and new rows are initialised as the description says; ties,
+        frozen parameters and the train/eval mode are kept."""
         tables = [path for path, part in walk(self.spec) if hasattr(part, "vocab_size")]
         spec = with_values(self.spec, {f"{path}.vocab_size": vocab_size for path in tables})
         fresh = spec.make(seed, self.device, self.dtype).train(self.training)
@@ -287,17 +286,17 @@ class TransformerModule(PublishedModule):
 
 
 def without_state(part: Part, module: Any, path: str) -> Iterator[str]:
-    """The addresses in a module at which a token's result depends on others and no state is declared for them."""
+    """Yield the addresses in `module` that mix tokens and declare no decoding state."""
     if part.sees == "itself":
         return
-    if part.said != "itself":  # by what its own module does
+    if part.said != "itself":  # its own module mixes tokens
         declared = (getattr(inner, "state_spec", lambda: None)() for inner in module.modules())
         if part.sees != "past" or all(state is None for state in declared):
             yield path
     elif isinstance(part, Stack) and len(part.steps) > part.depth:
-        yield f"{path}.layers"  # what runs more than once has no memory for each time
+        yield f"{path}.layers"  # a layer that runs more than once would need a state for each run
     else:
-        stacked = isinstance(part, Stack)  # of no layers at all, maybe
+        stacked = isinstance(part, Stack)  # possibly with no layers
         layers = [(f"layers.{i}", part.layer(i)) for i in range(part.depth)] if isinstance(part, Stack) else []
         others = [(name, inner) for name, inner in parts_in(part) if not (stacked and name.startswith("layers"))]
         for name, inner in (*layers, *others):
@@ -306,15 +305,15 @@ def without_state(part: Part, module: Any, path: str) -> Iterator[str]:
 
 
 def position_limit(spec: Any) -> int | None:
-    """The longest text a model can read, where there is one."""
+    """Return the longest text a model can read, or None if there is no limit."""
     limit = getattr(getattr(getattr(spec, spec.target), "position", None), "length", None)
     if limit is None and not any(part.length_dependent for _, part in walk(spec)):
-        limit = spec.length  # made for longer texts by stretching, dynamic rotary positions have no end
+        limit = spec.length  # no limit with dynamic rotary positions, which are rescaled for longer texts
     return limit
 
 
 def memory_mask(mask: Tensor | None, memory: Tensor | None, name: str) -> Tensor | None:
-    """A padding mask of the memory (B, M, D) as booleans, or None where it hides nothing."""
+    """Return the padding mask of the memory (B, M, D) as booleans, or None if there is no padding."""
     if mask is None:
         return None
     if memory is not None:

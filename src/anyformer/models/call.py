@@ -1,4 +1,4 @@
-"""One forward pass from the inside: what a model is called with, and what it computes before its head."""
+"""The internal calling convention: the inputs of a forward pass (`Call`) and of the head (`HeadInputs`)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from anyformer.runtime.taps import Taps
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """The inputs of one forward pass. Objectives, towers, generation and counting call a model with this."""
+    """The inputs of one forward pass. Objectives, towers, generation and FLOP counting call a model with this."""
 
-    inputs: dict[str, Any]  # tensors by the names in `model.inputs`; None is left out
-    state: State | None = None  # KV cache and other decoding state, read and extended
-    taps: Taps | None = None  # who listens to values on the way
-    kernel: str = "auto"  # of attention
+    inputs: dict[str, Any]  # tensors by the names in `model.inputs`, without those that are None
+    state: State | None = None  # KV cache and other decoding state; the call extends it
+    taps: Taps | None = None  # receives intermediate values
+    kernel: str = "auto"  # attention kernel
 
 
 class HeadInputs(NamedTuple):
-    """The last hidden states, which the head reads."""
+    """The last hidden states and everything else that the head reads."""
 
     x: Tensor  # (B, T, D)
     ctx: Context
-    inputs: dict[str, Any]  # as the head takes them
-    others: Outputs  # named outputs that do not come from the head: encoder_last_hidden_state, mems, ...
+    inputs: dict[str, Any]  # as arranged by the head
+    others: Outputs  # named outputs of other modules than the head: encoder_last_hidden_state, mems, ...

@@ -1,5 +1,5 @@
-"""Towers into a decoder: what a picture or a sound says stands in a text, in the place of tokens [Liu et al. 2023]; or
-into an encoder, which reads all of them together [Zellers et al. 2022]."""
+"""Towers that feed a decoder: vectors of images or audio replace tokens of the text [Liu et al. 2023]. They can also
+feed an encoder, which reads all modalities together [Zellers et al. 2022]."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from anyformer.specs.part import Part, Site
 
 
 class Tower(Part, sees="all"):
-    """A model of its own whose hidden states, through two layers, stand in a text wherever it has `token`."""
+    """A separate model whose hidden states, after a two-layer projection, replace each `token` of the text."""
 
     model: EncoderModel
     token: int
-    layers: tuple[int, ...] = (-1,)  # which of its hidden states, as they are shown; of several, side by side
-    skip: int = 0  # leaves out so many of its first vectors (CLIP's, which belongs to no patch)
+    layers: tuple[int, ...] = (-1,)  # indices into the model's hidden states; several are concatenated
+    skip: int = 0  # number of leading vectors to leave out (1 for CLIP's class token)
     activation: Activation = "gelu"
     bias: bool = True
 
     def check(self) -> None:
         if not self.layers or not self.skip >= 0 or not self.token >= 0:
-            raise ValueError(f"Tower: token {self.token}, layers {self.layers} and skip {self.skip} name nothing")
+            got = f"token={self.token}, layers={self.layers}, skip={self.skip}"
+            raise ValueError(f"Tower: token and skip must be at least 0 and layers must not be empty, got {got}")
         depth = getattr(self.model.encoder, "depth", None)
         for layer in self.layers:
             if depth is not None and not -depth - 1 <= layer <= depth:
-                raise ValueError(f"Tower.layers: there is no state {layer} of {depth} layers and their input")
+                raise ValueError(f"Tower.layers: no hidden state {layer}; valid: {-depth - 1} to {depth}")
 
     def build(self, site: Site) -> nn.Module:
         return TowerModule(self, site)
@@ -52,8 +53,8 @@ class TowerModule(nn.Module):
         self.down = nn.Linear(site.width, site.width, bias=part.bias)
 
     def forward(self, given: Tensor, kernel: str, taps: Taps | None) -> Tensor:
-        """(M pictures or sounds, ...) -> (M, N, D). Videos (M, C, frames, height, width) in the place of pictures are
-        their frames, one behind the other -> (M, frames N, D)"""
+        """(M images or audio clips, ...) -> (M, N, D). An image tower also takes videos (M, C, frames, height, width):
+        it embeds each frame and concatenates the frames' vectors -> (M, frames N, D)."""
         videos = len(given) if given.dim() == 5 and "an image" in self.part.model.embedding.gives else 0
         if videos:
             given = given.transpose(1, 2).flatten(0, 1)
@@ -66,7 +67,7 @@ class TowerModule(nn.Module):
 
 
 class TowerInputModel(Model):
-    """What reads what towers make of pictures and sounds between its tokens."""
+    """Base of models whose text contains vectors of images and audio, computed by towers."""
 
     embedding: TextEmbedding
     image: Tower | None = None
@@ -84,20 +85,20 @@ class TowerInputModel(Model):
         super().check()
         for name, tower in self.input_towers.items():
             if tower.token >= (size := self.embedding.tokens.vocab_size):
-                raise ValueError(f"{name}.token is {tower.token}, of a vocabulary of {size} tokens")
+                raise ValueError(f"{name}.token is {tower.token}, but the vocabulary has only {size} tokens")
         if self.image is not None and self.audio is not None and self.image.token == self.audio.token:
-            raise ValueError(f"image.token and audio.token are both {self.image.token}: a place is for one of them")
+            raise ValueError(f"image.token and audio.token are both {self.image.token}: they must differ")
 
 
 class TowerDecoderModel(TowerInputModel, DecoderModel):
-    """A decoder that reads what towers make of pictures and sounds between its tokens."""
+    """A decoder whose text contains vectors of images and audio, computed by towers."""
 
     def build(self, site: Site) -> nn.Module:
         return TowerDecoderModule(self, "decoder", site)
 
 
 class TowerEncoderModel(TowerInputModel, EncoderModel):
-    """An encoder that reads what towers make of pictures and sounds between its tokens."""
+    """An encoder whose text contains vectors of images and audio, computed by towers."""
 
     def build(self, site: Site) -> nn.Module:
         return TowerInputModule(self, "encoder", site)
@@ -126,16 +127,18 @@ class TowerInputModule(OneStackModule):
                 continue
             ids, x = inputs.get("input_ids"), rest.get("inputs_embeds")
             if ids is None and x is None:
-                place = f"give input_ids that have the token {tower.part.token}"
-                raise ValueError(f"{tower.reads} stands in a text: {place}")
+                token = tower.part.token
+                raise ValueError(
+                    f"{tower.reads} is inserted into a text: pass input_ids that contain the token {token}"
+                )
             x = self.embedding.tokens(ids) if x is None else x
-            own = self.embedding.tokens(torch.tensor(tower.part.token, device=x.device))
-            places = (x == own).all(-1) if ids is None else ids == tower.part.token  # (B, T)
+            vector = self.embedding.tokens(torch.tensor(tower.part.token, device=x.device))
+            is_token = (x == vector).all(-1) if ids is None else ids == tower.part.token  # (B, T)
             vectors = tower(given, call.kernel, call.taps).flatten(0, 1).to(x.dtype)  # (M N, D)
-            if can_read_values() and (count := int(places.sum())) != len(vectors):
-                what = f"{tower.reads} makes {len(vectors)} vectors of {len(given)}"
-                raise ValueError(f"{what}, and the text has {count} of the tokens {tower.part.token} for them")
-            rest["inputs_embeds"] = x.masked_scatter(places[..., None], vectors)
+            if can_read_values() and (count := int(is_token.sum())) != len(vectors):
+                got = f"{tower.reads} of batch size {len(given)} gives {len(vectors)} vectors"
+                raise ValueError(f"{got}, but the text contains the token {tower.part.token} {count} times")
+            rest["inputs_embeds"] = x.masked_scatter(is_token[..., None], vectors)
             outputs[f"{name}_hidden_states"] = vectors
         return rest, outputs
 
@@ -148,4 +151,4 @@ class TowerInputModule(OneStackModule):
 
 
 class TowerDecoderModule(TowerInputModule):
-    """One that writes."""
+    """A TowerInputModule whose stack is a decoder."""

@@ -1,4 +1,4 @@
-"""A pair: a decoder that looks at what an encoder read."""
+"""Encoder-decoder models: a decoder with cross-attention to an encoder's output."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from anyformer.stacks.stack import Stack
 
 
 class EncoderDecoderModel(Model):
-    """A decoder that looks at what an encoder read. Where labels are given and no decoder inputs, the decoder reads the
-    labels moved one to the right behind `start_token`."""
+    """A decoder with cross-attention to an encoder's output. If labels but no decoder inputs are given, the decoder
+    reads the labels, shifted right by one after `start_token`."""
 
     left_to_right: ClassVar[tuple[str, ...]] = ("decoder_embedding", "decoder")
     pair: ClassVar[bool] = True
@@ -36,27 +36,27 @@ class EncoderDecoderModel(Model):
     decoder: Stack
     start_token: int | None = None
     padding_token: int | None = None
-    wrap: bool = False  # the last token that is not padding comes first, in start_token's place (fairseq)
-    reads_source: bool = False  # with neither, the decoder reads the encoder's tokens moved so (BART; T5 for spans)
+    wrap: bool = False  # the last token that is not padding is the first input, instead of start_token (fairseq)
+    reads_source: bool = False  # without labels, the decoder reads the encoder's tokens, shifted (BART; T5 for spans)
 
     def check(self) -> None:
         super().check()
         if not any(part.reads_memory for _, part in walk(self.decoder)):
-            raise ValueError("EncoderDecoderModel: no layer of the decoder looks at the encoder, by memory=True")
+            raise ValueError("EncoderDecoderModel: no layer of the decoder attends to the encoder; set memory=True")
         for address, part in walk(self.encoder, "encoder"):
             if part.reads_memory:
-                raise ValueError(f"{address}: the encoder of a pair has no memory to look at; its decoder has")
+                raise ValueError(f"{address}: cross-attention (memory=True) is only for the decoder, not the encoder")
         if self.head is not None and self.head.said == "all":
-            kind, instead = type(self.head).__name__, self.head.causal_alternative
-            raise ValueError(f"head: {kind} reads the tokens that it scores, and a pair reads others; use {instead}")
+            name, instead = type(self.head).__name__, self.head.causal_alternative
+            raise ValueError(f"head: {name} is not available for encoder-decoder models; use {instead}")
         if isinstance(self.head, MultipleChoiceHead) and "a row of tokens" not in self.embedding.gives:
-            kind = type(self.embedding).__name__
-            raise ValueError(f"head: MultipleChoiceHead reads choices of tokens, which {kind} does not give")
+            name = type(self.embedding).__name__
+            raise ValueError(f"head: MultipleChoiceHead needs choices made of tokens, but {name} reads no tokens")
         given = self.encoder.out_width(self.width)
         for address, part in walk(self.decoder, "decoder"):
             wanted = part.memory_width or self.width
             if part.reads_memory and wanted != given:
-                raise ValueError(f"{address}: memory_width is {wanted}, and the encoder gives {given}")
+                raise ValueError(f"{address}: memory_width is {wanted}, but the encoder's output has width {given}")
 
     def build(self, site: Site) -> nn.Module:
         return EncoderDecoderModule(self, site)
@@ -100,7 +100,7 @@ class EncoderDecoderModule(TransformerModule):
         memory = inputs.get("encoder_outputs")
         padding = inputs.get("attention_mask") if self.spec.embedding.hides else None
         read: dict[str, Any] = {}  # other outputs of the encoder
-        routed = None  # the logits of its routers
+        routed = None  # router logits of the encoder
         losses: dict[str, list[Tensor]] = {}
         if memory is not None:
             memory, read = _encoder_outputs(memory)
@@ -109,7 +109,7 @@ class EncoderDecoderModule(TransformerModule):
             memory, padding = state.memory, state.memory_is_token if padding is None else padding
         else:
             memory, source = self.encode(call)
-            padding = source.is_token  # of what it says, not of what it read
+            padding = source.is_token  # mask of the encoder's output, which may be shorter than its input
             losses = dict(source.losses)
             routed = losses.pop("router_logits", None)
         if state is not None and memory is not state.memory:
@@ -130,27 +130,30 @@ class EncoderDecoderModule(TransformerModule):
         return found
 
     def decoder_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The inputs named decoder_*, or the labels (or the source) moved one to the right."""
+        """Return the inputs named decoder_*, or else the labels (or the source tokens) shifted right by one."""
         mine = {name[len("decoder_") :]: value for name, value in inputs.items() if name.startswith("decoder_")}
         if "input_ids" not in mine and "inputs_embeds" not in mine:
-            # a label of the whole text is no token
+            # a classifier's labels are not tokens
             labels = None if isinstance(self.spec.head, ClassifyHead) else inputs.get("labels")
             given = inputs.get("input_ids") if labels is None and self.spec.reads_source else labels
             if given is None:
                 name = self.spec.embedding.inputs[0]
-                raise ValueError(f"give decoder_input_ids (or labels) beside the encoder's {name}")
+                raise ValueError(f"pass decoder_input_ids (or labels) in addition to {name}")
             if given.dim() != 2 or given.dtype not in (torch.long, torch.int):
-                raise ValueError(f"labels are token ids (batch, tokens), got {given.dtype} of {tuple(given.shape)}")
+                got = f"{given.dtype} of shape {tuple(given.shape)}"
+                raise ValueError(f"labels must be token ids of shape (batch, tokens), got {got}")
             mine["input_ids"] = self.shift_right(given, mine.get("document_ids"))
         return mine
 
     def shift_right(self, labels: Tensor, documents: Tensor | None = None) -> Tensor:
-        """(B, T) moved one to the right behind the start token, in each packed document."""
+        """Shift labels (B, T) right by one, with the start token first in each packed document."""
         if (self.spec.start_token is None and not self.spec.wrap) or self.spec.padding_token is None:
-            raise ValueError("labels alone need decoder_start_token_id and pad_token_id in the config")
+            raise ValueError(
+                "labels without decoder_input_ids need decoder_start_token_id and pad_token_id in the config"
+            )
         if self.spec.wrap:
             if documents is not None:
-                raise ValueError("packed documents need decoder_input_ids: each starts with its own last token")
+                raise ValueError("packed documents need decoder_input_ids: this model starts each with its last token")
             labels = labels.masked_fill(labels == -100, self.spec.padding_token)
             last = ((labels != self.spec.padding_token).sum(-1, keepdim=True) - 1).clamp(min=0)
             return torch.cat((labels.gather(1, last), labels[:, :-1]), dim=1)
@@ -161,7 +164,7 @@ class EncoderDecoderModule(TransformerModule):
 
 
 def _encoder_outputs(given: Any) -> tuple[Tensor, dict[str, Any]]:
-    """The memory, and what else the encoder showed, of a tensor, a tuple or an encoder's named outputs."""
+    """Return the memory and the other outputs, from a tensor, a tuple or an encoder's named outputs."""
     if isinstance(given, Tensor):
         return given, {}
     try:
@@ -169,7 +172,7 @@ def _encoder_outputs(given: Any) -> tuple[Tensor, dict[str, Any]]:
     except (TypeError, LookupError):
         memory = None
     if not isinstance(memory, Tensor):
-        raise ValueError(f"encoder_outputs are what an encoder returned, or its hidden states, got {quote(given)}")
+        raise ValueError(f"encoder_outputs must be an encoder's output or its hidden states, got {quote(given)}")
     kinds = ("hidden_states", "attentions", "router_logits")
     named = given if hasattr(given, "get") else dict(zip(kinds, given[1:], strict=False))
     return memory, {kind: named.get(kind) for kind in kinds}

@@ -1,4 +1,4 @@
-"""Texts, frames and sounds in one sequence, of which spans are hidden and told apart [Zellers et al. 2022]."""
+"""Text, video frames and audio in one sequence with masked spans, predicted contrastively [Zellers et al. 2022]."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = ("text", "audio")
 
 
 class HiddenSpansModel(TowerEncoderModel):
-    """An encoder fed by towers, beside which two small ones read what was hidden from it."""
+    """An encoder fed by towers, and two small encoders that read the masked spans of text and audio."""
 
     gives: ClassVar[tuple[str, ...]] = ("hidden spans",)
 
@@ -30,12 +30,12 @@ class HiddenSpansModel(TowerEncoderModel):
         for name in KINDS:
             head, wanted = getattr(self, f"hidden_{name}").head, f"{name}_embeds"
             if not isinstance(head, ProjectionHead) or (head.name, head.width) != (wanted, self.head.width):
-                end = f"ProjectionHead(width={self.head.width}, name='{wanted}')"
-                raise ValueError(f"hidden_{name}.head: vectors of spans are compared, so it is {end}")
+                width = self.head.width
+                raise ValueError(f"hidden_{name}.head must be ProjectionHead(width={width}, name='{wanted}')")
             if (token := getattr(self.head, name)) >= (size := self.embedding.tokens.vocab_size):
-                raise ValueError(f"head.{name} is {token}, of a vocabulary of {size} tokens")
+                raise ValueError(f"head.{name} is {token}, but the vocabulary has only {size} tokens")
             if token in (tower.token for tower in self.input_towers.values()):
-                raise ValueError(f"head.{name} is {token}, which is the place of what a tower says")
+                raise ValueError(f"head.{name} is {token}, which is already the token of a tower")
 
     def build(self, site: Site) -> nn.Module:
         return HiddenSpansModelModule(self, "encoder", site)
@@ -66,5 +66,5 @@ class HiddenSpansModelModule(TowerInputModule):
                 own["attention_mask"] = inputs["hidden_mask"]
             spans[name] = tower(Call(own, taps=call.taps, kernel=call.kernel))[f"{name}_embeds"]
         if spans and "input_ids" not in inputs:
-            raise ValueError("what is hidden has its places in a text: give input_ids")
+            raise ValueError("hidden_ids and hidden_values need the text with the masked spans: pass input_ids")
         return {**self.head(x, inputs.get("input_ids"), spans, inputs), **others}

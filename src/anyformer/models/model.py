@@ -1,4 +1,4 @@
-"""The description that every model shape extends: its fields, and the checks that need the whole model."""
+"""The base class of model descriptions: common fields, and checks that need the whole model."""
 
 from __future__ import annotations
 
@@ -26,62 +26,62 @@ Offered = Literal["always", "without labels", "never"]
 
 
 class Model(Part):
-    """What every model description has. `family`, `architecture` and `source` say where it came from and let it go back
-    there: `source` keeps the published config's fields that do not change the mathematics (token ids, labels, ...)."""
+    """Base class of model descriptions. `family`, `architecture` and `source` tell which published config it was read
+    from, so that it can be exported again: `source` keeps the config's fields that do not change the mathematics (token
+    ids, labels, ...)."""
 
     width: int
-    length: int | None = None  # the longest text it was made for, where no position table sets the limit
+    length: int | None = None  # longest text it was made for, if no position table sets the limit
     head: Head | None = None
-    state_name: str = "past_key_values"  # what the published class calls the decoding state
-    state_offered: Offered = "always"  # when it returns one that nobody asked for
+    state_name: str = "past_key_values"  # the published class's name of the decoding state
+    state_offered: Offered = "always"  # when the published class returns a decoding state that was not requested
     init: Mapping[str, Initializer] = Table()
-    # (parameter, the one whose storage it shares), by address; of two Parts that are alike, all that is in them
+    # pairs of addresses: (parameter, the parameter whose storage it uses), or two equal Parts that share all parameters
     ties: tuple[tuple[str, str], ...] = ()  # weight tying, such as tied embeddings
     family: str = ""
     architecture: str = ""
     source: Mapping[str, Any] = Table()
     note: str = ""
 
-    # the fields that a text goes through from left to right where the head scores its tokens
-    left_to_right: ClassVar[tuple[str, ...]] = ()
-    pair: ClassVar[bool] = False  # an encoder reads one text and a decoder writes another
-    target: ClassVar[str] = "embedding"  # the field with which the tokens are read that the head scores
-    gives: ClassVar[tuple[str, ...]] = ()  # what Parts may need of the shape itself
+    left_to_right: ClassVar[tuple[str, ...]] = ()  # the fields that must be causal if the head predicts next tokens
+    pair: ClassVar[bool] = False  # encoder-decoder
+    target: ClassVar[str] = "embedding"  # field of the embedding that reads the tokens that the head scores
+    gives: ClassVar[tuple[str, ...]] = ()  # requirements of Parts that this model shape meets
 
     @property
     def towers(self) -> tuple[Model, ...]:
-        """The models it is put together from, where it is."""
+        """The models that it consists of, if it consists of towers."""
         return ()
 
     @property
     def readers(self) -> tuple[Model, ...]:
-        """Every model in it that has an embedding, the one that reads texts first."""
+        """All models in it that have an embedding, the text model first."""
         return self.towers or (self,)
 
     @property
     def writes(self) -> bool:
-        """Whether this model scores next tokens, so that none may see a later one."""
+        """Whether this model predicts next tokens, so that no token may see a later one."""
         heads = (part for _, part in walk(self.head))
         return bool(self.left_to_right) and any(isinstance(part, (LMHead, VocabularyOutput)) for part in heads)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of a classifier's or tagger's labels, by their numbers; none where its config has none but
-        numbers ("LABEL_0")."""
+        """The label names of a classifier or tagger in the order of their ids; () if the config only has default names
+        ("LABEL_0")."""
         stored = self.source.get("id2label") or {}
         names = tuple(str(stored[number]) for number in sorted(stored, key=int))
         return () if names == tuple(f"LABEL_{i}" for i in range(len(names))) else names
 
     def owner_of(self, name: str) -> str | None:
-        """The parameter whose storage this one shares, by its address; None where it has its own."""
+        """Return the address of the parameter whose storage this one uses; None if it has its own."""
         return owner_of(self.ties, name)
 
     def shares(self, name: str) -> bool:
-        """Whether a parameter, or all of a module, is one with another."""
+        """Whether the parameter or module at this address is part of a tie, on either side."""
         return any(is_within(name, side) or is_within(side, name) for tie in self.ties for side in tie)
 
     def with_labels(self, labels: Sequence[str]) -> Self:
-        """The same model under these names of its labels."""
+        """Return a copy with these label names."""
         others = {name: value for name, value in self.source.items() if name not in ("num_labels", "_num_labels")}
         numbers = {label: i for i, label in enumerate(labels)}
         table = {"id2label": {str(i): label for label, i in numbers.items()}, "label2id": numbers}
@@ -89,7 +89,7 @@ class Model(Part):
 
     def check(self) -> None:
         if self.width < 1:
-            raise ValueError(f"{type(self).__name__}.width is {self.width}")
+            raise ValueError(f"{type(self).__name__}.width is {self.width}; it must be at least 1")
         at_least(self, 1, "length")
         parts = [part for _, part in walk(self)]
         layers = sum(part.depth for part in parts if isinstance(part, Stack))
@@ -101,11 +101,11 @@ class Model(Part):
         stacks = (part for part in parts if isinstance(part, Stack))
         specific = ((s, part) for s in stacks for _, part in walk(s) if isinstance(part, LanguageSpecific))
         if (ops := sum(stack.depth * len(part.tokens) for stack, part in specific)) > MAX_LANGUAGES:
-            raise ValueError(f"{ops:,} ops of languages in all layers together; at most {MAX_LANGUAGES:,} can be built")
+            raise ValueError(f"{ops:,} language-specific ops in all layers; at most {MAX_LANGUAGES:,} can be built")
         routers = {(type(part.router).__name__, part.num_experts) for part in parts if isinstance(part, MoE)}
         if self.head is not None and self.head.balance is not None and len(routers) > 1:
-            found = " and ".join(f"{kind} of {count}" for kind, count in sorted(routers))
-            raise ValueError(f"head.balance counts experts chosen in one way, here by {found}; set it to None")
+            names = " and ".join(f"{router} over {count} experts" for router, count in sorted(routers))
+            raise ValueError(f"head.balance needs the same router in all layers, got {names}; set it to None")
         self.check_vocabulary()
         self.check_pixels()
         self.check_ties()
@@ -114,7 +114,7 @@ class Model(Part):
         self.check_needs()
 
     def sizes_left_behind(self, before: Part, path: str, changes: Mapping[str, Any]) -> str:
-        """Widths inside of layers, and heads that together have the old width, after the model's width was changed."""
+        """After a change of the model's width: name inner widths, and heads whose total is the old width."""
         home, _, field = path.rpartition(".")
         old = getattr(before, "width", None)
         if field != "width" or self.width == old:
@@ -130,60 +130,58 @@ class Model(Part):
                 kept.append(f"{address} ({heads} heads of {each})")
             if own.get("width") is not None and f"{address}.width" not in changes and not isinstance(part, Model):
                 kept.append(f"{address}.width ({own['width']})")
-        return f"{path} is {self.width} now, and these did not follow: {', '.join(kept)}" if kept else ""
+        return f"{path} is now {self.width}, but these sizes were not changed: {', '.join(kept)}" if kept else ""
 
     def check_vocabulary(self) -> None:
-        """A head over the vocabulary scores the tokens that the embedding before it reads."""
+        """Check that the head's vocabulary size equals the embedding's."""
         name = self.target
         tokens = getattr(getattr(self, name, None), "tokens", None)
         for path, part in walk(self.head, "head"):
             if tokens is not None and isinstance(part, (LMHead, VocabularyOutput)):
                 if part.vocab_size != tokens.vocab_size and not part.foreign:
                     raise ValueError(
-                        f"{path}.vocab_size is {part.vocab_size} and {name}.tokens.vocab_size is {tokens.vocab_size}:"
-                        " they count the same tokens, so change both together"
+                        f"{path}.vocab_size is {part.vocab_size}, but {name}.tokens.vocab_size is {tokens.vocab_size}:"
+                        " change both together"
                     )
 
     def check_pixels(self) -> None:
-        """A head that draws pixels draws those that the embedding reads, and one that reads features reads its."""
-        read = dict(super().items()).get("embedding")
+        """Check that patch size, channels and features of the head equal the embedding's."""
+        embedding = dict(super().items()).get("embedding")
         for name in ("patch_size", "channels", "features"):
-            drawn, given = getattr(self.head, name, None), getattr(read, name, None)
-            if drawn is not None and given is not None and drawn != given:
-                raise ValueError(f"head.{name} is {drawn} and embedding.{name} is {given}: change both together")
+            ours, given = getattr(self.head, name, None), getattr(embedding, name, None)
+            if ours is not None and given is not None and ours != given:
+                raise ValueError(f"head.{name} is {ours}, but embedding.{name} is {given}: change both together")
 
     def check_ties(self) -> None:
-        """Parts that share all that they hold are described alike."""
+        """Check that each parameter is tied once, to an untied owner, and that tied Parts are equal."""
         if len({name for name, _ in self.ties}) < len(self.ties):
-            raise ValueError("ties: a parameter shares the storage of one other, and here one stands twice")
+            raise ValueError("ties: a parameter is tied twice; tie it to one owner")
         for number, (name, owner) in enumerate(self.ties):
             if any(is_within(owner, tied) or is_within(tied, owner) for tied, _ in self.ties[number:]):
-                raise ValueError(
-                    f"ties: {name} is tied to {owner}, which is tied itself: tie both to the one that is not"
-                )
+                raise ValueError(f"ties: {name} is tied to {owner}, which is tied too: tie both to an untied parameter")
             try:
                 tied, shared = value_at(self, name), value_at(self, owner)
             except ValueError:
-                continue  # parameters, which are found once there is a module
+                continue  # addresses of parameters, which `TransformerModule.tie` checks
             if isinstance(tied, Part) and tied != shared:
-                raise ValueError(f"ties: {name} and {owner} are one, and described differently: change both together")
+                raise ValueError(f"ties: {name} and {owner} are tied but differ: change both together")
 
     def check_writing(self, *names: str) -> None:
-        """ValueError that names the first Part by which a token sees later ones, and the nearest that does not."""
+        """Raise ValueError if a Part lets a token see later ones; name the first one and a causal alternative."""
         written = [(name, getattr(self, name)) for name in names]
         written += [(path, part) for path, part in walk(self.head, "head") if isinstance(part, LMHead)]
         for address, part in (found for path, each in written for found in parts_seeing_ahead(each, path)):
-            kind = type(part).__name__
+            name = type(part).__name__
             if part.said is None:
                 raise ValueError(
-                    f"{address}: {kind} does not say what a token sees by it, and this model writes from left to right;"
-                    f' say so where it is defined: class {kind}(..., sees="past"), or "itself" or "all"'
+                    f"{address}: {name} does not declare which tokens it sees, which a left-to-right model requires;"
+                    f' declare it: class {name}(..., sees="past"), or "itself" or "all"'
                 )
             fix = f"; {part.causal_alternative} does not" if part.causal_alternative else ""
-            raise ValueError(f"{address}: {kind} lets a token see the future{fix}")
+            raise ValueError(f"{address}: {name} lets a token see the future{fix}")
 
     def check_needs(self) -> None:
-        """What Parts need of what is read (an image's grid, the ids of tokens, ...) its embedding must give."""
+        """Check that the embedding gives what the Parts require (the grid of an image, token ids, ...)."""
         fields = dict(super().items())
         needed: set[str] = set()
         for name in ("embedding", "decoder_embedding", "encoder", "decoder", "head"):
@@ -192,31 +190,30 @@ class Model(Part):
                 for need in part.requires:
                     needed.add(need)
                     if source is not None and need not in (*source.gives, *self.gives):
-                        found = f"{type(part).__name__} needs {need}, which {type(source).__name__} does not give"
-                        raise ValueError(f"{address}: {found}; {GIVERS.get(need, 'another embedding')} does")
+                        reason = f"{type(part).__name__} needs {need}, which {type(source).__name__} does not give"
+                        raise ValueError(f"{address}: {reason}; {GIVERS.get(need, 'a different embedding')} does")
         for name in ("embedding", "decoder_embedding"):
             given = getattr(fields.get(name), "gives", ())
             if "a condition" in given and "a condition" not in needed:
-                raise ValueError(f"{name}.condition: nothing in this model reads it; AdaptiveNorm and Gated do")
+                raise ValueError(f"{name}.condition: no Part of this model reads it; AdaptiveNorm and Gated would")
             if "an order" in given and "an order" not in needed:
-                kind = type(fields[name]).__name__
-                raise ValueError(f"{name}: nothing in this model reads the order that {kind} gives; TwoStreams does")
+                giver = type(fields[name]).__name__
+                raise ValueError(f"{name}: no Part of this model reads the order of {giver}; TwoStreams would")
 
     def __str__(self) -> str:
         return tree(self)
 
     def _repr_html_(self) -> str:
-        """In a notebook: the picture, and the description as text behind it."""
         return notebook_html(self)
 
     # -- from a description to a module -------------------------------------------------------------------------------
 
     def skeleton(self, kind: type[Site] = Site) -> Any:
-        """The model on the meta device: shapes and addresses, no memory. It is built at a site of this kind."""
+        """Build the model on the meta device: shapes and addresses, no memory. `kind` is the class of its Site."""
         try:
             with torch.device("meta"), _Unfilled():
                 model = self.build(kind(width=self.width))
-        except (TypeError, RuntimeError, AssertionError, ArithmeticError) as error:  # of torch, about sizes
+        except (TypeError, RuntimeError, AssertionError, ArithmeticError) as error:  # torch's errors about sizes
             origin = error_origin(error)
             where = f"{origin}: {type(error).__name__}" if origin else "this description cannot be built"
             raise ValueError(f"{where}: {(str(error).splitlines() or [repr(error)])[0]}") from error
@@ -224,7 +221,7 @@ class Model(Part):
         return model
 
     def make(self, seed: int, device: torch.device, dtype: torch.dtype | None) -> Any:
-        """A model with the weights that the initialisation gives for this seed; on `meta` nothing is allocated."""
+        """Build the model and initialise its weights with this seed; on device `meta` nothing is allocated."""
         model = self.skeleton()
         if dtype is not None:
             model = model.to(dtype)
@@ -236,13 +233,13 @@ class Model(Part):
         return model
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """In the order data flows: width, embedding, stacks, then head and the rest."""
+        """(name, value) of every field in the order of data flow: width, embedding, stacks, then head and the rest."""
         last = Model.__annotations__.keys() - {"width", "length"}
         yield from sorted(super().items(), key=lambda item: item[0] in last)
 
 
 def notebook_html(spec: Model) -> str:
-    """The picture of a description, and its text folded away; the text alone where it cannot be built."""
+    """Return the drawing of a description and its text, folded; only the text if the model cannot be built."""
     words = f"<pre>{html.escape(tree(spec))}</pre>"
     try:
         return f"{service('draw')(spec).svg}<details><summary>as text</summary>{words}</details>"
@@ -251,7 +248,7 @@ def notebook_html(spec: Model) -> str:
 
 
 class _Unfilled(TorchFunctionMode):
-    """On meta there is nothing to fill; and torch's random fills there import its whole compiler first (seconds)."""
+    """Skips random initialisation on meta, for which torch would import its whole compiler (seconds)."""
 
     fills = frozenset(("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "xavier_uniform_"))
 

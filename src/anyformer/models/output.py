@@ -1,4 +1,4 @@
-"""What a model gives: named results."""
+"""The named outputs of a model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch.utils._pytree import MappingKey, register_pytree_node
 
 
 class Output(dict[str, Any]):
-    """Named results, by attribute or key, in order; `out[0]` is the first. Fields that are None are left out. A dict,
-    and a tree for torch: DDP, export and other people's trainers find the tensors in it."""
+    """Named outputs, by attribute, key or index: `out[0]` is the first. Fields that are None are left out. It is a dict
+    and a torch pytree, so that DDP, torch.export and other trainers find the tensors in it."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         super().__init__({name: value for name, value in fields.items() if value is not None})
@@ -22,7 +22,7 @@ class Output(dict[str, Any]):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self.get(name)  # as published classes do: a field that was not asked for is None
+        return self.get(name)  # as in published classes, a field that was not requested is None
 
     def __repr__(self) -> str:
         shown = {k: tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__ for k, v in self.items()}

@@ -1,7 +1,7 @@
-"""The calling conventions of Hugging Face, over the internal call of `TransformerModule`.
+"""The calling convention of Hugging Face, on top of the internal call of `TransformerModule`.
 
-A caller gives keyword inputs and flags under their published names; a `Call` carries them inside. The results come back
-as a published class returns them: the same fields in the same order, a cache where it gives one, a tuple on request.
+Callers pass inputs and flags under their published names. The outputs have the same fields in the same order as those
+of the published class, with a cache if the published class returns one, and as a tuple on request.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from anyformer.specs.frozen import thaw
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.services import service
 
-# first input of a model -> the name of its config inside that of a larger published model
+# first input of a model -> the key of its config in the config of a published composite model
 INNER_CONFIGS = {"input_ids": "text_config", "pixel_values": "vision_config", "input_features": "encoder_config"}
 
 
 class PublishedConfig:
     """`model.config`: the fields of the published config that are not part of the architecture. Hugging Face's Trainer
-    reads them and sets `use_cache`, which holds for this model in this process and is never saved."""
+    reads them and sets `use_cache`, which is never saved."""
 
     def __init__(self, spec: Any) -> None:
         self.use_cache = True
@@ -51,7 +51,7 @@ class PublishedConfig:
 
 
 class PublishedModule(nn.Module):
-    """What users and Hugging Face's Trainer ask of a published class beside its `forward`."""
+    """The methods of a published class, besides `forward`, that users and Hugging Face's Trainer need."""
 
     spec: Any
     config: PublishedConfig
@@ -59,12 +59,12 @@ class PublishedModule(nn.Module):
 
     @property
     def accepts_loss_kwargs(self) -> bool:
-        """Whether a loss can be divided by the labels of several batches."""
+        """Whether `forward` takes `num_items_in_batch`, the number of labels in several batches."""
         return isinstance(self.spec.head, LMHead)
 
     @property
     def loss_type(self) -> str | None:
-        """Which labels count in that division: those of a causal language model are shifted."""
+        """Which labels `num_items_in_batch` counts: a causal language model's labels are shifted."""
         return "ForCausalLM" if isinstance(self.spec.head, LMHead) and self.spec.head.shift else None
 
     @property
@@ -78,8 +78,8 @@ class PublishedModule(nn.Module):
         every_n_layers: int = 1,
         offload: bool = False,
     ) -> None:
-        """Compute the activations of layers again in the backward pass (transforms/recompute.py). transformers
-        passes these arguments; only their defaults are supported."""
+        """Recompute the activations of layers in the backward pass (transforms/recompute.py). transformers passes these
+        arguments; only their defaults are supported."""
         options = {**(gradient_checkpointing_kwargs or {}), "every_n_layers": every_n_layers, "offload": offload}
         supported = {"use_reentrant": False, "every_n_layers": 1, "offload": False}
         for name, value in options.items():
@@ -102,7 +102,7 @@ def call_published(
     taps: Taps | None = None,
     num_items: Tensor | int | None = None,
 ) -> Any:
-    """Runs a model on published inputs and gives published outputs; `taps` listen to the run."""
+    """Run a model on published inputs and return published outputs; `taps` receives intermediate values."""
     inputs = accept_inputs(model, inputs, args)
     labels = inputs.get("labels")
     if model.kernel not in KERNELS:
@@ -111,7 +111,7 @@ def call_published(
     flags = [flag for flag in OUTPUTS if inputs.pop(flag, defaults.get(flag) or False) or flag in model.always]
     shown = OutputCollector(model.shows, flags, taps) if flags else None
     as_output = inputs.pop("return_dict", model.spec.source.get("return_dict", True))
-    # a cache is useful where tokens follow: not while gradients are taken, unless the caller asks for one
+    # no cache while gradients are computed, unless the caller asks for one
     use_cache = inputs.pop("use_cache", None)
     caches = not torch.is_grad_enabled() and returns_cache(model, inputs) if use_cache is None else use_cache
     state = inputs.pop("past_key_values", None)
@@ -141,29 +141,29 @@ def call_published(
 
 
 def accept_inputs(model: Any, inputs: Mapping[str, Any], args: Sequence[Any] = ()) -> dict[str, Any]:
-    """The inputs under the names of `model.inputs`, those that are None left out; an error for an unknown name or a
-    value of another type."""
+    """Return the inputs under the names of `model.inputs`, without those that are None. Raise if a name is unknown or a
+    value has the wrong type."""
     known, state_name = model.inputs, model.spec.state_name
     if len(args) > len(known):
-        raise ValueError(f"{len(args)} inputs without a name, and there are {len(known)}: {', '.join(known)}")
+        raise ValueError(f"got {len(args)} positional inputs, expected at most {len(known)}: {', '.join(known)}")
     inputs = {**dict(zip(known, args, strict=False)), **inputs}
     for name, own in model.also.items():
         if inputs.get(name) is not None and inputs.get(own) is not None:
-            raise ValueError(f"{name} and {own} are two names of one input: give one of them")
+            raise ValueError(f"{name} and {own} are two names of the same input: pass only one of them")
         if (value := inputs.pop(name, None)) is not None:
             inputs[own] = value
     if state_name in inputs:
         inputs["past_key_values"] = inputs.pop(state_name)
     for name in inputs:
         if name not in known:
-            raise TypeError(f"this model takes no input {quote(name)}; {nearest(name, known)}")
+            raise TypeError(f"this model has no input {quote(name)}; {nearest(name, known)}")
     inputs = {name: value for name, value in inputs.items() if value is not None}
     check_given(inputs, model.input_kinds)
     return in_model_dtype(inputs, model.input_kinds, model)
 
 
 def returns_cache(model: Any, inputs: Mapping[str, Any]) -> bool:
-    """Whether the published class returns a cache for these inputs when the caller says nothing about it."""
+    """Whether the published class returns a cache for these inputs if the caller does not set `use_cache`."""
     spec = model.spec
     # no set comparison: torch 2.11 cannot compile one
     labelled = "labels" in inputs or ("start_positions" in inputs and "end_positions" in inputs)
@@ -173,15 +173,15 @@ def returns_cache(model: Any, inputs: Mapping[str, Any]) -> bool:
 
 
 def output_config(spec: Any) -> Mapping[str, Any]:
-    """The config with the default values of `output_attentions` and the like. In a config with others inside, the one
-    of the stack counts, as published."""
+    """Return the config with the default values of `output_attentions` etc. In a composite config this is the inner
+    config of the stack, as in transformers."""
     embedding = getattr(spec, "embedding", None)
     inner = spec.source.get(INNER_CONFIGS.get(embedding.inputs[0], "")) if embedding is not None else None
     return inner if isinstance(inner, Mapping) else spec.source
 
 
 def loss_per_item(model: Any, loss: Tensor, labels: Tensor, count: Tensor | int) -> Tensor:
-    """A mean over labels as their sum divided by `count`."""
+    """Turn the loss, a mean over labels, into the sum over labels divided by `count`."""
     if not model.accepts_loss_kwargs:
-        raise ValueError("num_items_in_batch counts the tokens of a language model's loss; this model is not one")
+        raise ValueError("num_items_in_batch is only for language models, and this model is not one")
     return loss * (labels[..., int(model.loss_type is not None) :] != IGNORED).sum() / count

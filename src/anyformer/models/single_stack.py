@@ -1,4 +1,4 @@
-"""One stack: an encoder, or a decoder."""
+"""Models of one stack: encoder-only or decoder-only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from anyformer.stacks.stages import Stages
 
 
 class EncoderModel(Model):
-    """One stack that sees both sides."""
+    """An encoder-only model: one bidirectional stack."""
 
     embedding: Embedding
     encoder: Stack | Stages | Funnel | Perceiver
@@ -34,7 +34,7 @@ class EncoderModel(Model):
 
 
 class DecoderModel(Model):
-    """One stack that writes from left to right."""
+    """A decoder-only model: one stack that generates from left to right."""
 
     left_to_right: ClassVar[tuple[str, ...]] = ("embedding", "decoder")
 
@@ -54,17 +54,17 @@ class OneStackModule(TransformerModule):
         self.embedding = spec.embedding.build(site.child("embedding", depth=getattr(part, "depth", 1)))
         self.add_module(stack, part.build(site.child(stack)))
         self.stack_name, self.address, self.head_address = stack, site.address, site.child("head").address
-        width = part.out_width(spec.width)  # stages widen
+        width = part.out_width(spec.width)  # Stages change the width
         self.head = spec.head.build(site.child("head", width=width)) if spec.head else None
         self.declare()
         self.also = dict.fromkeys(part.input_aliases, spec.embedding.inputs[0])
         self.stateless = self.find_stateless()
 
     def collect_outputs(self, seen: OutputCollector) -> dict[str, tuple[Tensor, ...]]:
-        found = getattr(self, self.stack_name).collect_outputs(seen)
-        for kind, values in seen.values_below(self.head_address).items():  # a head's own form of the last state
-            found[kind][-1:] = values
-        return {kind: tuple(values) for kind, values in found.items()}
+        outputs = getattr(self, self.stack_name).collect_outputs(seen)
+        for name, values in seen.values_below(self.head_address).items():  # the head's version of the last state
+            outputs[name][-1:] = values
+        return {name: tuple(values) for name, values in outputs.items()}
 
     def input_names(self) -> tuple[str, ...]:
         spec = self.spec

@@ -1,5 +1,5 @@
-"""Two towers: a model of texts and one of images, whose vectors are compared [Radford et al. 2021]. Three: of texts,
-videos and sounds [Akbari et al. 2021]."""
+"""Two towers: a text and an image model whose vectors are compared [Radford et al. 2021]. Three towers: text, video and
+audio [Akbari et al. 2021]."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from anyformer.parts.head.similarity import ProjectionHead, SimilarityHead, Spac
 from anyformer.runtime.taps import OutputCollector
 from anyformer.specs.part import Site
 
-PUBLISHED = {"text": "text_model_output", "image": "vision_model_output"}  # what a tower says goes by
+PUBLISHED = {"text": "text_model_output", "image": "vision_model_output"}  # tower -> published name of its output
 
 
 class TowersModel(Model):
-    """Models of several kinds of data, whose vectors are compared. Each tower is a model of its own:
-    `model.text(input_ids=...)` reads texts alone."""
+    """Models of several modalities whose vectors are compared. Each tower is also a separate model: call
+    `model.text(input_ids=...)` to read only text."""
 
-    named: ClassVar[tuple[str, ...]]  # the towers, the one that reads texts first
+    named: ClassVar[tuple[str, ...]]  # names of the towers, the text tower first
 
     text: EncoderModel
 
@@ -36,26 +36,27 @@ class TowersModel(Model):
 
     @property
     def embedding(self) -> Embedding:
-        """What reads the words, where only words are given."""
+        """The text tower's embedding."""
         return self.text.embedding
 
     def space(self, name: str) -> tuple[str, int]:
-        """Where it is said how wide the vectors of a tower are, and how wide."""
+        """Return the field that sets the vector width of a tower, and its value."""
         return "width", self.width
 
     def check(self) -> None:
         super().check()
         for name in self.named:
             tower, (where, width) = getattr(self, name), self.space(name)
-            wanted = f"ProjectionHead(width={width}, name='{name}_embeds')"
             if not isinstance(tower.head, ProjectionHead) or tower.head.name != f"{name}_embeds":
-                raise ValueError(f"{name}.head: two towers compare vectors, so each ends in {wanted}")
+                raise ValueError(f"{name}.head must be ProjectionHead(width={width}, name='{name}_embeds')")
             if tower.head.width != width:
-                raise ValueError(f"{name}.head.width is {tower.head.width} and {where} is {width}: change both")
+                raise ValueError(
+                    f"{name}.head.width is {tower.head.width}, but {where} is {width}: change both together"
+                )
 
 
 class TwoTowerModel(TowersModel):
-    """Texts and images that are to meet in one space of vectors, `width` numbers each."""
+    """A text and an image tower that share one vector space of `width` dimensions."""
 
     named: ClassVar[tuple[str, ...]] = ("text", "image")
     gives: ClassVar[tuple[str, ...]] = ("two towers",)
@@ -68,7 +69,8 @@ class TwoTowerModel(TowersModel):
 
 
 class ThreeTowerModel(TowersModel):
-    """Videos meet sounds in a space of `width` numbers, and texts in one of `head.width`."""
+    """Text, video and audio towers. Video and audio share a space of `width` dimensions, video and text one of
+    `head.width`."""
 
     named: ClassVar[tuple[str, ...]] = ("text", "video", "audio")
     gives: ClassVar[tuple[str, ...]] = ("three towers",)
@@ -109,11 +111,11 @@ class TowersModule(TransformerModule):
         return (*dict.fromkeys((*read, *rest, *masks, *head, *self.common)),)
 
     def masks(self, name: str) -> bool:
-        """Whether a tower beside the text's can be given a mask of its own."""
+        """Whether a tower takes an attention mask of its own, named by `mask_of`."""
         return False
 
     def lacks(self, inputs: dict[str, Any], name: str, wanted: str) -> None:
-        """ValueError where something must be given for a tower, and is not."""
+        """Raise ValueError if the tower `name` requires its input `wanted`, which is missing."""
         raise NotImplementedError
 
     def compare(self, vectors: dict[str, Tensor], inputs: dict[str, Any]) -> Outputs:
@@ -121,36 +123,36 @@ class TowersModule(TransformerModule):
 
     def run(self, call: Call) -> Outputs:
         inputs, taps = call.inputs, call.taps
-        said: dict[str, Any] = {}
+        tower_outputs: dict[str, Any] = {}
         vectors: dict[str, Tensor] = {}
-        balance: list[Tensor] = []  # of experts
-        taken: set[str] = set()
+        balance: list[Tensor] = []  # load-balancing losses of experts
+        used: set[str] = set()
         for name in self.spec.named:
             tower: Any = getattr(self, name)
-            # a mask beside a text and an image is the text's
-            own = {key: inputs[key] for key in tower.spec.embedding.inputs if key in inputs and key not in taken}
+            # of inputs that several towers know, such as attention_mask, the first tower (text) gets them
+            own = {key: inputs[key] for key in tower.spec.embedding.inputs if key in inputs and key not in used}
             if mask_of(name) in inputs:
                 own["attention_mask"] = inputs[mask_of(name)]
             if not own:
                 self.lacks(inputs, name, tower.spec.embedding.inputs[0])
                 continue
-            taken.update(own)  # `|=` with keys cannot be compiled on torch 2.11
+            used.update(own)  # torch 2.11 cannot compile `|=` with keys
             answer = tower(Call(own, taps=taps, kernel=call.kernel))
             vectors[name], x = answer[f"{name}_embeds"], answer["last_hidden_state"]
             balance += [answer["aux_loss"]] if "aux_loss" in answer else []
             shown = tower.collect_outputs(taps) if isinstance(taps, OutputCollector) else {}
             kept = {"last_hidden_state": x, "pooler_output": vectors[name], **shown}
-            said[PUBLISHED.get(name, f"{name}_model_output")] = Output(kept)
+            tower_outputs[PUBLISHED.get(name, f"{name}_model_output")] = Output(kept)
         if self.head is None:
-            return {f"{name}_embeds": vector for name, vector in vectors.items()} | said
+            return {f"{name}_embeds": vector for name, vector in vectors.items()} | tower_outputs
         out = self.compare(vectors, inputs)
         if balance:
             both, loss = torch.stack(balance).sum(), out["loss"]
             out |= {"aux_loss": both, "loss": None if loss is None else loss + both}
-        return {**out, **said}
+        return {**out, **tower_outputs}
 
     def collect_outputs(self, seen: OutputCollector) -> dict[str, tuple[Tensor, ...]]:
-        return {}  # each tower's, among what it says
+        return {}  # they are in the output of each tower
 
 
 class TwoTowerModule(TowersModule):
@@ -158,7 +160,7 @@ class TwoTowerModule(TowersModule):
 
     def lacks(self, inputs: dict[str, Any], name: str, wanted: str) -> None:
         other = "image" if name == "text" else "text"
-        raise ValueError(f"texts are compared with images: give {wanted} too, or ask model.{other} alone")
+        raise ValueError(f"missing input {wanted}: the model compares texts with images; or call only model.{other}")
 
     def compare(self, vectors: dict[str, Tensor], inputs: dict[str, Any]) -> Outputs:
         return self.head(vectors["text"], vectors["image"], inputs)
@@ -172,17 +174,17 @@ class ThreeTowerModule(TowersModule):
         return name != "text"
 
     def lacks(self, inputs: dict[str, Any], name: str, wanted: str) -> None:
-        """A video may come without a sound, or without a text."""
+        """Video is required, with audio, text or both."""
         others = [getattr(self.spec, each).embedding.inputs[0] for each in self.spec.named if each != "video"]
         if name == "video" or not any(each in inputs for each in others):
             video = self.spec.video.embedding.inputs[0]
-            what = f"videos are compared with sounds and texts: give {video}, and {' or '.join(others)}"
-            raise ValueError(f"{what}, or ask one tower alone")
+            missing = f"missing input: pass {video}, and {' or '.join(others)}"
+            raise ValueError(f"{missing}; or call only one tower, such as model.{name}")
 
     def compare(self, vectors: dict[str, Tensor], inputs: dict[str, Any]) -> Outputs:
         return self.head(vectors, inputs)
 
 
 def mask_of(name: str) -> str:
-    """What the mask of a tower beside the text's is given by."""
+    """Return the input name of a tower's own attention mask."""
     return f"{name}_attention_mask"

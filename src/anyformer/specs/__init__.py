@@ -1,1 +1,1 @@
-"""Descriptions: Parts and their addresses, checks of their fields, JSON, and which kind fits which slot."""
+"""Descriptions: Parts, their addresses, checks of their fields, their JSON format, and which kind fits which slot."""

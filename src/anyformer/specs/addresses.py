@@ -1,7 +1,7 @@
-"""Address patterns: every place in a description that one names, and many places changed at once.
+"""Find and change values of a description by address patterns.
 
-`*` is any one step, `**` any number of them, and `head[TagHead]` a value of that kind only. Where a stack has several
-kinds of layers, `decoder.layers.attention` is the step of each of them. What stands in a row goes by its number:
+`*` matches one step, `**` any number of steps, and `head[TagHead]` only a value of that kind. If a stack has several
+kinds of layers, `decoder.layers.attention` matches the step of each kind. Items of tuples are addressed by index:
 `encoder.stages.0`.
 
 >>> import anyformer as af
@@ -19,13 +19,13 @@ from typing import Any
 
 from anyformer.specs.frozen import Table
 from anyformer.specs.messages import quote
-from anyformer.specs.part import TOGETHER, Part, errors_at, hints, walk
+from anyformer.specs.part import CHECKS_DEFERRED, Part, errors_at, hints, walk
 
 Path = tuple[str, ...]
 
 
 def find(spec: Any, address: str) -> Iterator[tuple[Path, Any]]:
-    """(path, value) of every place that an address names."""
+    """Yield (path, value) of everything that an address pattern matches."""
     return _find(spec, address.split("."), ())
 
 
@@ -41,14 +41,14 @@ def _find(node: Any, steps: Sequence[str], path: Path) -> Iterator[tuple[Path, A
                 yield from _find(value, steps, (*path, each))
         return
     for inner, value in _inside(node, name):
-        if inner is None:  # one of several kinds of layers: the step is inside of it
+        if inner is None:  # one of several kinds of layers, which contains the step
             yield from _find(value[1], steps, (*path, value[0]))
         elif not kind or any(base.__name__ == kind for base in type(value).__mro__):
             yield from _find(value, steps[1:], (*path, inner))
 
 
 def _inside(node: Any, name: str) -> Iterator[tuple[str | None, Any]]:
-    """(name, value) of what one step leads to."""
+    """Yield (name, value) of everything that one step matches; the name is None for a kind of layer."""
     if isinstance(node, Part) and not node.open_fields:
         names = hints(type(node))
         for each in names if name == "*" else [name] if name in names else []:
@@ -58,22 +58,22 @@ def _inside(node: Any, name: str) -> Iterator[tuple[str | None, Any]]:
         layers = isinstance(node, Table) and all(isinstance(v, Part) and v.open_fields for v in items.values())
         if items and layers and name not in items:
             yield from ((None, item) for item in items.items())
-        elif name == "*":  # a step of an address, also where a key is called so (`init`)
+        elif name == "*":  # matches all keys, even if one of them is "*" (`init`)
             yield from items.items()
         elif name in items:
             yield name, items[name]
 
 
 def children(node: Any) -> dict[str, Any]:
-    """What stands in a Part, a Table or a row, by the name of its step."""
+    """Return the values directly in a Part, a Table or a tuple, by the name of their step."""
     if isinstance(node, tuple):
         return {str(i): value for i, value in enumerate(node)}
     return dict(node.items()) if isinstance(node, (Part, Table)) else {}
 
 
 def replace_all(node: Any, changes: Mapping[Path, Any]) -> Any:
-    """A copy with other values at these paths, each Part on the way made once. Of a Part whose fields have names of
-    their own, None takes one away."""
+    """Return a copy with new values at these paths; each Part on the way is constructed once. In a Part with open
+    fields, the value None removes a field."""
     if () in changes:
         return changes[()]
     inside: dict[str, dict[Path, Any]] = {}
@@ -91,7 +91,7 @@ def replace_all(node: Any, changes: Mapping[Path, Any]) -> Any:
 
 
 def edit(spec: Any, changes: Mapping[str, Any]) -> Any:
-    """A copy with other values at all places that these addresses name; an address that names none raises."""
+    """Return a copy with new values at everything that these addresses match; raise if an address matches nothing."""
     paths = {address: [path for path, _ in find(spec, address)] for address in changes}
     if missing := [address for address, found in paths.items() if not found]:
         raise ValueError(f"this {type(spec).__name__} has no {', '.join(missing)}")
@@ -102,23 +102,23 @@ def edit(spec: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def value_at(spec: Part, path: str) -> Any:
-    """The value at a dotted path: `at(spec, "decoder.layers.3.attention.op.num_heads")`."""
-    found: list[Any] = []
+    """Return the value at a dotted path: `value_at(spec, "decoder.layers.3.attention.op.num_heads")`."""
+    values: list[Any] = []
 
     def keep(value: Any) -> Any:
-        found.append(value)
+        values.append(value)
         return value
 
     try:
         spec.edit(tuple(path.split(".")), keep)
     except KeyError as error:
         raise ValueError(f"no {quote(path)} in this {type(spec).__name__}: {error.args[0]}") from None
-    return found[0]
+    return values[0]
 
 
 def with_values(spec: Part, changes: Mapping[str, Any]) -> Any:
-    """A copy of `spec` with other values at dotted paths. The order of changes that are only valid together (heads and
-    key/value heads) does not matter: what is made of all of them is checked at the end."""
+    """Return a copy of `spec` with new values at dotted paths. Checks run after all changes, so the order of changes
+    that are only valid together (heads and key/value heads) does not matter."""
     old = spec
     try:
         with deferred_checks():
@@ -126,7 +126,7 @@ def with_values(spec: Part, changes: Mapping[str, Any]) -> Any:
                 spec = spec.edit(tuple(path.split(".")), _always(value))
     except KeyError as error:
         raise ValueError(f"no {quote(path)} in this {type(spec).__name__}: {error.args[0]}") from None
-    except ValueError as error:  # of the Part that has the field
+    except ValueError as error:  # raised by the Part that has the field: put the path in front
         raise ValueError(re.sub(rf"^\w+\.{re.escape(path.rpartition('.')[2])}\b", path, str(error))) from None
     if spec is not old:
         check_all(spec)
@@ -135,16 +135,16 @@ def with_values(spec: Part, changes: Mapping[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def deferred_checks() -> Iterator[None]:
-    """Parts that are made inside are not checked: `check_all` does so once all of them are there."""
-    waiting = TOGETHER.set(True)
+    """Do not check Parts that are constructed inside the context; call `check_all` afterwards."""
+    token = CHECKS_DEFERRED.set(True)
     try:
         yield
     finally:
-        TOGETHER.reset(waiting)
+        CHECKS_DEFERRED.reset(token)
 
 
 def check_all(spec: Part) -> None:
-    """Checks every Part of a description, the innermost first, as where each is made by itself."""
+    """Check every Part of a description, innermost first, in the order in which constructing them would."""
     for address, part in reversed([*walk(spec)]):
         with errors_at(address, type(part)):
             part.check()

@@ -1,4 +1,4 @@
-"""Descriptions as JSON, and descriptions changed by paths: what must know every kind of Part.
+"""Encode descriptions as JSON, decode them, and override their fields by path.
 
 >>> from anyformer.parts.norm import LayerNorm
 >>> norm = LayerNorm(eps=1e-6)
@@ -20,9 +20,9 @@ from anyformer.specs.messages import nearest, quote
 from anyformer.specs.part import ANY, Part, Table, default_values, errors_at, freeze, is_flat, nearest_kind, thaw
 from anyformer.specs.slots import kinds, only_kind, slot_at, slots_of, wrong_kind
 
-FORMAT = 1  # of spec.json; raised when an old file would be read wrongly
+FORMAT = 1  # version of spec.json; increased if an old file would be read wrongly
 
-ALIASES = {  # names of kinds and fields in files of earlier versions
+ALIASES = {  # kinds and fields of earlier versions -> their new names
     "Idle": "Unused",
     "ConvPainter": "ConvDecoder",
     "KLPainter": "KLDecoder",
@@ -33,7 +33,7 @@ ALIASES = {  # names of kinds and fields in files of earlier versions
     "Tokens.spare": "unused_table",
 }
 
-MOVED = {  # fields of earlier versions that are kinds now
+MOVED = {  # boolean fields of earlier versions -> the kind that replaces them
     "Attention.mean_at_pads": "DebertaAttention",
     "Attention.memory_by_layer": "TransparentAttention",
 }
@@ -42,15 +42,15 @@ P = TypeVar("P", bound=Part)
 
 
 def override(spec: P, changes: Mapping[str, Any]) -> P:
-    """A copy of `spec` with other values at dotted paths; an unknown path or a value of the wrong type raises.
+    """Return a copy of `spec` with new values at dotted paths; raise if a path is unknown or a type is wrong.
 
     Values are plain values, Parts, or Parts written as JSON (`{"kind": "RMSNorm"}`). The order of changes that are only
     valid together (heads and key/value heads) does not matter.
     """
     if not isinstance(spec, Part):
-        raise ValueError(f"a description can be overridden, as af.spec gives it, not a {type(spec).__name__}")
+        raise ValueError(f"expected a description from af.spec, got {type(spec).__name__}")
     if not isinstance(changes, Mapping) or not all(isinstance(path, str) for path in changes):
-        raise ValueError(f"changes are {{path: value}}, such as {{'width': 96}}, got {quote(changes)}")
+        raise ValueError(f"changes must be {{path: value}}, such as {{'width': 96}}, got {quote(changes)}")
     new = with_values(spec, {path: _given(spec, path, value) for path, value in changes.items()})
     for path in changes:
         home = path.rpartition(".")[0]
@@ -66,27 +66,27 @@ def _given(spec: Part, path: str, value: Any) -> Any:
         return freeze(value)
     try:
         slot = slot_at(path, (type(spec),))
-    except ValueError:  # a path that is nowhere: said when it is looked for in this description
+    except ValueError:  # an unknown path, which `with_values` reports
         slot = Part
     return decode(value, path, slot)
 
 
 def encode(value: Any) -> Any:
-    """A description as JSON-able data: each Part an object with its `kind` and the fields not at their default."""
+    """Return a description as data for JSON: each Part is an object with its `kind` and its non-default fields."""
     if isinstance(value, Part):
         defaults = default_values(type(value))
         fields = {k: encode(v) for k, v in value.items() if k not in defaults or defaults[k] != v}
         return {"kind": type(value).__name__, **fields}
     if isinstance(value, Table):
         fields = thaw(value) if is_flat(value) else {key: encode(item) for key, item in value.items()}
-        return {"kind": "Table", "items": fields} if "kind" in fields else fields  # a label may be called so
+        return {"kind": "Table", "items": fields} if "kind" in fields else fields  # a label may be named "kind"
     if isinstance(value, tuple):
         return [encode(item) for item in value]
     return value
 
 
 def decode(data: Any, where: str = "", slot: Any = Part) -> Any:
-    """The inverse of `encode`; unknown kinds and fields raise and name the nearest one that fits the slot."""
+    """Invert `encode`. An error about an unknown kind or field names the nearest one that fits the slot."""
     if isinstance(data, dict) and "kind" not in data and (only := only_kind(slot)) is not None:
         data = {"kind": only, **data}
     if isinstance(data, dict) and "kind" in data:
@@ -100,7 +100,7 @@ def decode(data: Any, where: str = "", slot: Any = Part) -> Any:
         if kind == "Table" and set(data) == {"kind", "items"} and isinstance(data["items"], dict):
             return Table({key: decode(item, f"{where}.{key}", slot) for key, item in data["items"].items()})
         if not isinstance(kind, str) or kind not in known:
-            hint = f"{nearest_kind(str(kind), slot)} (one that is not anyformer's needs its module: --import MODULE)"
+            hint = f"{nearest_kind(str(kind), slot)} (if another module defines it: --import MODULE)"
             raise ValueError(f"{where or 'description'}: unknown kind {quote(kind)}; {hint}")
         cls = known[kind]
         if why := wrong_kind(kind, slot):
@@ -114,9 +114,9 @@ def decode(data: Any, where: str = "", slot: Any = Part) -> Any:
             if not cls.open_fields and name not in fields:
                 raise ValueError(f"{where or kind}: {kind} has no field {quote(name)}; {nearest(name, fields)}")
         needed = (f.name for f in fields.values() if f.default is f.default_factory is dataclasses.MISSING)
-        lacking = [name for name in needed if name not in values and not cls.open_fields]
-        if lacking:
-            raise ValueError(f"{where or kind}: {kind} needs {' and '.join(lacking)}")
+        missing = [name for name in needed if name not in values and not cls.open_fields]
+        if missing:
+            raise ValueError(f"{where or kind}: {kind} needs {' and '.join(missing)}")
         with errors_at(where, cls):
             return cls(**values)
     if isinstance(data, dict):
@@ -133,7 +133,7 @@ def decode(data: Any, where: str = "", slot: Any = Part) -> Any:
 
 
 def _current(cls: type[Part], field: str) -> str:
-    """The name that a field of a kind, or of one that it extends, has now."""
+    """Return the present name of a field that may be from an earlier version, also if a base class declares it."""
     return next((ALIASES[old] for base in cls.mro() if (old := f"{base.__name__}.{field}") in ALIASES), field)
 
 
@@ -142,7 +142,7 @@ def to_json(spec: Part) -> str:
 
 
 def from_json(data: Mapping[str, Any]) -> Any:
-    """The description in the parsed content of a spec.json."""
+    """Return the description in the parsed content of a spec.json."""
     if not isinstance(data, Mapping):
         raise ValueError(f"not a description: expected an object, got a {type(data).__name__}")
     data = dict(data)

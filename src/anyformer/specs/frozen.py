@@ -1,19 +1,19 @@
-"""Lists and dicts that are frozen and hashable, so that they can stand in a description."""
+"""Immutable, hashable replacements of lists and dicts, for use in descriptions."""
 
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from typing import Any
 
-LEAVES: frozenset[type] = frozenset((str, int, float, bool, type(None)))  # types of values that contain no other value
+LEAVES: frozenset[type] = frozenset((str, int, float, bool, type(None)))  # types that contain no other values
 
 
 class Table(Mapping):
-    """A mapping that is frozen and hashable, so that it can stand in a description."""
+    """An immutable, hashable mapping, for use in descriptions."""
 
     def __init__(self, items: Mapping | Iterable = ()):
         given = dict(items)
-        flat = only_leaves(given.values()) and {*map(type, given)} <= {str}  # nothing to convert: a million labels
+        flat = only_leaves(given.values()) and {*map(type, given)} <= {str}  # fast path, for a million labels
         self._items = given if flat else {str(key): freeze(value) for key, value in given.items()}
 
     def __getitem__(self, key: str) -> Any:
@@ -45,19 +45,19 @@ class Table(Mapping):
 
 
 def only_leaves(values: Iterable[Any], leaves: frozenset[type] = LEAVES) -> bool:
-    """Whether all these values have one of the types `leaves`. It is much faster than a visit to each value."""
+    """Whether the types of all values are in `leaves`. Much faster than a loop over the values."""
     return leaves.issuperset(map(type, values))
 
 
 def is_flat(value: Any) -> bool:
-    """Whether a value is a leaf, or a Table or tuple of leaves: there is no Part in it."""
+    """Whether a value is a leaf, or a Table or tuple of leaves, so that it contains no Part."""
     if isinstance(value, (Table, tuple)):
         return only_leaves(value.values() if isinstance(value, Table) else value)
     return type(value) in LEAVES
 
 
 def freeze(value: Any) -> Any:
-    """Lists become tuples and dicts become Tables, all the way down."""
+    """Convert lists to tuples and dicts to Tables, recursively."""
     if isinstance(value, dict):
         return Table(value)
     if isinstance(value, (list, tuple)):
@@ -66,7 +66,7 @@ def freeze(value: Any) -> Any:
 
 
 def thaw(value: Any) -> Any:
-    """The inverse of `freeze`, for JSON."""
+    """Invert `freeze`, for JSON."""
     if isinstance(value, Table):
         return dict(value.items()) if is_flat(value) else {key: thaw(item) for key, item in value.items()}
     if isinstance(value, tuple):

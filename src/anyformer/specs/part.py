@@ -1,7 +1,7 @@
 """Descriptions: frozen Parts and their dotted addresses.
 
-A Part says what one thing is; `build` makes the module that does it. Parts nest, and the dotted path of a Part in its
-description is the dotted name of its module, so weights, overrides, hooks and error messages speak one language:
+A Part describes one thing, and its `build` returns the torch module. Parts nest, and the dotted path of a Part in its
+description is the dotted name of its module, so weights, overrides, hooks and error messages use the same addresses:
 
 >>> from anyformer.parts.norm import LayerNorm
 >>> norm = LayerNorm(eps=1e-6)
@@ -31,16 +31,16 @@ from anyformer.specs.frozen import thaw as thaw
 from anyformer.specs.messages import nearest, plain, quote
 from anyformer.specs.services import service
 
-Sees = Literal["itself", "past", "all"]  # of a text, what a token's result depends on
-REACH = ("itself", "past", None, "all")  # from the least to the most; None is not said
+Sees = Literal["itself", "past", "all"]  # the tokens of a text that a token's result depends on
+REACH = ("itself", "past", None, "all")  # from the fewest tokens to the most; None: not declared
 
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """Where a Part is being built: what it may know of its surroundings."""
+    """Where a Part is being built: the width, layer and address at this point of the model."""
 
-    width: int  # D, of the residual stream here
-    layer: int = 0  # index of this block among `depth` blocks, counted through all stages
+    width: int  # D, width of the residual stream at this point
+    layer: int = 0  # index of this block among `depth` blocks, counted across all stages
     depth: int = 1
     address: str = ""  # dotted name of the module, from the model down
 
@@ -49,7 +49,7 @@ class Site:
         return dataclasses.replace(self, address=address, **changes)
 
     def layer_of(self, block: Part) -> Any:
-        """The module of one layer of a Stack; whoever only looks at layers may give one module for equal ones."""
+        """Build one layer of a Stack. A subclass for counting may return the same module for equal layers."""
         return block.build(self)
 
 
@@ -59,36 +59,36 @@ class LayerSharing:
 
     off: str  # the setting that turns it off
     conflicts: tuple[str, ...]  # fields of the Stack that cannot be used with it
-    form: tuple[object, ...] = ()  # the same in all layers
+    form: tuple[object, ...] = ()  # values that must be the same in all layers
 
 
-ANY = "*"  # in the place of a field's name, where whoever writes a Part names its fields
-TOGETHER: contextvars.ContextVar[bool] = contextvars.ContextVar("together", default=False)  # checks wait for the rest
+ANY = "*"  # stands for the field names of a Part with open fields
+CHECKS_DEFERRED: contextvars.ContextVar[bool] = contextvars.ContextVar("together", default=False)  # see deferred_checks
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
 class Part:
-    """A description of one thing. Subclasses become frozen dataclasses and JSON kinds by being declared."""
+    """Base class of descriptions. Declaring a subclass makes it a frozen dataclass and registers it as a JSON kind."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     kinds: ClassVar[dict[str, type[Part]]] = {}
-    open_fields: ClassVar[bool] = False  # fields are named by whoever writes one (Block), not by the class
-    open_slot: ClassVar[bool] = False  # where this is asked for, a Part of another package may stand too
-    said: ClassVar[Sees | None] = None  # what a class says of itself: `class Shift(Part, sees="past")`
-    called: ClassVar[tuple[str, ...]] = ()  # its other names, "SwiGLU (activation='silu')" where fields make it that
+    open_fields: ClassVar[bool] = False  # each instance chooses its field names (Block), not the class
+    open_slot: ClassVar[bool] = False  # slots of this type also accept Parts of other packages
+    said: ClassVar[Sees | None] = None  # `sees` as the class declares it: `class Shift(Part, sees="past")`
+    called: ClassVar[tuple[str, ...]] = ()  # aliases, with the fields they imply: "SwiGLU (activation='silu')"
 
     def __init_subclass__(cls, sees: Sees | None = None, called: tuple[str, ...] = (), **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.called = called
-        if sees is not None or {"build", "make", "allows"} & vars(cls).keys():  # who writes what runs speaks for it
+        if sees is not None or {"build", "make", "allows"} & vars(cls).keys():  # a new module must declare `sees` anew
             cls.said = sees
         for name in inspect.get_annotations(cls).keys() - vars(cls).keys():
-            if isinstance(getattr(cls, name, None), property):  # not the default of a field of the same name
+            if isinstance(getattr(cls, name, None), property):  # an inherited property is not the field's default
                 setattr(cls, name, dataclasses.MISSING)
         own = cls.open_fields
         dataclasses.dataclass(frozen=True, kw_only=True, repr=False, init=not own, eq=not own)(cls)
         other = cls.kinds.get(cls.__name__, cls).__module__
-        if other != cls.__module__:  # a file cannot say which of them it means
+        if other != cls.__module__:  # the name in a file would be ambiguous
             raise ValueError(f"two kinds of Part are called {cls.__name__}, in {other} and in {cls.__module__}")
         cls.kinds[cls.__name__] = cls
 
@@ -106,49 +106,49 @@ class Part:
             except ValueError:
                 if not slot_types(hint):
                     raise
-                service("kinds")()  # the message names the nearest of all kinds, not of those imported so far
+                service("kinds")()  # import all kinds, so that the message names the nearest of all
                 value = conform(given, hint, where)
             object.__setattr__(self, name, value)
-        if not TOGETHER.get():
+        if not CHECKS_DEFERRED.get():
             self.check()
 
     def check(self) -> None:
-        """Raises ValueError where the fields contradict each other."""
+        """Raise ValueError if fields contradict each other."""
 
     def build(self, site: Any) -> Any:
-        """The torch module of this Part, at a `Site` (width, layer, address)."""
-        raise TypeError(f"{type(self).__name__} builds no module of its own")
+        """Build the torch module of this Part at a `Site` (width, layer, address)."""
+        raise TypeError(f"{type(self).__name__} has no module: it does not define `build`")
 
     # -- what a token sees ----------------------------------------------------------------------------------------
 
     @functools.cached_property
     def sees(self) -> Sees | None:
-        """What a token's result depends on along the text, with all that is in this Part: the token itself, what came
-        before it too, or also what comes after. None where a kind does not say, which a model that writes refuses."""
+        """The tokens that a token's result depends on, including the effect of inner Parts: only itself, the past too,
+        or all. None if a kind does not declare it; left-to-right models refuse such a Part."""
         return None if self.said is None else self.reaches()
 
     def reaches(self) -> Sees | None:
-        """For kinds whose fields decide: what is said of the class, or more where a Part in it sees more."""
+        """Compute `sees`: what the class declares, or more if an inner Part sees more. Override it if fields decide."""
         return farthest(self.said, *(part for _, part in parts_in(self)))
 
     @property
     def causal_alternative(self) -> str:
-        """The nearest description that does not look ahead, where this one does."""
+        """If this Part sees later tokens: the most similar one that does not."""
         return ""
 
-    # -- capabilities: asked of any Part; a kind overrides them by a property, a class variable or a field ------------
+    # -- capabilities of any Part; a kind overrides them by a property, a class variable or a field -------------------
 
-    routes: ClassVar[bool] = False  # chooses experts for each token
-    length_dependent: ClassVar[bool] = False  # the length of the text changes the result for every token
+    routes: ClassVar[bool] = False  # routes tokens to experts
+    length_dependent: ClassVar[bool] = False  # the length of the text changes the result of every token
 
     @property
     def requires(self) -> tuple[str, ...]:
-        """Names of what it needs from the embedding, such as "a grid"; see `Embedding.gives`."""
+        """What it needs from the embedding, such as "a grid"; see `Embedding.gives`."""
         return ()
 
     @property
     def bias_heads(self) -> int | None:
-        """Number of heads whose scores take the position bias shared by a Stack's layers; None: it takes no bias."""
+        """Number of heads that add the position bias shared by a Stack's layers to their scores; None: no bias."""
         return None
 
     @property
@@ -173,37 +173,37 @@ class Part:
 
     @property
     def layer_sharing(self) -> LayerSharing | None:
-        """How the layers of a Stack use weights or states of the first; None: they do not."""
+        """How the layers of a Stack share weights or states of the first layer; None: they do not."""
         return None
 
     def out_width(self, width: int) -> int:
-        """Width of the stream that leaves, for a stream of this width."""
+        """Return the output width for an input of this width."""
         return width
 
     @classmethod
     def field_types(cls) -> dict[str, Any]:
-        """Field name -> type of what may stand there; `*` where fields may have any name."""
+        """Return field name -> type; the name is `*` if fields may have any name."""
         return hints(cls)
 
     def sizes_left_behind(self, before: Part, path: str, changes: Mapping[str, Any]) -> str:
-        """After an override of this Part at `path`: one line about sizes that were chosen for other values of `before`
-        and did not follow; "" where there are none."""
+        """After an override at `path`, return one line about sizes that were chosen for the old value in `before` and
+        are unchanged; "" if there are none."""
         return ""
 
     # -- fields, by name ------------------------------------------------------------------------------------------
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """(name, value) of every field, in order: what addresses, JSON and trees are made of."""
+        """Yield (name, value) of every field, in the order used by addresses, JSON and trees."""
         for name in hints(type(self)):
             yield name, getattr(self, name)
 
     @functools.cached_property
     def subtree(self) -> tuple[tuple[str, Part], ...]:
-        """(address, Part) of this Part and every Part in it: `walk` asks for it again and again."""
+        """(address, Part) of this Part and every Part in it, cached for `walk`."""
         return ("", self), *_subtrees(self)
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with other fields; unknown names raise."""
+        """Return a copy with changed fields; raise if a name is unknown."""
         values = dict(self.items())
         for name in changes:
             if name not in values:
@@ -211,7 +211,7 @@ class Part:
         return type(self)(**{**values, **changes})
 
     def edit(self, steps: tuple[str, ...], change: Callable[[Any], Any]) -> Self:
-        """A copy where the value at the path `steps` went through `change`."""
+        """Return a copy with `change` applied to the value at the path `steps`."""
         name, *rest = steps
         values = dict(self.items())
         if name not in values:
@@ -229,9 +229,9 @@ class Part:
 
 
 def _hints(cls: Any) -> dict[str, Any]:
-    """Field name -> type, for the fields of a Part."""
-    found = typing.get_type_hints(cls)
-    return {field.name: found[field.name] for field in dataclasses.fields(cls)}
+    """Return field name -> type for the fields of a Part."""
+    types = typing.get_type_hints(cls)
+    return {field.name: types[field.name] for field in dataclasses.fields(cls)}
 
 
 def _defaults_of(cls: Any) -> dict[str, Any]:
@@ -245,7 +245,8 @@ default_values: Callable[[Any], dict[str, Any]] = functools.cache(_defaults_of)
 
 
 def conform(value: Any, hint: Any, where: str) -> Any:
-    """`value` as the type `hint` asks (lists as tuples, dicts as Tables, ints as floats), or one clear ValueError."""
+    """Convert `value` to the type `hint` (list to tuple, dict to Table, int to float) or raise a one-line
+    ValueError."""
     value = freeze(value)
     if hint is Any:
         return value
@@ -253,7 +254,7 @@ def conform(value: Any, hint: Any, where: str) -> Any:
         value = with_defaults(value, where)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        for exact in (True, False):  # 1 stays an int where int | float is asked
+        for exact in (True, False):  # 1 stays an int if the type is int | float
             for option in args:
                 if not exact or type(value) is (type(None) if option is None else typing.get_origin(option) or option):
                     try:
@@ -281,7 +282,7 @@ def conform(value: Any, hint: Any, where: str) -> Any:
     elif hint is int and type(value) is int:
         if abs(value) < 2**63:
             return value
-        raise ValueError(f"{where}: {quote(value, 20)} is no size or number of anything")
+        raise ValueError(f"{where}: {quote(value, 20)} is too large; it must be below 2**63")
     elif hint is int and type(value) is float and value.is_integer():
         return int(value)  # 1e6 typed on a command line
     elif hint is None:
@@ -297,9 +298,9 @@ def conform(value: Any, hint: Any, where: str) -> Any:
 
 
 def with_defaults(kind: type[Part], where: str) -> Part:
-    """A Part of this kind where none of its fields must be given."""
+    """Return a Part of this kind with default fields; raise if a field is required."""
     if abstract(kind):
-        raise ValueError(f"{where}: {kind.__name__} is what several kinds have in common; {nearest_kind('', kind)}")
+        raise ValueError(f"{where}: {kind.__name__} is an abstract kind; {nearest_kind('', kind)}")
     needed = [name for name in hints(kind) if name not in default_values(kind)]
     if needed or kind.open_fields:
         fields = ", ".join(f"{name}=..." for name in needed) or "..."
@@ -309,7 +310,7 @@ def with_defaults(kind: type[Part], where: str) -> Part:
 
 @contextlib.contextmanager
 def errors_at(path: str, kind: type[Part]) -> Iterator[None]:
-    """A mistake in a Part of a description is told by its address there, and not by its kind."""
+    """Make ValueErrors start with the address of the Part instead of its kind."""
     try:
         yield
     except ValueError as error:
@@ -319,7 +320,7 @@ def errors_at(path: str, kind: type[Part]) -> Iterator[None]:
 
 
 def type_name(hint: Any) -> str:
-    """A type as a person writes it."""
+    """Return a type as it is written in source code."""
     if isinstance(hint, type) and not typing.get_args(hint):
         return "None" if hint is type(None) else hint.__name__
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
@@ -336,33 +337,33 @@ def type_name(hint: Any) -> str:
 
 
 def slot_types(hint: Any) -> tuple[type[Part], ...]:
-    """The kinds of Part that the type of a field names, also inside of unions, tuples and mappings."""
+    """Return the Part classes in the type of a field, also inside unions, tuples and mappings."""
     if isinstance(hint, type) and issubclass(hint, Part):
         return (hint,)
     return tuple(kind for inner in typing.get_args(hint) for kind in slot_types(inner))
 
 
 def fits(kind: type[Part], slot: type[Part]) -> bool:
-    """Whether a Part of this kind may stand where `slot` is asked for."""
+    """Whether a Part of this kind is allowed in a field of type `slot`."""
     foreign = not any(base.__module__.startswith("anyformer.") for base in kind.mro()[:-2])
     return issubclass(kind, slot) or (foreign and slot.open_slot and abstract(slot))
 
 
 def kinds_for(hint: Any = Part) -> dict[str, type[Part]]:
-    """The kinds that may stand in a field of this type, by name."""
+    """Return the kinds allowed in a field of this type, by name."""
     slots = slot_types(hint) or (Part,)
     kinds = {name: kind for name, kind in Part.kinds.items() if any(fits(kind, slot) for slot in slots)}
     return {name: kind for name, kind in kinds.items() if not abstract(kind)}
 
 
 def no_fit(kind: str, hint: Any) -> str:
-    """Of an error message: what is called so does not fit here, and what does."""
+    """Return an error message: this kind does not fit a field of this type, and which kind does."""
     near = f'write {{"kind": "{kind}"}}' if kind in kinds_for(hint) else nearest_kind(kind, hint)
-    return f"{kind} is no {' or '.join(slot.__name__ for slot in slot_types(hint))}; {near}"
+    return f"{kind} is not of type {' or '.join(slot.__name__ for slot in slot_types(hint))}; {near}"
 
 
 def abstract(kind: type[Part]) -> bool:
-    """Whether a kind is only what others have in common: it leaves open what they do."""
+    """Whether a kind is only a base class: it has subclasses and leaves methods, `build` or all fields to them."""
     below = kind.__subclasses__()
     methods = [value for name in dir(kind) if hasattr(value := getattr(kind, name), "__code__")]
     left_open = any("NotImplementedError" in method.__code__.co_names for method in methods)
@@ -372,36 +373,36 @@ def abstract(kind: type[Part]) -> bool:
 
 
 def named(name: str) -> list[type[Part]]:
-    """The kinds that go by this name, their own or another, however it is written."""
-    found = [kind for kind in Part.kinds.values() if plain(name) in _names({kind.__name__: kind})]
-    if not found:
+    """Return the kinds with this name or alias, in any spelling."""
+    matches = [kind for kind in Part.kinds.values() if plain(name) in _names({kind.__name__: kind})]
+    if not matches:
         raise ValueError(f"no Part is called {quote(name)}; {nearest_kind(name)}")
-    return found
+    return matches
 
 
 def nearest_kind(name: str, hint: Any = Part) -> str:
-    """The end of an error message: the kind that fits a field of this type and is called so, or almost so."""
+    """Return the end of an error message: the kind with the most similar name that fits a field of this type."""
     wanted, known = plain(name), _names(kinds_for(hint))
     every = f"valid: {', '.join(sorted(kinds_for(hint)))}"
     if wanted not in known and name not in Part.kinds and (elsewhere := _names(kinds_for()).get(wanted)):
         return f"that is {elsewhere[0]}, which does not fit here; {every}"
     inside = [each for each in known if min(len(each), len(wanted)) > 2 and (each in wanted or wanted in each)]
     close = inside or difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
-    found = wanted if wanted in known else max(close, key=len, default=None)
-    if found is None:
+    match = wanted if wanted in known else max(close, key=len, default=None)
+    if match is None:
         return "`anyformer parts` lists every kind" if slot_types(hint) in ((), (Part,)) else every
-    kind, how = known[found]
+    kind, how = known[match]
     return f"did you mean {kind!r}{f' with {how}' if how else ''}?"
 
 
 def _names(kinds: Mapping[str, type[Part]]) -> dict[str, tuple[str, str]]:
-    """Every name that these kinds go by, plainly written -> the kind, and the fields that make it that."""
-    found = {plain(name): (name, "") for name in kinds}
+    """Return normalised name or alias -> (kind, fields that the alias implies)."""
+    names = {plain(name): (name, "") for name in kinds}
     for name, kind in kinds.items():
         for other in kind.called:
             text, _, how = other.partition(" (")
-            found.setdefault(plain(text), (name, how.removesuffix(")")))
-    return found
+            names.setdefault(plain(text), (name, how.removesuffix(")")))
+    return names
 
 
 # -- paths ------------------------------------------------------------------------------------------------------------
@@ -425,20 +426,20 @@ def _edit(node: Any, steps: tuple[str, ...], change: Callable[[Any], Any]) -> An
 
 
 def walk(spec: Any, path: str = "") -> Iterator[tuple[str, Part]]:
-    """(address, Part) of a description and every Part in it, outermost first."""
+    """Yield (address, Part) of a description and every Part in it, outermost first."""
     for address, part in spec.subtree if isinstance(spec, Part) else _subtrees(spec):
         yield f"{path}.{address}" if path and address else path or address, part
 
 
 def _subtrees(node: Any) -> Iterator[tuple[str, Part]]:
-    """(address, Part) of every Part inside a Part, a Table or a tuple."""
+    """Yield (address, Part) of every Part inside a Part, a Table or a tuple, at any depth."""
     for name, child in values_in(node, ""):
         if not is_flat(child):
             yield from walk(child, name)
 
 
 def values_in(node: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """(address, value) of what stands directly in a Part, a Table or a tuple."""
+    """Yield (address, value) of the values directly in a Part, a Table or a tuple."""
     if isinstance(node, (Part, Table)):
         items: Any = node.items()
     else:
@@ -448,7 +449,7 @@ def values_in(node: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def parts_in(node: Any, path: str = "") -> Iterator[tuple[str, Part]]:
-    """(address, Part) of the Parts directly in a Part."""
+    """Yield (address, Part) of the Parts directly in a Part."""
     for address, part in values_in(node, path):
         if isinstance(part, Part):
             yield address, part
@@ -457,13 +458,14 @@ def parts_in(node: Any, path: str = "") -> Iterator[tuple[str, Part]]:
 
 
 def farthest(*parts: Part | Sees | None) -> Sees | None:
-    """The most that one of them sees. Parts that are not there (None) are left out; a kind that says nothing is not."""
-    found = [part.sees if isinstance(part, Part) else part for part in parts if part is not None]
-    return max(found, key=REACH.index)
+    """Return the most that any of these Parts sees. Arguments that are None are skipped; a Part whose `sees` is None
+    counts."""
+    reaches = [part.sees if isinstance(part, Part) else part for part in parts if part is not None]
+    return max(reaches, key=REACH.index)
 
 
 def parts_seeing_ahead(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
-    """(address, Part) of the innermost Parts by which a token sees later ones, or that do not say what it sees."""
+    """Yield (address, Part) of the innermost Parts that let a token see later ones, or that do not declare `sees`."""
     if part.sees in ("itself", "past"):
         return
     children = [] if part.said is None or part.causal_alternative else parts_in(part, path)
@@ -471,7 +473,7 @@ def parts_seeing_ahead(part: Part, path: str = "") -> Iterator[tuple[str, Part]]
 
 
 def tree(spec: Part, name: str = "") -> str:
-    """A description as indented text, one Part a line, fields at their default left out."""
+    """Return a description as indented text, one Part per line, without fields at their default."""
     lines: list[str] = []
 
     def show(label: str, part: Part, depth: int) -> None:

@@ -1,4 +1,4 @@
-"""Which Part of a user's own an error comes from."""
+"""Find the user-defined Part that raised an error."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from anyformer.specs.part import Part
 
 
 def error_origin(error: BaseException) -> str | None:
-    """The Part from outside the package in whose code an error was raised, its address where one is known, its file and
-    line: "Fade at decoder.layers.0.attention.op (fade.py:31)". None where the error was raised in no such code."""
+    """Return which user-defined Part raised an error, at which address (if known), and in which file and line:
+    "Fade at decoder.layers.0.attention.op (fade.py:31)". Return None if no user-defined Part raised it."""
     outside = {kind.__module__: name for name, kind in Part.kinds.items() if not _ours(kind.__module__)}
     frames = [*traceback.walk_tb(error.__traceback__)]
-    found = [(frame, line) for frame, line in frames if frame.f_globals.get("__name__") in outside]
-    if not found:
+    user_frames = [(frame, line) for frame, line in frames if frame.f_globals.get("__name__") in outside]
+    if not user_frames:
         return error_origin(error.__cause__) if error.__cause__ is not None else None
-    frame, line = found[-1]
+    frame, line = user_frames[-1]
     name, address = _part_of(frame, [each for each, _ in frames])
     where = f"{Path(frame.f_code.co_filename).name}:{line}"
     return f"{name or outside[frame.f_globals['__name__']]}{address and f' at {address}'} ({where})"
@@ -29,7 +29,7 @@ def error_origin(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def name_own_parts() -> Iterator[None]:
-    """An error inside gets a note that names the Part of a user's own it comes from."""
+    """Add a note to errors raised inside the context that names the user-defined Part that raised them."""
     try:
         yield
     except Exception as error:
@@ -43,8 +43,8 @@ def _ours(module: str) -> bool:
 
 
 def _part_of(frame: FrameType, frames: list[FrameType]) -> tuple[str, str]:
-    """The name and address of the Part that `frame` runs for: one that is being built or checked, or whose module is
-    running inside of a model; empty where neither is known."""
+    """Return the name and address of the Part that `frame` builds or checks, or whose module it runs in a model; empty
+    strings if unknown."""
     runs: list[Any] = [each.f_locals.get("self") for each in frames]
     for model in runs:
         if isinstance(spec := getattr(model, "spec", None), Part) and hasattr(model, "named_modules"):
@@ -66,7 +66,7 @@ def _among(module: Any, runs: list[Any]) -> bool:
 
 def _described(spec: Part, address: str) -> Part | None:
     try:
-        found = value_at(spec, address)
-    except ValueError:  # a module inside a Part's own
+        part = value_at(spec, address)
+    except ValueError:  # a submodule that is not a Part
         return None
-    return found if isinstance(found, Part) else None
+    return part if isinstance(part, Part) else None

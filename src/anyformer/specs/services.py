@@ -1,6 +1,6 @@
-"""Functions of higher layers that lower ones offer as methods: `model.generate`, pictures in notebooks, adapters.
+"""Functions of higher layers that lower layers offer as methods: `model.generate`, drawings in notebooks, adapters.
 
-The package registers them by name when it is imported; a module is loaded at the first use of its function.
+The package registers them by name on import; the module of a function is imported at its first use.
 """
 
 from __future__ import annotations
@@ -16,5 +16,5 @@ def register_service(name: str, module: str) -> None:
 
 
 def service(name: str) -> Any:
-    """The function that was registered under this name."""
+    """Return the function registered under this name."""
     return getattr(importlib.import_module(_MODULES[name]), name)

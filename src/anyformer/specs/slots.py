@@ -1,4 +1,4 @@
-"""Every kind of Part there is: what it is, and the slots that it fits."""
+"""All kinds of Parts, their documentation, and the slots that they fit. A slot is a field that takes a Part."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from typing import Any
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.part import ANY, Part, abstract, fits, hints, kinds_for, no_fit, slot_types, type_name
 
-GROUP = "anyformer.parts"  # entry points of packages that bring Parts
+GROUP = "anyformer.parts"  # entry point group of packages that define Parts
 
-_packages: list[str] = []  # whose modules declare kinds
+_packages: list[str] = []  # packages whose modules define kinds
 
 
 def register_package(name: str) -> None:
-    """Called by a package whose modules declare Parts: `kinds` then imports all of them."""
+    """Make `kinds` import all modules of this package, because they define Parts."""
     _packages.append(name)
 
 
 def kinds() -> dict[str, type[Part]]:
-    """Every kind of Part by name, those of other packages included: what a description may be made of."""
+    """Return every kind of Part by name, including those of other packages."""
     for package in [*_packages]:
         _import_modules(package)
     _import_entry_points()
@@ -47,30 +47,30 @@ def _import_modules(package: str) -> None:
 
 @functools.cache
 def _import_entry_points() -> None:
-    """What installed packages offer under the entry point group `anyformer.parts`, after ours: nothing that a file says
-    decides what is imported."""
+    """Import the entry points `anyformer.parts` of installed packages. The content of a file never decides what is
+    imported."""
     for point in entry_points(group=GROUP):
         try:
             point.load()
         except (Exception, SystemExit) as error:
             for name in [name for name, kind in Part.kinds.items() if kind.__module__ not in sys.modules]:
-                del Part.kinds[name]  # of a module that got half way
+                del Part.kinds[name]  # the module failed halfway through its import
             package = point.dist.name if point.dist else "a package"
             why = f"{type(error).__name__}: {error}".splitlines()[0]
-            warnings.warn(f"{GROUP}: {point.value} of {package} is left out ({why})", stacklevel=2)
+            warnings.warn(f"{GROUP}: {point.value} of {package} was not imported ({why})", stacklevel=2)
 
 
 # -- slots ------------------------------------------------------------------------------------------------------------
 
 
 def slots_of(kind: type[Part]) -> dict[str, Any]:
-    """Field name -> type, of a kind; `*` where its fields may have any name."""
+    """Return field name -> type of a kind; the name is `*` if its fields may have any name."""
     return kind.field_types()
 
 
 def slot_at(path: str, roots: tuple[type[Part], ...]) -> Any:
-    """The type of what may stand at an address of any description of these kinds. An address may also begin with a
-    kind: `Attention.position`."""
+    """Return the type of the values allowed at an address in descriptions of these kinds. An address may also begin
+    with a kind: `Attention.position`."""
     first, _, rest = path.partition(".")
     if rest and first in kinds():
         roots, path = (Part.kinds[first],), rest
@@ -79,46 +79,47 @@ def slot_at(path: str, roots: tuple[type[Part], ...]) -> Any:
         found = [*_inside(slot, step)]
         if not found:
             names = {name for kind in _below(slot) for name in slots_of(kind)} - {ANY}
-            raise ValueError(f"no slot {quote(path)}: nothing has a field {quote(step)} there; {nearest(step, names)}")
+            raise ValueError(f"no slot {quote(path)}: no kind has a field {quote(step)} there; {nearest(step, names)}")
         slot = typing.Union[tuple(found)]  # noqa: UP007
     return slot
 
 
 def only_kind(slot: Any) -> str | None:
-    """The name of the one kind that fits a slot, where there is one alone and no table could stand there."""
-    found = [*kinds_for(slot)] if needs_kind(slot) else []
-    return found[0] if len(found) == 1 else None
+    """Return the only kind that fits a slot; None if several kinds or a table fit."""
+    names = [*kinds_for(slot)] if needs_kind(slot) else []
+    return names[0] if len(names) == 1 else None
 
 
 def needs_kind(slot: Any) -> bool:
-    """Whether an object in this place can be a Part alone."""
+    """Whether a JSON object in this slot must be a Part, and not a table."""
     return bool(slot_types(slot)) and Part not in slot_types(slot) and not _containers(slot)
 
 
 def wrong_kind(kind: str | None, slot: Any) -> str:
-    """Why an object of this kind cannot stand in a slot; nothing where it can."""
+    """Return why a Part of this kind does not fit a slot, or "" if it does."""
     if not needs_kind(slot):
         return ""
     if kind is None:
-        return f"which kind? {', '.join(sorted(kinds_for(slot)))}"
+        return f"missing 'kind'; valid: {', '.join(sorted(kinds_for(slot)))}"
     return "" if any(fits(Part.kinds[kind], each) for each in slot_types(slot)) else no_fit(kind, slot)
 
 
 def _containers(slot: Any) -> list[Any]:
-    """The mappings and tuples that a type names."""
+    """Return the mapping and tuple types in a type."""
     options = (slot, *typing.get_args(slot))
     return [option for option in options if typing.get_origin(option) not in (None, typing.Union, types.UnionType)]
 
 
 def _below(slot: Any) -> Iterator[type[Part]]:
-    """The kinds that may stand in a slot; those of a mapping's values too, whose keys are steps of an address."""
+    """Yield the kinds that fit a slot, or the values of its mappings, whose keys are steps of an address."""
     for kind in Part.kinds.values():
         if any(fits(kind, wanted) for wanted in slot_types(slot)):
             yield kind
 
 
 def _inside(slot: Any, step: str) -> Iterator[Any]:
-    """The types of the fields called so. Where no kind has one, steps and kinds of layers that are called so."""
+    """Yield the types of the fields named `step`. If no kind has such a field, `step` is a key: a step of a Block or a
+    kind of layer."""
     named = [slots_of(kind)[step] for kind in _below(slot) if step in slots_of(kind)]
     if named:
         yield from named
@@ -128,28 +129,28 @@ def _inside(slot: Any, step: str) -> Iterator[Any]:
         yield from slot_types(container)
 
 
-# -- what a kind is ---------------------------------------------------------------------------------------------------
+# -- documentation of kinds -------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """What can be said of a kind, from its class alone."""
+    """The documentation of a kind, from its class."""
 
     name: str
-    group: str  # the kind that it is one of; its own name where it stands alone
-    about: str  # one sentence
-    text: str  # all that its docstring says
+    group: str  # its abstract base kind, or its own name if it has none
+    about: str  # first sentence of the docstring
+    text: str  # whole docstring
     paper: str
-    called: tuple[str, ...]
-    fields: tuple[dict[str, Any], ...]  # name, type, default (as Python writes it; None: must be given), about
-    fits: tuple[str, ...]  # "Sublayer.op": the kind that has the slot, and the slot
+    called: tuple[str, ...]  # aliases
+    fields: tuple[dict[str, Any], ...]  # name, type, default (its repr; None: required), about
+    fits: tuple[str, ...]  # slots as kind and field: "Sublayer.op"
     module: str
 
 
 def about(kind: type[Part]) -> About:
-    """A kind of Part, told."""
+    """Return the documentation of a kind of Part."""
     own = kind.__doc__ or ""
-    text = "" if own.startswith(f"{kind.__name__}(") else " ".join(own.split())  # what dataclasses write is no sentence
+    text = "" if own.startswith(f"{kind.__name__}(") else " ".join(own.split())  # "" for the docstring of dataclasses
     home = inspect.getdoc(sys.modules.get(kind.__module__)) or ""
     return About(
         name=kind.__name__,
@@ -165,12 +166,12 @@ def about(kind: type[Part]) -> About:
 
 
 def group_of(kind: type[Part]) -> type[Part]:
-    """The abstract kind nearest to Part that this one is of, or itself."""
+    """Return the abstract base of this kind that is nearest to Part, or the kind itself."""
     return next((base for base in reversed(kind.mro()) if base not in (object, Part) and abstract(base)), kind)
 
 
 def _sentence(text: str) -> str:
-    """The first sentence, without its papers."""
+    """Return the first sentence, without citations."""
     first = re.split(r"(?<=[a-z\])`0-9])\. (?=[A-Z`])", text)[0]
     return re.sub(r" ?\[[^\[\]]*\d{4}[^\[\]]*\]", "", first).removesuffix(".").strip()
 
@@ -181,7 +182,7 @@ def _papers(text: str) -> str:
 
 
 def fields_of(kind: type[Part]) -> Iterator[dict[str, Any]]:
-    """Each field's name, type, default and what the source says of it, as text."""
+    """Yield each field's name, type, default and source comment, as text."""
     comments = dict(pair for base in reversed(kind.mro()) for pair in _comments(base))
     for name, hint in hints(kind).items():
         field = next(field for field in dataclasses.fields(kind) if field.name == name)
@@ -191,7 +192,7 @@ def fields_of(kind: type[Part]) -> Iterator[dict[str, Any]]:
 
 @functools.cache
 def _comments(kind: type) -> list[tuple[str, str]]:
-    """(field, what the source says behind it)"""
+    """(field, comment after it in the source)"""
     if kind is Part or not issubclass(kind, Part):
         return []
     module: Any = sys.modules.get(kind.__module__)
@@ -201,17 +202,17 @@ def _comments(kind: type) -> list[tuple[str, str]]:
 
 @functools.cache
 def _classes(module: Any) -> dict[str, str]:
-    """The source of each class of a module by name; `inspect.getsource` would parse the file again for each of them."""
+    """Return class name -> source for a module; `inspect.getsource` would parse the file once per class."""
     try:
         lines = inspect.getsource(module).splitlines()
-    except (OSError, TypeError):  # typed at a prompt
+    except (OSError, TypeError):  # defined at a prompt
         lines = []
-    found = [node for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, ast.ClassDef)]
-    return {node.name: "\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in found}
+    classes = [node for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, ast.ClassDef)]
+    return {node.name: "\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in classes}
 
 
 def _fits(kind: type[Part]) -> Iterator[str]:
-    owners: list[Any] = [*kinds().values()]  # mypy: a class of Parts can be hashed, though they say they cannot
+    owners: list[Any] = [*kinds().values()]  # Any: mypy wrongly takes these classes for unhashable
     for owner in owners:
         for slot, wanted in _own_slots(owner).items():
             if any(fits(kind, each) for each in wanted):
@@ -220,7 +221,7 @@ def _fits(kind: type[Part]) -> Iterator[str]:
 
 @functools.cache
 def _own_slots(owner: type[Part]) -> dict[str, tuple[type[Part], ...]]:
-    """`Attention.position` -> the kinds that it asks for: the slots of one of our kinds that it did not inherit."""
+    """Return slot ("Attention.position") -> its types, for the slots that `owner` declares and does not inherit."""
     if not owner.__module__.startswith("anyformer."):
         return {}
     inherited = {name for base in owner.__bases__ if base not in (Part, object) for name in slots_of(base)}

@@ -57,7 +57,7 @@ def test_the_scale_and_the_shapes_are_checked() -> None:
 
 
 def test_only_a_rotation_of_queries_and_keys_is_taken() -> None:
-    with pytest.raises(ValueError, match="LatentAttention.position: Alibi is no Rope; valid: "):
+    with pytest.raises(ValueError, match="LatentAttention.position: Alibi is not of type Rope; valid: "):
         PART.replace(position=Alibi(num_heads=3))
     with pytest.raises(ValueError, match="LatentAttention.position is InputRope.*use Rope"):
         PART.replace(position=InputRope())

@@ -495,7 +495,7 @@ def test_tree_positions_reach_a_model() -> None:
         close(model(**padded, tree_parents=moved).last_hidden_state[:, 2:], out, 1e-5)
         with pytest.raises(ValueError, match="tree_parents"):
             model(input_ids=ids)
-    with pytest.raises(TypeError, match="takes no input 'tree_parents'"):
+    with pytest.raises(TypeError, match="has no input 'tree_parents'"):
         model_with(Rope())(input_ids=ids, tree_parents=PARENTS)
 
 
