@@ -65,9 +65,7 @@ class AdamW(Optimizer, called=("Adam",)):
             raise ValueError(f"AdamW.betas: {self.betas}; each must be at least 0 and below 1")
 
     def optimizers(self, named: Named) -> list[torch.optim.Optimizer]:
-        fused = all(
-            p.device.type in ("cpu", "cuda") for _, p in named
-        )  # one kernel for all parameters; independent of the process, so that resuming gives the same numbers
+        fused = all(p.device.type in ("cpu", "cuda") for _, p in named)  # a resumed run makes the same choice
         options: dict[str, Any] = {"lr": self.lr, "betas": self.betas, "eps": self.eps}
         return [torch.optim.AdamW(self.groups(named), fused=fused, **options)]
 
