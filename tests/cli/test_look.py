@@ -213,7 +213,7 @@ def test_a_saved_model_of_pictures_needs_no_tokenizer(run: Run, made: Any, tmp_p
         model = af.load(made(family))
         model.folder = None
         af.save(model, tmp_path / family)
-        told = f"{tmp_path / family} does not say how pictures are made ready: scaled to 16 x 16, -1 to 1"
+        told = f"{tmp_path / family} has no image processor settings: pictures are scaled to 16 x 16, -1 to 1"
         image = picture(tmp_path)
         wanted = f"anyformer: warning: {told}\n"
         assert run("--picture", "vit", tmp_path / family, image, "-o", "x.svg") == (0, "x.svg\n", wanted)
@@ -224,7 +224,7 @@ def test_a_saved_model_of_pictures_needs_no_tokenizer(run: Run, made: Any, tmp_p
     model.folder = None
     af.save(model, tmp_path / "sound")
     code, out, err = run(tmp_path / "sound", sound(tmp_path))
-    assert code == 2 and "no preprocessor_config.json, which says how sound is made ready" in err
+    assert code == 2 and "no preprocessor_config.json, which is needed to read sound" in err
 
 
 def test_a_model_of_other_numbers_is_named(run: Run, tmp_path: Path, capsys: Any) -> None:

@@ -29,7 +29,7 @@ def test_quickstart_in_a_small_form(tmp_path: Path, capsys: pytest.CaptureFixtur
     out, err = capsys.readouterr()
     assert err == ""
     assert re.search(r"^decoder\.layers\.attention\.op +Attention +296,448$", out, re.MULTILINE)
-    found = re.search(r"to beat on the validation texts, in nats a token: unigram (\S+), bigram (\S+)", out)
+    found = re.search(r"to beat on the validation texts, in nats per token: unigram (\S+), bigram (\S+)", out)
     assert found and 3 < float(found[2]) < float(found[1]) < 6.9
     assert re.search(r"step 12: loss \d\.\d+, validation loss \d\.\d+, [\d,]+ tokens/s, \d+ % of peak", out)
     assert out.count("| The following functions") == 2

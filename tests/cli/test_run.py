@@ -290,7 +290,7 @@ def test_json_lines_and_two_columns(run: Run, models: Any, tmp_path: Path, monke
      (["answer", "M", "Who?", "a"], "span answering needs a model with a SpanHead; this one has ClassifyHead"),
      (["fill-mask", "M", "a"], "this objective predicts tokens, and the model has ClassifyHead"),
      (["classify", "M", "--file", "B"], "B: not UTF-8 text (byte 0)"),
-     (["classify", "M", "--file", "E"], "classify needs text, and there is no text: E is empty")],
+     (["classify", "M", "--file", "E"], "classify needs text, but text is missing: E is empty")],
 )  # fmt: skip
 def test_a_mistake_is_one_line(
     run: Run, models: Any, tmp_path: Path, monkeypatch: Any, arguments: list[str], line: str

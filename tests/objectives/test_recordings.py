@@ -345,9 +345,9 @@ def test_a_decoder_writes_what_a_conformer_hears(
     assert all(abs(part[0]) < 1e-6 and abs(part[-1]) < 1e-6 for part in parts), "cut where it is quiet"
     heard = af.tasks.transcribe(tmp_path / "run", {"audio": (spaced, RATE)})
     assert heard == " ".join(af.tasks.transcribe(tmp_path / "run", {"audio": (part, RATE)}) for part in parts).strip()
-    with pytest.raises(ValueError, match="timestamps: this model writes a text and no more"):
+    with pytest.raises(ValueError, match="timestamps: this model writes only text"):
         af.tasks.transcribe(tmp_path / "run", {"audio": (spaced, RATE)}, timestamps=True)
     with pytest.raises(ValueError, match="30 samples are less than two frames of 20"):
         af.tasks.transcribe(tmp_path / "run", {"audio": (spaced[:30], RATE)})
-    with pytest.raises(ValueError, match="windows of any length, and this hears 12 channels"):
+    with pytest.raises(ValueError, match="windows of any length, and this model reads 12 channels"):
         af.tasks.detect_language(tmp_path / "run", {"audio": (spaced, RATE)})

@@ -109,7 +109,7 @@ def test_many_at_once(folders: Folders) -> None:
 
 def test_mistakes(folders: Folders) -> None:
     folder = folders("BertForQuestionAnswering")
-    with pytest.raises(ValueError, match="^answer needs question and context, and there is no context$"):
+    with pytest.raises(ValueError, match="^answer needs question and context, but context is missing$"):
         af.tasks.answer(folder, "What jumps?")
     with pytest.raises(ValueError, match="^context is empty$"):
         af.tasks.answer(folder, {"question": "What jumps?", "context": " \n"})

@@ -50,7 +50,7 @@ def test_next_sentence(folders: Folders, architecture: str, output: str) -> None
 
 def test_next_sentence_mistakes(folders: Folders) -> None:
     folder = folders("BertForNextSentencePrediction")
-    with pytest.raises(ValueError, match="^next-sentence needs text and pair, and there is no pair$"):
+    with pytest.raises(ValueError, match="^next-sentence needs text and pair, but pair is missing$"):
         af.tasks.next_sentence(folder, "The fox")
     with pytest.raises(ValueError, match="^the text has 63 tokens, and this model takes at most 48"):
         af.tasks.next_sentence(folder, {"text": "dog " * 30, "pair": "fox " * 30})

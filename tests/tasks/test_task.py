@@ -77,7 +77,7 @@ def test_mistakes(folders: Folders, tmp_path: Path) -> None:
         af.tasks.embed(folder, 3)
     found = af.tasks.embed(folder, ["a", 3, {}])
     assert found[1:] == [{"error": "an input is a text or {text}, got int"},
-                         {"error": "embed needs text, and there is no text"}]  # fmt: skip
+                         {"error": "embed needs text, but text is missing"}]  # fmt: skip
     with pytest.raises(ValueError, match="^embed takes no 'truncated'; did you mean 'truncate'?"):
         af.tasks.embed(folder, "a", truncated=True)
     with pytest.raises(ValueError, match="^batch is 0; it must be at least 1$"):

@@ -538,7 +538,7 @@ def test_what_cannot_be_asked(writer: Path, spelling: Path, tmp_path) -> None:
     for folder, given, options, message in (
         (writer, audio, {"language": "klingon"}, "no token for it"),
         (spelling, audio, {"timestamps": True, "num_beams": 3}, "timestamps: not available with num_beams"),
-        (spelling, audio, {"translate": True}, "translate: this model hears letters"),
+        (spelling, audio, {"translate": True}, "translate: this model transcribes letters"),
         (writer, str(tmp_path), {}, "no sound in this folder"), (writer, str(tmp_path / "a.wav"), {}, "no such file"),
         (spelling, {"audio": (tone(0.001), RATE)}, {}, "less than a frame"),
         (writer, {"audio": (np.zeros(0, np.float32), RATE)}, {}, "the recording is empty"),

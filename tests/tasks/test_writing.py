@@ -179,11 +179,11 @@ def test_mistakes(folders: Folders, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="^target is int, not the code of a language$"):
         af.tasks.translate(folder, {"text": "a", "target": 3})
     with pytest.raises(
-        ValueError, match="^from en to ro: nothing tells this model which languages; it knows en to de, "
+        ValueError, match="^from en to ro: this model does not take these languages; it knows en to de, "
     ):
         af.tasks.translate(folders("t5"), "a", source="en", target="ro")
     with pytest.raises(
-        ValueError, match="^from [?] to de: nothing tells this model which languages: give no languages"
+        ValueError, match="^from [?] to de: this model does not take these languages: give no languages"
     ):
         af.tasks.translate(folders("bart"), "a", target="de")
     with pytest.raises(ValueError, match="length_penalty=2.0: does nothing without num_beams"):

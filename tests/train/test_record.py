@@ -133,7 +133,7 @@ def test_a_recording_reads_the_batch_it_is_given_and_leaves_its_gradients() -> N
         assert float(terms["loss"]) == pytest.approx(float(2 * module(x).sum().detach()), rel=1e-5)
         assert module.weight.grad is not None
         assert torch.allclose(module.weight.grad, 2 * x.sum(0, keepdim=True))
-        assert len(recorded.recordings) == recorded.launched == (step >= WARM)
+        assert len(recorded.recordings) == recorded.used_graph == (step >= WARM)
     assert not told
     recorded({"x": torch.randn(5, 3)}, {}, 9)  # another shape is another recording
     assert len(recorded.recordings) == 1

@@ -86,7 +86,7 @@ def test_the_outcome_is_that_of_the_best_step(tmp_path: Path) -> None:
     better, worse = {"unigram": 5.1, "bigram": 3.8}, {"unigram": 5.1, "bigram": 3.6}
     assert outcome(tmp_path, better) == [
         "best validation: step 2, loss 3.700, which beats the baselines (unigram 5.100, bigram 3.800)",
-        f"{tmp_path} is the model of step 2; {tmp_path}@last is that of step 3",
+        f"{tmp_path} is the model of step 2; {tmp_path}@last is the model of step 3",
     ]
     assert outcome(tmp_path, worse)[0].endswith("loss 3.700, which does not beat the baseline bigram 3.600")
     report(tmp_path, worse)

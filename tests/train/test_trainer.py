@@ -359,11 +359,11 @@ def test_patience_and_the_average_go_on_after_a_pause(tmp_path: Path) -> None:
         return trainer.fit()
 
     whole = part(tmp_path / "whole")
-    assert (whole.step, whole.best, whole.waited) == (10, 2.0, 3)
+    assert (whole.step, whole.best, whole.evals_without_gain) == (10, 2.0, 3)
     for stop in (3, 7):
         assert part(tmp_path / str(stop), stop).step == stop
         rest = part(tmp_path / str(stop))
-        assert (rest.step, rest.best, rest.waited, rest.reason) == (10, 2.0, 3, whole.reason)
+        assert (rest.step, rest.best, rest.evals_without_gain, rest.reason) == (10, 2.0, 3, whole.reason)
         assert (rest.examples, rest.tokens) == (whole.examples, whole.tokens)
         same(weights(rest), weights(whole))
         same(rest.average.shadow, whole.average.shadow)  # type: ignore[union-attr]
@@ -455,9 +455,9 @@ def test_a_recorded_gradient_that_is_not_finite_is_looked_for_without_the_record
 
     class Launches(Recorder):  # in the place of a recording, the pass itself
         def __call__(self, batch: Any, divisors: Any, step: int) -> Any:
-            self.launched = step >= 2
+            self.used_graph = step >= 2
             terms = self.do(batch, divisors)
-            if self.launched and broken == "the recording":
+            if self.used_graph and broken == "the recording":
                 self.parameters[-1].grad.fill_(float("nan"))
             return terms
 

@@ -176,7 +176,7 @@ def read(task: str, options: argparse.Namespace) -> Any:
     lacking = [name for name in about.fields if name not in row]
     if not lacking:
         return row
-    lack = f"{task} needs {' and '.join(about.fields)}, and there is no {lacking[0]}"
+    lack = f"{task} needs {' and '.join(about.fields)}, but {lacking[0]} is missing"
     text, name = text_of(options.file, lack)
     if not text.strip():
         raise ValueError(f"{lack}: {name} is empty")

@@ -1,4 +1,4 @@
-"""Tasks for trained models: one function a task, each in the file of its name in `each/`.
+"""Tasks for trained models: one function per task, in the file of the same name in `each/`.
 
 >>> import anyformer as af
 >>> af.tasks.fill_mask("a/model/folder", "Paris is the [MASK] of France.")  # doctest: +SKIP
@@ -6,7 +6,7 @@
 >>> af.tasks.classify(reader, ["A fine film.", {"text": "It rains.", "pair": "The street is wet."}])  # doctest: +SKIP
 
 One input gives one result; a list of inputs gives a list. `anyformer run TASK MODEL INPUT` does the same on a command
-line; its help comes from `table.py` and `options.py`, without torch.
+line; its help is built from `table.py` and `options.py`, without torch.
 """
 
 from __future__ import annotations

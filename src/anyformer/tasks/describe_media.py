@@ -1,4 +1,4 @@
-"""Helpers of tasks that write about pictures or sounds: decoders with an image or audio tower (LLaVA, Reka)."""
+"""Helpers for tasks that write about pictures or sounds, with decoders that have an image or audio tower (LLaVA)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from anyformer.specs.messages import quote
 from anyformer.tasks.task import Row, TaskRun, file_of
 from anyformer.tasks.writing import decode_text
 
-ASKED = "USER: {image}\n{question} ASSISTANT:"  # the prompt of LLaVA 1.5; {image} stands for the picture
+ASKED = "USER: {image}\n{question} ASSISTANT:"  # the prompt of LLaVA 1.5; {image} is replaced by the picture
 
 
 class Kind(NamedTuple):
-    """The input of a tower."""
+    """The words and names for the input of a tower."""
 
     one: str
     several: str
-    given: str  # the model's input
-    example: str  # a model that has such a tower
+    given: str  # name of the model's input
+    example: str  # a family with this tower
 
 
 KINDS = {
@@ -36,7 +36,7 @@ KINDS = {
 
 
 def tower_of(request: TaskRun, name: str) -> Tower:
-    """The image or audio tower; ValueError if there is none, or if the model does not generate text."""
+    """Return the image or audio tower; ValueError if there is none or the model does not generate text."""
     tower = model.spec.input_towers.get(name) if isinstance(model := request.model, TowerDecoderModule) else None
     if tower is None:
         kind = KINDS[name]
@@ -62,8 +62,8 @@ def question_of(given: Any, what: str) -> str:
 def write_about(
     request: TaskRun, name: str, template: str, options: dict[str, Any], question: str | None = None
 ) -> Any:
-    """The text generated after the template, with the picture or the sound of each row in it, and its question if the
-    template has {question}; with "file" for files of a folder."""
+    """Generate a text for each row, after a prompt: the template with the row's picture or sound, and its question if
+    the template has {question}. For files of a folder the results are {"file", "text"}."""
     tower = tower_of(request, name)
     count = tower.model.embedding.vectors(0) - tower.skip
     options = {name: value for name, value in options.items() if value is not None}
@@ -96,7 +96,7 @@ def write_about(
 
 
 def ids_of(request: TaskRun, text: str, place: str, token: int, count: int) -> list[int]:
-    """The tokens of a text with so many of one in the place of the picture or the sound."""
+    """Return the token ids of a text in which `place` is replaced by `count` copies of `token`."""
     mark = request.tokenizer.token(token)
     if mark is None:
         raise ValueError(f"the tokenizer has no token {token}, which stands for the {place.strip('{}')}")

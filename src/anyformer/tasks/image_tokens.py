@@ -1,4 +1,4 @@
-"""Pictures generated token by token (DALL-E), and the autoencoder whose latent space a model uses."""
+"""Draw pictures token by token (DALL-E), and load the autoencoder whose latent space a model uses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DrawOptions:
     """The options of a drawing; None is the model's default."""
 
     texts: list[str]
-    seeds: list[int]  # one a picture of a text
+    seeds: list[int]  # one per picture of a text
     steps: int | None = None
     guidance: float | None = None
     eta: float | None = None
@@ -32,29 +32,29 @@ class DrawOptions:
     top_k: int | None = None
 
     def refuse(self, *names: str) -> None:
-        """ValueError if one of these options is given."""
+        """Raise ValueError if one of these options is given."""
         for name in names:
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} is not an option of this kind of model")
 
 
 def companion(model: TransformerModule) -> AutoencoderModule | None:
-    """The autoencoder in a model's folder, if there is one."""
+    """Load the autoencoder in a model's folder; None if there is none."""
     if model.folder is None or not (model.folder / COMPANION).is_dir():
         return None
     vae = load(model.folder / COMPANION, dtype=torch.float32, device=model.device)
     if not isinstance(vae, AutoencoderModule):
-        raise ValueError(f"{model.folder / COMPANION}: no autoencoder, but {type(vae.spec).__name__}")
+        raise ValueError(f"{model.folder / COMPANION}: expected an autoencoder, got {type(vae.spec).__name__}")
     return vae
 
 
 def can_write(model: TransformerModule) -> bool:
-    """A decoder that has an autoencoder in its folder."""
+    """Return whether the model is a decoder with an autoencoder in its folder."""
     return model.spec.writes and model.folder is not None and (model.folder / COMPANION).is_dir()
 
 
 def draw_by_tokens(reader: TaskModel, options: DrawOptions) -> list[np.ndarray]:
-    """A picture of a caption: its codes, written after the caption, and drawn by the autoencoder of the folder."""
+    """Draw pictures of captions: generate their codes after the caption, and decode them by the autoencoder."""
     options.refuse("steps", "guidance", "eta")
     model, folder = reader.model, reader.model.folder
     assert folder is not None and reader.tokenizer is not None
@@ -62,9 +62,9 @@ def draw_by_tokens(reader: TaskModel, options: DrawOptions) -> list[np.ndarray]:
     if vae is None or not vae.spec.latent.discrete:
         raise ValueError(f"{folder / COMPANION}: no autoencoder whose codes a decoder could write")
     K, N, V = vae.spec.latent.codes, math.prod(vae.spec.grid), model.spec.embedding.tokens.vocab_size
-    length = (position_limit(model.spec) or 0) - N  # of a caption
+    length = (position_limit(model.spec) or 0) - N  # tokens of a caption
     if length < 1 or K >= V:
-        raise ValueError(f"{folder}: a vocabulary of {V} and {length + N} positions leave no room for a caption")
+        raise ValueError(f"{folder}: a vocabulary of {V} and {length + N} positions have no room for a caption")
     prompts = [caption_ids(text, reader.tokenizer, length) for text in options.texts for _ in options.seeds]
     seeds = [seed for _ in options.texts for seed in options.seeds]
     pictures = []
@@ -91,7 +91,7 @@ def draw_by_tokens(reader: TaskModel, options: DrawOptions) -> list[np.ndarray]:
 
 
 def caption_ids(text: str, tokenizer: Tokenizer, length: int) -> torch.Tensor:
-    """(length,) a caption, padded as in training."""
+    """Encode a caption, padded to (length,) as in training."""
     ids = caption(text, tokenizer)
     if len(ids) > length:
         size = f"{len(ids)} tokens with its end"

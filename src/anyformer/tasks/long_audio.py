@@ -1,7 +1,7 @@
 """Transcribe recordings of any length, a window at a time, with timestamps.
 
-A window is as long as the model hears at once. Where it writes times, the next one begins where the last sentence that
-was heard whole has ended [Radford et al. 2022]; otherwise windows overlap, and each says what is in its middle.
+A window is the longest input of the model. If the model writes timestamps, the next window begins at the end of the
+last complete sentence [Radford et al. 2022]; otherwise windows overlap, and the middle of each window is used.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from anyformer.models.base import TransformerModule
 from anyformer.models.call import Call
 from anyformer.parts.head.speech import SpeechNeck
 
-COMPRESSED = 2.4  # a text that becomes so many times smaller says one thing again and again
-UNSURE = -1.0  # mean log-probability of a token, below which a text is tried again
-SILENT = 0.6  # probability that nothing is said, above which an unsure text is left out
-WINDOW, OVERLAP = 30, 5  # seconds, where letters are heard: what is at an end of a window is heard in the next
+COMPRESSED = 2.4  # a text that zlib compresses by more than this factor is repetitive
+UNSURE = -1.0  # a text whose mean log-probability per token is lower is sampled again
+SILENT = 0.6  # probability of silence above which an unlikely text is dropped
+WINDOW, OVERLAP = 30, 5  # seconds, for CTC: the end of a window is also read in the next window
 
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """What is said from `start` to `end`, in seconds."""
+    """The tokens of a recording from `start` to `end`, in seconds."""
 
     start: float
     end: float
@@ -46,27 +46,27 @@ class Segment:
 
 
 def files(folder: Path) -> list[Path]:
-    """The recordings in a folder, by name."""
+    """List the recordings in a folder, sorted by name."""
     paths = sorted(file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
     if not paths:
         raise ValueError(f"{folder}: no sound in this folder ({', '.join(ENDINGS)})")
     return paths
 
 
-# -- letters ----------------------------------------------------------------------------------------------------------
+# -- CTC --------------------------------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()
 def ctc_tokens(model: TransformerModule, processor: AudioProcessor, source: Source, beams: int) -> list[int]:
-    """The CTC tokens of a recording, from its windows joined frame by frame."""
+    """Return the CTC tokens of a recording, from the joined frames of its windows."""
     if beams > 1:
         return prefixes(frames(model, processor, source), model.spec.head.blank, beams)[0][0]
     return [held.token for held in best_path(model, processor, source)]
 
 
 def best_path(model: TransformerModule, processor: AudioProcessor, source: Source) -> list[TokenSpan]:
-    """The tokens of the most likely path, window by window. No tensors are kept: small ones between the large ones of a
-    window would hold the memory of all windows."""
+    """Return the tokens of the most likely path. No tensors are kept between windows: small tensors between the large
+    ones would keep the memory of all windows allocated."""
     windows = frames(model, processor, source)
     return merge_frames((token for window in windows for token in window.argmax(-1).tolist()), model.spec.head.blank)
 
@@ -75,7 +75,7 @@ def best_path(model: TransformerModule, processor: AudioProcessor, source: Sourc
 def ctc_words(
     model: TransformerModule, tokenizer: Tokenizer, processor: AudioProcessor, source: Source
 ) -> list[Segment]:
-    """The words of a recording, each from the first frame of its letters to the last."""
+    """Return the words of a recording, each from the first frame of its letters to the last."""
     heard = best_path(model, processor, source)
     frame = frame_spacing(model, processor)[0] / processor.sampling_rate  # seconds
     groups = group_words(heard, lambda ids: tokenizer.decode(ids, skip_special_tokens=True))
@@ -83,9 +83,9 @@ def ctc_words(
 
 
 def group_words(heard: Sequence[TokenSpan], decode: Callable[[list[int]], str]) -> list[list[TokenSpan]]:
-    """The tokens of each word; separators and silent tokens belong to none."""
+    """Group tokens by word; separators and tokens without text belong to no word."""
     groups: list[list[TokenSpan]] = []
-    since: list[int] = []  # tokens from the last word's first on, with those that say nothing
+    since: list[int] = []  # tokens since the start of the last word, including those without text
     word = ""
     for held in heard:
         words = decode([*since, held.token]).split()
@@ -101,7 +101,7 @@ def group_words(heard: Sequence[TokenSpan], decode: Callable[[list[int]], str]) 
 
 
 def frames(model: TransformerModule, processor: AudioProcessor, source: Source) -> Iterator[Tensor]:
-    """(T, V) log-probabilities of the frames of each window that are its own."""
+    """Yield log-probabilities (T, V) of each window, without the frames that other windows cover."""
     (hop, reach), rate = frame_spacing(model, processor), processor.sampling_rate
     margin = -(-OVERLAP * rate // hop)  # frames
     size, step = WINDOW * rate // hop * hop, (WINDOW * rate // hop - 2 * margin) * hop
@@ -109,7 +109,7 @@ def frames(model: TransformerModule, processor: AudioProcessor, source: Source) 
     with AudioRecording.open(source) as recording:
         for block in recording.blocks(rate):
             held = np.concatenate((held, block))
-            while len(held) > size + hop * margin:  # something is left for another window
+            while len(held) > size + hop * margin:  # enough for this window and another one
                 heard = window_log_probs(model, processor, held[:size])
                 yield heard[0 if first else margin : margin + step // hop]
                 held, first = held[step:], False
@@ -119,7 +119,7 @@ def frames(model: TransformerModule, processor: AudioProcessor, source: Source) 
 
 
 def frame_spacing(model: TransformerModule, processor: AudioProcessor) -> tuple[int, int]:
-    """Samples from one frame that the model scores to the next, and those that a recording has at least."""
+    """Return the samples from one output frame to the next, and the minimum number of samples of a recording."""
     embedding, neck = model.spec.embedding, model.spec.encoder.neck
     if processor.kind == "bank":
         return processor.hop_length * embedding.hop, 2 * processor.hop_length
@@ -130,7 +130,7 @@ def frame_spacing(model: TransformerModule, processor: AudioProcessor) -> tuple[
 
 def window_log_probs(model: TransformerModule, processor: AudioProcessor, samples: np.ndarray) -> Tensor:
     inputs = processor(samples, processor.sampling_rate)
-    if processor.kind == "bank":  # its last frame is half a window of nothing
+    if processor.kind == "bank":  # the last frame is half padding
         count = int(inputs["attention_mask"].sum())
         values = {"input_features": inputs["input_features"][:, :count]}
     else:
@@ -143,8 +143,8 @@ def window_log_probs(model: TransformerModule, processor: AudioProcessor, sample
 
 
 def pieces(processor: AudioProcessor, source: Source) -> Iterator[np.ndarray]:
-    """The samples of a recording in pieces of about WINDOW seconds or less, for a model that writes no times: each ends
-    where it is quietest in its last OVERLAP seconds, so that no word is cut in two."""
+    """Yield the samples of a recording in pieces of at most about WINDOW seconds, for a model without timestamps. Each
+    piece ends at the quietest point of its last OVERLAP seconds, so that no word is split."""
     rate = processor.sampling_rate
     size, late, least = WINDOW * rate, OVERLAP * rate, 2 * processor.hop_length
     held, first = np.zeros(0, np.float32), True
@@ -162,7 +162,7 @@ def pieces(processor: AudioProcessor, source: Source) -> Iterator[np.ndarray]:
 
 
 def quietest(samples: np.ndarray, width: int) -> int:
-    """The middle of the `width` samples with the least power, the last of them where several have it."""
+    """Return the middle of the `width` samples with the least power; if several are equal, of the last."""
     total = np.concatenate(([0.0], np.cumsum(np.square(samples, dtype=np.float64))))
     power = (total[width:] - total[:-width])[::-1]
     return len(samples) - width + width // 2 - int(np.argmin(power))
@@ -171,7 +171,7 @@ def quietest(samples: np.ndarray, width: int) -> int:
 def sentences(
     model: TransformerModule, tokenizer: Tokenizer, processor: AudioProcessor, source: Source, **options: Any
 ) -> Iterator[str]:
-    """The text of each piece of a recording."""
+    """Yield the text of each piece of a recording."""
     options = {"max_new_tokens": model.spec.decoder_embedding.max_length or 448, **options}  # default: Whisper's
     for samples in pieces(processor, source):
         read = processor(samples, processor.sampling_rate, return_attention_mask=True)
@@ -189,15 +189,15 @@ def sentences(
 
 
 class AudioWindows:
-    """The spectrogram of a recording, of which a window at a time is held; a long one is read twice, the first time to
-    find how loud it gets. Of a stream that is how loud it was so far, and how long it is shows at its end."""
+    """The spectrogram of a recording, read one window at a time. A long recording is read twice, first to find its
+    maximum. For a stream, the maximum so far is used, and its length is known only at its end."""
 
     def __init__(self, processor: AudioProcessor, source: Source, num_frames: int) -> None:
         self.processor, self.source, self.size = processor, source, num_frames
-        self.start = 0  # of what is held, in frames
+        self.start = 0  # frame index of `held`
         self.live = streams(source)
         self.short, self.total, self.loudest = False, math.inf if self.live else 0.0, torch.tensor(-torch.inf)
-        self.held, self.rest = torch.zeros(processor.feature_size, 0), self.stream()  # powers, shown when taken
+        self.held, self.rest = torch.zeros(processor.feature_size, 0), self.stream()  # powers; normalized in `take`
         if self.live:
             return
         with AudioRecording.open(source) as recording:
@@ -218,8 +218,8 @@ class AudioWindows:
             yield from self.processor.stream(recording.blocks(self.processor.sampling_rate))
 
     def take(self, start: int) -> tuple[Tensor, int]:
-        """(M, size) from frame `start` on, which only grows, and how many of them are real."""
-        wanted = start + self.size + self.live  # of a stream one frame more, which says that it goes on
+        """Return the window (M, size) at frame `start`, which never decreases, and the number of its real frames."""
+        wanted = start + self.size + self.live  # one more frame of a stream shows that it continues
         while self.start + self.held.shape[1] < wanted and (more := next(self.rest, None)) is not None:
             drop = min(max(start - self.start, 0), self.held.shape[1])
             self.held, self.start = torch.cat((self.held[:, drop:], more), dim=1), self.start + drop
@@ -234,11 +234,11 @@ class AudioWindows:
 
 @dataclasses.dataclass
 class Transcript:
-    """The state of a transcription: segments so far, and the next frame."""
+    """The state of a transcription: the segments so far and the next frame."""
 
     windows: AudioWindows
-    language: str | None = None  # its token
-    place: int = 0  # frames
+    language: str | None = None  # language token
+    place: int = 0  # next frame
     segments: list[Segment] = dataclasses.field(default_factory=list)
 
     @property
@@ -257,18 +257,18 @@ class Transcriber:
         if processor.kind != "mel" or processor.feature_size != embedding.channels:
             kinds = {"mel": f"{processor.feature_size} channels", "bank": "windows of any length", "values": "samples"}
             wanted = f"{embedding.channels} channels of windows of a fixed length"
-            raise ValueError(f"the folder prepares {kinds[processor.kind]}, and this hears {wanted}")
+            raise ValueError(f"the folder prepares {kinds[processor.kind]}, and this model reads {wanted}")
         self.size = embedding.position.length * embedding.hop if embedding.whole else processor.chunk_frames
         self.settings: Settings = settings_for(model, {})
         silent = self.settings.no_timestamps_token_id
         self.first = model.spec.head.vocab_size if silent is None else silent + 1
-        self.step = processor.hop_length * embedding.hop / processor.sampling_rate  # seconds from a time to the next
+        self.step = processor.hop_length * embedding.hop / processor.sampling_rate  # seconds between two timestamps
 
     def open(self, source: Source, language: str | None = None) -> Transcript:
         return Transcript(AudioWindows(self.processor, source, self.size), self.language_token(language))
 
     def language_token(self, language: str | None) -> str | None:
-        """The token of a language, by its code or its name."""
+        """Return the token of a language by its code or name."""
         if language is None:
             return None
         known = self.settings.lang_to_id or {}
@@ -279,7 +279,7 @@ class Transcriber:
 
     @torch.inference_mode()
     def start(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The encoder states of windows (B, M, F), and the probabilities (B, V) of the first token."""
+        """Return the encoder states of windows (B, M, F), and the probabilities (B, V) of the first token."""
         features = features.to(self.model.device, self.model.dtype)
         memory, _ = self.model.encode(Call({"input_features": features}, kernel=self.model.kernel))
         begin = self.settings.decoder_start_token_id
@@ -290,7 +290,7 @@ class Transcriber:
         return memory, scores.float().softmax(-1)
 
     def languages(self, chances: Tensor) -> list[list[tuple[str, float]]]:
-        """(B, V) -> for each row the tokens of languages and their probabilities among them, most likely first."""
+        """(B, V) -> per row, the language tokens and their probabilities among all languages, most likely first."""
         known = self.settings.lang_to_id
         if not known:
             raise ValueError("this model has no language tokens: it transcribes one language")
@@ -314,8 +314,8 @@ class Transcriber:
             each.place += advance
 
     def texts(self, memory: Tensor, chances: Tensor, languages: list[str | None]) -> list[list[int]]:
-        """The tokens of each window, without the end; those that look wrong are tried again at the next temperature,
-        and those of silence are empty."""
+        """Generate the tokens of each window, without the end token. Texts that look wrong are sampled at the next
+        temperature; silent windows give an empty list."""
         options = dict(self.options)
         temperatures: Sequence[float] = options.pop("temperatures")
         tokens: list[list[int]] = [[] for _ in languages]
@@ -341,7 +341,7 @@ class Transcriber:
         return tokens
 
     def new_tokens(self, out: Any, row: int) -> tuple[list[int], float]:
-        """The new tokens of a text up to its end, and their mean log-probability, the end counted."""
+        """Return the new tokens before the end token, and the mean log-probability including the end token."""
         beams = out.get("sequences_scores")
         new = out.sequences.shape[1] - self.prompt_length(out)
         tokens = out.sequences[row, -new:].tolist() if new else []
@@ -367,10 +367,10 @@ class Transcriber:
 def split_sentences(
     tokens: list[int], first: int, real: int, stride: int
 ) -> tuple[list[tuple[int, int, list[int]]], int]:
-    """The sentences of a window of `real` frames, with the numbers of the times at which each begins and ends, and how
-    many frames later the next window begins: where the last whole sentence ended, `stride` frames a time."""
+    """Split a window of `real` frames into sentences: (start timestamp, end timestamp, tokens). Also return how many
+    frames later the next window begins: at the end of the last complete sentence. A timestamp is `stride` frames."""
     time = [token >= first for token in tokens]
-    closed = time[-2:] == [False, True]  # after the last time nothing was said
+    closed = time[-2:] == [False, True]  # the last timestamp ends the last sentence
     ends = [i + 1 for i in range(len(tokens) - 1) if time[i] and time[i + 1]]
     if not tokens:
         return [], real

@@ -1,4 +1,4 @@
-"""What `anyformer look` looks at: a model from its folder, and a text, a picture or a recording as it reads them."""
+"""Load a model and its input (a text, a picture or a recording) for `anyformer look`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from anyformer.tasks.task import input_limit
 from anyformer.weights import hub
 
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3", ".m4a", ".opus")
-BINS = 120  # of 40 Hz each, where a model hears samples
-MEDIA = {"pixel_values": "images", "input_values": "audio", "input_features": "audio"}  # input -> what it is made of
-WRITTEN = 24  # tokens that a pair writes where nobody says what it should have written
+BINS = 120  # spectrogram bins of 40 Hz each, for models that read samples
+MEDIA = {"pixel_values": "images", "input_values": "audio", "input_features": "audio"}  # input name -> kind of media
+WRITTEN = 24  # tokens that an encoder-decoder writes if no target is given
 
 
 def scene(
@@ -45,12 +45,13 @@ def scene(
     dtype: str = "auto",
     offline: bool = False,
 ) -> Scene:
-    """`given` is a text, or the file of a picture or a recording where the model reads those; `other` is one more, to
-    paste from. `target` is what the decoder of a pair reads, by default what it writes itself."""
+    """Load a model and its input. `given` is a text, or the file of a picture or a recording, as the model requires;
+    `other` is a second input, to paste from. `target` is the decoder's text in an encoder-decoder (default: the text
+    that it generates)."""
     folder = hub.resolve(source, offline=offline)
     described: Any = read_spec(folder)
     tower = "image" if Path(given).suffix.lower() in ENDINGS else "text"
-    if described.towers:  # each is a model of its own: a picture is for the one, a text for the other
+    if described.towers:  # select the tower that reads the given input
         described = getattr(described, tower)
     name = described.embedding.inputs[0]
     if name not in (*MEDIA, "input_ids"):
@@ -62,7 +63,7 @@ def scene(
     inputs = inputs_of(model, read, name, given)
     if name == "pixel_values" and not Images.has_settings(folder):
         size = " x ".join(map(str, described.embedding.image_size))
-        warnings.warn(f"{folder} does not say how pictures are made ready: scaled to {size}, -1 to 1", stacklevel=3)
+        warnings.warn(f"{folder} has no image processor settings: pictures are scaled to {size}, -1 to 1", stacklevel=3)
     media = picture_of(model, read, name, inputs)
     wanted = "input_ids"
     if model.spec.pair:
@@ -90,8 +91,8 @@ def scene(
 
 
 def blueprint(source: str, given: str | None, *, offline: bool = False) -> Scene:
-    """A model of a description, which has no weights, and the file of a picture as it would be read, or a blank one.
-    `source` is a name of the catalogue or a spec.json too."""
+    """Build a model without weights from its description, and read a picture for it (default: a blank one). `source` is
+    a folder, a hub id, a name from the zoo or a spec.json."""
     named = Path(source).suffix == ".json" or (not Path(source).exists() and "/" not in source)
     folder = None if named else hub.resolve(source, offline=offline)
     described: Any = spec(source) if folder is None else read_spec(folder)
@@ -113,24 +114,24 @@ def blueprint(source: str, given: str | None, *, offline: bool = False) -> Scene
 
 
 def plain_images(embedding: Any) -> Images:
-    """What reads pictures for a model whose folder does not say how: scaled to its size, and from -1 to 1."""
+    """Return the default image processor of a folder without settings: scale to the model's size, and to -1 to 1."""
     even, size = (0.5,) * embedding.channels, dict(zip(("height", "width"), embedding.image_size, strict=True))
     return Images(size=size, image_mean=even, image_std=even, do_convert_rgb=embedding.channels == 3)
 
 
 def reader_of(folder: Path, described: Any) -> Processor:
-    """What reads for a model, by what it takes: a model of pictures or sound needs no tokenizer."""
+    """Return the processor for a model's inputs; a model of pictures or sound needs no tokenizer."""
     media = MEDIA.get(described.embedding.inputs[0])
     try:
         read = processor(folder)
-    except FileNotFoundError:  # neither words nor settings for pictures or sound
+    except FileNotFoundError:  # no tokenizer and no settings for pictures or sound
         if media is None:
             raise
         read = Processor(folder, None)
     if media is None or media in read.media:
         return read
     if media == "audio":
-        raise FileNotFoundError(f"{folder}: no preprocessor_config.json, which says how sound is made ready")
+        raise FileNotFoundError(f"{folder}: no preprocessor_config.json, which is needed to read sound")
     read = Processor(folder, read._tokenizer, (media,))
     read._readers[media] = plain_images(described.embedding)
     return read
@@ -175,7 +176,7 @@ def text_inputs(model: TransformerModule, read: Processor, text: str) -> dict[st
 
 
 def move_inputs(model: TransformerModule, inputs: dict[str, Any]) -> dict[str, Any]:
-    """On the model's device, and masks left out that hide nothing."""
+    """Move inputs to the model's device and dtype; drop an attention mask that hides nothing."""
     moved = {}
     for name, value in inputs.items():
         if isinstance(value, Tensor) and not (name == "attention_mask" and bool(value.all())):
@@ -184,7 +185,7 @@ def move_inputs(model: TransformerModule, inputs: dict[str, Any]) -> dict[str, A
 
 
 def target_ids(model: TransformerModule, read: Processor, inputs: dict[str, Any], target: str | None) -> Tensor:
-    """(1, T): the start token and what follows it."""
+    """Return the decoder's token ids (1, T): the start token and the target, or the text that the model generates."""
     if target is None:
         return generate(model, **inputs, max_new_tokens=WRITTEN)[:, :-1]
     start = model.spec.start_token
@@ -195,7 +196,7 @@ def target_ids(model: TransformerModule, read: Processor, inputs: dict[str, Any]
 
 
 def speller(read: Processor) -> Callable[[int], str]:
-    """Token ids as text, a space before a word included."""
+    """Return a function from a token id to its text, including the space before a word."""
     try:
         tokenizer: Tokenizer = read.tokenizer
     except ValueError:
@@ -213,11 +214,11 @@ def speller(read: Processor) -> Callable[[int], str]:
     return spell
 
 
-# -- pictures of what is not text -------------------------------------------------------------------------------------
+# -- pictures behind attention ----------------------------------------------------------------------------------------
 
 
 def picture_of(model: TransformerModule, read: Processor, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
-    """What the page shows behind attention: the image, or the spectrogram; and how its places lie."""
+    """Return what the page shows behind attention: the image or the spectrogram, and the grid of its positions."""
     if name == "pixel_values":
         pixels, embedding = inputs[name][0].float().cpu(), model.embedding
         with torch.no_grad():
@@ -233,11 +234,11 @@ def picture_of(model: TransformerModule, read: Processor, name: str, inputs: dic
     power = power_of(read.reader("audio"), inputs[name][0].float().cpu())
     low, high = power.amin(), power.amax()
     shades = ((power - low) / (high - low).clamp(min=1e-6) * 255).byte().flip(0)
-    return {"image": png(shades[None]), "grid": [1, 0], "about": "the spectrogram of what was heard"}
+    return {"image": png(shades[None]), "grid": [1, 0], "about": "the spectrogram of the recording"}
 
 
 def power_of(hear: AudioProcessor, heard: Tensor) -> Tensor:
-    """(M, F): the spectrogram that a model hears, or that of the samples."""
+    """Return the spectrogram (M, F) that a model reads; if it reads samples, compute one."""
     if hear.kind != "values":
         return heard.T if hear.kind == "bank" else heard
     size = min(hear.sampling_rate // 40, len(heard))
@@ -246,7 +247,7 @@ def power_of(hear: AudioProcessor, heard: Tensor) -> Tensor:
 
 
 def sound_of(model: TransformerModule, read: Processor, path: Path) -> Sound:
-    """Of a recording without what fills it up, and the words that `transcribe` finds."""
+    """Return the spectrogram of a recording without padding, and the words that `transcribe` finds."""
     hear: AudioProcessor = read.reader("audio")
     inputs = hear([path], padding="longest", truncation=False, return_attention_mask=True)
     real = int(inputs.pop("attention_mask").sum())
@@ -259,7 +260,7 @@ def sound_of(model: TransformerModule, read: Processor, path: Path) -> Sound:
 
 
 def png(pixels: Tensor) -> str:
-    """A data URL of bytes (C, rows, columns): grey where C is 1, colour where it is 3, else the first channel."""
+    """Encode bytes (C, rows, columns) as a data URL: in colour if C is 3, otherwise the first channel in grey."""
     image, file = need("PIL.Image", "look", "a picture behind attention"), io.BytesIO()
     pixels = pixels.permute(1, 2, 0) if len(pixels) == 3 else pixels[0]
     image.fromarray(pixels.contiguous().numpy()).save(file, "png")

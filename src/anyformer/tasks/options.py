@@ -18,7 +18,7 @@ from typing import Annotated, Any, get_args, get_origin
 # None: cut texts to the length that the tokenizer's folder stores (model_max_length: training cuts there too), if any;
 # True: also to the longest text that the model takes; False: never
 Truncate = Annotated[bool | None, "cut long texts (default: only if the folder stores a maximum length)"]
-Interpolate = Annotated[bool, "accept pictures of another size than the model's positions are for"]
+Interpolate = Annotated[bool, "accept pictures of other sizes by interpolating the position embeddings"]
 Raw = Annotated[bool, "do not scale vectors to length 1"]
 Beams = Annotated[int | None, "number of beams (default: the folder's, else 1)"]
 LengthPenalty = Annotated[float | None, "above 0 favours long texts (default: the folder's, else 1)"]
@@ -28,7 +28,7 @@ MaxNewTokens = Annotated[
 MaxAnswerTokens = Annotated[int, "longest text, in tokens"]
 Labels = Annotated[Sequence[str] | None, "name of a label, in the model's order; can be repeated"]
 TopLabels = Annotated[int, "number of labels, most likely first; 0 for all"]
-Examples = str | Path | Sequence[Mapping[str, Any]]  # a file of JSON lines, or what one holds
+Examples = str | Path | Sequence[Mapping[str, Any]]  # a file of JSON lines, or its objects
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Flag:
 
 
 def read_flags(name: str) -> dict[str, Flag]:
-    """The flags of the function `name` in each/`name`.py, which is not imported."""
+    """Read the flags of the function `name` in each/`name`.py without importing it."""
     tree = ast.parse((Path(__file__).parent / "each" / f"{name}.py").read_text("utf-8"))
     function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
     parameters = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)

@@ -1,4 +1,4 @@
-"""The tasks: the command line makes its help and reads its input from this table, without torch."""
+"""The table of tasks, from which the command line builds its help and its inputs without importing torch."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from anyformer.tasks.options import Flag, read_flags
 
 @dataclasses.dataclass(frozen=True)
 class TaskInfo:
-    """A task, described in one line, with the fields of an input in the order in which a command gives them."""
+    """A task: a one-line description, and the fields of an input in the order of the command's arguments."""
 
     name: str
     line: str
     fields: tuple[str, ...] = ("text",)
     optional: tuple[str, ...] = ()
     ranked: bool = False  # a result is a list of candidates, most likely first
-    called: tuple[str, ...] = ()  # other names, first that of transformers' pipeline
+    called: tuple[str, ...] = ()  # other names; the first is the name of transformers' pipeline
 
     @property
     def raw(self) -> tuple[str, ...]:
-        """Fields that name files or folders, or hold the content of one: a picture, samples."""
+        """Fields with a file, a folder, or the content of a file: a picture or samples."""
         return tuple(name for name in self.fields if name in ("image", "audio"))
 
     @property
@@ -43,7 +43,7 @@ class TaskInfo:
 TASKS: dict[str, TaskInfo] = {
     task.name: task
     for task in (
-        TaskInfo("fill-mask", "Give the most likely words in the place of the mask token.", ranked=True),
+        TaskInfo("fill-mask", "Predict the most likely words for the mask token.", ranked=True),
         TaskInfo(
             "classify",
             "Label a text, or a pair of texts (--pair).",
@@ -124,9 +124,7 @@ TASKS: dict[str, TaskInfo] = {
             fields=("audio",),
             called=("automatic-speech-recognition", "asr", "speech recognition", "speech to text"),
         ),
-        TaskInfo(
-            "detect-language", "Detect the language that is spoken in a recording.", fields=("audio",), ranked=True
-        ),
+        TaskInfo("detect-language", "Detect the language of a recording.", fields=("audio",), ranked=True),
         TaskInfo("draw", "Draw a picture of a label or of a text.", called=("text-to-image", "generate-image")),
         TaskInfo("next-sentence", "Decide whether the second text follows the first.", fields=("text", "pair")),
         TaskInfo("detect-replaced", "Find the words that were not in the original text."),
@@ -135,6 +133,6 @@ TASKS: dict[str, TaskInfo] = {
 
 
 def find_task(name: str) -> str | None:
-    """The task of this name, its own or another, however it is written."""
+    """Return the name of a task by any of its names, ignoring case and punctuation; None if it is unknown."""
     named = {plain(each): task.name for task in TASKS.values() for each in (task.name, *task.called)}
     return named.get(plain(name))

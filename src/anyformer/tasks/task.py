@@ -1,6 +1,6 @@
-"""The base of every task: a model opened once with its tokenizer, the inputs by their fields, batches.
+"""The base of every task: opens a model with its tokenizer, checks the inputs and forms batches.
 
-A task is a function of a model, inputs, options of its own (`options.py`) and the `RunOptions` of every task:
+A task is a function of a model, inputs, its own options (`options.py`) and the `RunOptions` that all tasks have:
 
     def loudness(model: Source, inputs: Inputs, *, truncate: Truncate = None, **run_options: Unpack[RunOptions]) -> Any:
         request = start_run("loudness", model, inputs, run_options)
@@ -10,7 +10,7 @@ A task is a function of a model, inputs, options of its own (`options.py`) and t
 
         return request.answer(lambda row: request.record(row["text"], truncate=truncate), finish)
 
-Every input has one result, in order: {"error": message} if it fails.
+There is one result per input, in order: {"error": message} if an input fails.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from anyformer.tasks.table import TASKS
 from anyformer.weights import hub
 
 Row = dict[str, Any]  # one input: its fields by name
-Progress = Callable[[int, int], object]  # called with how many are done, of how many
+Progress = Callable[[int, int], object]  # called with the number done and the total
 
 READS = {"input_ids": "text", "input_values": "sound", "input_features": "sound"}
-FAILURES = (ValueError, FloatingPointError, OSError)  # what is wrong with one input, not with the program
-AT_ONCE = 64  # batches of inputs that are prepared, and sorted by length, together
+FAILURES = (ValueError, FloatingPointError, OSError)  # errors of an input, not of the program
+AT_ONCE = 64  # batches of inputs that are prepared and sorted by length together
 
 
 class RunOptions(TypedDict, total=False):
     """The keywords that every task takes."""
 
-    batch: int  # inputs (or windows over long ones) at once
+    batch: int  # inputs (or windows over long inputs) per batch
     device: str | torch.device
     dtype: str | torch.dtype
     offline: bool
@@ -104,10 +104,10 @@ def open_model(
 
 
 def _read_processors(spec: Any, folder: Path) -> dict[str, Any]:
-    """The tokenizer and the image processor of a model, from the files in its folder."""
+    """Load the tokenizer and the image processor of a model from its folder."""
     read = [part.embedding for part in spec.readers]
     drawn_in = (folder / COMPANION).is_dir()
-    if drawn_in:  # that one reads pictures for what draws in its numbers or codes
+    if drawn_in:  # the autoencoder reads pictures for a model that draws its latents or codes
         read = [each for each in read if "an image" not in each.gives]
         companion: Any = read_spec(folder / COMPANION)
         read.append(companion.embedding)
@@ -115,12 +115,12 @@ def _read_processors(spec: Any, folder: Path) -> dict[str, Any]:
     if any("an image" not in each.gives for each in read):
         try:
             tokenizer = Tokenizer.load(folder)
-        except FileNotFoundError:  # `TaskRun.tokenizer` says so, where a task that fits the model needs one
+        except FileNotFoundError:  # `TaskRun.tokenizer` raises if a task needs it
             if any("input_ids" in each.inputs for each in read):
                 raise
     channels = next((each.channels for each in read if "an image" in each.gives), None)
     images = None
-    if channels is not None and drawn_in and not Images.has_settings(folder):  # pipelines of diffusers: from -1 to 1
+    if channels is not None and drawn_in and not Images.has_settings(folder):  # as in diffusers: -1 to 1
         images = Images(image_mean=(0.5,) * channels, image_std=(0.5,) * channels, do_convert_rgb=channels == 3)
     elif channels is not None:
         images = Images.load(folder)
@@ -139,8 +139,8 @@ def _check_tokenizer(reader: TaskModel) -> TaskModel:
 
 
 def row_of(task: str, given: Any) -> Row:
-    """One input by its fields: a text is the first field, if no other is required. An input that could not be read is
-    the error that explains it."""
+    """Return an input as a dict of its fields; a text is the first field. Raises ValueError if it does not fit the
+    task, and re-raises the error of an input that could not be read."""
     about = TASKS[task]
     if isinstance(given, FAILURES):
         raise given
@@ -153,7 +153,7 @@ def row_of(task: str, given: Any) -> Row:
             raise ValueError(f"{task} reads no field {quote(name)}; {nearest(str(name), about.all_fields)}")
     for name in about.fields:
         if name not in given:
-            raise ValueError(f"{task} needs {' and '.join(about.fields)}, and there is no {name}")
+            raise ValueError(f"{task} needs {' and '.join(about.fields)}, but {name} is missing")
         if name in about.raw and not isinstance(given[name], str):
             continue
         if not isinstance(given[name], str):
@@ -164,7 +164,7 @@ def row_of(task: str, given: Any) -> Row:
 
 
 class Texts(Objective):
-    """Records that are read as they are."""
+    """An objective that only pads records to batches."""
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         return pad_texts(records, pad)
@@ -176,9 +176,9 @@ class TaskRun:
 
     task: str
     reader: TaskModel
-    rows: list[Any]  # a Row for each input, or the error that says why there is none
-    one: bool  # a single input, not a list of one
-    lost: list[int] = dataclasses.field(default_factory=list)  # tokens, of each text that was cut
+    rows: list[Any]  # one Row per input, or the error of an input
+    one: bool  # whether there is a single input, not a list
+    lost: list[int] = dataclasses.field(default_factory=list)  # number of tokens cut from each truncated text
 
     @property
     def model(self) -> Any:
@@ -196,7 +196,7 @@ class TaskRun:
 
     @property
     def pad(self) -> int:
-        """The padding token of the model, else of the tokenizer."""
+        """The padding token of the model, otherwise of the tokenizer."""
         spec = self.model.spec
         pool = None if spec.head is None else spec.head.pool
         known = (None if pool is None else pool.padding_token, spec.embedding.padding_token)
@@ -204,10 +204,10 @@ class TaskRun:
 
     @property
     def job(self) -> Predictor:
-        """The same as a `Predictor` of `anyformer.evaluate.predict`."""
+        """This run as a `Predictor` of `anyformer.evaluate.predict`."""
         return Predictor(self.model, self.tokenizer, self.pad, size=self.reader.batch, progress=self.reader.progress)
 
-    # -- one result for each input
+    # -- one result per input
 
     def answer(
         self,
@@ -215,15 +215,15 @@ class TaskRun:
         finish: Callable[[TaskRun, list[Any]], Sequence[Any]],
         at_once: int | None = None,
     ) -> Any:
-        """The result of each input, in order; of a single input, its result. `at_once` rows at a time are prepared,
-        and finish(run, prepared) gives a result for each of `run.rows`.
+        """Return one result per input, in order; for a single input, its result. `prepare(row)` is called for `at_once`
+        rows at a time, and `finish(run, prepared)` returns one result per row of `run.rows`.
 
-        An input for which either raises gets {"error": message}, and the other results are what they would be without
-        it. A single input raises; so does an error that all inputs have in common, since it is about the call."""
+        If either function raises for an input, its result is {"error": message} and the other results do not change.
+        The error is raised if there is a single input, or if all inputs fail with the same message."""
         results: list[Any] = []
         size, total = at_once or AT_ONCE * self.reader.batch, len(self.rows)
         if any(isinstance(row, dict) and streams(row.get("audio")) for row in self.rows):
-            size = 1  # what can be read only once is never tried again
+            size = 1  # a stream can be read only once, so it cannot be retried
         for start in range(0, total, size):
             rows = self.rows[start : start + size]
 
@@ -246,7 +246,7 @@ class TaskRun:
         return results[0] if self.one else results
 
     def _results(self, prepare: Callable[[Row], Any], finish: Callable[..., Sequence[Any]]) -> list[Any]:
-        """A result or an error for each row. Where rows fail together, each half is tried without the other."""
+        """Return a result or an error per row. If rows fail together, each half is tried separately."""
         results, ready, cut_before = list(self.rows), {}, len(self.lost)
         for i, row in enumerate(self.rows):
             if not isinstance(row, FAILURES):
@@ -260,7 +260,7 @@ class TaskRun:
         except FAILURES as error:
             answers = [error]
             if len(ready) > 1:
-                del self.lost[cut_before:]  # texts are cut, and counted, again
+                del self.lost[cut_before:]  # the retries cut and count these texts again
                 half = len(ready) // 2
                 halves = (dataclasses.replace(run, rows=rows) for rows in (run.rows[:half], run.rows[half:]))
                 answers = [result for part in halves for result in part._results(prepare, finish)]
@@ -269,7 +269,7 @@ class TaskRun:
         return results
 
     def report_lost(self) -> None:
-        """One line, where texts were cut."""
+        """Warn in one line if texts were cut."""
         if self.lost:
             rows = f"{len(self.lost):,} of {len(self.rows):,} inputs ({sum(self.lost):,} tokens)"
             warnings.warn(f"too long, and cut: {rows}; the limit is {self.cut_length(True):,} tokens", stacklevel=3)
@@ -277,14 +277,14 @@ class TaskRun:
     # -- before the model
 
     def cut_length(self, truncate: Truncate) -> int | None:
-        """The most tokens that are read of a text, where longer ones are cut."""
+        """Return the length to which texts are cut; None if they are not cut."""
         if truncate is False:
             return None
         lengths = (self.tokenizer.max_length, self.limit if truncate else None)
         return min((length for length in lengths if length), default=None)
 
     def encode(self, text: str, pair: str | None = None, *, truncate: Truncate = None) -> Any:
-        """The encoding of a text or a pair; too long is an error, unless it is cut."""
+        """Encode a text or a pair; ValueError if it is too long and not cut."""
         encoding, length = self.tokenizer._encode(text, pair, None, True), self.cut_length(truncate)
         if length is not None and len(encoding.ids) > length:
             self.lost.append(len(encoding.ids) - length)
@@ -295,14 +295,16 @@ class TaskRun:
         return encoding
 
     def record(self, text: str, pair: str | None = None, *, truncate: Truncate = None) -> Record:
-        """The numbers of a text or a pair: "input_ids" and "token_type_ids"."""
+        """Encode a text or a pair as {"input_ids", "token_type_ids"}."""
         encoding = self.encode(text, pair, truncate=truncate)
         ids = array(self.tokenizer._ids(encoding))
-        types = np.zeros_like(ids) if pair is None else array(encoding.type_ids)  # a batch may have pairs and others
+        types = (
+            np.zeros_like(ids) if pair is None else array(encoding.type_ids)
+        )  # a batch may mix pairs and single texts
         return {"input_ids": ids, "token_type_ids": types}
 
     def pixels(self, row: Row) -> Tensor:
-        """(C, H, W) the picture of a row, ready for the model."""
+        """Return the preprocessed picture (C, H, W) of a row."""
         assert self.reader.images is not None
         return torch.from_numpy(self.reader.images.one(row["image"]))
 
@@ -312,7 +314,7 @@ class TaskRun:
             raise ValueError(f"the text has {size:,} tokens, and this model takes at most {self.limit:,}{hint}")
 
     def windows(self, text: str, stride: int | None = None) -> list[Any]:
-        """Encodings of the pieces of a text that the model can take, with `stride` tokens in common."""
+        """Encode a text as windows that fit the model and overlap by `stride` tokens."""
         encoding = self.tokenizer.plain(text)
         if not encoding.ids:
             raise ValueError("the text has no tokens")
@@ -328,15 +330,15 @@ class TaskRun:
     # -- the model
 
     def replace(self, **options: Any) -> TaskRun:
-        """The same with other options of the model, such as the batch size."""
+        """Return a copy with other fields of the `TaskModel`, such as the batch size."""
         return dataclasses.replace(self, reader=dataclasses.replace(self.reader, **options))
 
     def batches(self, records: Sequence[Record]) -> Iterator[tuple[list[int], Batch]]:
-        """(which, batch on the model's device), the longest first, so that a text that does not fit fails at once."""
+        """Yield (indices, batch on the model's device), the longest first, so that lack of memory shows at once."""
         yield from self.job.batches(Texts(), records)
 
     def map_outputs(self, records: Sequence[Record], result: Callable[[Output, Record], Any]) -> list[Any]:
-        """result(output, record) of every record; outputs have no batch dimension, and padding at their end."""
+        """Return result(output, record) per record; outputs have no batch dimension and may end with padding."""
         results: list[Any] = [None] * len(records)
         for which, batch in self.batches(records):
             out = self.run(batch)
@@ -347,7 +349,7 @@ class TaskRun:
     def media_batches(
         self, media: Sequence[Tensor], name: str = "pixel_values", interpolate: bool = False
     ) -> Iterator[tuple[list[int], dict[str, Any]]]:
-        """(which, batch on the model's device): pictures, or what is heard, of one shape together."""
+        """Yield (indices, batch on the model's device), one batch per shape of the pictures or spectrograms."""
         options = {"interpolate_pos_encoding": True} if interpolate else {}
         shapes: dict[tuple[int, ...], list[int]] = {}
         for i, one in enumerate(media):
@@ -360,7 +362,7 @@ class TaskRun:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> dict[str, Tensor]:
-        """The outputs of the model for a batch."""
+        """Return the model's output tensors for a batch."""
         inputs = {**model_inputs(self.model, batch), "return_dict": True}  # independent of the config
         if "use_cache" in self.model.inputs:
             inputs["use_cache"] = False
@@ -368,19 +370,19 @@ class TaskRun:
 
 
 def message_of(error: BaseException) -> str:
-    """The error message, in one line."""
+    """Return the error message in one line."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def file_of(row: Any) -> dict[str, str]:
-    """{"file": name} of what was found in a folder."""
+    """Return {"file": name} if the row was found in a folder, otherwise {}."""
     return {"file": row["file"]} if isinstance(row, dict) and "file" in row else {}
 
 
 def start_run(task: str, model: Source, inputs: Inputs, run_options: RunOptions) -> TaskRun:
-    """Check the inputs before the model is loaded, so that a mistake in them fails at once."""
+    """Check the inputs, then load the model, so that mistakes in inputs are reported at once."""
     known = (*RunOptions.__annotations__, *TASKS[task].flags)
     for name in run_options:
         if name not in RunOptions.__annotations__:
@@ -395,13 +397,13 @@ def start_run(task: str, model: Source, inputs: Inputs, run_options: RunOptions)
 
 
 def input_limit(spec: Any) -> int | None:
-    """The longest text that a model reads, in tokens, if it has a limit; of an encoder-decoder the encoder's limit."""
+    """Return the longest input of a model (or of its encoder) in tokens; None if there is no limit."""
     own = spec.embedding.max_length
     return own if own is not None else position_limit(spec)
 
 
 def kinds_read(spec: Any) -> list[str]:
-    """The kinds of input of a model: "text", "pictures", "sound", or the name of another input."""
+    """Return the kinds of input of a model: "text", "pictures", "sound", or the name of another input."""
     embeddings = [part.embedding for part in spec.readers]
     return [
         *dict.fromkeys(
@@ -411,8 +413,8 @@ def kinds_read(spec: Any) -> list[str]:
 
 
 def checked_rows(task: str, inputs: Any) -> tuple[list[Any], bool]:
-    """The inputs by their fields, or what is wrong with each, and whether there is a single one, not a list. Pictures
-    and recordings in a folder stand for it, each under its name."""
+    """Return one row (or error) per input, and whether there is a single input, not a list. A folder is replaced by one
+    row per picture or recording in it."""
     raw = TASKS[task].raw
     one = isinstance(inputs, str | Mapping) or (raw == ("image",) and not isinstance(inputs, list | tuple))
     several: Any = [inputs] if one else inputs
@@ -434,14 +436,14 @@ def checked_rows(task: str, inputs: Any) -> tuple[list[Any], bool]:
 
 
 def files_in(given: Any, field: str) -> list[Path] | None:
-    """The pictures or the recordings in a folder; None where that is not what is given."""
+    """List the pictures or recordings in a folder; None if `given` is not a folder."""
     if not isinstance(given, str | Path) or not Path(given).expanduser().is_dir():
         return None
     return (picture_files if field == "image" else sound_files)(Path(given).expanduser())
 
 
 def labels_of(request: TaskRun, number: int, given: Sequence[str] | None = None) -> list[str]:
-    """The names of a model's labels: those given, else its config's, else numbers; as many as it tells apart."""
+    """Return the `number` names of a model's labels: `given`, else the config's, else LABEL_0, LABEL_1, ..."""
     if isinstance(given, str):
         raise ValueError("labels is a list of names")
     names = list(request.model.spec.labels if given is None else given)

@@ -1,4 +1,4 @@
-"""Vectors of texts and of pictures in one space: of a two-tower model, or of one tower (CLIP)."""
+"""Vectors of texts and pictures in one space, by a two-tower model or one of its towers (CLIP)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def towers(request: TaskRun) -> TwoTowerModule:
 
 
 def tower(request: TaskRun, name: str) -> Any:
-    """The model that turns "text" or "image" into a vector; None if there is none."""
+    """Return the model that turns a "text" or "image" into a vector; None if there is none."""
     model = getattr(request.model, name) if isinstance(request.model, TwoTowerModule) else request.model
     head = model.head
     return model if isinstance(head, ProjectionModule) and head.name == f"{name}_embeds" else None
 
 
 def text_vectors(request: TaskRun, *, raw: bool = False, truncate: Truncate = True) -> Any:
-    """(D,) in fp32 on the CPU, of length 1 unless `raw`, of every text."""
+    """Return the vector (D,) of every text, in fp32 on the CPU, of length 1 unless `raw`."""
     model, end = tower(request, "text"), request.tokenizer.eos_token_id
 
     def prepare(row: Row) -> Record:
@@ -58,7 +58,7 @@ def text_vectors(request: TaskRun, *, raw: bool = False, truncate: Truncate = Tr
 
 
 def image_vectors(request: TaskRun, *, raw: bool = False, interpolate: bool = False) -> Any:
-    """The same for pictures."""
+    """Return the vector (D,) of every picture, in fp32 on the CPU, of length 1 unless `raw`."""
     model = tower(request, "image")
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Helpers of tasks that read a text and write another."""
+"""Helpers for tasks that generate a text from a text."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from anyformer.tasks.task import TaskRun, Texts
 
 
 def check_pair(request: TaskRun) -> None:
-    """ValueError if a model is not an encoder-decoder with a language-model head."""
+    """Raise ValueError if the model is not an encoder-decoder with a language-model head."""
     check_can_generate(request.model)
     if not request.model.spec.pair:
         raise ValueError(f"{request.task} needs an encoder-decoder; use few-shot with this decoder")
 
 
 def task_params(request: TaskRun, name: str) -> dict[str, Any]:
-    """The entry of a task in a model's config (T5): the prefix of its texts, options of generation."""
+    """Return the entry of a task in the model's config (T5): the prefix of texts and generation options."""
     tasks = request.model.spec.source.get("task_specific_params") or {}
     return dict(tasks.get(name) or {})
 
 
 def options_of(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The caller's options over those of the config."""
+    """Merge options: `given` overrides `usual`, the options of the config."""
     given = {name: value for name, value in given.items() if value is not None}
     left_out = {"max_length"} if "max_new_tokens" in given else set()
     left_out |= set(ONLY_BEAMS) if given.get("num_beams") == 1 else set()
@@ -35,7 +35,7 @@ def options_of(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
 
 
 def check_settings(request: TaskRun, options: Mapping[str, Any]) -> None:
-    """ValueError where an option is wrong for any text: before the first is read."""
+    """Raise ValueError if an option is invalid for every text, before any text is read."""
     settings_for(request.model, dict(options)).check(2**31)
 
 

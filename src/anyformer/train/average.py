@@ -1,4 +1,4 @@
-"""A moving average of the weights, which often generalises better than any of them [Polyak and Juditsky 1992]."""
+"""A moving average of the weights, which often generalises better than the weights [Polyak and Juditsky 1992]."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Average:
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay = decay
-        # tied weights once: swapping twice would undo the swap
+        # tied weights only once: swapping twice would undo the swap
         self.weights: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if p.requires_grad}
         saved = module.state_dict().keys()
-        for name, buffer in module.named_buffers():  # running statistics go with the weights that made them
+        for name, buffer in module.named_buffers():  # running statistics belong to the weights
             if name in saved and buffer.is_floating_point():
                 self.weights[name] = buffer
         self.shadow = {name: p.detach().clone() for name, p in self.weights.items()}
@@ -33,7 +33,7 @@ class Average:
 
     @contextlib.contextmanager
     def swap_in(self) -> Iterator[None]:
-        """Put the average into the module, and the weights back at the end."""
+        """Swap the average into the module; restore the weights at the end."""
         self._swap()
         try:
             yield

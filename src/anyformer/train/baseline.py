@@ -12,8 +12,8 @@ from anyformer.parts.base import HasVocabulary
 from anyformer.train.data_summary import class_counts
 from anyformer.train.trainer import Callback, Trainer
 
-MOST = 20_000_000  # tokens that are counted
-WEIGHTS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)  # pseudo-counts of the coarser model
+MOST = 20_000_000  # tokens to count
+WEIGHTS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)  # pseudo-counts of the lower-order model
 
 
 class Baselines(Callback):
@@ -30,7 +30,7 @@ class Baselines(Callback):
             size = head.vocab_size if isinstance(head, HasVocabulary) else len(trainer.tokenizer)
             self.values = baselines(splits.train, splits.valid, size)
             listed = ", ".join(f"{name} {value:.3f}" for name, value in self.values.items())
-            trainer.tell(f"to beat on the validation texts, in nats a token: {listed}")
+            trainer.tell(f"to beat on the validation texts, in nats per token: {listed}")
         elif isinstance(objective, Classify) or (isinstance(objective, ClassifyImage) and not objective.smoothing):
             train, valid = (class_counts(split, objective.labels) for split in (splits.train, splits.valid))
             if train:
@@ -41,8 +41,8 @@ class Baselines(Callback):
 
 
 def frequency_baseline(train: list[int], valid: list[int]) -> tuple[float, float]:
-    """From the number of rows of each label: the validation loss of the (add-one smoothed) training frequencies, and
-    the accuracy of always predicting the most frequent label."""
+    """Return the validation loss of the (add-one smoothed) training frequencies, and the accuracy of always predicting
+    the most frequent label. `train` and `valid` are the number of rows per label."""
     prior = (np.array(train) + 1) / (sum(train) + len(train))
     share = np.array(valid) / max(sum(valid), 1)
     return float(-(share * np.log(prior)).sum()), float(share[int(np.argmax(train))])
@@ -62,7 +62,7 @@ def baselines(train: DataSplit, valid: DataSplit, vocab_size: int) -> dict[str, 
     single = {w: (seen + w / vocab_size) / (seen.sum() + w) for w in WEIGHTS}
     unigram, p = min((float(-np.log(p[v_after]).mean()), w) for w, p in single.items())
     coarse = single[p][v_after]
-    # how often each pair of the validation texts stands in the training texts
+    # how often each pair of the validation texts occurs in the training texts
     keys, counts = np.unique(before * vocab_size + after, return_counts=True)
     wanted = v_before * vocab_size + v_after
     place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
@@ -73,7 +73,7 @@ def baselines(train: DataSplit, valid: DataSplit, vocab_size: int) -> dict[str, 
 
 
 def _pairs(split: DataSplit) -> tuple[np.ndarray, np.ndarray]:
-    """(token, the next one) of every text."""
+    """Return each token and the token after it, as two arrays; pairs never cross from one text to the next."""
     text = split.fields["input_ids"]
     ids = text.read(0, min(int(text.ends[-1]), MOST)).astype(np.int64)
     inner = np.ones(max(len(ids) - 1, 0), bool)

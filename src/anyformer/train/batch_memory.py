@@ -1,7 +1,7 @@
 """Refuse a batch that does not fit into memory, before the first step.
 
-A few examples go through the model. The bytes that autograd keeps of them, scaled to the size of the batch, are less
-than what a step needs: a batch that does not fit by this estimate does not fit at all.
+A few examples are run through the model. The bytes that autograd keeps for them, scaled to the size of the batch, are
+a lower bound of what a step needs: a batch that does not fit by this estimate does not fit at all.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ PLENTY = 1000  # fp32 vectors per token: no model keeps more of them for the bac
 
 
 def check_batch(trainer: Trainer, loader: Loader) -> None:
-    """ValueError if a forward pass, or the examples of the steps that are prepared ahead, need more memory than is
-    free. `loader` gives the few examples that are measured: those of its step 0."""
+    """Raise ValueError if a forward pass, or the batches that are prepared ahead, need more memory than is free. The
+    estimate is measured on the few examples in step 0 of `loader`."""
     batch, device = trainer.run.batch, trainer.device
     host = hardware.free_memory()
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host
     chosen = loader.plan.step(0)
     measured, longest = len(chosen.items), int(chosen.sizes.max())
-    unit = 1 if batch.examples else longest  # what one example counts of the batch
+    unit = 1 if batch.examples else longest  # examples or tokens of the batch size per example
     whole = "examples" if batch.examples else "tokens"
     part = "micro" if batch.micro else whole
     step_rows, rows = (getattr(batch, name) // unit for name in (whole, part))
-    tokens = longest * loader.rate  # of an example, as the model reads it
+    tokens = longest * loader.rate  # per example, as the model reads it
     if rows > 2 * measured and rows * tokens * trainer.model.spec.width * 4 * PLENTY > free > 0:
         once = kept_bytes(trainer, loader.batch_of(chosen))
         twice = kept_bytes(trainer, loader.batch_of(chosen.part(np.tile(np.arange(measured), 2))))
@@ -42,7 +42,7 @@ def check_batch(trainer: Trainer, loader: Loader) -> None:
 
 
 def refuse_above(free: float, name: str, rows: int, unit: int, each: float, fixed: float = 0.0) -> None:
-    """ValueError if `rows` examples of `each` bytes, and `fixed` bytes, are more than is free."""
+    """Raise ValueError if `rows` examples of `each` bytes plus `fixed` bytes are more than `free`."""
     if (needed := fixed + rows * each) > free:
         most = max(int((free - fixed) // each), 0) * unit
         fits = f"at most {most:,} fit" if most else "not even one example fits"
@@ -54,10 +54,10 @@ def refuse_above(free: float, name: str, rows: int, unit: int, each: float, fixe
 
 
 def kept_bytes(trainer: Trainer, batch: Batch) -> int:
-    """Bytes that the loss of a batch keeps for its backward pass, beside the model's own."""
+    """Return the bytes that autograd keeps for the backward pass of a batch, without the model's own tensors."""
     module, objective = trainer.module, trainer.objective
     own = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}
-    kept: dict[int, torch.UntypedStorage] = {}  # by address, which is not used again while the storage is here
+    kept: dict[int, torch.UntypedStorage] = {}  # by address; keeping the storage alive prevents reuse of its address
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
@@ -65,7 +65,7 @@ def kept_bytes(trainer: Trainer, batch: Batch) -> int:
             kept[storage.data_ptr()] = storage
         return tensor
 
-    statistics = [(buffer, buffer.clone()) for buffer in module.buffers()]  # of batch norm: they stay as they are
+    statistics = [(buffer, buffer.clone()) for buffer in module.buffers()]  # of batch norm; restored below
     trainer.seed_step(0)
     objective.before_step(module, 0)
     module.train()

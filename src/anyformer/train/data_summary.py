@@ -1,4 +1,4 @@
-"""One line about the data, and how many tokens a model makes of images and audio."""
+"""A one-line summary of the data, and the number of tokens that a model makes of images and audio."""
 
 from __future__ import annotations
 

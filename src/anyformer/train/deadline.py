@@ -9,7 +9,7 @@ from anyformer.train.trainer import Callback, StepResult, Trainer
 
 
 class Deadline(Callback):
-    """Ends training at a given time: after every step it moves the last step to where the time will be over. The
+    """Ends training at a given time: after every step it sets the last step to the one that fits into the time. The
     learning-rate schedule follows, because it depends on the share of steps done.
 
     Recipes do not use it: with it a step depends on the speed of the machine.

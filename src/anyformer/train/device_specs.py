@@ -17,8 +17,8 @@ class Accelerator:
     link: float  # bytes per second to the other devices of a machine, both directions together
 
 
-# Each comment names the page that the figures were checked against, most of which repeat a data sheet; "-": none was
-# found. Where a page prints FLOPs with sparsity, half of them.
+# Each comment names the page that confirms the figures; most pages repeat a data sheet; "-": no page was found. If a
+# page gives FLOPs with sparsity, half of them is used.
 # FLOPs of H100, A100, 4090: gist.github.com/mikasenghaas/d63ded03f1f0417b1677627119bacc0d; H200 has the H100's.
 T, G = 1e12, 1e9
 ACCELERATORS = {
@@ -37,7 +37,7 @@ ACCELERATORS = {
         Accelerator("V100", 125 * T, 32 * G, 900 * G, 300 * G),  # NVIDIA's Volta white paper, 6 links of 2 x 25 G
         Accelerator("P100", 21.2 * T, 16 * G, 732 * G, 160 * G),  # tech4gamers.com and others, which also print 720 G
         Accelerator("T4", 65 * T, 16 * G, 300 * G, 32 * G),  # NVIDIA's page; others print 320 G; link -
-        # docs.cloud.google.com/tpu, where links of v5 are of both directions; older ones were printed of one
+        # docs.cloud.google.com/tpu: links of v5 count both directions; older pages count one
         Accelerator("TPU-v5p", 459 * T, 95 * G, 2765 * G, 1200 * G),
         Accelerator("TPU-v5e", 197 * T, 16 * G, 819 * G, 400 * G),
         Accelerator("TPU-v4", 275 * T, 32 * G, 1200 * G, 600 * G),  # 6 links of 2 x 50 G [Jouppi et al. 2023]

@@ -29,7 +29,7 @@ SPLITS = ("test", "valid", "train")
 
 
 def select_split(data: Data, split: str | None) -> tuple[str, Source]:
-    """A split by name; by default the first of test, valid and train that the data has."""
+    """Return a split by name; by default the first of test, valid and train that exists."""
     splits = data.splits
     split = split or next(name for name in SPLITS if name in splits)
     if split not in splits:
@@ -38,7 +38,7 @@ def select_split(data: Data, split: str | None) -> tuple[str, Source]:
 
 
 def tokenizer_in(folder: Path, run: Run) -> Tokenizer | None:
-    """The tokenizer of a model's folder; None if the run reads images, audio or numbers instead of text."""
+    """Load the tokenizer of a model's folder; None if the run reads images, audio or numbers instead of text."""
     try:
         return Tokenizer.load(folder)
     except FileNotFoundError:
@@ -48,14 +48,14 @@ def tokenizer_in(folder: Path, run: Run) -> Tokenizer | None:
 
 
 def check_label_order(model: TransformerModule, labels: tuple[str, ...]) -> None:
-    """ValueError if the model has these labels in another order: its scores would be wrong."""
+    """Raise ValueError if the model has these labels in a different order, since scores would be wrong."""
     theirs = model.spec.labels
     if set(theirs) == set(labels) and theirs != tuple(labels):
         raise ValueError(f"the model's labels are {', '.join(theirs)}, in another order than {', '.join(labels)}")
 
 
 def loss_module(model: TransformerModule, task: Objective) -> nn.Module:
-    """The objective's module around the model; ValueError if it has trained weights that the folder does not have."""
+    """Return the objective's module around the model; ValueError if its trained weights are not in the folder."""
     trained = task.module(model).to(model.device).eval()
     own = {*model.parameters()}
     if any(parameter.requires_grad and parameter not in own for parameter in trained.parameters()):
@@ -70,7 +70,7 @@ def loss_module(model: TransformerModule, task: Objective) -> nn.Module:
 def split_batches(
     model: TransformerModule, run: Run, split: str, evaluation: Evaluation, size: int
 ) -> Iterator[Callable[[Objective], Loader]]:
-    """Prepare a split: an objective's batches of `size` examples, each example once."""
+    """Prepare a split and yield a function that loads an objective's batches of `size` examples, each example once."""
     check_vocabulary_size(model, evaluation.tokenizer)
     task = evaluation.task
     check_label_order(model, task.labels)
@@ -117,7 +117,7 @@ def evaluate(
 def evaluate_by_position(
     model: TransformerModule, run: Run, split: str, evaluation: Evaluation, size: int = 32
 ) -> list[PositionLoss]:
-    """The loss of a next-token objective by token index."""
+    """Return the loss of a next-token objective by token index."""
     task = evaluation.task
     if not isinstance(task, NextToken):
         raise ValueError(f"--by position needs a model that learns the next token, not {type(task).__name__}")
@@ -127,7 +127,7 @@ def evaluate_by_position(
 
 
 def read_predictions(path: Path) -> Predictions:
-    """The predictions in a file that `write_predictions` wrote."""
+    """Read the predictions in a file that `write_predictions` wrote."""
     answered = Predictions([], [])
     for number, line, _ in lines(path):
         try:
@@ -142,7 +142,7 @@ def read_predictions(path: Path) -> Predictions:
 
 
 def write_predictions(path: Path, evaluation: Evaluation) -> None:
-    """One JSON object per line: the prediction and the right answer."""
+    """Write one JSON object per line: the prediction and the right answer."""
     if evaluation.answered is None:
         raise ValueError("there are no predictions to save: only the loss was computed; name a metric")
     with path.open("w", encoding="utf-8") as file:

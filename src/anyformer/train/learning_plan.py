@@ -1,4 +1,4 @@
-"""The batches of a run, phase by phase. They are a function of the step."""
+"""The batches of a run, by phase: a function of the step only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anyformer.objectives.objective import Objective
 from anyformer.train.run import Run
 
 Prepare = Callable[[Objective, int], DataSplit]
-SAMPLE = 4  # examples
+SAMPLE = 4  # examples per step of `Phase.sample`
 
 
 class Phase(NamedTuple):
@@ -21,14 +21,14 @@ class Phase(NamedTuple):
 
     objective: Objective
     plan: Plan | MixedPlan
-    sample: Plan | MixedPlan  # steps of a few examples of the same kind
+    sample: Plan | MixedPlan  # the same data in steps of SAMPLE examples
     split: DataSplit
     start: int = 0
     stop: int | None = None
 
 
 class LearningPlan:
-    """The phases of a run: one, or two if it begins with shorter texts, whose records `prepare_short` makes."""
+    """The phases of a run: one, or two if it begins with shorter texts (prepared by `prepare_short`)."""
 
     def __init__(
         self, run: Run, objective: Objective, split: DataSplit, length: int | None, prepare_short: Prepare
@@ -53,14 +53,14 @@ class LearningPlan:
 
     @contextlib.contextmanager
     def feed(self, step: int, loader: Callable[[Phase, int], Loader]) -> Iterator[Iterable[StepBatches]]:
-        """The batches of every step from `step` on; `loader(phase, step)` loads one phase."""
+        """Yield the batches of every step from `step` on; `loader(phase, step)` loads one phase."""
         with contextlib.ExitStack() as stack:
             remaining = [phase for phase in self.phases if phase.stop is None or step < phase.stop]
-            # a loader starts when the one before ends
+            # lazily: a loader starts when the previous one ends
             yield chain.from_iterable(stack.enter_context(loader(phase, max(step, phase.start))) for phase in remaining)
 
     def epochs(self, steps: int) -> dict[str, float]:
-        """Epochs of each source of a mixture in the first `steps`."""
+        """Return the number of epochs of each source of a mixture in the first `steps` steps."""
         epochs: dict[str, float] = {}
         for phase in self.phases:
             if isinstance(phase.plan, MixedPlan) and steps > phase.start:
@@ -72,5 +72,5 @@ class LearningPlan:
 
 
 def row_length(objective: Objective, length: int | None) -> int | None:
-    """Text tokens in a packed row; without packing, the longest record."""
+    """Return the number of text tokens in a packed row; without packing, in the longest record."""
     return length if length is None or not objective.packs else objective.reads(length)

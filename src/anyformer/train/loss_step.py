@@ -1,4 +1,4 @@
-"""One training step: the module that computes its losses, its numbers on their way to the host, and its seeds."""
+"""Pieces of a training step: the module that computes losses, the copy of numbers to the host, and the seeds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anyformer.objectives.objective import Batch, Objective
 
 
 class LossStep(nn.Module):
-    """Loss terms of one micro-batch, as one module that compile, data parallel and sharding can wrap."""
+    """Computes the loss terms of one micro-batch, as a module that compile, data parallel and sharding can wrap."""
 
     def __init__(self, objective: Objective, module: nn.Module) -> None:
         super().__init__()
@@ -33,10 +33,10 @@ class PendingStep:
     ready: StepBatches
     divisors: dict[str, Tensor]
     names: list[str]
-    numbers: Tensor  # the terms, how many processes asked to stop, the gradient norm
+    numbers: Tensor  # loss terms, number of processes that want to stop, gradient norm
     lr: float
-    arrived: torch.cuda.Event | None = None  # when the numbers are on the host
-    recorded: bool = False  # its gradients come from a captured pass
+    arrived: torch.cuda.Event | None = None  # the numbers are on the host after this event
+    recorded: bool = False  # whether the pass was captured
 
     def read(self) -> list[float]:
         if self.arrived is not None:
@@ -45,8 +45,8 @@ class PendingStep:
 
 
 def copy_to_host(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """Start copying numbers to the host; returns them and the event of their arrival. A copy that starts only when they
-    are read would queue behind the next step and leave the device idle."""
+    """Start copying numbers to the host; return the copy and an event that marks its end. A copy that starts only when
+    the numbers are read would queue behind the next step."""
     if numbers.device.type != "cuda":
         return numbers, None
     host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True).copy_(numbers, non_blocking=True)
@@ -58,7 +58,7 @@ def copy_to_host(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
 def seed_all(seed: int, step: int, rank: int) -> None:
     """Seed every generator from (seed, step, rank), so that checkpoints need no random state."""
     number = int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0])
-    # without an accelerator torch.manual_seed records a stack trace in every call
+    # without an accelerator, every call of torch.manual_seed records a stack trace
     (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(number % 2**63)
     random.seed(number)
     np.random.seed(number % 2**32)

@@ -1,7 +1,7 @@
 """Optimizers and learning-rate schedules as descriptions, and the torch optimizers they build.
 
-Every optimizer is torch's own, except that Muon computes in fp32 where bf16 is slow. Weight decay acts on matrices
-only: biases, norms and other vectors keep their scale.
+Every optimizer is torch's, except that Muon computes in fp32 if bf16 is slow. Weight decay applies to matrices only,
+not to biases, norms and other vectors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Optimizer(Part):
         at_least(self, 0, "weight_decay")
 
     def make(self, module: nn.Module) -> Optimizers:
-        """The torch optimizers of every parameter that requires a gradient."""
+        """Build the torch optimizers for all parameters that require a gradient."""
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         if not named:
             raise ValueError("nothing to train: no parameter requires a gradient; freeze fewer addresses")
@@ -44,7 +44,7 @@ class Optimizer(Part):
         raise NotImplementedError
 
     def groups(self, named: Named) -> list[dict[str, Any]]:
-        """Parameter groups: matrices, which decay, and the rest, which does not; in the order of their addresses."""
+        """Return two parameter groups: matrices with weight decay, and the rest without; each in order of address."""
         decayed = [p for _, p in named if p.dim() >= 2]
         rest = [p for _, p in named if p.dim() < 2]
         groups = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": rest, "weight_decay": 0.0}]
@@ -52,7 +52,7 @@ class Optimizer(Part):
 
 
 class AdamW(Optimizer, called=("Adam",)):
-    """Moving averages of gradients and their squares; weights decay on their own [Loshchilov and Hutter 2019]."""
+    """Adam with decoupled weight decay [Loshchilov and Hutter 2019]."""
 
     lr: float = 3e-4
     betas: tuple[float, float] = (0.9, 0.95)
@@ -65,17 +65,17 @@ class AdamW(Optimizer, called=("Adam",)):
             raise ValueError(f"AdamW.betas: {self.betas}; each must be at least 0 and below 1")
 
     def optimizers(self, named: Named) -> list[torch.optim.Optimizer]:
-        fused = all(p.device.type in ("cpu", "cuda") for _, p in named)  # one kernel for all; the same on every resume
+        fused = all(p.device.type in ("cpu", "cuda") for _, p in named)  # a resumed run makes the same choice
         options: dict[str, Any] = {"lr": self.lr, "betas": self.betas, "eps": self.eps}
         return [torch.optim.AdamW(self.groups(named), fused=fused, **options)]
 
 
 class Adafactor(Optimizer):
-    """Second moments of a matrix as a row and a column [Shazeer and Stern 2018]; the rate is relative to the size of
-    the weights, and no step moves them by more than `threshold` of it."""
+    """Adam with second moments factored into a row and a column [Shazeer and Stern 2018]. The rate is relative to the
+    RMS of the weights, and updates are clipped to an RMS of `threshold`."""
 
     lr: float = 1e-2
-    decay: float = -0.8  # of the second moment: 1 - step^decay
+    decay: float = -0.8  # the decay of the second moment is 1 - step^decay
     threshold: float = 1.0
 
     def optimizers(self, named: Named) -> list[torch.optim.Optimizer]:
@@ -85,14 +85,14 @@ class Adafactor(Optimizer):
 
 
 class Muon(Optimizer):
-    """Orthogonalized momentum for the matrices of the layers [Jordan et al. 2024], scaled so that one learning rate
-    fits both [Liu et al. 2025]; AdamW for embeddings, heads and vectors."""
+    """Orthogonalized momentum for the matrices of the layers [Jordan et al. 2024], and AdamW
+    for embeddings, heads and vectors. Updates are scaled so that one learning rate fits both [Liu et al. 2025]."""
 
     lr: float = 3e-4
     momentum: float = 0.95
     weight_decay: float = 0.1
     matrices: str = "*.layers.*"  # addresses; only matrices among them
-    betas: tuple[float, float] = (0.9, 0.95)  # of AdamW, for the rest
+    betas: tuple[float, float] = (0.9, 0.95)  # of AdamW
     eps: float = 1e-8
 
     def optimizers(self, named: Named) -> list[torch.optim.Optimizer]:
@@ -136,7 +136,7 @@ class WideMuon(torch.optim.Muon):
 
 
 def orthogonal(matrix: Tensor, group: dict[str, Any]) -> Tensor:
-    """The matrix with singular values near 1, by the same iteration as torch's Muon."""
+    """Return the matrix with its singular values moved close to 1, by the same iteration as torch's Muon."""
     a, b, c = group["ns_coefficients"]
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.float().T if tall else matrix.float()
@@ -148,13 +148,13 @@ def orthogonal(matrix: Tensor, group: dict[str, Any]) -> Tensor:
 
 
 class Optimizers:
-    """One or more torch optimizers used as one. Their state is saved by parameter address, independent of the order."""
+    """One or more torch optimizers used as one. Their state is saved by parameter address, not by order."""
 
     def __init__(self, named: Named, each: list[torch.optim.Optimizer], lr: float) -> None:
         self.each, self.lr = each, lr
         self.names = {id(p): name for name, p in named}
         self.parameters = [p for _, p in named]
-        for optimizer in each:  # a foreach step takes parameters of one mesh only
+        for optimizer in each:  # all parameters of a foreach step must have the same mesh
             optimizer.param_groups = [
                 {**group, "params": params}
                 for group in optimizer.param_groups
@@ -165,7 +165,7 @@ class Optimizers:
         return iter(self.each)
 
     def set_rate(self, factor: float) -> float:
-        """Set the learning rate of the next step to this share of the highest one, and return it."""
+        """Set the learning rate to `factor` times the highest rate, and return it."""
         for optimizer in self.each:
             for group in optimizer.param_groups:
                 group["lr"] = self.lr * factor
@@ -176,7 +176,7 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """address/name -> tensor: the state of all optimizers."""
+        """Return the state of all optimizers as {"address/name": tensor}."""
         tensors: dict[str, Tensor] = {}
         for optimizer in self.each:
             for parameter, values in optimizer.state.items():
@@ -186,7 +186,7 @@ class Optimizers:
         return tensors
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Inverse of `state`; refuses the state of other parameters."""
+        """Load the result of `state`; ValueError if it belongs to other parameters."""
         kept: dict[str, dict[str, Tensor]] = {}
         for name, tensor in state.items():
             address, _, key = name.rpartition("/")
@@ -219,7 +219,7 @@ class Schedule(Part, called=("learning rate schedule", "learning rate scheduler"
         return self.after_warmup(n - self.warmup, max(steps - self.warmup, 1))
 
     def after_warmup(self, n: int, steps: int) -> float:
-        """Step n of the `steps` that follow the warmup."""
+        """Return the factor at step n of the `steps` after the warmup."""
         raise NotImplementedError
 
 
@@ -245,7 +245,7 @@ class Linear(Schedule):
 
 class Cosine(Schedule):
     """Cosine decay towards `floor` of the highest rate [Loshchilov and Hutter 2017], reached at the last step, or after
-    `over` steps and then constant."""
+    `over` steps; constant after that."""
 
     floor: float = 0.0
     over: int | None = None
@@ -302,7 +302,7 @@ def _share(part: Part, *names: str) -> None:
 
 
 def clip(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
-    """Clip the gradient over all parameters to `max_norm`; returns its norm before."""
+    """Clip the gradient over all parameters to `max_norm`. Returns its norm before clipping."""
     groups = group_by_mesh(p for p in parameters if p.grad is not None)
     norms = [full_tensor(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups]
     norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()

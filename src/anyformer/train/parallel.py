@@ -1,4 +1,4 @@
-"""How a run is laid out over processes: `torchrun --nproc-per-node 8 -m anyformer train RECIPE --set mesh.shard=8`.
+"""Distribute a run over processes: `torchrun --nproc-per-node 8 -m anyformer train RECIPE --set mesh.shard=8`.
 
 All wrappers of a module are here, and all are torch's own: DistributedDataParallel for copies of the model, FSDP2
 [Zhao et al. 2023] for sharded parameters, DTensor for tensor parallelism (see shard.py). Losses are divided by the
@@ -28,14 +28,14 @@ from anyformer.stacks.stack import StackModule
 from anyformer.weights import manifest
 
 Result = TypeVar("Result")
-TIMEOUT = datetime.timedelta(hours=1)  # of a process that the others wait for
+TIMEOUT = datetime.timedelta(hours=1)  # how long processes wait for one another
 
 
 class Mesh(Part, called=("DDP", "FSDP", "tensor parallel", "expert parallel", "data parallel", "ZeRO", "multi-GPU")):
-    """Processes = replicate x shard x expert x tensor: copies of the model (default: as many as there are processes
-    for), each with its parameters over `shard` processes (FSDP2), each layer computed by `tensor` processes together.
-    With `expert`, that many processes keep different experts and send each other tokens [Lepikhin et al. 2020]; other
-    parameters are over shard x expert processes."""
+    """Processes = replicate x shard x expert x tensor. There are `replicate` copies of the model (default: as many as
+    fit), each with its parameters sharded over `shard` processes (FSDP2) and each layer computed by `tensor` processes.
+    With `expert`, that many processes keep different experts and exchange tokens [Lepikhin et al. 2020]; the other
+    parameters are sharded over shard x expert processes."""
 
     replicate: int | None = None
     shard: int = 1
@@ -52,7 +52,7 @@ class Mesh(Part, called=("DDP", "FSDP", "tensor parallel", "expert parallel", "d
 
 
 def start(device: str | torch.device | None = "auto") -> torch.device:
-    """Join the other processes if torchrun started several. Returns the device of this one."""
+    """Join the process group if torchrun started several processes. Returns the device of this process."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     device = hardware.device(device)
     if several and device.type == "cuda" and device.index is None:
@@ -75,7 +75,7 @@ def end() -> None:
 
 @contextlib.contextmanager
 def process_group(device: str | torch.device | None = "auto") -> Iterator[torch.device]:
-    """`start` to `end`. If another process ended in between, the error says so in one line."""
+    """Call `start` and `end` around a block. Raises ConnectionError, with one line, if another process ended."""
     here = start(device)
     try:
         yield here
@@ -89,7 +89,7 @@ def process_group(device: str | torch.device | None = "auto") -> Iterator[torch.
 
 
 def restart_count() -> int:
-    """How often torchrun restarted this run after one of its processes died."""
+    """Return how often torchrun restarted this run after a process died."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
@@ -102,7 +102,7 @@ def world_size() -> int:
 
 
 def broadcast_result(function: Callable[[], Result]) -> Result:
-    """Call `function` in the first process and give its result, or its error, to all processes."""
+    """Call `function` on rank 0 and return its result, or raise its error, in all processes."""
     if world_size() == 1:
         return function()
     shared: list[Any] = [None, None]
@@ -118,7 +118,7 @@ def broadcast_result(function: Callable[[], Result]) -> Result:
 
 
 def first_value(value: Result | None) -> Result | None:
-    """The first value that is not None, over all processes."""
+    """Return the first value that is not None over all processes."""
     if world_size() == 1:
         return value
     values: list[Any] = [None] * world_size()
@@ -128,7 +128,7 @@ def first_value(value: Result | None) -> Result | None:
 
 @contextlib.contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """`manifest.atomic_folder` for all processes, which write into one folder: it gets its name when all are done."""
+    """`manifest.atomic_folder` for all processes: they write to one folder, which is renamed when all are done."""
     if world_size() == 1:
         with manifest.atomic_folder(target) as folder:
             yield folder
@@ -143,14 +143,14 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         shared = first_value(None if failure is None else f"{type(failure).__name__}: {failure}")
         if shared is not None:
             raise failure or OSError(f"another process could not save: {shared}")
-        broadcast_result(stack.close)  # none goes on before it has its name
+        broadcast_result(stack.close)  # all processes wait for the rename
 
 
 # -- sharded tensors -------------------------------------------------------------------------------------------------
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The full tensor of a possibly sharded one. All of its processes have to call this."""
+    """Gather a tensor that may be sharded. All processes that have a shard must call this."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
@@ -160,7 +160,7 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def group_by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Group tensors by device mesh: one foreach call takes tensors of one mesh only."""
+    """Group tensors by device mesh: all tensors of a foreach call must have the same mesh."""
     groups: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
@@ -171,8 +171,8 @@ def group_by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 
 class Layout:
-    """A mesh over the processes of this run. Processes that share a layer (`tensor`) get the same examples, so
-    `data_rank` of `data_size` says which share of a batch this process gets."""
+    """A mesh over the processes of this run. This process gets share `data_rank` of `data_size` of each batch;
+    processes that compute a layer together (`tensor`) get the same share."""
 
     def __init__(self, mesh: Mesh, device: torch.device) -> None:
         num, inner = world_size(), mesh.shard * mesh.tensor * mesh.expert
@@ -185,7 +185,7 @@ class Layout:
         self.device, self.sharded = device, inner > 1
         self.data_rank, self.data_size = rank() // mesh.tensor, num // mesh.tensor
         self.tensor, self.expert = mesh.tensor, mesh.expert
-        self.partial: list[tuple[nn.Module, str]] = []  # parameters with only a share of their gradient in a process
+        self.partial: list[tuple[nn.Module, str]] = []  # parameters whose gradients must be summed over `tensor`
         self.statistics: list[tuple[nn.Module, str]] = []
         self.copies: Any = None  # DistributedDataParallel
         if num == 1:
@@ -193,12 +193,14 @@ class Layout:
         columns = [list(range(first, num, mesh.tensor)) for first in range(mesh.tensor)]
         self.data_group = dist.new_subgroups_by_enumeration(columns)[0] if mesh.tensor > 1 else None  # None: all
         if self.sharded:
-            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # counsels to flatten
+            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(
+                logging.ERROR
+            )  # it recommends flattening meshes
             names = ("replicate", "shard", "tensor")
             shape = (replicate, mesh.shard * mesh.expert, mesh.tensor)
             self.mesh = dist.device_mesh.init_device_mesh(device.type, shape, mesh_dim_names=names)
             self.data_mesh = self.mesh["replicate", "shard"] if replicate > 1 else self.mesh["shard"]
-        if self.expert > 1:  # the same processes, another way: of an expert there are replicate x shard
+        if self.expert > 1:  # a second mesh of the same processes: each expert has replicate x shard copies or shards
             names, shape = ("replicate", "shard", "expert"), (replicate, mesh.shard, mesh.expert)
             self.expert_mesh = dist.device_mesh.init_device_mesh(device.type, shape, mesh_dim_names=names)
 
@@ -228,7 +230,7 @@ class Layout:
         return step.to(self.device)
 
     def _place_experts(self, model: nn.Module) -> set[nn.Parameter]:
-        """Distribute the experts. Returns their parameters if each process has its own, which nobody else shards."""
+        """Distribute the experts. Returns the parameters that FSDP2 must ignore: all experts without a second copy."""
         from torch.distributed.fsdp import fully_shard
 
         from anyformer.train.shard import spread_experts
@@ -242,11 +244,11 @@ class Layout:
         return set()
 
     def sync_context(self, last: bool) -> AbstractContextManager[Any]:
-        """Around forward and backward of a micro-batch: gradients are synchronized only after the last one."""
+        """Context for forward and backward of a micro-batch: gradients are synchronized only in the last one."""
         return self.copies.no_sync() if self.copies is not None and not last else contextlib.nullcontext()
 
     def sum_gradients(self) -> None:
-        """After the last micro-batch: sum the gradients that DistributedDataParallel and FSDP2 do not."""
+        """After the last micro-batch, sum the gradients that DistributedDataParallel and FSDP2 do not sum."""
         for module, name in self.partial:
             gradient = getattr(module, name).grad
             if gradient is not None:
@@ -259,26 +261,26 @@ class Layout:
         return values
 
     def count_requests(self, request: bool) -> Tensor:
-        """How many of the processes with the same examples have this request."""
+        """Return how many of the processes with the same examples have this request."""
         total = torch.full((), float(request), device=self.device)
         if self.tensor > 1:
             dist.all_reduce(total, group=self.mesh.get_group("tensor"))
         return total
 
     def broadcast_statistics(self) -> None:
-        """After a step: copy the running statistics (of batch norms) of the first process to all."""
+        """Copy the running statistics (of batch norms) of rank 0 to all processes, after each step."""
         for module, name in self.statistics:
             dist.broadcast(getattr(module, name), 0)
 
     def like(self, module: nn.Module) -> Callable[[str, str, tuple[int, ...]], Tensor | None]:
-        """(kind, address, shape) of a tensor in a checkpoint -> a tensor sharded as it is needed here; None: not
-        sharded."""
-        found = module.state_dict(keep_vars=True) if self.sharded else {}
+        """Return a function from (kind, address, shape) of a checkpoint tensor to a tensor with the sharding to use, or
+        None if it is not sharded."""
+        parameters = module.state_dict(keep_vars=True) if self.sharded else {}
 
-        def lies(kind: str, address: str, shape: tuple[int, ...]) -> Tensor | None:
+        def sharded_like(kind: str, address: str, shape: tuple[int, ...]) -> Tensor | None:
             from torch.distributed.tensor import DTensor, Replicate, zeros
 
-            parameter = found.get(address.rpartition("/")[0] if kind == "optimizer" else address)
+            parameter = parameters.get(address.rpartition("/")[0] if kind == "optimizer" else address)
             if not isinstance(parameter, DTensor) or not shape:
                 return None
             if tuple(parameter.shape) == shape:
@@ -286,20 +288,20 @@ class Layout:
             everywhere = [Replicate()] * parameter.device_mesh.ndim
             return zeros(shape, device_mesh=parameter.device_mesh, placements=everywhere)
 
-        return lies
+        return sharded_like
 
 
 def _data_parallel(step: nn.Module) -> nn.Module:
     from torch.nn.parallel import DistributedDataParallel
 
-    def add(state, bucket):  # without types: DistributedDataParallel takes its own, or none
+    def add(state, bucket):  # no annotations: DistributedDataParallel accepts only its own types, or none
         work = dist.all_reduce(bucket.buffer(), async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 
-    # What a batch does not touch (a pooler) has no gradient, as in one process. This also keeps the buckets as they
-    # are from the first step on, so that a run that starts again adds in the same order.
+    # Parameters that a batch does not use (a pooler) have no gradient, as in one process. Finding them also keeps the
+    # buckets unchanged from the first step on, so that a resumed run adds in the same order.
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # the first option gets another name
+        warnings.simplefilter("ignore", FutureWarning)  # about a renamed option of DistributedDataParallel
         copies = DistributedDataParallel(step, broadcast_buffers=False, find_unused_parameters=True)
     copies.register_comm_hook(None, add)
     return copies
@@ -309,7 +311,9 @@ def _fully_shard(step: nn.Module, mesh: Any, ignored: set[nn.Parameter]) -> None
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     blocks = [layer for stack in step.modules() if isinstance(stack, StackModule) for layer in stack.layers]
-    seen: dict[int, int] = {}  # parameter -> in how many blocks; what is shared belongs to the whole
+    seen: dict[
+        int, int
+    ] = {}  # id of a parameter -> number of blocks that use it; shared parameters are sharded with the root
     for block in blocks:
         for parameter in set(block.parameters()):
             seen[id(parameter)] = seen.get(id(parameter), 0) + 1

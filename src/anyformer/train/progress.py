@@ -1,4 +1,4 @@
-"""Progress of a training: metrics.jsonl, a progress bar on a terminal, and other services on request."""
+"""Progress of training: metrics.jsonl, a progress bar, TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from anyformer.weights.io import name_in_errors
 class Metrics(Callback):
     """Writes metrics.jsonl: one object per step ("loss", ...), evaluation ("valid/loss", ...) or sample ("text").
 
-    A resumed run drops the lines after its checkpoint, so the file reads as if nothing had happened."""
+    A resumed run drops the lines after its checkpoint, so that each step has one line."""
 
     def on_start(self, trainer: Trainer) -> None:
         path = trainer.folder / "metrics.jsonl"
@@ -29,7 +29,7 @@ class Metrics(Callback):
         temporary = path.with_name(".metrics.jsonl.tmp")
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         os.replace(temporary, path)
-        self.file = path.open("a", buffering=1)  # line by line, so that a kill loses none
+        self.file = path.open("a", buffering=1)  # line-buffered, so that a killed run loses no line
 
     def write(self, values: dict[str, Any]) -> None:
         with name_in_errors(Path(self.file.name)):
@@ -62,7 +62,7 @@ class Metrics(Callback):
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl, without one that a kill cut short."""
+    """Read the lines of a run's metrics.jsonl; an incomplete line of a killed run is skipped."""
     path, lines = folder / "metrics.jsonl", []
     for line in path.read_text().splitlines() if path.is_file() else ():
         try:
@@ -161,7 +161,7 @@ class Samples(Callback):
 
 
 def sample(model: TransformerModule, tokenizer: Any, prompt: str, length: int, seed: int = 0) -> str:
-    """A sampled continuation with its prompt, without terminal control characters."""
+    """Return the prompt and a sampled continuation, without terminal control characters."""
     from anyformer.generation import generate
     from anyformer.models import position_limit
 
@@ -183,8 +183,8 @@ class Speed:
     """Tokens per second over the last steps, and the share of the machine's peak."""
 
     def __init__(self) -> None:
-        # exponential sums over steps. Not a mean of the rates of single steps: two can finish at once, and the second
-        # then took no time
+        # exponential sums over steps; a mean of rates would fail if two steps finish at once and the second takes no
+        # time
         self.tokens = self.seconds = 0.0
         self.share: float | None = None
         self.flops: float | None = None  # per token
@@ -193,14 +193,14 @@ class Speed:
     def add(self, trainer: Trainer, result: StepResult) -> None:
         self.tokens = 0.9 * self.tokens + result.tokens
         self.seconds = 0.9 * self.seconds + result.seconds
-        if self.flops is None and result.step > 1:  # not in the first step, which is slow already
+        if self.flops is None and result.step > 1:  # the first step is slow already
             # with sharded parameters one process cannot run the model
             self.flops = 0.0 if trainer.layout.sharded else flops_per_token(trainer)
             self.peak = peak(trainer.device, trainer.run.precision) * parallel.world_size()
             trainer.clock = time.perf_counter()
         if self.flops and self.peak:
             reached = self.rate * self.flops
-            self.peak = max(self.peak, reached)  # other work may have slowed down the timed product
+            self.peak = max(self.peak, reached)  # other work may have slowed down the measured peak
             self.share = reached / self.peak
 
     @property
@@ -248,7 +248,7 @@ def peak(device: torch.device, precision: str) -> float:
 
 
 class TensorBoard(Callback):
-    """The same numbers in TensorBoard's format, in the run's folder."""
+    """Writes losses and scores in TensorBoard's format to the run's folder."""
 
     def on_start(self, trainer: Trainer) -> None:
         try:
@@ -270,7 +270,7 @@ class TensorBoard(Callback):
 
 
 class WeightsAndBiases(Callback):
-    """The same numbers in Weights & Biases; a resumed run continues the same run there."""
+    """Logs losses and scores to Weights & Biases; a resumed run continues the same run there."""
 
     def on_start(self, trainer: Trainer) -> None:
         try:

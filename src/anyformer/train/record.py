@@ -5,8 +5,8 @@ the batch is copied to the captured inputs, and the gradients appear in the capt
 are fixed at capture, so every graph is compared with ordinary passes, with other seeds too, before it is used. If they
 differ, or a step cannot be captured, a message says why and training continues without capture.
 
-Unasked (`record` is null) steps are captured where it helps: a few are timed (`LaunchClock`), and if launching takes
-the host as long as the device takes for all of the step, the device waits for the host.
+If `record` is null, a few steps are timed (`LaunchClock`) and capture is used if it helps: if the host spends more than
+half of the step's device time (`BOUND`) on launching, and memory suffices.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from anyformer.kernels.capture import capture, graph_capture
 from anyformer.objectives.objective import Batch, Objective
 
 Terms = dict[str, Tensor]
-Pass = Callable[[Batch, Terms], Terms]  # (batch, divisors) -> terms; leaves the gradients in the parameters
+Pass = Callable[[Batch, Terms], Terms]  # (batch, divisors) -> terms; accumulates gradients in the parameters
 
-WARM = 3  # ordinary passes per batch shape before capture, in which kernels are selected and compiled
-MOST = 8  # captured shapes; each keeps its activations
-SETTLE, MEASURED = 6, 5  # steps before launches are timed, in which kernels are compiled; steps that are timed
-BOUND = 0.5  # of the device's time: a host that takes longer keeps it waiting as soon as the host has other work
-CLOSE = 1e-2  # relative, of losses and gradient norms: the same kernels, but sums in another order
+WARM = 3  # ordinary passes per batch shape before capture: they select and compile kernels
+MOST = 8  # captured shapes at most; each keeps its activations
+SETTLE, MEASURED = 6, 5  # steps before timing begins (they compile kernels); timed steps
+BOUND = 0.5  # share of the device's time; a slower host delays the device as soon as it has other work
+CLOSE = 1e-2  # relative tolerance of losses and gradient norms: same kernels, different summation order
 
 
 def refusal(
     objective: Objective, device: torch.device, precision: str, processes: int, micro: int | None = None
 ) -> str | None:
-    """Why the steps of this training cannot be captured; None if they can."""
+    """Return why the steps of this training cannot be captured; None if they can."""
     if device.type != "cuda":
         return f"CUDA graphs need a GPU; the device is {device.type}"
     if processes > 1:
@@ -51,22 +51,22 @@ def refusal(
 
 
 class Measures(NamedTuple):
-    """Of one step, launched on an idle device."""
+    """Times and memory of one step that was launched on an idle device."""
 
-    host: float  # seconds until all was launched
+    host: float  # seconds until all kernels were launched
     device: float  # seconds from the first kernel to the last, waiting for the host included
-    needed: int  # bytes that a step allocates, at most, beside what stays
-    room: int  # bytes that nothing occupies between steps
+    needed: int  # peak bytes that a step allocates in addition to what is allocated between steps
+    room: int  # free bytes between steps
 
 
 def decide(steps: Sequence[Measures]) -> tuple[bool, str]:
-    """Whether to capture steps that were measured like this, and why."""
+    """Return whether to capture steps with these measures, and why."""
     host, device = (statistics.median(getattr(step, name) for step in steps) for name in ("host", "device"))
     times = f"launching a step takes {1000 * host:.1f} ms, the device {1000 * device:.1f} ms"
     if host < BOUND * device:
         return False, f"steps are launched one kernel at a time: {times}"
     needed, room = max(step.needed for step in steps), min(step.room for step in steps)
-    if 2 * needed > room:  # the captured step keeps its memory, and ordinary ones go on beside it
+    if 2 * needed > room:  # a captured step keeps its memory, and ordinary steps need theirs too
         short = f"that takes {2 * needed / 1e9:.1f} GB and {room / 1e9:.1f} GB are free"
         return False, f"steps are not captured, although {times}: {short}"
     return True, f"steps are captured in CUDA graphs: {times}"
@@ -76,7 +76,7 @@ Result = TypeVar("Result")
 
 
 class LaunchClock:
-    """Calls the function that launches a step and times it, from the SETTLE-th step on. `steps` are the measures."""
+    """Launches steps and, after the first SETTLE steps, times them. `steps` has the measures."""
 
     def __init__(self) -> None:
         self.seen, self.steps = 0, list[Measures]()
@@ -118,8 +118,8 @@ class CapturedPass(NamedTuple):
 
 
 class Recorder:
-    """Calls `do`, and captures it once a batch shape was seen often enough. `seed(n)` seeds the generators by n; `tell`
-    gets a message if capture fails."""
+    """Runs `do`, and captures it in a CUDA graph after WARM passes with the same batch shape. `seed(n)` seeds the
+    random generators; `tell` gets a message if capture fails."""
 
     def __init__(self, do: Pass, module: nn.Module, seed: Callable[[int], None], tell: Callable[[str], None]) -> None:
         self.do, self.module, self.seed, self.tell = do, module, seed, tell
@@ -127,14 +127,14 @@ class Recorder:
         self.seen: Counter[Any] = Counter()
         self.recordings: dict[Any, CapturedPass] = {}
         self.given_up = False
-        self.launched = False  # whether the last pass was a captured one
+        self.used_graph = False  # whether the last pass was a captured one
 
     def __call__(self, batch: Batch, divisors: Terms, step: int) -> Terms:
         shape = (*((name, tensor.shape, tensor.dtype) for name, tensor in batch.items()), *divisors)
         self.seen[shape] += 1
         if self.seen[shape] == WARM + 1 and not self.given_up and len(self.recordings) < MOST:
             self.try_capture(shape, batch, divisors, step)
-        self.launched = (recording := self.recordings.get(shape)) is not None
+        self.used_graph = (recording := self.recordings.get(shape)) is not None
         if recording is None:
             return self.do(batch, divisors)
         terms = recording(batch, divisors)
@@ -180,7 +180,7 @@ class Recorder:
         return CapturedPass(graph, batch, divisors, terms, [p.grad for p in self.parameters])
 
     def difference(self, recording: CapturedPass, batch: Batch, divisors: Terms, step: int) -> str:
-        """The difference between captured and ordinary passes with the same seeds; empty if there is none."""
+        """Describe the first difference between captured and ordinary passes with the same seeds; "" if they agree."""
         for number in (step, step + 1, step + 2):
             self.clear_gradients()
             self.seed(number)
@@ -193,8 +193,8 @@ class Recorder:
         return ""
 
     def explain_nonfinite(self, batch: Batch, divisors: Terms, step: int) -> str:
-        """Whether the gradient is finite without capture: run the step again as an ordinary pass, with the current
-        weights (the next step may already have been launched)."""
+        """Say whether the gradient is finite without capture, by an ordinary pass of the same step. It uses the current
+        weights: the next step may already have been launched."""
         self.clear_gradients()
         self.seed(step)
         self.do(batch, divisors)

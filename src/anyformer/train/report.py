@@ -37,27 +37,27 @@ def report(folder: Path, baselines: dict[str, float] | None = None) -> list[Path
 
 
 def result(folder: Path, lines: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The evaluation of the run's model, which is the best one or the last; None without evaluations."""
+    """Return the evaluation of the run's model, which is the best or the last checkpoint; None if there is none."""
     valid = {line["step"]: line for line in lines if "valid/loss" in line}
     best = next((step for step in best_steps(folder) if step in valid), None)
     return valid[best] if best is not None else next(reversed(valid.values()), None)
 
 
 def best_by(folder: Path) -> str:
-    """The score that chooses a run's model: "loss", or a metric."""
+    """Return the score that selects the run's model: "loss" or a metric."""
     return read_json(folder / "run.json").get("evaluate", {}).get("best", "loss")
 
 
 def compare_with_baselines(loss: float, baselines: dict[str, float]) -> str:
-    """Whether a validation loss is below all baselines."""
+    """Say whether a validation loss is below all baselines."""
     listed = ", ".join(f"{name} {value:.3f}" for name, value in baselines.items())
     above = [f"{name} {value:.3f}" for name, value in baselines.items() if not loss < value]
     return f"does not beat the baseline {' and '.join(above)}" if above else f"beats the baselines ({listed})"
 
 
 def outcome(folder: Path, baselines: dict[str, float]) -> list[str]:
-    """The last lines of a run's log: the step of its model, the score that chose it, its loss, and whether the loss
-    beats the baselines."""
+    """Return the last lines of a run's log: the step of its model, the score that selected it, its loss, and whether
+    the loss beats the baselines."""
     lines = read_metrics(folder)
     found = result(folder, lines)
     if found is None:
@@ -70,12 +70,12 @@ def outcome(folder: Path, baselines: dict[str, float]) -> list[str]:
     chosen = "" if score == "loss" else f"{score} {found[f'valid/{score}']:.4g}, "
     messages = [f"best validation: step {found['step']:,}, {chosen}loss {loss:.3f}{verdict}"]
     if found["step"] != last:
-        messages.append(f"{folder} is the model of step {found['step']:,}; {folder}@last is that of step {last:,}")
+        messages.append(f"{folder} is the model of step {found['step']:,}; {folder}@last is the model of step {last:,}")
     return messages
 
 
 def curve(lines: list[dict[str, Any]], baselines: dict[str, float]) -> bytes | None:
-    """The losses by step as a PNG; None without matplotlib."""
+    """Plot the losses by step as a PNG; None if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -92,7 +92,7 @@ def curve(lines: list[dict[str, Any]], baselines: dict[str, float]) -> bytes | N
     for name, value in baselines.items():
         axes.axhline(value, color="#777777", linestyle=":", linewidth=1)
         axes.annotate(name, (0, value), color="#555555", fontsize=8, va="bottom")
-    axes.set(xlabel="step", ylabel="loss (nats a token)" if baselines else "loss")
+    axes.set(xlabel="step", ylabel="loss (nats per token)" if baselines else "loss")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if steps or found:

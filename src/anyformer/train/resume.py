@@ -1,4 +1,4 @@
-"""Checkpoints of a run: the model as `af.save` writes it, and the state that resuming bit for bit needs.
+"""Checkpoints of a run: the model as `af.save` writes it, and the state for bit-exact resumption.
 
 A checkpoint is a folder `checkpoints/step-00001000`: spec.json and model.safetensors (with the tokenizer), which
 `anyformer generate` opens; training.safetensors with the optimizer state and other trained weights; state.json with the
@@ -50,7 +50,7 @@ class Checkpoints:
     def save(
         self, step: int, model: TransformerModule, values: Mapping[str, Any], **tensors: Mapping[str, Tensor]
     ) -> Path:
-        """Write a whole checkpoint or none. `tensors` has "weights" if the trained weights differ from the saved model
+        """Write a checkpoint atomically. `tensors` has "weights" if the trained weights differ from the saved model
         (an average, a second network). values["score"]: lower is better."""
         target = self.run / "checkpoints" / f"step-{step:08}"
         flat = {f"{kind}/{name}": tensor for kind, named in tensors.items() for name, tensor in named.items()}
@@ -77,20 +77,20 @@ class Checkpoints:
                 manifest.remove(folder)
 
     def best_step(self) -> int | None:
-        """The step with the lowest score; the first of equal ones."""
+        """Return the step with the lowest score; if several are equal, the first."""
         return next(iter(manifest.best_steps(self.run)), None)
 
     def steps(self) -> dict[int, Path]:
         return manifest.steps(self.run)
 
     def newest(self, like: Like | None = None) -> tuple[Saved | None, list[str]]:
-        """The newest complete checkpoint, and the faults of the ones after it."""
+        """Return the newest complete checkpoint, and what is wrong with the incomplete ones after it."""
         folder, faults = parallel.broadcast_result(lambda: manifest.newest(self.run))
         return (read(folder, like) if folder is not None else None), faults
 
 
 def read(folder: Path, like: Like | None = None) -> Saved:
-    """Read a checkpoint. `like(kind, address, shape)` gives a tensor that is sharded as this one should be, or None."""
+    """Read a checkpoint. `like(kind, address, shape)` returns a tensor with the sharding to use, or None."""
     values = read_json(folder / STATE)
     tensors: dict[str, dict[str, Tensor]] = {}
     if in_pieces(folder):
@@ -123,7 +123,7 @@ def read(folder: Path, like: Like | None = None) -> Saved:
 
 @torch.no_grad()
 def gather_model(model: TransformerModule, device: torch.device) -> Any:
-    """A full copy of a sharded model. All processes have to call this."""
+    """Return a full copy of a sharded model. All processes must call this."""
     copy = skeleton(model.spec)
     state = {name: parallel.full_tensor(tensor).detach() for name, tensor in plain_state(model).items()}
     copy.load_state_dict(state, assign=True)
@@ -134,7 +134,7 @@ def gather_model(model: TransformerModule, device: torch.device) -> Any:
 
 @torch.no_grad()
 def fill(module: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy weights into a module in place. For tied tensors one name is enough."""
+    """Copy weights into a module in place. Of tied tensors, one name must be present."""
     targets = module.state_dict(keep_vars=True)
     names: dict[int, list[str]] = {}
     for name, tensor in targets.items():

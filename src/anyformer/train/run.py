@@ -29,7 +29,7 @@ from anyformer.weights import hub, manifest
 from anyformer.weights.io import read_json
 from anyformer.weights.pieces import has_weights
 
-for _module in pkgutil.iter_modules(anyformer.objectives.__path__):  # a kind is known once its module is imported
+for _module in pkgutil.iter_modules(anyformer.objectives.__path__):  # importing a module registers its kinds
     importlib.import_module(f"anyformer.objectives.{_module.name}")
 
 
@@ -60,7 +60,7 @@ class Batch(Part):
     examples: int | None = None
     tokens: int | None = None
     micro: int | None = None
-    length: int | None = None  # of a packed row and the longest record; default: the model's limit
+    length: int | None = None  # tokens of a packed row or the longest record; default: the model's limit
     begin: Begin | None = None
 
     def check(self) -> None:
@@ -80,7 +80,7 @@ class Evaluate(Part):
     batches: int | None = None  # at most; default: all
     metrics: tuple[str, ...] = ()  # "accuracy", "bleu", ...: depend on the objective, see evaluate/metrics.py
     num_beams: int = 1  # for metrics that need generated text
-    patience: int | None = 5  # early stopping: after so many evaluations without a better one; null: never
+    patience: int | None = 5  # early stopping: evaluations without improvement before training ends; null: never
     best: str = "loss"  # the score that must improve: the loss or one of the metrics
     sample: str | None = None  # a prompt to continue at each evaluation
 
@@ -106,17 +106,19 @@ class Run(Part):
     model: Model | Pretrained
     data: Data
     objective: Objective
-    vocabulary: Vocabulary | None = None  # default: a pretrained model's own
+    vocabulary: Vocabulary | None = None  # default: the pretrained model's
     optimizer: Optimizer = AdamW()
     schedule: Schedule = Constant()
     batch: Batch
     steps: int
-    precision: Literal["fp32", "bf16", "bf16-stream", "fp16"] = "fp32"  # mixed; bf16-stream: the residual stream too
+    precision: Literal["fp32", "bf16", "bf16-stream", "fp16"] = (
+        "fp32"  # mixed precision; bf16-stream: the residual stream too
+    )
     clip: float | None = 1.0  # gradient clipping: the maximum norm over all parameters
     ema: float | None = None  # decay of an exponential moving average of the weights, which is evaluated and saved
-    recompute: tuple[str, ...] = ()  # gradient checkpointing: addresses whose activations are computed again backward
+    recompute: tuple[str, ...] = ()  # gradient checkpointing: addresses whose activations are recomputed
     compile: bool | Literal["whole"] = False  # true: block by block; whole: one graph, which takes longer to compile
-    record: bool | None = None  # capture each step in a CUDA graph; null: on one GPU where it helps, see record.py
+    record: bool | None = None  # capture each step in a CUDA graph; null: on one GPU if it helps, see record.py
     lora: LoRA | None = None
     freeze: tuple[str, ...] = ()  # addresses that are not trained, such as "embedding" or "encoder.layers.[0-3]"
     mesh: Mesh = Mesh()
@@ -136,13 +138,13 @@ class Run(Part):
 
 
 def every_kind() -> dict[str, type[Part]]:
-    """Every kind of Part by name, including those of runs."""
+    """Return every kind of Part by name; importing this module has registered the kinds of runs."""
     return kinds()
 
 
 def read_run(path: Path) -> Run:
-    """The description in a run.json. A handwritten file may have a name as "model" (see `model_of`), overrides by
-    address in "set" ({"model.width": 96}), and no "kind" where only one fits."""
+    """Read a run.json. In a handwritten file "model" may be a name (see `model_of`), "set" may override values by
+    address ({"model.width": 96}), and "kind" may be left out if only one kind fits."""
     content = read_json(path)
     try:
         if not isinstance(content, dict):
@@ -162,9 +164,9 @@ def read_run(path: Path) -> Run:
 
 
 def model_of(name: str) -> Model | Pretrained:
-    """The model of a run by name. A name from the zoo, a spec.json and a folder without weights are descriptions, and
-    start with new weights. A run.json, or the folder of a run without checkpoints, gives the model of that run. Another
-    folder, or a hub id, is a pretrained model."""
+    """Return the model of a run by name. A name from the zoo, a spec.json or a folder without weights is a description,
+    whose weights are initialized. A run.json, or the folder of a run without checkpoints, gives the model of that run.
+    Any other folder or hub id is a pretrained model."""
     path, described = Path(name).expanduser(), dict(names())
     if path.is_dir():
         stored = (path / "spec.json").is_file() or find_layout(path) is not None
@@ -173,14 +175,14 @@ def model_of(name: str) -> Model | Pretrained:
         return Pretrained(path=name) if not stored or has_weights(weights_folder(path)) else read_spec(path)
     if path.is_file() and read_json(path).get("kind", "Run") == "Run":
         return read_run(path).model
-    typed = "/" not in name and nearest(name, described).startswith("did you mean")  # of a name, not of a hub id
+    typed = "/" not in name and nearest(name, described).startswith("did you mean")  # a misspelt name, not a hub id
     if path.is_file() or path.suffix == ".json" or name in described or typed:
         return spec(path if path.suffix == ".json" else name)
     return Pretrained(path=name)
 
 
 def description_of(model: Model | Pretrained) -> Model:
-    """The description of a run's model before training."""
+    """Return the description of a run's model before training."""
     return read_spec(hub.resolve(model.path)) if isinstance(model, Pretrained) else model
 
 
@@ -194,12 +196,12 @@ FREE = (
     "record",
     "recompute",
     "batch.micro",
-    *(f"evaluate.{name}" for name, _ in Evaluate().items() if name != "best"),  # the scores stay comparable
+    *(f"evaluate.{name}" for name, _ in Evaluate().items() if name != "best"),  # so that scores are comparable
 )
 
 
 def differences(old: Run, new: Run) -> list[str]:
-    """Lines "path: before, now" for every changed field that affects training."""
+    """Return a line "path: OLD then, NEW now" for every changed field that affects training."""
     return [line for path, line in _compare("", encode(old), encode(new)) if not path.startswith(FREE)]
 
 

@@ -1,4 +1,4 @@
-"""The JSON schema of run.json, for editors, from the fields, types and defaults of its Parts."""
+"""The JSON schema of run.json for editors, built from the fields, types and defaults of Parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAIN = {bool: "boolean", int: "integer", float: "number", str: "string", type(N
 
 
 def schema() -> dict[str, Any]:
-    """The schema of run.json with every kind of Part."""
+    """Return the schema of run.json with every kind of Part."""
     every_kind()
     defined: dict[str, Any] = {}
     run = object_schema(Run, defined)
@@ -42,7 +42,7 @@ def schema() -> dict[str, Any]:
 
 
 def object_schema(kind: type[Part], defined: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a kind; adds the kinds inside it to `defined`."""
+    """Return the schema of a kind; add the kinds inside it to `defined`."""
     about = {field["name"]: field["about"] for field in fields_of(kind)}
     properties: dict[str, Any] = {"kind": {"const": kind.__name__}}
     required: list[str] = []
@@ -65,7 +65,7 @@ def object_schema(kind: type[Part], defined: dict[str, Any]) -> dict[str, Any]:
 
 
 def value_schema(hint: Any, defined: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a field with this type."""
+    """Return the schema of a field with this type."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return {}
@@ -101,7 +101,7 @@ def value_schema(hint: Any, defined: dict[str, Any]) -> dict[str, Any]:
 
 
 def define_slot(hint: Any, defined: dict[str, Any]) -> str:
-    """Define the schema of a slot, which its `kind` selects, and return its name."""
+    """Add the schema of a slot, whose `kind` selects the case, to `defined` and return its name."""
     known = kinds_for(hint)
     name = only_kind(hint) or f"any {' or '.join(sorted({each.__name__ for each in slot_types(hint)}))}"
     if name not in known:

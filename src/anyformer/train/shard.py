@@ -32,7 +32,7 @@ from anyformer.parts.position.bias import AlibiModule, BucketedBiasModule, Dista
 from anyformer.parts.position.rotary import RopeModule
 
 ATTENTIONS = (AttentionModule, DebertaAttentionModule, TransparentAttentionModule)
-# kind of module -> its layers that are split by output, and by input
+# module class -> its layers that are split by output, and by input
 SPLIT: dict[type, tuple[str, str]] = {
     **dict.fromkeys(ATTENTIONS, ("q k v", "o")),
     MLPModule: ("up", "down"),
@@ -42,7 +42,7 @@ STATIC = (AlibiModule, BucketedBiasModule, DistanceBiasModule)  # bias (.., H, T
 
 
 def plan(model: nn.Module, num: int) -> dict[str, ParallelStyle]:
-    """Address of every linear layer that is split -> how; ValueError for a layer that cannot be split."""
+    """Return the parallel style of every linear layer to split, by address; ValueError if a layer cannot be split."""
     styles: dict[str, ParallelStyle] = {}
     for address, module in model.named_modules():
         if isinstance(module, ExpertsModule):
@@ -103,7 +103,7 @@ def split(model: nn.Module, mesh: Any) -> list[tuple[nn.Module, str]]:
 
 
 def _share_input(x: Tensor, mesh: Any) -> Tensor:
-    """A replicated tensor as input of a partial computation: its gradients are summed over processes."""
+    """Make a replicated tensor the input of a partial computation: its gradients are summed over processes."""
     return DTensor.from_local(x, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
 
 
@@ -113,7 +113,7 @@ def _sum_partial(x: Tensor, mesh: Any) -> Tensor:
 
 
 def _own_heads(x: Tensor, mesh: Any) -> Tensor:
-    """(.., H, T, S) of all heads, replicated -> the heads of this process."""
+    """Return the slice of a replicated (.., H, T, S) tensor that belongs to the heads of this process."""
     heads = [Shard(x.dim() - 3)]
     return DTensor.from_local(x, mesh, [Replicate()], run_check=False).redistribute(placements=heads).to_local()
 
@@ -135,7 +135,7 @@ def _own_position(mesh: Any, inner: Any, q: Tensor, *args: Any) -> tuple[Tensor,
 
 
 def _split_experts(module: ExpertsModule, mesh: Any) -> None:
-    """Every process gets E / num experts and computes the tokens routed to them."""
+    """Give each process E / num experts; it computes the tokens routed to them."""
     _keep_experts(module, mesh)
     module.forward = functools.partial(_local_experts, mesh, module, module.forward)  # type: ignore[method-assign]
 
@@ -157,7 +157,7 @@ def _local_experts(mesh: Any, module: ExpertsModule, inner: Any, x: Tensor, rout
 
 
 def check_experts(model: nn.Module, num: int) -> list[ExpertsModule]:
-    """Every module of experts; ValueError if there is none, or if they cannot be divided by `num` processes."""
+    """Return all expert modules; ValueError if there are none or `num` does not divide their number of experts."""
     found = {address: module for address, module in model.named_modules() if isinstance(module, ExpertsModule)}
     if not found:
         raise ValueError("this model has no experts to split over processes; set mesh.expert=1")
@@ -167,8 +167,8 @@ def check_experts(model: nn.Module, num: int) -> list[ExpertsModule]:
 
 
 def spread_experts(model: nn.Module, mesh: Any) -> list[ExpertsModule]:
-    """Expert parallelism, in place: every process of the mesh keeps E / num experts of each layer, and gets the tokens
-    that are routed to them from all. Returns the modules."""
+    """Apply expert parallelism in place: each process of the mesh keeps E / num experts per layer and receives the
+    tokens that all processes route to them. Returns the expert modules."""
     found = check_experts(model, mesh.size())
     for module in found:
         _keep_experts(module, mesh)
@@ -177,10 +177,10 @@ def spread_experts(model: nn.Module, mesh: Any) -> list[ExpertsModule]:
 
 
 def _travel(mesh: Any, module: ExpertsModule, inner: Any, x: Tensor, routing: Routing) -> Tensor:
-    """(N, D) -> (N, D): tokens go to the processes of their experts, and what these say comes back."""
+    """(N, D) -> (N, D): send tokens to the processes of their experts and receive the experts' outputs."""
     num, E, k, group = mesh.size(), module.num_experts, routing.experts.shape[1], mesh.get_group()
     chosen, order = routing.experts.flatten().sort(stable=True)
-    sent = torch.bincount(chosen // E, minlength=num + 1)[:num]  # the rest goes nowhere and stays
+    sent = torch.bincount(chosen // E, minlength=num + 1)[:num]  # tokens without an expert are not sent
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
     there, back = sent.tolist(), received.tolist()
@@ -195,7 +195,7 @@ def _travel(mesh: Any, module: ExpertsModule, inner: Any, x: Tensor, routing: Ro
 
 
 class _Exchange(torch.autograd.Function):
-    """Rows for each process of the group, in its order -> rows from each of them; gradients go the other way."""
+    """All-to-all: rows sorted by target process -> rows sorted by source process; the backward pass reverses it."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, received: list[int], sent: list[int], group: Any) -> Tensor:
@@ -211,7 +211,7 @@ class _Exchange(torch.autograd.Function):
 
 @contextlib.contextmanager
 def _plain(module: nn.Module) -> Iterator[None]:
-    """Parameters as plain local tensors, as our kernels need them."""
+    """Replace DTensor parameters by their local tensors, which our kernels need."""
     kept = module._parameters
     plain = {name: p.to_local() if isinstance(p, DTensor) else p for name, p in kept.items()}
     module.__dict__["_parameters"] = plain

@@ -76,7 +76,7 @@ def setup(
     tell: Tell = lambda line: None,
     records: Path | None = None,
 ) -> Trainer:
-    """Everything before the first step: the folder, the vocabulary, the records, the model. `records` is the folder of
+    """Prepare the folder, the vocabulary, the data and the model, and return the trainer. `records` is the folder of
     the prepared data (default: the run's folder/data); runs on the same data can share it."""
     folder = Path(folder)
     records = records or folder / "data"
@@ -144,7 +144,7 @@ def loaders(
     layout: parallel.Layout,
     rate: float,
 ) -> tuple[Callable[[int], Any], Callable[[], Loader] | None]:
-    """What loads the batches from a step on, and those of one evaluation; None without held-out data."""
+    """Return functions that load the training batches from a step on, and one evaluation (None if there is no data)."""
     process = {"rank": layout.data_rank, "world_size": layout.data_size}
     options: dict[str, Any] = {**process, "micro": run.batch.micro, "pad": filler(tokenizer), "rate": rate}
 
@@ -164,7 +164,7 @@ def loaders(
 def identity(
     model: TransformerModule, tokenizer: Tokenizer | None, splits: Splits, plan: LearningPlan
 ) -> dict[str, str]:
-    """What must be the same when a run is resumed."""
+    """Return digests that must not change between a run and its resumption."""
     same = {
         "data": splits.digest,
         "tokenizer": tokenizer_digest(tokenizer),
@@ -177,7 +177,7 @@ def identity(
 
 
 def check_device(run: Run, device: torch.device) -> None:
-    """ValueError if this machine cannot compile or record the run."""
+    """Raise ValueError if this machine cannot compile the model or capture its steps in CUDA graphs."""
     if run.compile and not hardware.has("compiler"):
         raise ValueError(f"compile=true: {hardware.NO_COMPILER}")
     if run.record:
@@ -187,7 +187,7 @@ def check_device(run: Run, device: torch.device) -> None:
 
 
 def fast_precision(run: Run, device: torch.device, tell: Tell) -> Run:
-    """The run in fp32 where bf16 would be up to hundreds of times slower; its run.json stays as it is."""
+    """Return the run in fp32 if this CPU has no bf16 instructions: bf16 would be 4 to 60 times slower."""
     if device.type != "cpu" or not run.precision.startswith("bf16") or hardware.has("bf16"):
         return run
     tell(f"precision={run.precision}: this CPU has no bf16 instructions, so the run computes in fp32")
@@ -196,22 +196,24 @@ def fast_precision(run: Run, device: torch.device, tell: Tell) -> Run:
 
 @contextlib.contextmanager
 def claim_folder(run: Run, folder: Path, resume: bool) -> Iterator[tuple[bool, FolderLock]]:
-    """Claim the folder for this run, so that no other process trains there: (whether it was free, its lock). If an
-    error follows and the folder was free before, it is free again."""
-    fresh, lock = False, FolderLock(folder)  # the first process takes it for all of them
+    """Lock the folder so that no other run trains in it. Yields whether the folder had no run before, and the lock.
+    If an error is raised in a new folder, run.json and the tokenizer are deleted, so that the folder is free again."""
+    fresh, lock = False, FolderLock(folder)  # rank 0 locks it for all processes
     try:
         fresh = parallel.broadcast_result(lambda: prepare_folder(run, folder, resume, lock))
         yield fresh, lock
     except BaseException:
         if fresh and parallel.rank() == 0:
             (folder / "run.json").unlink(missing_ok=True)
-            shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # `claim` saw that there was none before
+            shutil.rmtree(
+                folder / "tokenizer", ignore_errors=True
+            )  # `prepare_folder` checked that it did not exist before
         lock.release()
         raise
 
 
 def prepare_folder(run: Run, folder: Path, resume: bool, lock: FolderLock) -> bool:
-    """Make the run's folder, or check that it belongs to this run. Returns whether it was free."""
+    """Create the run's folder, or check that it belongs to this run. Returns whether it had no run before."""
     path = folder / "run.json"
     check_free(folder, "--out DIR names one", marks=("run.json", "environment.json", ".lock"))
     begun, again = path.is_file(), parallel.restart_count() > 0  # torchrun repeats the first command
@@ -238,7 +240,7 @@ def prepare_folder(run: Run, folder: Path, resume: bool, lock: FolderLock) -> bo
     write_json(folder / "environment.json", environment(run))
     temporary = folder / ".run.json.tmp"
     temporary.write_text(to_json(run) + "\n")
-    os.replace(temporary, path)  # from here on the folder belongs to the run
+    os.replace(temporary, path)  # from now on the folder belongs to the run
     return True
 
 
@@ -273,10 +275,10 @@ def environment(run: Run) -> dict[str, Any]:
 
 
 def vocabulary(run: Run, folder: Path, tell: Tell) -> Tokenizer | None:
-    """The run's tokenizer: from this folder, newly trained, or the pretrained model's."""
+    """Return the run's tokenizer: the one in this folder, a newly trained one, or the pretrained model's."""
     target = folder / "tokenizer"
     if run.vocabulary is not None:
-        with FileLock(folder / ".vocabulary.lock"):  # the first process to get here trains it
+        with FileLock(folder / ".vocabulary.lock"):  # the first process to get the lock trains it
             if (target / "tokenizer_config.json").is_file():  # written last
                 return Tokenizer.load(target)
             with progress_line(tell, "training the vocabulary"):
@@ -289,15 +291,15 @@ def vocabulary(run: Run, folder: Path, tell: Tell) -> Tokenizer | None:
 
 
 def filler(tokenizer: Tokenizer | None) -> int:
-    """The token that fills up short rows."""
+    """Return the id of the padding token."""
     return 0 if tokenizer is None else tokenizer.filler
 
 
 def choose_input_files(
     model: TransformerModule, objective: Objective, tokenizer: Tokenizer | None, folder: Path
 ) -> None:
-    """Every checkpoint gets the files of `model.folder`: the tokenizer's, or those of `folder`, where the run changes
-    how inputs are read."""
+    """Set `model.folder`, whose files are copied to every checkpoint: the tokenizer's folder, or `folder` if the run
+    changes how inputs are read."""
     if tokenizer is not None and tokenizer.folder is not None:
         model.folder = tokenizer.folder
     settings = {} if tokenizer is None else tokenizer_settings(model, objective, tokenizer)
@@ -306,7 +308,7 @@ def choose_input_files(
 
 
 def tokenizer_settings(model: TransformerModule, objective: Objective, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Tokenizer settings that make texts read as in training: the truncation length, and token types for pairs."""
+    """Return tokenizer settings that encode texts as in training: the truncation length, and token types for pairs."""
     settings: dict[str, Any] = {}
     if objective.truncates is not None and objective.truncates != tokenizer.max_length:
         settings["model_max_length"] = objective.truncates
@@ -320,8 +322,8 @@ def tokenizer_settings(model: TransformerModule, objective: Objective, tokenizer
 def write_input_files(
     model: TransformerModule, objective: Objective, folder: Path, settings: Mapping[str, Any]
 ) -> Path | None:
-    """Write the objective's input settings and the tokenizer's files, with these settings in tokenizer_config.json,
-    into a folder; None if the tokenizer's own files suffice."""
+    """Write the objective's input settings and the tokenizer's files to `folder` and return it; `settings` go into
+    tokenizer_config.json. Returns None if the tokenizer's files need no change."""
     if objective.write_settings(folder) is None and not settings:
         return None
     folder.mkdir(parents=True, exist_ok=True)
@@ -334,8 +336,8 @@ def write_input_files(
 
 
 def check_suits(run: Run) -> None:
-    """ValueError if the objective cannot train this model, from the description only. Runs with a second model (a
-    teacher) or a pretrained one are checked when they start."""
+    """Raise ValueError if the objective cannot train the described model. Runs with a second model (a teacher) or a
+    pretrained model are checked when they start."""
     if isinstance(run.model, Model) and not run.objective.second_model:
         run.objective.module(skeleton(run.model))
 
@@ -344,7 +346,7 @@ def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
     labels = labels_of(run.objective)
     if isinstance(run.model, Pretrained):
         model = load_pretrained(run.model, run.seed, labels, None if tokenizer is None else tokenizer.filler)
-        if run.vocabulary is not None:  # its weights come without one
+        if run.vocabulary is not None:  # the folder of the weights has no tokenizer
             model.spec = with_special_tokens(model.spec, tokenizer)
     else:
         model = build(with_special_tokens(run.model, tokenizer), seed=run.seed)
@@ -365,7 +367,7 @@ def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
 
 
 def labels_of(objective: Objective) -> tuple[str, ...]:
-    """The labels of this objective, or of the objective inside it."""
+    """Return the labels of this objective, or of the objective inside it."""
     return next((part.labels for _, part in walk(objective) if isinstance(part, Objective) and part.labels), ())
 
 
@@ -391,21 +393,21 @@ def fit_vocabulary(run: Run, tokenizer: Tokenizer | None, tell: Tell) -> Run:
 
 
 def with_special_tokens(spec: Model, tokenizer: Tokenizer | None) -> Model:
-    """The description with the special tokens of the tokenizer."""
+    """Return the description with the special tokens of the tokenizer."""
     if tokenizer is None:
         return spec
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     source = {name: value for name, value in spec.source.items() if name not in names}
     known = {name: getattr(tokenizer, name) for name in names}
-    if known["pad_token_id"] is None:  # bos and eos are None if the tokenizer has none, whatever was published
+    if known["pad_token_id"] is None:  # bos and eos are replaced even if the tokenizer has no such token
         del known["pad_token_id"]
     return override(spec, {"source": Table({**source, **known})})
 
 
 def load_pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = (), pad: int | None = None) -> Any:
-    """The model of a folder in fp32, with another head of its family if `part` asks for one. The labels are those of
-    `part`, or `labels`. `pad` is the padding token if the config has none: a head that reads the last token needs it
-    (GPT-2)."""
+    """Load a pretrained model in fp32. If `part.architecture` is set, the model gets that head of its family. The
+    labels are `part.labels`, otherwise `labels`. `pad` is used if the config has no padding token, which a head that
+    pools the last token needs (GPT-2)."""
     folder = hub.resolve(part.path)
     if part.architecture is None and not part.labels:
         return load(folder, dtype=torch.float32)
@@ -428,7 +430,7 @@ def load_pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = (), p
         raise ValueError(f"{part.path} lacks weights that {spec.architecture} needs: {', '.join(missing[:5])}")
     if report.nonfinite:
         raise ValueError(f"{part.path} has NaN or infinity in {', '.join(report.nonfinite[:5])}")
-    if part.labels and not model.fresh and old.labels:  # a trained head: its rows keep their names
+    if part.labels and not model.fresh and old.labels:  # a trained head: each row keeps its label
         model.spec = model.spec.with_labels(old.labels)
         name_labels(model, part.labels)
     return model
@@ -455,7 +457,7 @@ def name_labels(model: TransformerModule, labels: tuple[str, ...]) -> None:
 
 
 def length_limit(run: Run, spec: Model) -> int | None:
-    """The most tokens in a packed row or a record."""
+    """Return the maximum number of tokens in a packed row or a record."""
     limit = position_limit(spec)
     length = run.batch.length or limit
     if length is None and run.objective.packs:
@@ -467,7 +469,7 @@ def length_limit(run: Run, spec: Model) -> int | None:
 
 @contextlib.contextmanager
 def progress_line(tell: Tell, message: str, every: float = EVERY) -> Iterator[Callable[[str, int], object]]:
-    """A spinner on a terminal; elsewhere a line every `every` seconds."""
+    """Show a spinner on a terminal; if stderr is not a terminal, report a line every `every` seconds."""
     if not sys.stderr.isatty():
         last = time.monotonic()
 

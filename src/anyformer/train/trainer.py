@@ -47,8 +47,8 @@ from anyformer.transforms.recompute import recompute
 from anyformer.transforms.stream import narrow_stream
 
 Feed = Callable[[int], AbstractContextManager[Iterable[StepBatches]]]  # first step -> the batches of each step
-EVERY = 30.0  # seconds between two lines of progress where there is no terminal
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room: on the disk, for this user, in this file system
+EVERY = 30.0  # seconds between progress lines if there is no terminal
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota exceeded, file too large
 DTYPES = {"bf16": torch.bfloat16, "bf16-stream": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -56,18 +56,18 @@ DTYPES = {"bf16": torch.bfloat16, "bf16-stream": torch.bfloat16, "fp16": torch.f
 class StepResult:
     """The numbers of one step."""
 
-    step: int  # steps done, this one included
+    step: int  # number of steps done, including this one
     loss: float
     terms: dict[str, float]
-    norm: float  # of the gradient, before it was clipped
+    norm: float  # gradient norm before clipping
     lr: float
     examples: int
     tokens: int
-    seconds: float  # since the step before
+    seconds: float  # since the previous step
 
 
 class Callback:
-    """Watches a training. Every method is optional; `trainer.stop(reason)` ends the run after this step."""
+    """Hooks into training. Every method is optional; `trainer.stop(reason)` ends the run after the current step."""
 
     def on_start(self, trainer: Trainer) -> None: ...
     def on_step(self, trainer: Trainer, result: StepResult) -> None: ...
@@ -79,11 +79,11 @@ class Callback:
 
 
 class Trainer:
-    """`fit()` trains `model` as `run` describes, from the newest checkpoint in `folder` on.
+    """Trains `model` as `run` describes: `fit()` starts from the newest checkpoint in `folder`, if there is one.
 
-    `feed(step)` gives the batches from a step on, `valid()` the batches of one evaluation. `objective` is the run's
-    objective with its tokenizer. `identity` has digests of data, tokenizer and description: a checkpoint with other
-    digests is refused.
+    `feed(step)` returns the batches from a step on, `valid()` the batches of one evaluation. `objective` is the run's
+    objective with its tokenizer. `identity` has digests of the data, the tokenizer and the description: a checkpoint
+    with different digests is refused.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Trainer:
         self.call: Any = torch.compile(placed) if run.compile == "whole" else placed
         self.recorder: Recorder | None = None
         processes = parallel.world_size()
-        self.launch_clock: LaunchClock | None = None  # while nobody knows whether recording helps
+        self.launch_clock: LaunchClock | None = None  # set until it is known whether capture helps
         if run.record:
             self.recorder = Recorder(self.forward_backward, module, self.seed_step, self.tell)
         elif run.record is None and not refusal(self.objective, self.device, run.precision, processes, run.batch.micro):
@@ -135,19 +135,21 @@ class Trainer:
         self.optimizers = run.optimizer.make(module)
         self.average = Average(module, run.ema) if run.ema is not None else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=run.precision == "fp16")
-        self.step = self.examples = self.tokens = self.waited = 0
-        self.steps = run.steps  # the last one; a Deadline moves it
+        self.step = self.examples = self.tokens = self.evals_without_gain = 0
+        self.steps = run.steps  # number of the last step; a Deadline changes it
         self.seconds = self.clock = 0.0
         self.best: float | None = None
-        self.score: float | None = None  # of the weights as they are now; the lower the better
+        self.score: float | None = None  # score of the current weights; lower is better
         self.last: StepResult | None = None
         self.splits: Any = None  # the prepared data, for reports
-        self.epochs: Callable[[int], dict[str, float]] = lambda steps: {}  # of each source of a mixture
-        self.fresh = True  # no run was started in this folder before
+        self.epochs: Callable[[int], dict[str, float]] = lambda steps: {}  # per source of a mixture
+        self.fresh = True  # whether the folder had no run before
         self.lock: FolderLock | None = None  # on the folder, until the run ends
         self.scores: dict[str, float] = {}
-        self.reason = ""  # why it stopped before its last step
-        self.stop_request = ""  # the same for this process; the others read it with the numbers of the next step
+        self.reason = ""  # why the run stopped before its last step
+        self.stop_request = (
+            ""  # reason to stop in this process; the other processes learn of it with the next step's numbers
+        )
         self.interrupted = False
 
     @property
@@ -189,13 +191,13 @@ class Trainer:
 
     def learn_with_callbacks(self) -> None:
         """Train the remaining steps, with the callbacks."""
-        started: list[Callback] = []  # a callback that cannot start ends the run, and is not stopped
+        started: list[Callback] = []  # `on_stop` is called only for callbacks that started
         with end_after_step(self):
             try:
                 for callback in self.callbacks:
                     callback.on_start(self)
                     started.append(callback)
-                self.check_patience()  # a run that ended for this reason does not go on by itself
+                self.check_patience()  # a run that ended by patience does not continue when it is resumed
                 if self.step < self.steps and not self.reason:
                     self.learn()
             finally:
@@ -203,34 +205,34 @@ class Trainer:
                     callback.on_stop(self)
 
     def learn(self) -> None:
-        run, waiting = self.run, None
+        run, pending = self.run, None
         self.clock = time.perf_counter()
         with self.feed(self.step) as batches:
             for ready in batches:
                 launched = self.launch(ready)
                 self.step += 1
-                if waiting is not None:  # the device is busy with the next step while this one's numbers are read
-                    self.finish_step(waiting)
-                waiting = launched
+                if pending is not None:  # the device computes the next step while this step's numbers are read
+                    self.finish_step(pending)
+                pending = launched
                 last = self.step >= self.steps
                 evaluate = self.valid is not None and (last or self.step % run.evaluate.every == 0)
                 save = last or self.step % run.keep.every == 0 or bool(self.reason)
                 if self.device.type == "cpu" or evaluate or save:
-                    self.finish_step(waiting)
-                    waiting = None
+                    self.finish_step(pending)
+                    pending = None
                 self.score = None
                 better = self.evaluate_now() if evaluate else False
-                over = last or (waiting is None and bool(self.reason))
+                over = last or (pending is None and bool(self.reason))
                 if save or over or (better and run.keep.best):
                     self.save()
                 if evaluate or save:
-                    self.clock = time.perf_counter()  # what is in between is not the steps' time
+                    self.clock = time.perf_counter()  # evaluating and saving do not count as time of the steps
                 if over:
                     return
 
     def launch(self, ready: StepBatches) -> PendingStep:
-        """One step, without waiting for the device. Where nobody said whether to record steps, the first ones are
-        timed, and then it is known."""
+        """Launch one step without waiting for the device. If the run does not say whether to capture steps, the first
+        steps are timed to decide it."""
         clock = self.launch_clock
         if clock is None:
             return self.launch_step(ready)
@@ -259,7 +261,7 @@ class Trainer:
                 total[name] = total.get(name, 0.0) + value
         self.layout.sum_gradients()
         for optimizer in self.optimizers:
-            self.scaler.unscale_(optimizer)  # nothing where it is off
+            self.scaler.unscale_(optimizer)  # does nothing if loss scaling is off
         norm = clip(self.optimizers.parameters, self.run.clip)
         requests = self.layout.count_requests(bool(self.stop_request))
         sums = self.layout.sum_over_processes(torch.stack((*total.values(), requests)))
@@ -271,11 +273,11 @@ class Trainer:
         if self.average is not None:
             self.average.update(ready.step)
         numbers, arrived = copy_to_host(numbers)
-        launched = self.recorder is not None and self.recorder.launched
-        return PendingStep(ready.step + 1, ready, divisors, list(total), numbers, lr, arrived, launched)
+        captured = self.recorder is not None and self.recorder.used_graph
+        return PendingStep(ready.step + 1, ready, divisors, list(total), numbers, lr, arrived, captured)
 
     def update_weights(self, numbers: Tensor) -> None:
-        """The optimizer step. It is skipped where a number is not finite: with loss scaling that is normal; otherwise
+        """Run the optimizer step. It is skipped if a number is not finite: with loss scaling this is normal; otherwise
         the run ends with the weights from before the step."""
         if self.scaler.is_enabled():
             for optimizer in self.optimizers:
@@ -290,27 +292,27 @@ class Trainer:
             elif not bool(nonfinite):
                 optimizer.step()
 
-    def finish_step(self, launched: PendingStep) -> None:
+    def finish_step(self, pending: PendingStep) -> None:
         """Read a step's numbers and report them; FloatingPointError if they are not finite."""
-        *terms, requests, norm = launched.read()
+        *terms, requests, norm = pending.read()
         if requests:
             self.reason = self.reason or self.stop_request or "another process was asked to stop"
         loss = sum(terms)
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
         if not np.isfinite(loss) or (not np.isfinite(norm) and not self.scaler.is_enabled()):
-            raise FloatingPointError(self.explain(launched, loss))
-        self.examples += launched.ready.examples
-        self.tokens += launched.ready.tokens
+            raise FloatingPointError(self.explain(pending, loss))
+        self.examples += pending.ready.examples
+        self.tokens += pending.ready.tokens
         self.seconds += seconds
         self.last = StepResult(
-            launched.step,
+            pending.step,
             loss,
-            dict(zip(launched.names, terms)),
+            dict(zip(pending.names, terms)),
             norm,
-            launched.lr,
-            launched.ready.examples,
-            launched.ready.tokens,
+            pending.lr,
+            pending.ready.examples,
+            pending.ready.tokens,
             seconds,
         )
         self.notify("on_step", self.last)
@@ -318,7 +320,7 @@ class Trainer:
     # -- pieces of a step -----------------------------------------------------------------------------------------
 
     def forward_backward(self, batch: Batch, divisors: dict[str, Tensor], real: float = 1.0) -> dict[str, Tensor]:
-        """Forward and backward: returns the loss terms and leaves the gradients in the parameters."""
+        """Run forward and backward: return the loss terms and accumulate gradients in the parameters."""
         nothing = contextlib.nullcontext()
         with nothing if self.half_weights is None else self.half_weights(DTYPES[self.run.precision]):
             with self.autocast(), without_reading() if self.run.compile else nothing:
@@ -328,7 +330,7 @@ class Trainer:
         return {name: value.detach().float() * real for name, value in terms.items()}
 
     def divisors(self, ready: StepBatches) -> dict[str, Tensor]:
-        """The total weight of each loss term in the whole step; 1 for a term that no example has."""
+        """Return the total weight of each loss term in the whole step; 1 for a term that no example has."""
         counts: dict[str, float] = {}
         for batch, real in zip(ready.batches, ready.real, strict=True):
             for name, weight in self.objective.weights(batch).items():
@@ -348,30 +350,30 @@ class Trainer:
         dtype = DTYPES.get(self.run.precision)
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
-    def explain(self, launched: PendingStep, loss: float) -> str:
-        """The address where the first nonfinite number appeared, found by running the step again."""
+    def explain(self, pending: PendingStep, loss: float) -> str:
+        """Return an error message with the address of the first nonfinite number, found by running the step again."""
         weights = [name for name, p in self.core.module.named_parameters() if not bool(p.isfinite().all())]
         where = weights[0] if weights else None
-        for batch in launched.ready.batches if where is None else ():
-            self.seed_step(launched.step - 1)
-            rerun = functools.partial(self.core, self.to_device(batch), launched.divisors)
-            with self.autocast(), torch.compiler.set_stance("force_eager"):  # compiled blocks show nothing inside
+        for batch in pending.ready.batches if where is None else ():
+            self.seed_step(pending.step - 1)
+            rerun = functools.partial(self.core, self.to_device(batch), pending.divisors)
+            with self.autocast(), torch.compiler.set_stance("force_eager"):  # hooks do not run inside compiled blocks
                 where = first_nonfinite(self.core.module, rerun) if where is None else rerun() and where
         where = parallel.first_value(where)
         name = "the loss" if not np.isfinite(loss) else "the gradient"
         place = f"the first values that are not finite appear in {where or 'the backward pass'}"
-        if where is None and launched.recorded and self.recorder is not None:
-            batch = self.to_device(launched.ready.batches[0])
-            place += self.recorder.explain_nonfinite(batch, launched.divisors, launched.step - 1)
+        if where is None and pending.recorded and self.recorder is not None:
+            batch = self.to_device(pending.ready.batches[0])
+            place += self.recorder.explain_nonfinite(batch, pending.divisors, pending.step - 1)
         newest = list(self.checkpoints.steps())[-1:]
         kept = f"the checkpoint of step {newest[0]} is good" if newest else "no checkpoint was written yet"
-        return f"step {launched.step}: {name} is not finite; {place}; {kept}"
+        return f"step {pending.step}: {name} is not finite; {place}; {kept}"
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def eval_mode(self) -> Iterator[None]:
-        """No dropout, no gradients, and the averaged weights if there are any."""
+        """Disable dropout and gradients, and use the averaged weights if there are any."""
         self.core.eval()
         try:
             with torch.no_grad(), self.average.swap_in() if self.average else contextlib.nullcontext():
@@ -391,7 +393,7 @@ class Trainer:
             self.model = kept
 
     def evaluate(self) -> dict[str, float]:
-        """The objective's loss over the validation split, and its terms if there are several."""
+        """Return the objective's loss over the validation split, its terms if there are several, and the metrics."""
         assert self.valid is not None
         with self.eval_mode(), self.valid() as batches:
             with self.autocast():
@@ -406,7 +408,7 @@ class Trainer:
         return scores
 
     def evaluate_now(self) -> bool:
-        """Evaluate and count patience. Returns whether the scores are the best so far."""
+        """Evaluate and update early stopping. Returns whether the score is the best so far."""
         self.scores = self.evaluate()
         wanted = self.run.evaluate.best
         if wanted not in self.scores:
@@ -415,7 +417,7 @@ class Trainer:
         self.score = value if wanted.endswith("loss") or wanted in FALLING else -value
         better = self.score == self.score and (self.best is None or self.score < self.best)  # NaN is never better
         self.best = self.score if better else self.best
-        self.waited = 0 if better else self.waited + 1
+        self.evals_without_gain = 0 if better else self.evals_without_gain + 1
         self.check_patience()
         self.notify("on_evaluate", self.scores)
         return better
@@ -423,21 +425,21 @@ class Trainer:
     def check_patience(self) -> None:
         """Stop if validation has not improved for too long; the result is the same in all processes."""
         options = self.run.evaluate
-        if options.patience is not None and self.waited >= options.patience:
+        if options.patience is not None and self.evals_without_gain >= options.patience:
             times = f"{options.patience} evaluation{'s' if options.patience > 1 else ''}"
             self.reason = self.reason or f"{times} without a better {options.best} (evaluate.patience)"
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        score = self.score if self.run.keep.best else None  # without scores the newest checkpoint is the run's model
+        score = self.score if self.run.keep.best else None  # without a score the newest checkpoint is the run's model
         values = {
             "examples": self.examples,
             "tokens": self.tokens,
             "seconds": self.seconds,
             "score": score,
             "best": self.best,
-            "waited": self.waited,
+            "waited": self.evals_without_gain,
             "identity": self.identity,
             "scaler": self.scaler.state_dict(),
         }
@@ -453,7 +455,7 @@ class Trainer:
         self.notify("on_save", folder)
 
     def disk_full(self, error: OSError) -> OSError:
-        """The same error with the path of the file, and how to continue."""
+        """Return the same error with the path of the file and how to continue."""
         path = Path(error.filename or self.folder)
         if path.parent.name.startswith(".saving-"):  # the temporary folder of a checkpoint
             path = path.parent.with_name(f"step-{self.step:08}") / path.name
@@ -471,8 +473,8 @@ class Trainer:
         try:
             with parallel.atomic_folder(self.folder / "adapter") as folder:
                 save_adapter(self.model, folder, base, parallel.full_tensor, write=parallel.rank() == 0)
-        except ValueError as error:  # the weights are saved
-            self.tell(f"the adapter has no file of its own: {error}")
+        except ValueError as error:  # the weights are saved anyway
+            self.tell(f"the adapter was not saved as a separate file: {error}")
 
     def restore(self, saved: Saved) -> None:
         identity = saved.values["identity"]
@@ -486,8 +488,9 @@ class Trainer:
             self.average.load(saved.tensors["average"])
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(saved.values["scaler"])
-        for name in ("step", "examples", "tokens", "seconds", "best", "waited"):
+        for name in ("step", "examples", "tokens", "seconds", "best"):
             setattr(self, name, saved.values[name])
+        self.evals_without_gain = saved.values["waited"]
 
     # -- callbacks ------------------------------------------------------------------------------------------------
 

@@ -1,1 +1,1 @@
-"""What a person does with a model, a file for each task: a function of the same name."""
+"""The tasks: each file has a function of the same name."""

@@ -11,7 +11,7 @@ from anyformer.evaluate.predict import span_scores
 from anyformer.objectives.answer import Answer, best_spans
 from anyformer.tasks.task import Inputs, Row, RunOptions, Source, TaskRun, start_run
 
-LENGTH = 384  # tokens of a window, as models of this kind are trained
+LENGTH = 384  # tokens per window, as in training on SQuAD
 
 
 def answer(
@@ -24,16 +24,16 @@ def answer(
     max_answer_tokens: Annotated[int, "longest answer, in tokens"] = 30,
     threshold: Annotated[
         float | None,
-        "give no answer if its score is above the best answer's by more than this (default: always answer)",
+        "give no answer if 'no answer' scores higher than the best answer by more than this (default: always answer)",
     ] = None,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """[{"answer", "score", "start", "end", "no_answer"}, ...] of {"question", "context"}, most likely first.
+    """Return [{"answer", "score", "start", "end", "no_answer"}, ...] for {"question", "context"}, most likely first.
 
     A long context is read in windows of `length` tokens with the question; two windows share `stride` tokens. `score`
     is the probability among the twenty most likely answers of all windows, and `answer` is context[start:end].
-    `no_answer` is the score of "none" minus that of this answer, in the window where "none" scores least. With a
-    `threshold`, "" comes first if "none" is above the best answer by more than the threshold (SQuAD 2.0's rule).
+    `no_answer` is the lowest score of "no answer" over all windows, minus the score of this answer. With a `threshold`,
+    the first answer is "" if "no answer" exceeds the best answer by more than the threshold (SQuAD 2.0).
 
     >>> answer("a/model/folder", {"question": "Who barks?", "context": "A dog barks."})  # doctest: +SKIP
     [{'answer': 'A dog', 'score': 0.93, 'start': 0, 'end': 5, 'no_answer': -7.1}]
@@ -72,8 +72,8 @@ def answer(
 def candidates(
     windows: list[Any], scores: list[Tensor], context: str, most: int
 ) -> tuple[list[tuple[float, int, int]], float]:
-    """(score, first character, after the last) of spans in any window, each once, best first; and the least score of
-    "none"."""
+    """Return the spans of all windows as (score, start, end) in characters, each once, best first; and the lowest score
+    of "no answer"."""
     best: dict[tuple[int, int], float] = {}
     none = float("inf")
     for window, (start, end) in zip(windows, scores, strict=True):
@@ -87,7 +87,7 @@ def candidates(
 def result_of(
     context: str, ranked: list[tuple[float, int, int]], none: float, top_k: int, threshold: float | None
 ) -> list[dict[str, Any]]:
-    """The answers of one question."""
+    """Return the answers to one question."""
     ranked = ranked[:20]
     empty = threshold is not None and (not ranked or none - ranked[0][0] > threshold)
     ranked = [(none, 0, 0), *ranked] if empty or not ranked else ranked

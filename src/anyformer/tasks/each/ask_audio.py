@@ -1,4 +1,4 @@
-"""An answer to a question about a sound."""
+"""Answer a question about a recording."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def ask_audio(
     model: Source,
     inputs: Inputs,
     *,
-    question: Annotated[str | None, "question about every recording that has none of its own"] = None,
+    question: Annotated[str | None, "question about every recording without its own question"] = None,
     template: Annotated[str, "prompt, with {audio} and {question} (default: LLaVA's)"] = HEARD,
     num_beams: Beams = None,
     max_new_tokens: MaxAnswerTokens = 64,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """The answer; `question` is asked about every recording that brings none of its own. In `template` {audio} and
-    {question} stand for them. A recording is a file, or {"audio": (samples, rate)}; of a folder [{"file", "text"}].
+    """Return the answer, a text; for a folder [{"file", "text"}, ...]. `question` is used for every recording without
+    its own question. `template` must have {audio} and {question}. A recording is a file or {"audio": (samples, rate)}.
 
     >>> ask_audio("a/reka/folder", "door.wav", question="What is heard?")  # doctest: +SKIP
     'A door that closes.'

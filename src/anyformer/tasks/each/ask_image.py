@@ -1,4 +1,4 @@
-"""An answer to a question about a picture."""
+"""Answer a question about a picture."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def ask_image(
     model: Source,
     inputs: Any,
     *,
-    question: Annotated[str | None, "question about every picture that has none of its own"] = None,
+    question: Annotated[str | None, "question about every picture without its own question"] = None,
     template: Annotated[str, "prompt, with {image} and {question} (default: LLaVA's)"] = ASKED,
     num_beams: Beams = None,
     max_new_tokens: MaxAnswerTokens = 64,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """The answer; `question` is asked about every picture that brings none of its own. In `template` {image} and
-    {question} stand for them. Of a folder, [{"file", "text"}, ...].
+    """Return the answer, a text; for a folder [{"file", "text"}, ...]. `question` is used for every picture without its
+    own question. `template` must have {image} and {question}.
 
     >>> ask_image("a/llava/folder", "cat.png", question="What colour is it?")  # doctest: +SKIP
     'Grey.'

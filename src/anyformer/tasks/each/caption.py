@@ -1,4 +1,4 @@
-"""A sentence about a picture."""
+"""Describe a picture in one sentence."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def caption(
     max_new_tokens: MaxAnswerTokens = 64,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """Describe a picture; `template` is the prompt, with {image} for the picture. Of a folder,
-    [{"file", "text"}, ...].
+    """Return a description of a picture; for a folder [{"file", "text"}, ...]. `template` is the prompt, with {image}
+    for the picture.
 
     >>> caption("a/llava/folder", "cat.png")  # doctest: +SKIP
     'A grey cat on a chair.'

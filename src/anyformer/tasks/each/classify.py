@@ -1,4 +1,4 @@
-"""A label for a text, or for a pair of texts."""
+"""Classify a text or a pair of texts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def classify(
     truncate: Truncate = None,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """[{"label", "score"}, ...], most likely first: `top_k` of them, or all with 0. A pair is {"text", "pair"};
-    `pair` is the second text of every input that has none of its own.
+    """Return [{"label", "score"}, ...], most likely first: `top_k` labels, or all if it is 0. A pair of texts is
+    {"text", "pair"}; `pair` is the second text of every input without its own.
 
-    Scores are probabilities: of each label by itself for multi-label models; raw values for regression.
-    `labels` replace the names in the model's config, in its order.
+    Scores are probabilities (sigmoids for multi-label models), or raw values for regression. `labels` replace the names
+    in the model's config, in the same order.
 
     >>> classify("a/model/folder", "A fine film.")  # doctest: +SKIP
     [{'label': 'positive', 'score': 0.98}]
@@ -38,7 +38,7 @@ def classify(
     head = head_of(request.model, ClassifyModule, "classification")
     names = labels_of(request, head.num_labels, labels)
     pool = head.pool.part
-    if pool.take == "last" and pool.padding_token is None:  # no batch tells where a text ends
+    if pool.take == "last" and pool.padding_token is None:  # padding would hide the last token
         request = request.replace(batch=1)
 
     def prepare(row: Row) -> Record:
@@ -54,7 +54,7 @@ def classify(
 
 
 def scores_of(logits: Tensor, names: Sequence[str], problem: str | None) -> list[dict[str, Any]]:
-    """The scores of logits (C,), most likely first."""
+    """Return the labels and scores of logits (C,), most likely first."""
     if problem == "multi_label_classification" or (len(names) == 1 and problem != "regression"):
         logits = logits.sigmoid()
     elif problem != "regression":

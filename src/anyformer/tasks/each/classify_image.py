@@ -1,4 +1,4 @@
-"""A label for a picture."""
+"""Classify a picture."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def classify_image(
     interpolate: Interpolate = False,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """[{"label", "score"}, ...], most likely first: `top_k` of them, or all with 0. Of a folder, those of each picture
-    in it, with its "file".
+    """Return [{"label", "score"}, ...], most likely first: `top_k` labels, or all if it is 0. For a folder, one such
+    list per picture, in which each entry also has the "file".
 
     >>> classify_image("a/model/folder", "cat.png")  # doctest: +SKIP
     [{'label': 'tabby', 'score': 0.93}]

@@ -1,4 +1,4 @@
-"""The language that is spoken in a recording."""
+"""Detect the language of a recording."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def detect_language(
     top_k: Annotated[int, "number of languages, most likely first"] = 1,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """{language, name, score}, the most likely; with `top_k` above 1 a list. The first window of
-    a recording decides.
+    """Return {"language", "name", "score"} of the most likely language; a list if `top_k` is above 1. Only the first
+    window of a recording is read.
 
     >>> detect_language("openai/whisper-tiny", "jfk.flac")  # doctest: +SKIP
     {'language': 'en', 'name': 'english', 'score': 0.98}

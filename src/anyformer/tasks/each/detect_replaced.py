@@ -1,4 +1,4 @@
-"""The words that were not in the original text."""
+"""Find the words that were not in the original text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, start_run
 def detect_replaced(
     model: Source, inputs: Inputs, *, truncate: Truncate = None, **run_options: Unpack[RunOptions]
 ) -> Any:
-    """[{"word", "replaced", "score", "start", "end"}, ...] for every token of the text, in order: `score` is the
+    """Return [{"word", "replaced", "score", "start", "end"}, ...] for the tokens of the text, in order: `score` is the
     probability that it was replaced, and `word` is text[start:end].
 
     >>> detect_replaced("a/model/folder", "The chef ate the meal.")  # doctest: +SKIP

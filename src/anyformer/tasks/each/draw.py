@@ -23,8 +23,8 @@ def draw(
     model: Source,
     inputs: Inputs,
     *,
-    out: Annotated[str | Path | None, "file to write, with a row of pictures for each text", "-o"] = "drawn.png",
-    count: Annotated[int, "number of pictures of each text"] = 1,
+    out: Annotated[str | Path | None, "file to write, with one row of pictures per text", "-o"] = "drawn.png",
+    count: Annotated[int, "number of pictures per text"] = 1,
     seed: Annotated[int, "the same seed gives the same pictures"] = 0,
     steps: Annotated[int | None, "denoising steps of a diffusion model (default: 50)"] = None,
     guidance: Annotated[
@@ -32,11 +32,11 @@ def draw(
     ] = None,
     eta: Annotated[float | None, "share of new noise at each step: 0 is DDIM, 1 is DDPM (default: 0)"] = None,
     temperature: Annotated[float | None, "sampling temperature of a model that draws token by token"] = None,
-    top_k: Annotated[int | None, "such a model samples from the N most likely tokens"] = None,
+    top_k: Annotated[int | None, "sample from the N most likely tokens (models that draw token by token)"] = None,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """{"text", "count", "file"} of each text, whose pictures are a row of that file; with out=None {"text",
-    "pictures"}, (count, H, W, C) bytes. The same seed gives the same pictures.
+    """Return {"text", "count", "file"} for each text, whose pictures are one row of the file. If `out` is None, return
+    {"text", "pictures"} with (count, H, W, C) bytes. The same seed gives the same pictures.
 
     >>> draw("a/model/folder", ["ankle boot", "bag"], out="sheet.png", count=8)  # doctest: +SKIP
     """
@@ -61,13 +61,13 @@ def draw(
     drawn_rows = [result["pictures"] for result in results if "pictures" in result]
     if out is None or not drawn_rows:
         return answers
-    blank = np.full_like(drawn_rows[0], 255)  # in the place of a text that has an error
+    blank = np.full_like(drawn_rows[0], 255)  # the row of a text that has an error
     write_sheet(Path(out).expanduser(), [result.get("pictures", blank) for result in results])
     results = [{"text": r["text"], "count": count, "file": str(out)} if "pictures" in r else r for r in results]
     return results[0] if one else results
 
 
-# -- out of noise -----------------------------------------------------------------------------------------------------
+# -- diffusion --------------------------------------------------------------------------------------------------------
 
 
 def can_denoise(model: TransformerModule) -> bool:
@@ -75,9 +75,9 @@ def can_denoise(model: TransformerModule) -> bool:
 
 
 def label_number(labels: tuple[str, ...], number: int, text: str) -> int:
-    """Of a label that is asked for by its name, in any case; by its number where labels have no names."""
+    """Return the index of a label by name, ignoring case; if labels have no names, by its number."""
     names = labels or tuple(map(str, range(number)))
-    # published names are several with commas between: each of them counts, unless another label is called so
+    # a published label can be several names with commas; each is accepted unless another label has it
     pieces = {piece.strip().casefold(): i for i, name in enumerate(names) for piece in name.split(",")}
     by_name = {**pieces, **{name.casefold(): i for i, name in enumerate(names)}}
     if text.strip().casefold() not in by_name:
@@ -86,7 +86,7 @@ def label_number(labels: tuple[str, ...], number: int, text: str) -> int:
 
 
 def latent_autoencoder(model: TransformerModule) -> AutoencoderModule | None:
-    """The autoencoder whose latent space a model draws in; None where it draws pixels."""
+    """Return the autoencoder whose latent space a model draws in; None if it draws pixels."""
     spec: Any = model.spec
     vae, draws = companion(model), (spec.embedding.channels, *spec.embedding.image_size)
     if vae is not None and (vae.spec.latent.discrete or not vae.spec.draws(draws)):
@@ -96,7 +96,7 @@ def latent_autoencoder(model: TransformerModule) -> AutoencoderModule | None:
 
 
 def draw_by_diffusion(reader: TaskModel, options: DrawOptions) -> list[np.ndarray]:
-    """A picture of a label, by diffusion of pixels or of an autoencoder's numbers."""
+    """Draw pictures of labels by diffusion, of pixels or of an autoencoder's latents."""
     options.refuse("temperature", "top_k")
     spec: Any = reader.model.spec
     number = spec.embedding.condition.num_labels
@@ -127,7 +127,7 @@ def draw_by_diffusion(reader: TaskModel, options: DrawOptions) -> list[np.ndarra
     return np.split(np.concatenate(pictures), len(options.texts))
 
 
-# a test of the model, and the function that draws with it: (count, H, W, C) bytes of each text
+# whether a model can draw this way, and the function that does: one (count, H, W, C) array of bytes per text
 PAINTERS: tuple[
     tuple[Callable[[TransformerModule], bool], Callable[[TaskModel, DrawOptions], list[np.ndarray]]], ...
 ] = (

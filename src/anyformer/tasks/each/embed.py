@@ -1,4 +1,4 @@
-"""A vector for a text: of texts that mean the same, vectors that point the same way."""
+"""Turn a text into a vector; texts with the same meaning get similar vectors."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def embed(
     **run_options: Unpack[RunOptions],
 ) -> Any:
     """Return the vector (D,) of a text, in fp32 on the CPU, of length 1 unless `raw`. A list of texts gives a list with
-    one vector per text, or {"error": message} for a text that has none; torch.stack makes one tensor (N, D) of vectors.
+    one vector per text, or {"error": message} for a text that fails; torch.stack joins vectors to one tensor (N, D).
 
-    `pool` says which of the last hidden states speak for the text: "cls", the first; "mean", all; "last". Unless it
-    is given it is what the folder says (1_Pooling/config.json), else "mean", and "last" for a decoder, whose last token
-    alone has seen the whole text. Of a pair of stacks it is the encoder that is asked; a model that ends in a vector
-    for a text (CLIP) gives that one.
+    `pool` selects the final hidden states that represent the text: "cls" (the first), "mean" (of all) or "last". The
+    default is the folder's (1_Pooling/config.json), otherwise "mean", or "last" for a decoder, because only its last
+    token has seen the whole text. An encoder-decoder uses its encoder; a model with a head for text vectors (CLIP)
+    uses that head.
 
     >>> a, b = embed("a/model/folder", ["A dog barks.", "A dog is barking."])  # doctest: +SKIP
     >>> float(a @ b)  # doctest: +SKIP
@@ -62,7 +62,7 @@ def embed(
 
 @torch.inference_mode()
 def last_hidden_states(request: TaskRun, batch: Batch) -> Tensor:
-    """(B, T, D) the last hidden states of the decoder or encoder."""
+    """Return the last hidden states (B, T, D) of the decoder or encoder."""
     model = request.model
     call = Call(model_inputs(model, batch), kernel=model.kernel)
     x = model.encode(call)[0] if model.spec.pair else model.hidden_states(call).x
@@ -71,7 +71,7 @@ def last_hidden_states(request: TaskRun, batch: Batch) -> Tensor:
 
 
 def pool_states(x: Tensor, mask: Tensor | None, pool: str) -> Tensor:
-    """(B, T, D) -> (B, D); `mask` (B, T) is 0 at pads, which may stand on either side."""
+    """(B, T, D) -> (B, D); `mask` (B, T) is 0 for padding, which may be on either side."""
     if mask is None:
         mask = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
     if pool == "mean":
@@ -82,7 +82,7 @@ def pool_states(x: Tensor, mask: Tensor | None, pool: str) -> Tensor:
 
 
 def default_pool(request: TaskRun) -> str:
-    """The pooling in sentence-transformers' file, or the usual one for the model."""
+    """Return the pooling in the file of sentence-transformers, or the usual pooling for the model."""
     folder = request.model.folder
     if folder is not None and (folder / "1_Pooling" / "config.json").is_file():
         config = read_json(folder / "1_Pooling" / "config.json")
@@ -90,7 +90,7 @@ def default_pool(request: TaskRun) -> str:
         chosen = [pool for pool, name in names.items() if config.get(name)]
         others = [name for name, on in config.items() if name.startswith("pooling_mode") and on is True]
         if len(chosen) != 1 or len(others) != 1:
-            raise ValueError(f"{folder / '1_Pooling'}: {', '.join(others) or 'nothing'} is asked for; give pool")
+            raise ValueError(f"{folder / '1_Pooling'}: the file enables {', '.join(others) or 'nothing'}; set pool")
         return chosen[0]
     spec = request.model.spec
     return "mean" if spec.pair or not spec.left_to_right else "last"

@@ -1,4 +1,4 @@
-"""A vector for a picture: of pictures that look alike, vectors that point the same way."""
+"""Turn a picture into a vector; similar pictures get similar vectors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def embed_image(
     model: Source,
     inputs: Any,
     *,
-    pool: Annotated[str | None, "cls or mean (default: cls if the model has such a token, else mean)"] = None,
+    pool: Annotated[str | None, "cls or mean (default: cls if the model has a class token, else mean)"] = None,
     raw: Raw = False,
     interpolate: Interpolate = False,
     **run_options: Unpack[RunOptions],
 ) -> Any:
     """Return the vector (D,) of a picture, in fp32 on the CPU, of length 1 unless `raw`. A list of pictures, or a
     folder in the order of its files, gives a list with one vector per picture, or {"error": message} for a picture that
-    has none.
+    fails.
 
     `pool` chooses the last hidden states that represent the picture: "cls", the first one before the patches, if the
     model has one; "mean", the mean over all patches. Without `pool`, a model that ends in a vector for a picture (CLIP)

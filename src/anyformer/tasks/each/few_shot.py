@@ -1,4 +1,4 @@
-"""Answers after zero, one or a few examples [Brown et al. 2020]: no training, only the prompt."""
+"""Answer after zero, one or a few examples in the prompt, without training [Brown et al. 2020]."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Answers(list[Any]):
 
     @property
     def accuracy(self) -> float | None:
-        """The share of right answers among those that are known."""
+        """The share of right answers among inputs with a known answer; None if there are none."""
         known = [result["right"] for result in self if "right" in result]
         return sum(known) / len(known) if known else None
 
@@ -37,19 +37,19 @@ def few_shot(
     instruction: Annotated[str, "text before the examples"] = "",
     separator: Annotated[str, "text between examples"] = "\n\n",
     choices: Annotated[Sequence[str] | None, "a possible answer; can be repeated"] = None,
-    per_token: Annotated[bool, "choose by the mean log-probability of a token, not by the sum"] = False,
+    per_token: Annotated[bool, "choose by the mean log-probability per token, not by the sum"] = False,
     stop: Annotated[
         Sequence[str] | None, "end the answer before this text; can be repeated (default: the end of the line)"
     ] = None,
     max_new_tokens: Annotated[int | None, "longest answer, in tokens (default: 32)"] = None,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    r"""{"answer"}, and "right" where the input tells its answer; a list of them also has an `accuracy`.
+    r"""Return {"answer"}, and "right" if the input has its answer; a list of results also has an `accuracy`.
 
     The prompt is the instruction, the first `shots` examples (each {"text", "answer"}; a file of JSON lines, or a list)
-    and the input, by the template, with \n for the end of a line. Where there are `choices`, an input's own or for all
-    of them, the answer is the most likely one, and "scores" has the log-probability of each, of its mean token with
-    `per_token`. Else it is written, and ends before the first `stop`.
+    and the input, all written by the template, in which \n ends a line. If there are `choices` (for all inputs, or in
+    an input), the answer is the most likely choice, and "scores" has the log-probability of each choice (per token if
+    `per_token`). Otherwise the model writes the answer, which ends before the first `stop`.
 
     >>> found = few_shot(
     ...     "a/model/folder", [{"text": "A fine film.", "answer": "good"}], examples="films.jsonl", shots=3,
@@ -103,7 +103,7 @@ def few_shot(
 
 
 def choice_pairs(request: TaskRun, prompt: str, choices: list[str]) -> dict[str, Pair]:
-    """The token ids of the prompt, and of each choice after it."""
+    """Return the token ids of the prompt and of each choice after it."""
     two = request.model.spec.pair
     pairs: dict[str, Pair] = {}
     for choice in choices:
@@ -114,7 +114,7 @@ def choice_pairs(request: TaskRun, prompt: str, choices: list[str]) -> dict[str,
 
 
 def choose(request: TaskRun, choices: list[dict[str, Pair]], per_token: bool) -> list[dict[str, Any]]:
-    """The most likely choice of each prompt."""
+    """Return the most likely choice for each prompt."""
     pairs = [pair for own in choices for pair in own.values()]
     scored = likelihoods(request.model, pairs, size=request.reader.batch, progress=request.reader.progress)
     scores = iter(
@@ -129,7 +129,7 @@ def choose(request: TaskRun, choices: list[dict[str, Pair]], per_token: bool) ->
 
 
 def written_record(request: TaskRun, prompt: str, room: int) -> Record:
-    """The token ids of a prompt; spaces at its end are the answer's to write."""
+    """Encode a prompt without spaces at its end, so that the model can write them."""
     ids = request.tokenizer.encode(prompt.rstrip(" ") or prompt)
     check_length(request, len(ids) if request.model.spec.pair else len(ids) + room)
     return {"input_ids": array(ids)}
@@ -145,7 +145,7 @@ def check_length(request: TaskRun, size: int) -> None:
 
 
 def select_examples(examples: Examples | None, shots: int | None) -> list[Row]:
-    """The first `shots` examples."""
+    """Return the first `shots` examples."""
     if isinstance(examples, str | Path):
         examples = list(read(Path(examples).expanduser()))
     rows = [example_of(example, f"example {number}") for number, example in enumerate(examples or (), 1)]
@@ -157,7 +157,7 @@ def select_examples(examples: Examples | None, shots: int | None) -> list[Row]:
 
 
 def read(path: Path) -> Any:
-    """The objects of a file of JSON lines."""
+    """Yield the objects of a file of JSON lines."""
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -177,7 +177,7 @@ def example_of(example: Any, name: str) -> Row:
 
 
 def choices_of(row: Row, shared: Sequence[str] | None) -> list[str] | None:
-    """The possible answers of an input."""
+    """Return the choices of an input; None if there are none."""
     if "answer" in row and (not isinstance(row["answer"], str) or not row["answer"].strip()):
         raise ValueError("answer is empty" if row["answer"] == "" else f"answer is {quote(row['answer'])}, not text")
     own = row.get("choices", shared)

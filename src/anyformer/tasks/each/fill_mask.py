@@ -24,8 +24,8 @@ def fill_mask(
     truncate: Truncate = None,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """[{"score", "token", "token_str", "sequence"}, ...], most likely first; for a text with several masks a list for
-    each. `targets` are the only words to choose from; each is one token of the vocabulary.
+    """Return [{"score", "token", "token_str", "sequence"}, ...], most likely first; for a text with several masks, one
+    such list per mask. `targets` are the only words to choose from; each must be one token of the vocabulary.
 
     >>> fill_mask("a/model/folder", "Paris is the [MASK] of France.", top_k=1)  # doctest: +SKIP
     [{'score': 0.99, 'token': 3007, 'token_str': 'capital', 'sequence': 'paris is the capital of france.'}]
@@ -56,13 +56,13 @@ def fill_mask(
         return each[0] if len(each) == 1 else each
 
     def top_words(shares: Tensor, ids: np.ndarray, place: int, only_mask: bool) -> list[dict[str, Any]]:
-        """Of the probabilities (V,) at one place."""
+        """Return the best words by the probabilities `shares` (V,) at position `place`."""
         known = torch.arange(len(shares)) if allowed is None else allowed
         best = shares[known].topk(min(top_k, len(known)))
         rows = []
         for score, token in zip(best.values.tolist(), known[best.indices].tolist()):
             filled = [*ids[:place].tolist(), token, *ids[place + 1 :].tolist()]
-            # special tokens are shown where other masks are among them
+            # show special tokens if the text has other masks
             text = request.tokenizer.decode(filled, skip_special_tokens=only_mask)
             word = request.tokenizer.decode([token])
             rows.append({"score": score, "token": token, "token_str": word, "sequence": text})
@@ -72,7 +72,7 @@ def fill_mask(
 
 
 def words(request: TaskRun, targets: Sequence[str]) -> Tensor:
-    """(K,) ids of words that are one token each."""
+    """Return the token ids (K,) of `targets`; ValueError if a word is not one token."""
     if isinstance(targets, str) or not targets:
         raise ValueError("targets is a list of at least one word")
     vocabulary = request.tokenizer.vocab

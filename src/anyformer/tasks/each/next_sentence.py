@@ -1,4 +1,4 @@
-"""Does the second text follow the first?"""
+"""Decide whether the second text follows the first."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from anyformer.tasks.task import Inputs, Row, RunOptions, Source, start_run
 def next_sentence(
     model: Source, inputs: Inputs, *, truncate: Truncate = None, **run_options: Unpack[RunOptions]
 ) -> Any:
-    """{"follows", "score"} of {"text", "pair"}: whether it is likelier than not, and the probability. A model that
-    learnt the order of two sentences (ALBERT) says by it whether they stand in the right order.
+    """Return {"follows", "score"} for {"text", "pair"}: `score` is the probability that the pair follows the text, and
+    `follows` whether it is above 0.5. For a model of sentence order (ALBERT): whether the two are in order.
 
     >>> pair = {"text": "It rains.", "pair": "The street is wet."}
     >>> next_sentence("a/model/folder", pair)  # doctest: +SKIP
@@ -25,7 +25,7 @@ def next_sentence(
     head = request.model.spec.head
     if not isinstance(head, NextSentenceHead | PretrainingHead):
         actual = "no head" if head is None else f"a {type(head).__name__}"
-        raise ValueError(f"next-sentence needs a head as BertForNextSentencePrediction has; this model has {actual}")
+        raise ValueError(f"next-sentence needs a head like BertForNextSentencePrediction's; this model has {actual}")
     output = head.output if isinstance(head, PretrainingHead) else "logits"
 
     def prepare(row: Row) -> Record:

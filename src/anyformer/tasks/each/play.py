@@ -1,4 +1,4 @@
-"""Plays an environment of gymnasium, asked for a return: each step the model sees the last ones and says what to do."""
+"""Play a gymnasium environment with a Decision Transformer, which is conditioned on a target return."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def play(
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> list[dict[str, Any]]:
-    """For each return that is asked for, so many episodes: {"asked", "return", "steps"}. `scale` and `steps` (how many
-    of the last ones are seen) are those of the training objective."""
+    """Play `episodes` episodes for each target in `returns`; each result is {"asked", "return", "steps"}. Use the same
+    `scale` and `steps` (how many past steps the model sees) as the training objective."""
     player = model if isinstance(model, TransformerModule) else load(model, device=device)
     head = player.head
     if not isinstance(head, TrajectoryModule):
         raise ValueError("play needs a model that predicts actions: DecisionTransformerModel")
     if not returns or episodes < 1 or steps < 1 or not scale > 0:
-        raise ValueError("play needs returns to ask for, at least one episode and one step, and a scale above 0")
+        raise ValueError("play needs target returns, at least one episode and one step, and a scale above 0")
     worlds = [open_environment(environment, player) for _ in range(len(returns) * episodes)]
     request = np.repeat(np.asarray(returns, dtype=np.float64), episodes)
     won, lasted = np.zeros(len(worlds)), np.zeros(len(worlds), dtype=int)
@@ -66,7 +66,7 @@ def play(
 
 @torch.inference_mode()
 def answer(player: TransformerModule, seen: dict[str, list[np.ndarray]], now: int) -> np.ndarray:
-    """(worlds, A) what the model says of the last state that was seen, at time step `now`."""
+    """Return the actions (worlds, A) that the model predicts for the last state, at time step `now`."""
     device, dtype = player.device, next(player.parameters()).dtype
     inputs = {n: torch.from_numpy(np.stack(each, 1)).to(device, dtype) for n, each in seen.items()}
     N = inputs["states"].shape[1]

@@ -1,4 +1,4 @@
-"""The pictures of a folder that fit a text best."""
+"""Find the pictures of a folder that fit a text best."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def search_images(
     top_k: Annotated[int, "number of pictures, best first"] = 5,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """[{"file", "score"}, ...] of a text, best first; the score is a cosine. `index` keeps the vectors of the folder's
-    pictures: those that are new or were changed are read, the others are not.
+    """Return [{"file", "score"}, ...] for a text, best first; the score is a cosine. `index` stores the vectors of the
+    pictures, so that only new or changed pictures are read the next time.
 
     >>> search_images("a/clip/folder", "a red heart", folder="pictures", index="pictures.index")  # doctest: +SKIP
     [{'file': 'pictures/heart.png', 'score': 0.31}, ...]
 
-    A picture that cannot be read stands after the best, as {"file", "error"}.
+    A picture that cannot be read is listed after the best ones, as {"file", "error"}.
     """
     if top_k < 1:
         raise ValueError(f"top_k is {top_k}; it must be at least 1")
@@ -60,8 +60,8 @@ def search_images(
 def picture_vectors(
     request: TaskRun, names: dict[str, str], index: Path | None
 ) -> tuple[dict[str, Tensor], list[dict[str, str]]]:
-    """The vector (D,) of each picture, from the index where it has the picture as it is, and {"file", "error"} of each
-    that cannot be read."""
+    """Return the vector (D,) of each picture, from the index if it is up to date, and {"file", "error"} for pictures
+    that cannot be read. `names` maps each file to its size and modification time."""
     mine, kept = identity(request), {}
     if index is not None and index.exists():
         kept = read_index(index, mine)
@@ -78,7 +78,7 @@ def picture_vectors(
 
 
 def read_index(index: Path, mine: str) -> dict[str, tuple[str, Any]]:
-    """file -> (its state when it was read, its vector)"""
+    """Read an index: file -> (its size and modification time when it was read, its vector)."""
     try:
         with safe_open(index, "pt") as file:
             about, vectors = file.metadata() or {}, file.get_tensor("vectors")
@@ -91,7 +91,7 @@ def read_index(index: Path, mine: str) -> dict[str, tuple[str, Any]]:
 
 
 def identity(request: TaskRun) -> str:
-    """A fingerprint of what makes vectors of pictures."""
+    """Return a fingerprint of the image tower's weights."""
     digest = hashlib.sha256()
     for name, tensor in towers(request).image.state_dict().items():
         digest.update(f"{name} {tuple(tensor.shape)} {float(tensor.double().sum())!r}".encode())

@@ -1,4 +1,4 @@
-"""A short text that says what a long one says."""
+"""Summarize a text."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def summarize(
     truncate: Truncate = None,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """The summary, a text. Options that are not given are the folder's own, and so is the `prefix` of the text
-    ("summarize: ", T5). A text that is longer than the model takes is an error, or is cut with `truncate`.
+    """Return the summary, a text. Options default to the folder's, including the `prefix` of the text ("summarize: ",
+    T5). A text that is longer than the model's limit is an error, or is cut if `truncate` is set.
 
     >>> summarize("a/model/folder", "A long report ...", num_beams=4, max_new_tokens=60)  # doctest: +SKIP
     'It was a good year.'

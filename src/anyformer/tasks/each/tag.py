@@ -1,4 +1,4 @@
-"""What the words of a text are: entities, parts of speech, with their places in it."""
+"""Tag the words of a text: entities or parts of speech, with their positions."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ OUTSIDE = "O"
 
 @dataclasses.dataclass(frozen=True)
 class LabelledText:
-    """A token, or a word made of some: the probabilities (C,) of its labels, and its characters."""
+    """A token or a word: the probabilities (C,) of its labels, and its characters start:end."""
 
     shares: np.ndarray
     start: int
     end: int
-    inside: bool = False  # continues the word before
-    index: int = 0  # of a token in its window
+    inside: bool = False  # continues the previous word
+    index: int = 0  # index of a token in its window
 
 
-# a word's probabilities from its tokens'
+# how the probabilities of a word are computed from its tokens'
 AGGREGATIONS: dict[str, Callable[[list[np.ndarray]], np.ndarray] | None] = {
     "none": None,
     "simple": None,
@@ -54,18 +54,18 @@ def tag(
     ] = None,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """[{"entity_group", "score", "word", "start", "end"}, ...]: neighbours that belong together ("B-PER", "I-PER") are
-    one span, what is outside ("O") is left out, and `word` is text[start:end].
+    """Return [{"entity_group", "score", "word", "start", "end"}, ...]. Neighbours with one type ("B-PER", "I-PER") are
+    one span, words outside of entities ("O") are left out, and `word` is text[start:end].
 
     aggregation   "word": the text is divided into words and read as in training, and each word has one label; the
                   default for models trained here, whose saved description has the objective
                   "simple": each token has its most likely label; the default for all other models
-                  "none": every token by itself, as {"entity", "index", ...}
+                  "none": one result per token, {"entity", "index", ...}
                   "first", "average", "max": all tokens of a word have the most likely label of its first token,
                   of their mean, or of the most confident token
 
     A text longer than the model's limit is read in windows that share `stride` tokens (default: a quarter of a
-    window). Of spans that overlap the longest is kept; a word in two windows has the mean of its scores.
+    window). If spans overlap, the longest is kept; a word in two windows gets the mean of its scores.
 
     >>> tag("a/model/folder", "Ada Lovelace was born in London.")  # doctest: +SKIP
     [{'entity_group': 'PER', 'score': 0.99, 'word': 'Ada Lovelace', 'start': 0, 'end': 12}, ...]
@@ -100,7 +100,7 @@ def tag(
 
 @dataclasses.dataclass(frozen=True)
 class WordedText:
-    """A text as it is read in training: its words with single spaces between."""
+    """A text in the form used in training: its words, separated by single spaces."""
 
     text: str
     places: list[tuple[int, int]]  # start and end of each word in the text
@@ -113,8 +113,8 @@ class WordedText:
         return [self.text[start:end] for start, end in self.places]
 
     def word_scores(self, windows: list[tuple[Any, np.ndarray]], label_all_tokens: bool) -> list[LabelledText]:
-        """The words that have tokens, each with the mean over the tokens that carried its label in training: the first
-        or all of them, in every window over the text that has them."""
+        """Return the words that have tokens. The scores of a word are the mean over its first token, or over all of its
+        tokens if training labelled all, in every window that has them."""
         words = self.words
         starts = np.cumsum([0, *(len(word) + 1 for word in words)])  # of each word in the joined text
         shares_of: dict[int, list[np.ndarray]] = {}
@@ -129,7 +129,7 @@ class WordedText:
 
 
 def pieces(request: TaskRun, text: str, window: Any, shares: np.ndarray) -> list[LabelledText]:
-    """The tokens of a window that stand for characters of the text, in order."""
+    """Return the tokens of a window in order, without special tokens."""
     tokenizer = request.tokenizer
     prefix = getattr(tokenizer.core.model, "continuing_subword_prefix", None)
     tokens = []
@@ -159,7 +159,7 @@ def spans(pieces: list[LabelledText], aggregation: str, names: Sequence[str], te
             for name, score, piece in best
             if name != OUTSIDE
         ]
-    # a label for every word, parts of speech say, is about one word; entities may have several
+    # labels for all words (parts of speech) describe one word each; an entity may have several words
     joins = aggregation != "word" or OUTSIDE in names
     groups = []
     for group in group_items(best, lambda a, b: joins and kind(b[0]) == kind(a[0]) and not b[0].startswith("B-")):
@@ -171,7 +171,7 @@ def spans(pieces: list[LabelledText], aggregation: str, names: Sequence[str], te
 
 
 def group_items(items: Iterable[Any], joins: Callable[[Any, Any], bool]) -> list[list[Any]]:
-    """Runs of items; joins(the one before, item) says whether an item continues a run."""
+    """Split items into runs; joins(previous, item) returns whether an item continues the run."""
     groups: list[list[Any]] = []
     for item in items:
         if groups and joins(groups[-1][-1], item):
@@ -182,7 +182,7 @@ def group_items(items: Iterable[Any], joins: Callable[[Any, Any], bool]) -> list
 
 
 def kind(label: str) -> str:
-    """B-PER and I-PER are about the same."""
+    """Return the entity type: PER for B-PER and I-PER."""
     return label[2:] if label.startswith(("B-", "I-")) else label
 
 
@@ -191,7 +191,7 @@ def span_of(text: str, start: int, end: int) -> dict[str, Any]:
 
 
 def without_overlaps(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of spans that begin within another the longer one is kept, of equals the likelier."""
+    """If two spans overlap, keep the longer; if they are equally long, the likelier."""
     kept: list[dict[str, Any]] = []
     for span in sorted(spans, key=lambda span: span["start"]):
         if kept and span["start"] < kept[-1]["end"]:

@@ -12,7 +12,7 @@ from anyformer.tasks.options import Beams
 from anyformer.tasks.task import Inputs, RunOptions, Source, TaskRun, file_of, start_run
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-OPEN = 8  # batches of recordings that are open together: where one ends, the next takes its place
+OPEN = 8  # batches of recordings that are open at once: when one ends, the next is started
 
 
 def transcribe(
@@ -24,7 +24,7 @@ def transcribe(
     timestamps: Annotated[bool, "also give the times of each sentence"] = False,
     num_beams: Beams = None,
     max_new_tokens: Annotated[
-        int | None, "longest text of half a minute, in tokens (default: the model's limit)"
+        int | None, "longest text per window of half a minute, in tokens (default: the model's limit)"
     ] = None,
     temperatures: Annotated[
         Sequence[float] | None,
@@ -32,13 +32,13 @@ def transcribe(
     ] = None,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """The text; of a folder {file, text} of each recording in it. With `timestamps` a list of {start, end, text} in
-    place of the text, in seconds: of sentences, or of words where a model hears letters.
+    """Return the text; for a folder, {"file", "text"} of each recording. With `timestamps`, the text is replaced by a
+    list of {"start", "end", "text"}, in seconds: one per sentence, or one per word for a CTC model.
 
-    A recording is a file (WAV, FLAC, OGG, ... at any rate), or {"audio": (samples, rate)}, or an iterator of chunks of
-    samples in their place, as from a microphone. Long ones are heard window by window. A model of many languages hears
-    which it is, unless `language` says so, and can `translate` into English; where what it writes repeats itself or is
-    unlikely, it is sampled at the next of the `temperatures`.
+    A recording is a file (WAV, FLAC, OGG, ... at any rate) or {"audio": (samples, rate)}, where samples may also be an
+    iterator of chunks, for example from a microphone. Long recordings are transcribed window by window. A multilingual
+    model detects the language unless `language` is given, and can `translate` into English. If a text is repetitive or
+    unlikely, it is sampled again at the next of the `temperatures`.
 
     >>> transcribe("openai/whisper-tiny", "jfk.flac")  # doctest: +SKIP
     'And so my fellow Americans, ask not what your country can do for you, ask what you can do for your country.'
@@ -47,14 +47,15 @@ def transcribe(
     unsupported = {"language": language, "translate": translate, "temperatures": temperatures}
     if isinstance(request.model.spec.head, CTCHead):
         refuse(
-            {**unsupported, "max_new_tokens": max_new_tokens}, "hears letters, and only num_beams and timestamps apply"
+            {**unsupported, "max_new_tokens": max_new_tokens},
+            "transcribes letters (CTC): only num_beams and timestamps apply",
         )
         if timestamps and (num_beams or 1) > 1:
             raise ValueError("timestamps: not available with num_beams, since beams merge paths")
         return transcribe_each(request, ctc_text, beams=num_beams or 1, timestamps=timestamps)
     check_transcriber(request)
     if AudioProcessor.load(request.model.folder).kind != "mel":
-        why = "writes a text and no more, and only num_beams and max_new_tokens apply"
+        why = "writes only text: only num_beams and max_new_tokens apply"
         refuse({**unsupported, "timestamps": timestamps}, why)
         return transcribe_each(request, generated_text, **drop_none(num_beams=num_beams, max_new_tokens=max_new_tokens))
     transcriber = transcriber_of(request, translate, timestamps, num_beams, max_new_tokens, temperatures)
@@ -71,7 +72,7 @@ def transcribe(
 
 
 def with_files(run: TaskRun, texts: list[Any]) -> list[Any]:
-    """Texts; {file, text} of those in a folder."""
+    """Return the texts, or {"file", "text"} for recordings of a folder."""
     files = map(file_of, run.rows)
     return [{**file, "text": text} if file else text for file, text in zip(files, texts, strict=True)]
 
@@ -138,7 +139,7 @@ def transcriber_of(
     if known.task_to_id:
         transcriber.options["task"] = "translate" if translate else "transcribe"
     if known.no_timestamps_token_id is not None:
-        transcriber.options["return_timestamps"] = True  # long recordings are cut by them
+        transcriber.options["return_timestamps"] = True  # the windows of long recordings begin at timestamps
     elif timestamps:
         raise ValueError("timestamps: this model has no timestamp tokens")
     return transcriber
@@ -148,11 +149,11 @@ def check_transcriber(request: TaskRun) -> None:
     spec = request.model.spec
     if not spec.pair or "input_features" not in spec.embedding.inputs or not spec.writes:
         name = spec.architecture or "this model"
-        raise ValueError(f"{request.task} needs a speech-to-text model; {name} does not")
+        raise ValueError(f"{request.task} needs a speech-to-text model; {name} is not one")
 
 
 def transcribe_all(request: TaskRun, transcriber: Transcriber, recordings: list[Transcript]) -> None:
-    """Every recording to its end, as many at once as the reader has in a batch."""
+    """Transcribe every recording to its end, `batch` recordings at a time."""
     waiting, done = list(recordings), 0
     active: list[Transcript] = []
     while waiting or active:

@@ -27,11 +27,11 @@ def translate(
     truncate: Truncate = None,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """The translation, a text.
+    """Return the translation, a text.
 
-    `source` and `target` are codes of languages; an input may have its own. M2M-100 has a token for each language and
-    needs a target; a multilingual Marian needs one too, and a T5 both, whose config then says which `prefix` its texts
-    have. A model of two languages needs none. Options that are not given are the folder's own.
+    `source` and `target` are language codes; an input may have its own. M2M-100 and multilingual Marian models need
+    `target`. T5 needs both: they select the `prefix` in its config. A model of two languages needs neither. Other
+    options default to the folder's.
 
     >>> translate("facebook/m2m100_418M", "Life is good.", source="en", target="fr")  # doctest: +SKIP
     'La vie est bonne.'
@@ -51,7 +51,7 @@ def translate(
     def finish(run: TaskRun, prepared: list[tuple[Record, Mapping[str, Any]]]) -> list[Any]:
         texts: list[Any] = [None] * len(prepared)
         done: list[Any] = []
-        for _, options in prepared:  # those that are written in the same way, together
+        for _, options in prepared:  # generate texts with the same options together
             if options in done:
                 continue
             done.append(options)
@@ -66,7 +66,7 @@ def translate(
 def direction(
     request: TaskRun, source: str | None, target: str | None, prefix: str | None
 ) -> tuple[TaskRun, str, dict[str, Any]]:
-    """How the languages are given to a model: (request, prefix of the text, options of generation)."""
+    """Return how a model is told the languages: (request, prefix of the text, generation options)."""
     tokenizer = request.tokenizer
     if tokenizer.languages:
         if target is None:
@@ -84,12 +84,12 @@ def direction(
         pairs = ways(request)
         way = f"from {source or '?'} to {target or '?'}"
         hint = f"; it knows {', '.join(pairs)}" if pairs else ": give no languages, or a prefix"
-        raise ValueError(f"{way}: nothing tells this model which languages{hint}")
+        raise ValueError(f"{way}: this model does not take these languages{hint}")
     own = usual.pop("prefix", "")
     return request, own if prefix is None else prefix, usual
 
 
 def ways(request: TaskRun) -> list[str]:
-    """The pairs of languages in a config."""
+    """Return the pairs of languages in a config."""
     names = request.model.spec.source.get("task_specific_params") or {}
     return [name.removeprefix("translation_").replace("_", " ") for name in names if name.startswith("translation_")]

@@ -37,9 +37,9 @@ def write(
     chat: Annotated[bool, "the text is a user's message: apply the chat template"] = False,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """What the model writes after a text (of an encoder-decoder: about it), without the text itself; with `stream` an
-    iterator of its pieces, of one text. Options that are not given are the folder's own. With `chat` the text is a
-    user's message, and the folder's chat template is put around it.
+    """Return the text that the model writes after the input, or an encoder-decoder's output for the input. With
+    `stream`, return an iterator over the pieces of one text. Options default to the folder's. With `chat`, the input is
+    a user's message, to which the folder's chat template is applied.
 
     >>> write("a/model/folder", ["Once upon a time", "It rains"], max_new_tokens=20)  # doctest: +SKIP
     [' there was a fox ...', ' all day ...']
@@ -84,11 +84,11 @@ def record_of(request: TaskRun, text: str, chat: bool) -> Record:
 def generate_texts(
     request: TaskRun, records: list[Record], options: dict[str, Any], stops: list[str] | None
 ) -> list[str]:
-    """The texts of all records, a batch at a time: each is what it would be alone."""
+    """Generate the texts of all records in batches; the batch does not change a text."""
     texts = [""] * len(records)
     ends = settings_for(request.model, options).eos
     rooms = [tuple(length_for(request.model, len(record["input_ids"]), options).items()) for record in records]
-    for room in dict.fromkeys(rooms):  # near the longest text a model takes, each has another
+    for room in dict.fromkeys(rooms):  # lengths differ near the model's limit
         own = [i for i, other in enumerate(rooms) if other == room]
         for which, batch in request.batches([records[i] for i in own]):
             ids = batch["input_ids"]

@@ -1,4 +1,4 @@
-"""A name for a picture, of names that no one taught the model."""
+"""Classify a picture by labels that the model was not trained on."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def zero_shot_image(
     top_k: Annotated[int, "number of names, most likely first; 0 for all"] = 0,
     **run_options: Unpack[RunOptions],
 ) -> Any:
-    """[{"label", "score"}, ...], most likely first: `top_k` of them, or all with 0. `template` has {} for the label.
-    For a folder, the result of each picture has its "file".
+    """Return [{"label", "score"}, ...], most likely first: `top_k` labels, or all if it is 0. `template` has {} for the
+    label. For a folder, the entries of each picture also have its "file".
 
     >>> zero_shot_image("a/clip/folder", "cat.png", labels=["cat", "dog"])  # doctest: +SKIP
     [{'label': 'cat', 'score': 0.98}, {'label': 'dog', 'score': 0.02}]
