@@ -109,7 +109,9 @@ def test_a_new_width_names_what_did_not_follow() -> None:
     kept = f"{op} (12 heads of 64), decoder.layers.feedforward.op.width (3072)"
     with pytest.warns(UserWarning) as caught:
         af.override(gpt2, {"width": 96})
-    assert [str(warning.message) for warning in caught] == [f"width is now 96, but these sizes were not changed: {kept}"]
+    assert [str(warning.message) for warning in caught] == [
+        f"width is now 96, but these sizes were not changed: {kept}"
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         af.override(gpt2, {"width": 768})
