@@ -30,11 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--set", metavar="PATH=VALUE", action="append", default=[], help="set a value by its address; can be repeated"
     )
     parser.add_argument(
-        "--depth",
-        type=int,
-        default=3,
-        metavar="N",
-        help="group parts by the first N steps of their address (default: 3)",
+        "--depth", type=int, default=3, metavar="N", help="rows by the first N steps of an address (default: 3)"
     )
     parser.add_argument(
         "--dtype", metavar="NAME", help=f"dtype of the weights: {', '.join(BYTES)} (default: as stored, else float32)"
