@@ -316,7 +316,7 @@ def test_without_a_pipe_the_lack_is_told(run: Run, models: Any, monkeypatch: Any
     assert (code, out) == (2, "") and told in err
     pipe(monkeypatch, "")
     code, out, err = run("answer", models("BertForQuestionAnswering"), *given)
-    assert (code, out) == (2, "") and f"there is no {lack}: standard input is empty" in err
+    assert (code, out) == (2, "") and f"{lack} is missing: standard input is empty" in err
 
 
 # -- help and terminal ------------------------------------------------------------------------------------------------
