@@ -76,7 +76,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("count gpt2 --set decoder.layers.attention.op.num_heads=0", "num_heads is 0"),
     ("count gpt2 --causal", "--causal is about texts: give their --length"),
     ("count t5-small --source-length 5", "--source-length is about texts: give their --length"),
-    ("count gpt2 --length 5 --source-length 5", "this model has no encoder whose tokens a decoder looks at"),
+    ("count gpt2 --length 5 --source-length 5", "this model has no encoder whose tokens a decoder attends to"),
     ("count whisper-tiny --length 5 --source-length 5", "this encoder reads input_features of 80 x 3000, no others"),
     ("count gpt2 --by size --set width=8", "--set is about one description, and --by size about several"),
     ("count gpt2 --batch 99999999999999999999 --length 8", "batch is at most 67,108,864"),

@@ -272,7 +272,7 @@ def test_json_lines_and_two_columns(run: Run, models: Any, tmp_path: Path, monke
      (["classify", "M", "--csv", "C", "--column", "revew"], "C: no column 'revew'; did you mean 'review'?"),
      (["classify", "M", "--csv", "C", *["--column", "id"] * 3], "classify reads text and pair; --column is given 3 "),
      (["classify", "M", "--csv", "C", "--column", "review", "--out", "C"], "--out C: the name of a table ends in .csv"),
-     (["classify", "M", "a", "--out", "no/x.csv"], "--out no/x.csv: there is no folder no"),
+     (["classify", "M", "a", "--out", "no/x.csv"], "--out no/x.csv: no such folder: no"),
      (["classify", "M", "a", "--out", "x.csv", "--json"], "give --json, which prints the results, or --out, not both"),
      (["classify", "M", "a", "--overwrite"], "--overwrite goes with --out"),
      (["classify", "M", "a", "--dtype", "float8"], "no dtype 'float8'"),
@@ -312,11 +312,11 @@ def test_without_a_pipe_the_lack_is_told(run: Run, models: Any, monkeypatch: Any
     monkeypatch.setattr(sys, "stdin", None)
     code, out, err = run("answer", models("BertForQuestionAnswering"), *given)
     lack = "context" if given else "question"
-    told = f"answer needs question and context, and there is no {lack}: as an argument, with --file, or piped in"
+    told = f"answer needs question and context, but {lack} is missing: as an argument, with --file, or piped in"
     assert (code, out) == (2, "") and told in err
     pipe(monkeypatch, "")
     code, out, err = run("answer", models("BertForQuestionAnswering"), *given)
-    assert (code, out) == (2, "") and f"there is no {lack}: standard input is empty" in err
+    assert (code, out) == (2, "") and f"{lack} is missing: standard input is empty" in err
 
 
 # -- help and terminal ------------------------------------------------------------------------------------------------

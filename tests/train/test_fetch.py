@@ -207,7 +207,7 @@ def test_a_recipe_that_reads_the_run_of_another_says_so(
     played: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    first = "`anyformer train fashion-vae --data data` comes first: fashion-dalle reads its run\n"
+    first = "`anyformer train fashion-vae --data data` must be run first: fashion-dalle reads its run\n"
     assert cli.main(["fetch", "fashion-dalle"]) == 0 and first in capsys.readouterr().out
     Path("runs", "fashion-vae").mkdir(parents=True)
     assert cli.main(["fetch", "fashion-dalle"]) == 0 and first not in capsys.readouterr().out

@@ -1,7 +1,7 @@
-"""The command line: `anyformer VERB ...`. One verb a file; each has `arguments(parser)` and `run(options)`.
+"""The command line: `anyformer VERB ...`. Each verb is a file with `arguments(parser)` and `run(options)`.
 
-Nothing here imports torch: help, versions and mistakes in the command answer at once. A user's mistake is one line on
-stderr and exit code 2. Results go to stdout, and nothing else does.
+Nothing here imports torch, so that help, versions and mistakes in the command are shown at once. A user's mistake is
+one line on stderr and exit code 2. Only results are written to stdout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from anyformer._version import __version__
 from anyformer.specs.messages import nearest
 
-# verb -> what it does, for the help; its code is in the file of that name
+# verb -> its line in the help; its code is in the file of the same name
 VERBS = {
     "zoo": "List every named description: family, parameters, what it is for",
     "parts": "List every kind of Part: what it is, its fields, where it fits, its other names",
@@ -39,15 +39,15 @@ VERBS = {
     "look": "Look inside a model while it reads: attention, residual stream, patching, as a page",
     "completion": "Print a completion script for bash, zsh or fish",
 }
-LONGEST = 4000  # characters of an error: a checkpoint may have a hundred thousand wrong names
+LONGEST = 4000  # characters of an error message: a checkpoint may have 100,000 wrong names
 
 
 class Mistake(ValueError):
-    """Something in the command itself."""
+    """A mistake in the command."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises instead of exiting, and names the nearest flag where one is unknown. Every verb takes --import."""
+    """An argument parser that raises instead of exiting, suggests the nearest flag, and adds --import to every verb."""
 
     def __init__(self, imports: bool = True, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
@@ -63,12 +63,12 @@ class Parser(argparse.ArgumentParser):
         return [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        # before argparse looks: it would complain of a missing NAME first, and an unknown flag is the likelier reason
+        # before argparse, which would report a missing NAME first; an unknown flag is the likelier reason
         for given in arguments[: arguments.index("--") if "--" in arguments else None]:
             flag = given.partition("=")[0]
             if flag.startswith("-") and not flag[1:2].isdecimal() and flag not in (*self._option_string_actions, "-"):
                 raise Mistake(f"`{self.prog}` has no flag {flag!r}; {nearest(flag, self.flags())}")
-        known, unknown = self.parse_known_intermixed_args(arguments)  # flags may stand between arguments
+        known, unknown = self.parse_known_intermixed_args(arguments)  # flags may be between arguments
         if unknown and "=" in unknown[0] and "--set" in self.flags():
             self.error(f"did you mean '--set {unknown[0]}'?")
         if unknown:
@@ -79,13 +79,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def import_parts(module: str) -> None:
-    """Import the module of --import: only the user decides what code runs."""
+    """Import the module of --import; no other code of users is ever imported."""
     from anyformer.specs.codec import kinds
 
-    kinds()  # ours first: of two with one name it is the other that is wrong
+    kinds()  # register our kinds first: a second kind of the same name is then the one that is reported
     here = os.getcwd()
     if here not in sys.path:
-        sys.path.append(here)  # behind what is installed, which it must not shadow
+        sys.path.append(here)  # at the end, so that it does not shadow installed packages
     try:
         importlib.import_module(module)
     except Exception as error:
@@ -101,7 +101,7 @@ def top_parser() -> Parser:
         prog="anyformer",
         usage="anyformer [--help] [--version] VERB ...",
         description="One Transformer: every architecture of the family from one set of parts.",
-        epilog=f"verbs:\n{verbs}\n\n`anyformer VERB --help` says more.",
+        epilog=f"verbs:\n{verbs}\n\n`anyformer VERB --help` shows its options.",
     )
     parser.add_argument("--version", action="version", version=f"anyformer {__version__}")
     return parser
@@ -116,7 +116,7 @@ def dispatch(arguments: Sequence[str]) -> None:
     if verb not in VERBS:
         raise Mistake(f"no verb {verb!r}; {nearest(verb, VERBS)}")
     module = importlib.import_module(f"anyformer.cli.{verb}")
-    if "main" in vars(module):  # its arguments depend on the first of them
+    if "main" in vars(module):  # its options depend on its first argument
         return module.main(rest)
     parser = Parser(prog=f"anyformer {verb}", description=module.__doc__)
     module.arguments(parser)
@@ -124,23 +124,23 @@ def dispatch(arguments: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
+    """Run one command and return its exit code."""
     return run_guarded(lambda: dispatch(sys.argv[1:] if arguments is None else list(arguments)))
 
 
 def run_guarded(command: Callable[[], object]) -> int:
-    """Run a command; an error is one line on stderr and an exit code."""
+    """Run a command and return its exit code; print an error as one line on stderr."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *where: tell(f"warning: {message}")
             command()
-        sys.stdout.flush()  # here, where a full disk or a closed pipe can still be answered
+        sys.stdout.flush()  # so that a full disk or a closed pipe is handled below
         return 0
     except SystemExit as stop:  # argparse after --help and --version
         return int(stop.code or 0)
     except KeyboardInterrupt:
         return say("stopped", 130)
-    except BrokenPipeError:  # `anyformer zoo | head`: the reader has enough
+    except BrokenPipeError:  # `anyformer zoo | head`: the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, FloatingPointError, OSError, MemoryError) as error:

@@ -96,7 +96,7 @@ def read_messages(file: str) -> list[Message]:
 
 
 class Chat:
-    """A conversation, and what can be done with it."""
+    """A conversation and its commands."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Chat:
         }
 
     def take(self, line: str) -> bool:
-        """One line that was typed; whether there may be more."""
+        """Handle one line of input. Returns False if the conversation ends."""
         if not line.startswith("/"):
             self.messages.append({"role": "user", "content": line})
             self.answer()
@@ -158,7 +158,7 @@ class Chat:
         if self.messages and self.messages[-1]["role"] == "assistant":
             self.messages.pop()
         if not self.messages or self.messages[-1]["role"] != "user":
-            raise ValueError("there is no message to answer")
+            raise ValueError("no message to answer")
         self.answer()
 
     def history(self, rest: str) -> None:
@@ -177,7 +177,7 @@ class Chat:
         """Stream the answer to the last message; Ctrl-C ends it and keeps the text so far."""
         try:
             writing = self.start_writing()
-        except ValueError as error:  # too long, or not what the template takes: the message is as if never sent
+        except ValueError as error:  # too long, or refused by the template: drop the message
             self.messages.pop()
             tell(str(error))
             return
@@ -201,14 +201,14 @@ class Chat:
                 raise ValueError(f"the message is longer than the {limit:,} tokens that this model takes")
             shown = shorter
         if shown is not self.messages:
-            tell(f"(the oldest {len(self.messages) - len(shown)} messages no longer fit, and are not read)")
+            tell(f"(the oldest {len(self.messages) - len(shown)} messages no longer fit and are left out)")
         stop = [*(self.options.stop or ()), *([f"\n{NAMES['user']}:"] if self.plain else ())]
         return TextStream(
             self.model, self.tokenizer, self.ids(shown), settings(self.options), stop or None, self.options.compile
         )
 
     def ids(self, messages: list[Message]) -> list[int]:
-        """The tokens of a conversation up to where the answer begins."""
+        """Return the tokens of a conversation up to the start of the answer."""
         if not self.plain:
             return self.tokenizer.chat(messages)
         text = "".join(f"{NAMES[message['role']]}: {message['content']}\n" for message in messages)
@@ -216,6 +216,6 @@ class Chat:
 
 
 def without_oldest(messages: list[Message]) -> list[Message] | None:
-    """The same without its first question and answer; None where only the last question is left."""
+    """Return the messages without the first question and answer; None if only the last question is left."""
     asked = [i for i, message in enumerate(messages) if message["role"] == "user"]
     return [*messages[: asked[0]], *messages[asked[1] :]] if len(asked) > 1 else None

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> None:
     from anyformer.cli.terminal import spinner, table
     from anyformer.specs.codec import kinds
 
-    kinds()  # ours first: of two with one name it is the other that is wrong
+    kinds()  # register our kinds first: a second kind of the same name is then the one that is reported
     fields = dict(map(setting, options.set))
     chosen = chosen_kinds(import_file(path), options)
     reports, skipped = [], []
@@ -78,18 +78,18 @@ def run(options: argparse.Namespace) -> None:
 
 
 def import_file(path: Path) -> str:
-    """Imports a file as the module of its name, and gives that name."""
+    """Import a file as a module and return the module's name."""
     name = path.stem
     if (loaded := sys.modules.get(name)) is not None:
         known = Path(getattr(loaded, "__file__", None) or "")
         if known.is_file() and known.read_bytes() == path.read_bytes():  # the same file, or a copy of it
             return name
-        name = f"{name}_parts"  # a module of this name is another one, and stays
+        name = f"{name}_parts"  # another module has this name
     source = importlib.util.spec_from_file_location(name, path)
     if source is None or source.loader is None or not name.isidentifier():
         raise ValueError(f"{path}: not a Python file that can be imported")
     module = importlib.util.module_from_spec(source)
-    sys.path.append(str(path.resolve().parent))  # behind what is installed: modules beside it can be imported
+    sys.path.append(str(path.resolve().parent))  # for imports of its neighbours; last, to shadow nothing
     sys.modules[name] = module
     try:
         source.loader.exec_module(module)
@@ -118,7 +118,7 @@ def chosen_kinds(module: str, options: argparse.Namespace) -> list[type[Part]]:
 
 
 def parts_of(chosen: list[type[Part]], fields: dict[str, Any], asked: bool) -> Iterator[tuple[Part | None, str]]:
-    """A Part of each kind, or why there is none; an error where it was asked for by name."""
+    """Yield a Part of each kind, or why it cannot be checked; ValueError in that case if it was chosen by name."""
     from anyformer.evaluate.part_checks import addresses_for
     from anyformer.specs.codec import decode
     from anyformer.specs.messages import nearest
@@ -133,7 +133,7 @@ def parts_of(chosen: list[type[Part]], fields: dict[str, Any], asked: bool) -> I
         missing = [name for name in hints(kind) if name not in values and name not in default_values(kind)]
         line = ""
         if not addresses_for(kind):
-            line = f"{kind.__name__} is not checked: it fits no slot of a small model of texts"
+            line = f"{kind.__name__} is not checked: it fits no slot of a small text model"
         elif missing:
             line = f"{kind.__name__} is not checked: give {', '.join(f'--set {name}=VALUE' for name in missing)}"
         if line and asked:

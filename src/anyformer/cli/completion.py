@@ -48,7 +48,7 @@ def fish() -> str:
 
 
 def words_of(verb: str) -> list[str]:
-    """What may follow a verb: its flags, and the names it knows. Nothing here imports torch."""
+    """Return the words that may follow a verb: its flags and names. Nothing here imports torch."""
     module = importlib.import_module(f"anyformer.cli.{verb}")
     if verb == "run":
         return [*module.TASKS, *{flag: None for task in module.TASKS for flag in module.parser_of(task).flags()}]

@@ -3,7 +3,7 @@
 pytorch_model.bin in a restricted process.
 
 DST must be new or empty. If anything fails, nothing is written. With --overwrite DST may hold a model, which is
-replaced; other files stay."""
+replaced; other files are kept."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """A folder to write that becomes `target`; if anything fails, nothing of it is left."""
+    """Yield a temporary folder that becomes `target`; if an error is raised, it is deleted."""
     if target.is_dir():  # empty, and maybe not ours to replace (a mount)
         folder = target
     else:

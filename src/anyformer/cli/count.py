@@ -1,9 +1,9 @@
 """Count parameters and the memory of the weights from a description, by part. Nothing is allocated.
 
 With --length, also show FLOPs per token and text, training and its memory, the decoding state, and common approximate
-formulas next to the exact figures; a model of images shows all but the formulas without it. A multiply-add is two
-FLOPs; both products of attention are counted, over the whole square, or with --causal only under a causal mask. The
-column "the masks need" leaves out every pair of tokens that a mask hides, also outside a sliding window.
+formulas next to the exact figures; image models show all but the formulas without --length. A multiply-add is 2 FLOPs.
+Both products of attention are counted, over the whole square, or with --causal only under a causal mask. The column
+"the masks need" leaves out every pair of tokens that a mask hides, also outside a sliding window.
 
 `anyformer count --by size` shows where the FLOPs of GPT-3's eight sizes go."""
 
@@ -30,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--set", metavar="PATH=VALUE", action="append", default=[], help="set a value by its address; can be repeated"
     )
     parser.add_argument(
-        "--depth", type=int, default=3, metavar="N", help="steps of an address that make a row (default: 3)"
+        "--depth", type=int, default=3, metavar="N", help="rows by the first N steps of an address (default: 3)"
     )
     parser.add_argument(
         "--dtype", metavar="NAME", help=f"dtype of the weights: {', '.join(BYTES)} (default: as stored, else float32)"
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def at_length(counted: Any, length: int, options: argparse.Namespace, dtype: str) -> dict[str, Any]:
-    """What is computed of an input of this length, as it goes into JSON."""
+    """Return FLOPs, memory and formulas for inputs of this length, as they are written to JSON."""
     import torch
 
     from anyformer.counting.lecture import parameter_formulas, token_formulas
@@ -153,7 +153,7 @@ def at_length(counted: Any, length: int, options: argparse.Namespace, dtype: str
 
 
 def by_pass(spec: Model, forward: int, positions: int, batch: int) -> dict[str, int]:
-    """FLOPs of one position, one input, a batch of them and its training, where one input takes `forward`."""
+    """Return FLOPs per position, input, batch and training step, if the forward pass of one input takes `forward`."""
     position, whole = units(spec)
     return {
         position: forward // positions,
@@ -165,7 +165,7 @@ def by_pass(spec: Model, forward: int, positions: int, batch: int) -> dict[str, 
 
 
 def units(spec: Model) -> tuple[str, str]:
-    """What one position of an input is called, and the input."""
+    """Return the names of one position and of one input, such as "token" and "text"."""
     reader = spec.readers[0]
     first = next(iter(dict(reader.items())["embedding"].row(1, reader.width)))
     if spec.pair or first == "input_ids":
@@ -194,7 +194,7 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
     rows.append([*last, short_number(used["flops"][unit]), ""] if used else last)
     table(header, rows, right=right, total=True)
     if counted.active < total:
-        print(f"{counted.active:,} of them are active a token: the rest are experts it does not go to")
+        print(f"{counted.active:,} of them are active per token: the rest are experts that it is not routed to")
     for name, owner in spec.ties:
         print(f"{name} is {owner}: counted once")
     if counted.fixed:
@@ -212,7 +212,7 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
     names = ("weights", "gradients", "optimizer", "activations", "state", "total", "peak")
     kinds = [(kind, *(bytes_of(value[name]) for name in names)) for kind, value in used["memory"].items()]
     table(("for", *names), kinds, right=range(1, 8))
-    print("\nFLOPs for each byte of weights and state that is read or written")
+    print("\nFLOPs per byte of weights and state that is read or written")
     busy = [
         (kind, f"{each['flops']:.4g}", bytes_of(each["bytes"]), f"{each['intensity']:.1f}")
         for kind, each in used["passes"].items()
@@ -235,19 +235,19 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
 
 
 def amount(spec: Any, length: int, source_length: int | None = None) -> str:
-    """What one row of a batch is: of each that reads, the first of what it is given."""
+    """Describe one row of a batch by the first input of each embedding, such as "2,048 tokens"."""
     read = source_length if spec.pair and source_length is not None else length
     parts = [(dict(part.items())["embedding"], part.width) for part in spec.readers]
     first = [next(iter(embedding.row(read, width).items())) for embedding, width in parts]
-    said = [
+    inputs = [
         f"{shape[-1]:,} tokens" if name == "input_ids" else f"{name} of {' x '.join(map(str, shape))}"
         for name, shape in first
     ]
-    return (f"{length:,} tokens from " if spec.pair else "") + " and ".join(dict.fromkeys(said))
+    return (f"{length:,} tokens from " if spec.pair else "") + " and ".join(dict.fromkeys(inputs))
 
 
 def by_size(options: argparse.Namespace) -> None:
-    """Where the FLOPs of a family's sizes go."""
+    """Show the shares of FLOPs for all sizes of a family."""
     from anyformer.cli.terminal import short_number, spinner, table
     from anyformer.specs.messages import nearest
 
@@ -309,22 +309,22 @@ def by_size(options: argparse.Namespace) -> None:
 
 
 def check_by(options: argparse.Namespace) -> None:
-    """ValueError for a flag that says nothing about several descriptions."""
+    """Raise ValueError for a flag that does not apply to several descriptions."""
     unused = {"set": bool(options.set), "dtype": options.dtype is not None, "batch": options.batch != 1}
     for name in (name for name, given in unused.items() if given):
         raise ValueError(f"--{name} is about one description, and --by size about several")
 
 
 def needs_length(options: argparse.Namespace) -> None:
-    """ValueError for a flag that changes nothing where no FLOPs are shown."""
+    """Raise ValueError for a flag that has no effect without --length."""
     unused = {"source-length": options.source_length is not None, "causal": options.causal, "batch": options.batch != 1}
     for name in (name for name, given in unused.items() if given):
         raise ValueError(f"--{name} is about texts: give their --length")
 
 
 def length_of(spec: Any, given: int | None, usual: int | None = None) -> int | None:
-    """The length that was given, or the usual one; where a model reads inputs of one size (an image), its number of
-    positions, and no other may be given."""
+    """Return the given length, otherwise `usual`. For a model with inputs of a fixed size (an image), return its number
+    of positions; ValueError if a length is given."""
     from anyformer.counting.flops import fixed_input
 
     fixed = fixed_input(spec)
@@ -339,15 +339,15 @@ def length_of(spec: Any, given: int | None, usual: int | None = None) -> int | N
 
 
 def check_source(spec: Any, source_length: int | None) -> None:
-    """ValueError where nothing reads so many tokens before."""
+    """Raise ValueError if the model has no encoder that reads `source_length` tokens."""
     if source_length is None:
         return
 
     from anyformer.specs.part import walk
 
-    looks = spec.pair or any(part.reads_memory for _, part in walk(spec))
-    if not looks:
-        raise ValueError("--source-length: this model has no encoder whose tokens a decoder looks at")
+    has_memory = spec.pair or any(part.reads_memory for _, part in walk(spec))
+    if not has_memory:
+        raise ValueError("--source-length: this model has no encoder whose tokens a decoder attends to")
     shapes = [spec.embedding.row(length, spec.width) for length in (source_length, source_length + 1)]
     if spec.pair and shapes[0] == shapes[1]:
         name, shape = next(iter(shapes[0].items()))
@@ -364,7 +364,7 @@ def check_picture(name: str) -> None:
 
 
 def check_there(name: str) -> None:
-    """What is written like a path must be one; that is said before anything is imported."""
+    """Raise FileNotFoundError if `name` looks like a path but does not exist, before anything is imported."""
     path = Path(name).expanduser()
     if not path.exists() and (path.suffix == ".json" or name.startswith((".", "~")) or "/" in name):
         from anyformer.weights.hub import no_such_folder
@@ -373,8 +373,8 @@ def check_there(name: str) -> None:
 
 
 def find_model(name: str) -> Model:
-    """The model of this name, or that a file or a folder describes; of a run the one that it trains, also before it has
-    begun."""
+    """Return the description of a model by name, file or folder; for a run, of the model that it trains, even if it has
+    not begun."""
     if not Path(name).expanduser().exists():
         from anyformer.checkpoint import spec
 

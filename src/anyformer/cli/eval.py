@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics",
         metavar="NAMES",
-        help="metrics such as bleu,chrf,rouge,wer,f1, or none (default: those of the task)",
+        help="metrics such as bleu,chrf,rouge,wer,f1, or none (default: the metrics of the task)",
     )
     parser.add_argument(
         "--by", metavar="WHAT", help="position: the loss by token index, and its derivative by log(index)"
@@ -83,14 +83,14 @@ def run(options: argparse.Namespace) -> None:
 
 
 def position_row(each: dict[str, Any]) -> tuple[str, ...]:
-    """Cells of a table."""
+    """Return the cells of a table row."""
     index = f"{each['first']:,}" if each["first"] == each["last"] else f"{each['first']:,} to {each['last']:,}"
     slope = "" if each["slope"] is None else f"{each['slope']:.4f}"
     return index, f"{each['tokens']:,}", f"{each['loss']:.4f}", slope
 
 
 def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Scores, and what they are of."""
+    """Return the scores, and the facts about model and data that are printed with them."""
     from anyformer.cli.terminal import progress, spinner
     from anyformer.cli.train import find_run
     from anyformer.weights import hub
@@ -115,7 +115,7 @@ def evaluate_model(options: argparse.Namespace) -> tuple[dict[str, Any], dict[st
         split, source = select_split(description.data, options.split)
         source = source if options.most is None else First(source=source, count=options.most)
         device = hardware.device(options.device)
-        if names is None:  # the usual ones, and what the run looks at itself
+        if names is None:  # the usual metrics of the task and those of the run
             usual = Evaluation(source, description.objective, None).names
             names = [*dict.fromkeys((*usual, *description.evaluate.metrics))]
         if home.is_file():

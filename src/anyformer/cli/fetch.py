@@ -13,7 +13,7 @@ from pathlib import Path
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="a recipe; without it, list all")
     parser.add_argument("--data", metavar="DIR", default="data", help="folder of the data sets (default: data/)")
-    parser.add_argument("--seed", type=int, help="for generated data: another seed, other data (default: 0)")
+    parser.add_argument("--seed", type=int, help="seed of generated data (default: 0)")
     parser.add_argument("--offline", action="store_true", help="do not use the network; read only the cache")
 
 
@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> None:
     from anyformer.weights import hub
 
     if options.offline:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # which huggingface_hub and datasets read when they are imported
+        os.environ["HF_HUB_OFFLINE"] = "1"  # read by huggingface_hub and datasets when they are imported
     home = Path(options.data).expanduser()
     if options.seed is not None and options.seed < 0:
         raise ValueError(f"--seed is {options.seed}; a seed is 0 or more")
@@ -61,6 +61,6 @@ def run(options: argparse.Namespace) -> None:
         print(f"{model} is in the hub's cache")
     for before in runs_of(options.recipe):
         if not Path("runs", before).is_dir():
-            print(f"`anyformer train {before} --data {options.data}` comes first: {options.recipe} reads its run")
+            print(f"`anyformer train {before} --data {options.data}` must be run first: {options.recipe} reads its run")
     if folders or models:
         print(f"`anyformer train {options.recipe} --data {options.data}` trains with it")

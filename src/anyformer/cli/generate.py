@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 KERNELS = ("auto", "eager", "sdpa", "flex")
-LENGTH = 128  # new tokens, where neither the command nor the model's own files say
+LENGTH = 128  # new tokens if neither the command nor the model's files set it
 LARGEST = 16 * 2**20  # bytes of a prompt
 
 
@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def writing_flags(parser: argparse.ArgumentParser) -> None:
-    """How a text is written, for every verb that writes some."""
+    """Add the flags of generation, for every verb that generates text."""
     parser.add_argument(
         "--max-new-tokens", type=int, metavar="N", help=f"longest text, in tokens (default: the model's, else {LENGTH})"
     )
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> None:
         except (ValueError, FloatingPointError) as error:
             if not options.lines:
                 raise
-            errors += 1  # in its place: every line has a result
+            errors += 1  # print it as the result of this line
             print(as_json({"error": str(error)}) if options.json else f"error: {error}", flush=True)
     took = time.perf_counter() - start
     if sys.stderr.isatty():
@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def encode(tokenizer: Tokenizer, text: str, options: argparse.Namespace) -> list[int] | ValueError:
-    """The tokens of a prompt; of one of several lines, the error where it has none."""
+    """Encode a prompt. With --lines, return the error of an invalid prompt instead of raising it."""
     try:
         chat = [{"role": "user", "content": text}]
         ids = tokenizer.chat(chat) if options.chat else tokenizer.encode(text)
@@ -125,7 +125,7 @@ def encode(tokenizer: Tokenizer, text: str, options: argparse.Namespace) -> list
 
 
 def check(options: argparse.Namespace) -> None:
-    """What can be said to be wrong before minutes of loading."""
+    """Raise errors that can be found before the model is loaded."""
     from anyformer.specs.messages import nearest
 
     for name, valid in (("dtype", DTYPES), ("kernel", KERNELS)):
@@ -139,7 +139,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def tokenizer_and_loader(options: argparse.Namespace) -> tuple[Tokenizer, Callable[[], TransformerModule]]:
-    """The tokenizer of the model that the options name, and what loads the model."""
+    """Return the tokenizer and a function that loads the model."""
     from anyformer.cli.terminal import spinner
 
     local = os.path.isdir(os.path.expanduser(options.model))  # a download shows its own progress
@@ -172,7 +172,7 @@ def tokenizer_and_loader(options: argparse.Namespace) -> tuple[Tokenizer, Callab
 
 
 def check_reads_text(folder: Path) -> None:
-    """ValueError where a model takes no text, and so has no tokenizer either."""
+    """Raise ValueError if the model does not read text."""
     from anyformer.checkpoint import read_spec
 
     described: Any = read_spec(folder)
@@ -183,7 +183,7 @@ def check_reads_text(folder: Path) -> None:
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What the flags say about how a text is written."""
+    """Return the generation options that were given as flags."""
     names = ("max_new_tokens", "num_beams", "do_sample", "temperature", "top_k", "top_p", "min_p", "seed")
     return {name: value for name in names if (value := getattr(options, name, None)) is not None}
 
@@ -222,5 +222,5 @@ def show(piece: str) -> None:
 
 
 def visible(letter: str) -> str:
-    """A model's text may not steer the terminal."""
+    """Drop control characters, so that a model's text cannot control the terminal."""
     return letter if letter.isprintable() or letter in "\n\t" else ""

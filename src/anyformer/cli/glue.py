@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def find_tasks(options: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """The tasks whose folders are there, and those that are missing for a score."""
+    """Return the tasks whose folders exist, and the tasks that are missing for a score."""
     from anyformer.recipes.glue import TASKS
     from anyformer.specs.messages import nearest
 
@@ -89,7 +89,7 @@ def find_tasks(options: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 
 def runs_of(name: str, options: argparse.Namespace) -> list[Run]:
-    """The runs of a task, one for each rate."""
+    """Return the runs of a task, one per learning rate."""
     from anyformer.evaluate import check
     from anyformer.recipes.glue import LENGTH, RATE, TASKS, rows, run_of, table
     from anyformer.recipes.shared.models import classifier
@@ -109,7 +109,7 @@ def runs_of(name: str, options: argparse.Namespace) -> list[Run]:
 
 
 def best_run(name: str, runs: list[Run], out: Path, options: argparse.Namespace) -> tuple[dict[str, float], float]:
-    """The metrics of a task, and the rate that gave them."""
+    """Return the metrics of a task with the best learning rate, and that rate."""
     from anyformer.recipes.glue import score
 
     tried = {}
@@ -122,7 +122,7 @@ def best_run(name: str, runs: list[Run], out: Path, options: argparse.Namespace)
 
 
 def fine_tune(run: Run, folder: Path, options: argparse.Namespace) -> dict[str, float]:
-    """One run to its end, and its metrics on each development set."""
+    """Train one run and return its metrics on each development set."""
     from anyformer.cli.train import train
     from anyformer.evaluate import Evaluation
     from anyformer.train.evaluate_split import evaluate

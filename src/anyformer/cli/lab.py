@@ -29,7 +29,7 @@ def main(given: Sequence[str]) -> None:
             prog="anyformer lab",
             usage="anyformer lab [--help] ACTION ...",
             description=__doc__,
-            epilog=f"actions:\n{actions}\n\n`anyformer lab ACTION --help` says more.",
+            epilog=f"actions:\n{actions}\n\n`anyformer lab ACTION --help` shows its options.",
         )
         parser.parse(given)
         raise Mistake(f"give an action: {', '.join(ACTIONS)}")
@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> None:
     )
     print(f"{outcome.name}, {form} form on {outcome.device}: {outcome.done} of {outcome.trials} trials done")
     if outcome.holds is None:
-        print("the time is over: the same command continues with the rest")
+        print("the time limit is reached: the same command continues with the rest")
         return
     for name, value in outcome.figures.items():
         print(f"  {name}: {value:.4g}" if isinstance(value, float) else f"  {name}: {value}")

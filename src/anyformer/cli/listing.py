@@ -1,7 +1,7 @@
-"""Every named description and every kind of Part in two tables, so that `anyformer zoo` and `anyformer parts` need not
-import torch and all of them to list them; and the names that `anyformer.parts` offers.
+"""Tables of all named descriptions and kinds of Parts, so that `anyformer zoo` and `anyformer parts` can list them
+without importing torch; and the stub of `anyformer.parts`.
 
-python -m anyformer.cli.listing        # writes zoo.json, parts.json and parts/__init__.pyi; tests fail if they are old
+python -m anyformer.cli.listing  # writes zoo.json, parts.json and parts/__init__.pyi; tests fail if they are outdated
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ STUB = Path(__file__).parents[1] / "parts" / "__init__.pyi"
 
 
 def read_rows() -> list[dict[str, Any]]:
-    """The descriptions, as they were when the table was written."""
+    """Read the rows of all named descriptions from zoo.json."""
     return json.loads(ZOO.read_text(encoding="utf-8"))
 
 
 def count_rows() -> list[dict[str, Any]]:
-    """The same rows, from the descriptions themselves."""
+    """Compute the rows of zoo.json from the descriptions."""
     from anyformer import families
     from anyformer.counting import count
 
@@ -46,13 +46,13 @@ def count_rows() -> list[dict[str, Any]]:
 
 
 def read_kinds() -> list[dict[str, Any]]:
-    """Our kinds, as they were when the table was written."""
+    """Read all of our kinds from parts.json."""
     return json.loads(PARTS.read_text(encoding="utf-8"))["kinds"]
 
 
 def find_kinds(name: str | None) -> tuple[list[dict[str, Any]], bool] | None:
-    """Of the table of Parts: those that go by this name, each to be told whole, or those of an abstract kind of this
-    name; all without a name, and None where nothing is called so."""
+    """Return the kinds with this name from parts.json and True (show details), or the kinds of an abstract kind of this
+    name and False; without a name, all kinds and False. None if the name is unknown."""
     table = json.loads(PARTS.read_text(encoding="utf-8"))
     if name is None:
         return table["kinds"], False
@@ -67,7 +67,7 @@ def find_kinds(name: str | None) -> tuple[list[dict[str, Any]], bool] | None:
 
 
 def read_config_fields() -> dict[str, str]:
-    """Every field of a published config.json that we know, and the families that read it."""
+    """Return every known field of a published config.json, with the families that read it."""
     rows = json.loads(PARTS.read_text(encoding="utf-8"))["config fields"]
     return {row["name"]: row["read by"] for row in rows}
 
@@ -88,7 +88,7 @@ def list_some(names: list[str], most: int = 6) -> str:
 
 
 def tell_kinds(kinds: Iterable[type[Part]]) -> list[dict[str, Any]]:
-    """What is said of each kind, in an order that does not depend on which was imported first."""
+    """Describe each kind as a dict, sorted by group and name."""
     from anyformer.specs.slots import about
 
     infos = sorted(map(about, kinds), key=lambda each: (each.group, each.name))
@@ -102,14 +102,14 @@ def our_kinds() -> dict[str, type[Part]]:
 
 
 def stub() -> str:
-    """The text of parts/__init__.pyi: where every kind is, abstract ones included."""
+    """Return the text of parts/__init__.pyi, which imports every kind, including abstract ones."""
     places = sorted((kind.__module__, name) for name, kind in our_kinds().items())
     about = "# Written by `python -m anyformer.cli.listing`.\n# ruff: noqa: I001\n\n"
     return about + "".join(f"from {module} import {name} as {name}\n" for module, name in places)
 
 
 def collect_kinds() -> dict[str, Any]:
-    """What the table of Parts holds, from our classes themselves."""
+    """Compute the tables of parts.json from our classes."""
     from anyformer.specs.part import abstract, kinds_for
 
     ours = our_kinds()

@@ -19,8 +19,8 @@ from anyformer.cli.settings import MODEL, default_file, device_flag
 from anyformer.specs.messages import nearest
 
 PORT = 8017
-MARK = b"anyformer"  # in the head of every page and picture of ours
-READS = {"text": "reads texts", "image": "reads images", "sound": "hears recordings"}
+MARK = b"anyformer"  # in the first bytes of every page and picture that we write
+READS = {"text": "reads texts", "image": "reads images", "sound": "reads recordings"}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
     if options.picture is not None:
         needs = PICTURES[options.picture].needs
         if needs != shown.reads and not (needs == "text" and shown.model.spec.pair):
-            raise ValueError(f"--picture {options.picture} is of a model that {READS[needs]}")
+            raise ValueError(f"--picture {options.picture} needs a model that {READS[needs]}")
         draw(PICTURES[options.picture].draw(shown), options)
     elif options.serve:
         serve(shown, PORT if options.port is None else options.port)
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def check(options: argparse.Namespace, pictures: Mapping[str, Any]) -> None:
-    """What can be said to be wrong before anything is read."""
+    """Raise errors that can be found before the model is loaded."""
     if options.picture is not None and options.picture not in pictures:
         raise ValueError(f"no picture {options.picture!r}; {nearest(options.picture, pictures)}")
     alone = options.picture is not None and not pictures[options.picture].needs
@@ -93,7 +93,7 @@ def check(options: argparse.Namespace, pictures: Mapping[str, Any]) -> None:
         raise Mistake(f"--picture {options.picture} needs no model")
     bare = options.picture is not None and pictures[options.picture].bare
     if not alone and (options.model is None or (options.input is None and not bare)):
-        given = "MODEL, and an image where there is one" if bare else "MODEL and INPUT"
+        given = "MODEL, and optionally an image" if bare else "MODEL and INPUT"
         raise Mistake(f"give {given} (see `anyformer look --help`)")
     if options.dtype not in DTYPES:
         raise ValueError(f"no dtype {options.dtype!r}; {nearest(options.dtype, DTYPES)}")
@@ -112,7 +112,7 @@ def draw(figure: Any, options: argparse.Namespace) -> None:
     if not file.endswith((".png", ".svg", ".pdf")):
         raise ValueError(f"{file}: a picture is .png, .svg or .pdf")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # of a script that matplotlib has no letters of
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # matplotlib's font lacks some scripts
         figure.savefig(file, dpi=130, metadata={"Software": "anyformer"} if file.endswith(".png") else None)
     print(file)
 

@@ -19,11 +19,11 @@ from anyformer.cli.search import families_called, mentions
 from anyformer.cli.texts import as_json
 from anyformer.specs.messages import plain
 
-WIDEST = 90  # letters of the one line on a kind
-MOST = 12  # places that mention a term
+WIDEST = 90  # characters of the one-line description of a kind
+MOST = 12  # mentions of a term to show
 LACKING = {"default": "(needed)"}
 
-Kind = dict[str, Any]  # what specs.slots.About says of one
+Kind = dict[str, Any]  # a specs.slots.About as a dict
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def nearest_name(name: str) -> str:
-    """The end of an error message: the kind that is called almost so."""
+    """Return the end of an error message: the kind with the most similar name."""
     names = {plain(own.partition(" (")[0]): each["name"] for each in listing.read_kinds()
              for own in (*each["called"], each["name"])}  # fmt: skip
     cutoff = 0.9 if " " in name else 0.8  # "paged attention" is not a typo of "sparse attention"
@@ -72,13 +72,13 @@ def nearest_name(name: str) -> str:
 
 
 def only_ours() -> bool:
-    """Whether the kinds are those of the table, which is read without importing torch: nobody declared a Part of their
-    own yet (--import, or a program that calls this command), and no package offers any."""
+    """Return whether parts.json, which is read without importing torch, lists all kinds: no other Part was defined (by
+    --import or the calling program), and no installed package provides any."""
     return "anyformer.specs.part" not in sys.modules and not entry_points(group="anyformer.parts")
 
 
 def ask_kinds(name: str | None, address: str | None) -> tuple[list[Kind], bool]:
-    """The kinds of this name or at this address, and whether each is to be told whole, from their classes."""
+    """Return the kinds with this name or for this address from their classes, and whether to show their details."""
     from anyformer.models import Model
     from anyformer.specs.part import Part, abstract, kinds_for, named, slot_types, type_name
     from anyformer.specs.slots import slot_at
@@ -94,7 +94,7 @@ def ask_kinds(name: str | None, address: str | None) -> tuple[list[Kind], bool]:
 
 
 def show_all(infos: list[Kind]) -> None:
-    """A line each, under what they are a kind of; those that stand alone come last, under the file they are in."""
+    """Print one line per kind, grouped by base class; kinds without one are listed last."""
     from anyformer.cli.terminal import table
 
     alone = [each for each in infos if each["group"] == each["name"]]

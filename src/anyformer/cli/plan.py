@@ -4,7 +4,7 @@ Compare the compute with Chinchilla's and Kaplan's laws, predict the loss of a l
 and traffic of each device for several layouts, choose the simplest layout that fits, and give its time and cost. With
 --out, also write the run.json and show the command that starts it. Without NAME, show the best sizes for --compute.
 
-Memory is that of `anyformer train`: fp32 weights, gradients and two moments, products in bf16, no dropout."""
+Memory is counted as for `anyformer train`: fp32 weights, gradients and two moments, products in bf16, no dropout."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def device_of(options: argparse.Namespace) -> Any:
     given = {name: getattr(options, name) for name in ("flops", "memory", "bandwidth", "link")}
     given = {name: value for name, value in given.items() if value is not None}
     if {"flops", "memory"} <= given.keys():
-        return Accelerator("a device of its own", **{"bandwidth": 0.0, "link": 0.0, **given})
+        return Accelerator("custom device", **{"bandwidth": 0.0, "link": 0.0, **given})
     return dataclasses.replace(accelerator(options.on), **given)
 
 
@@ -171,7 +171,7 @@ def compute(options: argparse.Namespace, counted: Any, tokens: float, token: flo
 
     spent = options.compute or token * tokens
     found: dict[str, Any] = {"optimal": optimal(spent)}
-    if counted.spec.writes and not counted.spec.pair and not counted.spec.towers:  # the laws are of language models
+    if counted.spec.writes and not counted.spec.pair and not counted.spec.towers:  # the laws describe language models
         tables = sum(size for address, size in counted.parts.items() if address.startswith("embedding."))
         found["loss"] = losses(counted.active, counted.active - tables, tokens)
     seen = {} if options.corpus is None else {"epochs": epochs(tokens, options.corpus)}
@@ -179,14 +179,14 @@ def compute(options: argparse.Namespace, counted: Any, tokens: float, token: flo
 
 
 def losses(parameters: float, without_embeddings: float, tokens: float) -> dict[str, float]:
-    """By each of the laws, in nats a token."""
+    """Return the loss that each law predicts, in nats per token."""
     from anyformer.planning.compute import hoffmann_loss, kaplan_loss
 
     return {"Hoffmann": hoffmann_loss(parameters, tokens), "Kaplan": kaplan_loss(without_embeddings, tokens)}
 
 
 def optimal(spent: float) -> list[dict[str, Any]]:
-    """Sizes and tokens that the laws would spend this compute on."""
+    """Return the best size and number of tokens for this compute, by each law."""
     from anyformer.planning.compute import LAWS
 
     found = [law(spent) for law in LAWS]
@@ -219,7 +219,7 @@ def show_laws(rows: list[dict[str, Any]]) -> None:
 
 
 def layouts(job: TrainingJob, devices: int, asked: DeviceLayout | None) -> tuple[list[Need], dict[str, str]]:
-    """What the usual layouts and the one that was asked for need; and why others cannot divide."""
+    """Return the needs of the usual layouts and of the requested one; and why other layouts are impossible."""
     fitting, refused = {}, {}
     for way in (*job.usual(devices), *([] if asked is None else [asked])):
         try:
@@ -231,14 +231,14 @@ def layouts(job: TrainingJob, devices: int, asked: DeviceLayout | None) -> tuple
 
 
 def row(job: TrainingJob, need: Need, device: Accelerator, utilisation: float) -> dict[str, Any]:
-    """One layout as it goes into JSON."""
+    """Return one layout as it is written to JSON."""
     return {
         "layout": str(need.way),
         **dataclasses.asdict(need),
         "total": need.total,
         "fits": need.fits(device),
         "seconds": job.seconds(need.way, device, utilisation),
-        "sending": 2 * need.sent / device.link if device.link else None,  # a link is both directions
+        "sending": 2 * need.sent / device.link if device.link else None,  # a link counts both directions
     }
 
 
@@ -283,7 +283,7 @@ def show(result: dict[str, Any], options: argparse.Namespace, kind: str) -> None
     if "loss" in result:
         this = {"law": "this plan", "parameters": result["active"], "tokens": tokens, "loss": result["loss"]}
         laws = [this, *laws]
-    else:  # no loss of a text
+    else:  # not a language model
         laws = [{name: value for name, value in law.items() if name != "loss"} for law in laws]
     show_laws(laws)
     device = result["device"]

@@ -1,4 +1,4 @@
-"""Tables of inputs (`--csv`, `--jsonl`), and a table with the results next to them (`--out`)."""
+"""Read tables of inputs (`--csv`, `--jsonl`), and write them with their results (`--out`)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LINES = (".jsonl", ".ndjson")
 
 
 class InputTable(NamedTuple):
-    """The rows of a table, and an input for each: the task's fields, or the error that says why there is none."""
+    """The rows of a table, and one input per row: the task's fields, or the error of an invalid row."""
 
-    rows: list[Mapping[str, Any]]  # as they are in the file; {} where a row cannot be read
-    inputs: Any  # a list; or a single input, which has one row
+    rows: list[Mapping[str, Any]]  # as in the file; {} if a row cannot be read
+    inputs: Any  # a list, or a single input with one row
 
 
 def read_table(task: str, path: str, jsonl: bool, columns: Sequence[str]) -> InputTable:
-    """`columns` are those of the task's fields, in order; without them, columns that are called like its fields."""
+    """Read a table. `columns` are the columns of the task's fields, in order (default: those with the same names)."""
     from anyformer.data.table import open_table
 
     about = TASKS[task]
@@ -55,7 +55,7 @@ def read_table(task: str, path: str, jsonl: bool, columns: Sequence[str]) -> Inp
 
 
 def check_columns(path: str, about: TaskInfo, fields: Mapping[str, str], known: list[str], given: bool) -> None:
-    """ValueError where the table has not the columns that the task reads."""
+    """Raise ValueError if the table lacks columns that the task reads."""
     for field, name in fields.items():
         if name not in known and given:
             raise ValueError(f"{path}: no column {name!r}; {nearest(name, known)}")
@@ -66,7 +66,7 @@ def check_columns(path: str, about: TaskInfo, fields: Mapping[str, str], known: 
 
 
 def media_paths(about: TaskInfo, values: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """The files of pictures and recordings that are not found from here, but from the table's own folder."""
+    """Return the paths of pictures and recordings that exist relative to the table's folder, not to the current one."""
     given = {name: value for name, value in values.items() if name in about.raw and isinstance(value, str) and value}
     return {
         name: str(folder / value)
@@ -86,7 +86,7 @@ def check_out(out: str, overwrite: bool, source: str | None) -> None:
     if path.is_dir():
         raise ValueError(f"--out {out} is a folder")
     if not path.absolute().parent.is_dir():
-        raise ValueError(f"--out {out}: there is no folder {path.parent}")
+        raise ValueError(f"--out {out}: no such folder: {path.parent}")
     if path.exists() and source is not None and Path(source).expanduser().exists():
         if path.samefile(Path(source).expanduser()):
             raise ValueError(f"--out {out} is the input; give another name")
@@ -95,7 +95,7 @@ def check_out(out: str, overwrite: bool, source: str | None) -> None:
 
 
 def write_results(out: str, about: TaskInfo, rows: Sequence[Mapping[str, Any]], results: Sequence[Any]) -> None:
-    """The columns of each row, and after them those of its result; a new file takes the place of an old one whole."""
+    """Write the columns of each row, followed by the columns of its result. An old file is replaced atomically."""
     path = Path(out).expanduser()
     columns = [columns_of(result, about.ranked) for result in results]
     own = dict.fromkeys(name for row in rows for name in row)
@@ -122,7 +122,7 @@ def write_results(out: str, about: TaskInfo, rows: Sequence[Mapping[str, Any]], 
 
 
 def columns_of(result: Any, ranked: bool) -> dict[str, Any]:
-    """A result by columns: an object's fields; of ranked candidates the first one's, then label_2, ..."""
+    """Return a result as columns: an object's fields; for ranked candidates, label, ..., label_2, ..."""
     if isinstance(result, dict):
         return result
     if ranked and isinstance(result, list) and all(isinstance(one, dict) for one in result):

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 GATED = {"decoder.layers.feedforward.op": {"kind": "GatedMLP", "width": 512, "activation": "silu"}}  # [Shazeer 2020]
 PROMPT = "The following functions"
-TRIED = 3  # steps of a size to see how fast it is; the first, which is slow everywhere, does not count
+TRIED = 3  # steps to time a size; the first step is slow and not counted
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """Arguments are PATH=VALUE of the recipe, and a folder with --out."""
+    """Run the quickstart; `--set PATH=VALUE` overrides the recipe, `--out` names the folder."""
     parser = cli.Parser(prog="python -m anyformer.cli.quickstart", description=__doc__)
     parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[])
     parser.add_argument("--out", metavar="DIR", default="runs/quickstart")
@@ -58,11 +58,11 @@ def main(arguments: Sequence[str] = ()) -> None:
 
 
 def size_and_deadline(device: str, start: float, seconds: float) -> tuple[Any, Deadline]:
-    """The largest size of the recipe that learns enough in the time, and the callback that keeps the deadline."""
+    """Return the largest size of the recipe that learns enough in the time, and the callback that ends it in time."""
     from anyformer.recipes.quickstart import sizes
     from anyformer.train.deadline import Deadline
 
-    tail = 0.6 * (time.monotonic() - start)  # what follows the training takes about so long, measured by the imports
+    tail = 0.6 * (time.monotonic() - start)  # estimated time after training, from the time of the imports
     end = start + seconds
     chosen, pace = sizes()[0], 0.0
     for size in sizes():
@@ -84,7 +84,7 @@ def size_and_deadline(device: str, start: float, seconds: float) -> tuple[Any, D
 
 
 def step_seconds(run: Any, device: str) -> float:
-    """Seconds of a training step, on random tokens."""
+    """Return the seconds per training step, measured on random tokens."""
     import torch
 
     from anyformer.kernels import hardware
@@ -107,13 +107,13 @@ def step_seconds(run: Any, device: str) -> float:
 
 
 def unused_folder(folder: Path) -> Path:
-    """The folder, or the first of its name with a number that holds no run."""
+    """Return the folder, or the first FOLDER-2, FOLDER-3, ... that has no run."""
     names = (folder, *(folder.with_name(f"{folder.name}-{i}") for i in range(2, 10_000)))
     return next(name for name in names if not (name / "run.json").exists())
 
 
 def show_parts(spec: Any) -> None:
-    """The description as a tree: address, kind, parameters of each part that has some."""
+    """Print the description as a tree: address, kind and number of parameters of each part."""
     sizes = af.count(spec)
     print(f"a small GPT: {sizes.parameters:,} parameters\n")
     totals = sizes.table(depth=99)
@@ -146,7 +146,7 @@ def kind(part: Part) -> str:
 
 
 def command() -> int:
-    """As `anyformer` does it: a mistake is one line and exit code 2."""
+    """Run with the error handling of `anyformer`: a mistake is one line and exit code 2."""
     return cli.run_guarded(lambda: main(sys.argv[1:]))
 
 

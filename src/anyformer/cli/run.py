@@ -1,10 +1,9 @@
 """Run a task with a model: `anyformer run TASK MODEL INPUT ...`.
 
 Each INPUT is a text, or a file or folder of pictures or recordings. Without INPUT, every line of --file or of standard
-input is one: a text, or a JSON object with the task's fields. Tasks that read two texts take one of each, or one and a
-file for the other. --csv and --jsonl read a column of a table, and --out writes the results next to it.
-
-Every input has one result, in order. An input that fails has an error in its place, and the exit code is then 1."""
+input is an input: a text, or a JSON object with the task's fields. Tasks that read two texts take both as arguments, or
+one as an argument and the other as a file. --csv and --jsonl read a column of a table; --out writes a table with the
+results. There is one result per input, in order. If an input fails, its result is an error and the exit code is 1."""
 
 from __future__ import annotations
 
@@ -36,14 +35,14 @@ def main(given: Sequence[str]) -> None:
 
 
 def list_tasks(given: Sequence[str]) -> None:
-    """`--list`, `--help`, or a command that names no task."""
+    """Handle `--list`, `--help` and a command without a task."""
     width = max(map(len, TASKS))
     tasks = "\n".join(f"  {task:{width}}  {about.line}" for task, about in TASKS.items())
     parser = Parser(
         prog="anyformer run",
         usage="anyformer run [--help] [--list] TASK MODEL [INPUT ...] [flags]",
         description=__doc__,
-        epilog=f"tasks:\n{tasks}\n\n`anyformer run TASK --help` says more.",
+        epilog=f"tasks:\n{tasks}\n\n`anyformer run TASK --help` shows its options.",
     )
     parser.add_argument("--list", action="store_true", help="list every task and what it does")
     if not parser.parse(given).list:
@@ -112,7 +111,7 @@ def run(task: str, options: argparse.Namespace) -> None:
         from anyformer.tasks.task import checked_rows
         from anyformer.weights import hub
 
-        rows, one = checked_rows(task, table.inputs)  # before seconds of loading
+        rows, one = checked_rows(task, table.inputs)  # before the model is loaded
         device = hardware.device(options.device)
         function = getattr(tasks, about.function)
     folder = hub.resolve(options.model, offline=options.offline)  # a download shows its own progress
@@ -141,7 +140,7 @@ def run(task: str, options: argparse.Namespace) -> None:
 
 
 def read_inputs(task: str, options: argparse.Namespace) -> InputTable:
-    """The inputs, and what is written next to their results."""
+    """Read the inputs, and the table rows that are written next to their results."""
     about = TASKS[task]
     given = [f"--{name}" for name in ("file", "csv", "jsonl") if getattr(options, name) is not None]
     given = ["INPUT", *given] if options.input else given
@@ -166,7 +165,7 @@ def read_inputs(task: str, options: argparse.Namespace) -> InputTable:
 
 
 def read(task: str, options: argparse.Namespace) -> Any:
-    """One input, or a list of them where there are several or they come from a file or a pipe."""
+    """Return one input, or a list if there are several or they are read from a file or a pipe."""
     about, given = TASKS[task], options.input
     if given and len(about.fields) == 1:
         return given[0] if len(given) == 1 else given
@@ -188,8 +187,8 @@ def read(task: str, options: argparse.Namespace) -> Any:
 
 
 def split(text: str, name: str, about: TaskInfo) -> list[Any]:
-    """An input for each line: JSON objects where the first line that is not empty is one, else texts. A line that is
-    not what it should be is the error that says so."""
+    """Return one input per line: JSON objects if the first line that is not empty is one, otherwise texts. An invalid
+    line becomes a ValueError in the list."""
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     first = next(number for number, line in enumerate(lines) if line.strip())
     if not isinstance(parse_json(lines[first]), dict):
@@ -239,20 +238,20 @@ def show(results: list[Any], in_json: bool) -> None:
 
 
 def plain(result: Any) -> Any:
-    """The result as JSON can hold it: tensors as lists."""
+    """Return a result that JSON can encode: tensors become lists."""
     from torch import Tensor
 
     return result.tolist() if isinstance(result, Tensor) else result
 
 
 def errors_of(result: Any) -> list[str]:
-    """The errors in a result: its own, or those of the pictures among which a text was looked for."""
+    """Return the errors in a result: its own, or the errors of pictures (search-images)."""
     results = result if isinstance(result, list) else [result]
     return [one["error"] for one in results if isinstance(one, dict) and isinstance(one.get("error"), str)]
 
 
 def rows_of(result: Any) -> Iterable[Any]:
-    """The objects of a result, however deep its lists are; a text, or a list of numbers, is one."""
+    """Yield the objects of nested lists in a result; a text or a list of numbers is one object."""
     if isinstance(result, list) and not (result and isinstance(result[0], int | float)):
         for part in result:
             yield from rows_of(part)

@@ -2,7 +2,7 @@
 and fit L(N), L(D), L(C) and L(N, D) to the losses. The largest run (--largest; default: twice the largest width and
 tokens) is left out of the fits and predicted.
 
-The plan and the expected time come first. The trainings start when you say yes on a terminal, or with --run.
+The plan and the expected time are shown first. The trainings start if you confirm on a terminal, or with --run.
 
 N counts parameters without tables and head, C is FLOPs by count. The same command continues where it was stopped."""
 
@@ -45,7 +45,7 @@ def numbers(flag: str, text: str) -> list[int]:
 
 
 def show_plan(trials: Any, minutes: float, jobs: int, kind: str) -> None:
-    """What will be trained, and about how long that takes."""
+    """Print what will be trained and about how long it takes."""
     from anyformer.cli.terminal import short_number, table
 
     rows = [
@@ -67,7 +67,7 @@ def show_plan(trials: Any, minutes: float, jobs: int, kind: str) -> None:
 
 
 def confirm(number: int) -> None:
-    """Mistake where nobody on a terminal says yes."""
+    """Raise Mistake unless the user confirms on a terminal."""
     if not sys.stdin.isatty():
         raise Mistake(f"nothing was started; add --run to start these {number} trainings")
     if input(f"Start {number} trainings? [y/N] ").strip().lower() not in ("y", "yes"):
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> None:
     if ("widths" in given or "tokens" in given) and "largest" not in given:
         values["largest"] = [max(values["widths"]) * 2, max(values["tokens"]) * 2]
     folder = Path(options.out or f"runs/scale/{options.name}")
-    largest, *others = scale.trials(**values)  # the dearest first
+    largest, *others = scale.trials(**values)  # the most expensive first
     scale.check_number([(trial.values["parameters"], trial.values["tokens"]) for trial in others])
     if options.data is not None:
         check_data(options.data)
@@ -125,7 +125,7 @@ def run(options: argparse.Namespace) -> None:
     law = found.law
     print(f"\nL(N, D) = {law.E:.3f} + {law.A:.3g} / N^{law.a:.3f} + {law.B:.3g} / D^{law.b:.3f}")
     N, D = law.best(found.largest.C)
-    spent = f"{N:.3g} parameters and {D:.3g} tokens, {D / N:.3g} a parameter"
+    spent = f"{N:.3g} parameters and {D:.3g} tokens, {D / N:.3g} per parameter"
     print(f"the compute of the largest run, {found.largest.C:.3g} FLOPs, is best spent on {spent}")
     print(f"the largest run: {found.largest.L:.4f}, predicted {found.predicted:.4f}, off by {100 * found.error:.1f} %")
     draw(scale.plot, rows, folder / "plot.png", tell)

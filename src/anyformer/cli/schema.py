@@ -12,7 +12,7 @@ from anyformer.cli.texts import as_json
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="FILE", help="writes it there")
+    parser.add_argument("--out", metavar="FILE", help="write the schema to this file")
 
 
 def run(options: argparse.Namespace) -> None:

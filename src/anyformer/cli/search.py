@@ -18,13 +18,13 @@ from anyformer.specs.messages import plain
 SMALL = {"a", "an", "and", "by", "for", "in", "of", "on", "or", "the", "to", "with"}
 
 PACKAGE = Path(__file__).parent.parent
-LISTED = ("cli", "families", "lab/experiments", "recipes", "tasks/each")  # folders whose files have rows anyway
+LISTED = ("cli", "families", "lab/experiments", "recipes", "tasks/each")  # folders whose files have other rows
 
 Row = tuple[str, str, str]  # where, what is searched, what is shown
 
 
 def mentions(term: str, kinds: Iterable[dict[str, Any]]) -> list[tuple[str, str]]:
-    """(where, what it is) of all that mentions every word of a term, first where a name does."""
+    """Return (where, what it is) of everything that mentions all words of a term; matches in names are first."""
     found = {f"anyformer zoo {family}": about for family, about in families_called(term).items()}
     names = [*_names(kinds)]
     found |= {where: about for where, text, about in names if plain(text) == plain(term)}
@@ -42,7 +42,7 @@ def families_called(name: str) -> dict[str, str]:
     wanted = plain(name)
     rows = listing.read_rows() if len(wanted) > 1 else []
     found = {row["family"]: row["about"] for row in rows if plain(row["family"]).startswith(wanted)}
-    return dict(sorted(found.items(), key=lambda each: plain(each[0]) != wanted))  # the name itself comes first
+    return dict(sorted(found.items(), key=lambda each: plain(each[0]) != wanted))  # an exact match is first
 
 
 def is_in(term: str, text: str) -> bool:
@@ -61,7 +61,7 @@ def is_in(term: str, text: str) -> bool:
 
 
 def _begins(stem: str, words: list[str]) -> bool:
-    """Short words only match whole ones, or their plural."""
+    """Short words match only whole words or their plural."""
     if len(stem) > 4:
         return any(word.startswith(stem) for word in words)
     return stem.removesuffix("s") in (word.removesuffix("s") for word in words)
@@ -122,14 +122,14 @@ def _texts(kinds: Iterable[dict[str, Any]]) -> Iterator[Row]:
 
 
 def generation_options() -> dict[str, str]:
-    """The options of `af.generate` and what the source says behind them."""
+    """Return the options of `af.generate` and their comments in the source."""
     source = (PACKAGE / "generation" / "options.py").read_text(encoding="utf-8")
     fields = source.partition("class Settings:")[2].partition("@property")[0]
     return dict(re.findall(r"^    (\w+): [^#\n]*(?:# (.*))?$", fields, re.MULTILINE))
 
 
 def files() -> dict[str, str]:
-    """The files of the package that no other row stands for, and the first paragraph of their docstrings."""
+    """Return the files of the package without other rows, and the first paragraph of their docstrings."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE).as_posix()

@@ -11,7 +11,7 @@ MODEL = "a model folder, a run (its best model; RUN@last is the newest) or a hub
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """PATH=VALUE, the value as JSON where it is JSON, else as text."""
+    """Parse PATH=VALUE; the value is parsed as JSON if possible, otherwise it is a text."""
     path, equals, value = text.partition("=")
     if not path or not equals:
         raise ValueError(f"--set takes PATH=VALUE, got {text!r}")

@@ -9,8 +9,8 @@ from typing import Any
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = (), total: bool = False) -> None:
-    """Prints rows under a header, columns in `right` flushed right; drawn on a terminal, plain aligned text elsewhere.
-    With `total` the last row is one."""
+    """Print rows under a header, with the columns in `right` aligned right: a drawn table on a terminal, otherwise
+    plain text. With `total`, the last row is a total."""
     if sys.stdout.isatty():
         import rich.box
         from rich.console import Console
@@ -48,7 +48,7 @@ def bytes_of(number: float) -> str:
 
 @contextlib.contextmanager
 def spinner(message: str) -> Iterator[None]:
-    """A moving line on stderr while something runs; nothing without a terminal."""
+    """Show a spinner on stderr while a block runs, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -61,7 +61,7 @@ def spinner(message: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Any]:
-    """A bar on a terminal; nothing without one."""
+    """Show a progress bar, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return

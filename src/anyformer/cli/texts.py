@@ -1,4 +1,4 @@
-"""Text that a verb reads from --file, or from a pipe; and the JSON that it writes."""
+"""Read text from --file or a pipe, and write JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LARGEST = 2**30  # bytes
 
 
 def text_of(file: str | None, lack: str, largest: int = LARGEST) -> tuple[str, str]:
-    """(text, where it is from); `lack` says what is missing where there is neither."""
+    """Return the text of --file or standard input and its name; if there is neither, the error begins with `lack`."""
     if file is not None:
         path, name = Path(file).expanduser(), file
         if path.is_dir():
@@ -32,7 +32,7 @@ def text_of(file: str | None, lack: str, largest: int = LARGEST) -> tuple[str, s
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """As every reader of JSON takes it: a number that is not finite is null."""
+    """Encode as valid JSON: numbers that are not finite become null."""
     return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LOGS = ("tensorboard", "wandb")
 OWN = ("text", "csv", "jsonl", "images", "tags")  # data of your own
-GO_WITH = {  # a flag -> the kinds of data that it is about
+GO_WITH = {  # a flag -> the kinds of data that it applies to
     "label": ("csv", "jsonl", "tags"),
     "target": ("csv", "jsonl"),
     "column": ("csv", "jsonl", "tags"),
@@ -40,11 +40,11 @@ GO_WITH = {  # a flag -> the kinds of data that it is about
 
 
 class Once(argparse.Action):
-    """A flag whose second value would silently replace the first."""
+    """A flag that may be given only once; otherwise the second value would silently replace the first."""
 
     def __call__(self, parser: Any, namespace: Any, value: Any, flag: str | None = None) -> None:
         if getattr(namespace, self.dest) is not None:
-            parser.error(f"{flag} is given twice, and there can be one")
+            parser.error(f"{flag} is given twice; give it once")
         setattr(namespace, self.dest, value)
 
 
@@ -136,7 +136,7 @@ def show_recipes() -> None:
 
 
 def run_and_folder(options: argparse.Namespace) -> tuple[Run, str]:
-    """The run, and the folder that goes with it."""
+    """Return the run and its default folder."""
     if options.recipe is None:
         from anyformer.specs.codec import override
 
@@ -146,7 +146,7 @@ def run_and_folder(options: argparse.Namespace) -> tuple[Run, str]:
 
 
 def own_run(options: argparse.Namespace) -> Run:
-    """The run on data of the user's own. How the data is read is said on stderr, by the first of several processes."""
+    """Return a run on the user's own data. Rank 0 reports on stderr how the data is read."""
     from anyformer.recipes.shared.own_text import from_table, from_text
 
     def tell(line: str) -> None:
@@ -176,7 +176,7 @@ def own_run(options: argparse.Namespace) -> Run:
 
 
 def find_run(name: str, data: str, changes: Sequence[str], resume: bool = False) -> tuple[Run, str]:
-    """The run that a recipe, a run.json or a run's folder describes, and its folder."""
+    """Return the run that a recipe, a run.json or a run's folder describes, and its folder."""
     from anyformer.recipes import recipe, recipes
     from anyformer.specs.codec import override
 
@@ -197,7 +197,7 @@ def find_run(name: str, data: str, changes: Sequence[str], resume: bool = False)
 
 
 def check_data(name: str, data: str) -> None:
-    """FileNotFoundError where a recipe's data is not there, with what gets it."""
+    """Raise FileNotFoundError, with the command that fetches the data, if a recipe's data is missing."""
     from anyformer.recipes import recipes
     from anyformer.recipes.shared.sources import folders_of
 
@@ -215,8 +215,8 @@ def train(
     logs: Sequence[str] = (),
     watch: list[Any] | None = None,
 ) -> Trainer:
-    """One training with everything that is seen of it: what the verb and the quickstart do. `watch` are callbacks that
-    act on it in every process."""
+    """Train with progress, baselines, samples and a report, for this verb and the quickstart. `watch` are callbacks for
+    every process."""
     from anyformer.train import parallel
     from anyformer.train.baseline import Baselines
     from anyformer.train.progress import SERVICES, Metrics, Samples, Screen
@@ -225,7 +225,7 @@ def train(
 
     screen, baselines, samples = Screen(), Baselines(), Samples()
     with parallel.process_group(device) as here:
-        first = parallel.rank() == 0  # the others are silent, and take part in what is computed together
+        first = parallel.rank() == 0  # other processes print nothing
         seen: list[Any] = [samples, *(watch or ())]
         seen = [Metrics(), screen, baselines, *seen, *(SERVICES[name]() for name in logs)] if first else seen
         tell = screen.on_message if first else lambda line: None

@@ -14,7 +14,7 @@ from anyformer.specs.messages import nearest, plain
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="list only what goes by this name or is for this")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="list only this name or purpose")
     parser.add_argument("--family", metavar="NAME", help="list only this family")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
 
@@ -37,14 +37,14 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(rows, indent=1))
         return
-    for row in rows:  # a figure that no paper prints stays empty
+    for row in rows:  # empty if no paper gives the number
         row |= {key: short_number(row[key]) if row[key] else "" for key in ("parameters", "published")}
     shown = [[str(row[key]) for key in ("name", "family", "parameters", "published", "about")] for row in rows]
     table(("name", "family", "parameters", "published", "for"), shown, right=(2, 3))
 
 
 def find(name: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of the families of this name, or else those with it in their own name, or else in what they are for."""
+    """Return the rows of families with this name, otherwise rows with it in their name, otherwise in their purpose."""
     wanted = plain(name)
     tests: tuple[Callable[[dict[str, Any]], bool], ...] = (
         lambda row: plain(row["family"]) == wanted or plain(row["name"]) == wanted,

@@ -1,4 +1,4 @@
-"""Evaluation of a model on a split of data: the loss of the objective, and the published metrics of the task.
+"""Evaluate a model on a split of data: the loss of the objective and the published metrics of the task.
 
 The trainer runs it during training (`evaluate.metrics`), `anyformer eval` afterwards.
 """
@@ -38,8 +38,8 @@ def mean_losses(
     most: int | None = None,
     summed: Callable[[Tensor], Tensor] = lambda own: own,
 ) -> dict[str, float]:
-    """Each term's mean over the batches (at most so many); call(batch, divisors) gives sums, which with their weights
-    are `summed` over processes."""
+    """Return the mean of each loss term over the batches (at most `most`). call(batch, divisors) returns sums; `summed`
+    adds them and their weights over processes."""
     sums: dict[str, Any] = {}
     counts: dict[str, float] = {}
     ones: dict[str, Tensor] = {}
@@ -60,7 +60,7 @@ def mean_losses(
 
 
 class Evaluation:
-    """The metrics `names` of one source. `split` are its records where it was prepared; `most` examples at most."""
+    """Computes the metrics `names` on one source, for at most `most` examples. `split` has its prepared records."""
 
     def __init__(
         self,
@@ -79,17 +79,17 @@ class Evaluation:
         self.names = tuple(names) if names is not None else (*usual(self.task, self.kind), *loss_metrics(self.task))
         check(self.task, self.names)
         self.left_out: list[str] = []
-        self.answered: Predictions | None = None  # what the last call found
+        self.answered: Predictions | None = None  # predictions of the last call
 
     @property
     def plain(self) -> Objective:
-        """The task with nothing added to its loss."""
+        """The task without label smoothing."""
         smooth = isinstance(self.task, Rewrite | ClassifyImage) and self.task.smoothing
         return self.task.replace(smoothing=0.0) if smooth else self.task
 
     @functools.cached_property
     def examples(self) -> tuple[list[Example], list[list[Record]]]:
-        """Every example, and the records that the objective makes of it."""
+        """All examples, and the records that the objective makes of each."""
         examples, records = [], []
         for row in self.source.rows(self.task.columns):
             encoded = encode_row(row, self.task, self.tokenizer)
@@ -109,7 +109,7 @@ class Evaluation:
 
     @functools.cached_property
     def tokens_per_byte(self) -> float:
-        """Of the texts that are predicted."""
+        """Tokens per byte of the predicted texts."""
         if isinstance(self.task, Translate):
             examples, records = self.examples
             tokens = sum(record["labels"].size for own in records for record in own)
@@ -120,7 +120,7 @@ class Evaluation:
         return self.split.tokens / num_bytes
 
     def __call__(self, job: Predictor, mean_loss: Callable[[Objective], float]) -> dict[str, float]:
-        """`mean_loss` is that of an objective on this split."""
+        """Return the metrics. `mean_loss(objective)` returns the loss of an objective on this split."""
         scores = {}
         if any(name not in metrics.LOSSES for name in self.names):
             scores = self.score(self.ask(job))
@@ -132,27 +132,27 @@ class Evaluation:
         return {name: scores[name] for name in self.names}
 
     def ask(self, job: Predictor) -> Predictions:
-        """What the model predicts for every example."""
+        """Return the model's predictions for all examples."""
         examples, records = self.examples
         check_lengths(job.model, self.task, records)
         self.answered = predictions(self.task, job, examples, records)
         return self.answered
 
     def score(self, answered: Predictions) -> dict[str, float]:
-        """The metrics of predictions."""
+        """Return the metrics of predictions."""
         known = metrics.METRICS.get(self.kind or "", {})
         return {name: known[name](*answered) for name in self.names if name in known}
 
 
 def loss_metrics(task: Objective) -> tuple[str, ...]:
-    """What can be told from the mean loss of a token. Bytes are those of texts that are predicted whole."""
+    """Return the metrics that follow from the mean loss per token; bits per byte only if texts are predicted whole."""
     if isinstance(task, NextToken | Translate):
         return metrics.LOSSES
     return metrics.LOSSES[:1] if type(task) is Masked or isinstance(task, Rewrite | Dialogue | Permuted) else ()
 
 
 def check(objective: Objective, names: Sequence[str]) -> None:
-    """That there are such metrics for an objective, and their libraries: before any work."""
+    """Raise ValueError if the objective lacks these metrics or a library is missing, before any work."""
     task = task_of(objective)
     metrics.check(names, kind_of(task), loss_metrics(task))
 

@@ -1,7 +1,7 @@
 """Loss by token index: how much a model gains from a longer context [Kaplan et al. 2020, Olsson et al. 2022].
 
 The index of a token is the number of tokens of its text before it. Indices are grouped by doublings (1, 2, 3 to 4, 5 to
-8, ...), and the derivative with respect to the logarithm of the index is that between the groups on both sides.
+8, ...). The derivative with respect to log(index) is the slope between the two neighbouring groups.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class PositionLoss:
     first: int
     last: int
     tokens: int
-    loss: float  # nats a token
-    slope: float | None = None  # derivative of the loss with respect to log(index); None where there is one group
+    loss: float  # nats per token
+    slope: float | None = None  # derivative of the loss with respect to log(index); None if there is only one group
 
     @property
     def middle(self) -> float:
@@ -35,7 +35,7 @@ class PositionLoss:
 
 
 def group_losses(sums: Sequence[float], counts: Sequence[int]) -> list[PositionLoss]:
-    """From the sum and the number of losses of every index from 1 on."""
+    """Group losses by doublings of the index, from the sum and number of losses of every index from 1 on."""
     groups, first = [], 1
     while first <= len(sums):
         last = min(2 ** math.ceil(math.log2(first)), len(sums))
@@ -52,7 +52,7 @@ def group_losses(sums: Sequence[float], counts: Sequence[int]) -> list[PositionL
 
 
 def losses_by_position(model: TransformerModule, batches: Iterable[Batch]) -> list[PositionLoss]:
-    """Of batches of texts, padded or packed, by a model that predicts the next token."""
+    """Return the losses by position of a next-token model on batches of padded or packed texts."""
     sums, counts = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.long)
     for batch in batches:
         batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
@@ -71,7 +71,7 @@ def pad_end(values: Tensor, size: int) -> Tensor:
 
 @torch.inference_mode()
 def token_losses(model: TransformerModule, batch: Batch) -> tuple[Tensor, Tensor]:
-    """(N,) index and (N,) loss of every token that follows another of its text."""
+    """Return the index (N,) and loss (N,) of every token except the first of each text."""
     ids, real = batch["input_ids"], batch.get("attention_mask")
     x = last_hidden_states(model, batch)  # (B, T, D)
     places = text_positions(real, batch.get("document_ids"))

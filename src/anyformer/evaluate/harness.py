@@ -1,9 +1,9 @@
-"""EleutherAI's lm-evaluation-harness on a model of ours, by the name "anyformer":
+"""Adapter for EleutherAI's lm-evaluation-harness, under the name "anyformer":
 
     lm_eval --model anyformer --model_args path=DIR --tasks hellaswag
 
-The harness finds it through its entry points (`lm_eval.models` in pyproject.toml). A release that does not look for
-those, as all up to 0.5.0.dev1, is started with `python -m anyformer.evaluate.harness` in the place of `lm_eval`.
+The harness finds it through its entry points (`lm_eval.models` in pyproject.toml). A release that does not read
+entry points (all up to 0.5.0.dev1) is started with `python -m anyformer.evaluate.harness` instead of `lm_eval`.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ ARGUMENTS = (
 
 
 class AnyformerLM(TemplateLM):
-    """`path` is a folder or a hub id. The other arguments mean what they mean to the harness's own `hf` model, whose
-    numbers these are: texts that are too long lose their beginning, and an empty context is the beginning token."""
+    """`path` is a folder or a hub id. The other arguments are the same as for the harness's `hf` model, and so are the
+    results: texts that are too long are cut at their start, and an empty context becomes the bos token."""
 
     max_gen_toks = 256
 
@@ -85,7 +85,7 @@ class AnyformerLM(TemplateLM):
             raise ValueError("give the folder of the model: --model_args path=DIR")
         folder = hub.resolve(str(path), offline=offline)
         self.tokenizer = Tokenizer.load(folder)
-        # the harness asks for "cuda" by itself, on every machine
+        # the harness passes "cuda" by default, on every machine
         self.model = load(folder, dtype=dtype, device="auto" if device is None or device.startswith("cuda") else device)
         check_can_generate(self.model)
         check_vocabulary_size(self.model, self.tokenizer)
@@ -112,7 +112,7 @@ class AnyformerLM(TemplateLM):
         special = self.add_bos_token if add_special_tokens is None else add_special_tokens
         if add_special_tokens is None and self.prefix_token_id is not None:
             begins = string.startswith(self.tokenizer.decode([self.prefix_token_id]))
-            special = False if begins else special  # it is there already
+            special = False if begins else special  # the text has it already
         return self.tokenizer.encode(string, add_special_tokens=True if special is None else special)
 
     @property
@@ -130,7 +130,7 @@ class AnyformerLM(TemplateLM):
         number = sum(parameter.numel() for parameter in self.model.parameters())
         return {"model_num_parameters": number, "model_dtype": str(self.model.dtype)}
 
-    # -- how likely a text is
+    # -- likelihood
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
@@ -174,7 +174,7 @@ class AnyformerLM(TemplateLM):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return totals
 
-    # -- writing
+    # -- generation
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         order = Collator(
@@ -186,7 +186,7 @@ class AnyformerLM(TemplateLM):
         written: list[str] = []
         with tqdm(total=len(requests), disable=disable_tqdm or None, desc="generate_until") as bar:
             for chunk in order.get_batched(n=self.batch_size):
-                asked = chunk[0][1]  # the same for all of them
+                asked = chunk[0][1]  # the same for the whole chunk
                 texts = self.write([context for context, _ in chunk], asked)
                 for (context, _), text in zip(chunk, texts, strict=True):
                     self.cache_hook.add_partial("generate_until", (context, asked), text)
@@ -218,7 +218,7 @@ class AnyformerLM(TemplateLM):
 
 
 def longest(spec: Model) -> int | None:
-    """The longest text that a model takes, or else that its config names (T5's was trained on)."""
+    """Return the longest text that a model takes, otherwise the length in its config (T5: of its training texts)."""
     limit = position_limit(spec)
     fields = families.find(spec.family).all_fields if limit is None and spec.family else {}
     named = ("n_positions", "max_position_embeddings", "n_ctx")
@@ -227,21 +227,21 @@ def longest(spec: Model) -> int | None:
 
 
 def pad_left(rows: list[list[int]], device: Any) -> dict[str, Any]:
-    """ "input_ids" and "attention_mask", the last tokens beneath each other."""
+    """Return "input_ids" and "attention_mask" of rows that are padded on the left."""
     T = max(map(len, rows))
     ids = torch.tensor([[0] * (T - len(row)) + row for row in rows], device=device)
     mask = torch.tensor([[0] * (T - len(row)) + [1] * len(row) for row in rows], device=device)
     return {"input_ids": ids, "attention_mask": mask}
 
 
-# after the harness's own, which it would not read any more
+# load the harness's own models first; it would not register them later
 assert lm_eval.models.MODEL_MAPPING
 if "anyformer" not in model_registry:
     model_registry.register("anyformer", target="anyformer.evaluate.harness:AnyformerLM")
 
 
 def main() -> None:
-    """The harness's own command, which knows our model now."""
+    """Run the harness's command, with our model registered."""
     from lm_eval.__main__ import cli_evaluate
 
     try:

@@ -1,4 +1,4 @@
-"""How likely a model finds texts: the sum of the log-probabilities of their tokens, after a context."""
+"""The likelihood of texts after a context: the sum of the log-probabilities of their tokens."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from anyformer.models import Call, TransformerModule
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import Batch, language_head, model_inputs, pad_rows, pad_texts
 
-SCORES = 2**27  # numbers that are held at once: the vocabulary's, for as many tokens as that makes
+SCORES = 2**27  # logits to hold at once (tokens x vocabulary)
 
-Pair = tuple[Sequence[int], Sequence[int]]  # token ids: what is given, and what is scored
+Pair = tuple[Sequence[int], Sequence[int]]  # token ids of the context and of the continuation to score
 
 
 class Likelihood(NamedTuple):
-    log_probability: float  # summed over the tokens
-    greedy: bool  # is each token the most likely one?
+    log_probability: float  # sum over the tokens
+    greedy: bool  # whether each token is the most likely one
 
 
 def likelihoods(
@@ -32,17 +32,18 @@ def likelihoods(
     size: int = 32,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[Likelihood]:
-    """Of what follows in each pair. An encoder-decoder reads the context and writes the rest; a decoder has one text.
+    """Return the likelihood of each continuation. An encoder-decoder reads the context and writes the continuation; a
+    decoder reads both as one text.
 
-    The longest come first: what does not fit is told at once. What a decoder would read twice, as it does where choices
-    of one token follow the same context, is read once.
+    The longest pairs are computed first, so that lack of memory shows at once. If a decoder would read the same tokens
+    for several pairs (choices of one token after the same context), it reads them once.
     """
     check_can_generate(model)
     for context, rest in pairs:
         if not len(context) or not len(rest):
             raise ValueError(f"a {'context' if len(rest) else 'continuation'} has no tokens")
     two = model.spec.pair
-    reads: dict[tuple[Any, ...], list[int]] = {}  # what is read -> for which pairs
+    reads: dict[tuple[Any, ...], list[int]] = {}  # tokens to read -> indices of pairs
     for i, (context, rest) in enumerate(pairs):
         reads.setdefault((tuple(context), tuple(rest)) if two else (*context, *rest[:-1]), []).append(i)
     order = sorted(reads.values(), key=lambda own: -sum(map(len, pairs[own[0]])))
@@ -65,8 +66,8 @@ def likelihoods(
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, rest: str, two: bool) -> tuple[list[int], list[int]]:
-    """Two texts as a pair of token ids. Spaces between them belong to the second, and to a decoder (not `two`) they are
-    one text: what of its tokens comes after those of the first."""
+    """Encode two texts as a pair of token ids. Spaces between them belong to the second text. For a decoder (not `two`)
+    both are encoded as one text, which is split after the number of tokens of the first."""
     shorter = context.rstrip()
     if shorter:
         context, rest = shorter, context[len(shorter) :] + rest
@@ -77,7 +78,7 @@ def encode_pair(tokenizer: Tokenizer, context: str, rest: str, two: bool) -> tup
 
 
 def pair_batch(model: TransformerModule, pairs: Sequence[Pair], two: bool) -> Batch:
-    """What the model reads, padded on the right, where no token that is scored sees it."""
+    """Return the model's inputs, padded on the right, where no scored token attends to the padding."""
     if not two:
         batch = pad_texts([{"input_ids": array([*context, *rest[:-1]])} for context, rest in pairs], 0)
     else:
@@ -89,7 +90,7 @@ def pair_batch(model: TransformerModule, pairs: Sequence[Pair], two: bool) -> Ba
 
 @torch.inference_mode()
 def last_hidden_states(model: TransformerModule, batch: Batch) -> Tensor:
-    """(B, T, D) what the head reads."""
+    """Return the hidden states (B, T, D) that the head reads."""
     call = Call(model_inputs(model, batch), kernel=model.kernel)
     x = model.hidden_states(call).x
     model.check_finite({"last_hidden_state": x}, call, resumed=False)
@@ -100,7 +101,7 @@ def last_hidden_states(model: TransformerModule, batch: Batch) -> Tensor:
 def score_tokens(
     model: TransformerModule, states: Sequence[Tensor], wanted: Sequence[Sequence[int]]
 ) -> list[Likelihood]:
-    """Of tokens, by the states (n, D) before each of them."""
+    """Return the likelihood of tokens from the hidden states (n, D) that predict them."""
     x = torch.cat(list(states))  # (N, D)
     tokens = torch.tensor([token for own in wanted for token in own], device=x.device)  # (N,)
     head = language_head(model)
@@ -112,6 +113,6 @@ def score_tokens(
 
 
 def of_tokens(scores: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """(N,) log-probabilities of tokens by scores (N, V), and whether each is the most likely token."""
+    """Return log-probabilities (N,) of tokens by logits (N, V), and whether each is the most likely token."""
     scores = scores.float()
     return scores.log_softmax(-1).gather(-1, tokens[:, None])[:, 0], scores.argmax(-1) == tokens

@@ -1,10 +1,10 @@
-"""Figures that say how good predictions are. Published implementations are called, never rewritten; SQuAD's two, whose
-definition is a short script of its own, are here.
+"""Metrics of predictions. Published implementations are called, not rewritten, except SQuAD's two, which are defined by
+a short script.
 
-A metric is about one kind of prediction, and one name means different things: `f1` of labels is that of the second
-label (GLUE), of tags that of whole entities (CoNLL), of answers that of their words (SQuAD). Shares are 0 to 1; what is
-published as 0 to 100 (SQuAD, BLEU, chrF, ROUGE) is so here. Of texts, what is wanted may be several that are all right;
-of transcripts (`wer`, `cer`) less is better.
+The meaning of a name depends on the kind of prediction: `f1` is the F1 of the second label (GLUE) for labels, of whole
+entities for tags (CoNLL), and of words for answers (SQuAD). Shares are 0 to 1, but metrics that are published as 0 to
+100 (SQuAD, BLEU, chrF, ROUGE) are 0 to 100 here. A text may have several right references. Lower is better for
+transcripts (`wer`, `cer`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _correlation(name: str) -> Metric:
     def score(predicted: Values, wanted: Values) -> float:
         stats = _library("scipy.stats", name)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", stats.ConstantInputWarning)  # one value only is told by the result: nan
+            warnings.simplefilter("ignore", stats.ConstantInputWarning)  # constant input gives nan
             return float(getattr(stats, name)(predicted, wanted).statistic)
 
     return score
@@ -58,7 +58,7 @@ def _correlation(name: str) -> Metric:
 
 
 def _entities(name: str) -> Metric:
-    """Whole entities, kind and both ends right [Tjong Kim Sang and De Meulder 2003]."""
+    """Score whole entities: type and both ends must be right [Tjong Kim Sang and De Meulder 2003]."""
 
     def score(predicted: Values, wanted: Values) -> float:
         seqeval = _library("seqeval.metrics", f"{name} of entities")
@@ -81,7 +81,7 @@ _MARKS = str.maketrans("", "", string.punctuation)
 
 
 def normalize_answer(answer: str) -> str:
-    """Lower case, without punctuation, without articles, single spaces: in this order."""
+    """Convert to lower case, then remove punctuation, articles and repeated spaces, in this order."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_MARKS)).split())
 
 
@@ -90,7 +90,7 @@ def same_answer(predicted: str, wanted: str) -> float:
 
 
 def shared_words(predicted: str, wanted: str) -> float:
-    """The harmonic mean of how many words of each stand in the other; of no answer, whether both are none."""
+    """Return the F1 of the words that two answers share; if one is empty, whether both are."""
     mine, theirs = normalize_answer(predicted).split(), normalize_answer(wanted).split()
     if not mine or not theirs:
         return float(mine == theirs)
@@ -100,7 +100,7 @@ def shared_words(predicted: str, wanted: str) -> float:
 
 def _answers(score: Callable[[str, str], float]) -> Metric:
     def mean(predicted: Values, wanted: Values) -> float:
-        """In percent; of several right answers the one that fits best counts."""
+        """Return the mean in percent; the best of several right answers counts."""
         each = [max(score(mine, one) for one in theirs or [""]) for mine, theirs in zip(predicted, wanted)]
         return 100 * sum(each) / len(each)
 
@@ -111,22 +111,22 @@ def _answers(score: Callable[[str, str], float]) -> Metric:
 
 
 def _right(wanted: Values) -> list[list[str]]:
-    """The texts that are right, of each example."""
+    """Return the list of references of each example."""
     return [[one] if isinstance(one, str) else list(one) for one in wanted]
 
 
 def _sacrebleu(name: str, **options: Any) -> Metric:
     def score(predicted: Values, wanted: Values) -> float:
         metric = getattr(_library("sacrebleu", name), name)(**options)
-        columns = zip_longest(*_right(wanted))  # the first of each example, the second where there is one, ...
+        columns = zip_longest(*_right(wanted))  # the first references, the second references, ...
         return float(metric.corpus_score(list(predicted), [list(column) for column in columns]).score)
 
     return score
 
 
 def _rouge(name: str) -> Metric:
-    """The mean F of shared n-grams, or of the longest common subsequence [Lin 2004], words without their endings; of
-    several right texts the one that fits best. For `rougeLsum` sentences stand on lines of their own."""
+    """Mean F1 of shared n-grams or of the longest common subsequence [Lin 2004], with stemmed words; the best
+    of several references counts. For `rougeLsum`, each sentence must be on its own line."""
 
     def score(predicted: Values, wanted: Values) -> float:
         scorer = _library("rouge_score.rouge_scorer", name).RougeScorer([name], use_stemmer=True)
@@ -148,11 +148,11 @@ def _moses(predicted: Values, wanted: Values) -> float:
     return bleu(tokenize(predicted), [tokenize(right) for right in _right(wanted)])
 
 
-# -- what was heard ---------------------------------------------------------------------------------------------------
+# -- transcripts ------------------------------------------------------------------------------------------------------
 
 
 def _errors(name: str) -> Metric:
-    """How many words (or letters) must be put in, taken out or changed, as a share of those that were said."""
+    """Insertions, deletions and substitutions of words (or letters), divided by the length of the reference."""
 
     def score(predicted: Values, wanted: Values) -> float:
         return float(getattr(_library("jiwer", name), name)(list(wanted), list(predicted)))
@@ -160,7 +160,7 @@ def _errors(name: str) -> Metric:
     return score
 
 
-# -- which there are --------------------------------------------------------------------------------------------------
+# -- all metrics ------------------------------------------------------------------------------------------------------
 
 METRICS: dict[str, dict[str, Metric]] = {
     "labels": {
@@ -186,7 +186,7 @@ METRICS: dict[str, dict[str, Metric]] = {
     },
     "transcripts": {"wer": _errors("wer"), "cer": _errors("cer")},
 }
-# metrics computed from the mean loss of a token
+# metrics computed from the mean loss per token
 LOSSES = ("perplexity", "bits_per_byte")
 # lower is better
 FALLING = ("loss", *LOSSES, "wer", "cer")
@@ -202,7 +202,7 @@ USUAL = {
 
 
 def check(names: Sequence[str], kind: str | None, losses: Sequence[str]) -> None:
-    """Before any work: that there are such metrics for this kind of prediction, and their libraries."""
+    """Raise ValueError if a metric does not fit this kind of prediction, or its library is missing."""
     known = [*METRICS.get(kind or "", {}), *losses]
     for name in names:
         if name not in known:

@@ -1,4 +1,4 @@
-"""Checks that any Part can be held to: those that anyformer's own suite asks of its Parts.
+"""Checks for any Part, the same that anyformer's test suite runs on its own Parts.
 
 >>> import anyformer as af
 >>> report = af.check(af.parts.RMSNorm())
@@ -44,7 +44,7 @@ from anyformer.stacks.sublayer import Sublayer
 from anyformer.transforms.recompute import recompute
 
 T, V, PADS = 12, 40, 4
-TOLERANCE = 1e-5  # of outputs, relative to the largest where that is above 1
+TOLERANCE = 1e-5  # of outputs, relative to the largest if it is above 1
 MIXER = "decoder.layers.attention.op"
 
 Result = Literal["passed", "failed", "does not apply"]
@@ -52,16 +52,16 @@ Result = Literal["passed", "failed", "does not apply"]
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One check and what came of it."""
+    """One check and its result."""
 
     name: str
     result: Result
-    reason: str  # the figure that was measured, what is wrong, or why it does not apply
+    reason: str  # the measured figure, what is wrong, or why it does not apply
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckReport:
-    """All checks of a Part, in the model it was put into."""
+    """All checks of a Part inside a model."""
 
     part: Part
     address: str  # of the Part in that model
@@ -95,17 +95,17 @@ class CheckReport:
 
 
 class DoesNotApply(Exception):
-    """Raised by a check that says nothing about this Part, with the reason."""
+    """Raised, with the reason, by a check that does not apply to this Part."""
 
 
 class Failed(Exception):
-    """Raised by a check, with what is wrong."""
+    """Raised by a check that fails, with what is wrong."""
 
 
 def check(part: Part | type[Part]) -> CheckReport:
-    """Puts a Part into a small model of texts, in the slot that it fits, and runs the checks of our own suite on it:
-    what a token sees, padding, packed documents, cached decoding, rows of a batch, gradients, half precision, saving,
-    counting. A Part that fits no slot of such a model is checked inside a description of yours: `check(model)`."""
+    """Put a Part into a small text model, in the slot that it fits, and run the checks of our test suite: causality,
+    padding, packed documents, cached decoding, rows of a batch, gradients, half precision, saving, counting. If a Part
+    fits no slot of the small model, give a description of a model that contains it: `check(model)`."""
     if isinstance(part, type):
         part = part()
     if not isinstance(part, Part):
@@ -132,7 +132,7 @@ def _run(name: str, subject: Subject) -> Check:
 
 
 def small_model(**changes: Any) -> DecoderModel:
-    """A small model of plain Parts that writes."""
+    """Return a small decoder of plain Parts."""
     block = Block(
         attention=Sublayer(pre_norm=LayerNorm(), op=Attention(num_heads=4, mask=Causal())),
         feedforward=Sublayer(pre_norm=LayerNorm(), op=MLP(width=24)),
@@ -151,12 +151,12 @@ def small_model(**changes: Any) -> DecoderModel:
 
 
 def as_encoder(spec: DecoderModel) -> EncoderModel:
-    """The same without a head, as a model in which a token may see all others."""
+    """Return the description as an encoder, in which a token may attend to all others."""
     return EncoderModel(**{("encoder" if name == "decoder" else name): value for name, value in spec.items()})
 
 
 def place(part: Part) -> tuple[Model, str]:
-    """A small model with the Part in it, and the Part's address there."""
+    """Return a small model that contains the Part, and the Part's address in it."""
     if isinstance(part, Model):
         if part.pair or part.towers or not reads_text(part):
             raise ValueError("af.check runs models with one stack that reads text (input_ids); this model is different")
@@ -174,7 +174,7 @@ def place(part: Part) -> tuple[Model, str]:
                 return spec, address if writes else address.replace("decoder", "encoder", 1)
     kind = type(part).__name__
     why = f" ({refusals[0]})" if refusals else ""
-    raise ValueError(f"{kind} fits no slot of a small model of texts{why}; give af.check a model's description with it")
+    raise ValueError(f"{kind} fits no slot of a small text model{why}; give af.check a model's description with it")
 
 
 def reads_text(spec: Model) -> bool:
@@ -182,7 +182,7 @@ def reads_text(spec: Model) -> bool:
 
 
 def addresses_for(kind: type[Part]) -> list[str]:
-    """The addresses of the small model where a Part of this kind may stand, those where one stands already first."""
+    """Return the addresses of the small model that take a Part of this kind; filled slots are first."""
     filled: list[str] = []
     empty: list[str] = []
     for path, owner in walk(small_model()):
@@ -195,7 +195,7 @@ def addresses_for(kind: type[Part]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is checked: a Part, at its address in a model."""
+    """The Part to check, at its address in a model."""
 
     part: Part
     spec: Model
@@ -214,13 +214,13 @@ class Subject:
         return torch.randint(1, self.vocab_size, (batch, length), generator=generator)
 
     def compare(self, difference: Callable[[TransformerModule], float], model: TransformerModule | None = None) -> str:
-        """Passes where two ways to compute the same differ by no more than the tolerance. What rounding did is
-        forgiven: what differs in fp32 is compared in double precision too."""
+        """Raise Failed if two ways to compute the same result differ by more than the tolerance. If they differ in
+        fp32, they are compared in double precision, so that rounding does not count."""
         model = self.model if model is None else model
         gap = difference(model)
         if not gap <= TOLERANCE:
             wide = copy.deepcopy(model).double()
-            with contextlib.suppress(RuntimeError):  # of a kernel without double precision
+            with contextlib.suppress(RuntimeError):  # a kernel may lack double precision
                 gap = difference(wide)
         if not gap <= TOLERANCE:
             raise Failed(f"off by {gap:.1e}, at most {TOLERANCE:.0e} is allowed")
@@ -228,7 +228,7 @@ class Subject:
 
 
 def random_model(spec: Model, seed: int = 0) -> TransformerModule:
-    """A model in eval mode with noise on every weight, so that none at 0 or 1 hides a mistake."""
+    """Return a model in eval mode with noise on every weight, so that weights of 0 or 1 hide no mistake."""
     model, generator = build(spec, seed=seed), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -239,7 +239,7 @@ def random_model(spec: Model, seed: int = 0) -> TransformerModule:
 
 @torch.no_grad()
 def outputs(model: TransformerModule, ids: Tensor, **inputs: Any) -> dict[str, Tensor]:
-    """Floating-point outputs by name. Random numbers are the same in every call."""
+    """Return the floating-point outputs by name. Random numbers are the same in every call."""
     if isinstance(model.spec, DecoderModel):
         inputs = {"use_cache": False, **inputs}
     with torch.random.fork_rng(devices=[]):
@@ -249,7 +249,7 @@ def outputs(model: TransformerModule, ids: Tensor, **inputs: Any) -> dict[str, T
 
 
 def per_token(model: TransformerModule, ids: Tensor, **inputs: Any) -> Tensor:
-    """(B, T, ...) what the model says of every token."""
+    """Return the model's output (B, T, ...) per token."""
     states = [value for value in outputs(model, ids, **inputs).values() if value.shape[:2] == ids.shape]
     if not states:
         raise DoesNotApply("the model has no output per token")
@@ -257,7 +257,7 @@ def per_token(model: TransformerModule, ids: Tensor, **inputs: Any) -> Tensor:
 
 
 def gap(a: Tensor, b: Tensor) -> float:
-    """The largest difference, relative to the largest value of `b` where that is above 1."""
+    """Return the largest difference, relative to the largest value of `b` if it is above 1."""
     if a.shape != b.shape:
         raise Failed(f"the shape is {tuple(a.shape)} and not {tuple(b.shape)}")
     if not b.numel():
@@ -271,7 +271,7 @@ def gap(a: Tensor, b: Tensor) -> float:
 
 
 def check_causality(subject: Subject) -> str:
-    """What a token sees is what its kind says."""
+    """Check that a token sees only what the Part's `sees` declares."""
     sees, spec = subject.part.sees, subject.spec
     if isinstance(subject.part, Model):
         sees = "past" if spec.writes else "all"
@@ -289,11 +289,11 @@ def check_causality(subject: Subject) -> str:
 
 
 def future_difference(model: TransformerModule, past_too: bool = False) -> float:
-    """How much other tokens after a place change what is said before it, in training and afterwards;
-    with `past_too`, also how much those before it change what is said from there on."""
+    """Return how much a change of later tokens changes the outputs before them, in training and in eval mode; with
+    `past_too`, also how much a change of earlier tokens changes the outputs after them."""
     ids, worst = Subject(model.spec, model.spec, "").ids(), 0.0
     size, training, kernel = model.spec.embedding.tokens.vocab_size, model.training, model.kernel
-    others = ids % (size - 1) + 1  # every token is another
+    others = ids % (size - 1) + 1  # every token differs
     for mode, model.kernel in ((True, "auto"), (False, "eager")):
         model.train(mode)
         plain = per_token(model, ids)
@@ -309,7 +309,7 @@ def future_difference(model: TransformerModule, past_too: bool = False) -> float
 
 
 def check_padding(subject: Subject) -> str:
-    """Pads on either side change nothing at the real tokens."""
+    """Check that padding on either side does not change the outputs of real tokens."""
 
     def difference(model: TransformerModule) -> float:
         ids, worst = subject.ids(), 0.0
@@ -324,7 +324,7 @@ def check_padding(subject: Subject) -> str:
 
 
 def check_packing(subject: Subject) -> str:
-    """Documents packed into a row are what each is by itself, or the row is refused."""
+    """Check that packed documents give the same outputs as separate ones, or are refused."""
     if "document_ids" not in subject.model.inputs:
         raise DoesNotApply("the model takes no packed documents")
     try:
@@ -344,7 +344,7 @@ def packing_difference(model: TransformerModule, cuts: tuple[int, ...] = (0, 5, 
 
 
 def check_cached_decoding(subject: Subject) -> str:
-    """Token by token with a state is what one pass gives: with a growing and a static one, and after padded prompts."""
+    """Check that cached decoding equals one pass: with a growing and a static state, and after padded prompts."""
     model = subject.model
     if not subject.spec.left_to_right or not subject.spec.writes:
         raise DoesNotApply("the model does not write")
@@ -369,7 +369,7 @@ def check_cached_decoding(subject: Subject) -> str:
 
 
 def check_rows(subject: Subject) -> str:
-    """A batch is what each of its rows is by itself."""
+    """Check that a batch gives the same outputs as its rows."""
 
     def difference(model: TransformerModule) -> float:
         ids = subject.ids(3)
@@ -380,7 +380,7 @@ def check_rows(subject: Subject) -> str:
 
 
 def check_gradients(subject: Subject) -> str:
-    """Every parameter of the Part learns, alike for one seed, and alike where layers are recomputed."""
+    """Check that every parameter of the Part gets a gradient, the same for one seed and with recomputed layers."""
     models = [build(subject.spec, seed=3).train() for _ in range(2)]
     first, second = (learn(model, subject.ids()) for model in models)
     for name, tensor in models[0].state_dict().items():
@@ -406,7 +406,7 @@ def check_gradients(subject: Subject) -> str:
 
 
 def _layerless(name: str) -> str:
-    """The address in the description of what a parameter is called: without the numbers of layers."""
+    """Return the address of a parameter in the description: its name without layer numbers."""
     return ".".join(step for step in name.split(".") if not step.isdecimal())
 
 
@@ -415,7 +415,7 @@ def _moves(slope: Tensor | None) -> bool:
 
 
 def learn(model: Any, ids: Tensor) -> dict[str, Tensor]:
-    """Gradients by parameter, of the labels' loss or of the distance of what comes out from something fixed."""
+    """Return gradients by parameter, of the loss of the labels or of the distance of the outputs from fixed noise."""
     model.zero_grad()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
@@ -431,7 +431,7 @@ def learn(model: Any, ids: Tensor) -> dict[str, Tensor]:
 
 
 def check_half_precision(subject: Subject) -> str:
-    """In bf16 and fp16 the model runs, keeps its type, and gives finite numbers near those of fp32."""
+    """Check that the model runs in bf16 and fp16 and gives finite outputs; report the difference from fp32."""
     ids, reports = subject.ids(), []
     exact = outputs(subject.model, ids)
     for dtype in (torch.bfloat16, torch.float16):
@@ -439,7 +439,7 @@ def check_half_precision(subject: Subject) -> str:
         try:
             halves = outputs(copy.deepcopy(subject.model).to(dtype), ids)
         except RuntimeError as error:
-            if "not implemented for" in str(error):  # a product that this machine has for other types only
+            if "not implemented for" in str(error):  # this machine lacks a kernel for this dtype
                 reports.append(f"{name} cannot run here")
                 continue
             raise
@@ -452,7 +452,7 @@ def check_half_precision(subject: Subject) -> str:
 
 
 def check_saving(subject: Subject) -> str:
-    """Saved and loaded, it is the same description, the same tensors and the same outputs."""
+    """Check that saving and loading keeps the description, the tensors and the outputs."""
     spec, model = subject.spec, subject.model
     if decode(encode(spec)) != spec:
         raise Failed("the description changes in a round trip through JSON")
@@ -472,7 +472,7 @@ def check_saving(subject: Subject) -> str:
 
 
 def check_counting(subject: Subject) -> str:
-    """It is counted without being allocated: parameters as built, and FLOPs."""
+    """Check that counting without allocating gives the number of parameters as built."""
     fixed = computed_tensors(subject.model)
     built = sum(p.numel() for name, p in subject.model.named_parameters() if name not in fixed)
     counted = count(subject.spec)

@@ -1,4 +1,4 @@
-"""Predictions and right answers: one function for each kind of objective, by the published procedure."""
+"""Predictions and right answers: one function per kind of prediction, by the published procedure."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class Predictions(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Predictor:
-    """How the model is asked."""
+    """A model with its tokenizer and the settings for predictions."""
 
     model: TransformerModule
     tokenizer: Tokenizer
     pad: int = 0
-    size: int = 32  # records at once
+    size: int = 32  # records per batch
     num_beams: int = 1
-    autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext  # not where texts are written
+    autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext  # not used for generation
     progress: Callable[[int, int], object] = lambda done, total: None
 
     def batches(self, objective: Objective, records: Sequence[Record]) -> Iterator[tuple[list[int], Batch]]:
-        """(which, batch), the longest first, so that a text that does not fit fails at once."""
+        """Yield (indices, batch), the longest first, so that lack of memory shows at once."""
         order = sorted(range(len(records)), key=lambda i: -objective.size(records[i]))
         for start in range(0, len(order), self.size):
             which = order[start : start + self.size]
@@ -60,7 +60,7 @@ class Predictor:
         self.progress(len(order), len(order))
 
     def logits(self, objective: Objective, records: Sequence[Record]) -> list[Tensor]:
-        """Of each record, on the CPU."""
+        """Return the logits of each record, on the CPU."""
         logits: list[Any] = [None] * len(records)
         for which, batch in self.batches(objective, records):
             with self.autocast():
@@ -71,13 +71,13 @@ class Predictor:
 
 
 def task_of(objective: Objective) -> Objective:
-    """The task itself, without auxiliary objectives around it."""
+    """Return the objective inside all wrappers (auxiliary objectives)."""
     return task_of(objective.of) if isinstance(objective, ObjectiveWrapper) else objective
 
 
 def kind_of(objective: Objective) -> str | None:
-    """What is predicted: "labels", "numbers", "tags", "answers", "texts", "transcripts"; None where nothing but a loss
-    can be told."""
+    """Return the kind of prediction: "labels", "numbers", "tags", "answers", "texts" or "transcripts"; None if an
+    objective has only a loss."""
     if isinstance(objective, Classify):
         return "labels" if objective.labels else "numbers"
     kinds = {
@@ -95,7 +95,7 @@ def kind_of(objective: Objective) -> str | None:
 def predictions(
     objective: Objective, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]
 ) -> Predictions:
-    """`records` are the objective's of each example."""
+    """Return predictions and right answers; `records` has the objective's records of each example."""
     ask: dict[str | None, Any] = {f.__name__: f for f in (labels, numbers, tags, answers, texts, transcripts)}
     return ask[kind_of(objective)](objective, job, examples, records)
 
@@ -116,8 +116,8 @@ def numbers(
 
 
 def tags(objective: Tag, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Predictions:
-    """A tag for every word that is asked about: its first token's. One without tokens (characters that the vocabulary
-    drops) is outside."""
+    """Predict a tag per labelled word, from its first token. A word without tokens (its characters are not in the
+    vocabulary) is outside ("O")."""
     outside = "O" if "O" in objective.labels else objective.labels[0]
     predicted, wanted = [], []
     for example, scores in zip(examples, job.logits(objective, [record for (record,) in records])):
@@ -136,8 +136,8 @@ def tags(objective: Tag, job: Predictor, examples: Sequence[Example], records: S
 def answers(
     objective: Answer, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]
 ) -> Predictions:
-    """The most likely span of all windows over the text. Where some questions have no answer (SQuAD 2.0), none is given
-    if the first token of every window is likelier."""
+    """Predict the most likely span of all windows over the text. If some questions have no answer (SQuAD 2.0), the
+    answer is "" if the first token of every window is likelier."""
     scores = span_scores(objective, job, [record for windows in records for record in windows])
     wanted = [right_answers(example) for example in examples]
     unanswered = not all(wanted)
@@ -158,7 +158,7 @@ def answers(
 
 
 def span_scores(objective: Answer, job: Predictor, records: Sequence[Record]) -> list[Tensor]:
-    """Of each window the scores (2, T) of its tokens to be the first and the last of the answer."""
+    """Return the start and end scores (2, T) of each window."""
     scores: list[Any] = [None] * len(records)
     for which, batch in job.batches(objective, records):
         inputs = {name: value for name, value in batch.items() if not name.endswith("_positions")}
@@ -173,7 +173,7 @@ def span_scores(objective: Answer, job: Predictor, records: Sequence[Record]) ->
 
 
 def right_answers(example: Example) -> list[str]:
-    """All texts that are right; none where there is no answer."""
+    """Return all right answers; an empty list if there is no answer."""
     given = example["answers"]
     if isinstance(given, Mapping):
         given = given.get("text", ())
@@ -211,8 +211,8 @@ def transcripts(
 
 
 def generate_texts(objective: Objective, job: Predictor, records: Sequence[Record], **options: Any) -> list[str]:
-    """What the model writes about each record, by `options` of generate: greedily unless they ask for more, and up to a
-    stop string. Where nothing says how long, it is at most twice as long as what was read, and a little."""
+    """Generate a text for each record, with the `options` of generate (default: greedy), up to a stop string. Without a
+    length limit in the options or the model, the text has at most 2 T + 20 tokens for an input of T tokens."""
     texts = [""] * len(records)
     limit, usual = position_limit(job.model.spec), settings_for(job.model, options)
     for which, batch in job.batches(objective, records):

@@ -1,6 +1,6 @@
-"""Regression in context: the predictions of a model next to those of statistics.
+"""In-context regression: compare a model with statistical estimators.
 
-B sequences, N points, P numbers a point. Whatever predicts says of every point what it makes of the pairs before it.
+B sequences, N points, P numbers per point. Every estimator predicts the value of each point from the pairs before it.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ Estimator = Callable[[Tensor, Tensor], Tensor]  # points (B, N, P), values (B, N
 
 
 def moments(points: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """X'X (B, N, P, P) and X'y (B, N, P) of the pairs before each."""
+    """Return X'X (B, N, P, P) and X'y (B, N, P) of the pairs before each point."""
     square = points[..., None] * points[..., None, :]
     product = points * values[..., None]
     return square.cumsum(1) - square, product.cumsum(1) - product
 
 
 def ridge(points: Tensor, values: Tensor, weight: float) -> Tensor:
-    """(X'X + weight I) beta = X'y."""
+    """Ridge regression: (X'X + weight I) beta = X'y."""
     square, product = moments(points, values)
     square = square + weight * torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
     return (torch.linalg.solve(square, product) * points).sum(-1)
 
 
 def least_squares(points: Tensor, values: Tensor) -> Tensor:
-    """The function nearest to the values; of several, as there are while pairs are few, the one of the least norm."""
+    """Least squares; if there are fewer pairs than numbers, the solution of minimum norm."""
     square, product = moments(points, values)
-    few = min(points.shape[-1] + 1, points.shape[1])  # with more pairs than numbers there is only one
+    few = min(points.shape[-1] + 1, points.shape[1])  # with more pairs the solution is unique
     inverse = torch.linalg.pinv(square[:, :few], rtol=1e-12, hermitian=True)
     beta = ((inverse @ product[:, :few, :, None])[..., 0], torch.linalg.solve(square[:, few:], product[:, few:]))
     return (torch.cat(beta, 1) * points).sum(-1)
 
 
 def neighbours(points: Tensor, values: Tensor, count: int = 3) -> Tensor:
-    """The mean value of the nearest points, as many as there are; 0 where there is none."""
+    """Return the mean value of the `count` nearest earlier points, or of fewer; 0 if there is none."""
     N = points.shape[1]
     before = torch.arange(N, device=points.device)
     far = torch.cdist(points, points).masked_fill(before >= before[:, None], float("inf"))  # (B, N, N)
@@ -51,20 +51,20 @@ def neighbours(points: Tensor, values: Tensor, count: int = 3) -> Tensor:
 
 
 def closeness(points: Tensor, scale: float) -> Tensor:
-    """(B, N, P) -> (B, N, N): the logarithm of the kernel exp(-distance^2 / 2 scale^2)"""
+    """(B, N, P) -> (B, N, N): the logarithm of the kernel exp(-distance^2 / 2 scale^2)."""
     return torch.cdist(points, points).square() / (-2 * scale**2)
 
 
 def smoother(points: Tensor, values: Tensor, scale: float) -> Tensor:
-    """The mean of the values before each, near ones with more weight [Nadaraya 1964; Watson 1964]: attention whose
-    scores are those of the kernel. 0 where there is none."""
+    """Return the kernel-weighted mean of the values before each point [Nadaraya 1964; Watson 1964]: attention with the
+    kernel's logarithm as scores. 0 if there is no earlier point."""
     later = torch.ones(points.shape[1], points.shape[1], dtype=torch.bool, device=points.device).triu()
     weights = closeness(points, scale).masked_fill(later, float("-inf")).softmax(-1).nan_to_num(0.0)
     return (weights * values[:, None]).sum(-1)
 
 
 def gaussian_process(points: Tensor, values: Tensor, scale: float, noise: float) -> Tensor:
-    """Kernel ridge regression of the pairs before each: what Bayes says of smooth functions, if of many waves."""
+    """Kernel ridge regression on the pairs before each point: optimal for smooth functions of many random waves."""
     near, found = closeness(points, scale).exp(), [torch.zeros_like(values[:, 0])]
     square = near + noise**2 * torch.eye(near.shape[-1], dtype=near.dtype, device=near.device)
     for n in range(1, values.shape[1]):
@@ -74,7 +74,7 @@ def gaussian_process(points: Tensor, values: Tensor, scale: float, noise: float)
 
 
 def estimators(objective: Regress) -> dict[str, Estimator]:
-    """Bayes for the functions that this objective draws, and others."""
+    """Return the Bayes estimator for the functions that this objective draws, and other estimators."""
     scale, noise = objective.scale, objective.noise
     weight = objective.width * noise**2
     found: dict[str, Estimator] = {
@@ -91,10 +91,9 @@ def estimators(objective: Regress) -> dict[str, Estimator]:
 def curves(
     model: TransformerModule | None, objective: Regress, count: int = 2**17, batch: int = 4096, seed: int = 0
 ) -> dict[str, list[float]]:
-    """The mean squared error after 0, 1, ..., `context` pairs, the noise of the value that is asked for included: of
-    the model, of Bayes (for linear functions, ridge with width x noise^2), of least squares and of the 3 nearest
-    neighbours, all on the same `count` sequences. Their seeds are small, and those of a training any of 63 bits: it
-    has not seen them."""
+    """Return the mean squared error after 0, 1, ..., `context` pairs, including the noise of the value, on the same
+    `count` sequences: of the model, of Bayes (for linear functions, ridge with width x noise^2), of least squares and
+    of the 3 nearest neighbours. Seeds here are small and those of training have 63 bits, so these sequences are new."""
     device = torch.device("cpu") if model is None else model.device
     predictors = estimators(objective)
     if model is not None:

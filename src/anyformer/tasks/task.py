@@ -298,9 +298,7 @@ class TaskRun:
         """Encode a text or a pair as {"input_ids", "token_type_ids"}."""
         encoding = self.encode(text, pair, truncate=truncate)
         ids = array(self.tokenizer._ids(encoding))
-        types = (
-            np.zeros_like(ids) if pair is None else array(encoding.type_ids)
-        )  # a batch may mix pairs and single texts
+        types = np.zeros_like(ids) if pair is None else array(encoding.type_ids)  # batches mix pairs and texts
         return {"input_ids": ids, "token_type_ids": types}
 
     def pixels(self, row: Row) -> Tensor:

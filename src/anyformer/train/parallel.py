@@ -193,9 +193,7 @@ class Layout:
         columns = [list(range(first, num, mesh.tensor)) for first in range(mesh.tensor)]
         self.data_group = dist.new_subgroups_by_enumeration(columns)[0] if mesh.tensor > 1 else None  # None: all
         if self.sharded:
-            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(
-                logging.ERROR
-            )  # it recommends flattening meshes
+            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # advises flattening
             names = ("replicate", "shard", "tensor")
             shape = (replicate, mesh.shard * mesh.expert, mesh.tensor)
             self.mesh = dist.device_mesh.init_device_mesh(device.type, shape, mesh_dim_names=names)

@@ -205,9 +205,7 @@ def claim_folder(run: Run, folder: Path, resume: bool) -> Iterator[tuple[bool, F
     except BaseException:
         if fresh and parallel.rank() == 0:
             (folder / "run.json").unlink(missing_ok=True)
-            shutil.rmtree(
-                folder / "tokenizer", ignore_errors=True
-            )  # `prepare_folder` checked that it did not exist before
+            shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # `prepare_folder` found none
         lock.release()
         raise
 
