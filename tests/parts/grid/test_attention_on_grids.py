@@ -186,7 +186,7 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: Convolutions(layers=(OpLayer(op=NonLocal(), pool=2), Convolution())), "ResidualDown"),
     (lambda: Convolutions(layers=(OpLayer(op=NonLocal()),)), "the last layer must be a Convolution"),
     (lambda: LayersDown(width=8, layers=()), "at least one layer"),
-    (lambda: made(LayersDown(width=9, layers=(OpLayer(op=NonLocal()),))), "LayersDown.width is 9"),
+    (lambda: made(LayersDown(width=9, layers=(OpLayer(op=NonLocal()),))), "not LayersDown.width 9"),
     (lambda: af.build(af.override(af.spec("swin-tiny"), {
         "encoder.stages.0.layers.plain.attention.op.mixer": HaloAttention(num_heads=3)})), "ignores the seams"),
 ]  # fmt: skip

@@ -228,7 +228,7 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: model(Sublayer(op=PooledAttention(num_heads=1, keys=GridPool(kernel=(1, 3, 3), stride=(1, 1, 1))))),
      "PooledAttention needs a video, which PatchEmbedding does not give; VideoEmbedding does"),
     (lambda: LocalRelation(num_heads=2, size=4), "size is 4; it must be odd"),
-    (lambda: SeparableLearned(length=7, frames=2), "SeparableLearned.length 7 is not a multiple of frames=2"),
+    (lambda: SeparableLearned(length=7, frames=2), "SeparableLearned: length 7 must be a multiple of frames=2"),
     (lambda: PatchEmbedding(**SMALL, kernel=(7, 7), edge=(3, 3)), "PatchEmbedding.pad: .*set pad=False"),
     (lambda: af.build(model(TURN))(pixel_values=torch.randn(1, 3, 16, 12), attention_mask=torch.zeros(1, 13)),
      "give no attention_mask"),
