@@ -171,8 +171,8 @@ def test_clear_errors() -> None:
     one, two = Convolution(), Convolution(stride=2)
     for make, match in (
         (lambda: Convolution(kernel=2), "odd"), (lambda: Convolutions(layers=(two,)), "ResidualDown"),
-        (lambda: Convolutions(layers=(Convolution(width=4),)), "leave its width out"),
-        (lambda: Convolutions(layers=()), "one Convolution or more"),
+        (lambda: Convolutions(layers=(Convolution(width=4),)), "the last layer must be a Convolution without a width"),
+        (lambda: Convolutions(layers=()), "the last layer must be a Convolution"),
         (lambda: ResidualDown(width=4, layers=(two,), skip=one), "the stride of all layers, 2"),
         (lambda: ConvolutionEmbedding(layers=(one,), pool=2), "odd pool"),
         (lambda: af.override(af.spec("gpt2"), {"decoder.layers.attention.op": Convolutions(layers=(one,))}), "future"),

@@ -168,19 +168,19 @@ def test_it_is_counted_drawn_traced_and_changed_like_any_model() -> None:
 
 
 @pytest.mark.parametrize(("change", "told"), [
-    (lambda: ConvEmbedding(image_size=(8, 9), widths=(8, 8)), "2 stages halve 8 x 9 pixels into a fraction of one"),
+    (lambda: ConvEmbedding(image_size=(8, 9), widths=(8, 8)), "2 stages need sides divisible by 2, got 8 x 9"),
     (lambda: ConvEmbedding(image_size=(8, 8), widths=()), "ConvEmbedding.widths are ()"),
-    (lambda: ConvEmbedding(image_size=(8, 8), widths=(4,), kernel=4), "an odd one keeps pixels in their places"),
+    (lambda: ConvEmbedding(image_size=(8, 8), widths=(4,), kernel=4), "kernel is 4; it must be odd"),
     (lambda: ConvDecoder(widths=(4, 0)), "ConvDecoder.widths are"),
     (lambda: GumbelCodes(codes=1), "GumbelCodes.codes is 1"),
     (lambda: GumbelCodes(temperature=0.0), "GumbelCodes.temperature is 0.0"),
-    (lambda: RoundedCodes(levels=(4, 1)), "at least 2 for each number"),
-    (lambda: RoundedCodes(levels=(2,) * 32), "2^31 codes in all"),
-    (lambda: ConvDecoder(blocks=10**9), "4 stages of 1,000,000,000 blocks; at most 20 of 1,000 can be built"),
+    (lambda: RoundedCodes(levels=(4, 1)), "levels are (4, 1); each at least 2"),
+    (lambda: RoundedCodes(levels=(2,) * 32), "product at most 2^31"),
+    (lambda: ConvDecoder(blocks=10**9), "4 stages of 1,000,000,000 blocks; the limit is 20"),
     (lambda: spec(painter=ConvDecoder(channels=1, widths=(12, 8))), "painter.channels is 1, but embedding.channels is 2"),
     (lambda: spec(painter=ConvDecoder(channels=2, widths=(12,))), "1 stages, which decode images of 4 x 6 pixels"),
-    (lambda: af.build(spec())(pixel_values=torch.zeros(1, 2, 8, 8)), "is (batch, 2 channels, 8, 12), got (1, 2, 8, 8)"),
-    (lambda: af.build(spec())(), "pixel_values is (batch, 2 channels, 8, 12), got None"),
+    (lambda: af.build(spec())(pixel_values=torch.zeros(1, 2, 8, 8)), "must be (batch, 2 channels, 8, 12), got (1, 2, 8, 8)"),
+    (lambda: af.build(spec())(), "pixel_values must be (batch, 2 channels, 8, 12), got None"),
     (lambda: af.build(spec()).picture(torch.zeros(1, 4, 5).long()), "codes must be (batch, 4, 6), got (1, 4, 5)"),
     (lambda: af.build(spec()).picture(torch.full((1, 4, 6), 12)), "from 0 to 11, got 12 to 12"),
 ])  # fmt: skip

@@ -96,5 +96,5 @@ def test_what_is_seen_and_what_does_not_fit() -> None:
     assert (part.sees, part.replace(causal=True).sees, part.replace(kernel=1).sees) == ("all", "past", "itself")
     assert part.causal_alternative == repr(part.replace(causal=True))
     wide = Convolved(width=D + 1)
-    with pytest.raises(ValueError, match="here.out: width 13 does not fit the model's 12"):
+    with pytest.raises(ValueError, match="here.out: width 13 is larger than the model's 12"):
         made(BranchedConvolution(left=wide, right=wide, out=wide), D)

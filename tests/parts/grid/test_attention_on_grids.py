@@ -181,14 +181,14 @@ def test_an_op_among_convolutions() -> None:
 REFUSED: list[tuple[Any, str]] = [
     (lambda: HaloAttention(num_heads=2, block=3, step=2), "it must divide the block of 3"),
     (lambda: HaloAttention(num_heads=2, bias="o"), "among 'qkv'"),
-    (lambda: made(HaloAttention(num_heads=8)), "half of a head's 1 channels"),
-    (lambda: made(HaloAttention(num_heads=2, out=7)), "values of 7 channels"),
+    (lambda: made(HaloAttention(num_heads=8)), "even head width, got 1"),
+    (lambda: made(HaloAttention(num_heads=2, out=7)), "7 value channels"),
     (lambda: Convolutions(layers=(OpLayer(op=NonLocal(), pool=2), Convolution())), "ResidualDown"),
-    (lambda: Convolutions(layers=(OpLayer(op=NonLocal()),)), "the last is as wide as its place"),
-    (lambda: LayersDown(width=8, layers=()), "one layer or more"),
-    (lambda: made(LayersDown(width=9, layers=(OpLayer(op=NonLocal()),))), "LayersDown.width is 9"),
+    (lambda: Convolutions(layers=(OpLayer(op=NonLocal()),)), "the last layer must be a Convolution"),
+    (lambda: LayersDown(width=8, layers=()), "at least one layer"),
+    (lambda: made(LayersDown(width=9, layers=(OpLayer(op=NonLocal()),))), "not LayersDown.width 9"),
     (lambda: af.build(af.override(af.spec("swin-tiny"), {
-        "encoder.stages.0.layers.plain.attention.op.mixer": HaloAttention(num_heads=3)})), "looks over the seams"),
+        "encoder.stages.0.layers.plain.attention.op.mixer": HaloAttention(num_heads=3)})), "ignores the seams"),
 ]  # fmt: skip
 
 

@@ -220,15 +220,15 @@ REFUSED: list[tuple[Any, str]] = [
      r"Stages.stages.1: .*change the width"),
     (lambda: PooledAttention(num_heads=1, queries=GridPool(kernel=(2, 3), stride=(1, 1))), "its sizes must be odd"),
     (lambda: PooledAttention(num_heads=1, queries=GridPool(kernel=(3, 3), stride=(1, 3))), "must be 1 or even"),
-    (lambda: PooledAttention(num_heads=1, queries=FINE, position=GridVectors(size=(2, 2, 2))), "or all of a video"),
-    (lambda: GridPool(kernel=(3,), stride=(1,)), "rows and columns, of a video after its frames"),
+    (lambda: PooledAttention(num_heads=1, queries=FINE, position=GridVectors(size=(2, 2, 2))), "or all for videos"),
+    (lambda: GridPool(kernel=(3,), stride=(1,)), "frames, rows, columns"),
     (lambda: GridPool(kernel=(3, 0), stride=(1, 1)), "at least 1"),
     (lambda: af.build(model(Sublayer(op=PooledAttention(num_heads=3)))), "width 8 is not a multiple of 3 heads"),
     (lambda: model(Sublayer(op=LocalRelation(num_heads=2))), "LocalRelation needs a grid"),
     (lambda: model(Sublayer(op=PooledAttention(num_heads=1, keys=GridPool(kernel=(1, 3, 3), stride=(1, 1, 1))))),
      "PooledAttention needs a video, which PatchEmbedding does not give; VideoEmbedding does"),
-    (lambda: LocalRelation(num_heads=2, size=4), "an odd side"),
-    (lambda: SeparableLearned(length=7, frames=2), "SeparableLearned.length is 7, of 2 frames"),
+    (lambda: LocalRelation(num_heads=2, size=4), "size is 4; it must be odd"),
+    (lambda: SeparableLearned(length=7, frames=2), "SeparableLearned: length 7 must be a multiple of frames=2"),
     (lambda: PatchEmbedding(**SMALL, kernel=(7, 7), edge=(3, 3)), "PatchEmbedding.pad: .*set pad=False"),
     (lambda: af.build(model(TURN))(pixel_values=torch.randn(1, 3, 16, 12), attention_mask=torch.zeros(1, 13)),
      "give no attention_mask"),
@@ -351,7 +351,7 @@ def test_axial_rotary_positions(before: int) -> None:
     q, k = module.rotate(q, k, ctx)
     scores = (q @ k.mT)[..., before:, before:].unflatten(-1, GRID).unflatten(2, GRID)
     close(scores[:, :, 1:, 1:, 1:, 1:], scores[:, :, :-1, :-1, :-1, :-1], 1e-5)
-    with pytest.raises(ValueError, match="6 is no multiple of 4"):
+    with pytest.raises(ValueError, match="multiple of 4, got 6"):
         AxialRope().build(Site(width=6))
 
 

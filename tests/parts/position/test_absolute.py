@@ -610,7 +610,7 @@ def test_every_parameter_learns(scheme: dict[str, Any]) -> None:
     (lambda: TextEmbedding(tokens=Tokens(vocab_size=9), position=Sinusoidal(length=9), numbering=RealTokens()),
      "set offset=1"),
     (lambda: Windows(mixer=Attention(num_heads=2, position=GridBias(num_heads=2, size=2)), size=3),
-     "Windows.mixer.position.size is 2; windows of 3 a side need 3"),
+     "Windows.mixer.position.size is 2; windows of size 3 need 3"),
     (lambda: Convolutional(groups=3).build(Site(width=8)), "not a multiple of 3 groups"),
     (lambda: Attention(num_heads=4, position=Alibi(num_heads=8)), "Attention.position.num_heads is 8; it must equal"),
 ])  # fmt: skip

@@ -1,1 +1,1 @@
-"""Convolutions along a sequence."""
+"""Convolutions over a sequence."""

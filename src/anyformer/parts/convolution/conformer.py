@@ -1,4 +1,4 @@
-"""Convolutions as token mixers. B batch, T frames, D width, k taps."""
+"""The Conformer's convolution module."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from anyformer.specs.part import Sees, Site, farthest
 
 
 class ConvolutionModule(Op, sees="all", called=("Conformer", "depthwise convolution")):
-    """The Conformer's: pointwise, gate, depthwise, norm, activation, pointwise [Gulati et al. 2020]."""
+    """The Conformer's convolution: pointwise, gate, depthwise, norm, activation, pointwise [Gulati et al. 2020]."""
 
     kernel: int = 31
     activation: Activation = "silu"
     norm: Norm | RowNorm = BatchNorm()
     bias: bool = False
-    causal: bool = False  # taps look back only
-    masked: bool = False  # pads are zero for the taps, always if causal; else they reach frames beside them (published)
+    causal: bool = False  # use only past frames
+    masked: bool = (
+        False  # zero the padding before the depthwise convolution (always if causal); not in published models
+    )
 
     def check(self) -> None:
         at_least(self, 1, "kernel")
@@ -53,7 +55,7 @@ class ConvolutionModuleModule(nn.Module):
         self.norm = part.norm.build(site.child("norm"))
         self.out = nn.Linear(width, width, bias=part.bias)
         self.activation = ACTIVATIONS[part.activation]
-        # an even number of taps has one more after a frame than before it (the paper's 32)
+        # an even kernel (the paper's 32) reaches one frame further ahead than back
         self.padding = (part.kernel - 1, 0) if part.causal else ((part.kernel - 1) // 2, part.kernel // 2)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
@@ -64,7 +66,7 @@ class ConvolutionModuleModule(nn.Module):
         x = ctx.tap(self.address, "taps", taps)
         if isinstance(self.norm, RowNormModule):
             if ctx.documents is not None:
-                raise ValueError(f"{self.address}.norm is over a row, which then holds one document; LayerNorm is not")
+                raise ValueError(f"{self.address}.norm covers whole rows, so documents cannot be packed; use LayerNorm")
             x = self.norm(x, real)
         else:
             x = self.norm(x)

@@ -1,6 +1,6 @@
-"""Convolutions over tokens that keep to a text: pads and other documents are zeros, and what lies before is remembered.
+"""Convolutions over the tokens of a text. Padding and other documents count as zeros; past tokens are cached.
 
-B batch, T tokens, C channels, H heads, K channels a head, D width, k taps.
+B batch, T tokens, C channels, H heads, K channels per head, D width, k kernel size.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from anyformer.specs.part import Part, Sees, Site, farthest, parts_in
 def neighbours(
     x: Tensor, taps: int, causal: bool, rows: PackedRows, store: Store | None = None, name: str = ""
 ) -> tuple[Tensor, Tensor | None]:
-    """(B, T, C) -> (B, T, C, k) the tokens around each one, or up to it where causal; zeros where there are none. And
-    (B, T, k) which of them belong to its document, where several are packed."""
+    """Return the k tokens around each token of x (B, T, C), or up to it if causal, as (B, T, C, k), with zeros beyond
+    the text; and a mask (B, T, k) of those in the same document, if documents are packed."""
     after = 0 if causal else taps // 2
     before = taps - 1 - after
     x = x if rows.real is None else x * rows.real.to(x.dtype)
@@ -40,24 +40,26 @@ def neighbours(
         return around, None
     T = around.shape[1]
     back = [rows.age >= i for i in range(before, -1, -1)]
-    ahead = [F.pad(rows.age[:, i:] >= i, (0, i))[:, :T] for i in range(1, after + 1)]  # of one that has i before it
+    ahead = [
+        F.pad(rows.age[:, i:] >= i, (0, i))[:, :T] for i in range(1, after + 1)
+    ]  # the i-th next token has age >= i
     return around, torch.stack((*back, *ahead), dim=-1)
 
 
 def window_state(causal: bool, **windows: tuple[int, int]) -> PerRow | None:
-    """The decoding state of causal convolutions {name: (taps, channels)}: the last taps - 1 tokens of each."""
+    """Return the decoding state of causal convolutions {name: (taps, channels)}: the last taps - 1 tokens of each."""
     shapes = {name: (taps - 1, channels) for name, (taps, channels) in windows.items() if taps > 1}
     return PerRow(shapes) if causal and shapes else None
 
 
 class Convolving(Op):
-    """A convolution over the tokens."""
+    """Base class of convolutions over tokens."""
 
-    causal: bool = False  # taps look back only
+    causal: bool = False  # use only past tokens
 
     @property
     def reach(self) -> int:
-        """The largest kernel of its convolutions."""
+        """The largest kernel size."""
         raise NotImplementedError
 
     def reaches(self) -> Sees | None:
@@ -73,14 +75,14 @@ class Convolving(Op):
 
 
 class LightweightConvolution(Convolving, sees="all", called=("LightConv", "DynamicConv (dynamic=True)")):
-    """A gate, then each channel's average over its neighbours by the softmax of `kernel` taps, which the channels of a
-    head share: learned, or with `dynamic` predicted from each token [Wu et al. 2019]."""
+    """A gate, then a depthwise convolution whose kernel is normalised by a softmax and shared by the channels of a head
+    [Wu et al. 2019]."""
 
     num_heads: int
     kernel: int = 31
-    dynamic: bool = False
+    dynamic: bool = False  # predict the kernel from each token; False: learn it
     bias: bool = True
-    dropout: float = 0.0  # on the taps
+    dropout: float = 0.0  # on the kernel weights
 
     def check(self) -> None:
         at_least(self, 1, "num_heads", "kernel")
@@ -123,14 +125,14 @@ class LightweightConvolutionModule(InHeads):
         return rows.unpack(self.o(ctx.tap(self.address, "mixed", mixed)))
 
 
-# -- one over all channels ---------------------------------------------------------------------------------------------
+# -- one convolution over all channels --------------------------------------------------------------------------------
 
 
 class TokenConvolution(Op, sees="all", called=("1D convolution", "n-gram convolution")):
-    """Each token and its neighbours, by one convolution and an activation (DeBERTa v2). Pads are zeros."""
+    """A convolution over tokens and an activation (DeBERTa v2). Padding counts as zeros."""
 
     kernel: int = 3
-    groups: int = 1  # channels see only those of their group
+    groups: int = 1  # as in nn.Conv1d
     activation: Activation = "tanh"
     dropout: float = 0.0  # before the activation
 
@@ -171,20 +173,19 @@ class TokenConvolutionModule(nn.Module):
         return self.activation(F.dropout(y, self.part.dropout) if self.training and self.part.dropout else y)
 
     def convolve_documents(self, x: Tensor, padding: tuple[int, int], documents: Tensor) -> Tensor:
-        """Each token sees only its own document (B, T)."""
+        """Convolve x (B, T, C) separately within each document; `documents` is (B, T)."""
         k, (T, C) = self.part.kernel, x.shape[1:]
         around = F.pad(documents, padding, value=-1)
         same = torch.stack([around[:, i : i + T] == documents for i in range(k)], dim=1)  # (B, k, T)
         x = F.pad(x, (0, 0, *padding)).unfold(1, k, 1) * same.transpose(1, 2)[:, :, None].to(x.dtype)  # (B, T, C, k)
-        # as rows of k tokens each
         return self.taps(x.reshape(-1, C, k)).view(-1, T, C)
 
 
-# -- the Evolved Transformer's ----------------------------------------------------------------------------------------
+# -- Evolved Transformer ----------------------------------------------------------------------------------------------
 
 
 class Gate(Op, sees="itself", called=("gated linear unit",)):
-    """up(x) * sigmoid(gate(x)), as wide as x [Dauphin et al. 2017]."""
+    """up(x) * sigmoid(gate(x)), with the width of x [Dauphin et al. 2017]."""
 
     bias: bool = True
 
@@ -202,11 +203,11 @@ class GateModule(nn.Module):
 
 
 class Convolved(Part, sees="itself"):
-    """One convolution over tokens: of all channels at once, or of each by itself and then a mix of them (separable)."""
+    """One convolution over tokens."""
 
-    width: int  # channels that come out
+    width: int  # output channels
     kernel: int = 3
-    separable: bool = False
+    separable: bool = False  # depthwise, then pointwise
     activation: Activation = "identity"
     bias: bool = True
 
@@ -233,14 +234,14 @@ class ConvolvedModule(nn.Module):
 
 
 class BranchedConvolution(Convolving, sees="all", called=("Evolved Transformer convolution",)):
-    """Two convolutions of the same tokens, the narrower filled up with zeros, added, normalised, and convolved again
+    """Two convolutions of the same input, added (the narrower output is zero-padded), normalised and convolved again
     [So et al. 2019]."""
 
     left: Convolved
     right: Convolved
     out: Convolved
     norm: Norm = LayerNorm()
-    dropout: float = 0.0  # on what each of the two says
+    dropout: float = 0.0  # on the outputs of `left` and `right`
 
     def check(self) -> None:
         chance(self, "dropout")
@@ -259,7 +260,7 @@ class BranchedConvolutionModule(nn.Module):
     def __init__(self, part: BranchedConvolution, site: Site) -> None:
         super().__init__()
         if part.out.width > site.width:
-            raise ValueError(f"{site.address}.out: width {part.out.width} does not fit the model's {site.width}")
+            raise ValueError(f"{site.address}.out: width {part.out.width} is larger than the model's {site.width}")
         self.part, self.address, self.width = part, site.address, site.width
         self.inner_width = max(part.left.width, part.right.width)
         inner = site.child("out", width=self.inner_width)
@@ -278,13 +279,13 @@ class BranchedConvolutionModule(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         rows, store = PackedRows.from_context(ctx), ctx.store(self.address) if self.state_spec() is not None else None
         x = rows.pack(x)
-        found = x.new_zeros(())
+        inner = x.new_zeros(())
         for name in ("left", "right"):
             y = self.convolve(name, x, rows, store)
             if self.training and self.part.dropout:
                 y = F.dropout(y, self.part.dropout)
-            found = found + F.pad(y, (0, self.inner_width - y.shape[-1]))
-        y = self.convolve("out", self.norm(ctx.tap(self.address, "inner", found)), rows, store)
+            inner = inner + F.pad(y, (0, self.inner_width - y.shape[-1]))
+        y = self.convolve("out", self.norm(ctx.tap(self.address, "inner", inner)), rows, store)
         return rows.unpack(F.pad(y, (0, self.width - y.shape[-1])))
 
     def convolve(self, name: str, x: Tensor, rows: PackedRows, store: Store | None) -> Tensor:

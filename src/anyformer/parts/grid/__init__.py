@@ -1,1 +1,1 @@
-"""What works on the grid of an image: windows, pooling, convolutions, autoencoders."""
+"""Parts that work on the grid of an image: windows, pooling, convolutions, autoencoders."""

@@ -1,7 +1,7 @@
-"""The autoencoder of latent diffusion [Rombach et al. 2022]: residual convolutions with group norms, and attention over
+"""The autoencoder of latent diffusion [Rombach et al. 2022]: residual convolutions with group norms, and attention on
 the coarsest grid.
 
-B batch, C channels, H W pixels, N places of the grid, W width of a stage.
+B batch, C channels, H W pixels, N cells of the grid, E width of the latent, W width of a stage.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ EPS = 1e-6
 
 
 class KLEmbedding(GridEmbedding, sees="all", called=("AutoencoderKL", "encoder of Stable Diffusion")):
-    """A grid of vectors made of a picture by residual convolutions with group norms: stages of `widths`, from fine to
-    coarse, each but the first on half as many rows and columns as the one before, and attention at the end. It reads
-    pictures of any size; `image_size` is the one that is counted."""
+    """Encodes an image as a grid of vectors by residual convolutions with group norms, in stages of `widths` from fine
+    to coarse, with attention at the end. Each stage after the first halves the rows and columns. Images can have any
+    size; `image_size` is used to count FLOPs and memory."""
 
     any_size: ClassVar[bool] = True
 
     widths: tuple[int, ...] = (128, 256, 512, 512)
-    blocks: int = 2  # in each stage
-    groups: int = 32  # of each norm
+    blocks: int = 2  # per stage
+    groups: int = 32  # of the group norms
     activation: Activation = "silu"
     attention: bool = True
 
@@ -42,7 +42,7 @@ class KLEmbedding(GridEmbedding, sees="all", called=("AutoencoderKL", "encoder o
         check_stages("KLEmbedding", self.widths, self.blocks)
         check_groups(self)
         if min(self.image_size) < 2 ** (len(self.widths) - 1):
-            raise ValueError(f"KLEmbedding: {len(self.widths)} stages halve {self.image_size} pixels to nothing")
+            raise ValueError(f"KLEmbedding.image_size {self.image_size} is too small for {len(self.widths)} stages")
 
     @property
     def grid(self) -> Grid:
@@ -53,15 +53,15 @@ class KLEmbedding(GridEmbedding, sees="all", called=("AutoencoderKL", "encoder o
 
 
 class KLDecoder(ImageDecoder, sees="all", called=("AutoencoderKL", "decoder of Stable Diffusion")):
-    """Pixels made of a grid of vectors, the way back from `KLEmbedding`: attention, and stages of `widths` from coarse
-    to fine, each but the last followed by twice as many rows and columns. `mix` is a product before all that."""
+    """Decodes a grid of vectors of `KLEmbedding` to pixels: attention, then stages of `widths` from coarse to fine.
+    Each stage but the last doubles the rows and columns at its end."""
 
     widths: tuple[int, ...] = (512, 512, 256, 128)
     blocks: int = 3
     groups: int = 32
     activation: Activation = "silu"
     attention: bool = True
-    mix: bool = True
+    mix: bool = True  # start with a 1 x 1 convolution
 
     def check(self) -> None:
         super().check()
@@ -74,7 +74,8 @@ class KLDecoder(ImageDecoder, sees="all", called=("AutoencoderKL", "decoder of S
 def check_groups(part: Any) -> None:
     at_least(part, 1, "groups")
     if uneven := [width for width in part.widths if width % part.groups]:
-        raise ValueError(f"{type(part).__name__}.groups: {uneven[0]} channels are not {part.groups} equal groups")
+        kind = type(part).__name__
+        raise ValueError(f"{kind}.groups: width {uneven[0]} is not a multiple of {part.groups} groups")
 
 
 class Normed(nn.GroupNorm):
@@ -99,7 +100,7 @@ class KLEmbeddingModule(nn.Module):
         x = self.first(check_pixels(inputs, self.part))
         for stage in self.stages:
             x = stage(x)
-        x = self.out(F.silu(self.norm(self.middle(x))))  # published with no other there
+        x = self.out(F.silu(self.norm(self.middle(x))))  # as published, always SiLU
         index = torch.arange(x.shape[2] * x.shape[3], device=x.device)
         grid = Grid(x.shape[2], x.shape[3])
         return x.flatten(2).transpose(1, 2), Context(index=index, positions=index[None], extras=(grid,))
@@ -128,12 +129,12 @@ class KLDecoderModule(nn.Module):
 
 
 class Stage(nn.Module):
-    """Residual steps on one grid, and the way to the next."""
+    """Residual blocks on one grid, then `then`, the step to the next grid."""
 
     def __init__(self, part: Any, inputs: int, width: int, then: nn.Module | None) -> None:
         super().__init__()
-        given = (inputs, *[width] * (part.blocks - 1))
-        self.layers = nn.ModuleList(ResnetBlock(part, each, width) for each in given)
+        widths = (inputs, *[width] * (part.blocks - 1))
+        self.layers = nn.ModuleList(ResnetBlock(part, each, width) for each in widths)
         self.then = then
 
     def forward(self, x: Tensor) -> Tensor:
@@ -143,7 +144,7 @@ class Stage(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Every second row and column, with a row of zeros below and a column of them on the right."""
+    """A 3 x 3 convolution with stride 2, zero-padded only below and on the right."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -154,7 +155,7 @@ class Downsample(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Each row and column twice."""
+    """Repeats each row and column, then applies a 3 x 3 convolution."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -165,7 +166,7 @@ class Upsample(nn.Module):
 
 
 class ResnetBlock(nn.Module):
-    """Two convolutions of 3 x 3, each after a norm, added to what came in [He et al. 2016b]."""
+    """A residual block of two 3 x 3 convolutions, each after a norm and an activation [He et al. 2016b]."""
 
     def __init__(self, part: Any, inputs: int, width: int) -> None:
         super().__init__()
@@ -181,7 +182,7 @@ class ResnetBlock(nn.Module):
 
 
 class MiddleBlock(nn.Module):
-    """On the coarsest grid: a residual step, attention of one head, another step."""
+    """On the coarsest grid: a residual block, single-head attention, a second residual block."""
 
     def __init__(self, part: Any, width: int) -> None:
         super().__init__()
@@ -194,7 +195,7 @@ class MiddleBlock(nn.Module):
 
 
 class SpatialAttention(nn.Module):
-    """Each place looks at all places."""
+    """Single-head attention over all cells, with a residual connection."""
 
     def __init__(self, part: Any, width: int) -> None:
         super().__init__()
@@ -202,6 +203,6 @@ class SpatialAttention(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        seen = self.norm(x).flatten(2).transpose(1, 2)[:, None]  # (B, 1, N, W)
-        found = self.o(F.scaled_dot_product_attention(self.q(seen), self.k(seen), self.v(seen)))
-        return x + found[:, 0].transpose(1, 2).unflatten(2, x.shape[2:])
+        y = self.norm(x).flatten(2).transpose(1, 2)[:, None]  # (B, 1, N, W)
+        y = self.o(F.scaled_dot_product_attention(self.q(y), self.k(y), self.v(y)))
+        return x + y[:, 0].transpose(1, 2).unflatten(2, x.shape[2:])

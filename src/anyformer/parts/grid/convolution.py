@@ -1,7 +1,7 @@
 """Convolutions over the grid of an image.
 
-Tokens in reading order (B, N, D) are an image whose channels come last, which is how convolutions are fastest: nothing
-is moved on the way in or out. B batch, N pixels of the grid, D width.
+Tokens in row-major order (B, N, D) are an image in channels-last format, in which convolutions are fastest; no copies
+are needed. B batch, N pixels of the grid, D width.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from anyformer.specs.part import Part, Site, walk
 
 
 class GridLayer(Part):
-    """One of the layers that go over a grid one after another: its module maps x (B, N, inputs), the grid and the
-    `Context` of the pass to the first two."""
+    """Base class of layers on a grid. The module maps x (B, N, inputs), its grid and the `Context` to a new x and
+    grid."""
 
     @property
     def stride(self) -> int:
-        """One place in how many stays along each side."""
+        """Factor by which each side of the grid shrinks."""
         return 1
 
     def coarser(self, grid: Grid) -> Grid:
         return Grid(*(-(-side // self.stride) for side in grid))
 
     def out_width(self, width: int, default: int | None = None) -> int:
-        """What leaves of `width` channels, in a place that is `default` wide."""
+        """Return the output channels for `width` input channels; `default`: the width of the surrounding block."""
         return width
 
-    if TYPE_CHECKING:  # only kinds that can be built by themselves declare it
+    if TYPE_CHECKING:  # subclasses define it; abstract Parts have no `build`
 
         def build(self, site: Site, inputs: int | None = None) -> nn.Module: ...
 
 
 class Convolution(GridLayer, sees="all"):
-    """One over the grid, with zeros around it, a norm and an activation. Every `stride`-th row and column stays."""
+    """A zero-padded 2-D convolution over the grid, then a norm and an activation."""
 
     kernel: int = 3
-    width: int | None = None  # of its output; default: that of its place
+    width: int | None = None  # output channels; default: the width of the surrounding block
     stride: int = 1
     bias: bool = False
     norm: Norm | None = BatchNorm()
@@ -61,7 +61,7 @@ class Convolution(GridLayer, sees="all"):
     def check(self) -> None:
         at_least(self, 1, "kernel", "width", "stride")
         if self.kernel % 2 == 0:
-            raise ValueError(f"Convolution.kernel is odd, so that pixels keep their places; got {self.kernel}")
+            raise ValueError(f"Convolution.kernel is {self.kernel}; it must be odd (centred on a pixel)")
 
     def out_width(self, width: int, default: int | None = None) -> int:
         return self.width or default or width
@@ -71,7 +71,7 @@ class Convolution(GridLayer, sees="all"):
 
 
 class ConvolutionLayer(nn.Module):
-    """Maps x (B, N, inputs) and its grid to both."""
+    """Maps x (B, N, inputs) and its grid to a new x and grid."""
 
     def __init__(self, part: Convolution, inputs: int, site: Site) -> None:
         super().__init__()
@@ -87,8 +87,8 @@ class ConvolutionLayer(nn.Module):
 
 
 class ChannelsLastConv(nn.Module):
-    """The weights (outputs, rows, columns, inputs) are laid out as the pixels are: libraries of convolutions would turn
-    others round in every pass."""
+    """A convolution whose weight (outputs, rows, columns, inputs) is in channels-last format, like the pixels;
+    otherwise convolution libraries would transpose it in every pass."""
 
     def __init__(self, inputs: int, outputs: int, part: Convolution) -> None:
         super().__init__()
@@ -98,33 +98,34 @@ class ChannelsLastConv(nn.Module):
         self.starts = {"weight": Normal(std=math.sqrt(2 / (outputs * part.kernel**2)))}  # by outputs [He et al. 2015]
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, rows, columns, inputs) -> the same, of outputs"""
-        if self.kernel == 1:  # a product
+        """(B, rows, columns, inputs) -> (B, new rows, new columns, outputs)"""
+        if self.kernel == 1:  # a matrix product
             return F.linear(x[:, :: self.stride, :: self.stride], self.weight.flatten(1), self.bias)
         pixels, weight = x.permute(0, 3, 1, 2), self.weight.permute(0, 3, 1, 2)
         return F.conv2d(pixels, weight, self.bias, self.stride, self.kernel // 2).permute(0, 2, 3, 1)
 
 
 class OpLayer(GridLayer, sees="all", called=("attention in a bottleneck",)):
-    """Any op on the grid in the place of a convolution, with a norm and an activation: what stands in the bottleneck of
-    LR-Net [Hu et al. 2019], of stand-alone self-attention [Ramachandran et al. 2019] and of HaloNet [Vaswani et al.
-    2021]. A grid gets coarser by the op's own stride, or by the mean of each `pool` x `pool` places after it."""
+    """Any op on the grid instead of a convolution, then a norm and an activation. Used in the bottlenecks of LR-Net [Hu
+    et al. 2019], stand-alone self-attention [Ramachandran et al. 2019] and HaloNet [Vaswani et al. 2021]. The op's
+    stride and `pool` make the grid coarser."""
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
     op: Op
-    pool: int = 1
+    pool: int = 1  # average `pool` x `pool` pixels after the op
     norm: Norm | None = BatchNorm()
     activation: Activation = "relu"
 
     def check(self) -> None:
         at_least(self, 1, "pool")
         if len({1, *self.strides}) > 2 or len({*self.strides}) > 1:
-            raise ValueError(f"OpLayer.op has the stride {self.strides}; rows and columns need the same")
+            raise ValueError(f"OpLayer.op has the stride {self.strides}; rows and columns need the same stride")
         for path, part in walk(self.op, "op"):
             if (sharing := part.layer_sharing) is not None:
-                line = f"the first layer holds what all share, and its grid may be another; set {sharing.off}"
-                raise ValueError(f"OpLayer.{path}: {line}")
+                raise ValueError(
+                    f"OpLayer.{path}: layers share the first layer's, but their grids may differ; set {sharing.off}"
+                )
 
     @property
     def strides(self) -> Sides:
@@ -151,14 +152,14 @@ class OpLayerModule(nn.Module):
     def forward(self, x: Tensor, grid: Grid, ctx: Context) -> tuple[Tensor, Grid]:
         index, pool = places(x.shape[1], x.device), self.part.pool
         x = self.op(x, ctx.replace(grid, index=index, positions=index[None], bias=None, shared={}))
-        if pool > 1:  # what is left over at the edges is averaged too
+        if pool > 1:  # incomplete windows at the edges are averaged too
             image = as_image(x, self.part.replace(pool=1).coarser(grid))
             x = F.avg_pool2d(image, pool, ceil_mode=True).flatten(2).transpose(1, 2)
         return self.activation(x if self.norm is None else self.norm(x)), self.part.coarser(grid)
 
 
 class ConvolutionChain(nn.Module):
-    """One after another; the last is as wide as its place."""
+    """A sequence of grid layers; the last has the width of the surrounding block."""
 
     def __init__(self, layers: tuple[GridLayer, ...], inputs: int, site: Site) -> None:
         super().__init__()
@@ -176,13 +177,13 @@ class ConvolutionChain(nn.Module):
 def check_layers(part: Any) -> None:
     last = part.layers[-1] if part.layers else None
     if not isinstance(last, Convolution) or last.width is not None:
-        line = "one Convolution or more, of which the last is as wide as its place: leave its width out"
-        raise ValueError(f"{type(part).__name__}.layers: {line}")
+        kind = type(part).__name__
+        raise ValueError(f"{kind}.layers: the last layer must be a Convolution without a width")
 
 
 class Convolutions(Op, sees="all", called=("ResNet", "bottleneck")):
-    """Convolutions one after another, on a grid that stays as it is: two of 3 x 3, or narrow ones between two that are
-    1 x 1 [He et al. 2016]."""
+    """A sequence of convolutions that keeps the grid: two of 3 x 3, or a narrow one between two of 1 x 1 (bottleneck)
+    [He et al. 2016]."""
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
@@ -191,7 +192,7 @@ class Convolutions(Op, sees="all", called=("ResNet", "bottleneck")):
     def check(self) -> None:
         check_layers(self)
         if any(layer.stride > 1 for layer in self.layers):
-            raise ValueError("Convolutions.layers: a stride above 1 belongs to a step between stages (ResidualDown)")
+            raise ValueError("Convolutions.layers: a stride above 1 is only possible between stages; use ResidualDown")
 
     @property
     def causal_alternative(self) -> str:
@@ -204,14 +205,14 @@ class Convolutions(Op, sees="all", called=("ResNet", "bottleneck")):
 class ConvolutionsModule(ConvolutionChain):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         grid = ctx.extra(Grid)
-        assert grid is not None, "convolutions go over grids"
+        assert grid is not None, "convolutions need a grid"
         if ctx.is_token is not None:
-            raise ValueError("convolutions go over whole grids: give no attention_mask")
+            raise ValueError("Convolutions needs the whole grid: give no attention_mask")
         return self.run(x, grid, ctx)[0]
 
 
 class ResidualDown(Down, sees="all", called=("ResNet's first layer of a stage",)):
-    """activation(skip(x) + layers(x)): a residual step that ends wider, or on a coarser grid, so that the skip is a
+    """activation(skip(x) + layers(x)): a residual step that changes the width or the grid; the skip connection is a
     convolution too [He et al. 2016]."""
 
     width: int
@@ -223,7 +224,7 @@ class ResidualDown(Down, sees="all", called=("ResNet's first layer of a stage",)
         at_least(self, 1, "width")
         check_layers(self)
         if self.skip.width is not None or self.skip.stride != self.stride:
-            raise ValueError(f"ResidualDown.skip has no width of its own, and the stride of all layers, {self.stride}")
+            raise ValueError(f"ResidualDown.skip must have no width, and the stride of all layers, {self.stride}")
 
     @property
     def stride(self) -> int:
@@ -255,17 +256,16 @@ class ResidualDownModule(ConvolutionChain):
 
 
 class LayersDown(Down, sees="all", called=("stem",)):
-    """Layers one after another, then the largest of each `pool` x `pool` neighbours at every second place: a stem that
-    convolutions alone do not make (LR-Net's)."""
+    """A sequence of grid layers, then max pooling with stride 2 (the stem of LR-Net)."""
 
     width: int
     layers: tuple[GridLayer, ...]
-    pool: int | None = None
+    pool: int | None = None  # kernel size of the max pooling; None: no pooling
 
     def check(self) -> None:
         at_least(self, 1, "width", "pool")
         if not self.layers or (self.pool is not None and self.pool % 2 == 0):
-            raise ValueError("LayersDown: one layer or more, and an odd pool")
+            raise ValueError("LayersDown needs at least one layer and an odd pool")
 
     def coarser(self, grid: Grid) -> Grid:
         for layer in self.layers:
@@ -284,8 +284,8 @@ class LayersDown(Down, sees="all", called=("stem",)):
 class LayersDownModule(ConvolutionChain):
     def __init__(self, part: LayersDown, site: Site) -> None:
         if part.out_width(site.width) != part.width:
-            found = f"its layers make {site.width} channels {part.out_width(site.width)}"
-            raise ValueError(f"{site.address}: {found}, and LayersDown.width is {part.width}")
+            width = part.out_width(site.width)
+            raise ValueError(f"{site.address}: its layers return {width} channels, not LayersDown.width {part.width}")
         super().__init__(part.layers, site.width, dataclasses.replace(site, width=part.width))
         self.pool = part.pool
 
@@ -299,23 +299,23 @@ def halved(grid: Grid) -> Grid:
 
 
 def max_pool(x: Tensor, grid: Grid, size: int) -> tuple[Tensor, Grid]:
-    """The largest of each `size` x `size` neighbours at every second place."""
+    """Max pooling of `size` x `size` pixels with stride 2."""
     y = F.max_pool2d(x.unflatten(1, grid).permute(0, 3, 1, 2), size, stride=2, padding=size // 2)
     return y.permute(0, 2, 3, 1).flatten(1, 2), halved(grid)
 
 
 class GridEmbedding(Embedding):
-    """A picture that convolutions make a grid of vectors of."""
+    """Base class of embeddings that map an image to a grid of vectors by convolutions."""
 
     inputs: ClassVar[tuple[str, ...]] = ("pixel_values",)
-    any_size: ClassVar[bool] = False  # whether it reads pictures of other sizes than `image_size`
+    any_size: ClassVar[bool] = False  # whether images may have other sizes than `image_size`
 
     image_size: tuple[int, int]  # rows, columns
     channels: int = 3
 
     @property
     def grid(self) -> Grid:
-        """What a picture of `image_size` becomes."""
+        """The grid of an image of `image_size`."""
         raise NotImplementedError
 
     @property
@@ -334,25 +334,24 @@ class GridEmbedding(Embedding):
 
 
 def check_pixels(inputs: dict[str, Any], part: GridEmbedding) -> Tensor:
-    """(B, C, H, W) of what is read."""
+    """Return the pixels (B, C, H, W) of the inputs; raise if their shape does not fit."""
     name, pixels = part.inputs[0], inputs.get(part.inputs[0])
     sides = ("height", "width") if part.any_size else part.image_size
     fits = pixels is not None and pixels.dim() == 4 and pixels.shape[1] == part.channels
     if pixels is None or not fits or not (part.any_size or tuple(pixels.shape[2:]) == part.image_size):
-        found = None if pixels is None else tuple(pixels.shape)
-        raise ValueError(f"{name} is (batch, {part.channels} channels, {sides[0]}, {sides[1]}), got {found}")
+        shape = None if pixels is None else tuple(pixels.shape)
+        raise ValueError(f"{name} must be (batch, {part.channels} channels, {sides[0]}, {sides[1]}), got {shape}")
     return pixels
 
 
 class ConvolutionEmbedding(GridEmbedding, sees="all", called=("ResNet stem",)):
-    """Pixels through convolutions, and the largest of each `pool` x `pool` neighbours at every second place
-    [He et al. 2016]. It reads images of any size; `image_size` is the one that is counted."""
+    """Convolutions of the pixels, then max pooling with stride 2 [He et al. 2016]. Images can have any size."""
 
     any_size: ClassVar[bool] = True
 
     layers: tuple[Convolution, ...]
-    pool: int | None = 3
-    image_size: tuple[int, int] = (224, 224)
+    pool: int | None = 3  # kernel size of the max pooling; None: no pooling
+    image_size: tuple[int, int] = (224, 224)  # used to count FLOPs and memory
 
     @property
     def grid(self) -> Grid:
@@ -365,7 +364,7 @@ class ConvolutionEmbedding(GridEmbedding, sees="all", called=("ResNet stem",)):
         check_layers(self)
         at_least(self, 1, "pool", "channels")
         if min(self.image_size) < 1 or (self.pool is not None and self.pool % 2 == 0):
-            raise ValueError("ConvolutionEmbedding: images of at least one pixel, and an odd pool")
+            raise ValueError("ConvolutionEmbedding needs images of at least one pixel and an odd pool")
 
     def build(self, site: Site) -> nn.Module:
         return ConvolutionEmbeddingModule(self, site)

@@ -1,7 +1,7 @@
-"""Pictures squeezed into a small grid and drawn again: DALL-E's discrete autoencoder [Ramesh et al. 2021], codes of
-rounded numbers [Mentzer et al. 2024], and the numbers that latent diffusion works on [Rombach et al. 2022].
+"""Image autoencoders: DALL-E's discrete VAE [Ramesh et al. 2021], finite scalar quantisation [Mentzer et al. 2024] and
+the Gaussian latents of latent diffusion [Rombach et al. 2022].
 
-B batch, C channels, H W pixels, N places of the grid, D width, E width of the latent, K codes.
+B batch, C channels, H W pixels, N cells of the grid, D width, E width of the latent.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from anyformer.specs.part import Part, Site
 
 
 class ConvEmbedding(GridEmbedding, sees="all", called=("convolutional encoder", "dVAE encoder")):
-    """A grid of vectors made of a picture by residual convolutions: stages of `widths`, from fine to coarse, each but
-    the first on half as many rows and columns as the one before, by max pooling."""
+    """Encodes an image as a grid of vectors by residual convolutions, in stages of `widths` from fine to coarse. Max
+    pooling between stages halves the rows and columns."""
 
     widths: tuple[int, ...] = (256, 512, 1024, 2048)
-    blocks: int = 2  # in each stage
+    blocks: int = 2  # per stage
     kernel: int = 7  # of the first convolution
 
     def check(self) -> None:
         at_least(self, 1, "channels", "blocks")
         check_stages("ConvEmbedding", self.widths, self.blocks)
         if self.kernel % 2 == 0:
-            raise ValueError(f"ConvEmbedding.kernel is {self.kernel}; an odd one keeps pixels in their places")
+            raise ValueError(f"ConvEmbedding.kernel is {self.kernel}; it must be odd (centred on a pixel)")
         if any(side < self.factor or side % self.factor for side in self.image_size):
             size = " x ".join(map(str, self.image_size))
-            raise ValueError(f"ConvEmbedding: {len(self.widths)} stages halve {size} pixels into a fraction of one")
+            stages = len(self.widths)
+            raise ValueError(f"ConvEmbedding: {stages} stages need sides divisible by {self.factor}, got {size}")
 
     @property
     def factor(self) -> int:
-        """How many rows of pixels become one of the grid."""
+        """Rows of pixels per row of the grid."""
         return 2 ** (len(self.widths) - 1)
 
     @property
@@ -72,7 +73,7 @@ class ConvEmbeddingModule(nn.Module):
 
 
 class ImageDecoder(Part):
-    """Makes pixels of a grid of vectors, in stages of `widths` from coarse to fine."""
+    """Base class of decoders from a grid of vectors to pixels, in stages of `widths` from coarse to fine."""
 
     channels: int = 3
     widths: tuple[int, ...]
@@ -83,7 +84,7 @@ class ImageDecoder(Part):
         check_stages(type(self).__name__, self.widths, self.blocks)
 
     def finer(self, grid: Grid) -> Grid:
-        """The grid of pixels."""
+        """Return the grid of pixels."""
         return Grid(*(side * 2 ** (len(self.widths) - 1) for side in grid))
 
     def out_width(self, width: int) -> int:
@@ -91,8 +92,8 @@ class ImageDecoder(Part):
 
 
 class ConvDecoder(ImageDecoder, sees="all", called=("convolutional decoder", "dVAE decoder")):
-    """Pixels made of a grid of vectors by residual convolutions: each stage but the first is on twice as many rows and
-    columns as the one before."""
+    """Decodes a grid of vectors to pixels by residual convolutions. Each stage after the first doubles the rows and
+    columns."""
 
     widths: tuple[int, ...] = (2048, 1024, 512, 256)
 
@@ -118,23 +119,23 @@ class ConvDecoderModule(nn.Module):
 
 def check_stages(kind: str, widths: tuple[int, ...], blocks: int) -> None:
     if not widths or min(widths) < 1:
-        raise ValueError(f"{kind}.widths are {widths}; a width of at least 1 for each stage")
+        raise ValueError(f"{kind}.widths are {widths}; give one width of at least 1 per stage")
     if len(widths) > 20 or blocks > 1000:  # a hostile file must not keep a machine busy for hours
-        raise ValueError(f"{kind}: {len(widths):,} stages of {blocks:,} blocks; at most 20 of 1,000 can be built")
+        raise ValueError(f"{kind}: {len(widths):,} stages of {blocks:,} blocks; the limit is 20 stages of 1,000 blocks")
 
 
 def residual_stages(width: int, widths: tuple[int, ...], blocks: int) -> nn.ModuleList:
-    gain, found = 1 / (len(widths) * blocks), nn.ModuleList()
-    for wide in widths:
-        inputs = (width, *[wide] * (blocks - 1))
-        found.append(nn.Sequential(*[ResidualConvolution(given, wide, gain) for given in inputs]))
-        width = wide
-    return found
+    gain, stages = 1 / (len(widths) * blocks), nn.ModuleList()
+    for stage_width in widths:
+        inputs = (width, *[stage_width] * (blocks - 1))
+        stages.append(nn.Sequential(*[ResidualConvolution(each, stage_width, gain) for each in inputs]))
+        width = stage_width
+    return stages
 
 
 class ResidualConvolution(nn.Module):
-    """Three 3 x 3 convolutions of a quarter of the width and one that widens again, added to what came in [Ramesh et
-    al. 2021]; by `gain` the sum of many starts near the first."""
+    """A residual block: three 3 x 3 convolutions of a quarter of the width, then a 1 x 1 convolution [Ramesh et al.
+    2021]. `gain` scales the branch, so that deep stacks start near the identity."""
 
     def __init__(self, inputs: int, width: int, gain: float) -> None:
         super().__init__()
@@ -153,13 +154,13 @@ class ResidualConvolution(nn.Module):
         return (x if self.skip is None else self.skip(x)) + self.gain * self.out(F.relu(y))
 
 
-# -- what stands at each place of the grid ----------------------------------------------------------------------------
+# -- latents ----------------------------------------------------------------------------------------------------------
 
 
 class Latent(Part):
-    """What a picture is squeezed into. Its module's `read` maps what stands at a place of the grid (B, N, D) to codes
-    (B, N), or to numbers (B, N, E) where it is not `discrete`; `vectors` is what is drawn of them (B, N, E); and
-    `forward` does both as they are learnt, with the price of it at each place (B, N)."""
+    """Base class of latents, the compressed form of an image. The module's `read` maps the encoder's grid (B, N, D) to
+    codes (B, N), or to numbers (B, N, E) if not `discrete`; `vectors` maps these to the decoder's input (B, N, E);
+    `forward` does both for training, and also returns the KL cost of each cell (B, N)."""
 
     discrete: ClassVar[bool] = True
 
@@ -173,13 +174,12 @@ class Latent(Part):
 
 
 class GumbelCodes(Latent, sees="itself", called=("discrete VAE", "dVAE", "DALL-E", "Gumbel softmax")):
-    """Each place is one of so many codes: the likeliest, and while it learns one that is drawn, with the gradient of a
-    softer draw at `temperature` [Jang et al. 2017]; `soft` hands on the softer draw itself, as DALL-E did while it
-    lowered the temperature. The price is how far the chances are from equal, in nats."""
+    """Each cell is one of `codes` codes: the most likely one, or in training a sample of the Gumbel softmax
+    [Jang et al. 2017]. The cost is the KL divergence from the uniform distribution, in nats."""
 
     codes: int = 8192
-    temperature: float = 1.0
-    soft: bool = False
+    temperature: float = 1.0  # of the Gumbel softmax
+    soft: bool = False  # use the soft sample (DALL-E, with a falling temperature); False: straight-through one-hot
 
     def check(self) -> None:
         super().check()
@@ -215,15 +215,15 @@ class GumbelCodesModule(nn.Module):
 
 
 class RoundedCodes(Latent, sees="itself", called=("FSQ", "finite scalar quantisation")):
-    """Each place is a few numbers, each rounded to one of so many `levels`, and a code is all of them together; the
-    gradient passes as if nothing had been rounded [Mentzer et al. 2024]. It costs nothing, and every code is used."""
+    """Each cell is a few numbers, each rounded to one of its `levels`; together they are the code. The gradient is
+    straight-through [Mentzer et al. 2024]. There is no KL cost."""
 
-    levels: tuple[int, ...] = (8, 5, 5, 5)
+    levels: tuple[int, ...] = (8, 5, 5, 5)  # of each number
 
     def check(self) -> None:
         super().check()
         if not self.levels or min(self.levels) < 2 or self.codes > 2**31:
-            raise ValueError(f"RoundedCodes.levels are {self.levels}; at least 2 for each number, 2^31 codes in all")
+            raise ValueError(f"RoundedCodes.levels are {self.levels}; each at least 2, their product at most 2^31")
 
     @property
     def codes(self) -> int:
@@ -242,7 +242,7 @@ class RoundedCodesModule(nn.Module):
         self.starts = {"narrow.weight": Kaiming(gain=1.0), "wide.weight": Kaiming(gain=1.0)}
 
     def steps(self, x: Tensor) -> Tensor:
-        """(B, N, D) -> (B, N, numbers): from 0 to the last level of each, not rounded yet."""
+        """Map x (B, N, D) to unrounded levels (B, N, numbers), from 0 to the last level of each number."""
         most = torch.tensor(self.levels, device=x.device) - 1
         return (self.narrow(x).float().tanh() + 1) / 2 * most
 
@@ -251,7 +251,7 @@ class RoundedCodesModule(nn.Module):
         return self.wide((2 * steps / most - 1).to(self.wide.weight.dtype))
 
     def places(self, device: torch.device) -> Tensor:
-        """What a step of each number is worth in a code: the first counts by ones."""
+        """Return the place value of each number in a code; that of the first is 1."""
         return torch.tensor([math.prod(self.levels[:i]) for i in range(len(self.levels))], device=device)
 
     def read(self, x: Tensor) -> Tensor:
@@ -267,16 +267,16 @@ class RoundedCodesModule(nn.Module):
 
 
 class GaussianLatent(Latent, sees="itself", called=("KL autoencoder", "latent diffusion")):
-    """Each place is `width` numbers: their mean, and while it learns a draw around it with a variance of its own
-    [Kingma and Welling 2014]. The price is how far that is from plain normal numbers, in nats. Whoever draws in them is
-    given them times `scale`, so that they are about as large as noise [Rombach et al. 2022]."""
+    """Each cell is `width` numbers: the predicted mean, or in training a sample with the predicted variance [Kingma and
+    Welling 2014]. The cost is the KL divergence from the standard normal distribution, in nats. A diffusion model gets
+    (z - shift) * scale, whose variance should be about that of the noise [Rombach et al. 2022]."""
 
     discrete: ClassVar[bool] = False
 
     width: int = 4
-    scale: float | None = 1.0  # None: by what makes their mean square 1, measured while it learns
-    shift: float = 0.0  # taken from them before
-    project: bool = True  # mean and variance are products of what stands at a place; False: they stand there
+    scale: float | None = 1.0  # None: measured in training, so that the mean square becomes 1
+    shift: float = 0.0  # subtracted before scaling
+    project: bool = True  # compute mean and variance by a linear layer; False: the encoder's output contains them
 
     def check(self) -> None:
         super().check()
@@ -287,7 +287,7 @@ class GaussianLatent(Latent, sees="itself", called=("KL autoencoder", "latent di
 
 
 class GaussianModule(nn.Module):
-    RECENT = 0.01  # of the mean square: the weight of the newest batch
+    MOMENTUM = 0.01  # weight of the newest batch in the running mean square
 
     square: Tensor | None
 
@@ -295,7 +295,7 @@ class GaussianModule(nn.Module):
         super().__init__()
         self.given, self.shift = part.scale, part.shift
         if not part.project and width != 2 * part.width:
-            raise ValueError(f"latent.project is False: a mean and a variance of {part.width} are not {width} numbers")
+            raise ValueError(f"latent.project=False needs a width of 2 * {part.width} (mean and variance), got {width}")
         self.say = nn.Linear(width, 2 * part.width) if part.project else nn.Identity()
         self.register_buffer("square", torch.zeros(()) if part.scale is None else None)  # 0: not measured yet
         self.starts = {"say.weight": Kaiming(gain=1.0), "square": 0.0}
@@ -317,6 +317,6 @@ class GaussianModule(nn.Module):
         price = (mean.square() + log.exp() - 1 - log).sum(-1) / 2
         if self.training and self.square is not None:
             now, before = mean.detach().square().mean().to(self.square.dtype), self.square
-            self.square.copy_(torch.where(before > 0, torch.lerp(before, now, self.RECENT), now))
+            self.square.copy_(torch.where(before > 0, torch.lerp(before, now, self.MOMENTUM), now))
         z = mean + (log / 2).exp() * torch.randn_like(mean) if self.training else mean
         return z.to(x.dtype), price

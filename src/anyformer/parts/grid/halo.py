@@ -1,8 +1,8 @@
-"""Attention of blocks of an image to what stands in them and round them: HaloNet [Vaswani et al. 2021], and with blocks
-of one place stand-alone self-attention [Ramachandran et al. 2019].
+"""Local attention of image blocks to themselves and the pixels around them: HaloNet [Vaswani et al. 2021]. With blocks
+of one pixel: stand-alone self-attention [Ramachandran et al. 2019].
 
-B batch, N places of a grid, b side of a block, h of its halo, s = b + 2 h, n blocks, t queries of one, H heads, K head
-width, D width.
+B batch, N pixels of the grid, b side of a block, h width of its halo, s = b + 2 h side of a window, n blocks, t queries
+per block, H heads, K head width, V value width, C channels, D width.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ class HaloAttention(
     sees="all",
     called=("HaloNet", "blocked local attention", "SASA (block=1)", "stand-alone self-attention (block=1)"),
 ):
-    """The places of each `block` x `block` square look at it and at the `halo` places round it, those over the edge
-    left out: softmax(q (k + r)) v, where half of r is learned for each distance in rows and half for each in columns.
-    With blocks of one place every pixel has its own neighbourhood of 2 `halo` + 1 a side. With `step` only every so
-    many places of a block look: a coarser grid leaves. `out` is the width of the values; there is no output
-    projection, because a convolution of 1 x 1 follows in the bottleneck where it stands."""
+    """The pixels of each `block` x `block` square attend to the square and to `halo` pixels around it (none beyond the
+    edge): softmax(q (k + r)) v, where half of r is learned per distance in rows and half per distance in columns. With
+    block=1, every pixel has its own neighbourhood, 2 `halo` + 1 on a side. `out` is the width of the values. There is
+    no output projection, because a 1 x 1 convolution follows in the bottleneck."""
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
     reads_grid: ClassVar[bool] = True
@@ -42,11 +41,11 @@ class HaloAttention(
     num_heads: int
     block: int = 1
     halo: int = 3
-    step: int = 1  # divides the block
-    bias: str = ""  # which of the projections q, k and v have one
-    relative: bool = True  # r; without, places count alike
-    scale: float = 1.0  # of the scores; published without
-    dropout: float = 0.0  # on the weights
+    step: int = 1  # only every `step`-th row and column of queries is computed (a coarser grid); must divide `block`
+    bias: str = ""  # which of the projections q, k and v have a bias
+    relative: bool = True  # add the relative positions r
+    scale: float = 1.0  # of the scores; the paper uses none
+    dropout: float = 0.0  # on the attention weights
 
     def check(self) -> None:
         at_least(self, 1, "num_heads", "block", "step", "out")
@@ -76,9 +75,9 @@ class HaloAttentionModule(InHeads):
         super().__init__(site, part.num_heads)
         D, K, out = site.width, self.head_width, part.out_width(site.width)
         if out % part.num_heads:
-            raise ValueError(f"{site.address}: values of {out} channels are not a multiple of {part.num_heads} heads")
+            raise ValueError(f"{site.address}: {out} value channels are not a multiple of {part.num_heads} heads")
         if part.relative and K % 2:
-            raise ValueError(f"{site.address}: half of a head's {K} channels is for rows and half for columns")
+            raise ValueError(f"{site.address}: relative=True needs an even head width, got {K}")
         self.part, self.value_width = part, out // part.num_heads
         self.q, self.k, self.v = (
             nn.Linear(D, width, bias=name in part.bias) for name, width in zip("qkv", (D, D, out), strict=True)
@@ -93,11 +92,11 @@ class HaloAttentionModule(InHeads):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.is_token is not None:
-            raise ValueError("blocks are cut from whole grids: give no attention_mask")
+            raise ValueError("HaloAttention needs the whole grid: give no attention_mask")
         grid, part, (B, _, _) = layout(ctx), self.part, x.shape
         assert isinstance(grid, Grid)
-        looks = x if part.step == 1 else x.unflatten(1, grid)[:, :: part.step, :: part.step].flatten(1, 2)
-        projected = (("q", self.q(looks)), ("k", self.k(x)), ("v", self.v(x)))
+        queries = x if part.step == 1 else x.unflatten(1, grid)[:, :: part.step, :: part.step].flatten(1, 2)
+        projected = (("q", self.q(queries)), ("k", self.k(x)), ("v", self.v(x)))
         q, k, v = (ctx.tap(self.address, name, t) for name, t in projected)
         side, after = part.block // part.step, Grid(*(-(-length // part.step) for length in grid))
         image = F.pad(q.unflatten(1, after), (0, 0, 0, -after.columns % side, 0, -after.rows % side))
@@ -120,9 +119,9 @@ class HaloAttentionModule(InHeads):
             on_weights=ctx.weights(self.address),
             dropout=part.dropout if self.training else 0.0,
         )  # (B n, H, t, V)
-        height, wide = image.shape[1] // side, image.shape[2] // side  # in blocks
-        out = out.transpose(1, 2).flatten(2).view(B, height, wide, side, side, -1).transpose(2, 3)
-        out = out.reshape(B, height * side, wide * side, -1)[:, : after.rows, : after.columns].flatten(1, 2)
+        height, width = image.shape[1] // side, image.shape[2] // side  # in blocks
+        out = out.transpose(1, 2).flatten(2).view(B, height, width, side, side, -1).transpose(2, 3)
+        out = out.reshape(B, height * side, width * side, -1)[:, : after.rows, : after.columns].flatten(1, 2)
         return ctx.tap(self.address, "mixed", out)
 
     def split(self, x: Tensor, width: int) -> Tensor:
@@ -130,14 +129,14 @@ class HaloAttentionModule(InHeads):
         return x.unflatten(-1, (-1, width)).flatten(0, 1).transpose(1, 2)
 
     def windows(self, x: Tensor, grid: Grid) -> Tensor:
-        """(B, N, C) -> (B, n, s s, C): each block and its halo, zeros over the edge."""
+        """Cut x (B, N, C) into blocks with their halos, (B, n, s s, C), with zeros beyond the edge."""
         b, h = self.part.block, self.part.halo
         image = F.pad(x.unflatten(1, grid), (0, 0, h, h + -grid.columns % b, h, h + -grid.rows % b))
         cut = image.unfold(1, b + 2 * h, b).unfold(2, b + 2 * h, b)  # (B, rows, columns, C, s, s)
         return cut.flatten(1, 2).flatten(-2).transpose(-1, -2)
 
     def distances(self, q: Tensor) -> Tensor:
-        """(B n, H, t, s s) q r, of rows and columns apart."""
+        """Return the relative scores q r, (B n, H, t, s s): the sum of those for rows and for columns."""
         assert self.rows is not None and self.columns is not None
         down, right = self.entries()  # (t, s) each
         by_row, by_column = (
@@ -148,7 +147,8 @@ class HaloAttentionModule(InHeads):
 
 
 def entries(part: HaloAttention) -> Tensor:
-    """(2, t, s) which learned distance each query of a block has to each row, and to each column, of its window."""
+    """Return the table index (2, t, s) of the distance from each query of a block to each row and column of its
+    window."""
     line = torch.arange(0, part.block, part.step)
     queries = torch.cartesian_prod(line, line).view(-1, 2).t()  # (2, t)
     keys = torch.arange(part.block + 2 * part.halo) - part.halo

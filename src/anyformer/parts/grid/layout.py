@@ -1,6 +1,6 @@
-"""Tokens that are laid out in a grid, that of an image or of a video, and positions along its sides.
+"""Grids of image and video tokens, and positions on them.
 
-B batch, T tokens, S keys, H heads, K head width, P learned tokens that stand before the grid and have no place in it.
+B batch, T tokens, N tokens of the grid, P prefix tokens before the grid, H heads, K head width, C channels.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from anyformer.runtime.context import Context
 from anyformer.specs.checks import at_least, positive
 from anyformer.specs.part import Part, Site
 
-Sides = tuple[int, ...]  # rows and columns, of a video after its frames
+Sides = tuple[int, ...]  # (rows, columns), or (frames, rows, columns) of a video
 
 
 class Grid(NamedTuple):
-    """How the tokens of an image are laid out, in reading order."""
+    """The grid of an image's tokens, which are in row-major order."""
 
     rows: int
     columns: int
 
 
 class Volume(NamedTuple):
-    """How the tokens of a video are laid out, frame by frame."""
+    """The grid of a video's tokens, frame by frame."""
 
     frames: int
     rows: int
@@ -39,11 +39,11 @@ class Volume(NamedTuple):
 
 
 Layout = Grid | Volume
-NEEDS = {2: "an image", 3: "a video"}  # what a Part with so many sides needs of the embedding
+NEEDS = {2: "an image", 3: "a video"}  # number of sides -> what a Part requires of the embedding
 
 
 class KeyGrid(NamedTuple):
-    """How keys are laid out, where not as the queries are."""
+    """The grid of the keys, if it is not that of the queries."""
 
     grid: Layout
 
@@ -53,14 +53,14 @@ def laid_out(*sides: int) -> Layout:
 
 
 def layout(ctx: Context) -> Layout:
-    """The grid that the tokens of a pass end with."""
-    found = ctx.extra(Grid) or ctx.extra(Volume)
-    assert found is not None, "these tokens are in no grid"
-    return found
+    """Return the grid of this pass's tokens (prefix tokens come before it)."""
+    grid = ctx.extra(Grid) or ctx.extra(Volume)
+    assert grid is not None, "these tokens are not in a grid"
+    return grid
 
 
 def on_grid(x: Tensor, grid: Layout, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """(B, P + N, C) -> (B, P + M, C): `change` maps the grid (B, C, ...) to another; what stands before it stays."""
+    """Apply `change` to the grid of x (B, P + N, C), as (B, C, ...); prefix tokens stay. Returns (B, P + M, C)."""
     before, x = x[:, : -math.prod(grid)], x[:, -math.prod(grid) :]
     x = change(x.transpose(1, 2).unflatten(2, grid)).flatten(2).transpose(1, 2)
     return torch.cat((before, x), dim=1) if before.shape[1] else x
@@ -73,18 +73,18 @@ def as_image(x: Tensor, grid: Layout | None) -> Tensor:
 
 
 def partition(x: Tensor, size: int) -> Tensor:
-    """(B, rows, columns, D) -> (B, N, T, D), windows and tokens in reading order"""
+    """Cut x (B, rows, columns, D) into windows of `size` x `size`: (B, windows, T, D), both in row-major order."""
     B, rows, columns, D = x.shape
     cut = x.reshape(B, rows // size, size, columns // size, size, D).transpose(2, 3)
     return cut.reshape(B, -1, size * size, D)
 
 
 class Down(Part):
-    """A step between stages: its module maps x (B, N, D), the grid and the `Context` to the first
-    two, the grid coarser or x wider."""
+    """Base class of steps between stages. The module maps x (B, N, D), its grid and the `Context` to a wider x or a
+    coarser grid, and returns both."""
 
     def coarser(self, grid: Grid) -> Grid:
-        """The grid after this step."""
+        """Return the grid after this step."""
         raise NotImplementedError
 
     def out_width(self, width: int) -> int:
@@ -92,12 +92,12 @@ class Down(Part):
 
 
 def strided_grid(grid: Layout, stride: Sides) -> Layout:
-    """What is left of a grid where one in `stride` is, along each side."""
+    """Return the grid of every `stride`-th token along each side."""
     return laid_out(*(-(-side // step) for side, step in zip(grid, stride, strict=True))) if stride else grid
 
 
 def with_stride(ctx: Context, stride: Sides) -> Context:
-    """The context of every `stride`-th token along each side of the grid."""
+    """Return the context of every `stride`-th token along each side of the grid."""
 
     def make() -> Context:
         grid = layout(ctx)
@@ -110,16 +110,16 @@ def with_stride(ctx: Context, stride: Sides) -> Context:
 
 
 class SeparableLearned(Learned, sees="itself", called=("separable positions",)):
-    """Two tables: the vector of a position is the sum of that of its frame and that of its place in the frame, where
-    the `length` positions are of so many `frames` [Fan et al. 2021]."""
+    """Two tables: the vector of a position is the sum of a vector of its frame and a vector of its index in the frame
+    [Fan et al. 2021]."""
 
-    frames: int
+    frames: int  # number of frames in `length` positions
 
     def check(self) -> None:
         super().check()
         at_least(self, 1, "frames")
         if self.length % self.frames or self.padding:
-            raise ValueError(f"SeparableLearned.length is {self.length}, of {self.frames} frames and without padding")
+            raise ValueError(f"SeparableLearned.length {self.length} is not a multiple of frames={self.frames}")
 
     def build(self, site: Site) -> nn.Module:
         return SeparableLearnedModule(self, site.width)
@@ -134,7 +134,7 @@ class SeparableLearnedModule(nn.Module):
         self.before = nn.Parameter(torch.zeros(part.offset, width)) if part.offset else None
 
     def forward(self, positions: Tensor | None = None) -> Tensor:
-        """Of these positions; of all, the rows before 0 first, where none are given."""
+        """Return the vectors of `positions`; None: the whole table, `offset` rows first."""
         table = (self.frames[:, None] + self.places).flatten(0, 1)
         table = table if self.before is None else torch.cat((self.before, table))
         if positions is None:
@@ -147,15 +147,15 @@ class GridVectors(
     sees="itself",
     called=("decomposed relative positions", "MViTv2 positions", "axial relative positions"),
 ):
-    """A learned vector for each distance in rows and one for each in columns (and in frames), whose products with the
-    query join the scores [Li et al. 2022]. Grids other than of `size` take vectors from in between; keys of a coarser
-    grid stand at the places they were pooled from."""
+    """One learned vector per distance in rows, in columns (and in frames); their products with the query are added to
+    the scores [Li et al. 2022]. Vectors are interpolated for grids of other sizes. Keys of a coarser grid have the
+    coordinates that they were pooled from."""
 
     size: Sides
 
     def check(self) -> None:
         if len(self.size) not in NEEDS or min(self.size) < 1:
-            raise ValueError(f"GridVectors.size is {self.size}: rows and columns, of a video after its frames")
+            raise ValueError(f"GridVectors.size is {self.size}; give (rows, columns) or (frames, rows, columns)")
 
     @property
     def requires(self) -> tuple[str, ...]:
@@ -181,44 +181,42 @@ class GridVectorsModule(AttentionPositionModule):
             make = functools.partial(distances, length, count, q.device)
             entries = ctx.once(f"distances {length} {count}", make)
             vectors = interpolate_rows(getattr(self, name), 2 * max(length, count) - 1)[entries]  # (length, count, K)
-            found = torch.einsum("bh...lk,lck->bh...lc", q_grid.movedim(2 + side, -2), vectors).movedim(-2, 2 + side)
+            scores = torch.einsum("bh...lk,lck->bh...lc", q_grid.movedim(2 + side, -2), vectors).movedim(-2, 2 + side)
             shape = [1] * sides
             shape[side] = count
-            total = total + found.unflatten(-1, shape)  # (B, H, rows, columns, 1, columns)
+            total = total + scores.unflatten(-1, shape)  # (B, H, rows, columns, 1, columns)
         before = q.shape[2] - math.prod(grid)
         total = total.flatten(2 + sides).flatten(2, 1 + sides)
         return q, F.pad(total, (before, 0, before, 0)) if before else total
 
 
 class AxialRope(AttentionPosition, sees="itself", called=("2D rotary", "2-D RoPE", "axial rotary")):
-    """Rotary positions of an image: in each head the first half of the channels turns by the row of a patch, the second
-    half by its column [Su et al. 2021; Heo et al. 2024]. Scores depend on how far apart two patches are along each
-    side, grids can have any size, and tokens before the grid do not turn."""
+    """Rotary positions of an image: in each head, the first half of the channels is rotated by the row of a patch, the
+    second half by its column [Su et al. 2021; Heo et al. 2024]. Scores depend on the distance of two patches along each
+    side. Grids can have any size; prefix tokens are not rotated."""
 
     requires: ClassVar[tuple[str, ...]] = (NEEDS[2],)
 
-    base: float = 100.0  # lower than that of texts: the sides of a grid are short
+    base: float = 100.0  # lower than for texts, because the sides of a grid are short
 
     def check(self) -> None:
         positive(self, "base")
 
     def build(self, site: Site) -> nn.Module:
         if site.width % 4:
-            raise ValueError(
-                f"{site.address}: AxialRope turns pairs of half a head, and {site.width} is no multiple of 4"
-            )
+            raise ValueError(f"{site.address}: AxialRope needs a head width that is a multiple of 4, got {site.width}")
         return AxialRopeModule(self, site.width)
 
 
 class AxialRopeModule(RopeModule):
-    """Pairs are neighbours; each half of a head has the frequencies of a head half as wide."""
+    """Pairs are interleaved; each half of a head uses the frequencies of a head of half the width."""
 
     def __init__(self, part: AxialRope, head_width: int) -> None:
         super().__init__(Rope(base=part.base, interleaved=True), head_width // 2)
         self.key, self.width = f"axial {self.key}", head_width
 
     def tables(self, ctx: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin, (1, 1, T, K / 2)."""
+        """Return cos and sin, (1, 1, T, K / 2) each."""
         sides = [torch.arange(side, device=ctx.index.device) for side in layout(ctx)]
         place = torch.cartesian_prod(*sides)  # (N, 2) row and column of each patch
         angle = (place[..., None].float() * self.frequency()).flatten(1)  # (N, K / 2)
@@ -227,15 +225,15 @@ class AxialRopeModule(RopeModule):
 
 
 def distances(length: int, count: int, device: torch.device) -> Tensor:
-    """(length, count) the entry of each query and key along one side: how far apart they are where both grids are as
-    fine as the finer one."""
+    """Return the table index (length, count) of each query and key along one side: their distance, measured on the
+    finer of the two grids."""
     of_query, of_key = max(count / length, 1.0), max(length / count, 1.0)
     queries = torch.arange(length, device=device)[:, None] * of_query
     return (queries - (torch.arange(count, device=device) + (1.0 - count)) * of_key).long()
 
 
 def interpolate_rows(table: Tensor, rows: int) -> Tensor:
-    """A table of so many rows, from in between those of another."""
+    """Interpolate a table linearly to a number of rows."""
     if table.shape[0] == rows:
         return table
     return F.interpolate(table.t()[None], size=rows, mode="linear")[0].t()

@@ -1,6 +1,7 @@
-"""Pixels that look at the pixels round them [Hu et al. 2019].
+"""Local relation layers: pixels attend to the pixels around them [Hu et al. 2019].
 
-B batch, N places of a grid, H groups of channels, m channels in one, s side of a neighbourhood, S = s * s, D width.
+B batch, N pixels of the grid, H groups of channels, m channels per group, s side of a neighbourhood, S = s * s, C
+channels, D width.
 """
 
 from __future__ import annotations
@@ -28,26 +29,25 @@ LIKENESS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class LocalRelation(Reshaping, sees="all", called=("LR-Net", "pixel attention", "neighbourhood attention")):
-    """Each place of an image sees the `size` x `size` places round it, those over the edge left out: in each group of
-    channels by how alike one number of its is to one of theirs, and by a small MLP of where they stand to it. What is
-    seen are the channels themselves [Hu et al. 2019]. Time and memory grow with the places, not with their square.
-    With `step` only every so many places along each side look, at all: a coarser grid leaves."""
+    """Each pixel attends to the `size` x `size` pixels around it (none beyond the edge). In each group of channels, the
+    score is the likeness of one query number and one key number, plus a small MLP of the offset; the values are the
+    channels themselves [Hu et al. 2019]. Time and memory are linear in the number of pixels."""
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
     reads_grid: ClassVar[bool] = True
 
     num_heads: int  # groups of channels
-    size: int = 7
-    step: int = 1
+    size: int = 7  # side of the neighbourhood
+    step: int = 1  # only every `step`-th row and column of queries is computed (a coarser grid)
     likeness: Literal["square", "distance", "product"] = "square"  # -(q - k)^2, -|q - k| or q k
-    prior: int | None = 16  # inner width of the MLP of offsets; None: places count alike
-    dropout: float = 0.0  # on the weights
+    prior: int | None = 16  # inner width of the MLP of offsets; None: no MLP
+    dropout: float = 0.0  # on the attention weights
 
     def check(self) -> None:
         at_least(self, 1, "num_heads", "size", "step", "prior", "out")
         chance(self, "dropout")
         if self.size % 2 == 0:
-            raise ValueError(f"LocalRelation.size is {self.size}; a neighbourhood round a place has an odd side")
+            raise ValueError(f"LocalRelation.size is {self.size}; it must be odd (centred on a pixel)")
 
     @property
     def stride(self) -> Sides:
@@ -74,14 +74,14 @@ class LocalRelationModule(InHeads):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.is_token is not None:
-            raise ValueError("neighbours are those of a whole grid: give no attention_mask")
+            raise ValueError("LocalRelation needs the whole grid: give no attention_mask")
         grid, side, step = layout(ctx), self.part.size, self.part.step
         assert isinstance(grid, Grid)
-        looks = x if step == 1 else x.unflatten(1, grid)[:, ::step, ::step].flatten(1, 2)
-        q, k, v = (ctx.tap(self.address, name, t) for name, t in (("q", self.q(looks)), ("k", self.k(x)), ("v", x)))
-        wide = torch.promote_types(x.dtype, torch.float32)
+        queries = x if step == 1 else x.unflatten(1, grid)[:, ::step, ::step].flatten(1, 2)
+        q, k, v = (ctx.tap(self.address, name, t) for name, t in (("q", self.q(queries)), ("k", self.k(x)), ("v", x)))
+        dtype = torch.promote_types(x.dtype, torch.float32)
         scores = LIKENESS[self.part.likeness](
-            q.to(wide)[..., None], neighbourhoods(k.to(wide), grid, side, step)
+            q.to(dtype)[..., None], neighbourhoods(k.to(dtype), grid, side, step)
         )  # (B, N, H, S)
         if self.up is not None and self.down is not None:
             scores = scores + self.down(F.relu(self.up(self.offsets().to(x.dtype)))).t()
@@ -97,13 +97,13 @@ class LocalRelationModule(InHeads):
 
 
 def neighbourhoods(x: Tensor, grid: Grid, side: int, step: int = 1) -> Tensor:
-    """(B, N, C) -> (B, N, C, S): what stands round each place, or every `step`-th, zeros over the edge."""
-    far = side // 2
-    image = F.pad(x.unflatten(1, grid), (0, 0, far, far, far, far))
+    """Return the S pixels around each pixel of x (B, N, C), or every `step`-th: (B, N, C, S); zeros beyond the edge."""
+    margin = side // 2
+    image = F.pad(x.unflatten(1, grid), (0, 0, margin, margin, margin, margin))
     return image.unfold(1, side, step).unfold(2, side, step).flatten(-2).flatten(1, 2)
 
 
 def offsets(side: int) -> Tensor:
-    """(S, 2) rows and columns of each neighbour, from -1 to 1."""
+    """Return the row and column offset of each neighbour, (S, 2), from -1 to 1."""
     line = torch.arange(side, dtype=torch.float32) - side // 2
     return torch.cartesian_prod(line, line).view(-1, 2) / max(side // 2, 1)

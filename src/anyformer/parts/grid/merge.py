@@ -1,6 +1,6 @@
-"""Patch merging: four neighbours of a grid become one [Liu et al. 2021].
+"""Patch merging: 2 x 2 patches of a grid become one [Liu et al. 2021].
 
-B batch, C channels, N patches, D width.
+B batch, N patches, D width.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from anyformer.specs.part import Site
 
 
 class Merge(Down, sees="all", called=("patch merging",)):
-    """Each 2 x 2 patches become one, twice as wide [Liu et al. 2021]. An odd grid is padded with zeros."""
+    """Merges 2 x 2 patches into one of twice the width [Liu et al. 2021]. A grid with odd sides is zero-padded."""
 
-    pre_norm: Norm | None = None
-    post_norm: Norm | None = None  # of the wider patches (Swin V2)
+    pre_norm: Norm | None = None  # of the four concatenated patches
+    post_norm: Norm | None = None  # of the merged patches (Swin V2)
 
     def coarser(self, grid: Grid) -> Grid:
         return Grid(-(-grid.rows // 2), -(-grid.columns // 2))
@@ -43,7 +43,7 @@ class MergeModule(nn.Module):
         if grid[0] % 2 or grid[1] % 2:
             x = F.pad(x, (0, 0, 0, grid[1] % 2, 0, grid[0] % 2))
         grid = Grid(x.shape[1] // 2, x.shape[2] // 2)
-        # (B, rows, 2, columns, 2, D) -> (B, N, 4 D), the upper left patch first, then the one below it
+        # (B, rows, 2, columns, 2, D) -> (B, N, 4 D), the upper left patch first, then the patch below it
         x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2, 5).flatten(3).flatten(1, 2)
         x = self.project(x if self.pre_norm is None else self.pre_norm(x))
         return (x if self.post_norm is None else self.post_norm(x)), grid

@@ -1,7 +1,6 @@
-"""Each place of an image looks at all of it, or at its row and its column.
+"""Attention over a whole image (non-local blocks), or over rows and columns (criss-cross attention).
 
-B batch, N places of a grid, M of them that are looked at, R rows, C columns, W inner width, H heads, K head width, D
-width.
+B batch, N pixels of the grid, M pixels attended to, R rows, C columns, W inner width, H heads, K head width, D width.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least
 from anyformer.specs.part import Site
 
-WHOLE = "places are those of a whole grid: give no attention_mask"
+NEEDS_WHOLE_GRID = "attention over a grid needs the whole grid: give no attention_mask and no document_ids"
 
 
 class NonLocal(Op, sees="all", called=("non-local block", "non-local", "non-local neural network")):
-    """y = norm(o(sum f(x_i, x_j) v(x_j))) over all places j [Wang et al. 2018]. f is softmax(q k) ("embedded"), of the
-    places themselves ("gaussian"), q k / M ("product") or relu(w [q, k]) / M ("concatenation"). The norm starts at
-    zero: a new block changes nothing."""
+    """y = norm(o(sum f(x_i, x_j) v(x_j))) over all pixels j [Wang et al. 2018]. f is softmax(q k) ("embedded"),
+    softmax(x_i x_j) ("gaussian"), q k / M ("product") or relu(w [q, k]) / M ("concatenation"). The norm's weight is
+    initialised to zero, so a new block changes nothing."""
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
     reads_grid: ClassVar[bool] = True
@@ -34,7 +33,7 @@ class NonLocal(Op, sees="all", called=("non-local block", "non-local", "non-loca
 
     similarity: Literal["embedded", "gaussian", "product", "concatenation"] = "embedded"
     width: int | None = None  # W; default: half of the model's
-    pool: int = 1  # only the largest values of each `pool` x `pool` places are looked at
+    pool: int = 1  # keys and values are max-pooled over `pool` x `pool` pixels
     norm: Norm | None = BatchNorm()
 
     def check(self) -> None:
@@ -57,19 +56,19 @@ class NonLocalModule(nn.Module):
         self.v, self.o = nn.Linear(D, W), nn.Linear(W, D)
         self.join = nn.Linear(2 * W, 1, bias=False) if part.similarity == "concatenation" else None
         self.norm = part.norm.build(site.child("norm")) if part.norm else None
-        scaled = self.norm is not None and "weight" in dict(self.norm.named_parameters())
-        self.starts: dict[str, Any] = {"norm.weight": 0.0} if scaled else {}
+        has_weight = self.norm is not None and "weight" in dict(self.norm.named_parameters())
+        self.starts: dict[str, Any] = {"norm.weight": 0.0} if has_weight else {}
         self.tapped: TapNames = MIXER if projects else {name: MIXER[name] for name in ("v", "weights", "mixed")}
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.is_token is not None or ctx.documents is not None:
-            raise ValueError(WHOLE)
-        size, seen = self.part.pool, x
+            raise ValueError(NEEDS_WHOLE_GRID)
+        size, pooled = self.part.pool, x
         if size > 1:
-            seen = on_grid(x, layout(ctx), lambda image: F.max_pool2d(image, size, ceil_mode=True))
+            pooled = on_grid(x, layout(ctx), lambda image: F.max_pool2d(image, size, ceil_mode=True))
         q = x if self.q is None else ctx.tap(self.address, "q", self.q(x))
-        k = seen if self.k is None else ctx.tap(self.address, "k", self.k(seen))
-        v = ctx.tap(self.address, "v", self.v(seen))
+        k = pooled if self.k is None else ctx.tap(self.address, "k", self.k(pooled))
+        v = ctx.tap(self.address, "v", self.v(pooled))
         weights = ctx.tap(self.address, "weights", self.weights(q, k)[:, None])[:, 0]
         y = self.o(ctx.tap(self.address, "mixed", torch.matmul(weights, v)))
         return y if self.norm is None else self.norm(y)
@@ -86,15 +85,15 @@ class NonLocalModule(nn.Module):
 
 
 class CrissCross(Op, sees="all", called=("CC-Net", "criss-cross attention")):
-    """Each place looks at its row and its column: softmax(q k) v over R + C - 1 places [Huang et al. 2019]. Two such
-    layers in a row with the same weights (`Stack.order`) connect all places; a residual ReZero is the published one."""
+    """Each pixel attends to its row and its column: softmax(q k) v over R + C - 1 pixels [Huang et al. 2019]. Two such
+    layers with the same weights (`Stack.order`) connect all pixels. The paper's residual is ReZero."""
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
     reads_grid: ClassVar[bool] = True
     packs: ClassVar[bool] = False
 
     num_heads: int = 1
-    reduction: int = 8  # queries and keys are so many times narrower than the model
+    reduction: int = 8  # the width of queries and keys is the model's divided by this
     bias: bool = True
 
     def check(self) -> None:
@@ -120,16 +119,16 @@ class CrissCrossModule(InHeads):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.is_token is not None or ctx.documents is not None:
-            raise ValueError(WHOLE)
+            raise ValueError(NEEDS_WHOLE_GRID)
         grid, H = layout(ctx), self.num_heads
         assert isinstance(grid, Grid)
         projected = zip("qkv", (self.q(x), self.k(x), self.v(x)), strict=True)
         q, k, v = (ctx.tap(self.address, name, t).unflatten(2, (H, -1)).unflatten(1, grid) for name, t in projected)
         down = torch.einsum("brchk,bschk->bhrcs", q, k)  # to every row s of its column
         right = torch.einsum("brchk,brdhk->bhrcd", q, k)  # to every column d of its row
-        wide = torch.promote_types(x.dtype, torch.float32)
-        own = torch.eye(grid.rows, dtype=torch.bool, device=x.device)[:, None]  # which the row has too
-        scores = torch.cat((down.to(wide).masked_fill(own, float("-inf")), right.to(wide)), dim=-1)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        itself = torch.eye(grid.rows, dtype=torch.bool, device=x.device)[:, None]  # already counted in its row
+        scores = torch.cat((down.to(dtype).masked_fill(itself, float("-inf")), right.to(dtype)), dim=-1)
         weights = scores.softmax(-1).to(x.dtype).flatten(2, 3)
         weights = ctx.tap(self.address, "weights", weights)  # (B, H, N, R + C)
         down, right = weights.unflatten(2, grid).split((grid.rows, grid.columns), -1)

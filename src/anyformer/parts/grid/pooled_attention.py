@@ -1,4 +1,4 @@
-"""Attention on a grid that gets coarser on the way: queries, keys and values are pooled in each head [Fan et al. 2021].
+"""Attention with pooled queries, keys and values, which makes the grid coarser [Fan et al. 2021].
 
 B batch, T tokens, H heads, K head width, D width.
 """
@@ -42,9 +42,9 @@ POOLS: dict[str, dict[int, Callable[..., Tensor]]] = {
 
 
 class GridPool(Part, sees="all"):
-    """Each window of `kernel` places of a grid becomes one vector, windows `stride` places apart and reaching half over
-    the edge: by a convolution of each channel, the same for all heads, or by its maximum or mean. What stands before
-    the grid only goes through the norm."""
+    """Pools windows of size `kernel` of a grid to one vector each, by a depthwise convolution (shared by all heads),
+    the maximum or the mean. Windows are `stride` apart; the padding is half of the kernel. Prefix tokens only
+    get the norm."""
 
     kernel: Sides
     stride: Sides
@@ -53,8 +53,8 @@ class GridPool(Part, sees="all"):
 
     def check(self) -> None:
         if len(self.kernel) not in NEEDS or len(self.kernel) != len(self.stride):
-            found = f"kernel is {self.kernel} and stride {self.stride}"
-            raise ValueError(f"GridPool: {found}; both are of rows and columns, of a video after its frames")
+            sizes = f"kernel is {self.kernel} and stride {self.stride}"
+            raise ValueError(f"GridPool: {sizes}; give (rows, columns) or (frames, rows, columns) for both")
         if min(*self.kernel, *self.stride) < 1:
             raise ValueError(f"GridPool: kernel is {self.kernel} and stride {self.stride}; they must be at least 1")
 
@@ -63,7 +63,7 @@ class GridPool(Part, sees="all"):
         return tuple(size // 2 for size in self.kernel)
 
     def coarser(self, grid: Layout) -> Layout:
-        """The grid after this step."""
+        """Return the grid after pooling."""
         sides = zip(grid, self.kernel, self.stride, self.edge, strict=True)
         return laid_out(*((side + 2 * edge - size) // step + 1 for side, size, step, edge in sides))
 
@@ -95,18 +95,19 @@ class GridPoolModule(nn.Module):
 
 
 class PooledAttention(Reshaping, sees="all", called=("MViT", "pooling attention", "multiscale attention")):
-    """Attention of pooled queries to pooled keys and values; where queries are pooled with a stride, a coarser grid
-    leaves than came [Fan et al. 2021]. `add_queries` joins the pooled queries to what they found [Li et al. 2022]."""
+    """Attention of pooled queries to pooled keys and values. If queries are pooled with a stride, the grid becomes
+    coarser [Fan et al. 2021]."""
 
     packs: ClassVar[bool] = False
     reads_grid: ClassVar[bool] = True
 
     num_heads: int
     queries: GridPool | None = None
-    keys: GridPool | None = None  # and values, which have weights of their own
-    bias: str = "qkvo"  # which projections have one
+    keys: GridPool | None = None  # of keys and values, with separate weights
+    bias: str = "qkvo"  # which projections have a bias
     position: GridVectors | None = None
-    add_queries: Literal["none", "rest", "all"] = "none"  # rest: all but the first, which stands for the whole
+    # add the pooled queries to the output [Li et al. 2022]; "rest": except for the first (class) token
+    add_queries: Literal["none", "rest", "all"] = "none"
     dropout: float = 0.0  # on the attention weights
 
     def check(self) -> None:
@@ -115,7 +116,7 @@ class PooledAttention(Reshaping, sees="all", called=("MViT", "pooling attention"
         if set(self.bias) - set("qkvo"):
             raise ValueError(f"PooledAttention.bias names projections among 'qkvo', got {quote(self.bias)}")
         if len({*self.sides}) > 1:
-            raise ValueError("PooledAttention: queries, keys and position are all of an image, or all of a video")
+            raise ValueError("PooledAttention: queries, keys and position must all be for images or all for videos")
         if self.queries is not None and any(size % 2 == 0 for size in self.queries.kernel):
             raise ValueError(f"PooledAttention.queries.kernel is {self.queries.kernel}; its sizes must be odd")
         if any(step > 1 and step % 2 for step in self.stride):
@@ -160,9 +161,9 @@ class PooledAttentionModule(InHeads):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.is_token is not None and self.part.sides:
-            raise ValueError("places of a grid that are pooled cannot be hidden one by one: give no attention_mask")
+            raise ValueError("PooledAttention needs the whole grid: give no attention_mask")
         if ctx.documents is not None:
-            raise ValueError(f"{self.address}: every place sees the whole row: nothing can be packed")
+            raise ValueError(f"{self.address}: PooledAttention cannot separate packed documents; give no document_ids")
         projected = (ctx.tap(self.address, name, layer(x)) for name, layer in zip("qkv", (self.q, self.k, self.v)))
         pools = self.queries, self.keys, self.values
         q, k, v = (
@@ -171,8 +172,8 @@ class PooledAttentionModule(InHeads):
         )
         scale, bias = self.head_width**-0.5, None
         if self.position is not None:
-            looking = self.query_context(ctx)
-            bias = ctx.tap(self.address, "position", self.position.bias(q, looking.index, scale, looking)[1])
+            pooled = self.query_context(ctx)
+            bias = ctx.tap(self.address, "position", self.position.bias(q, pooled.index, scale, pooled)[1])
         visible = EVERYTHING if ctx.is_token is None else ctx.visible(FULL, "these, Full()", ctx.index)
         out = attend(
             q,
@@ -194,14 +195,14 @@ class PooledAttentionModule(InHeads):
         return self.o(out)
 
     def query_context(self, ctx: Context) -> Context:
-        """That of the pooled queries, with how the keys are laid out."""
+        """Return the context of the pooled queries, with the grid of the keys."""
         after, keys = with_stride(ctx, self.part.stride), layout(ctx)
         return after.replace(KeyGrid(keys if self.part.keys is None else self.part.keys.coarser(keys)))
 
 
 class Skip(Part, sees="all", called=("pooled skip", "projection shortcut")):
-    """The stream as a branch needs it that is wider or on a coarser grid: projected, then of each window the maximum
-    or mean [Fan et al. 2021]. Windows are one wider than the stride."""
+    """The skip connection of a branch that changes the width or grid: a projection, then max or mean pooling
+    [Fan et al. 2021]. Windows are larger than the stride by 1."""
 
     by: Literal["max", "mean"] = "max"
 

@@ -1,6 +1,6 @@
-"""Mixing inside the windows of a grid, and a position bias over the offsets of a grid.
+"""Mixers inside the windows of a grid, and position biases for offsets on a grid.
 
-B batch, N windows, w side of a window, T = w * w tokens in one, H heads, D width.
+B batch, N windows, w side of a window, T = w * w tokens per window, H heads, D width.
 """
 
 from __future__ import annotations
@@ -24,32 +24,33 @@ from anyformer.specs.part import Site, walk
 
 
 class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attention", "shifted window")):
-    """The mixer runs in each window of `size` x `size` tokens on its own. With `shift` the grid is first moved that far
-    up and left, so that windows straddle those of the layer before; what comes in round the edge is not seen by what
-    was there [Liu et al. 2021]."""
+    """Runs the mixer in each window of `size` x `size` tokens separately [Liu et al. 2021]. With `shift`, the grid is
+    first rolled up and left by that many tokens, so windows overlap those of the previous layer; tokens from opposite
+    edges do not see each other."""
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
     mixer: Op
     size: int
     shift: int = 0
-    fixed: bool = False  # a grid smaller than a window is filled up with zeros; else one window is as large as it
+    fixed: bool = False  # zero-pad a grid that is smaller than a window; False: shrink the window to the grid
 
     def check(self) -> None:
         if self.size < 1 or not 0 <= self.shift < self.size:
-            raise ValueError(f"windows of {self.size} tokens a side cannot be shifted by {self.shift}")
+            raise ValueError(f"Windows.shift is {self.shift}; it must be at least 0 and below size {self.size}")
         for path, part in walk(self.mixer, "mixer"):
             if isinstance(part, Op) and part.reads_grid:
                 kind = type(part).__name__
-                raise ValueError(f"Windows.{path}: {kind} looks over the seams of shifted windows; Attention does not")
+                raise ValueError(f"Windows.{path}: {kind} ignores the seams of shifted windows; use Attention")
             if self.shift and isinstance(part, Op) and not part.packs:
-                line = "reads a window as a whole, and a shifted one holds several pieces; Attention tells them apart"
-                raise ValueError(f"Windows.{path}: {type(part).__name__} {line}")
+                kind = type(part).__name__
+                raise ValueError(f"Windows.{path}: {kind} cannot separate the parts of a shifted window; use Attention")
             if (sharing := part.layer_sharing) is not None:
-                line = f"the first layer holds what all share, and its windows may be others; set {sharing.off}"
-                raise ValueError(f"Windows.{path}: {line}")
+                raise ValueError(
+                    f"Windows.{path}: layers share the first layer's, but their windows may differ; set {sharing.off}"
+                )
             if isinstance(part, GridBias) and part.size < self.size:
-                raise ValueError(f"Windows.{path}.size is {part.size}; windows of {self.size} a side need {self.size}")
+                raise ValueError(f"Windows.{path}.size is {part.size}; windows of size {self.size} need {self.size}")
 
     @property
     def causal_alternative(self) -> str:
@@ -69,7 +70,7 @@ class WindowsModule(nn.Module):
         grid, B, D = ctx.extra(Grid), x.shape[0], x.shape[2]
         assert grid is not None, "windows are cut from grids"
         if ctx.is_token is not None:
-            raise ValueError("windows are cut from whole grids: give no attention_mask")
+            raise ValueError("Windows needs the whole grid: give no attention_mask")
         size, shift = self.window_and_shift(grid)
         height, width = (-(-side // size) for side in grid)  # in windows
         x = self.mixer(*self.cut(x, ctx))
@@ -79,16 +80,16 @@ class WindowsModule(nn.Module):
         return x[:, : grid.rows, : grid.columns].flatten(1, 2)
 
     def window_and_shift(self, grid: Grid) -> tuple[int, int]:
-        """The windows of a grid, and how far they are moved: one that spans a side has nothing to straddle."""
+        """Return the window size and shift for a grid. A window that spans a whole side is not shifted."""
         return (min(grid), 0) if min(grid) <= self.size and not self.fixed else (self.size, self.shift)
 
     def cut(self, x: Tensor, ctx: Context) -> tuple[Tensor, Context]:
-        """(B, rows columns, D) -> (B N, T, D), and what the mixer knows"""
+        """Cut x (B, rows columns, D) into windows (B N, T, D); return them and the mixer's context."""
         grid = ctx.extra(Grid)
         assert grid is not None, "windows are cut from grids"
         (size, shift), x = self.window_and_shift(grid), x.unflatten(1, grid)
         below, right = -grid.rows % size, -grid.columns % size
-        if below or right:  # zeros that are seen like any token, as published
+        if below or right:  # as published, tokens attend to these zeros too
             x = F.pad(x, (0, 0, 0, right, 0, below))
         if shift:
             x = roll_grid(x, -shift)
@@ -98,7 +99,7 @@ class WindowsModule(nn.Module):
 
 
 def window_context(ctx: Context, B: int, height: int, width: int, size: int, shift: int) -> Context:
-    """What the mixer knows: rows of the batch are windows, and what a shift brought together are packed documents."""
+    """Return the mixer's context: batch rows are windows; regions that a shift joined are packed documents."""
     index = places(size * size, ctx.index.device)
     documents = regions(height, width, size, shift, index.device).repeat(B, 1) if shift else None  # (B N, T)
     return ctx.replace(Grid(size, size), index=index, positions=index[None], documents=documents, shared={})
@@ -106,17 +107,18 @@ def window_context(ctx: Context, B: int, height: int, width: int, size: int, shi
 
 @cache_by_size
 def regions(height: int, width: int, size: int, shift: int, device: torch.device) -> Tensor:
-    """(N, T) numbers of the regions that a shift brings together in the windows of a grid."""
+    """Return the region of each token (N, T) in the windows of a shifted grid."""
     bands = []
-    for length in (height, width):  # three a side: untouched, the end of the grid, what came in round the edge
-        place = torch.arange(length, device=device)
-        bands.append((place >= length - size).long() + (place >= length - shift).long())
+    for length in (height, width):  # three bands per side: untouched, end of the grid, rolled over the edge
+        index = torch.arange(length, device=device)
+        bands.append((index >= length - size).long() + (index >= length - shift).long())
     region = bands[0][:, None] * 3 + bands[1]
     return partition(region[None, :, :, None], size)[0, ..., 0]
 
 
 class GridBias(HeadwisePosition, sees="itself", called=("Swin bias", "2D relative bias")):
-    """One learned scalar a head and offset in rows and columns, on grids of up to `size` x `size` [Liu et al. 2021]."""
+    """One learned scalar per head and per offset in rows and columns, for grids up to `size` x `size`
+    [Liu et al. 2021]."""
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
@@ -127,11 +129,11 @@ class GridBias(HeadwisePosition, sees="itself", called=("Swin bias", "2D relativ
 
 
 class ContinuousGridBias(GridBias, sees="itself", called=("Swin V2 bias", "log-spaced bias")):
-    """A small MLP gives the scalars, from the logarithms of both offsets: windows of another size than it learned in
-    (`learned`) ask it for offsets in between [Liu et al. 2022]. None is above `most`, none below 0."""
+    """A small MLP of the logarithms of both offsets computes the scalars, so that they extend to windows of other sizes
+    than in pretraining [Liu et al. 2022]. The scalars are between 0 and `most`."""
 
-    learned: int = 0  # windows of so many a side are those it was pretrained in; 0: of `size`
-    width: int = 512
+    learned: int = 0  # window size in pretraining; 0: `size`
+    width: int = 512  # inner width of the MLP
     most: float = 16.0
 
     def check(self) -> None:
@@ -148,7 +150,7 @@ class GridBiasModule(AttentionPositionModule):
     def __init__(self, part: GridBias) -> None:
         super().__init__()
         self.size = part.size
-        self.whole = Computed(lambda: offsets(part.size, part.size, part.size))  # of windows as large as they can be
+        self.whole = Computed(lambda: offsets(part.size, part.size, part.size))  # of windows of the largest size
         self.fill(part)
 
     def fill(self, part: Any) -> None:
@@ -162,11 +164,11 @@ class GridBiasModule(AttentionPositionModule):
         return q, F.embedding(self.rows(ctx), self.table()).permute(2, 0, 1).contiguous()[None]  # (1, H, T, T)
 
     def rows(self, ctx: Context) -> Tensor:
-        """(T, T) the row of the table for each query and key."""
+        """Return the row of the table for each query and key, (T, T)."""
         grid = ctx.extra(Grid)
         if grid is None or max(grid) > self.size:
-            found = "no grid" if grid is None else f"a grid of {grid.rows} x {grid.columns}"
-            raise ValueError(f"a position bias of {self.size} x {self.size} offsets cannot place {found}")
+            size = "no grid" if grid is None else f"a grid of {grid.rows} x {grid.columns}"
+            raise ValueError(f"GridBias needs a grid of at most {self.size} x {self.size}, got {size}")
         if min(grid) == self.size:
             return self.whole()
         make = functools.partial(offsets, *grid, self.size, ctx.index.device)
@@ -174,9 +176,9 @@ class GridBiasModule(AttentionPositionModule):
 
 
 def offsets(rows: int, columns: int, size: int, device: torch.device | None = None) -> Tensor:
-    """(T, T) the row in a table of the offsets of `size` x `size` for each query and key of a grid."""
-    places = torch.arange(rows * columns, device=device)
-    down, right = ((at[:, None] - at) + size - 1 for at in (places // columns, places % columns))
+    """Return the row in a table of the offsets of `size` x `size` for each query and key of a grid, (T, T)."""
+    index = torch.arange(rows * columns, device=device)
+    down, right = ((at[:, None] - at) + size - 1 for at in (index // columns, index % columns))
     return down * (2 * size - 1) + right
 
 
@@ -191,7 +193,8 @@ class ContinuousGridBiasModule(GridBiasModule):
 
 
 def logarithms(size: int, learned: int) -> Tensor:
-    """((2 size - 1)^2, 2) rows and columns of every offset, so that the farthest of the learned windows is about 1."""
+    """Return the log-spaced row and column of every offset, ((2 size - 1)^2, 2). The largest offset of a window of size
+    `learned` is about 1."""
     line = 8 * torch.arange(1 - size, size, dtype=torch.float32) / max(learned - 1, 1)
     line = line.sign() * (line.abs() + 1).log2() / math.log2(8)
     return torch.cartesian_prod(line, line).view(-1, 2)
