@@ -175,7 +175,7 @@ def test_refused() -> None:
     mine, ids = model(), text()
     with pytest.raises(ValueError, match="64"):
         mine(input_ids=text(65))
-    with pytest.raises(ValueError, match="one text"):
+    with pytest.raises(ValueError, match="documents cannot be packed"):
         mine(input_ids=ids, document_ids=torch.zeros_like(ids))
     for bad in ({"sharing": "all"}, {"projected": 0}):
         with pytest.raises(ValueError, match="shar|projected"):
