@@ -57,7 +57,7 @@ SPEC = model()
     (lambda: MLP(width=4, activation="rleu"), "MLP.activation: 'rleu' is not valid; did you mean 'relu'?"),
     (lambda: LayerNorm(eps=False), "LayerNorm.eps: expected float, got False"),
     (lambda: Sublayer(op=3), "Sublayer.op: expected Op, got 3"),
-    (lambda: Sublayer(op=MLP(width=4), pre_norm=MLP(width=4)), "pre_norm: MLP is not of type Norm or AdaptiveNorm; valid: Ad"),
+    (lambda: Sublayer(op=MLP(width=4), pre_norm=MLP(width=4)), "pre_norm: MLP is not of type Norm or AdaptiveNorm"),
     (lambda: Attention(num_heads=2, mask=RMSNorm()), "Attention.mask: RMSNorm is not of type Mask; valid: All, "),
     (lambda: MLP(width=4).replace(widht=3), "MLP has no field 'widht'; did you mean 'width'?"),
     (lambda: override(SPEC, {"decoder.dept": 3}),
@@ -109,7 +109,9 @@ def test_a_new_width_names_what_did_not_follow() -> None:
     kept = f"{op} (12 heads of 64), decoder.layers.feedforward.op.width (3072)"
     with pytest.warns(UserWarning) as caught:
         af.override(gpt2, {"width": 96})
-    assert [str(warning.message) for warning in caught] == [f"width is now 96, but these sizes were not changed: {kept}"]
+    assert [str(warning.message) for warning in caught] == [
+        f"width is now 96, but these sizes were not changed: {kept}"
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         af.override(gpt2, {"width": 768})
