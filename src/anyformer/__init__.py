@@ -1,4 +1,4 @@
-"""anyformer is one Transformer: every architecture is a short description put together from one set of parts.
+"""anyformer is one Transformer: every architecture is a short description built from one set of Parts.
 
 >>> import anyformer as af
 >>> small = {"decoder.depth": 2, "embedding.tokens.vocab_size": 100, "head.vocab_size": 100}
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from anyformer.specs.codec import override
     from anyformer.transforms import lora
 
-# public name -> the module it lives in (or is), imported on first use: `import anyformer` itself does not import torch
+# public name -> its module (or the module itself), imported on first use: `import anyformer` does not import torch
 _PUBLIC = {
     "spec": "anyformer.checkpoint",
     "override": "anyformer.specs.codec",

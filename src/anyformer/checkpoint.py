@@ -1,4 +1,4 @@
-"""Loading and saving: a folder on one side, a model on the other, a plan of weight rules between."""
+"""Load models from folders and save them, with weight rules that map published tensors to ours."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model", "source.spm", "target.spm", "vocab-src.json",
     "vocab-tgt.json", "chat_template.jinja", "chat_template.json", "generation_config.json", "preprocessor_config.json",
 )  # fmt: skip
-LARGE = 2**24  # parameters of a model whose speed is worth a warning
-COMPANION = "vae"  # a folder in that of a model: the autoencoder in whose codes it draws
+LARGE = 2**24  # fewest parameters of a model that gets a warning about its speed
+COMPANION = "vae"  # subfolder with the autoencoder of a text-to-image model
 
 
 def read_spec(folder: Path, architecture: str | None = None, weights: Path | None = None) -> Model:
-    """The description of a model folder, ours or Hugging Face's; what its config leaves open, the weights tell."""
+    """Read the description of a model folder, ours or Hugging Face's. If its config is ambiguous, the weights
+    decide."""
     if (folder / "spec.json").is_file():
         spec = read_spec_file(folder / "spec.json")
         if architecture not in (None, spec.architecture):
@@ -80,7 +81,7 @@ def read_spec(folder: Path, architecture: str | None = None, weights: Path | Non
 
 
 def weights_folder(folder: Path) -> Path:
-    """Where the weights of the model in a folder are."""
+    """Return the folder with the weights of the model in `folder`."""
     layout = None if (folder / "spec.json").is_file() else find_layout(folder)
     return folder if layout is None else folder / layout.weights
 
@@ -90,13 +91,13 @@ def read_spec_file(path: Path) -> Model:
     with error_context(path):
         spec = from_json(content)
         if not isinstance(spec, Model):
-            raise ValueError(f"describes a {type(spec).__name__}, not a whole model")
+            raise ValueError(f"describes a {type(spec).__name__}, not a model")
         return spec
 
 
 @contextlib.contextmanager
 def error_context(path: Path) -> Iterator[None]:
-    """An error in the content of a file becomes one line that names the file."""
+    """Turn errors about the content of a file into a one-line ValueError that names the file."""
     try:
         yield
     except ValueError as error:
@@ -108,7 +109,7 @@ def error_context(path: Path) -> Iterator[None]:
 
 
 class LoadOptions(TypedDict, total=False):
-    """Options of `load` for type checkers; `load` itself explains them."""
+    """Options of `load`, for type checkers; see `load`."""
 
     dtype: str | torch.dtype
     device: str | torch.device
@@ -141,12 +142,12 @@ def load(
     weights: Path | None = None,
     base: str | Path | None = None,
 ) -> TransformerModule | tuple[TransformerModule, Report]:
-    """The model in a folder or behind a hub id, in eval mode. With strict=False, (model, Report) instead of an error.
+    """Load the model in a folder or of a hub id, in eval mode. With strict=False, return (model, Report) even if
+    tensors do not fit.
 
-    dtype "auto" is the one the config names, or else the checkpoint's own; device "auto" a GPU where there is one.
-    `architecture` is the published class to open it as, where the config names none or another one; `weights` the
-    folder of the weights, where that is another. A folder with an adapter alone is opened on its base model: the one
-    that it names, or `base`.
+    dtype "auto" is the dtype in the config, or else the checkpoint's; device "auto" is a GPU if there is one.
+    `architecture` overrides the published class in the config; `weights` is the folder of the weights, if it is not the
+    model's. If a folder contains only an adapter, it is loaded on its base model: the one that it names, or `base`.
     """
     where = hardware.device(device)
     folder = hub.resolve(name, offline=offline, revision=revision)
@@ -155,7 +156,7 @@ def load(
         model, report = service("load_adapted")(folder, base, **options)
         return model if strict else (model, report)
     if base is not None:
-        raise ValueError(f"base= is for an adapter, and {folder} is a model of its own")
+        raise ValueError(f"base= is only for adapters, but {folder} is a whole model")
     spec = read_spec(folder, architecture, weights)
     model, report = load_as(spec, folder, dtype=dtype, device=where, strict=strict, weights=weights)
     model.origin = str(name)
@@ -172,8 +173,8 @@ def load_as(
     seed: int = 0,
     weights: Path | None = None,
 ) -> tuple[TransformerModule, Report]:
-    """A model of this description with the weights of a folder, which may have been saved as another of its family:
-    what is not stored starts as described, and is named in `model.fresh`. Every load ends here."""
+    """Build a model of this description with the weights of a folder, which may be from a different class of its
+    family. Parameters that are not stored are initialised and listed in `model.fresh`. All loads call this function."""
     with open_weights(weights or weights_folder(folder)) as checkpoint:
         check_affordable(spec, checkpoint)
         ours = (folder / "spec.json").is_file()
@@ -192,7 +193,8 @@ def load_as(
 
 
 def warn_if_slow(model: TransformerModule, folder: Path) -> None:
-    """bf16 on a CPU without its instructions: 128 tokens took 125 times as long as in fp32 on an ARM Neoverse-N1."""
+    """Warn about bf16 on a CPU without bf16 instructions: 125 times slower than fp32 on an ARM Neoverse-N1 (128
+    tokens)."""
     if model.dtype != torch.bfloat16 or model.device.type != "cpu" or hardware.has("bf16"):
         return
     if sum(parameter.numel() for parameter in model.parameters()) >= LARGE:
@@ -201,11 +203,11 @@ def warn_if_slow(model: TransformerModule, folder: Path) -> None:
 
 
 def check_affordable(spec: Model, checkpoint: Checkpoint | Pieces) -> None:
-    """ValueError where a description asks for more than its file can hold, before anything of it is built."""
+    """Raise ValueError if a description has more layers than its checkpoint has tensors, before building it."""
     layers = sum(part.depth for _, part in walk(spec) if hasattr(part, "depth"))
     if layers > len(checkpoint.names):
-        found = f"the checkpoint has {len(checkpoint.names):,} tensors"
-        raise ValueError(f"{checkpoint.folder}: {layers:,} layers are described, and {found}")
+        stored = f"the checkpoint has only {len(checkpoint.names):,} tensors"
+        raise ValueError(f"{checkpoint.folder}: the description has {layers:,} layers, but {stored}")
 
 
 def choose_dtype(dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint | Pieces, folder: Path) -> torch.dtype:
@@ -226,20 +228,20 @@ def choose_dtype(dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint |
 
 
 def save(model: TransformerModule, folder: str | Path, *, format: str = "anyformer", overwrite: bool = False) -> None:
-    """Writes the model to a folder: ours (spec.json), or `format="hf"` for what reads transformers' layout. Adapters go
-    into the weights; `format="peft"` writes them alone.
+    """Save a model to a folder: in our layout (spec.json), or with `format="hf"` in the layout of transformers.
+    Adapters are merged into the weights; `format="peft"` writes only the adapters.
 
-    The folder is new, empty, or holds a model in our own layout, which is replaced. `overwrite=True` also writes to any
-    other folder: it replaces the model there, and leaves files alone that belong to no model."""
+    The folder must be new, empty, or contain a model in our layout, which is replaced. With `overwrite=True` it may be
+    any folder: a model in it is replaced, and files that do not belong to a model are kept."""
     if format not in FORMATS:
         raise ValueError(f"unknown format {quote(format)}; {nearest(format, FORMATS)}")
     if not isinstance(model, TransformerModule):
-        raise ValueError(f"only a model can be saved, as af.build and af.load give it, got {type(model).__name__}")
+        raise ValueError(f"expected a model from af.build or af.load, got {type(model).__name__}")
     if not isinstance(folder, (str, Path)):
-        raise ValueError(f"a model is saved to a folder, got {quote(folder)}")
+        raise ValueError(f"expected the path of a folder, got {quote(folder)}")
     folder, spec = Path(folder), model.spec
     if not overwrite and not in_our_layout(folder):
-        brings_none = getattr(model, "folder", None) is None  # then it writes no tokenizer over the one that is there
+        brings_none = getattr(model, "folder", None) is None  # then saving does not overwrite tokenizer files
         beside = TOKENIZER_FILES if brings_none else ()
         check_free(folder, "overwrite=True replaces the model in it", beside=beside)
     if format == "peft":
@@ -252,7 +254,7 @@ def save(model: TransformerModule, folder: str | Path, *, format: str = "anyform
         tensors, stem = iter(ours.items()), STEMS[0]
     else:
         if not spec.family:
-            raise ValueError("this description belongs to no published family; save it with format='anyformer'")
+            raise ValueError("this description is not of a published family; save it with format='anyformer'")
         family = families.find(spec.family)
         text, content = "config.json", {**family.write(spec), "dtype": dtype}
         for name in ("torch_dtype", *family.unwritten):
@@ -268,7 +270,7 @@ def save(model: TransformerModule, folder: str | Path, *, format: str = "anyform
 
 
 def in_our_layout(folder: Path) -> bool:
-    """Whether a folder holds a model that `save` wrote in our own layout, and no other."""
+    """Whether a folder contains a model in our layout, and no published config."""
     if not (folder / "spec.json").is_file() or any((folder / layout.config).is_file() for layout in LAYOUTS):
         return False
     try:
@@ -278,18 +280,18 @@ def in_our_layout(folder: Path) -> bool:
 
 
 def check_free(folder: Path, fix: str, marks: Sequence[str] = (), beside: Sequence[str] = ()) -> None:
-    """ValueError, with how to fix it, where writing to a folder would mix with files of others: it holds some, and none
-    has one of the names `marks`, which whoever writes there leaves. Files called as in `beside` do not count."""
+    """Raise ValueError, with `fix`, if a folder contains files and none of them is in `marks`, the names that identify
+    an earlier output of the same writer. Files named in `beside` do not count."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, not a folder")
     names = sorted({path.name for path in folder.iterdir()} - {*beside}) if folder.is_dir() else []
     if names and not {*names} & {*marks}:
-        held = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
-        raise ValueError(f"{folder} holds other files ({held}): give a new folder; {fix}")
+        files = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+        raise ValueError(f"{folder} holds other files ({files}): give a new folder; {fix}")
 
 
 def save_description(model: TransformerModule, folder: Path) -> None:
-    """What `save` writes beside the weights."""
+    """Write what `save` writes in addition to the weights: spec.json and tokenizer files."""
     dtype = str(model.dtype).removeprefix("torch.")
     write_json(folder / "spec.json", {"anyformer": FORMAT, **encode(_with_dtype(model.spec, dtype))})
     copy_tokenizer(model, folder)
@@ -306,8 +308,8 @@ def copy_tokenizer(model: TransformerModule, folder: Path) -> None:
 
 
 def plain_state(model: TransformerModule, quantized: bool = False) -> dict[str, Tensor]:
-    """The weights by address; a layer with an adapter counts as the plain layer that does the same, and so does a
-    quantised one unless `quantized`."""
+    """Return the weights by address. Adapters are merged into their layers; quantised layers are dequantised unless
+    `quantized`."""
     state = {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
     for address, module in model.named_modules():
         if isinstance(module, Concatenable) and not quantized:
@@ -322,7 +324,7 @@ def plain_state(model: TransformerModule, quantized: bool = False) -> dict[str, 
 
 
 def is_tied(spec: Model, state: dict[str, Tensor], name: str) -> bool:
-    """Whether these are the weights of another address; those of a quantised head are its own."""
+    """Whether a parameter is tied to one that is saved; a quantised head is not, because its dtype differs."""
     owner = spec.owner_of(name)
     return owner is not None and owner in state and state[owner].dtype == state[name].dtype
 
@@ -332,7 +334,7 @@ def _with_dtype(spec: Model, dtype: str) -> Model:
 
 
 def published_tensors(ours: dict[str, Tensor], family: Family, spec: Model) -> Iterator[tuple[str, Tensor]]:
-    """(published name, tensor), made one rule at a time."""
+    """Yield (published name, tensor), one rule at a time."""
     steps, orphans = plan(family.rules(spec), ours, family.prefix_of(spec.architecture))
     assert not orphans, f"{family.name} has no rule for {orphans}"
     for step in (step for step in steps if step.rule.written):
@@ -340,10 +342,10 @@ def published_tensors(ours: dict[str, Tensor], family: Family, spec: Model) -> I
 
 
 def spec(name: str | Path) -> Model:
-    """The description called `name` in the catalogue, in a spec.json, or of the folder of a model or run."""
+    """Return a description by its name in the catalogue, or from a spec.json, a model folder or a run folder."""
     if not isinstance(name, (str, Path)):
-        raise ValueError(f"a description is found by its name or its path, got {type(name).__name__}")
-    path, is_folder = Path(name), os.path.isdir(name)  # which, unlike Path's, knows names that are too long
+        raise ValueError(f"expected the name or path of a description, got {type(name).__name__}")
+    path, is_folder = Path(name), os.path.isdir(name)  # Path.is_dir raises if a name is too long
     if is_folder or path.suffix == ".json":
         return read_spec(hub.resolve(path)) if is_folder else read_spec_file(path)
     if "/" in str(name):

@@ -177,7 +177,7 @@ def test_kernels_are_those_of_attention() -> None:
     ("flags", "words"),
     [([], ["empty"]), (["x", "--file", "y"], ["not both"]), (["--file", "nowhere"], ["nowhere"]),
      (["x", "--jsn"], ["'--json'"]), (["x", "--dtype", "float33"], ["float32"]), (["x", "--kernel", "sdp"], ["sdpa"]),
-     (["x", "--device", "cude"], ["device 'cude' is not here"]), (["x", "--stop", ""], ["--stop"]),
+     (["x", "--device", "cude"], ["device 'cude' is not available"]), (["x", "--stop", ""], ["--stop"]),
      (["x", "--max-new-tokens", "0"], ["max_new_tokens=0"]),
      (["x", "--max-new-tokens", "40"], ["max_new_tokens=40", "32 positions"]), (["x", "--top-p", "2"], ["top_p=2"]),
      (["x", "--temperature", "-1", "--do-sample"], ["temperature=-1"]), (["x", "--num-beams", "0"], ["num_beams=0"]),

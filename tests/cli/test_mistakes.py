@@ -91,7 +91,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("convert gpt2 out --format onnx", "no format 'onnx'"),
     ("convert gpt2 out --dtype float8", "dtype 'float8' is not supported"),
     ("convert gpt2 out --format peft", "this model has no adapters"),
-    ("convert gpt2 out --base bert", "base", "is for an adapter"),
+    ("convert gpt2 out --base bert", "base", "is only for adapters"),
     ("convert own out --format hf", "no published gpt2 config", "feedforward.op"),
     ("convert old out", "gtp2", "did you mean 'gpt2'?"),
     ("convert pickled out", "pickled weights can run code and are refused", "--unpickle"),

@@ -277,7 +277,7 @@ def test_json_lines_and_two_columns(run: Run, models: Any, tmp_path: Path, monke
      (["classify", "M", "a", "--overwrite"], "--overwrite goes with --out"),
      (["classify", "M", "a", "--dtype", "float8"], "no dtype 'float8'"),
      (["classify", "M", "a", "--batch", "0"], "--batch is 0; it must be at least 1"),
-     (["classify", "M", "a", "--device", "tpu"], "device 'tpu' is not here: "),
+     (["classify", "M", "a", "--device", "tpu"], "device 'tpu' is not available: "),
      (["classify", "M", "a", "--file", "x"], "give INPUT or --file, not both"),
      (["classify", "M", "--file", "/no/such.txt"], "/no/such.txt: No such file or directory"),
      (["classify", "M", "--file", "/"], "--file / is a folder"),

@@ -132,7 +132,7 @@ def test_more_layers_than_the_file_has_tensors_are_refused_before_they_are_built
     spec["decoder"]["depth"] = 9999
     (tmp_path / "spec.json").write_text(json.dumps(spec))
     start = time.process_time()
-    with pytest.raises(ValueError, match="9,999 layers are described"):
+    with pytest.raises(ValueError, match="the description has 9,999 layers"):
         af.load(tmp_path)
     assert time.process_time() - start < 10
 

@@ -55,7 +55,7 @@ def test_an_ability_is_found_by_trying_it(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_name_that_hides_nothing_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(hardware.HIDING, "bf16, int")
-    with pytest.raises(ValueError, match=r"ANYFORMER_WITHOUT names 'int'; did you mean 'int8'\?"):
+    with pytest.raises(ValueError, match=r"ANYFORMER_WITHOUT: unknown ability 'int'; did you mean 'int8'\?"):
         hardware.has("bf16")
 
 
@@ -88,7 +88,7 @@ def test_train_says_what_is_not_here(
     monkeypatch.setenv(hardware.HIDING, "compiler")
     assert cli.main(["train", "quickstart", "--out", str(tmp_path / "run"), *text.split()]) == 2
     out, err = capsys.readouterr()
-    wanted = "no C++ compiler here" if "compile" in text else f"device '{text.split()[1]}' is not here"
+    wanted = "no C++ compiler here" if "compile" in text else f"device '{text.split()[1]}' is not available"
     assert out == "" and wanted in err and err.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
@@ -121,7 +121,7 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hardware.device("auto") == torch.device("cpu")
     for wrong in ("gpu", "cuda:99", "tpu"):
         for call in (hardware.device, lambda name: af.build(af.spec("gpt2"), device=name)):
-            with pytest.raises(ValueError, match=f"device '{wrong}' is not here: .+; there are auto, cpu"):
+            with pytest.raises(ValueError, match=f"device '{wrong}' is not available: .+; valid: auto, cpu"):
                 call(wrong)
 
 
@@ -130,7 +130,7 @@ def test_python_takes_auto_too(tmp_path: Path) -> None:
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert af.load(tmp_path, device="auto").device.type == af.build(model_of("gpt2").spec, device="auto").device.type
     assert af.load(tmp_path, device="auto").device.type == expected and af.load(tmp_path).device.type == "cpu"
-    with pytest.raises(ValueError, match="device 'gpu' is not here"):
+    with pytest.raises(ValueError, match="device 'gpu' is not available"):
         af.load(tmp_path, device="gpu")
 
 

@@ -57,7 +57,7 @@ SPEC = model()
     (lambda: MLP(width=4, activation="rleu"), "MLP.activation: 'rleu' is not valid; did you mean 'relu'?"),
     (lambda: LayerNorm(eps=False), "LayerNorm.eps: expected float, got False"),
     (lambda: Sublayer(op=3), "Sublayer.op: expected Op, got 3"),
-    (lambda: Sublayer(op=MLP(width=4), pre_norm=MLP(width=4)), "pre_norm: MLP is not of type Norm or AdaptiveNorm; valid: Ad"),
+    (lambda: Sublayer(op=MLP(width=4), pre_norm=MLP(width=4)), "pre_norm: MLP is not of type Norm or AdaptiveNorm"),
     (lambda: Attention(num_heads=2, mask=RMSNorm()), "Attention.mask: RMSNorm is not of type Mask; valid: All, "),
     (lambda: MLP(width=4).replace(widht=3), "MLP has no field 'widht'; did you mean 'width'?"),
     (lambda: override(SPEC, {"decoder.dept": 3}),

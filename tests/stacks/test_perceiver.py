@@ -159,15 +159,15 @@ def test_images_and_pictures_of_it() -> None:
 @pytest.mark.parametrize("made, line", [
     (lambda: described(head=SpanHead()), r"^head: SpanHead reads one vector per token, .* encoder\.write"),
     (lambda: described(head=ClassifyHead(num_labels=2, pool=Pool(take="last"))), r"^head: ClassifyHead reads"),
-    (lambda: PART.replace(reread=True), r"^Perceiver\.reread: there is one round"),
+    (lambda: PART.replace(reread=True), r"^Perceiver\.reread is True"),
     (lambda: PART.replace(rounds=2, stack=PART.stack.replace(norm=LayerNorm())), r"^Perceiver\.stack\.norm .* rounds"),
     (lambda: PART.replace(stack=af.override(PART.stack, {"layers.attention.op": LunaAttention(num_heads=2, tokens=2)})),
      r"^Perceiver\.stack: the first layer .* set handed_on=False"),
     (lambda: PART.replace(stack=af.override(PART.stack, {"layers.attention.op": Windows(mixer=MLP_, size=2)})),
      r"^Perceiver\.stack.*: Windows needs a grid, which latents do not have"),
-    (lambda: WRITE.replace(count=3), r"^Write\.position\.length is 40, and 3 vectors"),
+    (lambda: WRITE.replace(count=3), r"^Write\.position\.length is 40, but Write\.count is 3"),
     (lambda: LOOK.replace(feedforward=MLP(width=3, out=4)), r"^Look\.feedforward\.out"),
-    (lambda: model()(input_ids=text(), document_ids=torch.zeros(2, T, dtype=torch.long)), "nothing can be packed"),
+    (lambda: model()(input_ids=text(), document_ids=torch.zeros(2, T, dtype=torch.long)), "documents cannot be packed"),
 ])  # fmt: skip
 def test_refused(made: Any, line: str) -> None:
     with pytest.raises(ValueError, match=line):

@@ -119,11 +119,11 @@ def test_the_same_reach_for_all() -> None:
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda: spec(LSTM(width=16)), "layers.attention.op: LSTM cannot look at a longer sequence"),
+        (lambda: spec(LSTM(width=16)), "layers.attention.op: LSTM cannot attend to a longer sequence"),
         (lambda: af.override(spec(attention()), {"encoder.layers": Block(
             feedforward=Sublayer(op=MLP(width=8)), attention=Sublayer(op=attention()))}),
-         "layers.attention: what is kept is what a layer reads, so it can only look first"),
-        (lambda: af.build(spec(attention(Rope())), device="meta"), "position: Rope rotates"),
+         "layers.attention: memories are the input of a layer, so only its first step can be attention"),
+        (lambda: af.build(spec(attention(Rope())), device="meta"), "position: Rope changes"),
         (lambda: spec(attention(), timed=True), "TwoStreams.timed"),
         (lambda: spec(attention(), kept=0), "kept"),
         (lambda: spec(attention()).replace(embedding=TextEmbedding(tokens=Tokens(vocab_size=V))), "OrderedText does"),

@@ -155,7 +155,7 @@ def test_a_damaged_one_is_never_chosen(tmp_path: Path, model: Any, damage: str) 
     assert hub.resolve(tmp_path).name == "step-00000001"
     manifest.remove(tmp_path / "checkpoints" / "step-00000001")
     assert kept.newest()[0] is None
-    with pytest.raises(FileNotFoundError, match="a run without a whole checkpoint.*step-00000002"):
+    with pytest.raises(FileNotFoundError, match="this run has no complete checkpoint.*step-00000002"):
         hub.resolve(tmp_path)
 
 

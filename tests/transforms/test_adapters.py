@@ -242,5 +242,5 @@ def test_what_is_no_adapter(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="this model has no adapters"):
         af.save(model_of("bert"), tmp_path / "adapter", format="peft")
     af.save(model_of("bert"), tmp_path / "plain")
-    with pytest.raises(ValueError, match="base= is for an adapter"):
+    with pytest.raises(ValueError, match="base= is only for adapters"):
         af.load(tmp_path / "plain", base=tmp_path / "plain")

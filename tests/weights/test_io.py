@@ -385,7 +385,7 @@ def test_a_shard_is_missing(sharded: Path) -> None:
         ({"a": SHARDS[0], "b": SHARDS[1], "c": SHARDS[1]}, "'c' is missing"),
         ({"a": SHARDS[1], "b": SHARDS[0]}, "'a'"),
         ({"a": SHARDS[0], "b": SHARDS[0]}, "'b' is missing"),
-        ({"a": SHARDS[0], "c": SHARDS[1]}, "'b' is here, but not so in the index"),
+        ({"a": SHARDS[0], "c": SHARDS[1]}, "'b' is in the file, but not in the index"),
     ],
 )
 def test_index_and_shards_must_agree(sharded: Path, weight_map: dict[str, str], expected: str) -> None:

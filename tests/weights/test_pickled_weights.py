@@ -97,7 +97,7 @@ def test_which_pickle_is_meant(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not a plain .bin name"):
         pickled_weights.pickles(tmp_path)
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ValueError, match="nothing needs to be unpickled"):
+    with pytest.raises(ValueError, match="already safetensors"):
         pickled_weights.pickles(tmp_path)
 
 
@@ -175,7 +175,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], bytes], str]] = {
         lambda mark: legacy({"w": Call(os.system, f"touch {mark}")}), "nothing was run"
     ),
     "eval": (lambda mark: plain(Call(builtins.eval, f"open({str(mark)!r}, 'w')")), "names eval, which is not a tensor"),
-    "16 GB in a zip": (lambda _: archive(wide, inflated), "not a whole pickle of tensors"),
+    "16 GB in a zip": (lambda _: archive(wide, inflated), "not a complete pickle of tensors"),
     "16 GB in a file of 2019": (lambda _: inflated(legacy(wide)), "more memory than a file of its size holds"),
     "100 GB of bytes": (lambda _: plain({"w": Call(bytearray, 10**11)}), "more memory than a file of its size holds"),
     "40 GB of one number": (lambda _: archive(strided(10**5)), "is not a plain tensor stored in the file"),
@@ -183,12 +183,12 @@ HOSTILE: dict[str, tuple[Callable[[Path], bytes], str]] = {
     "a key that never ends": (lambda _: doubled(120), "seconds of processor time"),
     "200,000 levels": (lambda _: nested(200_000), ""),
     "itself in itself": (lambda _: archive({}, lambda _: itself()), "it has no mapping from names to tensors"),
-    "a memo that is not there": (lambda _: b"\x80\x02r\xff\xff\xff\x7fj\xff\xff\xff\x6f.", "not a whole pickle"),
+    "a memo that is not there": (lambda _: b"\x80\x02r\xff\xff\xff\x7fj\xff\xff\xff\x6f.", "not a complete pickle"),
     "a zip bomb": (lambda _: archive({"w": torch.zeros(5_000_000)}, compress=zipfile.ZIP_DEFLATED), "compressed"),
-    "half a zip": (lambda _: archive(weights())[:-3000], "not a whole pickle of tensors"),
-    "half a file of 2019": (lambda _: legacy(weights())[:-100], "not a whole pickle of tensors"),
-    "no bytes": (lambda _: b"", "not a whole pickle of tensors"),
-    "other bytes": (lambda _: bytes(range(256)) * 40, "not a whole pickle of tensors"),
+    "half a zip": (lambda _: archive(weights())[:-3000], "not a complete pickle of tensors"),
+    "half a file of 2019": (lambda _: legacy(weights())[:-100], "not a complete pickle of tensors"),
+    "no bytes": (lambda _: b"", "not a complete pickle of tensors"),
+    "other bytes": (lambda _: bytes(range(256)) * 40, "not a complete pickle of tensors"),
     "no tensors": (lambda _: archive({"a": 1}), "it has no mapping from names to tensors"),
     "two sets of weights": (lambda _: archive({"model": weights(), "ema": weights()}), "several sets of weights"),
     "sparse": (lambda _: archive({"w": torch.eye(4).to_sparse()}), "is not a plain tensor stored in the file"),

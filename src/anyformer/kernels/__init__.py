@@ -1,1 +1,1 @@
-"""Attention kernels, scans, fused losses: plain functions behind one name each."""
+"""Attention kernels, scans and fused losses, as plain functions on tensors."""

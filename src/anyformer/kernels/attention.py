@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: one function, three kernels that give the same answer.
+"""Scaled dot-product attention: one function with three kernels that give the same result.
 
 B batch, H heads, G key/value heads (H is a multiple of G), T queries, S keys, K head width.
 """
@@ -22,10 +22,11 @@ KERNELS = ("auto", "eager", "sdpa", "flex")
 
 
 class Visible:
-    """Which keys each query may see. What a kernel needs is lowered from the one predicate on demand, once.
+    """Which keys each query may see. The mask that a kernel needs is computed from one predicate, on demand and once.
 
-    `allows(b, q, k)` answers for broadcastable tensors of batch row, query place and key place; T queries stand at the
-    row places `index` (T,) or (B, T), S keys at `keys` (S,) or (B, S); `batch_size` is 1 where all rows see the same.
+    `allows(b, q, k)` takes broadcastable tensors of batch rows, row indices of queries and row indices of keys. `index`
+    (T,) or (B, T) has the row indices of the queries, `keys` (S,) or (B, S) those of the keys. `batch_size` is 1 if the
+    mask is the same for all rows.
     """
 
     def __init__(
@@ -41,16 +42,16 @@ class Visible:
     ) -> None:
         self.allows, self.index, self.keys, self.batch_size = allows, index, keys, batch_size
         self.sizes = index.shape[-1], keys.shape[-1]
-        self.everything = everything  # no restriction at all
+        self.everything = everything  # no restriction
         self.causal = causal  # exactly SDPA's is_causal, which needs no mask tensor
-        self.trailing = trailing  # the same for queries that are the last of the keys: the lower right of the mask
+        self.trailing = trailing  # causal, and the queries are the last keys: the lower right of a causal mask
         self._dense: Tensor | None = None
         self._hidden: Tensor | None = None
         self._biased: tuple[Tensor, Tensor] | None = None
         self._block: Any = None
 
     def dense(self) -> Tensor:
-        """(1 or B, 1, T, S), True where visible."""
+        """(1 or B, 1, T, S), True for visible keys."""
         if self._dense is None:
             b = torch.arange(self.batch_size, device=self.index.device)[:, None, None]
             keys = self.keys if self.keys.dim() == 1 else self.keys[:, None]
@@ -59,23 +60,23 @@ class Visible:
         return self._dense
 
     def hidden(self) -> Tensor:
-        """(1 or B, 1, T, S), True where not visible."""
+        """(1 or B, 1, T, S), True for hidden keys."""
         if self._hidden is None:
             self._hidden = ~self.dense()
         return self._hidden
 
     def masked_bias(self, bias: Tensor) -> Tensor:
-        """`bias` where visible, -inf elsewhere; made once where layers share one bias (T5, ALiBi)."""
+        """Return `bias` with -inf for hidden keys; computed once if layers share the bias (T5, ALiBi)."""
         if self.everything:
             return bias
-        if bias.requires_grad:  # a layer that is run again in the backward pass must do what it did: nothing is kept
+        if bias.requires_grad:  # no caching: activation recomputation must repeat the same operations
             return bias.masked_fill(self.hidden(), float("-inf"))
         if self._biased is None or self._biased[0] is not bias:
             self._biased = bias, bias.masked_fill(self.hidden(), float("-inf"))
         return self._biased[1]
 
     def block_mask(self) -> Any:
-        """FlexAttention's block-sparse form."""
+        """Return FlexAttention's block-sparse mask."""
         if self._block is None:
             from torch.nn.attention.flex_attention import create_block_mask
 
@@ -88,7 +89,7 @@ class Visible:
         return self._block
 
 
-EVERYTHING = Visible(lambda b, q, k: q >= 0, torch.arange(0), torch.arange(0), everything=True)  # of any size
+EVERYTHING = Visible(lambda b, q, k: q >= 0, torch.arange(0), torch.arange(0), everything=True)  # for any T and S
 
 
 def attend(
@@ -107,7 +108,7 @@ def attend(
     mix_heads: Callable[[Tensor, bool], Tensor] | None = None,
     normalize: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """softmax(scale * q k^T + bias) v over what is visible. q (B,H,T,K), k and v (B,G,S,K), bias (1 or B, H, T, S).
+    """Compute softmax(scale * q k^T + bias) v over the visible keys. A query that sees no key gets zeros.
 
     Returns (B,H,T,K). `on_weights` receives the attention weights (B,H,T,S) and returns them, changed or not. Only the
     eager kernel computes weights; for the other kernels they are computed in addition, so tracing changes no result.
@@ -153,8 +154,8 @@ def _weights(
     mix_heads: Callable[[Tensor, bool], Tensor] | None = None,
     normalize: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """(B, H, T, S), 0 where a key is not visible."""
-    # scores of half precision are kept in fp32, as the fused kernels do: they may be beyond fp16's range
+    """Return the attention weights (B, H, T, S), 0 for hidden keys."""
+    # in half precision, scores are in fp32, as in the fused kernels: they may exceed fp16's range
     scores = torch.matmul(_wide(q), _wide(_each_head(k, q.shape[1])).transpose(-1, -2)) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
@@ -165,7 +166,7 @@ def _weights(
     weigh = normalize or functools.partial(torch.softmax, dim=-1)
     if visible.everything:
         return weigh(scores).to(dtype)
-    # the finite minimum instead of -inf, then an exact zero: a row that sees nothing has a finite gradient too
+    # the finite minimum instead of -inf, then an exact zero: a query that sees no key has a finite gradient too
     hidden = visible.hidden()
     scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
     return weigh(scores).to(dtype).masked_fill(hidden, 0)
@@ -216,7 +217,7 @@ def _compiled_flex() -> Any:
     compiled = torch.compile(flex_attention)
 
     def run(*args: Any, **options: Any) -> Tensor:
-        # one kernel a kind of mask and bias; past the usual limit of 8 torch would quietly run a slow, unfused form
+        # one kernel per kind of mask and bias; above the default limit of 8, torch silently runs a slow unfused kernel
         with torch._dynamo.config.patch(recompile_limit=256):
             return compiled(*args, **options)
 
@@ -234,7 +235,7 @@ def _flex(
     softcap: float | None,
 ) -> Tensor:
     if dropout:
-        raise ValueError("the flex kernel has no dropout on attention weights; use kernel='sdpa' or set it to 0")
+        raise ValueError("the flex kernel does not support attention dropout; use kernel='sdpa' or set dropout to 0")
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         if softcap is not None:

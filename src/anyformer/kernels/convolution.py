@@ -1,6 +1,6 @@
-"""Convolutions over time on (B, T, C), as matrix products or depthwise: no layout is changed on the way.
+"""Convolutions over time on (B, T, C), as matrix products or depthwise, without a change of layout.
 
-B batch, T frames, C channels in, O channels out, k taps.
+B batch, T frames, C channels in, O channels out, k kernel size.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from torch import Tensor
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
-    """(B, T, C) with weights (O, C, k) -> (B, frames, O), no padding.
+    """Convolve (B, T, C) with weights (O, C, k) -> (B, frames, O), without padding.
 
-    `stride` neighbouring taps together read plain rows of `stride` frames: one product for them without a copy.
+    Every `stride` neighbouring taps read contiguous rows of `stride` frames, so that one product computes them without
+    a copy.
     """
     (B, T, C), (O, _, k) = x.shape, weight.shape
     n = (T - k) // stride + 1
@@ -34,18 +35,19 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Ten
 def convolve_over_time(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, norm_weight: Tensor, norm_bias: Tensor, eps: float
 ) -> Tensor:
-    """One channel (B, T) with weights (O, 1, k) -> (B, frames, O), each channel then normalised over its row.
+    """Convolve one channel (B, T) with weights (O, 1, k) -> (B, frames, O), then normalise each channel over its row.
 
-    Mean and variance of W u follow from those of the windows u, which are few numbers: the norm becomes part of W.
+    Mean and variance of W u follow from those of the windows u, which have only k numbers, so the norm is folded into
+    W.
     """
-    taps = weight[:, 0].double()  # differences of neighbouring samples cancel: (O, k) in fp64 costs nothing
+    taps = weight[:, 0].double()  # fp64 against cancellation of neighbouring samples; (O, k) is small
     windows = x.double().unfold(1, weight.shape[-1], stride)
     windows = windows - windows.mean(1, keepdim=True)
     spread = torch.matmul(windows.transpose(1, 2), windows) / windows.shape[1]  # (B, k, k)
     variance = (torch.matmul(taps, spread) * taps).sum(-1)
     taps = taps * (torch.rsqrt(variance + eps) * norm_weight)[..., None]  # (B, O, k)
     if bias is not None:
-        norm_bias = norm_bias + 0 * bias  # the mean takes it away: its gradient is zero, not missing
+        norm_bias = norm_bias + 0 * bias  # the norm cancels the bias; its gradient must be zero, not None
     return torch.baddbmm(norm_bias, windows.to(x.dtype), taps.transpose(1, 2).to(x.dtype))
 
 
@@ -56,13 +58,13 @@ def depthwise(
     padding: tuple[int, int] = (0, 0),
     documents: Tensor | None = None,
 ) -> Tensor:
-    """Each channel of (B, T, C) with its own taps (C, 1, k), zeros before and after. With `documents` (B, T), taps see
-    only their own document, and the length stays the same."""
+    """Convolve each channel of (B, T, C) with its own taps (C, 1, k), with zero padding before and after. With
+    `documents` (B, T), taps see only their own document, and the length is unchanged."""
     if documents is not None:
         return _convolve_documents(x, weight, bias, padding, documents)
     if padding[0] != padding[1]:
         x, padding = F.pad(x, (0, 0, *padding)), (0, 0)
-    if x.device.type == "cpu":  # seen as an image one pixel high, (B, T, C) is channels-last: many times faster
+    if x.device.type == "cpu":  # as a channels-last image one pixel high, (B, T, C) is many times faster
         image = x.transpose(1, 2).unsqueeze(2)
         y = F.conv2d(image, weight.unsqueeze(2), bias, padding=(0, padding[0]), groups=x.shape[-1]).squeeze(2)
     else:
@@ -73,7 +75,7 @@ def depthwise(
 def _convolve_documents(
     x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int], documents: Tensor
 ) -> Tensor:
-    """Tap by tap; a tap in another document counts as 0."""
+    """Convolve tap by tap; a tap in a different document counts as 0."""
     out = torch.zeros_like(x) if bias is None else bias.expand_as(x)
     values, around = F.pad(x, (0, 0, *padding)), F.pad(documents, padding, value=-1)
     for t in range(weight.shape[-1]):

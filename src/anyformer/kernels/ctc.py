@@ -1,7 +1,7 @@
-"""The loss of connectionist temporal classification on CUDA: torch's waits for the lengths, this one for nothing.
+"""The CTC loss on CUDA. Torch's implementation synchronizes to read the lengths; this one never synchronizes.
 
-A text of S labels is a row of N = 2 S + 1 states, a blank before, between and after its labels. Each frame stays in a
-state, goes to the next, or skips a blank between two labels that differ [Graves et al. 2006].
+A text of S labels is a row of N = 2 S + 1 states: its labels, with a blank before, between and after them. Each frame
+stays in a state, moves to the next, or skips a blank between two different labels [Graves et al. 2006].
 
 B rows, T frames, V symbols.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from anyformer.kernels.triton_launch import HAS_TRITON
 
-MOST_STATES = 4096  # that one program holds
+MOST_STATES = 4096  # most states that one program can hold
 
 
 def fits(log_probs: Tensor, labels: Tensor) -> bool:
@@ -23,9 +23,9 @@ def fits(log_probs: Tensor, labels: Tensor) -> bool:
 
 
 def ctc_losses(log_probs: Tensor, labels: Tensor, kept: Tensor, frames: Tensor, blank: int) -> Tensor:
-    """(B,) how unlikely the labels (B, S) that are `kept` find frames (B, T, V) in fp32, of which `frames` (B,) count;
-    infinite where there are more labels than frames can write."""
-    order = (~kept).byte().argsort(dim=1, stable=True)  # those that are kept move to the front
+    """Return the negative log-likelihood (B,) of the `kept` labels (B, S), given log_probs (B, T, V) in fp32 of which
+    the first `frames` (B,) count; infinite if there are more labels than the frames can emit."""
+    order = (~kept).byte().argsort(dim=1, stable=True)  # moves kept labels to the front
     states = labels.new_full((len(labels), 2 * labels.shape[1] + 1), blank)
     states[:, 1::2] = labels.masked_fill(~kept, blank).gather(1, order)
     skips = torch.zeros_like(states, dtype=torch.bool)

@@ -1,7 +1,7 @@
-"""The programs of `kernels/ctc.py`. Imported only where Triton is.
+"""Triton programs of `kernels/ctc.py`. Imported only if Triton is installed.
 
-One program walks through the frames of one row, all of its states at once. Neighbouring states are read from memory,
-behind a barrier, where the frame before left them.
+One program loops over the frames of one row and handles all states at once. After a barrier, it reads neighbouring
+states from memory, as the previous frame wrote them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOW = tl.constexpr(-1.0e30)  # the logarithm of nothing, and finite
+LOW = tl.constexpr(-1.0e30)  # stands for log(0), but finite
 
 
 @triton.jit
@@ -20,7 +20,7 @@ def log_sum(a, b, c):
 
 @triton.jit
 def forward(scores, states, skips, frames, number, alpha, nll, T, V, N, BLOCK: tl.constexpr):
-    """alpha (B, T, N): the logarithm of all ways to be in a state after a frame; nll (B,): of none that ends."""
+    """Write alpha (B, T, N), the log-probability of being in a state after a frame, and nll (B,), the loss."""
     b, s = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     states, skips, alpha, scores = states + b * N, skips + b * N, alpha + b * T * N, scores + b * T * V
     inside, last, end = s < N, tl.load(frames + b), tl.load(number + b)
@@ -40,21 +40,21 @@ def forward(scores, states, skips, frames, number, alpha, nll, T, V, N, BLOCK: t
     top = tl.load(alpha + (last - 1) * N + s, mask=ends, other=LOW)
     highest = tl.max(top, 0)
     total = highest + tl.log(tl.sum(tl.exp(top - highest), 0))
-    # no frames at all write the empty text and no other
+    # zero frames can emit only the empty text
     total = tl.where(last > 0, tl.sum(tl.where(s == 0, total, 0.0), 0), tl.where(end == 1, 0.0, LOW))
     tl.store(nll + b, tl.where(total <= LOW / 2, float("inf"), -total))
 
 
 @triton.jit
 def backward(scores, states, skips, frames, number, alpha, nll, above, beta, share, T, V, N, BLOCK: tl.constexpr):
-    """share (B, T, N): how likely each state is at a frame, given the text, times the gradient from above. beta (B, T,
-    N): the logarithm of all ways from a state to the end, its own score included."""
+    """Write share (B, T, N), the posterior of each state at a frame times the incoming gradient, and beta (B, T, N),
+    the log-probability of all ways from a state to the end, including its own score."""
     b, s = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     states, skips, scores = states + b * N, skips + b * N, scores + b * T * V
     alpha, beta, share = alpha + b * T * N, beta + b * T * N, share + b * T * N
     inside, last, end = s < N, tl.load(frames + b), tl.load(number + b)
     symbol = tl.load(states + s, mask=inside, other=0)
-    skip = tl.load(skips + s + 2, mask=s + 2 < N, other=0) != 0  # from here to the state after the next
+    skip = tl.load(skips + s + 2, mask=s + 2 < N, other=0) != 0  # whether s may jump to s + 2
     total, weight = tl.load(nll + b), tl.load(above + b)
     for back in range(0, last):
         t = last - 1 - back
@@ -67,6 +67,6 @@ def backward(scores, states, skips, frames, number, alpha, nll, above, beta, sha
         way = tl.where(later, log_sum(stay, step, jump), tl.where((s < end) & (s >= end - 2), 0.0, LOW))
         tl.store(beta + t * N + s, tl.maximum(way + score, LOW), mask=inside)
         both = tl.load(alpha + t * N + s, mask=inside, other=LOW) + way + total
-        likely = tl.where(total < -LOW, tl.exp(both), float("nan")) * weight  # of a text that cannot be written: NaN
+        likely = tl.where(total < -LOW, tl.exp(both), float("nan")) * weight  # NaN if the loss is infinite
         tl.store(share + t * N + s, tl.where(weight == 0, 0.0, likely), mask=inside)
         tl.debug_barrier()

@@ -1,4 +1,4 @@
-"""The programs of `kernels/decode.py`. Imported only where Triton is."""
+"""Triton programs of `kernels/decode.py`. Imported only if Triton is installed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from anyformer.kernels.few_rows_triton import rotate
 
-LOW = tl.constexpr(-1.0e30)  # a score that counts for nothing and stays finite where all scores are such
+LOW = tl.constexpr(-1.0e30)  # score of hidden keys; finite, because all keys may be hidden
 
 
 @triton.jit
 def look(queries, key, value, visible, scale, bias, top, total, mixed):
-    """Queries (ROWS, K) look at more keys and values (BLOCK, K): the highest score so far, the sum of the weights and
-    of the weighted values."""
+    """Update an online softmax of queries (ROWS, K) by more keys and values (BLOCK, K): the highest score so far, the
+    sum of the weights, and the sum of the weighted values."""
     score = (tl.dot(queries, tl.trans(key), input_precision="ieee") * scale).to(tl.float32) + bias
     score = tl.where(visible[None, :], score, LOW)
     higher = tl.maximum(top, tl.max(score, 1))
@@ -57,7 +57,7 @@ def attend(
     BIAS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One key/value head of one row, over SPLIT of its keys: its R queries as the rows of one small matrix."""
+    """Process one key/value head of one row over SPLIT of its keys; its R queries are the rows of one small matrix."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -85,7 +85,7 @@ def attend(
                 added = tl.load(to, mask=(r[:, None] < R) & visible[None, :], other=0.0).to(tl.float32)
             top, total, mixed = look(queries, key, value, visible, scale, added, top, total, mixed)
     if WHOLE:
-        mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]  # a query that sees nothing gets zeros
+        mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]  # a query that sees no key gets zeros
         to = out + (pair * R + r[:, None]) * K + c[None, :]
         tl.store(to, mixed.to(out.dtype.element_ty), mask=r[:, None] < R)
     else:
@@ -97,7 +97,7 @@ def attend(
 
 @triton.jit
 def merge(parts, tops, out, splits, SPLITS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, EARLY: tl.constexpr):
-    """The parts of one head put together by how high their scores were."""
+    """Merge the splits of one head, weighted by their highest scores."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -120,8 +120,9 @@ def attend_new(
     v_head, v_place, seen_row, G, S, R: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One key/value head of one row: its new key and value are kept, and its R queries look at all keys, beginning with
-    that one, which other programs need not have written yet. What was kept before is read ahead of the wait."""
+    """Process one key/value head of one row: write its new key and value to the cache and attend with its R queries,
+    first to the new key (from registers), then to the cached keys. The first tile of the cache is read before the
+    wait."""
     if EARLY:
         gdc_launch_dependents()
     pair = tl.program_id(0)
@@ -143,7 +144,7 @@ def attend_new(
         key = rotate(key, own, c, cos + b * angle_row, sin + b * angle_row, HALF, INTERLEAVED)
     tl.store(old_keys + column * k_place + c, key)
     tl.store(old_values + column * v_place + c, value)
-    sees_itself = tl.load(seen + b * seen_row + column) != 0  # as masks nearly always let it
+    sees_itself = tl.load(seen + b * seen_row + column) != 0  # True for nearly all masks
     top = tl.where(sees_itself, tl.sum(queries.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale, LOW)
     total = tl.zeros((ROWS,), tl.float32) + tl.where(sees_itself, 1.0, 0.0)
     mixed = tl.zeros((ROWS, K), tl.float32) + tl.where(sees_itself, value.to(tl.float32), 0.0)[None, :]

@@ -1,9 +1,9 @@
-"""Weights that can be exactly zero: entmax [Peters et al. 2019] with alpha = 1.5, and sparsemax [Martins and Astudillo
-2016], which is entmax with alpha = 2; softmax is its limit at alpha = 1.
+"""Sparse alternatives to softmax: entmax [Peters et al. 2019] with alpha = 1.5, and sparsemax [Martins and Astudillo
+2016], which is entmax with alpha = 2; softmax is the limit at alpha = 1.
 
-    p = max((alpha - 1) x - tau, 0) ^ (1 / (alpha - 1)),   tau so that p adds up to 1
+    p = max((alpha - 1) x - tau, 0) ^ (1 / (alpha - 1)),   with tau such that p sums to 1
 
-Exact by sorting: where the largest k are the support, tau is the root of a linear (sparsemax) or quadratic equation.
+Exact, by sorting: if the support is the k largest, tau is the root of a linear (sparsemax) or quadratic equation.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ NORMALIZERS: dict[str, Any] = {"softmax": None, "entmax": entmax, "sparsemax": s
 class Entmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: float) -> Tensor:
-        # p is at most 1, so tau is at least the largest - 1, and what is below that has no weight: where it is cut off
-        # changes nothing, and masked scores (the least number there is) can be squared
+        # p is at most 1, so tau is at least max - 1, and smaller scores get no weight: clamping them changes nothing,
+        # and masked scores (the most negative float) can then be squared
         z = ((alpha - 1) * (x - x.amax(-1, keepdim=True))).clamp(min=-1.0)
         best = z.sort(dim=-1, descending=True).values
         k = torch.arange(1, z.shape[-1] + 1, device=z.device, dtype=z.dtype)
-        mean = best.cumsum(-1) / k  # of the k largest
+        mean = best.cumsum(-1) / k  # mean of the k largest
         if alpha == 2:
             tau = mean - 1 / k  # sum of (z - tau) = 1
         else:

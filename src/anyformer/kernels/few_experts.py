@@ -1,10 +1,10 @@
-"""Experts of a decoding step on CUDA, of few rows: each matrix that a token chose is read once, and nothing is sorted.
+"""Mixture of experts for a decoding step of few rows on CUDA: each chosen matrix is read once, and nothing is sorted.
 
-One row goes through its experts column by column; several go, masked, through every expert that one of them chose, by
-the matrix unit. Long sums are divided among programs and put together, in a fixed order, where the experts of a token
-are. Sums are in fp32, and results are rounded where the plain modules round.
+A single row is multiplied by its experts without tensor cores. Several rows are multiplied, masked, by every expert
+that any of them chose, on tensor cores. Long sums are split among programs; `combine` adds the splits and the experts
+of a token in a fixed order. Sums are in fp32, and results are rounded where the plain modules round.
 
-M rows, D width, F inner width, E experts, k experts a row.
+M rows, D width, F inner width, E experts, k experts per row.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor
 from anyformer.kernels.few_rows import power_above, some_rows_shape
 from anyformer.kernels.triton_launch import launch, shared_memory
 
-PROGRAMS = 256  # that keep a large device busy
-MOST_EXPERTS = 1024  # whose scores one program compares
+PROGRAMS = 256  # number of programs that keeps a large GPU busy
+MOST_EXPERTS = 1024  # most experts whose scores one program can compare
 
 
 def choose(logits: Tensor, top_k: int, score: str, normalize: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """logits (M, E) -> the experts (M, k) with the highest, and their weights: a softmax over all, or a "sigmoid" of
-    each, that may add up to 1, times `scale`."""
+    """logits (M, E) -> the top experts (M, k) and their weights: a softmax over all experts or a "sigmoid" of each,
+    optionally normalised to sum to 1, times `scale`."""
     from anyformer.kernels.few_experts_triton import choose as program
 
     M, E = logits.shape
@@ -35,8 +35,8 @@ def choose(logits: Tensor, top_k: int, score: str, normalize: bool, scale: float
 def expert_rows(
     x: Tensor, experts: Tensor, up: Tensor, up_bias: Tensor | None, down: Tensor, activation: str, gated: bool
 ) -> Tensor:
-    """x (M, D) through the two layers of its experts (M, k), E for none: up (E, D, F, or 2 F where gates are before the
-    rest), then down (E, F, D) -> (splits, M, k, D) in fp32, sums that `combine` adds."""
+    """Apply the two layers of the experts (M, k) of each row to x (M, D): up (E, D, F, or 2 F with the gates first),
+    then down (E, F, D) -> (splits, M, k, D) in fp32, which `combine` sums. The expert index E means none."""
     inner = _product(x, experts, up, up_bias, activation, gated, each=False)[0]
     return _product(inner, experts, down, None, "identity", False, each=True)
 
@@ -44,7 +44,7 @@ def expert_rows(
 def _product(
     x: Tensor, experts: Tensor, weight: Tensor, bias: Tensor | None, activation: str, gated: bool, each: bool
 ) -> Tensor:
-    """x (M, K), or (M, k, K) of `each` expert, times the matrices (E, K, N) of the experts: (splits, M, k, N)."""
+    """Multiply x (M, K), or (M, k, K) if `each` expert has its own, by the experts' (E, K, N): (splits, M, k, N)."""
     from anyformer.kernels.few_experts_triton import one_row, some_rows
 
     (M, k), (E, K, both) = experts.shape, weight.shape
@@ -55,7 +55,7 @@ def _product(
     else:
         rows, outputs, columns, warps, stages = some_rows_shape(M, K, gated, shared_memory(x.device))
         programs, options = min(E, M * k) * -(-N // outputs), {"num_warps": warps, "num_stages": stages}
-    # only sums that nothing but `combine` reads can be divided
+    # only sums that go to `combine` can be split
     splits = max(1, min(PROGRAMS // programs, K // (4 * columns))) if each else 1
     span = -(-K // splits // columns) * columns
     splits = -(-K // span)
@@ -82,8 +82,8 @@ def combine(
     beside: Tensor | None = None,
     onto: Tensor | None = None,
 ) -> Tensor:
-    """Of sums (splits, M, k, D), each expert's, with its bias (E, D): those of a row by their weights (M, k), rounded
-    to `dtype`; `beside` (M, D) of that type is added, then `onto` (M, D)."""
+    """Add up sums (splits, M, k, D) and the experts' bias (E, D), weight them by (M, k) and round to `dtype`; then add
+    `beside` (M, D) of that type and `onto` (M, D)."""
     from anyformer.kernels.few_experts_triton import combine as program
 
     splits, M, k, D = sums.shape

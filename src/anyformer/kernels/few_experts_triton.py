@@ -1,4 +1,4 @@
-"""The programs of `kernels/few_experts.py`. Imported only where Triton is."""
+"""Triton programs of `kernels/few_experts.py`. Imported only if Triton is installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def choose(
     logits, experts, weights, scale, E, TOP: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr,
     SOFTMAX: tl.constexpr, NORMALIZE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The TOP experts of one row, the first of equals; WIDTH and SLOTS are E and TOP as powers of 2."""
+    """Choose the TOP experts of one row, the first of equal ones; WIDTH and SLOTS are E and TOP rounded up to powers of
+    2."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -28,7 +29,7 @@ def choose(
     rest = tl.where(c < E, x, float("-inf"))
     found, values = tl.zeros((SLOTS,), tl.int32), tl.zeros((SLOTS,), tl.float32)
     for j in tl.static_range(TOP):
-        at = tl.min(tl.where(rest == tl.max(rest, 0), c, E - 1), 0)  # NaN is equal to nothing
+        at = tl.min(tl.where(rest == tl.max(rest, 0), c, E - 1), 0)  # E - 1 if all are NaN
         found = tl.where(slot == j, at, found)
         values = tl.where(slot == j, tl.sum(tl.where(c == at, x, 0.0), 0), values)
         rest = tl.where(c == at, float("-inf"), rest)
@@ -42,7 +43,8 @@ def choose(
 def finish(
     sums, gates, bias, n, inside, like, GAP, BIASED: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr
 ):
-    """Biases (the other ones GAP further), activation and gate of what a layer says; `n` has the shape of the sums."""
+    """Apply bias, activation and gate to the sums of a layer; the bias of the gated half is GAP further. `n` has the
+    shape of the sums."""
     if BIASED:
         gates += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
     if ACTIVATION != "identity":
@@ -59,7 +61,8 @@ def one_row(
     x, experts, weight, bias, out, E, N, K, span, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, EVEN: tl.constexpr,
     GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIASED: tl.constexpr, EACH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N outputs of one expert of one row: of `span` inputs of its matrix (K, N), or (K, 2 N) where GATED."""
+    """Compute BLOCK_N outputs of one expert for one row, over `span` inputs of its matrix (K, N), or (K, 2 N) if
+    GATED."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -99,7 +102,7 @@ def some_rows(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
     BIASED: tl.constexpr, EACH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The same for all rows that chose the expert, by the matrix unit; other rows are zeros there."""
+    """The same as `one_row` for all rows that chose the expert, on tensor cores; the other rows are zeros."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -108,7 +111,7 @@ def some_rows(
     known = (m < M)[:, None] & (j < TOP)[None, :]
     mine = tl.load(experts + m[:, None] * TOP + j[None, :], mask=known, other=-1).to(tl.int64) == expert
     chose, inside = tl.max(mine.to(tl.int32), 1) > 0, n < N
-    place = m * TOP + tl.sum(tl.where(mine, j[None, :], 0), 1)  # of the row and its expert
+    place = m * TOP + tl.sum(tl.where(mine, j[None, :], 0), 1)  # index of (row, expert slot)
     if tl.max(chose.to(tl.int32), 0) > 0:
         stride = N
         if GATED:
@@ -142,7 +145,7 @@ def combine(
     sums, experts, weights, bias, beside, onto, like, out, M, E, D, SPLITS, TOP: tl.constexpr, BLOCK: tl.constexpr,
     BIASED: tl.constexpr, BESIDE: tl.constexpr, ONTO: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK outputs of one row."""
+    """Compute BLOCK outputs of one row."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()

@@ -1,9 +1,9 @@
-"""A decoding step on CUDA, of few rows: programs that do in one launch what torch does in several (Triton).
+"""Fused programs for a decoding step of few rows on CUDA: one launch instead of several of torch's (Triton).
 
-A step of one token reads every weight once and computes little. Between its launches the device waits, so norms,
-biases, activations, gates and residual sums are done by the program of the linear layer next to them, and each program
-starts to read its weights while the one before it ends. Sums are in fp32, and results are rounded where the plain
-modules round.
+A step of one token reads every weight once and computes little, and the device idles between launches. So the program
+of a linear layer also computes the norm before it and the bias, activation, gate and residual sum after it, and each
+program starts to read its weights while the previous one ends. Sums are in fp32, and results are rounded where the
+plain modules round.
 
 M rows, K width in, N width out, H heads, G key/value heads.
 """
@@ -19,15 +19,15 @@ from torch import Tensor
 
 from anyformer.kernels.triton_launch import HAS_TRITON, launch, shared_memory
 
-MOST_ROWS = 128  # beyond which launches take little of the time
+MOST_ROWS = 128  # with more rows, launches take little of the time
 ACTIVATIONS = ("identity", "relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid")
-WIDEST = 16384  # a row that one program can norm
+WIDEST = 16384  # widest row that one program can norm
 PIECE = 2048  # scores that one program compares
 
 
 @dataclasses.dataclass(frozen=True)
 class NormWeights:
-    """A norm before a linear layer: "rms" or "layer"."""
+    """The norm before a linear layer. `kind` is "rms" or "layer"."""
 
     kind: str
     weight: Tensor | None
@@ -40,7 +40,7 @@ class NormWeights:
 
 
 def fits(x: Tensor, rows: int) -> bool:
-    """Whether these programs take x (rows, K)."""
+    """Whether these programs support x (rows, K)."""
     kinds = (torch.bfloat16, torch.float16) if rows > 1 else (torch.bfloat16, torch.float16, torch.float32)
     return HAS_TRITON and x.is_cuda and 1 <= rows <= MOST_ROWS and x.dtype in kinds and not torch.is_grad_enabled()
 
@@ -55,7 +55,7 @@ def power_above(n: int) -> int:
 
 
 def norm_rows(x: Tensor, norm: NormWeights, dtype: torch.dtype | None = None) -> Tensor:
-    """(M, K), each row rounded to `dtype`, then normed."""
+    """Round x (M, K) to `dtype`, then normalise each row."""
     from anyformer.kernels.few_rows_triton import normalize
 
     (M, K), x = x.shape, x.contiguous()
@@ -77,11 +77,11 @@ def linear(
     scales: Sequence[Tensor] = (),
     offsets: Sequence[Tensor] = (),
 ) -> Tensor:
-    """x (M, K), normed first, times one to three weights (N, K): (M, sum of N). The activation is of all outputs; with
-    `gated` it is of the first weight's, which are multiplied by the second's. `onto` (M, N) is added. Of one
-    row, weights may have 8 bits, int8 or fp8, and a scale (N,) for each output, or 4 bits and a scale and an offset
-    (N, groups) for each group of inputs. Where x or `onto` is a stream wider than the weights, x is rounded to their
-    type first, and the sum keeps the type of `onto`."""
+    """Multiply norm(x), x (M, K), by one to three weights (N, K): (M, sum of N). `activation` is applied to all
+    outputs; with `gated`, to those of the first weight, which are then multiplied by those of the second. `onto` (M, N)
+    is added. If M is 1, weights may be int8 or fp8 with a scale (N,) per output, or 4-bit with a scale and an offset
+    (N, groups) per group of inputs. If x or `onto` has a wider type than the weights, x is rounded to their type first,
+    and the sum keeps the type of `onto`."""
     from anyformer.kernels.few_rows_triton import one_row, some_rows
 
     (M, K), sizes, x = x.shape, [len(weight) for weight in weights], x.contiguous()
@@ -89,9 +89,9 @@ def linear(
     if M > 1:
         x = x.to(dtype) if norm is None else norm_rows(x, norm, dtype)
     if M > 1 and onto is not None and onto.dtype == dtype and biases[0] is None:
-        return torch.addmm(onto, x, weights[0].t())  # torch divides the sums of long rows among programs
+        return torch.addmm(onto, x, weights[0].t())  # torch splits the sums of long rows among programs
     out = torch.empty(M, N, dtype=dtype if onto is None else onto.dtype, device=x.device)
-    unused = 3 - len(weights)  # places of pointers
+    unused = 3 - len(weights)  # the programs take three pointers
     weights, biases = [*weights, *[weights[0]] * unused], [*biases, *[None] * unused]
     factors = [*scales, *[scales[0]] * unused] if scales else [out] * 3
     steps = [*offsets, *[offsets[0]] * unused] if offsets else [out] * 3
@@ -103,7 +103,7 @@ def linear(
         "BIASES": sum(2**i for i, bias in enumerate(biases) if bias is not None),
         "ONTO": onto is not None,
     }
-    each = [sizes[0]] if gated else sizes  # what programs are counted by
+    each = [sizes[0]] if gated else sizes  # output sizes that determine the grid
     sizes = [*sizes, *[0] * unused]
     tensors = *weights, *(out if bias is None else bias for bias in biases)
     if M == 1:
@@ -122,9 +122,9 @@ def linear(
 
 
 def one_row_shape(K: int, N: int, gated: bool, of_bytes: bool) -> tuple[int, int, int]:
-    """Outputs of one program, columns it reads at once, warps: the best of a sweep on an H200 (2.6 to 2.8 TB/s where
-    the whole product takes 3 to 4 microseconds, 3.8 for the feed-forward's, 4.6 for the vocabulary's; of fp8 weights
-    1.5 to 1.7, 2.9 and 4.1, of int8 1.4 to 1.6, 2.6 and 4.0)."""
+    """Return outputs per program, columns per tile, and warps: the best of a sweep on an H200. It reached 2.6 to 2.8
+    TB/s for products of 3 to 4 microseconds, 3.8 for the feed-forward layer and 4.6 for the vocabulary; with fp8
+    weights 1.5 to 1.7, 2.9 and 4.1, with int8 weights 1.4 to 1.6, 2.6 and 4.0."""
     block = min(2048, power_above(K))
     if of_bytes:
         if N > 32768:
@@ -138,9 +138,9 @@ def one_row_shape(K: int, N: int, gated: bool, of_bytes: bool) -> tuple[int, int
 
 
 def int4_shape(K: int, N: int, gated: bool, group: int) -> tuple[int, int, int]:
-    """Outputs of one program, groups it reads at once, warps: the best of a sweep. What limits it is unpacking the
-    numbers, not memory (0.7 to 2.0 TB/s on an H200)."""
-    stored = min(power_above(K) // 2, 512 if N > 32768 else 2048)  # bytes of a row
+    """Return outputs per program, groups per tile, and warps: the best of a sweep. Unpacking the numbers is the limit,
+    not memory (0.7 to 2.0 TB/s on an H200)."""
+    stored = min(power_above(K) // 2, 512 if N > 32768 else 2048)  # bytes per row of a tile
     block, most = max(2 * stored // group, 1), max(stored // 256, 1)
     if gated or K > 4096:
         return 8, block, min(most, 8)
@@ -148,8 +148,8 @@ def int4_shape(K: int, N: int, gated: bool, group: int) -> tuple[int, int, int]:
 
 
 def some_rows_shape(M: int, K: int, gated: bool, room: int) -> tuple[int, int, int, int, int]:
-    """Rows, outputs and columns of one program's tiles, warps, and tiles on their way: as above, where there is room
-    for them."""
+    """Return rows, outputs and columns of a program's tiles, warps, and pipeline stages that fit `room` bytes of shared
+    memory."""
     rows, outputs, columns = max(16, power_above(M)), 64, min(128 if M <= 32 else 64, max(16, power_above(K)))
     tile = 2 * columns * (rows + (2 * outputs if gated else outputs))  # bytes
     return rows, outputs, columns, 4, max(2, min(5 if M <= 32 else 4, room // tile))
@@ -159,8 +159,9 @@ def rotate_append(
     qkv: Tensor, heads: tuple[int, int, int], angles: tuple[Tensor, Tensor] | None, interleaved: bool,
     keys: Tensor, values: Tensor, columns: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Of qkv (M, (H + 2 G) K): the queries, turned (M, H, 1, K); keys are turned and put into `keys` (M, G, L, K) at
-    `columns` (M or 1,), values into `values`. `angles` are cos and sin (1 or M, ..., width / 2)."""
+    """Apply rotary positions to the queries and keys of qkv (M, (H + 2 G) K) and return the queries (M, H, 1, K). Write
+    the keys to `keys` (M, G, L, K) at `columns` (M or 1,) and the values to `values`. `angles` are cos and sin (1 or M,
+    ..., width / 2)."""
     from anyformer.kernels.few_rows_triton import rotate_append as program
 
     (M, _), (H, G, K) = qkv.shape, heads
@@ -175,8 +176,8 @@ def rotate_append(
 
 
 def take_highest(scores: Tensor, tokens: Tensor, written: Tensor, count: Tensor, broken: Tensor) -> None:
-    """The likeliest token of each row of scores (M, V) goes to tokens (M, 1) and to column `count` (M,) of written
-    (M, L), which is counted; `broken` () is set where its score is NaN."""
+    """Write the most likely token of each row of scores (M, V) to tokens (M, 1) and to column `count` (M,) of written
+    (M, L), and increment `count`. Set `broken` () if a score is NaN."""
     from anyformer.kernels.few_rows_triton import highest_of_piece
     from anyformer.kernels.few_rows_triton import take_highest as program
 

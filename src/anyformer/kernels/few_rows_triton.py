@@ -1,4 +1,4 @@
-"""The programs of `kernels/few_rows.py`. Imported only where Triton is."""
+"""Triton programs of `kernels/few_rows.py`. Imported only if Triton is installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def activate(x, NAME: tl.constexpr):
-    """An activation of parts/activation.py, in fp32."""
+    """Apply an activation of parts/activation.py, in fp32."""
     if NAME == "relu":
         x = tl.maximum(x, 0.0)
     elif NAME == "relu2":
@@ -29,13 +29,13 @@ def activate(x, NAME: tl.constexpr):
 
 @triton.jit
 def round_to(x, to):
-    """As a tensor in memory would hold it, in fp32."""
+    """Round x to the type of the pointer `to`, and return it in fp32."""
     return x.to(to.dtype.element_ty).to(tl.float32)
 
 
 @triton.jit
 def statistics(x, like, K, WIDTH: tl.constexpr, NORM: tl.constexpr, eps):
-    """The mean (0 for an RMSNorm) and 1 / spread of a row of K, rounded to the type of `like` first."""
+    """Return the mean (0 for RMSNorm) and 1 / standard deviation of a row of K, rounded to the type of `like` first."""
     c = tl.arange(0, WIDTH)
     row = round_to(tl.load(x + c, mask=c < K, other=0.0), like)
     mean = 0.0
@@ -47,7 +47,7 @@ def statistics(x, like, K, WIDTH: tl.constexpr, NORM: tl.constexpr, eps):
 
 @triton.jit
 def apply_norm(row, mean, spread, weight, bias, c, inside, like, NORM: tl.constexpr, AFFINE: tl.constexpr):
-    """Columns c of a row after its norm: an RMSNorm rounds before it scales."""
+    """Normalise columns c of a row; RMSNorm rounds before it scales."""
     row = (row - mean) * spread
     if NORM == "rms":
         row = round_to(row, like)
@@ -62,7 +62,7 @@ def apply_norm(row, mean, spread, weight, bias, c, inside, like, NORM: tl.conste
 def normalize(
     x, out, weight, bias, eps, K, WIDTH: tl.constexpr, NORM: tl.constexpr, AFFINE: tl.constexpr, EARLY: tl.constexpr
 ):
-    """One row (K,)."""
+    """Normalise one row (K,)."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -75,8 +75,8 @@ def normalize(
 
 @triton.jit
 def int8_to_float(x, PTX: tl.constexpr):
-    """int8 -> fp32. Devices convert integers slowly. With PTX, a byte plus 128 is put into the last bits of the float
-    2**23 instead, and 2**23 + 128 is subtracted."""
+    """int8 -> fp32. GPUs convert integers slowly. With PTX, a byte plus 128 is inserted into the lowest bits of the
+    float 2**23 instead, and 2**23 + 128 is subtracted."""
     if not PTX:
         return x.to(tl.float32)
     x = tl.inline_asm_elementwise(
@@ -95,8 +95,8 @@ def int8_to_float(x, PTX: tl.constexpr):
 
 @triton.jit
 def unpack_int4(pairs, PTX: tl.constexpr):
-    """uint8 -> 16 + its low and 16 + its high four bits, in fp32. With PTX, they are put into the first bits of the
-    mantissa of the float 16, where they count 1, 2, 4 and 8."""
+    """uint8 -> 16 + its low four bits and 16 + its high four bits, in fp32. With PTX, they are inserted into the first
+    bits of the mantissa of the float 16, whose values are 1, 2, 4 and 8."""
     if not PTX:
         return (pairs & 15).to(tl.float32) + 16.0, (pairs >> 4).to(tl.float32) + 16.0
     low, high = tl.inline_asm_elementwise(
@@ -123,8 +123,8 @@ def unpack_int4(pairs, PTX: tl.constexpr):
 @triton.jit
 def product(rows, first, x, like, mean, spread, norm_weight, norm_bias, inside_n, K: tl.constexpr, ROWS: tl.constexpr,
             BLOCK: tl.constexpr, NORM: tl.constexpr, AFFINE: tl.constexpr, PTX: tl.constexpr):  # fmt: skip
-    """ROWS rows of a weight times x (K,), normed on the way: (ROWS,) in fp32. `first` is their first BLOCK columns,
-    `like` a pointer of the type that x is rounded to."""
+    """Multiply ROWS rows of a weight by norm(x), x (K,): (ROWS,) in fp32. `first` has their first BLOCK columns,
+    already loaded; x is rounded to the type of the pointer `like`."""
     c = tl.arange(0, BLOCK)
     sums = tl.zeros((ROWS, BLOCK), tl.float32)
     for start in tl.static_range(0, K, BLOCK):
@@ -144,7 +144,8 @@ def product(rows, first, x, like, mean, spread, norm_weight, norm_bias, inside_n
 
 @triton.jit
 def load_groups(rows, inside, start, GROUPS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
-    """(ROWS, BLOCK, HALF): the bytes of BLOCK groups of 4-bit weights, two weights each (kernels/quantized.py)."""
+    """Load the bytes (ROWS, BLOCK, HALF) of BLOCK groups of 4-bit weights, two weights per byte
+    (kernels/quantized.py)."""
     g, j = start + tl.arange(0, BLOCK), tl.arange(0, HALF)
     here = inside[:, None] & (g < GROUPS)[None, :]
     return tl.load(rows + (g[:, None] * HALF + j[None, :])[None, :, :], mask=here[:, :, None], other=0)
@@ -160,7 +161,7 @@ def product_int4(rows, first, scale, offset, x, like, mean, spread, norm_weight,
     sums = tl.zeros((ROWS, BLOCK), tl.float32)
     for start in tl.static_range(0, GROUPS, BLOCK):
         g = start + tl.arange(0, BLOCK)
-        k = g[:, None] * GROUP + tl.arange(0, HALF)[None, :]  # of the low four bits; the high four are HALF further
+        k = g[:, None] * GROUP + tl.arange(0, HALF)[None, :]  # inputs of the low four bits; the high four: + HALF
         left = round_to(tl.load(x + k, mask=k < K, other=0.0), like)
         right = round_to(tl.load(x + k + HALF, mask=k + HALF < K, other=0.0), like)
         if NORM != "none":
@@ -188,8 +189,8 @@ def one_row(
     AFFINE: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr, WEIGHTS: tl.constexpr, BIASES: tl.constexpr,
     ONTO: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr, PTX: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """ROWS outputs of up to three weights (N, K) side by side, for one row x (K,). Weights of 8 bits have scales, those
-    of 4 bits scales and offsets for every GROUP of inputs; BLOCK are then groups."""
+    """Compute ROWS outputs of up to three concatenated weights (N, K), for one row x (K,). 8-bit weights have scales,
+    4-bit weights have scales and offsets per GROUP of inputs, and BLOCK then counts groups."""
     if EARLY:
         gdc_launch_dependents()
     program, c = tl.program_id(0), tl.arange(0, BLOCK)
@@ -264,7 +265,8 @@ def some_rows(
     BLOCK_K: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr, WEIGHTS: tl.constexpr, BIASES: tl.constexpr,
     ONTO: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N outputs of up to three weights (N, K) side by side, for BLOCK_M rows x (M, K), by the matrix unit."""
+    """Compute BLOCK_N outputs of up to three concatenated weights (N, K) for BLOCK_M rows of x (M, K), on tensor
+    cores."""
     if EARLY:
         gdc_launch_dependents()
     program, c = tl.program_id(0), tl.arange(0, BLOCK_K)
@@ -319,8 +321,8 @@ def some_rows(
 
 @triton.jit
 def rotate(x, source, c, cos, sin, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Channels c of heads at `source`, which are x, after rotary positions: the first 2 HALF of them turn. Rounded
-    where the plain formula rounds."""
+    """Apply rotary positions to x, the channels c of the heads at `source`. Only the first 2 HALF channels rotate.
+    Rounds where the plain formula rounds."""
     turns = c < 2 * HALF
     if INTERLEAVED:
         partner, angle, sign = c ^ 1, c // 2, (c % 2 * 2 - 1).to(tl.float32)
@@ -340,8 +342,8 @@ def rotate_append(
     qkv, cos, sin, columns, q, keys, values, angle_row, column_row, k_row, k_head, k_place, v_row, v_head, v_place,
     H, G, K: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row: queries are turned, keys are turned and written to their column, values written to theirs.
-    WIDTH is K as a power of 2; the first 2 HALF channels turn."""
+    """Process one head of one row: rotate queries and keys, and write keys and values to their column of the cache.
+    WIDTH is K rounded up to a power of 2; the first 2 HALF channels rotate."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -364,7 +366,8 @@ def rotate_append(
 
 @triton.jit
 def highest_of_piece(scores, best, place, V, PIECE: tl.constexpr, EARLY: tl.constexpr):
-    """The highest of PIECE scores of one row, and where it stands (the first of equals; NaN is the highest)."""
+    """Find the highest of PIECE scores of one row and its index (the first of equal ones; NaN counts as the
+    highest)."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -382,7 +385,7 @@ def highest_of_piece(scores, best, place, V, PIECE: tl.constexpr, EARLY: tl.cons
 def take_highest(
     scores, best, place, tokens, written, count, broken, V, L, PIECES, WIDTH: tl.constexpr, EARLY: tl.constexpr
 ):
-    """The likeliest token of one row: the next input, and one more of those written."""
+    """Write the most likely token of one row as the next input and as the next generated token."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()

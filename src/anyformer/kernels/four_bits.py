@@ -1,7 +1,7 @@
-"""Products with weights of 4 bits on ARM, where torch has fast ones, and with weights of 8 bits as twice 4.
+"""Products with 4-bit weights on ARM, for which torch has fast kernels, and with 8-bit weights as two 4-bit products.
 
-Each row of x is rounded to 8 bits, with a scale and an offset of its own; its sums are not, so that what is not finite
-stays so. M rows, K width in, N width out, G groups.
+Torch rounds each row of x to 8 bits, with its own scale and offset. The sums of x are computed here, unrounded, so that
+NaN and infinity propagate. M rows, K width in, N width out, G groups.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ BYTES, GROUPS = Packed(), Packed()
 
 
 def int8_linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """x (M, K) fp32, weight (N, K) int8, scale (N,) -> (M, N). A byte is 16 * high + low + 8, both from -8 to 7; the 8
-    is multiplied by the sum of x."""
+    """x (M, K) fp32, weight (N, K) int8, scale (N,) -> (M, N). A byte is 16 * high + low + 8, with high and low from -8
+    to 7; the 8 is multiplied by the sum of x."""
     packed, eights = BYTES.get(weight, lambda: pack_bytes(weight, scale))
     both = multiply(x, packed, 2 * len(weight))
     return both[:, : len(weight)].add_(both[:, len(weight) :]).addcmul_(x.sum(1, keepdim=True), eights)
@@ -29,8 +29,8 @@ def pack_bytes(weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def int4_linear(x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
-    """x (M, K) fp32 times weights of kernels/quantized.py -> (M, N). Numbers from -8 to 7 have no offset; what is left
-    of it is multiplied by the sum of its group's inputs."""
+    """x (M, K) fp32 times 4-bit weights of kernels/quantized.py -> (M, N). Torch's 4-bit format has no offset, so the
+    offset is multiplied by the sum of its group's inputs."""
     (N, G), width = scale.shape, 2 * weight.shape[1]
     x = F.pad(x, (0, width - x.shape[1]))
     packed, rest = GROUPS.get(weight, lambda: pack_groups(weight, scale, offset))
@@ -43,7 +43,7 @@ def pack_groups(weight: Tensor, scale: Tensor, offset: Tensor) -> tuple[Tensor, 
 
 
 def pack(numbers: Tensor, scale: Tensor) -> Tensor:
-    """(N, K) from 0 to 15, 8 more than what they stand for, and scales (N, G)"""
+    """Pack numbers (N, K) from 0 to 15, which represent -8 to 7, and scales (N, G) for torch's kernel."""
     (N, K), G = numbers.shape, scale.shape[1]
     pairs = numbers[:, ::2] | numbers[:, 1::2] << 4
     scale = scale.float() if G == 1 else scale.bfloat16()  # the types that the operation takes

@@ -1,7 +1,7 @@
-"""Many linear maps at once, each on its own rows: what experts need once tokens are sorted by expert.
+"""Grouped matrix products, for experts: each group of rows is multiplied by its own matrix.
 
-M rows, E groups, D inputs, F outputs. `ends` (E,) says where the rows of each group end; rows after the last end belong
-to no group and come out as zeros.
+M rows, E groups, D inputs, F outputs. `ends` (E,) has the end of the rows of each group; rows after the last end belong
+to no group, and their output is zero.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from anyformer.kernels.capture import can_read_values, is_capturing
 
 
 def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """x (M, D), weight (E, D, F) -> (M, F): row m times the matrix of the group it belongs to. Inputs come first in the
-    matrices, because few rows times such a one are a third faster on CPUs than times the other layout."""
+    """x (M, D), weight (E, D, F) -> (M, F): row m times the matrix of its group. The matrices are (inputs, outputs),
+    because products of few rows are a third faster on CPUs with this layout than with its transpose."""
     if _native(x, weight):
         return F.grouped_mm(x, weight, offs=ends.to(torch.int32))
     if x.is_cuda and is_capturing():
@@ -29,28 +29,29 @@ def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 
 def gathered_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """The same with a copy of its matrix for every row: nothing is asked of a tensor, so a CUDA graph can hold it."""
+    """The same with one copy of the matrix per row. It reads no tensor values, so a CUDA graph can capture it."""
     group = torch.searchsorted(ends, torch.arange(x.shape[0], device=x.device), right=True)
     mine = weight[group.clamp(max=weight.shape[0] - 1)]  # (M, D, F)
     return torch.bmm(x[:, None], mine)[:, 0].masked_fill((group == weight.shape[0])[:, None], 0)
 
 
 def cast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the dtype of autocast where it is on, as a linear layer's are: torch casts nothing for these products."""
+    """Cast both to autocast's dtype if autocast is enabled, as for a linear layer: torch does not cast grouped
+    products."""
     kind = x.device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind):  # nothing is computed there, and autocast knows no meta
+    if kind == "meta" or not torch.is_autocast_enabled(kind):  # autocast does not support meta
         return x, weight
     dtype = torch.get_autocast_dtype(kind)
     return x.to(dtype), weight.to(dtype)
 
 
 def takes_rest(x: Tensor, weight: Tensor) -> bool:
-    """Whether rows of no group may be given: the device's own kernel leaves garbage there."""
+    """Whether x may have rows that belong to no group: torch's kernel leaves garbage in their output."""
     return not _native(x, weight)
 
 
 def _native(x: Tensor, weight: Tensor) -> bool:
-    """Whether the device has a kernel for this: CUDA from Ampere on, rows of whole 16 bytes."""
+    """Whether torch has a kernel for these tensors: CUDA from Ampere on, row sizes in multiples of 16 bytes."""
     if not x.is_cuda or not hasattr(F, "grouped_mm") or torch.cuda.get_device_capability(x.device) < (8, 0):
         return False
     whole = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
@@ -58,7 +59,7 @@ def _native(x: Tensor, weight: Tensor) -> bool:
 
 
 def _groups(ends: Tensor) -> list[tuple[int, int, int]]:
-    """(group, first row, end) of the groups that have rows."""
+    """Return (group, first row, end) of the groups that have rows."""
     last = ends.tolist()
     return [(e, start, end) for e, (start, end) in enumerate(zip([0, *last], last, strict=False)) if end > start]
 
@@ -72,7 +73,7 @@ def _forward(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return out
 
 
-# opaque to torch.compile, which then needs no shape of any group: one graph whatever the routing
+# opaque to torch.compile, so that one graph works for any routing
 @torch.library.custom_op("anyformer::grouped_linear", mutates_args=())
 def _linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return _forward(x, weight, ends)
@@ -85,7 +86,7 @@ def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 @torch.library.custom_op("anyformer::grouped_outer", mutates_args=())
 def _outer(x: Tensor, grad: Tensor, ends: Tensor) -> Tensor:
-    """(M, D) and (M, F) -> (E, D, F): what each group's matrix learns from its rows."""
+    """(M, D) and (M, F) -> (E, D, F): the gradient of each group's matrix."""
     out = x.new_zeros(ends.shape[0], x.shape[1], grad.shape[1])
     for e, start, end in _groups(ends):
         torch.mm(x[start:end].t(), grad[start:end], out=out[e])

@@ -1,8 +1,8 @@
-"""What this machine can do, found by asking torch, and where to compute. Everything that depends on it asks here.
+"""Detects what this machine can do, and chooses the device. All code that depends on the hardware asks this module.
 
-    ANYFORMER_WITHOUT=bf16,int8 anyformer ...        # as on a machine that has neither
+    ANYFORMER_WITHOUT=bf16,int8 anyformer ...        # as on a machine without bf16 and int8
 
-hides abilities that are there: for tests, and for whoever finds that one of them is slower or wrong somewhere.
+hides abilities, for tests and for machines on which one of them is slow or wrong.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from anyformer.specs.messages import nearest, quote
 if TYPE_CHECKING:
     import torch
 
-HIDING = "ANYFORMER_WITHOUT"  # names of abilities, commas between them
+HIDING = "ANYFORMER_WITHOUT"  # environment variable: names of abilities, separated by commas
 
 
 def has(ability: str) -> bool:
-    """Whether this machine has it, and it is not hidden."""
+    """Whether this machine has an ability that is not hidden."""
     return ability not in hidden_abilities(os.environ.get(HIDING, "")) and ABILITIES[ability]()
 
 
 @functools.cache
 def hidden_abilities(names: str) -> frozenset[str]:
-    found = frozenset(name.strip() for name in names.split(",") if name.strip())
-    for name in sorted(found - ABILITIES.keys()):
-        raise ValueError(f"{HIDING} names {quote(name)}; {nearest(name, ABILITIES)}")
-    return found
+    hidden = frozenset(name.strip() for name in names.split(",") if name.strip())
+    for name in sorted(hidden - ABILITIES.keys()):
+        raise ValueError(f"{HIDING}: unknown ability {quote(name)}; {nearest(name, ABILITIES)}")
+    return hidden
 
 
-# -- how each is found ------------------------------------------------------------------------------------------------
+# -- abilities --------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def bf16() -> bool:
-    """Whether this CPU multiplies bf16 numbers itself. Where it does not, torch still gives the right products, 4 to 60
-    times slower than those of fp32."""
+    """Whether this CPU has bf16 instructions. Without them, torch's bf16 products are correct but 4 to 60 times slower
+    than fp32."""
     import torch
 
     able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     x86 = torch.cpu._is_avx512_bf16_supported() or able.get("amx_bf16", torch.cpu._is_amx_tile_supported())
     try:
-        used = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # oneDNN may have been told to leave it alone
+        used = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # bf16 may be disabled in oneDNN
     except (AttributeError, RuntimeError):
         used = False
     return bool(used and (x86 or able.get("bf16", False)))
@@ -61,12 +61,12 @@ def bf16() -> bool:
 
 @functools.cache
 def int8() -> bool:
-    """Whether torch has 8-bit products for this CPU: a build may list engines that then know no such processor."""
+    """Whether torch has 8-bit products for this CPU. It is tried out, since listed engines may not support the CPU."""
     import torch
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # their tensors are deprecated
+            warnings.simplefilter("ignore", UserWarning)  # quantized tensors are deprecated
             one = torch.ones(1, 1, dtype=torch.int8)
             weight = torch._make_per_channel_quantized_tensor(one, torch.ones(1).double(), torch.zeros(1).long(), 0)
             packed = torch.ops.quantized.linear_prepack(weight, None)
@@ -78,14 +78,14 @@ def int8() -> bool:
 
 @functools.cache
 def int4() -> bool:
-    """Whether torch has fast products with 4-bit weights for this CPU: those of ARM that have dot products."""
+    """Whether torch has fast products with 4-bit weights for this CPU: ARM with dot-product instructions."""
     import torch
 
     able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     if able.get("architecture") != "arm64" or not able.get("dot"):
         return False
     try:
-        nines = torch.full((1, 16), 0x99, dtype=torch.uint8)  # each stands for 1
+        nines = torch.full((1, 16), 0x99, dtype=torch.uint8)  # each 4-bit 9 represents 1
         packed = torch.ops.aten._dyn_quant_pack_4bit_weight(nines, torch.ones(1, 1), None, 32, 32, 1)
         return round(torch.ops.aten._dyn_quant_matmul_4bit(torch.ones(1, 32), packed, 32, 32, 1).item(), 3) == 32
     except (AttributeError, RuntimeError):
@@ -103,7 +103,7 @@ def least_seconds(run: Callable[[], Any]) -> float:
 
 @functools.cache
 def onednn() -> bool:
-    """Whether weights can be kept in oneDNN's own layout (those in bf16 only where there are fast products of it)."""
+    """Whether weights can be stored in oneDNN's layout (for bf16 weights, only with the ability bf16)."""
     import torch
 
     try:
@@ -115,8 +115,8 @@ def onednn() -> bool:
 
 @functools.cache
 def packed_is_faster(rows: int = 8, size: int = 1536) -> bool:
-    """Whether weights in that layout make a product of few rows faster here, by a tenth at least: on x86 it takes half
-    the time. Measured once, in some hundredths of a second."""
+    """Whether oneDNN's layout makes a product of few rows at least 10 % faster on this CPU; on x86 it takes half the
+    time. Measured once, in a few hundredths of a second."""
     import torch
 
     if not has("onednn"):
@@ -130,7 +130,7 @@ def packed_is_faster(rows: int = 8, size: int = 1536) -> bool:
 
 @functools.cache
 def compiler() -> bool:
-    """Whether the C++ compiler that torch.compile would call is there and finds Python's own headers."""
+    """Whether the C++ compiler that torch.compile would call is installed and finds Python's headers."""
     command = shlex.split(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))
     command += ["-fsyntax-only", "-x", "c++", "-I", sysconfig.get_paths()["include"], "-"]
     try:
@@ -141,7 +141,7 @@ def compiler() -> bool:
 
 
 def triton() -> bool:
-    """Whether programs for a GPU can be made here: Triton builds what starts them with a compiler."""
+    """Whether Triton is installed, with the compiler that it needs for its launchers."""
     return importlib.util.find_spec("triton") is not None and has("compiler")
 
 
@@ -158,7 +158,7 @@ NO_COMPILER = "there is no C++ compiler here that finds Python's headers (instal
 
 
 def free_memory() -> int:
-    """Bytes of main memory that are free for this process; 0 where the system (only Linux does) does not say."""
+    """Return the free bytes of main memory for this process; 0 if unknown (on systems other than Linux)."""
     try:
         table = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         free = 1024 * int(table["MemAvailable"].split()[0])
@@ -175,7 +175,7 @@ def free_memory() -> int:
 
 
 def device(name: str | torch.device | None = "auto") -> torch.device:
-    """The device of this name; "auto" (or None) is a GPU where there is one. One that is not there is refused."""
+    """Return the device of this name; "auto" (or None) is a GPU if there is one. Raise if the device does not exist."""
     import torch
 
     if name is None or name == "auto":
@@ -183,20 +183,20 @@ def device(name: str | torch.device | None = "auto") -> torch.device:
     here = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     try:
         found = torch.device(name)
-        if found.type == "cuda":  # nothing is put there: each of several processes would take room on the first one
+        if found.type == "cuda":  # no test tensor: each of several processes would use memory on the first GPU
             if f"cuda:{found.index or 0}" not in here:
                 raise RuntimeError(f"torch sees {len(here) or 'no'} GPU{'s' if len(here) > 1 else ''}")
         elif found.type != "meta":
             torch.empty(1, device=found).to("cpu")
-    except Exception as error:  # what it is differs by device and build
-        why = "torch knows no such device" if "device string" in str(error) else str(error).split(". ")[0].rstrip(".")
+    except Exception as error:  # its class depends on device and build
+        why = "unknown to torch" if "device string" in str(error) else str(error).split(". ")[0].rstrip(".")
         valid = ", ".join(("auto", "cpu", *here))
-        raise ValueError(f"device {quote(str(name))} is not here: {why}; there are {valid}") from None
+        raise ValueError(f"device {quote(str(name))} is not available: {why}; valid: {valid}") from None
     return found
 
 
 def need(module: str, extra: str, purpose: str) -> Any:
-    """An optional library, or one line that says how to get it."""
+    """Import an optional library, or raise one line that tells how to install it."""
     import importlib
 
     try:

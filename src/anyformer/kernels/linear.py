@@ -1,8 +1,8 @@
 """Linear layers for training in half precision on CUDA, whose backward pass reads each gradient once.
 
-A bias's gradient is the sum of all rows of what arrives from above; taken alone, that is one more reading of a large
-tensor for almost no work. Here it is made while that tensor is written: while the gradients of several layers are put
-side by side, or while the activation's slope is applied. The products are torch's.
+The gradient of a bias is the sum over rows of the incoming gradient; a separate sum reads a large tensor again for
+almost no work. Here it is computed while that tensor is written: while the gradients of several layers are
+concatenated, or while the activation's derivative is applied. The products are torch's.
 
 M tokens, D width in, N width out.
 """
@@ -20,11 +20,11 @@ from torch import Tensor
 from anyformer.kernels.gelu import gelu_by_sigmoid
 from anyformer.kernels.triton_launch import HAS_TRITON
 
-ROWS, COLUMNS, TILE, WARPS = 256, 128, 16, 4  # of one program, TILE rows at a time
+ROWS, COLUMNS, TILE, WARPS = 256, 128, 16, 4  # per program, which processes TILE rows at a time
 
 
 def half_type(x: Tensor) -> torch.dtype | None:
-    """The half-precision type that a product of x is computed in, on a device with the programs; None elsewhere."""
+    """Return the half-precision type in which x is multiplied while training on CUDA with Triton; None otherwise."""
     if not (HAS_TRITON and x.is_cuda and torch.is_grad_enabled()):
         return None
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
@@ -44,12 +44,13 @@ def cast_for_autocast(x: Tensor) -> Tensor:
 
 
 def linears(x: Tensor, weight: Tensor, bias: Tensor, sizes: list[int], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Layers side by side, (..., D) -> (..., size) each: `weight` (N, D) and `bias` (N,) are those of all."""
+    """Apply several linear layers to x, (..., D) -> (..., size) each; `weight` (N, D) and `bias` (N,) are
+    concatenated."""
     return _Linears.apply(*(t.to(dtype) for t in (x, weight, bias)), sizes)
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """gelu(x @ weight.T + bias), by tanh: (..., D) -> (..., N)."""
+    """Compute gelu(x @ weight.T + bias) with GELU's tanh approximation: (..., D) -> (..., N)."""
     return _LinearGelu.apply(*(t.to(dtype) for t in (x, weight, bias)))
 
 
@@ -81,13 +82,13 @@ class _LinearGelu(torch.autograd.Function):
 
 
 def _products(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of x and of the weights."""
+    """Return the gradients of x and of the weights."""
     return (grad @ weight).view(x.shape), grad.T @ x.reshape(-1, x.shape[-1])
 
 
 @torch.library.custom_op("anyformer::side_by_side", mutates_args=())
 def side_by_side(grads: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Gradients (..., size) next to each other (M, N), and the sum of the rows (N,)."""
+    """Concatenate gradients (..., size) to (M, N), and sum their rows (N,)."""
     return _write_gradients(grads, None)
 
 
@@ -99,7 +100,7 @@ def _(grads: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("anyformer::gelu_slope", mutates_args=())
 def gelu_slope(above: Tensor, inner: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient (M, N) of what entered a GELU, given that of what left it, and the sum of its rows."""
+    """Return the gradient (M, N) of a GELU's input, given that of its output, and the sum of its rows (N,)."""
     return _write_gradients([above], inner)
 
 

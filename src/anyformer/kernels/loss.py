@@ -1,8 +1,8 @@
-"""Cross-entropy straight from hidden states: the scores of all tokens over the vocabulary never exist at once.
+"""Cross-entropy computed from hidden states, without the logits of all tokens in memory at once.
 
-Tokens go through in chunks: the scores of a chunk, its loss, and at once the gradients that this loss sends into the
-hidden states and into the weights, so that nothing of the size (N, V) is kept for the backward pass, which only
-multiplies by what comes from above. N tokens, D width, V vocabulary, C tokens of a chunk.
+Tokens are processed in chunks: the scores (logits) of a chunk, its loss, and immediately the gradients of the hidden
+states and weights. So no tensor of size (N, V) is kept for the backward pass, which only multiplies these gradients by
+the incoming one. N tokens, D width, V vocabulary, C tokens per chunk.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from anyformer.kernels.capture import can_read_values
 from anyformer.kernels.triton_launch import HAS_TRITON
 from anyformer.kernels.value_checks import check_range, reads_later
 
-IGNORED = -100  # a label that asks for nothing
-# scores that one chunk may hold, few enough for a CPU's cache; but so many rows that a product pays for reading weights
-CHUNK = {"cuda": 6 * 10**8, "cpu": 2**21}
-LEAST = 256
-BLOCK, WARPS = 2048, 16  # scores that one program reads at a time
-ROWS = {"cuda": 64}  # the vocabulary is filled up to a multiple of this: odd widths make products twice as slow
+IGNORED = -100  # label of tokens without a loss
+CHUNK = {"cuda": 6 * 10**8, "cpu": 2**21}  # most scores per chunk; on a CPU they fit its cache
+LEAST = 256  # fewest rows per chunk, so that products are worth reading the weights
+BLOCK, WARPS = 2048, 16  # scores that a program reads at a time, and its warps
+ROWS = {"cuda": 64}  # the vocabulary is padded to a multiple of this: products of odd widths are twice as slow
 
 
 def linear_cross_entropy(
@@ -35,11 +34,11 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     chunk: int | None = None,
 ) -> Tensor:
-    """The sum (fp32) over labels that are not -100 of -log softmax(x @ weight.T + bias)[label].
+    """Return the sum (fp32) of -log softmax(x @ weight.T + bias)[label] over the labels that are not -100.
 
-    x is (..., D), weight (V, D), bias (V,), labels (...). `smoothing` gives so much of the target to all V tokens alike
-    [Szegedy et al. 2016]; `z_loss` times (log of the softmax's denominator)^2 is added for each label [Chowdhery et
-    al. 2022]. Products are computed in autocast's type where that is on, sums in fp32. `chunk` is C.
+    x is (..., D), weight (V, D), bias (V,), labels (...). `smoothing` is the share of the target that is spread evenly
+    over all V tokens [Szegedy et al. 2016]; `z_loss` times (log of the softmax's denominator)^2 is added per label
+    [Chowdhery et al. 2022]. Products are in autocast's type if autocast is enabled, sums in fp32. `chunk` is C.
     """
     x, labels = x.reshape(-1, x.shape[-1]), labels.reshape(-1)
     V = weight.shape[0]
@@ -54,15 +53,15 @@ def linear_cross_entropy(
     rows = even_rows(x.shape[0], chunk or rows_of_chunk(kind, V), 1 if chunk else LEAST)
     needs = [t is not None and t.requires_grad and torch.is_grad_enabled() for t in (x, weight, bias)]
     with torch.autocast(kind, enabled=False):
-        if dtype == torch.bfloat16:  # which has fp32's range: what is read and written is half as much
+        if dtype == torch.bfloat16:  # it has fp32's range, and halves the memory traffic
             x = x.to(dtype)
         return _loss(x, weight, bias, labels, smoothing, z_loss, rows, dtype, needs)[0]
 
 
 def cross_entropy_sum(scores: Tensor, labels: Tensor, ignored: int = IGNORED) -> Tensor:
-    """The sum (fp32) over labels (N,) that are not `ignored` of -log softmax(scores)[label], for scores (N, V).
+    """Return the sum (fp32) of -log softmax(scores)[label] over the labels (N,) that are not `ignored`; scores (N, V).
 
-    During training in half precision on a GPU, one Triton program makes the loss and its gradient from the scores.
+    During training in half precision on a GPU, one Triton program computes the loss and its gradient from the scores.
     Otherwise torch computes both from a copy of the scores in fp32.
     """
     V = scores.shape[-1]
@@ -97,14 +96,14 @@ def rows_of_chunk(device: str, V: int) -> int:
 
 
 def even_rows(N: int, most: int, multiple: int = LEAST) -> int:
-    """How many of N rows are a chunk: all, or as many chunks of at most so many as there must be, about equal in size;
-    products like even sizes."""
+    """Return the rows per chunk for N rows: as few chunks of at most `most` rows as possible, of about equal size,
+    which is a multiple of `multiple` if there are several."""
     number = max(1, -(-N // most))
     rows = -(-N // number)
     return max(1, N) if number == 1 else -(-rows // multiple) * multiple
 
 
-# One operation to whoever records or compiles a training step: what is inside is arranged as well as it can be already.
+# one opaque operation for torch.compile and CUDA graphs, which could not improve it
 @torch.library.custom_op("anyformer::linear_cross_entropy", mutates_args=())
 def _loss(
     x: Tensor,
@@ -117,7 +116,7 @@ def _loss(
     dtype: torch.dtype,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The loss and its gradients by x, weight and bias; those that `needs` does not name are empty."""
+    """Return the loss and its gradients of x, weight and bias; a gradient is empty if its entry of `needs` is False."""
     total, *gradients = _by_chunks(x, weight, bias, labels, smoothing, z_loss, rows, dtype, needs)
     by_x, by_weight, by_bias = (x.new_empty(0) if g is None else g for g in gradients)
     return total, by_x, by_weight, by_bias
@@ -166,7 +165,7 @@ def _by_chunks(
     dtype: torch.dtype,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """The loss and its gradients by x, weight and bias, those that `needs` names."""
+    """Return the loss and its gradients of x, weight and bias; a gradient is None if its entry of `needs` is False."""
     V, D = weight.shape
     w = weight.to(dtype)
     spare = -V % ROWS.get(x.device.type, 1)  # rows of zeros score 0
@@ -181,7 +180,7 @@ def _by_chunks(
         scores = inner @ w.T  # (C, V + spare)
         if bias is None and HAS_TRITON and x.is_cuda:
             total += _in_place(scores, V, labels[part], smoothing, z_loss, any(needs))
-            slope = scores  # the spare columns hold zeros already
+            slope = scores  # the spare columns are already zero
         else:
             loss, slope = _chunk(scores[:, :V], bias, labels[part], smoothing, z_loss, any(needs))
             total += loss
@@ -194,13 +193,13 @@ def _by_chunks(
             by_x[part] = slope @ w
         if by_weight is not None:
             _accumulate(by_weight, slope.T, inner)
-        del scores, slope  # before the next chunk's: they are the largest tensors of a step
+        del scores, slope  # free them before the next chunk: they are the largest tensors of a step
     by_weight = None if by_weight is None else by_weight[:V].to(weight.dtype)
     return total, by_x, by_weight, None if by_bias is None or bias is None else by_bias.to(bias.dtype)
 
 
 def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total (fp32) += a @ b, with the product's own sums in fp32 where the library can add them there itself."""
+    """Compute total (fp32) += a @ b. For half precision on CUDA, the product itself is accumulated in fp32."""
     if a.dtype == torch.float32:
         total.addmm_(a, b)
     elif a.is_cuda:
@@ -212,7 +211,8 @@ def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:
 def _in_place(
     scores: Tensor, V: int, labels: Tensor, smoothing: float, z_loss: float, slopes: bool, above: Tensor | None = None
 ) -> Tensor:
-    """The loss of (C, V + spare) scores. With `slopes`, its gradient, times the scalar `above`, overwrites them."""
+    """Return the loss of (C, V + spare) scores. With `slopes`, overwrite them by its gradient times the scalar
+    `above`."""
     from anyformer.kernels.loss_triton import slopes as program
 
     losses = torch.empty(scores.shape[0], dtype=torch.float32, device=scores.device)
@@ -224,7 +224,7 @@ def _in_place(
 def _chunk(
     scores: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, z_loss: float, slopes: bool
 ) -> tuple[Tensor, Any]:
-    """The loss of (C, V) scores, and its gradient by them (fp32), made in their memory where they are fp32."""
+    """Return the loss of (C, V) scores and its gradient (fp32), which overwrites the scores if they are fp32."""
     V = scores.shape[1]
     asked = labels != IGNORED
     labels = torch.where(asked, labels, 0)[:, None]

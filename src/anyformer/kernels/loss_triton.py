@@ -1,11 +1,11 @@
-"""The program of `kernels/loss.py`. Imported only where Triton is."""
+"""Triton program of `kernels/loss.py`. Imported only if Triton is installed."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-LOW = tl.constexpr(-1e30)  # below any score, and its differences are finite
+LOW = tl.constexpr(-1e30)  # below any score; unlike -inf, its differences are finite
 
 
 @triton.jit
@@ -37,7 +37,7 @@ def slopes(
             for start in range(0, V, BLOCK):
                 tl.store(row + start + c, tl.zeros((BLOCK,), row.dtype.element_ty), mask=start + c < V)
     else:
-        # each lane keeps its own highest score and its own sum, with one exponential an element; they meet at the end
+        # each lane keeps its own maximum and sum, with one exponential per element; they are reduced at the end
         tops, totals, added = tl.full((BLOCK,), LOW, tl.float32), tl.zeros((BLOCK,), tl.float32), 0.0
         for start in range(0, V, BLOCK):
             x = tl.load(row + start + c, mask=start + c < V, other=LOW).to(tl.float32)

@@ -1,10 +1,10 @@
-"""One token of the mixers of Mamba and Mamba-2 on CUDA, of few rows (Triton): convolution and recurrence by one launch
-each.
+"""One decoding step of the mixers of Mamba and Mamba-2 on CUDA, for few rows (Triton): one launch for the convolution
+and one for the recurrence.
 
-What is remembered is written in place, where the plain path keeps it too. Sums are in fp32, and results are rounded
-where the plain modules round.
+The state is updated in place, in the same tensors as in the plain path. Sums are in fp32, and results are rounded where
+the plain modules round.
 
-M rows, I inner width, N states a channel, R rank of the time step, K taps of the convolution.
+M rows, I inner width, N states per channel, R rank of the time step, K kernel size of the convolution.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from torch import Tensor
 from anyformer.kernels.few_rows import power_above
 from anyformer.kernels.triton_launch import launch
 
-CHANNELS = 32  # of one program: the published sizes then have enough of them for one row
+CHANNELS = 32  # channels per program; at the published sizes, one row then gives enough programs
 
 
 def conv_step(x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, activation: str) -> Tensor:
-    """The first I channels of x (M, I or more), each with the K - 1 tokens before, by its own taps (I, 1, K), then
-    activated: (M, I). `window` (M, K - 1, I), those tokens, moves on by one."""
+    """Convolve the first I channels of x (M, I or more) and of the K - 1 previous tokens with the weights (I, 1, K),
+    one set per channel, and apply the activation: (M, I). `window` (M, K - 1, I), the previous tokens, is shifted by
+    one."""
     from anyformer.kernels.mamba_step_triton import conv_step as program
 
     M, (I, _, K) = len(x), weight.shape
@@ -42,9 +43,9 @@ def selective_step(
     skip: Tensor,
     state: Tensor,
 ) -> Tensor:
-    """The selective scan of one token x (M, I), then times silu(gate (M, I)): (M, I). The token has `chosen`
-    (M, R + 2 N) its time step, softplus(weight (I, R) of the first R + bias (I,)), what it writes and what it reads;
-    `state` (M, N, I), in fp32, forgets by -exp(rate (I, N)) and moves on."""
+    """Run one step of the selective scan on x (M, I) and multiply by silu(gate (M, I)): (M, I). `chosen` (M, R + 2 N)
+    has the low-rank time step, B and C of the token; dt = softplus(weight (I, R) @ the first R + bias (I,)). `state`
+    (M, N, I), in fp32, is updated in place with A = -exp(rate (I, N)); `skip` (I,) is D."""
     from anyformer.kernels.mamba_step_triton import selective_step as program
 
     (M, I), (R, N) = x.shape, (weight.shape[1], rate.shape[1])
@@ -65,9 +66,9 @@ def dual_step(
     state: Tensor,
     limits: tuple[float, float],
 ) -> Tensor:
-    """Mamba-2's recurrence of one token, times silu(gate (M, I)): (M, I). `mixed` (M, I + 2 G N) is the token, and what
-    the G groups of heads write and read; its time steps are softplus(step (M, H) + bias (H,)), within limits; `state`
-    (M, H, P, N), in fp32, forgets by -exp(rate (H,)) and moves on. H heads of P channels, I = H P."""
+    """Run one step of Mamba-2's recurrence and multiply by silu(gate (M, I)): (M, I). `mixed` (M, I + 2 G N) has x, B
+    and C of the token, the latter two per group of heads; dt = softplus(step (M, H) + bias (H,)), clamped to `limits`.
+    `state` (M, H, P, N), in fp32, is updated in place with A = -exp(rate (H,)). H heads of P channels, I = H P."""
     from anyformer.kernels.mamba_step_triton import dual_step as program
 
     M, H, P, N = state.shape

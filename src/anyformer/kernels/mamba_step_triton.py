@@ -1,4 +1,4 @@
-"""The programs of `kernels/mamba_step.py`. Imported only where Triton is."""
+"""Triton programs of `kernels/mamba_step.py`. Imported only if Triton is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anyformer.kernels.few_rows_triton import activate, product, round_to
 
 @triton.jit
 def softplus(x):
-    """log(1 + e^x), exact for small e^x too: what 1 + e^x lost is in its difference from 1."""
+    """Compute log(1 + e^x), accurately for small e^x too: (1 + e^x) - 1 tells what rounding lost."""
     e = tl.exp(x)
     rounded = 1.0 + e
     small = tl.where(rounded == 1.0, e, tl.log(rounded) * (e / (rounded - 1.0)))
@@ -23,7 +23,7 @@ def conv_step(
     x, window, weight, bias, out, x_row, I, TAPS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     ACTIVATION: tl.constexpr, BIASED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK channels of one row. WIDTH is TAPS as a power of 2."""
+    """Process BLOCK channels of one row. WIDTH is TAPS rounded up to a power of 2."""
     if EARLY:
         gdc_launch_dependents()
     row, channel, tap = (
@@ -44,7 +44,7 @@ def conv_step(
         total += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
     total = activate(round_to(total, out), ACTIVATION)
     tl.store(out + row * I + channel, total.to(out.dtype.element_ty), mask=inside)
-    tl.debug_barrier()  # all threads have read what some of them write over
+    tl.debug_barrier()  # all threads must have read the window before it is overwritten
     tl.store(held + (t - 1) * I, value, mask=inside[None, :] & (t > 0) & (t < TAPS))
 
 
@@ -53,7 +53,7 @@ def selective_step(
     x, gate, chosen, weight, bias, rate, skip, state, out, gate_row, I, R: tl.constexpr, N: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, BLOCK_R: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK channels of one row. WIDTH is N as a power of 2."""
+    """Process BLOCK channels of one row. WIDTH is N rounded up to a power of 2."""
     if EARLY:
         gdc_launch_dependents()
     row, c, n = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
@@ -85,7 +85,7 @@ def dual_step(
     mixed, gate, step, bias, rate, skip, state, out, gate_row, step_row, low, high, P, N, H: tl.constexpr,
     GROUPS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK channels of one head of one row. WIDTH is N as a power of 2."""
+    """Process BLOCK channels of one head of one row. WIDTH is N rounded up to a power of 2."""
     if EARLY:
         gdc_launch_dependents()
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)

@@ -1,4 +1,5 @@
-"""A linear layer of one row on CUDA, as one operation to a compiler: every weight is read once (Triton)."""
+"""A linear layer for one row on CUDA (Triton), which reads every weight once. One opaque operation for
+torch.compile."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from anyformer.kernels.triton_launch import HAS_TRITON
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether this is one row in half precision, on a device that has the program."""
+    """Whether x is one row in half precision, on CUDA with Triton."""
     return (
         HAS_TRITON
         and x.is_cuda
@@ -24,7 +25,7 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 
 @torch.library.custom_op("anyformer::matvec", mutates_args=())
 def matvec(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """(..., K) of one row, (N, K), (N,) -> (..., N)"""
+    """Multiply one row x (..., K) by weight (N, K) and add bias (N,) -> (..., N)."""
     out = few_rows.linear(x.reshape(1, -1), [weight], [bias])
     return out.view(*x.shape[:-1], len(weight))
 

@@ -1,4 +1,4 @@
-"""Weights in a kernel's own layout, kept beside the weights for as long as these live."""
+"""A cache of weights in the layout of a kernel, which lives as long as the weights."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 class Packed:
-    """Where weights lie -> what was made of them. An operation that a compiler calls has tensors in hand and no module,
-    so this goes by the memory: made at the first call, and again when the weights changed (`stamp` is for changes that
-    their own version does not count). What was made goes with its `owner`, or else when something new is made after
-    the weights are gone."""
+    """Packed weights by the address of the weights in memory, because a custom operation gets tensors and no module.
+    They are packed at the first call, and again if the weights have changed (`stamp` is for changes that the tensor's
+    version does not count). They are freed with their `owner`, or at the next packing after the weights are gone."""
 
     def __init__(self) -> None:
         self.kept: dict[int, tuple[StorageWeakRef, tuple[int, int], Any]] = {}
 
     def get(self, weight: Tensor, make: Callable[[], Any], stamp: int = 0, owner: object = None) -> Any:
-        found, now = self.kept.get(weight.data_ptr()), (weight._version, stamp)
-        if found is None or found[0].expired() or found[1] != now:
-            self.kept = {place: kept for place, kept in self.kept.items() if not kept[0].expired()}
-            found = StorageWeakRef(weight.untyped_storage()), now, make()
-            self.kept[weight.data_ptr()] = found
+        entry, version = self.kept.get(weight.data_ptr()), (weight._version, stamp)
+        if entry is None or entry[0].expired() or entry[1] != version:
+            self.kept = {pointer: kept for pointer, kept in self.kept.items() if not kept[0].expired()}
+            entry = StorageWeakRef(weight.untyped_storage()), version, make()
+            self.kept[weight.data_ptr()] = entry
             if owner is not None:
                 weakref.finalize(owner, self.drop, weight.data_ptr()).atexit = False
-        return found[2]
+        return entry[2]
 
-    def drop(self, place: int) -> None:
-        self.kept.pop(place, None)
+    def drop(self, pointer: int) -> None:
+        self.kept.pop(pointer, None)

@@ -1,9 +1,9 @@
-"""Linear layers with weights of 8 or 4 bits: how weights are rounded, and products with few rows on CUDA (Triton).
+"""Linear layers with 8-bit or 4-bit weights: how weights are rounded, and products with few rows on CUDA (Triton).
 
-int8, fp8 (e4m3): (N, K) and one scale an output, w = scale * weight. int4: groups of G inputs, G a power of 2, each
-with a scale and an offset, w = scale * weight + offset, weight from 0 to 15. Byte j of a group holds input j in its low
-four bits and input j + G / 2 in its high four, so that either half reads neighbouring inputs. A last group that is not
-full is filled up with zeros. The type of the weights tells the format: int8, float8_e4m3fn or uint8.
+int8, fp8 (e4m3): (N, K) and one scale per output, w = scale * weight. int4: groups of G inputs, G a power of 2, each
+with a scale and an offset, w = scale * weight + offset, weight from 0 to 15. Byte j of a group has input j in its low
+four bits and input j + G / 2 in its high four, so that each half reads neighbouring inputs. An incomplete last group is
+padded with zeros. The type of the weights determines the format: int8, float8_e4m3fn or uint8 (int4).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from anyformer.kernels import few_rows
 from anyformer.kernels.few_rows import power_above
 from anyformer.kernels.triton_launch import HAS_TRITON
 
-FEW = 64  # rows, up to which a product takes as long as reading the weights
+FEW = 64  # most rows for which a product takes as long as reading the weights
 FP8 = torch.float8_e4m3fn
 TINY = torch.finfo(torch.float32).tiny
-CLIPPING = [1 - 0.04 * i for i in range(11)]  # of a group's range: a few large weights cost all others precision
+CLIPPING = [1 - 0.04 * i for i in range(11)]  # shares of a group's range to try: outliers cost the others precision
 
 
 # -- rounding: (N, K) float -> weights, scale, offset -----------------------------------------------------------------
@@ -36,7 +36,7 @@ def round_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def round_int4(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Each group's range is clipped as far as makes its squared error least."""
+    """Round to 4 bits; each group's range is clipped so that its squared error is least."""
     parts = [round_groups(F.pad(rows, (0, -rows.shape[1] % group)), group) for rows in weight.split(8192)]
     numbers, scale, offset = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     low, high = numbers.chunk(2, -1)
@@ -44,7 +44,7 @@ def round_int4(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def round_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(N, K) -> (N, K / group, group) from 0 to 15, and what they are times and plus, in bf16 (N, K / group)"""
+    """(N, K) -> numbers (N, K / group, group) from 0 to 15, and scale and offset (N, K / group) in bf16."""
     weight = weight.unflatten(1, (-1, group))
     least, most = weight.aminmax(dim=-1, keepdim=True)
     best: tuple[Tensor, ...] = ()
@@ -53,13 +53,13 @@ def round_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
         scale = ((most * share - offset) / 15).clamp(min=TINY).bfloat16()
         numbers = ((weight - offset) / scale).round_().clamp_(0, 15)
         error = (numbers * scale + offset - weight).square_().sum(-1, keepdim=True)
-        found = numbers.to(torch.uint8), scale, offset, error
-        best = found if not best else tuple(torch.where(error < best[3], new, old) for new, old in zip(found, best))
+        trial = numbers.to(torch.uint8), scale, offset, error
+        best = trial if not best else tuple(torch.where(error < best[3], new, old) for new, old in zip(trial, best))
     return best[0], best[1].squeeze(-1), best[2].squeeze(-1)
 
 
 def dequantize(weight: Tensor, scale: Tensor, offset: Tensor | None, width: int) -> Tensor:
-    """(N, K) fp32: what the layer multiplies by, K = width"""
+    """Return the weights as (N, K) fp32, K = width."""
     if offset is None:
         return weight.float() * scale[:, None]
     pairs = weight.unflatten(1, (offset.shape[1], -1))  # (N, groups, G / 2)
@@ -72,8 +72,8 @@ def dequantize(weight: Tensor, scale: Tensor, offset: Tensor | None, width: int)
 
 @torch.library.custom_op("anyformer::quantized_linear", mutates_args=())
 def quantized_linear(x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None) -> Tensor:
-    """x (..., K) of few rows times such weights -> (..., N). One operation to a compiler; no float copy of the weights
-    where there is a program for it."""
+    """Multiply x (..., K) of few rows by quantised weights -> (..., N). One opaque operation for torch.compile; with
+    Triton there is no float copy of the weights."""
     able = HAS_TRITON and x.is_cuda and x.numel() > 0
     if able and weight.dtype == FP8:
         able = torch.cuda.get_device_capability(x.device) >= (8, 9)
@@ -86,9 +86,9 @@ def _(x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor | None, bias: Ten
 
 
 def plain_linear(x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None) -> Tensor:
-    """The same on any device, for any number of rows."""
+    """The same as `quantized_linear`, on any device and for any number of rows."""
     bias = None if bias is None else bias.to(x.dtype)
-    if offset is not None or x.dtype == torch.float16:  # sums of unscaled weights are beyond the range of fp16
+    if offset is not None or x.dtype == torch.float16:  # sums of unscaled weights exceed the range of fp16
         return F.linear(x, dequantize(weight, scale, offset, x.shape[-1]).to(x.dtype), bias)
     # scales after the product: a compiler fuses the conversion into it and makes no float copy of the weights
     out = F.linear(x, weight.to(x.dtype)) * scale.to(x.dtype)
@@ -96,7 +96,7 @@ def plain_linear(x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor | None
 
 
 def launch(x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Starts the program for this type of weights and number of rows."""
+    """Launch the Triton program for this type of weights and number of rows."""
     from anyformer.kernels import quantized_triton as programs
 
     x, (N, stored), K = x.contiguous(), weight.shape, x.shape[-1]
@@ -106,7 +106,7 @@ def launch(x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor | None, bias
     if M == 1:
         offsets = [] if offset is None else [offset]
         return few_rows.linear(x.view(1, K), [weight], [bias], scales=[scale], offsets=offsets).view_as(out)
-    columns = 16 if N <= 4096 else 32 if N <= 32768 else 64  # enough programs for every processor
+    columns = 16 if N <= 4096 else 32 if N <= 32768 else 64  # small enough to give work to every SM
     rows, grid = max(16, power_above(M)), (-(-N // columns),)
     if offset is None:
         programs.few_rows[grid](

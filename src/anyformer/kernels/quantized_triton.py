@@ -1,6 +1,6 @@
-"""The programs of `kernels/quantized.py`. Imported only where Triton is.
+"""Triton programs of `kernels/quantized.py`. Imported only if Triton is installed.
 
-M rows of x, N outputs, K inputs. Weights are turned into floats in registers, products are summed in fp32, and scales
+M rows of x, N outputs, K inputs. Weights are converted to floats in registers, products are summed in fp32, and scales
 multiply the sums, so that no weight is rounded a second time.
 """
 
@@ -12,13 +12,14 @@ import triton.language as tl
 
 @triton.jit
 def load_bytes(pointers, mask):
-    """int8 or fp8 weights as fp32, without their scale."""
+    """Load int8 or fp8 weights as fp32, without their scale."""
     return tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def load_int4(pointers, mask):
-    """(low, high): the inputs j and j + GROUP / 2 of a group as fp32 from 0 to 15, without scale and offset."""
+    """Load (low, high): the weights of inputs j and j + GROUP / 2 of a group as fp32 from 0 to 15, without scale and
+    offset."""
     pairs = tl.load(pointers, mask=mask, other=0)
     return (pairs & 15).to(tl.float32), (pairs >> 4).to(tl.float32)
 
@@ -38,7 +39,8 @@ def few_rows(
     BLOCK: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """COLUMNS outputs for all rows of x (at most ROWS), BLOCK inputs at once: int8 and fp8 are exact in bf16."""
+    """Compute COLUMNS outputs for all rows of x (at most ROWS), BLOCK inputs at a time; int8 and fp8 are exact in
+    bf16."""
     m, n = tl.arange(0, ROWS), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     lines, columns = x + m[:, None] * K, weight + n.to(tl.int64)[None, :] * K
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -70,7 +72,7 @@ def few_rows_int4(
     COLUMNS: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """COLUMNS outputs for all rows of x (at most ROWS), one group at once."""
+    """Compute COLUMNS outputs for all rows of x (at most ROWS), one group at a time."""
     HALF: tl.constexpr = GROUP // 2
     GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
     m, n, j = tl.arange(0, ROWS), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, HALF)

@@ -1,4 +1,5 @@
-"""Reversible layers: the backward pass computes all states from the last, so only that is kept [Gomez et al. 2017]."""
+"""Reversible layers: the backward pass recomputes all states from the last one, the only one kept [Gomez et al.
+2017]."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class RewindableLayer(Protocol):
     def rewind(
         self, y: Tensor, gradient: Tensor, ctx: Any, rng_states: list[RandomState], found: Gradients
     ) -> tuple[Tensor, Tensor]:
-        """The input that led to y, and its gradient from y's; gradients of parameters are added to `found`."""
+        """Return the input that gave y, and its gradient from y's; add the gradients of parameters to `found`."""
 
 
 class Gradients:
@@ -47,7 +48,7 @@ class RandomState:
     """The state of torch's generators, so that dropout can be repeated."""
 
     cpu: Tensor
-    device: Tensor | None  # of a GPU
+    device: Tensor | None  # state of the GPU's generator
 
     @classmethod
     def save(cls, x: Tensor) -> RandomState:
@@ -63,15 +64,15 @@ class RandomState:
 
 
 def can_rewind(x: Tensor, ctx: Any, layers: nn.Module) -> bool:
-    """Whether the states can be computed again: not in half precision, where additions are not reversible. Gradients
-    may go only to x and to parameters that are not sharded."""
+    """Whether the states can be recomputed: not in half precision, whose additions are not reversible. Only x and
+    parameters that are not sharded may require gradients."""
     if not can_read_values() or not torch.is_grad_enabled() or x.dtype not in (torch.float32, torch.float64):
         return False
     return not has_gradient(ctx) and not any(hasattr(parameter, "placements") for parameter in layers.parameters())
 
 
 def has_gradient(value: Any) -> bool:
-    """Whether a tensor in it requires a gradient."""
+    """Whether any tensor in a nested value requires a gradient."""
     if isinstance(value, Tensor):
         return value.requires_grad
     if dataclasses.is_dataclass(value):
@@ -82,7 +83,7 @@ def has_gradient(value: Any) -> bool:
 
 
 def run_rewindable(layers: Sequence[RewindableLayer], x: Tensor, ctx: Any) -> Tensor:
-    """x through the layers, which are rewound in the backward pass."""
+    """Apply the layers to x; the backward pass rewinds them."""
     parameters = {id(p): p for layer in layers for p in layer.parameters() if p.requires_grad}
     return RewindFunction.apply(layers, ctx, x, *parameters.values())
 

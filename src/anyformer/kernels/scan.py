@@ -1,13 +1,13 @@
 """The selective scan [Gu and Dao 2023]: h[t] = exp(dt[t] A) h[t-1] + dt[t] x[t] B[t],  y[t] = C[t] h[t].
 
 Three forms of one function: `scan_by_steps` (the definition), `scan` (training, prompts) and `scan_step` (one token).
-`scan` never holds the states of all tokens: it works through windows that fit a processor's cache, keeps the state at
-the start of each, and computes the rest again in the backward pass. A narrow model would leave the processor idle, so
-there a window is cut into segments that run side by side and are joined afterwards. Decays are only ever multiplied,
-never divided: no length overflows. On CUDA with Triton it is one program instead (`kernels/scan_triton.py`).
+`scan` never stores the states of all tokens: it processes windows that fit the CPU's cache, keeps the state at the
+start of each, and recomputes the others in the backward pass. A narrow model would leave the processor idle, so its
+windows are cut into segments that run in parallel and are joined afterwards. Decays are only multiplied, never divided,
+so no length overflows. On CUDA with Triton it is one program instead (`kernels/scan_triton.py`).
 
-B rows, T tokens, I channels, N states a channel; G segments of L steps in a window; all in fp32 (or fp64).
-x, dt (B, T, I)   A (N, I), negative   b, c (B, T, N)   state (B, N, I)   keep (B, T), 0 where a document begins
+B rows, T tokens, I channels, N states per channel; G segments of L steps in a window; all in fp32 (or fp64).
+x, dt (B, T, I)   A (N, I), negative   b, c (B, T, N)   state (B, N, I)   keep (B, T), 0 at a document's first token
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from torch import Tensor
 
 from anyformer.kernels.triton_launch import HAS_TRITON
 
-# numbers that a step and a window should touch, for each thread of a processor; a GPU counts as so many threads
+# numbers that a step and a window should touch per CPU thread; a GPU counts as 256 threads
 SLAB, WINDOW, GPU = 2**14, 2**17, 256
-STEPS = 16  # in a window, at least
-SEGMENTS = 8  # fewer side by side are not worth joining
-FUSED_WINDOW, CHANNELS = 32, 32  # of a Triton program: steps between kept states, and channels
+STEPS = 16  # fewest steps in a window
+SEGMENTS = 8  # fewest parallel segments that are worth joining
+FUSED_WINDOW, CHANNELS = 32, 32  # Triton program: steps between kept states, and channels
 
 
 def scan_by_steps(
     x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, state: Tensor | None = None, keep: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The definition, a token at a time: what the other two are held against."""
+    """The definition, one token at a time: the reference for `scan` and `scan_step`."""
     h = x.new_zeros(x.shape[0], *A.shape) if state is None else state
     outs = []
     for t in range(x.shape[1]):
@@ -45,7 +45,7 @@ def scan_by_steps(
 
 
 def scan_step(x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """One token: x, dt (B, I), b, c (B, N) -> y (B, I) and the new state."""
+    """Compute one token: x, dt (B, I), b, c (B, N) -> y (B, I) and the new state."""
     h = torch.exp(dt[:, None] * A) * state + (dt * x)[:, None] * b[..., None]
     return (c[:, None] @ h)[:, 0], h
 
@@ -53,7 +53,7 @@ def scan_step(x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, state: Ten
 def scan(
     x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, state: Tensor | None = None, keep: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """y (B, T, I) and the last state, in windows."""
+    """Return y (B, T, I) and the last state, computed in windows."""
     inputs = (x, dt, A, b, c, state)
     train = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     y, last, _ = _scan(x, dt, A, b, c, state, keep, train)
@@ -64,7 +64,7 @@ def scan(
 
 
 class ScanPlan:
-    """How B rows of T tokens are cut: `rows` at once, `segments` side by side, `steps` one after another."""
+    """How B rows of T tokens are cut: `rows` at once, `segments` in parallel, `steps` in sequence."""
 
     def __init__(self, x: Tensor, num_states: int) -> None:
         B, self.T, I = x.shape
@@ -76,7 +76,7 @@ class ScanPlan:
         self.segments = min(SLAB * scale // step, math.isqrt(min(window, self.T)))
         if self.segments < SEGMENTS:
             self.segments, self.steps, self.padded = 1, window, self.T
-        else:  # whole windows only: tokens with dt = 0 are added, which change no state
+        else:  # only full windows: padding tokens have dt = 0, which changes no state
             windows = -(-self.T // window)
             self.steps = -(-self.T // (windows * self.segments))
             self.padded = windows * self.segments * self.steps
@@ -93,13 +93,13 @@ class ScanPlan:
             yield slice(row, min(row + self.rows, self.B))
 
     def window(self, x: Tensor, rows: slice, w: int) -> Tensor:
-        """(B, T, ...) -> a view (L, R, G, ...) of window w, steps first."""
+        """Return a view (L, R, G, ...) of window w of (B, T, ...), steps first."""
         x = x[rows, w * self.size : (w + 1) * self.size]
         return x.unflatten(1, (self.segments, -1)).movedim(2, 0)
 
 
 class ScanBuffers:
-    """Room for the windows of a call, so that the same memory stays in the cache."""
+    """Memory for the windows of a call, reused so that it stays in the CPU's cache."""
 
     def __init__(self, plan: ScanPlan, like: Tensor, A: Tensor, *names: str) -> None:
         shape = (plan.rows, plan.segments, *A.shape)
@@ -107,13 +107,14 @@ class ScanBuffers:
         self.room = {n: like.new_empty((steps + (n == "h"), *shape)) for n in names}
 
     def __call__(self, name: str, window: Tensor) -> Tensor:
-        """(L, R, G, N, I) for a window (L, R, G, ...); one step more for the states."""
+        """Return the buffer (L, R, G, N, I) for a window (L, R, G, ...); with one step more for the states ("h")."""
         steps, rows = window.shape[:2]
         return self.room[name][: steps + (name == "h"), :rows]
 
 
 def _join(ends: Tensor, whole: Tensor, order: range) -> Tensor:
-    """Segments ran alone: what enters each, given what left them (R, G, N, I) and their decay from end to end."""
+    """Return the state that enters each segment, given the end states (R, G, N, I) of segments that started from zero,
+    and the decay over each whole segment."""
     enters = torch.zeros_like(ends)
     into, out, decay = enters.unbind(1), ends.unbind(1), whole.unbind(1)
     for before, g in itertools.pairwise(order):
@@ -124,13 +125,14 @@ def _join(ends: Tensor, whole: Tensor, order: range) -> Tensor:
 def _states(
     room: ScanBuffers, dt: Tensor, dtx: Tensor, A: Tensor, b: Tensor, keep: Tensor | None, start: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The decay of each step (L, R, G, N, I) and the states (L + 1, R, G, N, I): before the first step, after each."""
+    """Return the decay of each step (L, R, G, N, I) and the states before the first and after each step (L + 1,
+    ...)."""
     a, h = room("a", dt), room("h", dt)
     torch.mul(dt[..., None, :], A, out=a).exp_()
     if keep is not None:
         a.mul_(keep[..., None, None])
     h[0] = 0
-    h[0, :, 0] = start  # first: it may be the last state of the window before, in the same buffer
+    h[0, :, 0] = start  # before h[1:] is overwritten: it may be the previous window's last state, in the same buffer
     torch.mul(dtx[..., None, :], b[..., None], out=h[1:])
     _recur(h.unbind(0), a.unbind(0))
     if a.shape[2] > 1:
@@ -149,7 +151,7 @@ def _recur(h: Sequence[Tensor], a: Sequence[Tensor]) -> None:
 
 
 def _products(a: Sequence[Tensor]) -> None:
-    """a[l + 1] *= a[l], in order (cumprod walks against the memory)."""
+    """a[l + 1] *= a[l], in order (cumprod would access memory in a slower order)."""
     for before, each in itertools.pairwise(a):
         each.mul_(before)
 
@@ -158,7 +160,7 @@ def _products(a: Sequence[Tensor]) -> None:
 def _scan(
     x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, state: Tensor | None, keep: Tensor | None, train: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y, the last state, and (windows, B, N, I) the state at the start of each window where gradients will be asked."""
+    """Return y, the last state and, if `train`, the state at the start of each window (windows, B, N, I)."""
     if has_fused_kernel(x):
         return _scan_fused(x, dt, A, b, c, state, keep, train)
     plan = ScanPlan(x, A.shape[0])
@@ -199,8 +201,8 @@ def _scan_backward(
     starts: Tensor,
     keep: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, dt, A, b, c and the first state. With g[t] = C[t] gy[t] + a[t + 1] g[t + 1] the gradient of h[t],
-    every other one is a sum over what stands at t."""
+    """Return the gradients of x, dt, A, b, c and the first state. The gradient of h[t] is g[t] = C[t] gy[t] + a[t + 1]
+    g[t + 1]; the others are sums of terms at t."""
     if has_fused_kernel(x):
         return _scan_fused_backward(gy, glast, x, dt, A, b, c, starts, keep)
     plan = ScanPlan(x, A.shape[0])

@@ -1,8 +1,8 @@
-"""The programs of `kernels/scan.py` on CUDA: the state stays in registers. Imported only where Triton is.
+"""Triton programs of `kernels/scan.py`: the state stays in registers. Imported only if Triton is installed.
 
-One program walks through one row with CHANNELS channels; sums over channels (the gradients of b and c) are written for
-each program alone and added up after, so that two runs are identical. In the backward pass the states of WINDOW steps
-at a time are computed again, from the one that the forward pass kept, into memory of the program's own.
+One program loops over the tokens of one row for CHANNELS channels. Sums over channels (the gradients of b and c) are
+written per program and added up afterwards, so that two runs are identical. The backward pass recomputes the states of
+WINDOW steps at a time, from the state that the forward pass kept, into memory of the program.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def backward(
     STATES: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """gA (B, N, I) is a part of the sum for each row, gb and gc (blocks, B, T, N) for each block of channels."""
+    """Write all gradients; gA (B, N, I) has one partial sum per row, gb and gc (blocks, B, T, N) one per channel
+    block."""
     row, i, n = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS), tl.arange(0, STATES)
     here, known = i < I, n < N
     both = known[:, None] & here[None, :]
@@ -100,7 +101,7 @@ def backward(
         steps = tl.minimum(WINDOW, T - begin)
         h = tl.load(starts + ((windows - 1 - back) * B + row).to(tl.int64) * N * I + place, mask=both, other=0.0)
         for k in range(0, steps):
-            tl.store(room + k * STATES * CHANNELS, h)  # before this step
+            tl.store(room + k * STATES * CHANNELS, h)  # state before this step
             at = (row * T + begin + k).to(tl.int64)
             step, value = tl.load(dt + at * I + i, mask=here, other=0.0), tl.load(x + at * I + i, mask=here, other=0.0)
             decay = tl.exp(step[None, :] * rate)
@@ -120,13 +121,13 @@ def backward(
                 decay *= tl.load(keep + at)
             written = step * value
             after = decay * before + written[None, :] * write[:, None]
-            g += read[:, None] * above[None, :]  # of the state after this step
+            g += read[:, None] * above[None, :]  # gradient of the state after this step
             mine = (own * T + begin + j) * N + n
             tl.store(gc + mine, tl.sum(after * above[None, :], 1), mask=known)
             tl.store(gb + mine, tl.sum(g * written[None, :], 1), mask=known)
-            into = tl.sum(g * write[:, None], 0)  # of dt x
+            into = tl.sum(g * write[:, None], 0)  # gradient of dt x
             g *= decay
-            slope = g * before  # of dt A
+            slope = g * before  # gradient of dt A
             tl.store(gx + at * I + i, into * step, mask=here)
             tl.store(gdt + at * I + i, into * value + tl.sum(slope * rate, 0), mask=here)
             grate += slope * step[None, :]

@@ -1,13 +1,14 @@
-"""Mamba-2's recurrence, where a head forgets at one pace [Dao and Gu 2024]:
+"""Mamba-2's recurrence, in which all channels of a head have the same decay [Dao and Gu 2024]:
 
     h[t] = exp(dt[t] A) h[t-1] + dt[t] x[t] b[t]^T,   y[t] = h[t] c[t]
 
-`ssd_by_steps` is the definition, `ssd_step` one token of it. `ssd` works in chunks: inside one, a token reads others as
-in attention, with decays for a mask; between chunks goes the state. Linear in the length, and matrix products.
+`ssd_by_steps` is the definition, `ssd_step` computes one token. `ssd` works in chunks: inside a chunk, tokens are mixed
+as in attention, with decays as the mask; the state connects chunks. It is linear in the length and uses matrix
+products.
 
-B rows, T tokens, H heads of P channels in G groups, N states a channel; C chunks of Q tokens; all in fp32 (or fp64).
+B rows, T tokens, H heads of P channels in G groups, N states per channel; C chunks of Q tokens; all in fp32 (or fp64).
 x (B, T, H, P)   dt (B, T, H)   A (H,), negative   b, c (B, T, G, N)   state (B, H, P, N)
-keep (B, T), 0 where a document begins
+keep (B, T), 0 at the first token of a document
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 64  # tokens: about as much work inside chunks as between them, at the published sizes
+CHUNK = 64  # tokens per chunk; at the published sizes, about equal work inside chunks and between them
 
 
 def ssd_by_steps(
     x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, state: Tensor | None = None, keep: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The definition, a token at a time: what the other two are held against."""
+    """The definition, one token at a time: the reference for `ssd` and `ssd_step`."""
     h = x.new_zeros(x.shape[0], *x.shape[2:], b.shape[3]) if state is None else state
     outs = []
     for t in range(x.shape[1]):
@@ -34,7 +35,7 @@ def ssd_by_steps(
 
 
 def ssd_step(x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """One token: x (B, H, P), dt (B, H), b, c (B, G, N) -> y (B, H, P) and the new state."""
+    """Compute one token: x (B, H, P), dt (B, H), b, c (B, G, N) -> y (B, H, P) and the new state."""
     groups = b.shape[1]
     written = (x * dt[..., None]).unflatten(1, (groups, -1))[..., None] * b[:, :, None, None]  # (B, G, H / G, P, N)
     h = torch.exp(dt * A)[..., None, None] * state + written.flatten(1, 2)
@@ -44,21 +45,21 @@ def ssd_step(x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, state: Tens
 def ssd(
     x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, state: Tensor | None = None, keep: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """y (B, T, H, P) and the last state, in chunks."""
+    """Return y (B, T, H, P) and the last state, computed in chunks."""
     (B, T, H, P), (G, N) = x.shape, b.shape[2:]
     Q = min(CHUNK, T)
 
     def chunks(t: Tensor, value: float = 0.0) -> Tensor:
-        """(B, T, ...) -> (B, C, Q, ...); no time passes at the tokens that are added."""
+        """(B, T, ...) -> (B, C, Q, ...); padding tokens have dt = 0."""
         return F.pad(t, (0, 0) * (t.dim() - 2) + (0, -T % Q), value=value).unflatten(1, (-1, Q))
 
     b, c = (chunks(t).transpose(2, 3) for t in (b, c))  # (B, C, G, Q, N)
     x = chunks(x * dt[..., None]).unflatten(3, (G, -1)).permute(0, 1, 3, 4, 2, 5)  # (B, C, G, H / G, Q, P)
-    # (B, C, G, H / G, Q), in fp64, since decays are differences of what may be large
+    # (B, C, G, H / G, Q), in fp64, because decays are differences of sums that may be large
     past = chunks(dt.double() * A.double()).cumsum(2).unflatten(3, (G, -1)).permute(0, 1, 3, 4, 2)
     seen = torch.ones(Q, Q, dtype=torch.bool, device=x.device).tril()
-    into = _decay(past, x)  # of the state before, at each token
-    out = _decay(past[..., -1:] - past, x)  # of each token, at the end
+    into = _decay(past, x)  # decay of the previous state up to each token
+    out = _decay(past[..., -1:] - past, x)  # decay of each token up to the end of its chunk
     if keep is not None:
         begun = chunks(1 - keep, 0.0).cumsum(2)[:, :, None, None]  # (B, C, 1, 1, Q) documents that began in the chunk
         seen = seen & (begun[..., None] == begun[..., None, :])
@@ -78,5 +79,5 @@ def ssd(
 
 
 def _decay(fading: Tensor, like: Tensor) -> Tensor:
-    """e^fading. e^-70 is as good as nothing, and numbers too small to be normal are slow."""
+    """Return e^fading, at least e^-70: smaller values do not matter, and denormal numbers are slow."""
     return fading.to(like.dtype).clamp(-70, 0).exp()

@@ -1,7 +1,8 @@
-"""How programs of Triton are started.
+"""Launching and compiling Triton programs.
 
-On Hopper and later devices a program may start before the one in front of it has ended (programmatic dependent launch):
-what it reads before its `gdc_wait` is weights, which nobody writes, and what it writes comes after.
+On Hopper and later GPUs, a program may start before the previous one has ended (programmatic dependent launch). Before
+its `gdc_wait` it reads only data that the previous program does not write, such as weights; its writes happen after
+that.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from anyformer.kernels import hardware
 
 HAS_TRITON = hardware.has("triton")
-THREADS = 16  # that compile at the same time
+THREADS = 16  # number of compiling threads
 
 _only_compile = False
 
@@ -31,13 +32,13 @@ def early_start(device: torch.device) -> dict[str, bool]:
 
 @functools.cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes that one program can keep close to it."""
+    """Return the bytes of shared memory that one program can use."""
     properties: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-    return getattr(properties, "shared_memory_per_block_optin", 2**16)  # AMD's have no such name
+    return getattr(properties, "shared_memory_per_block_optin", 2**16)  # AMD devices do not have this attribute
 
 
 def launch_errors() -> tuple[type[Exception], ...]:
-    """What a program raises that cannot be compiled for a device, or needs more than it has."""
+    """Return the errors of programs that cannot be compiled for a device, or need more resources than it has."""
     if not HAS_TRITON:
         return ()
     from triton.errors import TritonError
@@ -46,7 +47,7 @@ def launch_errors() -> tuple[type[Exception], ...]:
 
 
 def launch(program: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Starts a program in each place of the grid, on the device of its first argument."""
+    """Launch a program on a grid, on the device of its first argument."""
     options |= early_start(args[0].device)
     if _only_compile:
         program.warmup(*args, grid=grid, **options)
@@ -56,7 +57,7 @@ def launch(program: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> N
 
 @functools.cache
 def start_compiler() -> None:
-    """Begins what Triton does once a process, a second's work, in another thread: a prompt can be read meanwhile."""
+    """Start Triton's initialisation, about a second per process, in another thread, while the prompt is processed."""
     if HAS_TRITON and torch.cuda.is_available():
         threading.Thread(target=_start_compiler, daemon=True).start()
 
@@ -65,12 +66,12 @@ def _start_compiler() -> None:
     from triton.runtime import cache, driver
 
     driver.active.get_current_target()
-    if hasattr(cache, "triton_key"):  # a digest of its own files, by which compiled programs are kept
+    if hasattr(cache, "triton_key"):  # a digest of Triton's files, part of the cache key of compiled programs
         cache.triton_key()
 
 
 class CompilingThreads(ThreadPoolExecutor):
-    """Each compiles a program and the C function that launches it, which Triton leaves to the first launch."""
+    """Threads that compile programs and their C launchers, which Triton would compile at the first launch."""
 
     def submit(self, compile_program: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
         return super().submit(self.compile, compile_program, *args, **options)
@@ -85,8 +86,8 @@ class CompilingThreads(ThreadPoolExecutor):
 
 @contextlib.contextmanager
 def compile_ahead() -> Iterator[None]:
-    """Programs that are launched inside are compiled, all at the same time, and not run: results are whatever was in
-    memory. One after another they would take seconds."""
+    """Compile the programs launched inside the context, in parallel, without running them, so outputs are
+    uninitialised. Compiling them one after another would take seconds."""
     global _only_compile
     mode: Any = contextlib.nullcontext()
     with CompilingThreads(THREADS) as threads:

@@ -19,7 +19,7 @@ from anyformer.kernels.capture import can_read_values
 
 Judge = Callable[[Any], Exception | None]  # values.tolist() -> the error to raise, if any
 
-MAX_PENDING = 64  # a longer queue means that no check of a whole step was read: wait for the oldest one
+MAX_PENDING = 64  # if more checks are pending, wait for the oldest one
 
 
 class Pending(NamedTuple):
@@ -57,7 +57,7 @@ def raise_pending() -> None:
         values, copied, judge = _pending.popleft()
         copied.synchronize()
         if error := judge(values.tolist()):
-            _pending.clear()  # what follows a bad value is bad as well
+            _pending.clear()  # later values are probably bad as well
             raise error
 
 

@@ -3,17 +3,18 @@
     y[t] = (sum_{i<t} e^{(t-1-i) decay + k[i]} v[i] + e^{u + k[t]} v[t]) / (the same sum without v)
 
 Three forms of one function: `wkv_by_steps` (the definition), `wkv` (training, prompts) and `wkv_step` (one token).
-Numerator and denominator are kept divided by e^max, the largest weight in them so far, so that no key overflows. Which
-number that is does not matter as long as one is used throughout: it cancels, and has no gradient. Whole numbers are
-taken, whose differences are exact: fading by a thousandth at a time, a large max would soon be far off.
+Numerator and denominator are stored divided by e^max, about the largest weight in them so far, so that no key
+overflows. The value of max does not matter as long as both use the same: it cancels, and has no gradient. It is rounded
+to an integer, because differences of integers are exact; if it changed by a thousandth per token, errors would
+accumulate.
 
-`wkv` works through windows as kernels/scan.py does. A window is cut into segments; what a segment adds to the state is
-one sum, so the states before all segments are known after a short walk over them, and then they run side by side. The
-backward pass keeps the state before each window and computes the rest again.
+`wkv` processes windows as kernels/scan.py does. A window is cut into segments. A segment adds one sum to the state, so
+a short loop over segments gives the state before each of them, and then all segments run in parallel. The state before
+each window is kept for the backward pass, which recomputes the others.
 
 B rows, T tokens, A channels; L steps in each of G segments, R rows at once; all in fp32 (or fp64).
 k, v (B, T, A)   decay, negative, and u (A,)   state (B, 3, A): numerator, denominator, max; zeros are an empty past
-keep (B, T), 0 where a document begins
+keep (B, T), 0 at the first token of a document
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from torch import Tensor
 
 from anyformer.kernels.scan import ScanPlan
 
-EMPTY = -1e30  # the logarithm of no weight at all
-ENOUGH = 40.0  # e^40 times as much as the whole past: to any precision, the token alone
+EMPTY = -1e30  # log of weight 0
+MAX_LOG_RATIO = 40.0  # if a token outweighs the past by e^40, the past does not matter in any precision
 
 
 def wkv_by_steps(
     decay: Tensor, u: Tensor, k: Tensor, v: Tensor, state: Tensor | None = None, keep: Tensor | None = None
 ) -> Tensor:
-    """The definition, a token at a time: what the other two are held against."""
+    """The definition, one token at a time: the reference for `wkv` and `wkv_step`."""
     state = k.new_zeros(k.shape[0], 3, k.shape[2]) if state is None else state
     outs = []
     for t in range(k.shape[1]):
@@ -44,9 +45,9 @@ def wkv_by_steps(
 
 
 def wkv_step(decay: Tensor, u: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """One token: k, v (B, A) -> y (B, A) and the new state."""
+    """Compute one token: k, v (B, A) -> y (B, A) and the new state."""
     top = _top(state)
-    r = torch.exp((u + k - top).clamp(max=ENOUGH))
+    r = torch.exp((u + k - top).clamp(max=MAX_LOG_RATIO))
     y = (state[:, 0] + r * v) / (state[:, 1] + r)
     new = torch.maximum(top + torch.log(state[:, 1]) + decay, k).round().detach()
     a, b = torch.exp(top - new + decay), torch.exp(k - new)
@@ -54,8 +55,8 @@ def wkv_step(decay: Tensor, u: Tensor, k: Tensor, v: Tensor, state: Tensor) -> t
 
 
 def wkv_last(decay: Tensor, k: Tensor, v: Tensor, state: Tensor, age: Tensor, seen: Tensor | None = None) -> Tensor:
-    """The state after a text. `age` (B, 1 + T): for the state before and for each token, how many tokens came since;
-    `seen` is False where that is forgotten, or no token."""
+    """Return the state after a text. `age` (B, 1 + T) is the number of tokens since the initial state and since each
+    token; `seen` (B, 1 + T) is False for those that are forgotten or padding."""
     age = age[..., None].to(k.dtype)
     before, keys = _top(state)[:, None] + age[:, :1] * decay, torch.addcmul(k, age[:, 1:], decay)
     if seen is not None:
@@ -69,14 +70,14 @@ def wkv_last(decay: Tensor, k: Tensor, v: Tensor, state: Tensor, age: Tensor, se
 
 
 def _top(state: Tensor) -> Tensor:
-    """(B, A) the logarithm by which a state is divided."""
+    """Return max (B, A), the logarithm of the factor that a state is divided by."""
     return state[:, 2].masked_fill(state[:, 1] == 0, EMPTY)
 
 
 def wkv(
     decay: Tensor, u: Tensor, k: Tensor, v: Tensor, state: Tensor | None = None, keep: Tensor | None = None
 ) -> Tensor:
-    """y (B, T, A), in windows."""
+    """Return y (B, T, A), computed in windows."""
     train = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (decay, u, k, v, state))
     return _wkv(decay, u, k, v, state, keep, train)[0]
 
@@ -85,7 +86,7 @@ def wkv(
 
 
 class _Room(dict[str, Tensor]):
-    """Memory for the windows of a call, so that the same stays in the cache."""
+    """Memory for the windows of a call, reused so that it stays in the CPU's cache."""
 
     def __call__(self, name: str, like: Tensor, *shape: int) -> Tensor:
         if name not in self or self[name].shape != shape:
@@ -94,12 +95,12 @@ class _Room(dict[str, Tensor]):
 
 
 def _exp(x: Tensor) -> Tensor:
-    """In place. e^-70 is as good as nothing, and numbers too small to be normal are slow."""
+    """Compute e^x in place, at least e^-70: smaller values do not matter, and denormal numbers are slow."""
     return x.clamp_(min=-70).exp_()
 
 
 def _tops(m: Tensor, k: Tensor, decay: Tensor, drop: Tensor | None) -> None:
-    """The max after each key, m[1:], from the first, m[0]; then to whole numbers."""
+    """Compute the max after each key, m[1:], from the first, m[0], and round to integers."""
     tops = m.unbind(0)
     for l, key in enumerate(k.unbind(0)):
         faded = torch.add(tops[l], decay, out=tops[l + 1])
@@ -110,7 +111,7 @@ def _tops(m: Tensor, k: Tensor, decay: Tensor, drop: Tensor | None) -> None:
 
 
 def _fade(m: Tensor, decay: Tensor, drop: Tensor | None, out: Tensor) -> Tensor:
-    """The weight of the past at each key."""
+    """Compute the factor by which the past decays at each key."""
     torch.sub(m[:-1], m[1:], out=out).add_(decay)
     return _exp(out if drop is None else out.add_(drop))
 
@@ -123,7 +124,7 @@ def _sums(h: Tensor, a: Tensor) -> None:
 
 
 class _Window:
-    """One window: k, v (L, R, G, A), keep (L, R, G), start (R, 3, A). The states before each of its tokens."""
+    """One window and the states before each of its tokens: k, v (L, R, G, A), keep (L, R, G), start (R, 3, A)."""
 
     def __init__(
         self, room: _Room, decay: Tensor, u: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, start: Tensor
@@ -137,16 +138,16 @@ class _Window:
         if G > 1:
             self.enter(r, L)
         _tops(self.m, self.k, decay, self.drop)
-        self.m[-1, :, :-1] = self.m[0, :, 1:]  # rounded otherwise, perhaps: one number for both
+        self.m[-1, :, :-1] = self.m[0, :, 1:]  # they may have been rounded differently: use the same
         self.b = _exp(torch.sub(self.k, self.m[1:], out=h[1:, 1]))
         torch.mul(self.b, self.v, out=h[1:, 0])
         self.a = _fade(self.m, decay, self.drop, room("a", k, L, R, G, A))
-        # how much the token outweighs the past as it finds it
+        # weight of the token relative to the past before it
         torch.sub(self.k, self.m[:-1], out=r).add_(u)
-        self.r = (r if self.drop is None else r.sub_(self.drop)).clamp_(-70, ENOUGH).exp_()
+        self.r = (r if self.drop is None else r.sub_(self.drop)).clamp_(-70, MAX_LOG_RATIO).exp_()
 
     def enter(self, e: Tensor, L: int) -> None:
-        """The state before each segment: each is one key, which adds what it sums up to."""
+        """Compute the state before each segment: a whole segment acts as one key with the sum of its weights."""
         since = torch.arange(L - 1, -1, -1, dtype=e.dtype, device=e.device).view(L, 1, 1, 1)
         torch.addcmul(self.k, since, self.decay, out=e)
         whole = None
@@ -167,7 +168,7 @@ class _Window:
         self.m[0], self.h[0] = tops[:-1].transpose(0, 1), sums[:-1].movedim(0, 2)
 
     def out(self, y: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """y, the denominator, and the state after the window."""
+        """Return y, the denominator, and the state after the window."""
         _sums(self.h, self.a)
         after = torch.cat((self.h[-1, :, :, -1].transpose(0, 1), self.m[-1, :, None, -1]), dim=1)
         total = torch.add(self.h[:-1, 1], self.r, out=self.room("total", self.r, *self.r.shape))
@@ -175,20 +176,21 @@ class _Window:
         return torch.div(top, total, out=top if y is None else y), total, after
 
     def backward(self, gy: Tensor, enters: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Gradients of k, v, u, decay and the state before (2, R, A), given those of y and of the state after."""
+        """Return the gradients of k, v, u, decay and the state before (2, R, A), given those of y and the state
+        after."""
         b = self.b.clone()
         y, total, _ = self.out()
         L, R, G, A = y.shape
-        g = self.room("g", y, L + 1, 2, R, G, A)  # of the sums before each token, and after the last
+        g = self.room("g", y, L + 1, 2, R, G, A)  # gradients of the sums before each token, and after the last
         torch.div(gy, total, out=g[:-1, 0])
         torch.mul(g[:-1, 0], y, out=g[:-1, 1]).neg_()
         gv = torch.mul(self.r, g[:-1, 0], out=total)
         gk = torch.mul(self.r, g[:-1, 1], out=y).addcmul_(gv, self.v)
         gu = gk.sum((0, 1, 2))
         g[-1, :, :, -1] = enters
-        if G > 1:  # what each segment hands to the one before it
+        if G > 1:  # the gradient that each segment passes to the previous one
             steps = torch.arange(L + 1, dtype=y.dtype, device=y.device).view(-1, 1, 1, 1)
-            left = (self.m[0] - self.m).addcmul_(steps, self.decay)  # of the state before, at each step
+            left = (self.m[0] - self.m).addcmul_(steps, self.decay)  # log decay since the segment's start
             if self.drop is not None:
                 left[1:] += self.drop.cumsum(0)
             _exp(left)
@@ -209,7 +211,7 @@ class _Window:
 def _wkv(
     decay: Tensor, u: Tensor, k: Tensor, v: Tensor, state: Tensor | None, keep: Tensor | None, train: bool
 ) -> tuple[Tensor, Tensor]:
-    """y, and (windows, B, 3, A) the state before each window where gradients will be asked."""
+    """Return y and, if `train`, the state before each window (windows, B, 3, A)."""
     plan = ScanPlan(k, 1)
     state = k.new_zeros(k.shape[0], 3, k.shape[2]) if state is None else state
     k, v = plan.pad(k), plan.pad(v)

@@ -1,4 +1,4 @@
-"""Stacks one after another, each on a shorter sequence than the one before.
+"""A sequence of stacks, each on a shorter sequence than the previous one.
 
 B batch, T tokens, D width.
 """
@@ -21,14 +21,14 @@ from anyformer.stacks.stack import Stack, StackModule
 
 
 class Funnel(Backbone, sees="all", called=("Funnel Transformer",)):
-    """Stages with a step down between each two, and optionally a `top` that reads the full length again: each token of
-    the last stage stands for all it was made of, added to what the first stage said [Dai et al. 2020]. Pads on the left
-    are moved to the end, so that the first token of a text is the first of its row; packed documents are refused."""
+    """Stages of decreasing length with pooling between them [Dai et al. 2020]. An optional `top` has the full length
+    again: its input is the last stage, repeated to that length, plus the output of the first stage. Left padding is
+    moved to the end, so that each row starts with the first token of its text. Packed documents are refused."""
 
     stages: tuple[Stack, ...]
     pool: Halve = Halve()
     top: Stack | None = None
-    resume: int | None = None  # the steps of the first stage after which its states go to the top; default: all
+    resume: int | None = None  # number of first-stage layers after which its states go to `top`; default: all
 
     def check(self) -> None:
         if not self.stages:
@@ -38,11 +38,11 @@ class Funnel(Backbone, sees="all", called=("Funnel Transformer",)):
                 stack.check_inner(f"Funnel.{name}")
             for path, part in walk(stack, f"Funnel.{name}"):
                 if "token ids" in part.requires:
-                    raise ValueError(f"{path}: {type(part).__name__} needs a token at each place; a Stack has that")
+                    raise ValueError(f"{path}: {type(part).__name__} needs token ids, which Funnel pools; use a Stack")
         for i, stage in enumerate(self.stages[1:] if self.pool.queries_only else (), 1):
             for path, part in walk(stage.layer(0), f"Funnel.stages.{i}.layers.0") if stage.depth else ():
                 if isinstance(part, LatentAttention):
-                    raise ValueError(f"{path}: LatentAttention cannot look at a longer sequence; Attention can")
+                    raise ValueError(f"{path}: LatentAttention cannot attend to a longer sequence; Attention can")
         if self.resume is not None and not 0 <= self.resume <= len(self.stages[0].steps):
             raise ValueError(f"Funnel.resume is {self.resume}; the first stage has {len(self.stages[0].steps)} steps")
 
@@ -65,7 +65,7 @@ class FunnelModule(nn.Module):
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Context]:
         if ctx.documents is not None:
-            raise ValueError("neighbours of a row are joined here: packed documents cannot be read, give them as rows")
+            raise ValueError("Funnel pools neighbouring tokens, so documents cannot be packed: pass one per row")
         outer, length = ctx, x.shape[1]
         order = first_to_front(ctx)
         if order is not None:
@@ -89,11 +89,11 @@ class FunnelModule(nn.Module):
         return self.stages[-1] if self.top is None else self.top  # type: ignore[return-value]
 
     def finish(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
-        """What a head reads of the states of the last stack."""
+        """Return the input of the head, computed from the states of the last stack."""
         return self.last_stack.finish(states, ctx)
 
     def collect_outputs(self, seen: OutputCollector) -> dict[str, list[Tensor]]:
-        """The states of all stages, of which the first alone shows its input, and of the top."""
+        """Return the states of all stages and of the top; only the first stage and the top include their input."""
         found = seen.values_below(self.address, self.tapped)
         for stack in (*self.stages, *([] if self.top is None else [self.top])):
             for kind, values in stack.collect_outputs(seen).items():
@@ -103,7 +103,7 @@ class FunnelModule(nn.Module):
 
 
 def first_to_front(ctx: Context) -> Tensor | None:
-    """(B, T) the places of each row's tokens when pads before the first go to the end; None where there are none."""
+    """Return the indices (B, T) that move left padding to the end of each row; None if there is none."""
     if ctx.is_token is None:
         return None
     pads, length = leading_pads(ctx.is_token), ctx.is_token.shape[1]

@@ -1,6 +1,6 @@
-"""A stack over a few learned vectors, which read what is long once and are read from at the end [Jaegle et al. 2021].
+"""Perceiver: a stack over a few learned latents that attend to a long input once [Jaegle et al. 2021].
 
-B batch, T tokens, N latents, L vectors that are written, D width of the stream, W width of the latents.
+B batch, T tokens, N latents, L output vectors, D width of the stream, W width of the latents.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from anyformer.specs.part import Part, Site, walk
 from anyformer.stacks.backbone import Backbone
 from anyformer.stacks.stack import Stack, StackModule
 
-ANY_VECTORS = (ClassifyHead, LMHead, PooledOutput, TagHead)  # heads that read vectors of tokens or others
+ANY_VECTORS = (ClassifyHead, LMHead, PooledOutput, TagHead)  # heads that do not need one vector per token
 
 
 class Look(Part, sees="itself", called=("cross-attend",)):
-    """A layer from some vectors x to others y: x + attention(norm(x), source_norm(y)), then x + feedforward(norm(x)).
-    What the others are says whoever has this."""
+    """A cross-attention layer from vectors x to a source y: x + attention(norm(x), source_norm(y)), then
+    x + feedforward(norm(x)). The Part that contains it chooses the source."""
 
     num_heads: int
     feedforward: MLP | GatedMLP
     head_width: int | None = None  # default: width of x / num_heads
     value_width: int | None = None
-    norm: Norm | None = LayerNorm()  # before each of the two
+    norm: Norm | None = LayerNorm()  # pre-norm of x, before attention and before the feed-forward layer
     source_norm: Norm | None = LayerNorm()
-    add: bool = True  # x to what its attention saw
-    bias: str = "qkvo"  # which projections have one
+    add: bool = True  # add x to the output of the attention
+    bias: str = "qkvo"  # projections that have a bias
     dropout: float = 0.0  # on the attention weights
 
     def check(self) -> None:
         at_least(self, 1, "num_heads", "head_width", "value_width")
         chance(self, "dropout")
         if set(self.bias) - set("qkvo"):
-            raise ValueError(f"Look.bias names projections among 'qkvo', got {quote(self.bias)}")
+            raise ValueError(f"Look.bias is {quote(self.bias)}; it may contain only letters of 'qkvo'")
         if isinstance(self.feedforward, Reshaping) and self.feedforward.out is not None:
-            raise ValueError("Look.feedforward.out: the vectors keep their width; leave it out")
+            raise ValueError("Look.feedforward.out: Look cannot change the width of its vectors; leave it out")
 
     def build_for(self, source: int, site: Site) -> LookModule:
-        """The module for others of this width."""
+        """Build the module for a source of this width."""
         return LookModule(self, source, site)
 
 
@@ -72,7 +72,7 @@ class LookModule(nn.Module):
         self.feedforward = part.feedforward.build(site.child("feedforward"))
 
     def forward(self, x: Tensor, ctx: Context, source: Tensor, real: Tensor | None = None) -> Tensor:
-        """(B, M, W) and others (B, S, .) -> (B, M, W)"""
+        """x (B, M, W) and source (B, S, .) -> (B, M, W)"""
         source = source if self.source_norm is None else self.source_norm(source)
         seen = self.attention(x if self.pre_norm is None else self.pre_norm(x), ctx, source, real)
         x = x + seen if self.add else seen
@@ -80,33 +80,33 @@ class LookModule(nn.Module):
 
 
 class Write(Part, sees="itself"):
-    """Vectors that know their places alone look at the latents. There is one for every token that was read, at its
-    place; or `count` of them, whatever was read."""
+    """The decoder of a Perceiver IO: queries made only of position embeddings attend to the latents. There is one query
+    per input token or, if `count` is set, `count` queries for any input."""
 
     look: Look
     position: Learned | Sinusoidal
     count: int | None = None
-    width: int | None = None  # default: that of the stream
+    width: int | None = None  # default: width of the stream
 
     def check(self) -> None:
         at_least(self, 1, "count", "width")
         if self.count is not None and isinstance(self.position, Learned) and self.position.length != self.count:
-            raise ValueError(f"Write.position.length is {self.position.length}, and {self.count} vectors are written")
+            raise ValueError(f"Write.position.length is {self.position.length}, but Write.count is {self.count}")
 
 
 class Perceiver(Backbone, sees="all", called=("latent bottleneck", "Perceiver IO (write=...)")):
-    """`latents` learned vectors `read` the tokens and go through a stack, `rounds` times with the same weights; a head
-    reads them, or what is written from them [Jaegle et al. 2021, 2022]. Only reading and writing cost more for longer
-    texts. Packed documents are refused."""
+    """`latents` learned vectors attend to the tokens (`read`) and go through `stack`, `rounds` times with the same
+    weights. The head reads the latents or, with `write`, vectors decoded from them [Jaegle et al. 2021, 2022]. Only
+    `read` and `write` cost more for longer texts. Packed documents are refused."""
 
     input_aliases: ClassVar[tuple[str, ...]] = ("inputs",)
 
     latents: int
     read: Look
     stack: Stack
-    width: int | None = None  # W; default: that of the stream
+    width: int | None = None  # W; default: width of the stream
     rounds: int = 1
-    reread: bool = False  # before every round, by the same weights
+    reread: bool = False  # attend to the tokens before every round, with the same weights
     write: Write | None = None
 
     def check(self) -> None:
@@ -115,27 +115,27 @@ class Perceiver(Backbone, sees="all", called=("latent bottleneck", "Perceiver IO
         for path, part in walk(self.stack, "Perceiver.stack"):
             if part.requires:
                 kind, need = type(part).__name__, part.requires[0]
-                raise ValueError(f"{path}: {kind} needs {need}, which latents do not have; Attention needs nothing")
+                raise ValueError(f"{path}: {kind} needs {need}, which latents do not have; Attention does not need it")
         if self.stack.norm is not None and self.rounds > 1:
-            raise ValueError("Perceiver.stack.norm stands after the last layer, and with rounds others follow it")
+            raise ValueError("Perceiver.stack.norm is only possible with rounds=1; leave it out")
         if self.reread and self.rounds == 1:
-            raise ValueError("Perceiver.reread: there is one round; set rounds too")
+            raise ValueError("Perceiver.reread is True, but there is only one round; set rounds too")
 
     def check_model(self, embedding: Embedding, head: Head | None) -> None:
         numbering = embedding.numbering if isinstance(embedding, TextEmbedding) else None
         offset = self.write.position.offset if self.write is not None and self.by_token else 1
         if numbering is not None and numbering.before and offset < 1:
-            line = f"tokens that {type(numbering).__name__} does not number have the row before the first; set offset=1"
-            raise ValueError(f"encoder.write.position: {line}")
+            reason = f"{type(numbering).__name__} gives some tokens position -1"
+            raise ValueError(f"encoder.write.position: {reason}; set offset=1")
         if head is not None and not self.by_token:
             pool = head.pool if isinstance(head, (ClassifyHead, PooledOutput)) else None
             if not isinstance(head, ANY_VECTORS) or (pool is not None and pool.requires):
-                line = f"{type(head).__name__} reads one vector per token, and the encoder gives others"
-                raise ValueError(f"head: {line}; set encoder.write=Write(...) without a count")
+                reason = f"{type(head).__name__} reads one vector per token, which the encoder does not give"
+                raise ValueError(f"head: {reason}; set encoder.write=Write(...) without a count")
 
     @property
     def by_token(self) -> bool:
-        """Whether what leaves is a vector of each token that was read."""
+        """Whether the output has one vector per input token."""
         return self.write is not None and self.write.count is None
 
     def out_width(self, width: int) -> int:
@@ -162,7 +162,7 @@ class PerceiverModule(nn.Module):
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Context]:
         if ctx.documents is not None:
-            raise ValueError(f"{self.address}: latents see a whole row, which holds one text: nothing can be packed")
+            raise ValueError(f"{self.address}: latents attend to a whole row, so documents cannot be packed")
         z = each_row(self.latents, x)
         own = self.context_of(self.part.latents, ctx.replace(Outer(ctx)))
         for i in range(self.part.rounds):
@@ -172,7 +172,7 @@ class PerceiverModule(nn.Module):
         return self.decode(z, own)
 
     def context_of(self, count: int, ctx: Context) -> Context:
-        """The context of so many vectors that are no tokens."""
+        """Return the context of `count` vectors that are not tokens."""
         index = torch.arange(count, device=ctx.index.device)
         outer = tuple(each for each in ctx.extras if isinstance(each, Outer))
         return dataclasses.replace(ctx, index=index, positions=index[None], is_token=None, extras=outer, shared={})
@@ -192,19 +192,19 @@ class PerceiverModule(nn.Module):
 
     @property
     def between(self) -> str | None:
-        """What stands between the stream of the stack, as it runs once, and the head."""
+        """Address of what is between one run of the stack and the head; None if nothing is."""
         if self.write is not None:
             return f"{self.address}.write"
         return f"{self.address}.rounds" if self.part.rounds > 1 else None
 
     def finish(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
-        """What a head reads of the states of the stack."""
+        """Return the input of the head, computed from the states of the stack."""
         return self.decode(self.stack.finish(states, ctx)[0], ctx)
 
     def collect_outputs(self, seen: OutputCollector) -> dict[str, list[Tensor]]:
-        """Of each round its input and what each layer made of it."""
+        """Return the input and the output of each layer, for each round."""
         found = seen.values_below(self.address)
-        each = self.part.stack.depth + 2  # what is after the norm is seen too
+        each = self.part.stack.depth + 2  # values per round: input, layers, and the output after the norm
         if states := found.get("hidden_states"):
             found["hidden_states"] = [x for i in range(0, len(states), each) for x in states[i : i + each - 1]]
         return found
@@ -212,7 +212,7 @@ class PerceiverModule(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Outer:
-    """The context of what was read, among latents."""
+    """The context of the input tokens, as an extra in the context of the latents."""
 
     ctx: Context
 

@@ -1,6 +1,6 @@
-"""Two streams through one stack: that of the text, and that of the tokens that are asked for [Yang et al. 2019].
+"""Two-stream attention: a content stream (the text) and a query stream (the target tokens) [Yang et al. 2019].
 
-B batch, T tokens, M tokens kept of the text before, P tokens asked for, D width.
+B batch, T tokens, M memory tokens of the previous text, P target tokens, D width.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from anyformer.stacks.sublayer import Sublayer
 
 
 class TwoStreams(Stack, sees="itself", called=("two-stream attention", "XLNet")):
-    """A Stack whose layers also read what they kept of the text before [Dai et al. 2019], and, once more with the same
-    weights, the tokens that are asked for: these look at the text as it was before the layer, and nothing looks at
-    them. No gradient goes into what is kept."""
+    """A Stack with a second stream of target tokens, computed with the same weights: targets attend to the text before
+    the layer, and nothing attends to targets. The layers also attend to their inputs for the previous text (memories),
+    which get no gradient [Dai et al. 2019]."""
 
     requires: ClassVar[tuple[str, ...]] = ("an order",)
 
-    kept: int | None = None  # number of last tokens to keep; default: all
-    reused: int | None = None  # only the first tokens of a text are, where the next one begins after them
-    keeps: bool = True  # whether something is kept where nobody says so (`use_mems`)
-    keeps_training: bool = False
+    kept: int | None = None  # number of last tokens to keep as memories; default: all
+    reused: int | None = None  # keep only the first tokens of a text, if the next text begins after them
+    keeps: bool = True  # default of the input `use_mems` in evaluation
+    keeps_training: bool = False  # default of the input `use_mems` in training
 
     def check(self) -> None:
         super().check()
         at_least(self, 1, "kept", "reused")
         for name in ("order", "position", "neck", "project", "timed", "layer_drop"):
             if getattr(self, name):
-                raise ValueError(f"TwoStreams.{name}: what is kept is of each layer in turn; leave it out")
+                raise ValueError(f"TwoStreams.{name} is not supported, because each layer has its memory; leave it out")
         if self.reshapes:
-            raise ValueError("TwoStreams.layers: both streams have one width and no grid")
+            raise ValueError("TwoStreams.layers: layers cannot change the width or grid of the two streams")
         for path, part in walk(self.layers, "TwoStreams.layers"):
             if isinstance(part, Sublayer) and part.op.sees != "itself" and type(part.op) is not Attention:
                 kind = type(part.op).__name__
-                raise ValueError(f"{path}.op: {kind} cannot look at a longer sequence; Attention can")
+                raise ValueError(f"{path}.op: {kind} cannot attend to a longer sequence; Attention can")
             if isinstance(part, Block):
                 for name, step in list(part.steps.items())[1:]:
                     if step.sees != "itself":
-                        line = "what is kept is what a layer reads, so it can only look first"
-                        raise ValueError(f"{path}.{name}: {line}")
+                        reason = "memories are the input of a layer, so only its first step can be attention"
+                        raise ValueError(f"{path}.{name}: {reason}")
 
     def check_inner(self, address: str) -> None:
-        raise ValueError(f"{address}: TwoStreams is a model's only stack, and others follow this one; Stack fits")
+        raise ValueError(f"{address}: TwoStreams must be the only stack of a model; use Stack")
 
     def build(self, site: Site) -> nn.Module:
         return TwoStreamsModule(self, site)
@@ -70,8 +70,8 @@ class TwoStreamsModule(StackModule):
         for module in (m for m in self.modules() if isinstance(m, AttentionModule)):
             kind = plain if module.position is None else type(module.position)
             if kind.rotate is not plain.rotate or kind.source is not plain.source:
-                line = f"{type(module.part.position).__name__} turns queries and keys of one text together"
-                raise ValueError(f"{module.address}.position: {line}; RelativeSinusoids does not")
+                reason = f"{type(module.part.position).__name__} changes queries and keys of one text together"
+                raise ValueError(f"{module.address}.position: {reason}; use RelativeSinusoids")
 
     def forward(
         self, x: Tensor, ctx: Context, first: Context | None = None, states: list[Tensor] | None = None
@@ -90,10 +90,10 @@ class TwoStreamsModule(StackModule):
     def run_both(
         self, x: Tensor, ctx: Context, asked: TargetStream | None, past: tuple[Tensor, ...], states: list[Tensor]
     ) -> tuple[Tensor, Context]:
-        """What a layer reads of the text is put into `states`, and after the last what it gave."""
+        """Run both streams. Append the text's input of each layer, and the output of the last one, to `states`."""
         x = ctx.tap(self.address, "input", x)
         states.append(x)
-        g, beside = None, ctx  # the tokens asked for, and what they see
+        g, beside = None, ctx  # the target tokens and their context
         if asked is not None:
             g = ctx.tap(self.address, "input", asked.x)
             order = dataclasses.replace(ctx.extra(Order) or Order(), itself=False)
@@ -106,25 +106,25 @@ class TwoStreamsModule(StackModule):
             states.append(x)
         if g is None:
             return self.finish(states, ctx)
-        # what a head reads are the tokens asked for: a row of their own, none of them a pad
+        # the head reads only the target tokens, which have no padding
         index = torch.arange(g.shape[1], device=g.device)
         return self.finish(
             [states[0], g], ctx.replace(index=index, positions=index[None], is_token=None, documents=None)
         )
 
     def keep(self, read: Tensor, before: Tensor | None) -> Tensor:
-        """(M, B, D) of what a layer read of this text (B, T, D), and of those before it."""
+        """Return the new memory (M, B, D) of a layer from its input for this text (B, T, D) and its old memory."""
         read = read[:, : self.part.reused]
         read = read if before is None else torch.cat((before.to(read.dtype), read), dim=1)
         return read[:, -(self.part.kept or 0) :].detach().transpose(0, 1)
 
     def collect_outputs(self, seen: OutputCollector) -> dict[str, list[Tensor]]:
-        """Where tokens were asked for, both streams in turn, and the weights of both for each layer."""
+        """With target tokens, return the states of both streams in turn, and a pair of attention weights per layer."""
         found, depth = seen.values_below(self.address), self.part.depth
         if len(states := found.get("hidden_states", [])) <= depth + 2:
             found = super().collect_outputs(seen)
         else:
-            found["hidden_states"] = states[:-1]  # but what left the stack
+            found["hidden_states"] = states[:-1]  # without the output of the stack
         if len(weights := found.get("attentions", [])) > depth:
             found["attentions"] = list(zip(weights[::2], weights[1::2], strict=True))  # type: ignore[arg-type]
         return found

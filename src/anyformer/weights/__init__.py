@@ -1,1 +1,1 @@
-"""Weights: where they come from (`hub`), how files are read and written (`io`), how names map (`rules`)."""
+"""Weights: finding them (`hub`), reading and writing files (`io`), and mapping names (`rules`)."""

@@ -1,4 +1,4 @@
-"""From stored tensors to the parameters of a model, one rule at a time."""
+"""Fill the parameters of a model from stored tensors, one rule at a time."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from anyformer.weights.pieces import Pieces
 from anyformer.weights.rules import Matched
 from anyformer.weights.rules import match as fits
 
-Match = Callable[[Model, list[str], list[str]], Matched]  # of a description, stored names and our addresses
+Match = Callable[[Model, list[str], list[str]], Matched]  # (description, stored names, our addresses) -> Matched
 
-SHOWN = 4  # tensors of each kind that a report names
-ABSENT = 2**28  # numbers that a model may have beyond as many as its file
+SHOWN = 4  # most tensors per kind of problem that a report names
+ABSENT = 2**28  # a model may lack at most this many numbers more than its checkpoint has
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a load with strict=False met: every tensor that did not fit, and what was done about it."""
+    """The result of a load with strict=False: every tensor that does not fit, and what was done about it."""
 
     missing: dict[str, str]  # our address -> how it was initialised, if it was
-    unexpected: tuple[str, ...]  # published tensors that nothing takes
-    mismatched: dict[str, str]  # our address -> the two shapes, as published
-    dropped: tuple[str, ...]  # published tensors that hold nothing to learn
-    published: dict[str, str]  # our address -> the published tensors that are missing or mismatched for it
-    nonfinite: tuple[str, ...] = ()  # our addresses of weights with NaN or infinity in them
+    unexpected: tuple[str, ...]  # published tensors that the model does not use
+    mismatched: dict[str, str]  # our address -> the two published shapes
+    dropped: tuple[str, ...]  # published tensors without learned values
+    published: dict[str, str]  # our address -> its published tensors that are missing or mismatched
+    nonfinite: tuple[str, ...] = ()  # our addresses of weights with NaN or infinity
 
     @property
     def clean(self) -> bool:
@@ -52,7 +52,7 @@ class Report:
         return "; ".join(lines) or "every tensor fits"
 
     def _by_published_name(self, found: dict[str, str]) -> list[str]:
-        """A line for each published name, with our addresses where they differ: one tensor may be several of ours."""
+        """One line per published name, with our addresses if they differ: one tensor may become several of ours."""
         addresses: dict[tuple[str, str], list[str]] = {}
         for address, text in found.items():
             addresses.setdefault((self.published[address], text), []).append(address)
@@ -64,7 +64,7 @@ class Report:
 
 
 class StoredTensors(Protocol):
-    """A checkpoint, whichever way it lies in its folder."""
+    """A checkpoint of any file layout."""
 
     folder: Any  # for messages
     names: list[str]
@@ -88,11 +88,11 @@ class ShapeCheckpoint:
 def fill(
     model: TransformerModule, stored: StoredTensors, match: Match, dtype: torch.dtype, strict: bool = False
 ) -> Report:
-    """Streams stored tensors into a model on meta, one rule at a time; what fits nowhere is reported, or refused before
-    memory is taken for it.
+    """Load stored tensors into a model on meta, one rule at a time. Tensors that do not fit are reported or, if
+    `strict`, refused before memory is allocated for them.
 
-    Tied addresses stand for one tensor: whichever of them is stored fills it. Where several are stored and differ, the
-    description loses their tie: published configs cannot always say so (T5 1.1), and transformers decides by the
+    Tied addresses are one tensor: any of them that is stored fills it. If several are stored and differ, their tie is
+    removed from the description: published configs cannot always express this (T5 1.1), and transformers decides by the
     tensors too.
     """
     spec, targets = model.spec, model.state_dict(keep_vars=True)
@@ -102,7 +102,7 @@ def fill(
     names, steps, dropped = match(spec, stored.names, list(targets))
     exact = {f"{path}.{leaf}" for path, module in model.named_modules() for leaf in getattr(module, "exact", ())}
     dtypes = {name: tensor.dtype if name in exact else dtype for name, tensor in targets.items()}
-    tied = {name for name in targets if name not in exact and spec.owner_of(name)}  # but a quantised head is its own
+    tied = {name for name in targets if name not in exact and spec.owner_of(name)}  # a quantised head is not tied
     used: set[str] = set()
     filled: dict[str, Tensor] = {}
     mismatched: dict[str, str] = {}
@@ -141,12 +141,12 @@ def fill(
         model.spec = spec.replace(ties=ties)
     tables = {n: f for n, f in computed_tensors(model).items() if n not in filled and n not in mismatched}
     missing = [name for name in targets if name not in filled and name not in mismatched and name not in tables]
-    left = [name for name in names if name not in used]
-    # a tensor without a number in it (shared experts, of which there are none) holds nothing to learn either
-    full = [name for name in left if 0 not in stored.shape(names[name])]
+    unused = [name for name in names if name not in used]
+    # an empty tensor (zero shared experts) has no learned values either
+    full = [name for name in unused if 0 not in stored.shape(names[name])]
     unexpected = dict.fromkeys(name for name in full if all(fits(template, name) is None for template in dropped))
     how = "" if strict else "initialised as its description says"
-    known = tuple(name for name in left if name not in unexpected)
+    known = tuple(name for name in unused if name not in unexpected)
     published = {name: published[name] for name in (*missing, *mismatched)}
     report = Report(dict.fromkeys(missing, how), tuple(unexpected), mismatched, known, published, tuple(nonfinite))
     if strict and not report.clean:
@@ -169,7 +169,7 @@ def fill(
 
 
 def place(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Puts tensors in the places of those on meta, by address; one tensor at several addresses is one parameter."""
+    """Replace the tensors on meta by these, by address; one tensor at several addresses becomes one parameter."""
     parameters: dict[int, nn.Parameter] = {}
     for address, module in model.named_modules():
         for leaf, old in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
@@ -182,7 +182,8 @@ def place(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def finite(tensor: Tensor) -> bool:
-    """One pass over the numbers: their sum tells, unless it is too large itself."""
+    """Whether all values are finite. The sum is checked first, in one pass; only if it is not finite, all values
+    are."""
     if not tensor.is_floating_point():
         return True
     return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())

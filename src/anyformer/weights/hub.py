@@ -1,4 +1,4 @@
-"""A model's name to a local folder: a folder is itself, a hub id is fetched once and kept in the cache."""
+"""Find the local folder of a model by its path or hub id. Models of the hub are downloaded once and cached."""
 
 import difflib
 import os
@@ -7,16 +7,16 @@ from pathlib import Path
 
 from anyformer.specs.messages import quote
 
-# What a model needs and nothing that can run: no pickles, no Python. Second copies of the weights in another
+# The files of a model, and nothing that can run: no pickles, no Python. Copies of the weights in a different
 # layout (Mistral's `consolidated*`, folders such as `onnx/`) would only double the download.
 WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.tiktoken", "*.jinja"]
 UNWANTED = ["consolidated*", "*/*.safetensors"]
-# Folders that belong to a model, of which the first fetch brings what describes them: their weights come in a second.
+# Subfolders of a model. The first download gets their configs, the second their weights.
 INNER = ("vae", "transformer")
 INNER_WEIGHTS = ["model*.safetensors", "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model-*.safetensors"]
-PICKLES = ["pytorch_model*.bin"]  # where they are asked for
+PICKLES = ["pytorch_model*.bin"]  # only on request
 
-CHECKPOINTS = ("best", "last")  # of a run: "runs/books@last"
+CHECKPOINTS = ("best", "last")  # names of a run's checkpoints: "runs/books@last"
 
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _HUB_ID = re.compile(rf"(?:{_PART}/)?{_PART}")
@@ -25,29 +25,29 @@ _HUB_ID = re.compile(rf"(?:{_PART}/)?{_PART}")
 def resolve(
     name_or_path: str | Path, *, offline: bool = False, revision: str | None = None, pickles: bool = False
 ) -> Path:
-    """The local folder of a model. Of a training run it is the best checkpoint by validation; "runs/books@last" is the
-    newest. `offline` (or ANYFORMER_OFFLINE=1, HF_HUB_OFFLINE=1) opens no socket; `pickles` fetches pickled weights
-    too."""
+    """Return the local folder of a model. For a training run this is the best checkpoint by validation;
+    "runs/books@last" is the newest. With `offline` (or ANYFORMER_OFFLINE=1, HF_HUB_OFFLINE=1) no connection is opened;
+    `pickles` downloads pickled weights too."""
     if not isinstance(name_or_path, (str, Path)):
-        raise ValueError(f"a model is found by its folder or its hub id, got {type(name_or_path).__name__}")
+        raise ValueError(f"expected the folder or hub id of a model, got {type(name_or_path).__name__}")
     name = name_or_path.as_posix() if isinstance(name_or_path, Path) else name_or_path
     path, which = run_of(os.path.expanduser(name))
     if os.path.isdir(path):
         if revision is not None:
-            other = f"revision={quote(revision)} is for models on the hub"
-            raise ValueError(f"{quote(name, 1000)} is a folder here, and {other}")
+            reason = f"revision={quote(revision)} is only for models on the hub"
+            raise ValueError(f"{reason}, but {quote(name, 1000)} is a local folder")
         if os.path.isfile(os.path.join(path, "run.json")):
             from anyformer.weights.manifest import model_folder
 
             return model_folder(Path(path), which)
         return Path(path)
     if os.path.exists(path):
-        raise ValueError(f"{quote(name, 1000)} is a file: give the folder that holds the model")
+        raise ValueError(f"{quote(name, 1000)} is a file: pass the folder of the model")
     if name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1 or "\\" in name:
         raise FileNotFoundError(no_such_folder(name))
     if not _HUB_ID.fullmatch(name) or "--" in name or ".." in name or name.endswith(".git"):
         raise ValueError(f"{quote(name, 1000)} is neither a folder nor a hub id such as 'openai-community/gpt2'")
-    beside = "/" in name and bool(_folders(os.path.dirname(path)))  # then a folder is meant, or a model of the cache
+    beside = "/" in name and bool(_folders(os.path.dirname(path)))  # then the name means a folder or a cached model
     wanted = WANTED + PICKLES if pickles else WANTED
     try:
         return _fetch(name, offline or beside or asked_offline(), revision, wanted)
@@ -58,7 +58,7 @@ def resolve(
 
 
 def in_cache(name: str) -> bool:
-    """Whether a model can be had without a network."""
+    """Whether a model is available without a network."""
     try:
         resolve(name, offline=True)
     except FileNotFoundError:
@@ -67,10 +67,10 @@ def in_cache(name: str) -> bool:
 
 
 def no_such_folder(name: str) -> str:
-    """The error message for a folder that is not there: with the nearest one beside it, or some of those that are."""
+    """Return the error message for a missing folder, with a similar folder or some of the existing ones."""
     home, _, last = os.path.normpath(os.path.expanduser(name)).rpartition("/")
     folders = _folders(home or ("/" if name.startswith("/") else "."))
-    plain, bare = quote(name, 1000)[1:-1], name.rstrip("/")  # on one line, whatever is in it
+    plain, bare = quote(name, 1000)[1:-1], name.rstrip("/")  # quote: control characters must not break the line
     prefix = bare[: -len(last)] if bare.endswith(last) else f"{home}/"
     close = difflib.get_close_matches(last, folders, n=1, cutoff=0.6)
     if close:
@@ -80,7 +80,7 @@ def no_such_folder(name: str) -> str:
 
 
 def _folders(path: str) -> list[str]:
-    """The names of the folders in a folder, sorted; none where it cannot be read."""
+    """Return the sorted names of the folders in a folder; [] if it cannot be read."""
     try:
         return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith("."))
     except OSError:
@@ -88,7 +88,7 @@ def _folders(path: str) -> list[str]:
 
 
 def run_of(name: str) -> tuple[str, str | None]:
-    """The folder of a run, and which of its checkpoints is asked for: "runs/books@last" -> ("runs/books", "last")."""
+    """Split a name into the folder of a run and the checkpoint: "runs/books@last" -> ("runs/books", "last")."""
     folder, _, which = name.rpartition("@")
     if which in CHECKPOINTS and not os.path.exists(name) and os.path.isfile(os.path.join(folder, "run.json")):
         return folder, which
@@ -96,7 +96,7 @@ def run_of(name: str) -> tuple[str, str | None]:
 
 
 def asked_offline() -> bool:
-    """Read at each call: huggingface_hub reads its own variable only once, on import."""
+    """Whether an environment variable asks for offline mode; huggingface_hub reads its variable only on import."""
     variables = ("ANYFORMER_OFFLINE", "HF_HUB_OFFLINE")
     return any(os.environ.get(variable, "").upper() in {"1", "ON", "YES", "TRUE"} for variable in variables)
 
@@ -107,7 +107,7 @@ def _has_description(folder: str) -> bool:
 
 
 def _fetch(name: str, offline: bool, revision: str | None, wanted: list[str]) -> Path:
-    import huggingface_hub  # here: a local folder must not pay for it
+    import huggingface_hub  # slow to import, and not needed for local folders
     from huggingface_hub import errors
 
     page = f"https://huggingface.co/{name}"
@@ -129,8 +129,8 @@ def _fetch(name: str, offline: bool, revision: str | None, wanted: list[str]) ->
     except errors.RevisionNotFoundError:
         raise FileNotFoundError(f"{quote(name, 1000)} has no revision {quote(revision)}: see {page}/commits") from None
     except errors.LocalEntryNotFoundError as error:
-        # From 2.0 on huggingface_hub names the part that another program has fetched: it may be enough for the reader,
-        # who says what is missing if it is not.
+        # From 2.0 on, huggingface_hub gives the folder of a partial download by another program. It may be enough; if
+        # not, reading it raises an error that names the missing file.
         folder = str(getattr(error, "snapshot_path", ""))
         if folder and not _has_description(folder):
             raise FileNotFoundError(f"{quote(name, 1000)} is only partly in the cache: fetch it once online") from None
@@ -140,7 +140,7 @@ def _fetch(name: str, offline: bool, revision: str | None, wanted: list[str]) ->
             raise ConnectionError(
                 f"{quote(name, 1000)} is not in the cache and the hub cannot be reached: check the network"
             ) from None
-    except Exception as error:  # whatever else a network, a server or a full disk does to a download
+    except Exception as error:  # network, server or disk errors of many classes
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConnectionError(f"cannot fetch {quote(name, 1000)} from the hub ({reason}): try again later") from None
     return Path(folder)

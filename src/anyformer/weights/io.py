@@ -1,7 +1,7 @@
 """Checkpoint folders: safetensors and JSON, read lazily and without trust, written atomically.
 
-A file is judged by its header alone, in bounded time and memory, before one weight is looked at. Tensors are
-then views of copy-on-write maps: loading copies nothing, and editing a weight never touches the file.
+The header of a file is checked in bounded time and memory before any weight is read. Tensors are then views of
+copy-on-write maps: loading copies nothing, and editing a weight never changes the file.
 """
 
 import json
@@ -27,7 +27,7 @@ from torch import Tensor
 from anyformer.specs.messages import quote
 
 JSON_BYTES = 64 * 2**20  # the largest tokenizer.json in use is about 35 MB
-JSON_VALUES = 4_000_000  # a parsed value takes up to ~100 bytes: bounds memory where the size does not
+JSON_VALUES = 4_000_000  # limits memory, since a parsed value takes up to about 100 bytes
 HEADER_BYTES = 32 * 2**20
 MAX_TENSORS = 100_000  # a file with this many or more is refused
 WINDOW_BYTES = 64 * 2**20
@@ -45,8 +45,8 @@ Source = Tensor | Callable[[], Tensor]
 
 
 def read_json(path: Path, limit_bytes: int = JSON_BYTES) -> dict[str, Any]:
-    """The JSON object in `path`; one line of `ValueError` if it is anything else, too large or ambiguous."""
-    if not path.is_file():  # also: never wait on a pipe or read a device for ever
+    """Return the JSON object in `path`; raise a one-line ValueError if it is not one, too large or ambiguous."""
+    if not path.is_file():  # never wait for a pipe or read a device forever
         raise FileNotFoundError(f"{path}: no such file")
     with path.open("rb") as file:
         raw = file.read(limit_bytes + 1)
@@ -56,8 +56,8 @@ def read_json(path: Path, limit_bytes: int = JSON_BYTES) -> dict[str, Any]:
 
 
 def write_json(path: Path, obj: object) -> None:
-    """Write `obj` to `path`, whole or not at all."""
-    raw = (json.dumps(obj, indent=2) + "\n").encode()  # may fail, so before the disk is touched
+    """Write `obj` to `path` atomically."""
+    raw = (json.dumps(obj, indent=2) + "\n").encode()  # may fail: do it before opening the file
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with name_in_errors(path), temporary.open("wb") as file:
@@ -70,7 +70,7 @@ def write_json(path: Path, obj: object) -> None:
 
 @contextmanager
 def name_in_errors(path: Path) -> Iterator[None]:
-    """An error of the disk names the file: a write that fails, unlike an open, does not say which it was."""
+    """Add the file name to OSErrors; unlike a failed open, a failed write does not include it."""
     try:
         yield
     except OSError as error:
@@ -78,13 +78,13 @@ def name_in_errors(path: Path) -> Iterator[None]:
 
 
 def _to_disk(file: BinaryIO) -> None:
-    """A rename that survives a power cut must not point at data that did not."""
+    """Flush a file to disk, so that after a power cut a renamed file has its data."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def _parse_json(raw: bytes, where: str) -> dict[str, Any]:
-    # Counts punctuation inside strings too: an upper bound is enough, and far cheaper than parsing.
+    # An upper bound, since it also counts punctuation inside strings; much cheaper than parsing.
     if sum(map(raw.count, (b",", b"[", b"{"))) > JSON_VALUES:
         raise ValueError(f"{where}: JSON with more than {JSON_VALUES:,} values")
     try:
@@ -99,7 +99,7 @@ def _parse_json(raw: bytes, where: str) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Readers disagree on which of two equal keys counts, so a file that has them means two things."""
+    """Return a dict of the pairs; raise on duplicate keys, which different JSON readers treat differently."""
     if len(result := dict(pairs)) < len(pairs):
         raise ValueError(f"key {quote(Counter(key for key, _ in pairs).most_common(1)[0][0])} given twice")
     return result
@@ -113,7 +113,7 @@ class _Slot(NamedTuple):
 
 
 def _read_header(file: BinaryIO, path: Path) -> tuple[dict[str, _Slot], dict[str, str]]:
-    """The checked table of contents: tensors must tile the data, in bounds, without overlap or hole."""
+    """Return the checked table of contents: tensors must cover the data without overlaps or holes."""
     size, length = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
     if size < 8 or length > size - 8:
         raise ValueError(f"{path}: not a safetensors file, or truncated ({size:,} bytes)")
@@ -150,7 +150,7 @@ def _read_slot(where: str, entry: object, base: int, size: int) -> _Slot:
         raise ValueError(f"{where} has shape {quote(shape)}, not a list of at most 64 sizes")
     if not _are_sizes(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= size:
         raise ValueError(f"{where} has data_offsets {quote(offsets)} outside the {size:,} bytes of data")
-    # The product without zeros: torch cannot hold the strides of [0, 2**62, 2**62] either.
+    # The second product skips zeros: the strides of [0, 2**62, 2**62] would overflow in torch.
     dtype, elements = DTYPES[kind], math.prod(shape)
     if elements * dtype.itemsize != offsets[1] - offsets[0] or math.prod(n or 1 for n in shape) >= 2**60:
         raise ValueError(f"{where} of shape {quote(shape)}, {kind}, does not fit data_offsets {offsets}")
@@ -158,16 +158,16 @@ def _read_slot(where: str, entry: object, base: int, size: int) -> _Slot:
 
 
 def _are_sizes(value: object) -> bool:
-    """`type() is int` because JSON's `true` is a Python int too."""
+    """Whether a value is a list of sizes. `type() is int`, because `True` is an instance of int."""
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**63 for n in value)
 
 
 class _Shard:
     """One open file, mapped in windows of neighbouring tensors.
 
-    A map of the whole file would become resident as it is touched, and a map per tensor would take a file
-    descriptor each. A window goes with the last tensor that views it, so a load that converts as it reads
-    holds the model and about one tensor (a sixteenth of the file where tensors are small).
+    A map of the whole file would stay in memory as it is read, and a map per tensor would need a file descriptor each.
+    A window is freed with the last tensor that views it, so a load that converts while reading needs memory for the
+    model and about one tensor (or a sixteenth of the file if tensors are small).
     """
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
@@ -181,7 +181,7 @@ class _Shard:
                 self._cuts.append(start)
         self._cuts.append(spans[-1][1])
         self._windows: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
-        self.latest: mmap.mmap | None = None  # reading in file order must not map anew for every tensor
+        self.latest: mmap.mmap | None = None  # keeps the window alive between tensors read in file order
 
     def read(self, name: str) -> Tensor:
         dtype, shape, start, stop = self.slots[name]
@@ -194,11 +194,11 @@ class _Shard:
             length = self._cuts[index + 1] - origin
             window = mmap.mmap(self._file.fileno(), length, access=mmap.ACCESS_COPY, offset=origin)
             if hasattr(mmap, "MADV_WILLNEED"):
-                window.madvise(mmap.MADV_WILLNEED)  # from a cold disk: one large read, not many small ones
+                window.madvise(mmap.MADV_WILLNEED)  # one large read from disk instead of many small ones
             self._windows[index] = window
         self.latest = window
         raw = torch.frombuffer(window, dtype=torch.uint8, count=stop - start, offset=start - origin)
-        if start % dtype.itemsize:  # the format allows it, kernels need not
+        if start % dtype.itemsize:  # the format allows unaligned tensors, but kernels may not
             raw = raw.clone()
         return raw.view(dtype).view(shape)
 
@@ -206,7 +206,7 @@ class _Shard:
 class Checkpoint:
     """The tensors of a folder with `model.safetensors`, or with shards and `model.safetensors.index.json`.
 
-    Everything is checked on opening; weights are read when asked for. Tensors outlive the checkpoint.
+    Headers are checked on opening; tensors are read on demand and stay valid after the checkpoint is closed.
     """
 
     def __init__(self, folder: str | Path, *, stem: str = "model") -> None:
@@ -217,7 +217,7 @@ class Checkpoint:
             for path, promised in _find_files(self.folder, stem).items():
                 shard = _Shard(files.enter_context(path.open("rb")), path)
                 if promised is not None and (wrong := promised ^ shard.slots.keys()):
-                    fault = "is missing" if min(wrong) in promised else "is here, but not so in the index"
+                    fault = "is missing" if min(wrong) in promised else "is in the file, but not in the index"
                     raise ValueError(f"{path}: tensor {quote(min(wrong))} {fault}")
                 self._homes |= dict.fromkeys(shard.slots, shard)
                 self.metadata |= shard.metadata
@@ -231,12 +231,12 @@ class Checkpoint:
         return self._home(name).slots[name].dtype
 
     def read(self, name: str) -> Tensor:
-        """The tensor: writable, private to this process, and no copy unless its address is unaligned."""
+        """Return a tensor: writable, private to this process, and not a copy unless its address is unaligned."""
         return self._home(name).read(name)
 
     def close(self) -> None:
         for shard in self._homes.values():
-            shard.latest = None  # not .close(): torch.frombuffer allows it, and tensors would dangle
+            shard.latest = None  # not .close(), which would invalidate the memory of tensors
         self._files.close()
 
     def __contains__(self, name: object) -> bool:
@@ -255,7 +255,7 @@ class Checkpoint:
 
 
 def _find_files(folder: Path, stem: str) -> dict[Path, set[str] | None]:
-    """Each weights file, with the tensors that the index promises to be in it (None: there is no index)."""
+    """Return each weights file with the tensors that the index lists for it (None: there is no index)."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
@@ -264,11 +264,11 @@ def _find_files(folder: Path, stem: str) -> dict[Path, set[str] | None]:
     if not index.is_file():
         pickles = sorted(path for path in folder.iterdir() if path.suffix in PICKLES)
         if not pickles:
-            raise FileNotFoundError(f"{folder}: neither {single.name} nor {index.name} is there")
+            raise FileNotFoundError(f"{folder}: no {single.name} and no {index.name} in this folder")
         worst = next((path for path in pickles if "model" in path.name), pickles[0])
         where, safe = shlex.quote(str(folder)), shlex.quote(f"{folder.resolve().name}-safe")
         raise ValueError(
-            f"{worst}: pickled weights can run code and are refused; to convert them, guarded: "
+            f"{worst}: pickled weights can run code and are refused; convert them in a guarded process: "
             f"anyformer convert {where} {safe} --unpickle"
         )
     promised: dict[str, set[str]] = {}
@@ -278,12 +278,12 @@ def _find_files(folder: Path, stem: str) -> dict[Path, set[str] | None]:
 
 
 def read_weight_map(index: Path, ending: str) -> dict[str, str]:
-    """{tensor: file beside the index}, each file there and called *.`ending`."""
+    """Return {tensor: file next to the index}; every file must exist and be named *.`ending`."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{index}: weight_map is missing, empty or not an object")
     for name, file in weight_map.items():
-        # Without separator, drive or NUL, and with this ending, a name cannot leave the folder.
+        # Without separator, drive or NUL, a name cannot refer to a file outside the folder.
         if not isinstance(file, str) or not re.fullmatch(rf"[^/\\:\0]{{1,240}}\.{ending}", file):
             raise ValueError(f"{index}: {quote(file)} of {quote(name)} is not a plain .{ending} name")
     for file in set(weight_map.values()):
@@ -297,20 +297,20 @@ def write_checkpoint(
     tensors: Mapping[str, Source] | Iterable[tuple[str, Source]],
     *,
     shard_bytes: int = 5 * 10**9,
-    metadata: Mapping[str, str] = {"format": "pt"},  # transformers asks for this entry
+    metadata: Mapping[str, str] = {"format": "pt"},  # transformers requires this entry
     stem: str = "model",
 ) -> None:
     """Write `model.safetensors`, or shards and an index if there are more than `shard_bytes`.
 
-    All or nothing: files are finished in a temporary folder inside `folder`, shards move to names that
-    nothing refers to yet, and one rename, of the single file or of the index, makes them the checkpoint.
-    Until then the earlier one is whole. Callables are called once, and one shard of their results is held.
+    Atomic: files are completed in a temporary folder inside `folder`, shards move to unused names, and one rename, of
+    the single file or of the index, makes them the checkpoint. Until then the earlier checkpoint is intact. Callables
+    are called once; the results of one shard are in memory at a time.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder}: is a file, not a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    for abandoned in folder.glob(f".saving-{stem}-*"):  # by a save that was killed
+    for abandoned in folder.glob(f".saving-{stem}-*"):  # left by a save that was killed
         shutil.rmtree(abandoned, ignore_errors=True)
     workplace = Path(tempfile.mkdtemp(prefix=f".saving-{stem}-", dir=folder))
     single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
@@ -345,8 +345,8 @@ def write_checkpoint(
 
 
 def _free_names(folder: Path, stem: str, number: int) -> list[str]:
-    """Five digits wide, or the next width with none in use: to overwrite a shard of the earlier save would
-    mix two checkpoints if we were killed half way. Readers take the names from the index."""
+    """Return unused shard names: with five digits, or with more if such files exist. Overwriting a shard of the earlier
+    checkpoint would mix two checkpoints if the process is killed. Readers take the names from the index."""
     for width in count(5):
         names = [f"{stem}-{i:0{width}}-of-{number:0{width}}.safetensors" for i in range(1, number + 1)]
         if not any((folder / name).exists() for name in names):
@@ -355,7 +355,7 @@ def _free_names(folder: Path, stem: str, number: int) -> list[str]:
 
 
 def _group(tensors: Mapping[str, Source] | Iterable[tuple[str, Source]], limit: int) -> Iterator[dict[str, Tensor]]:
-    """Neighbours that fit one shard together; at least one group, and each is emptied once it was used."""
+    """Yield groups of consecutive tensors that fit one shard; at least one group. Each group is cleared after use."""
     seen: set[str] = set()
     group: dict[str, Tensor] = {}
     size = 0
@@ -379,7 +379,8 @@ def _group(tensors: Mapping[str, Source] | Iterable[tuple[str, Source]], limit: 
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> int:
-    """Returns the bytes of all tensors. The widest come first, so that each is aligned and can be mapped."""
+    """Write tensors to a safetensors file; return their total bytes. Tensors are ordered by item size, the largest
+    first, so that each is aligned and can be mapped."""
     ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
@@ -388,7 +389,7 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str,
         dtype = DTYPE_NAMES[tensor.dtype]
         header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
     raw = json.dumps(header, separators=(",", ":")).encode()
-    raw += b" " * (-(8 + len(raw)) % 64)  # the data begin on a cache line
+    raw += b" " * (-(8 + len(raw)) % 64)  # the data begin at a cache line
     with path.open("wb") as file:
         file.write(len(raw).to_bytes(8, "little") + raw)
         for _, tensor in ordered:

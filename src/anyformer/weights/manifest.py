@@ -1,6 +1,6 @@
-"""Folders that are whole or not there: a list of checksums, written last, under a name that one rename gives.
+"""Folders that are written atomically: a list of checksums is written last, and one rename gives the folder its name.
 
-A run keeps such folders in `checkpoints/step-00001000`; whatever else lies there is not one.
+The checkpoints of a run are such folders, named `checkpoints/step-00001000`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from pathlib import Path
 from anyformer.weights.io import read_json, write_json
 
 NAME = "manifest.json"
-STATE = "state.json"  # of a checkpoint: its counters, and its "score" where it was evaluated
+STATE = "state.json"  # the counters of a checkpoint, and its "score" if it was evaluated
 STEP = re.compile(r"step-(\d{8,})")
 
 
 @contextlib.contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder to write into, which becomes `target` at the end, all of it on disk; if anything fails,
-    nothing is left. Until the one rename an earlier folder of that name is untouched."""
+    """Yield a temporary folder that is flushed to disk and renamed to `target` at the end. If anything fails, it is
+    removed. An earlier folder of that name is unchanged until the rename."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    for abandoned in target.parent.glob(".saving-*"):  # by a process that was killed
+    for abandoned in target.parent.glob(".saving-*"):  # left by a process that was killed
         shutil.rmtree(abandoned, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=".saving-", dir=target.parent))
     try:
-        folder.chmod(0o755)  # mkdtemp's is for its owner alone
+        folder.chmod(0o755)  # mkdtemp gives access only to the owner
         yield folder
         inside = sorted(folder.rglob("*"))
         files = {path.relative_to(folder).as_posix(): _summary(path) for path in inside if path.is_file()}
@@ -48,14 +48,14 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Under another name first: half a folder must not look like one."""
+    """Remove a folder. It is renamed first, so that a half-removed folder does not look complete."""
     doomed = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder.parent))
     os.rename(folder, doomed / folder.name)
     shutil.rmtree(doomed, ignore_errors=True)
 
 
 def fault(folder: Path) -> str | None:
-    """What is wrong with a folder: a file that is missing, or not what was written. None if it is whole."""
+    """Return what is wrong with a folder: a missing or changed file. None if it is complete."""
     try:
         files = read_json(folder / NAME).get("files")
     except (OSError, ValueError) as error:
@@ -67,21 +67,21 @@ def fault(folder: Path) -> str | None:
         if ".." in Path(name).parts or Path(name).is_absolute() or not path.is_file():
             return f"{path}: missing"
         if not isinstance(promised, dict) or path.stat().st_size != promised.get("bytes"):
-            return f"{path}: not as long as it was written"
+            return f"{path}: wrong size"
         if _digest(path) != promised.get("sha256"):
-            return f"{path}: not what was written (checksum)"
+            return f"{path}: wrong checksum"
     return None
 
 
 def steps(run: Path) -> dict[int, Path]:
-    """{steps done: folder} of a run's checkpoints, the oldest first; nothing is said about what is in them."""
+    """Return {number of steps: folder} of a run's checkpoints, oldest first, without checking their content."""
     home = run / "checkpoints"
     found = {int(m[1]): p for p in home.iterdir() if (m := STEP.fullmatch(p.name))} if home.is_dir() else {}
     return dict(sorted(found.items()))
 
 
 def newest(run: Path) -> tuple[Path | None, list[str]]:
-    """The last whole checkpoint of a run, and what was wrong with those after it."""
+    """Return the newest complete checkpoint of a run, and what is wrong with those after it."""
     faults: list[str] = []
     for folder in reversed(steps(run).values()):
         wrong = fault(folder)
@@ -92,7 +92,7 @@ def newest(run: Path) -> tuple[Path | None, list[str]]:
 
 
 def best_steps(run: Path) -> list[int]:
-    """The evaluated checkpoints of a run by their score: the best first, and the first of equals."""
+    """Return the steps of a run's evaluated checkpoints, the best score first; of equal scores, the earlier first."""
     scores = {}
     for step, folder in steps(run).items():
         try:
@@ -105,8 +105,8 @@ def best_steps(run: Path) -> list[int]:
 
 
 def model_folder(folder: Path, which: str | None = None) -> Path:
-    """The folder of a model: `folder` itself or, of a run, the checkpoint that is best by validation. A run without
-    validation, or one that keeps no best (keep.best=false), has its newest. `which` asks for one: "best" or "last"."""
+    """Return the folder of a model: `folder` itself or, for a run, the checkpoint that is best by validation. For a run
+    without validation or with keep.best=false it is the newest. `which` selects one: "best" or "last"."""
     if (folder / "spec.json").is_file() or (folder / "config.json").is_file():
         return folder
     ranked = [] if which == "last" else best_steps(folder)
@@ -120,7 +120,7 @@ def model_folder(folder: Path, which: str | None = None) -> Path:
         warnings.warn(f"the best checkpoint is damaged and is not used: {wrong}", stacklevel=2)
     last, faults = newest(folder)
     if last is None:
-        raise FileNotFoundError(f"{folder}: a run without a whole checkpoint" + "".join(f"; {f}" for f in faults))
+        raise FileNotFoundError(f"{folder}: this run has no complete checkpoint" + "".join(f"; {f}" for f in faults))
     return last
 
 
@@ -135,7 +135,7 @@ def _digest(path: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    """On disk, not in a cache: a file, or the names in a folder."""
+    """Flush a file, or the names in a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

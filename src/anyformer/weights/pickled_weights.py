@@ -1,10 +1,10 @@
 """Convert old pickled weights (pytorch_model.bin, one file or shards) to safetensors, in a guarded process.
 
-`torch.load(weights_only=True)` calls nothing that a file names, but it allocates whatever size the file claims and can
-take for ever. So it runs in a process (`runtime/guarded_process.py`) with little more memory and time than an honest
-file of that size needs, which may write only its results. These are safetensors, checked like any other.
+`torch.load(weights_only=True)` runs no code of the file, but it allocates whatever size the file claims and can take
+forever. So it runs in a process (`runtime/guarded_process.py`) with little more memory and time than a normal file of
+that size needs. The process may write only its results, safetensors files, which are checked like any others.
 
->>> with unpickled(Path("a/model/folder")) as folder:  # doctest: +SKIP
+>>> with unpickle_folder(Path("a/model/folder")) as folder:  # doctest: +SKIP
 ...     model = af.load("a/model/folder", weights=folder)
 """
 
@@ -26,33 +26,33 @@ from anyformer.runtime.guarded_process import ChildFailed, GuardedProcess, Limit
 from anyformer.specs.messages import quote
 from anyformer.weights.io import DTYPE_NAMES, PICKLES, read_weight_map, write_file, write_json
 
-SECONDS = 10.0  # of processor time, for an empty file
-BYTES_A_SECOND = 50e6  # a slow disk
-SPARE_BYTES = 256 * 2**20  # beyond twice the file
-COPIES = 8  # names that share a tensor in a pickle have a copy each in safetensors
-START_SECONDS = 120.0  # to import torch on a busy machine
+SECONDS = 10.0  # CPU time for an empty file
+BYTES_A_SECOND = 50e6  # speed of a slow disk
+SPARE_BYTES = 256 * 2**20  # memory in addition to twice the file size
+COPIES = 8  # most copies per tensor: names that share a tensor in a pickle get one copy each in safetensors
+START_SECONDS = 120.0  # time to import torch on a busy machine
 
 
 @contextlib.contextmanager
 def unpickle_folder(folder: Path, workplace: Path | None = None) -> Iterator[Path]:
-    """A temporary folder in `workplace` with the pickled weights of `folder` as safetensors."""
+    """Yield a temporary folder in `workplace` with the pickled weights of `folder` as safetensors."""
     files, promised = pickles(folder)
     with tempfile.TemporaryDirectory(prefix=".unpickling-", dir=workplace) as place:
         target = Path(place)
-        made = [f"model-{i:05}-of-{len(files):05}.safetensors" for i in range(1, len(files) + 1)]
-        made = made if promised else ["model.safetensors"]
-        extract(files, [target / name for name in made])
+        names = [f"model-{i:05}-of-{len(files):05}.safetensors" for i in range(1, len(files) + 1)]
+        names = names if promised else ["model.safetensors"]
+        extract(files, [target / name for name in names])
         if promised:
-            homes = dict(zip((file.name for file in files), made, strict=True))
+            homes = dict(zip((file.name for file in files), names, strict=True))
             weight_map = {tensor: homes[file] for tensor, file in promised.items()}
             write_json(target / "model.safetensors.index.json", {"weight_map": weight_map})
         yield target
 
 
 def pickles(folder: Path) -> tuple[list[Path], dict[str, str]]:
-    """The pickled weights of a folder, and which of them an index promises each tensor in (none where there is one)."""
+    """Return the pickled weights of a folder, and the file of each tensor according to the index ({} if one file)."""
     if any(folder.glob("*.safetensors")):
-        raise ValueError(f"{folder}: its weights are safetensors; nothing needs to be unpickled")
+        raise ValueError(f"{folder}: its weights are already safetensors; use the folder without --unpickle")
     index, single = folder / "pytorch_model.bin.index.json", folder / "pytorch_model.bin"
     if index.is_file() and not single.is_file():
         promised = read_weight_map(index, "bin")
@@ -65,8 +65,8 @@ def pickles(folder: Path) -> tuple[list[Path], dict[str, str]]:
 
 
 def extract(files: list[Path], targets: list[Path]) -> None:
-    """Write each pickle as a safetensors file, in another process; one line of ValueError if a pickle is anything else
-    than tensors by name."""
+    """Write each pickle as a safetensors file, in another process; raise a one-line ValueError if a pickle is not a
+    mapping of names to tensors."""
     sizes = [path.stat().st_size for path in files]
     limits = Limits(
         memory_bytes=2 * max(sizes) + SPARE_BYTES,
@@ -84,7 +84,7 @@ def extract(files: list[Path], targets: list[Path]) -> None:
     except LimitExceeded as error:
         raise ValueError(f"{where}: reading it takes {error}") from None
     except ChildFailed as error:
-        raise ValueError(f"{where}: not a whole pickle of tensors ({error})") from None
+        raise ValueError(f"{where}: not a complete pickle of tensors ({error})") from None
     finally:
         reader.close()
 
@@ -102,13 +102,13 @@ def convert(pairs: list[list[str]]) -> None:
 
 
 def tensors_in(source: str) -> dict[str, Tensor]:
-    """The tensors of a pickle by name, none of them larger than what is stored for it."""
+    """Return the tensors of a pickle by name; raise if one is larger than its data in the file."""
     size, zipped = os.path.getsize(source), zipfile.is_zipfile(source)
     if zipped:
         with zipfile.ZipFile(source) as archive:
             entries = archive.infolist()
         if sum(entry.file_size for entry in entries) > size or any(entry.compress_type for entry in entries):
-            raise ValueError("compressed, which torch.save does not do")
+            raise ValueError("it is compressed, which torch.save never does")
     found = state_dict(torch.load(source, weights_only=True, map_location="cpu", mmap=zipped))
     for name, tensor in found.items():
         known = tensor.layout is torch.strided and not tensor.is_meta and tensor.dtype in DTYPE_NAMES
@@ -120,7 +120,7 @@ def tensors_in(source: str) -> dict[str, Tensor]:
 
 
 def state_dict(stored: Any) -> dict[str, Tensor]:
-    """The weights in an unpickled object: the object itself, or its only entry that is a mapping of tensors."""
+    """Return the weights in an unpickled object: the object itself, or its only entry that is a mapping of tensors."""
     sets = [("", stored)] if is_weights(stored) else []
     if not sets and isinstance(stored, Mapping):
         sets = [(str(name), value) for name, value in stored.items() if is_weights(value)]
@@ -142,15 +142,15 @@ def is_weights(value: object) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """Why a file was refused, in one line: torch explains at length how to trust it."""
+    """Return in one line why a file was refused; torch's messages are long and suggest trusting the file."""
     text = str(error)
-    # allocators differ by machine: "can't allocate memory", "not enough memory: you tried to allocate", "bad_alloc"
+    # messages of allocators: "can't allocate memory", "not enough memory: you tried to allocate", "bad_alloc"
     if isinstance(error, MemoryError) or re.search(r"(?i)alloc|(enough|out of) memory", text):
         return "it claims more memory than a file of its size holds"
     if found := re.search(r"(?i)unsupported global:? (?:GLOBAL )?(\S+)", text):
         return f"its pickle names {found[1][:200]}, which is not a tensor; nothing was run"
     text = text.rpartition("WeightsUnpickler error:")[2].strip() or type(error).__name__
-    return f"not a whole pickle of tensors ({' '.join(text.splitlines()[0].split())[:200]})"
+    return f"not a complete pickle of tensors ({' '.join(text.splitlines()[0].split())[:200]})"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Checkpoints in pieces: each process of a sharded run writes what it holds, through torch.distributed.checkpoint.
+"""Sharded checkpoints: each process of a sharded run writes its shards, through torch.distributed.checkpoint.
 
-The files are safetensors (`shard-00001-model-00001-of-00001.safetensors`, ...), whose headers say which part of which
-tensor they hold: nothing is pickled, and any number of processes, one included, reads what it needs. Names are
-"kind/address"; the model that is to be used lies under "model".
+The files are safetensors (`shard-00001-model-00001-of-00001.safetensors`, ...). Their headers tell which part of which
+tensor they contain, so nothing is pickled, and any number of processes can read them. Tensor names are "kind/address";
+the kind of the model's weights is "model".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from anyformer.weights.io import Checkpoint
 
 MODEL = "model/"
-STEMS = ("model", "diffusion_pytorch_model")  # of files with weights: transformers', and those of diffusers
+STEMS = ("model", "diffusion_pytorch_model")  # stems of weight files: of transformers and of diffusers
 
 
 def in_pieces(folder: Path) -> bool:
@@ -32,7 +32,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def open_weights(folder: Path) -> Checkpoint | Pieces:
-    """The weights of a model folder, whichever way they lie in it."""
+    """Open the weights of a model folder, sharded by process or not."""
     if in_pieces(folder):
         return Pieces(folder, MODEL)
     stem = next((stem for stem in STEMS if any(folder.glob(f"{stem}*.safetensors*"))), STEMS[0])
@@ -40,7 +40,7 @@ def open_weights(folder: Path) -> Checkpoint | Pieces:
 
 
 def write_pieces(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """All processes together. A tensor that each of them has whole is written once."""
+    """Write a sharded checkpoint; all processes must call it. A tensor that is not sharded is written once."""
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
@@ -52,7 +52,7 @@ def write_pieces(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 class Pieces:
-    """What `Checkpoint` is to whole files, for names that begin with `prefix`, which is left out."""
+    """Like `Checkpoint`, for sharded checkpoints: the tensors whose names begin with `prefix`, without it."""
 
     def __init__(self, folder: Path, prefix: str = "") -> None:
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
@@ -62,7 +62,7 @@ class Pieces:
             with _quiet():
                 self._found: Any = HuggingFaceStorageReader(path=str(folder)).read_metadata().state_dict_metadata
         except Exception as error:
-            raise ValueError(f"{folder}: not a whole checkpoint in pieces ({error})") from None
+            raise ValueError(f"{folder}: not a complete sharded checkpoint ({error})") from None
         self._stored_name = {name.removesuffix("()"): name for name in self._found}
         self._whole: dict[str, Tensor] | None = None
         self.names = [name.removeprefix(prefix) for name in self._stored_name if name.startswith(prefix)]
@@ -75,13 +75,13 @@ class Pieces:
         return self._found[self._stored_name[self.prefix + name]].properties.dtype
 
     def read(self, name: str) -> Tensor:
-        if self._whole is None:  # all at once: to find a tensor, every file is looked at
+        if self._whole is None:  # all tensors at once, because each read opens every file
             self._whole = {name: torch.empty(self.shape(name), dtype=self.dtype(name)) for name in self.names}
             self.read_into(self._whole, alone=True)
         return self._whole[name]
 
     def read_into(self, targets: Mapping[str, Tensor], alone: bool = False) -> None:
-        """Fills tensors that may lie in pieces of any other kind. `alone`: no other process takes part."""
+        """Fill tensors, which may be sharded differently from the files. `alone`: no other process takes part."""
         from torch.distributed import checkpoint
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
@@ -100,7 +100,7 @@ class Pieces:
 
 
 def _stored_name(name: str, tensor: Tensor) -> str:
-    return f"{name}()" if tensor.dim() == 0 else name  # a single number is kept as a list of one
+    return f"{name}()" if tensor.dim() == 0 else name  # a scalar is stored as a list of one
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """torch.distributed.checkpoint talks of its own affairs."""
+    """Silence the log messages and warnings of torch.distributed.checkpoint."""
     logger = logging.getLogger("torch.distributed.checkpoint")
     before = logger.level
     logger.setLevel(logging.ERROR)

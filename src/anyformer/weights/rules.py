@@ -1,8 +1,8 @@
-"""How published tensors map to ours. Each rule knows its inverse, so import is written once and export is derived.
+"""Rules that map published tensors to ours. Each rule has an inverse, so that export follows from import.
 
-A rule pairs full-name templates: `Rename("~h.{i}.ln_1.{p}", "decoder.layers.{i}.attention.pre_norm.{p}")`. `{i}` and
-the like stand for one name between dots; `~` stands for the prefix a published class puts before its base model, which
-checkpoints of the base model alone leave out.
+A rule pairs full-name templates: `Rename("~h.{i}.ln_1.{p}", "decoder.layers.{i}.attention.pre_norm.{p}")`. Placeholders
+such as `{i}` match one name between dots; `~` is the prefix of the base model in a published class, which is absent in
+checkpoints of only the base model.
 
 >>> rule = Split("h.{i}.qkv.weight", ("layers.{i}.q.weight", "layers.{i}.k.weight"))
 >>> fill(rule.sources[0], match(rule.targets[1], "layers.7.k.weight"))
@@ -37,9 +37,10 @@ def _regex(template: str) -> re.Pattern[str]:
 
 
 def match(template: str, name: str) -> dict[str, str] | None:
-    """What the placeholders of `template` stand for in `name`, or None. A `*` stands for anything."""
-    found = _regex(template).fullmatch(name)
-    return None if found is None else found.groupdict()
+    """Return the values of the placeholders of `template` in `name`, or None if it does not match. `*` matches
+    anything."""
+    matched = _regex(template).fullmatch(name)
+    return None if matched is None else matched.groupdict()
 
 
 def fill(template: str, values: dict[str, str]) -> str:
@@ -47,7 +48,7 @@ def fill(template: str, values: dict[str, str]) -> str:
 
 
 def join(tensors: list[Tensor], dim: int) -> Tensor:
-    """torch.cat; on meta by hand, since torch imports its whole compiler (seconds) to work out a shape there."""
+    """torch.cat, but without it on meta, for which torch would import its whole compiler (seconds)."""
     if not tensors[0].is_meta:
         return torch.cat(tensors, dim=dim)
     shape = list(tensors[0].shape)
@@ -56,32 +57,31 @@ def join(tensors: list[Tensor], dim: int) -> Tensor:
 
 
 class Rule:
-    """Published tensors named by `sources` become ours named by `targets`."""
+    """Maps the published tensors `sources` to our tensors `targets`."""
 
-    written = True  # whether an export has them
+    written = True  # whether an export writes the sources
 
     def __init__(self, sources: Sequence[str], targets: Sequence[str]) -> None:
         self.sources, self.targets = tuple(sources), tuple(targets)
-        self.needed = len(self.sources)  # how many of the sources must be stored
+        self.needed = len(self.sources)  # number of sources that must be stored
 
     def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
-        """Published -> ours; `shapes` are those of the targets."""
+        """Convert published tensors to ours; `shapes` are the shapes of the targets."""
         return tensors
 
     def save(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Ours -> published."""
+        """Convert our tensors to published ones."""
         return tensors
 
     def misfits(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[str]:
-        """For each of these published tensors why it does not help to make targets of these shapes; empty where it
-        does."""
+        """Return for each published tensor why it does not fit targets of these shapes; "" if it does."""
         whole = self.save([torch.empty(shape, device="meta") for shape in shapes])
         pairs = [(tuple(found.shape), tuple(needed.shape)) for found, needed in zip(tensors, whole)]
         reason = "the checkpoint has {}, the model needs {}"
         return ["" if has == needs else reason.format(quote(has, 80), needs) for has, needs in pairs]
 
     def bind(self, name: str) -> tuple[list[str], list[str]] | None:
-        """(sources, targets) of the instance of this rule that makes our tensor `name`."""
+        """Return (sources, targets) with the placeholders filled so that our tensor `name` is a target; or None."""
         for target in self.targets:
             values = match(target, name)
             if values is not None:
@@ -95,7 +95,7 @@ class Rename(Rule):
 
 
 class Transpose(Rename):
-    """A matrix stored the other way round (GPT-2's Conv1D)."""
+    """A matrix that is stored transposed (GPT-2's Conv1D)."""
 
     def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
         return [tensors[0].t()]
@@ -105,7 +105,7 @@ class Transpose(Rename):
 
 
 class Flip(Rename):
-    """The rows of a table in the other order."""
+    """A table whose rows are stored in reverse order."""
 
     def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
         return [tensors[0].flip(0)]
@@ -115,7 +115,7 @@ class Flip(Rename):
 
 
 class Reshape(Rename):
-    """The same numbers under another shape; `shape` is the published one, with -1 for what follows from the size."""
+    """The same numbers in a different shape; `shape` is the published one and may contain -1."""
 
     def __init__(self, source: str, target: str, shape: tuple[int, ...]) -> None:
         super().__init__(source, target)
@@ -129,7 +129,7 @@ class Reshape(Rename):
 
 
 class ChannelsLast(Rename):
-    """The taps of a convolution over images, (outputs, inputs, rows, columns), as ours: the inputs last."""
+    """The weight of a 2D convolution, (outputs, inputs, rows, columns), which has the inputs last in our layout."""
 
     def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
         return [tensors[0].movedim(1, -1)]
@@ -139,7 +139,7 @@ class ChannelsLast(Rename):
 
 
 class Heads(Reshape):
-    """A matrix stored the other way round and head by head: (inputs, heads, head width), the last two in `shape`."""
+    """A matrix that is stored transposed and per head: (inputs, heads, head width); `shape` has the last two."""
 
     def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
         return [tensors[0].flatten(1).t()]
@@ -149,14 +149,14 @@ class Heads(Reshape):
 
 
 class Split(Rule):
-    """One published tensor holds several of ours side by side along `dim`; with `transpose`, the other way round."""
+    """One published tensor is the concatenation of several of ours along `dim`; stored transposed if `transpose`."""
 
     def __init__(self, source: str, targets: Sequence[str], dim: int = 0, transpose: bool = False) -> None:
         super().__init__([source], targets)
         self.dim, self.transpose = dim, transpose
 
     def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
-        # turned as a whole: torch has a fast path for that, and the pieces are then contiguous views
+        # transposed as a whole: torch has a fast path for that, and the pieces are then contiguous views
         whole = tensors[0].t().contiguous() if self.transpose else tensors[0]
         return list(whole.split([shape[self.dim] for shape in shapes], dim=self.dim))
 
@@ -166,7 +166,7 @@ class Split(Rule):
 
 
 class Interleave(Rule):
-    """One published tensor holds several of ours in turn, a piece of each for each of `groups` heads (GPT-NeoX)."""
+    """One published tensor has several of ours interleaved: a piece of each, for each of `groups` heads (GPT-NeoX)."""
 
     def __init__(self, source: str, targets: Sequence[str], groups: int) -> None:
         super().__init__([source], targets)
@@ -181,7 +181,7 @@ class Interleave(Rule):
 
 
 class Concat(Rule):
-    """Several published tensors are one of ours, side by side along `dim`."""
+    """Several published tensors, concatenated along `dim`, are one of ours."""
 
     def __init__(self, sources: Sequence[str], target: str, sizes: Sequence[int], dim: int = 0) -> None:
         super().__init__(sources, [target])
@@ -195,8 +195,8 @@ class Concat(Rule):
 
 
 class Stack(Rule):
-    """`count` published tensors, numbered by `{e}`, are one of ours with a leading dimension (experts); where there are
-    several sources, those of one number stand side by side (gate and up); with `transpose`, the other way round."""
+    """`count` published tensors, numbered by `{e}`, are one of ours with a leading dimension (experts). If there are
+    several sources, those of one number are concatenated (gate and up). With `transpose` they are stored transposed."""
 
     def __init__(self, source: str | Sequence[str], target: str, count: int, transpose: bool = False) -> None:
         self.transpose = transpose
@@ -217,8 +217,8 @@ class Stack(Rule):
 
 
 class Copies(Rule):
-    """One tensor of ours that files hold under one or more of several names (a tied bias): the first that is stored
-    is read, and the first is the one written."""
+    """One tensor of ours that is published under one or more of several names (a tied bias). The first name that is
+    stored is read; only the first name is written."""
 
     def __init__(self, sources: Sequence[str], target: str) -> None:
         super().__init__(sources, [target])
@@ -226,20 +226,20 @@ class Copies(Rule):
 
 
 class Spread(Copies):
-    """The same where every one of the names is written (what each layer of a file holds, and ours once)."""
+    """Like `Copies`, but all names are written (a tensor that files repeat in each layer)."""
 
     def save(self, tensors: list[Tensor]) -> list[Tensor]:
         return [tensors[0].clone() for _ in self.sources]
 
 
 class Unwritten(Rename):
-    """Read where it is stored, never written: published classes compute it again (Marian's sinusoids)."""
+    """A tensor that is read if stored but never written: published classes compute it (Marian's sinusoids)."""
 
     written = False
 
 
 class Repeat(Rule):
-    """One published tensor stands at several places of ours, which all hold the same (a table each layer reads)."""
+    """One published tensor is copied to several addresses of ours (a table that each layer reads)."""
 
     def __init__(self, source: str, targets: Sequence[str]) -> None:
         super().__init__([source], targets)
@@ -252,27 +252,27 @@ class Repeat(Rule):
 
 
 class RuleStep:
-    """One rule met with real names: read `sources`, get `targets`."""
+    """A rule applied to actual names: read `sources`, get `targets`."""
 
     def __init__(self, rule: Rule, sources: list[str], targets: list[str]) -> None:
         self.rule, self.sources, self.targets = rule, sources, targets
 
 
 class Matched(NamedTuple):
-    """How the tensors of a checkpoint and the parameters of a model find each other."""
+    """How the tensors of a checkpoint map to the parameters of a model."""
 
-    names: dict[str, str]  # today's name of a tensor -> the name it is stored under
+    names: dict[str, str]  # current published name of a tensor -> the name it is stored under
     steps: list[RuleStep]
-    dropped: list[str]  # templates of what may be left over, as it holds nothing to learn
+    dropped: list[str]  # templates of tensors that may be unused, because they have no learned values
 
 
 def same_names(spec: object, stored: list[str], targets: list[str]) -> Matched:
-    """Of a checkpoint that has our own names."""
+    """Match a checkpoint that uses our names."""
     return Matched({name: name for name in stored}, [RuleStep(Rename(n, n), [n], [n]) for n in targets], [])
 
 
 def plan(rules: Iterable[Rule], targets: Iterable[str], prefix: str = "") -> tuple[list[RuleStep], list[str]]:
-    """The steps that fill `targets` (our names), and the targets that no rule makes. `~` becomes `prefix`."""
+    """Return the steps that fill `targets` (our names), and the targets without a rule. `~` becomes `prefix`."""
     rules, wanted = list(rules), dict.fromkeys(targets)
     steps, orphans, done = [], [], set()
     for name in wanted:
