@@ -344,7 +344,10 @@ def test_made_up_language() -> None:
     language, draw = Language(words=5, kinds=4, topics=3), np.random.default_rng(0)
     where = {word: (topic, kind) for topic, kinds in enumerate(language.lexicon)
              for kind, words in enumerate(kinds) for word in words}  # fmt: skip
-    assert len(where) == 3 * 4 * 5 and Language(words=5, kinds=4, topics=3).lexicon == language.lexicon
+    assert (
+        len(where) == 3 * 4 * 5 == language.size - 1
+        and Language(words=5, kinds=4, topics=3).lexicon == language.lexicon
+    )
     followed = set()
     for _ in range(100):
         said = language.sentence(draw, 1)

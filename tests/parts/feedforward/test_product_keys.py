@@ -33,6 +33,14 @@ def test_most_slots_are_idle() -> None:
     assert counted.parameters - counted.active == 2 * idle * 24
 
 
+def test_keys_and_values_start_with_a_length_of_about_one() -> None:
+    part = PART.replace(keys=30, query_width=32)
+    spec = af.override(families.find("gpt2").read(CONFIGS["gpt2"]), {"decoder.layers.feedforward.op": part})
+    op = af.build(spec, seed=0).decoder.layers[0].feedforward.op
+    for vectors in (op.keys, op.values.weight):
+        assert float(vectors.detach().square().sum(-1).mean()) == pytest.approx(1, rel=0.1)
+
+
 def test_mistakes() -> None:
     with pytest.raises(ValueError, match="query_width is .*even"):
         PART.replace(query_width=7)
