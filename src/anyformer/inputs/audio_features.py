@@ -247,10 +247,8 @@ class AudioProcessor:
         return self.chunk_length * self.sampling_rate // self.hop_length
 
     def stream(self, blocks: Iterable[np.ndarray]) -> Iterator[Tensor]:
-        """Yield the powers (M, F) of the frames that each block of samples completes.
-
-        Together they equal the powers of the whole recording. At most two blocks are in memory at once.
-        """
+        """Yield the powers (M, F) of the frames that each block of samples completes. Together they equal the powers of
+        the whole recording. At most two blocks are in memory at once."""
         half, hop = self.n_fft // 2, self.hop_length
         held = tail = np.zeros(0, np.float32)
         total, given, begun = 0, 0, False
@@ -275,10 +273,8 @@ class AudioProcessor:
 
 
 def mel_filters(bins: int, channels: int, rate: int, highest: float = 8000.0) -> np.ndarray:
-    """Return mel filters (channels, bins): triangles of equal area, evenly spaced on the mel scale up to `highest`.
-
-    The scale is linear below 1 kHz and logarithmic above [Slaney 1998].
-    """
+    """Return mel filters (channels, bins): triangles of equal area, evenly spaced on the mel scale up to `highest`. The
+    scale is linear below 1 kHz and logarithmic above [Slaney 1998]."""
     ends = to_hertz(np.linspace(0.0, to_mel(highest), channels + 2))
     frequencies = np.linspace(0, rate // 2, bins)
     rising = (frequencies - ends[:-2, None]) / np.diff(ends)[:-1, None]

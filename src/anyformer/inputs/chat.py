@@ -64,8 +64,7 @@ def encode(
     """Return the token ids of a conversation, with one beginning-of-text token if the model has one.
 
     The template writes its special tokens itself, so the tokenizer adds none. The beginning-of-text token appears once,
-    even if both would add it, or if only the tokenizer would.
-    """
+    even if both would add it, or if only the tokenizer would."""
     text = render(
         tokenizer,
         messages,
@@ -113,8 +112,7 @@ def assistant_spans(
     """Return the text of a conversation and the character spans of the assistant.
 
     The spans are those inside {% generation %}; without this tag, the text that each message of the assistant adds
-    after its generation prompt, up to its end token.
-    """
+    after its generation prompt, up to its end token."""
     source = choose(tokenizer, template, tools is not None)
 
     def text(stop: int, prompt: bool = False, mark: str = "") -> str:

@@ -68,8 +68,7 @@ class Images(Part):
 
     >>> read = Images(size={"height": 4, "width": 4})
     >>> read(np.zeros((9, 6, 3), np.uint8))["pixel_values"].shape
-    torch.Size([1, 3, 4, 4])
-    """
+    torch.Size([1, 3, 4, 4])"""
 
     do_convert_rgb: bool = False
     do_resize: bool = True
@@ -127,10 +126,8 @@ class Images(Part):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str = FILE, default: str = "ViT") -> Images:
-        """Create it from the contents of a preprocessor_config.json.
-
-        `name` is for error messages; `default` is the kind of processor if the file names none.
-        """
+        """Create it from the contents of a preprocessor_config.json. `name` is for error messages; `default` is the
+        kind of processor if the file names none."""
         kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or default)
         kind = kind.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor")
         kind = kind.removesuffix("FeatureExtractor")

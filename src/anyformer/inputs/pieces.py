@@ -162,10 +162,8 @@ def build_with_ids(
     inside: Iterable[str] = (),
     tokens: Iterable[str] = (),
 ) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
-    """Return a tokenizer that encodes with the ids of a vocabulary, and one that decodes them.
-
-    `inside` are words of the vocabulary that may occur in a text; `tokens` are special tokens.
-    """
+    """Return a tokenizer that encodes with the ids of a vocabulary, and one that decodes them. `inside` are words of
+    the vocabulary that may occur in a text; `tokens` are special tokens."""
     for name in ("unk_token", "eos_token", "pad_token"):
         if special[name] not in vocabulary:
             raise ValueError(f"{name} {quote(special[name])} is not in vocab.json")

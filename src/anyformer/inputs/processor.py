@@ -144,8 +144,7 @@ class Processor:
         """Return the model inputs, with transformers' names. One text is a batch of one.
 
         Texts are padded to the longest (`padding="max_length"`: to max_length; False: they must have equal lengths),
-        and cut to max_length with `truncation`. `settings` (sampling_rate, ...) are for the image or audio reader.
-        """
+        and cut to max_length with `truncation`. `settings` (sampling_rate, ...) are for the image or audio reader."""
         out: Inputs = {}
         tensors: dict[str, Inputs] = {}
         given = {name: value for name, value in (("images", images), ("audio", audio)) if value is not None}

@@ -46,10 +46,8 @@ class AudioRecording:
 
     @classmethod
     def open(cls, source: Source, rate: int | None = None) -> AudioRecording:
-        """Open a file, samples (T,) at `rate`, or a tuple (samples, rate).
-
-        An iterator of chunks of samples is a stream, as from a microphone, and can be read only once.
-        """
+        """Open a file, samples (T,) at `rate`, or a tuple (samples, rate). An iterator of chunks of samples is a
+        stream, as from a microphone, and can be read only once."""
         if isinstance(source, str | Path):
             file = Path(source)
             if not file.is_file():
