@@ -79,9 +79,9 @@ COMMANDS: list[tuple[str, ...]] = [
     ("count gpt2 --length 5 --source-length 5", "this model has no encoder whose tokens a decoder attends to"),
     ("count whisper-tiny --length 5 --source-length 5", "this encoder reads input_features of 80 x 3000, no others"),
     ("count gpt2 --by size --set width=8", "--set is about one description, and --by size about several"),
-    ("count gpt2 --batch 99999999999999999999 --length 8", "batch is at most 67,108,864"),
-    ("count mamba-130m --length 4611686018427387904", "length is at most 67,108,864"),
-    ("count t5-small --length 5 --source-length 99999999999999999999", "source_length is at most 67,108,864"),
+    ("count gpt2 --batch 99999999999999999999 --length 8", "batch must be at most 67,108,864"),
+    ("count mamba-130m --length 4611686018427387904", "length must be at most 67,108,864"),
+    ("count t5-small --length 5 --source-length 99999999999999999999", "source_length must be at most 67,108,864"),
     # plans
     ("plan gpt2 --on H1000", "H1000", "H100"),
     ("plan gpt2 --tokens -5", "--tokens"),

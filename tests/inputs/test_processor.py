@@ -92,7 +92,7 @@ def test_chat(tmp_path: Path) -> None:
     (lambda read: read(["a", "a b c d"], padding=False), "padding=True makes them one tensor"),
     (lambda read: read("a", padding="longst"), "padding='longst'; valid: "),
     (lambda read: read("a", max_length=3), "max_length does nothing without truncation=True"),
-    (lambda read: read("a", truncation=True), "give max_length"),
+    (lambda read: read("a", truncation=True), "pass max_length"),
     (lambda read: read("a", images=["dog.png"]), "reads text"),
     (lambda read: read("a", sampling_rate=3), "unknown setting 'sampling_rate' for a text"),
     (lambda read: read(["a"], text_pair=["b", "c"]), "1 texts and 2 pairs"),

@@ -223,7 +223,7 @@ def test_text_that_is_not_text(folders) -> None:
     tokenizer = Tokenizer.load(folders("gpt2"))
     assert tokenizer.decode(tokenizer.encode("a\ud83e\udd8ab")) == "a🦊b"  # a pair of surrogates is its character
     assert tokenizer.decode(tokenizer.encode("a\ud83eb")) == "a\ufffdb"
-    with pytest.raises(ValueError, match="text is a string"):
+    with pytest.raises(ValueError, match="text must be a string"):
         tokenizer.encode(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="list of texts"):
         tokenizer.batch("abc")

@@ -139,8 +139,7 @@ class Count:
 
         In training, weights, gradients and the optimizer's `moments` (two for AdamW) are fp32; a half-precision `dtype`
         adds a copy of the weights. Activations are those that `anyformer train` keeps on a CUDA device; with
-        `recompute`, only the inputs of layers.
-        """
+        `recompute`, only the inputs of layers."""
         P, stored, dtype = self.parameters, self.parameters + self.fixed, checked_dtype(dtype)
         if not training:
             source = length if source_length is None else source_length

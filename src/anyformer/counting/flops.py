@@ -61,10 +61,8 @@ class Work:
 
 
 def inputs_of(spec: Model, length: int, source_length: int | None = None) -> dict[str, Tensor]:
-    """Return inputs of one row on the meta device: `length` tokens, audio samples or frames, or an image.
-
-    An encoder reads `source_length` tokens (default: `length`).
-    """
+    """Return inputs of one row on the meta device: `length` tokens, audio samples or frames, or an image. An encoder
+    reads `source_length` tokens (default: `length`)."""
     source = length if source_length is None else source_length
     choices = (1,) if isinstance(spec.head, MultipleChoiceHead) else ()
     shapes: dict[str, tuple[int, ...]] = {}
@@ -110,10 +108,8 @@ def memory_width(spec: Model) -> int:
 def measure(
     model: TransformerModule, inputs: dict[str, Tensor], step: bool = False, half: torch.dtype | None = None
 ) -> Work:
-    """Measure a forward pass of a model on the meta device, or with `step` a decoding step after the other tokens.
-
-    With `half`, it is a pass in training mode under autocast; otherwise the model is in eval mode.
-    """
+    """Measure a forward pass of a model on the meta device, or with `step` a decoding step after the other tokens. With
+    `half`, it is a pass in training mode under autocast; otherwise the model is in eval mode."""
     compute(model)
     if half is not None:
         fuse(model, training=True)
@@ -162,10 +158,8 @@ EXACT = 2**14  # up to this many tokens, the visible pairs of any mask are count
 
 @functools.lru_cache(maxsize=256)
 def visible_pairs(mask: Mask, length: int) -> int:
-    """Return the number of (query, key) pairs that a mask allows in a text of `length` tokens.
-
-    For masks without a formula here, all pairs are evaluated; above EXACT tokens, all keys of a sample of the queries.
-    """
+    """Return the number of (query, key) pairs that a mask allows in a text of `length` tokens. For masks without a
+    formula here, all pairs are evaluated; above EXACT tokens, all keys of a sample of the queries."""
     T, parts = length, mask.masks if isinstance(mask, All) else (mask,)
     if any(isinstance(part, Causal) for part in parts) and all(isinstance(part, Causal | Window) for part in parts):
         size = min((T, *(part.size for part in parts if isinstance(part, Window))))
@@ -233,7 +227,7 @@ class Ledger(TorchDispatchMode):
         return out
 
     def note(self, flops: int, *shapes: torch.Size) -> None:
-        """Add a product. `shapes`: of a product of activations, the shapes that may be attention weights (..., T, T)."""
+        """Add a product. `shapes`: for a product of activations, those that may be attention weights (..., T, T)."""
         frame, (products, pairs, later, hidden) = self.frames[-1], self.sums
         products[frame.address] += flops
         pairs[frame.address] += flops * bool(shapes)
@@ -294,8 +288,7 @@ class Ledger(TorchDispatchMode):
         """Run a layer, or reuse the cost of an equal layer on the same shape under this layer's address.
 
         The first two equal layers run (the first also computes values that all layers share); later ones reuse the
-        second's cost. `names`: the address of the module that runs, and of this layer.
-        """
+        second's cost. `names`: the address of the module that runs, and of this layer."""
         runs = self.runs.setdefault((id(layer), x.shape, x.dtype), [])
         out = x
         if len(runs) < 2 or not runs[1].same:

@@ -35,9 +35,7 @@ class ForwardCost:
 
 def forward_cost(spec: Model, length: int, batch: int = 1, fused: bool = True, step: bool = False) -> ForwardCost:
     """Return the cost of a pass over `batch` texts of `length` tokens, or with `step` over the last token only.
-
-    Attention is one kernel that stores no scores; without `fused`, it is two products and a softmax.
-    """
+    Attention is one kernel that stores no scores; without `fused`, it is two products and a softmax."""
     model = skeleton(spec).eval()
     compute(model)
     if not fused:

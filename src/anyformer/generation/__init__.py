@@ -48,8 +48,7 @@ def generate(
     defaults: on CUDA, a step is captured as a CUDA graph; on a CPU, a step of 4 to 64 rows in fp32 uses packed copies
     of the large layers, if the copies fit in a quarter of the free memory. They are kept in addition to the weights.
 
-    `options` are fields of `Settings` and further inputs of the model (pixel_values, encoder_outputs, ...).
-    """
+    `options` are fields of `Settings` and further inputs of the model (pixel_values, encoder_outputs, ...)."""
     if not isinstance(model, TransformerModule):
         raise ValueError(f"generate: expected a model from af.build or af.load, got {type(model).__name__}")
     head: Any = model.spec.head

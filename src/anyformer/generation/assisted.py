@@ -46,10 +46,8 @@ def decode(job: Search) -> dict[str, Any]:
 
 
 def back(stepper: Stepper, before: Stepper | None, ids: Tensor, extra: int) -> Stepper:
-    """Return the stepper without its last `extra` tokens; `ids` are the tokens that it should have read.
-
-    `before` is a copy from before the draft, for a state that cannot be rewound.
-    """
+    """Return the stepper without its last `extra` tokens; `ids` are the tokens that it should have read. `before` is a
+    copy from before the draft, for a state that cannot be rewound."""
     if extra == 0:
         return stepper
     if before is None:

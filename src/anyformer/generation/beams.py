@@ -42,9 +42,7 @@ class Beams:
 
     def advance(self, log_probs: Tensor, offset: Tensor) -> Tensor:
         """Append one token per beam, given log_probs (B, N, V); return the beam (B, N) that each new beam continues.
-
-        `offset` (B, 1) is the index of each text's first beam in the whole batch.
-        """
+        `offset` (B, 1) is the index of each text's first beam in the whole batch."""
         s, V, T = self.s, log_probs.shape[2], self.running.shape[2]
         total = (log_probs + self.running_scores[..., None]).flatten(1)
         K = min(self.K, total.shape[1])

@@ -29,10 +29,8 @@ MIN_CANDIDATES = 32  # likeliest tokens per frame that extend a prefix; 2 * num_
 
 
 def decode(model: TransformerModule, inputs: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Return sequences (B * num_return_sequences, longest), padded on the right, and their log-probabilities.
-
-    The log-probability is that of the best path; with beams, of all paths that the search kept.
-    """
+    """Return sequences (B * num_return_sequences, longest), padded on the right, and their log-probabilities. The
+    log-probability is that of the best path; with beams, of all paths that the search kept."""
     for name in options:
         if name not in ALLOWED:
             raise ValueError(f"{name}: not an option of CTC decoding, which takes only {', '.join(sorted(ALLOWED))}")
@@ -89,9 +87,7 @@ def best_path(scores: Tensor, blank: int) -> tuple[list[int], float]:
 
 def prefixes(pieces: Iterable[Tensor], blank: int, beams: int) -> list[tuple[list[int], float]]:
     """Return the likeliest texts, best first, given log-probabilities (T, V) of consecutive pieces of a recording.
-
-    After each piece, the common beginning of all texts is final, and only the rest of each text is searched further.
-    """
+    After each piece, the common beginning of all texts is final, and only the rest of each text is searched further."""
     settled: list[int] = []
     running: Running = {(): [0.0, -math.inf]}
     for scores in pieces:

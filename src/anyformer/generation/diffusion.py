@@ -30,8 +30,7 @@ def remove_noise(
 
     `left` and `then` are alpha_bar (the image's share of the variance) before and after the step. eta 0 keeps only the
     predicted noise (DDIM); eta 1 replaces part of it by new noise, `chance`, as in DDPM. The predicted image is clamped
-    to [-clip, clip].
-    """
+    to [-clip, clip]."""
     drawn = (x - (1 - left) ** 0.5 * noise) / left**0.5
     if clip is not None:
         drawn = drawn.clamp(-clip, clip)
@@ -57,8 +56,7 @@ def denoise(
     """Return images (B, C, height, width), one per seed. An image does not depend on the others in the batch.
 
     `asked` are the model's conditional inputs, `otherwise` its unconditional ones. `guidance` is the scale of
-    classifier-free guidance [Ho and Salimans 2022]; 1 is no guidance.
-    """
+    classifier-free guidance [Ho and Salimans 2022]; 1 is no guidance."""
     spec: Any = model.spec
     if not isinstance(spec.head, NoiseHead):
         raise ValueError("denoise needs a model with a NoiseHead, which predicts the noise in an image")

@@ -49,10 +49,8 @@ log = logging.getLogger(__name__)
 
 
 def capture_decode_step(stepper: Stepper, max_length: int, more: int, compiled: bool | None) -> None:
-    """Capture the stepper's decoding step, if that helps.
-
-    `compiled`: True uses torch.compile or raises ValueError, False never captures, None captures on CUDA only.
-    """
+    """Capture the stepper's decoding step, if that helps. `compiled`: True uses torch.compile or raises ValueError,
+    False never captures, None captures on CUDA only."""
     if stepper.captured is not None:
         return
     capacity = capacity_for(max_length)
@@ -158,10 +156,8 @@ def model_obstacle(model: TransformerModule, max_length: int) -> str | None:
 
 
 class CaptureCache(dict):
-    """The captures of one model. Copies of the model start without captures.
-
-    `short` counts texts with fewer than MIN_NEW_TOKENS new tokens, by rows and capacity.
-    """
+    """The captures of one model. Copies of the model start without captures. `short` counts texts with fewer than
+    MIN_NEW_TOKENS new tokens, by rows and capacity."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,10 +182,8 @@ def capture_key(
     state: State | None = None,
     labels: tuple[str, ...] = (),
 ) -> Any:
-    """Return a key of everything that a capture depends on.
-
-    `state` None: the key of a text without padding inside it and without an encoder's memory.
-    """
+    """Return a key of everything that a capture depends on. `state` None: the key of a text without padding inside it
+    and without an encoder's memory."""
     tensors = [*model.parameters(), *model.buffers()]
     return (
         rows,
@@ -377,10 +371,8 @@ class CapturedDecoder:
 
 
 class CapturedPrompt:
-    """A CUDA graph that reads a prompt of at most `length` tokens, padded on the right.
-
-    No earlier token attends to the padding, and later tokens overwrite its keys.
-    """
+    """A CUDA graph that reads a prompt of at most `length` tokens, padded on the right. No earlier token attends to the
+    padding, and later tokens overwrite its keys."""
 
     def __init__(self, captured: CapturedDecoder, length: int) -> None:
         rows, device = captured.state.rows, captured.model.device
@@ -430,10 +422,8 @@ class CapturedPrompt:
 
 
 def highest(scores: Tensor, pieces: int = 64) -> tuple[Tensor, Tensor]:
-    """Return the highest score (B,) of each row of scores (B, V), and its token (B,).
-
-    It is found in two rounds, because a reduction over one row runs as a single thread block.
-    """
+    """Return the highest score (B,) of each row of scores (B, V), and its token (B,). It is found in two rounds,
+    because a reduction over one row runs as a single thread block."""
     B, V = scores.shape
     width = -(-V // pieces)
     best, index = F.pad(scores, (0, pieces * width - V), value=float("-inf")).view(B, pieces, width).max(-1)

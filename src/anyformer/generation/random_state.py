@@ -19,9 +19,7 @@ LOW_31_BITS = 2**31 - 1  # the bits of a 64-bit number that remain after a logic
 
 def mix(x: Tensor) -> Tensor:
     """Map 64 bits one-to-one to 64 well-mixed bits: the finalizer of MurmurHash3, two rounds of shift and product.
-
-    torch's shift keeps the sign, which would map x and ~x to the same bits; the mask removes it.
-    """
+    torch's shift keeps the sign, which would map x and ~x to the same bits; the mask removes it."""
     for factor in (-49064778989728563, -4265267296055464877):
         x = (x ^ (x >> 33 & LOW_31_BITS)) * factor
     return x ^ (x >> 33 & LOW_31_BITS)
@@ -34,10 +32,8 @@ def spread(seeds: Tensor, numbers: Tensor) -> Tensor:
 
 @torch.library.custom_op("anyformer::normal", mutates_args=())
 def normal(seeds: Tensor, count: int) -> Tensor:
-    """Return normally distributed numbers (B, count) [Box and Muller 1958] of seeds (B,), equal on every device.
-
-    It is a custom op because torch.compile would use 32-bit integers on a GPU.
-    """
+    """Return normally distributed numbers (B, count) [Box and Muller 1958] of seeds (B,), equal on every device. It is
+    a custom op because torch.compile would use 32-bit integers on a GPU."""
     bits = spread(mix(seeds), torch.arange(count, device=seeds.device)[None])
     high, low = ((half & LOW_31_BITS).double() * 2.0**-31 for half in (bits >> 32, bits))
     return ((-2 * torch.log(high + 2.0**-32)).sqrt() * torch.cos(2 * math.pi * low)).float()
@@ -63,10 +59,8 @@ class SeededRows:
         self.seeds = mix(mix(rows_) + copy).to(device)  # (rows * copies,)
 
     def gumbel(self, places: Tensor, tokens: Tensor) -> Tensor:
-        """Return Gumbel noise (B, N), given positions `places` (B,) and tokens (B or 1, N).
-
-        argmax(log p + noise) is a sample of p.
-        """
+        """Return Gumbel noise (B, N), given positions `places` (B,) and tokens (B or 1, N). argmax(log p + noise) is a
+        sample of p."""
         bits = spread(mix(self.seeds + places), tokens)
         u = ((bits & (2**53 - 1)).double() + 0.5) * 2.0**-53
         u = u.clamp(max=1 - 2.0**-53)  # if all bits are 1, the sum is rounded to 1 and the noise would be infinite

@@ -204,8 +204,7 @@ def order_timestamps(written: Tensor, scores: Tensor, first: int, end: int, late
     """Enforce the order of Whisper's timestamps [Radford et al. 2022]. Tokens from `first` on are timestamps.
 
     A text begins with a timestamp (at most first + latest). Then timestamps come in pairs, except the last one before
-    `end`, and never decrease. If all timestamps together are likelier than any other token, one must follow.
-    """
+    `end`, and never decrease. If all timestamps together are likelier than any other token, one must follow."""
     token = torch.arange(scores.shape[1], device=scores.device)
     time, n = token >= first, written.shape[1]
     if n == 0:

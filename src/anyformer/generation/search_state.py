@@ -36,10 +36,8 @@ class Ending:
         return done
 
     def end(self, tokens: list[int]) -> str:
-        """Decode the end of a text, long enough for any stop string that its last token completes.
-
-        Decoding the whole text after every token would take quadratic time.
-        """
+        """Decode the end of a text, long enough for any stop string that its last token completes. Decoding the whole
+        text after every token would take quadratic time."""
         longest = max(map(len, self.stops))
         count = 2 * longest + 8
         while True:
@@ -56,10 +54,8 @@ class Ending:
 
 @dataclasses.dataclass
 class Search:
-    """One call of `generate`. Each prompt has one row per beam or copy.
-
-    `ids` are padded on the left with the id V (vocabulary size), which penalties do not count.
-    """
+    """One call of `generate`. Each prompt has one row per beam or copy. `ids` are padded on the left with the id V
+    (vocabulary size), which penalties do not count."""
 
     settings: Settings
     stepper: Stepper

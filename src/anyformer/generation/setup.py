@@ -110,10 +110,8 @@ def begin(
 
 
 def check_can_generate(model: TransformerModule, by_position: bool = False) -> None:
-    """Raise ValueError if the model does not predict the next token.
-
-    `by_position` also allows models that predict the token at a requested position (XLNet).
-    """
+    """Raise ValueError if the model does not predict the next token. `by_position` also allows models that predict the
+    token at a requested position (XLNet)."""
     head = model.spec.head
     generates = bool(model.spec.left_to_right) or (by_position and model.predicts_by_position)
     if not generates or getattr(model.head, "scores", None) is None or not hasattr(head, "vocab_size"):

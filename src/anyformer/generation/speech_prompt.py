@@ -20,10 +20,8 @@ from anyformer.specs.messages import nearest, quote
 def speech_prompt(
     model: TransformerModule, start: Tensor, source: dict[str, Any], s: Settings
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the prompt (B, n), which begins with the start tokens (B, 1), and the encoder's output.
-
-    The encoder's output is None unless it was needed to detect the language.
-    """
+    """Return the prompt (B, n), which begins with the start tokens (B, 1), and the encoder's output. The encoder's
+    output is None unless it was needed to detect the language."""
     if s.is_multilingual is False and (s.language is not None or s.task is not None):
         raise ValueError("language and task: this model knows only one language; omit both")
     forced = [] if s.language is not None or s.task is not None else [token for _, token in forced_tokens(s)]

@@ -57,8 +57,7 @@ class TextStream:
     """A generated text. Iterate over it to get pieces of the text as soon as each is final.
 
     A piece never contains half a character or a stop string. `text` and `tokens` are what was generated so far;
-    `log_probs` and `finish_reason` are set at the end.
-    """
+    `log_probs` and `finish_reason` are set at the end."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""Sound for a model: samples as they are (`input_values`), or their log-mel spectrogram (`input_features`), as the
-folder's preprocessor_config.json says: of a fixed length and up to 80 dB below the loudest (Whisper), or as long as the
-recording, each channel to mean 0 and variance 1 (Parakeet).
+"""Audio features: samples (`input_values`) or a log-mel spectrogram (`input_features`), as configured in the folder's
+preprocessor_config.json. A spectrogram has a fixed length and a range of 80 dB below the loudest (Whisper), or the
+length of the recording and channels normalized to mean 0 and variance 1 (Parakeet).
 
-    hear = AudioProcessor.load("a/model/folder")
-    inputs = hear(["a.flac", (samples, 44100)])            # files, arrays, any rate: resampled to the model's
+    processor = AudioProcessor.load("a/model/folder")
+    inputs = processor(["a.flac", (samples, 44100)])       # files or arrays of any rate, resampled to the model's
 
 B recordings, T samples, M channels of a spectrogram, F frames.
 """
@@ -30,26 +30,26 @@ USUAL = {"values": {}, "mel": {"feature_size": 80}, "bank": {"feature_size": 80,
 SWITCHES = ("return_attention_mask", "do_normalize")
 LEAST = 1e-10  # floor of the power
 QUIET, NARROW = 2**-24, 1e-5  # added to powers before the logarithm and to standard deviations (Parakeet)
-LARGEST = 2**25  # numbers of what is held of a recording at once; Whisper's are 600,000
+LARGEST = 2**25  # numbers that are in memory at once per recording; Whisper has 600,000
 HIGHEST_RATE = 500_000  # samples per second, enough for the calls of bats; speech needs 16,000
 RANGE = 8.0  # dynamic range in powers of ten, below the loudest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AudioProcessor:
-    """Field names are those of preprocessor_config.json."""
+    """Converts recordings to model inputs. Fields have the names of preprocessor_config.json."""
 
     kind: Literal["values", "mel", "bank"] = "values"
     sampling_rate: int = 16000
     feature_size: int = 1  # M
     padding_value: float = 0.0
     return_attention_mask: bool = False
-    do_normalize: bool = True  # samples to mean 0 and variance 1; a spectrogram is as it is
+    do_normalize: bool = True  # normalize samples to mean 0 and variance 1; no effect on a spectrogram
     n_fft: int = 400
     hop_length: int = 160
-    win_length: int = 400  # samples that are weighed for a frame, of n_fft (bank)
-    preemphasis: float = 0.97  # so much of each sample is taken from the next (bank)
-    chunk_length: int = 30  # seconds of a spectrogram of a fixed length (mel)
+    win_length: int = 400  # length of the window within n_fft samples (bank)
+    preemphasis: float = 0.97  # share of each sample that is subtracted from the next (bank)
+    chunk_length: int = 30  # length of the spectrogram in seconds (mel)
     dither: float = 0.0
 
     def __post_init__(self) -> None:
@@ -88,28 +88,28 @@ class AudioProcessor:
                     return cls.from_config(config)
                 except ValueError as error:
                     raise ValueError(f"{file}: {error}") from None
-        raise ValueError(f"{folder}: no {FILES[0]} with settings for sound")
+        raise ValueError(f"{folder}: no {FILES[0]} with settings for audio")
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> AudioProcessor:
-        """The processor that such a file describes; fields that published classes do not know change nothing."""
+        """Create a processor from the contents of preprocessor_config.json; unknown fields are ignored."""
         if not isinstance(config, Mapping):
             raise ValueError(f"feature_extractor is {quote(config)}; expected an object")
         name = config.get("feature_extractor_type")
-        if name is None:  # as the first files were
+        if name is None:  # early files have no type
             name = "WhisperFeatureExtractor" if "n_fft" in config else "Wav2Vec2FeatureExtractor"
         if not isinstance(name, str) or name not in KINDS:
             raise ValueError(f"feature_extractor_type {quote(name)} is not supported; {nearest(str(name), KINDS)}")
         if (side := config.get("padding_side") or "right") != "right":
             raise ValueError(f"padding_side is {quote(side)}; recordings are padded at their end; valid: 'right'")
         known = {field.name for field in dataclasses.fields(cls)} - {"kind"}
-        # a switch that is null is off, as published, and whatever else is null is as if it were not there
+        # as in transformers, a boolean that is null is False, and any other null field is ignored
         off: dict[str, Any] = {field: False for field in SWITCHES if field in config}
         given = {field: value for field, value in config.items() if field in known and value is not None}
         return cls(**{"kind": KINDS[name], **USUAL[KINDS[name]], **off, **given})
 
     def save(self, folder: str | Path) -> None:
-        """Writes what `load` reads, and transformers too."""
+        """Write a preprocessor_config.json for `load` and transformers."""
         name = next(name for name, kind in KINDS.items() if kind == self.kind)
         values = {field: value for field, value in dataclasses.asdict(self).items() if field != "kind"}
         write_json(Path(folder) / FILES[0], {"feature_extractor_type": name, **values})
@@ -130,7 +130,7 @@ class AudioProcessor:
         (default for a spectrogram: chunk_length), and cut there unless `truncation` is False."""
         several = audio if isinstance(audio, list) else [audio]
         if not several:
-            raise ValueError("give at least one recording")
+            raise ValueError("audio is empty: pass at least one recording")
         mel = self.kind == "mel"
         padding = padding or ("max_length" if mel else "longest")
         if padding not in ("longest", "max_length"):
@@ -155,7 +155,7 @@ class AudioProcessor:
         return self.extract(rows, length, masked)
 
     def extract(self, rows: list[np.ndarray], length: int, masked: bool) -> dict[str, Tensor]:
-        """The inputs of samples at the model's rate, padded to `length`."""
+        """Return the model inputs for samples at the model's rate, padded to `length`."""
         match self.kind:
             case "values":
                 return self.values(rows, length, masked)
@@ -164,7 +164,7 @@ class AudioProcessor:
         return self.banks(rows, length)
 
     def values(self, rows: list[np.ndarray], length: int, masked: bool) -> dict[str, Tensor]:
-        """(B, T); without a mask a model hears the padding, so it is normalised with the rest."""
+        """Return samples (B, T). Without a mask the model also reads the padding, so it is normalized with the rest."""
         out, mask = self.pad(rows, length), np.zeros((len(rows), length), dtype=np.int32)
         for i, row in enumerate(rows):
             mask[i, : len(row)] = 1
@@ -176,7 +176,7 @@ class AudioProcessor:
         return {**inputs, "attention_mask": torch.from_numpy(mask)} if masked else inputs
 
     def spectrograms(self, rows: list[np.ndarray], length: int, masked: bool) -> dict[str, Tensor]:
-        """(B, M, F)"""
+        """Return log-mel spectrograms (B, M, F)."""
         if length // self.hop_length < 1 or length <= self.n_fft // 2:
             raise ValueError(f"{length} samples are less than a frame of {self.n_fft}")
         half = self.n_fft // 2
@@ -189,7 +189,7 @@ class AudioProcessor:
         return inputs
 
     def banks(self, rows: list[np.ndarray], length: int) -> dict[str, Tensor]:
-        """(B, F, M), and which frames are of a recording: those count for the mean and the variance of a channel."""
+        """Return spectrograms (B, F, M) and a mask of real frames, which determine each channel's mean and variance."""
         counts = torch.tensor([len(row) // self.hop_length for row in rows])
         if int(counts.min()) < 2:
             few = min(map(len, rows))
@@ -215,7 +215,7 @@ class AudioProcessor:
         return {"input_features": (powers - mean) / (spread + NARROW) * share, "attention_mask": mask}
 
     def pad(self, rows: list[np.ndarray], length: int) -> np.ndarray:
-        """(B, length)"""
+        """Pad rows on the right: (B, length)."""
         out = np.full((len(rows), length), self.padding_value, dtype=np.float32)
         for i, row in enumerate(rows):
             out[i, : len(row)] = row
@@ -224,7 +224,7 @@ class AudioProcessor:
     # -- frames -------------------------------------------------------------------------------------------------------
 
     def powers(self, samples: Tensor) -> Tensor:
-        """(..., T) -> (..., M, F) powers of ten, a frame of n_fft samples every hop_length, no padding."""
+        """Return log10 powers (..., M, F) of samples (..., T): a frame of n_fft samples per hop_length, no padding."""
         if self.dither:
             samples = samples + self.dither * torch.randn_like(samples)
         window = torch.hann_window(self.n_fft)
@@ -247,8 +247,8 @@ class AudioProcessor:
         return self.chunk_length * self.sampling_rate // self.hop_length
 
     def stream(self, blocks: Iterable[np.ndarray]) -> Iterator[Tensor]:
-        """Blocks of samples -> powers (M, F) of the frames they complete; all of them together are those of the whole
-        recording, and no more than two blocks are held at once."""
+        """Yield the powers (M, F) of the frames that each block of samples completes. Together they equal the powers of
+        the whole recording. At most two blocks are in memory at once."""
         half, hop = self.n_fft // 2, self.hop_length
         held = tail = np.zeros(0, np.float32)
         total, given, begun = 0, 0, False
@@ -273,8 +273,8 @@ class AudioProcessor:
 
 
 def mel_filters(bins: int, channels: int, rate: int, highest: float = 8000.0) -> np.ndarray:
-    """(channels, bins): triangles of equal area, evenly spaced up to `highest` by pitch as it is heard: linear below 1
-    kHz and logarithmic above [Slaney 1998]."""
+    """Return mel filters (channels, bins): triangles of equal area, evenly spaced on the mel scale up to `highest`. The
+    scale is linear below 1 kHz and logarithmic above [Slaney 1998]."""
     ends = to_hertz(np.linspace(0.0, to_mel(highest), channels + 2))
     frequencies = np.linspace(0, rate // 2, bins)
     rising = (frequencies - ends[:-2, None]) / np.diff(ends)[:-1, None]
@@ -283,7 +283,7 @@ def mel_filters(bins: int, channels: int, rate: int, highest: float = 8000.0) ->
     return np.maximum(0, np.minimum(rising, falling)) * area[:, None]
 
 
-STEP = np.log(6.4) / 27.0  # of a mel above 1 kHz, where 15 of them stand
+STEP = np.log(6.4) / 27.0  # log frequency per mel above 1 kHz, which is mel 15
 
 
 def to_mel(hertz: float) -> float:

@@ -32,7 +32,7 @@ class ChatTokenizer(Protocol):
 
 
 class MaskingTokenizer(ChatTokenizer, Protocol):
-    """One that also says which characters each token stands for."""
+    """A tokenizer that also gives the characters of each token."""
 
     @property
     def special_ids(self) -> Any: ...
@@ -61,11 +61,10 @@ def encode(
     documents: Any = None,
     **more: Any,
 ) -> list[int]:
-    """The token ids of a conversation, with one beginning-of-text token where the model has one.
+    """Return the token ids of a conversation, with one beginning-of-text token if the model has one.
 
-    The template writes its special tokens itself, so the tokenizer adds none; one that both want, or neither wrote
-    though the tokenizer puts it before any text, is there once.
-    """
+    The template writes its special tokens itself, so the tokenizer adds none. The beginning-of-text token appears once,
+    even if both would add it, or if only the tokenizer would."""
     text = render(
         tokenizer,
         messages,
@@ -97,7 +96,7 @@ def encode_with_mask(
     template: str | None = None,
     tools: Any = None,
 ) -> tuple[list[int], list[bool]]:
-    """The token ids of a conversation, and a mask of those that the assistant writes."""
+    """Return the token ids of a conversation, and a mask of the assistant's tokens."""
     text, spans = assistant_spans(tokenizer, messages, template, tools)
     encoding = tokenizer.plain(text)
     ids, moved = tokenizer._ids(encoding), len(tokenizer._text(text)) - len(text)
@@ -110,8 +109,10 @@ def encode_with_mask(
 def assistant_spans(
     tokenizer: MaskingTokenizer, messages: Sequence[Mapping[str, Any]], template: str | None = None, tools: Any = None
 ) -> tuple[str, list[tuple[int, int]]]:
-    """The text of a conversation, and the character spans of the assistant: those inside {% generation %}, or else the
-    text that each message of the assistant adds after its generation prompt, up to its end token."""
+    """Return the text of a conversation and the character spans of the assistant.
+
+    The spans are those inside {% generation %}; without this tag, the text that each message of the assistant adds
+    after its generation prompt, up to its end token."""
     source = choose(tokenizer, template, tools is not None)
 
     def text(stop: int, prompt: bool = False, mark: str = "") -> str:

@@ -1,5 +1,5 @@
-"""Pictures as people have them -> what a model reads: the way that a checkpoint's preprocessor_config.json says, with
-the numbers of transformers' processors (those that use PIL).
+"""Image preprocessing as configured in a checkpoint's preprocessor_config.json, with the same results as transformers'
+processors that use PIL.
 
 H height, W width, C channels.
 """
@@ -27,8 +27,8 @@ FILE, WHOLE = "preprocessor_config.json", "processor_config.json"
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
 HALF, CLIP_MEAN, CLIP_STD = (0.5,) * 3, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 PIXELS = 89_478_485  # PIL's own limit: larger files are attacks on memory
-BILINEAR, BICUBIC = 2, 3  # as PIL numbers its filters: nearest, Lanczos, bilinear, bicubic, box, Hamming
-SQUEEZED = 384  # from this size on `crop_pct` resizes to a square and crops nothing (ConvNeXT)
+BILINEAR, BICUBIC = 2, 3  # PIL's filters from 0: nearest, Lanczos, bilinear, bicubic, box, Hamming
+SQUEEZED = 384  # from this size on, `crop_pct` resizes to a square without cropping (ConvNeXT)
 
 Size = Mapping[str, int]
 
@@ -37,7 +37,7 @@ def square(side: int) -> Size:
     return {"height": side, "width": side}
 
 
-# what a file leaves out, by the kind of processor that it names
+# defaults of fields that a file omits, by kind of processor
 CROPPED = {"do_center_crop": True, "crop_size": square(224), "resample": BICUBIC}
 SHORTEST = {"size": {"shortest_edge": 224}, "image_mean": CLIP_MEAN, "image_std": CLIP_STD, "do_convert_rgb": True}
 KINDS: dict[str, dict[str, Any]] = {
@@ -50,11 +50,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "ConvNext": {"size": {"shortest_edge": SQUEEZED}, "resample": BICUBIC, "crop_pct": 224 / 256},
     "ImageGPT": {"size": square(256), "do_color_quantize": True},
 }
-SHORT = ("CLIP", "Bit", "Siglip", "Llava", "ConvNext")  # where a size that is one number is that of the shorter side
+SHORT = ("CLIP", "Bit", "Siglip", "Llava", "ConvNext")  # for these, a size of one number is the shorter side
 # fields of one kind only, and fields that a kind lacks (Llava's do_pad means `pad_to_square`)
 OWN = {"do_color_quantize": "ImageGPT", "clusters": "ImageGPT", "crop_pct": "ConvNext", "pad_to_square": ""}
 LACKS = {"ImageGPT": ("do_center_crop", "do_pad"), "ConvNext": ("do_pad",), "Llava": ("do_pad",)}
-# in files of every kind, and nothing here depends on them
+# fields that have no effect here
 INERT = {
     "image_processor_type", "feature_extractor_type", "processor_class", "_processor_class", "data_format",
     "input_data_format", "device", "return_tensors", "disable_grouping", "_valid_processor_keys", "default_to_square",
@@ -63,13 +63,12 @@ INERT = {
 
 
 class Images(Part):
-    """Read pictures: files, folders, PIL images, arrays (H, W), (H, W, C) or (C, H, W), tensors, and lists of them.
-    With `clusters` they become tokens, each pixel the number of the colour that is nearest to it (ImageGPT).
+    """Reads pictures: files, folders, PIL images, arrays (H, W), (H, W, C) or (C, H, W), tensors, and lists of them.
+    With `clusters`, each pixel becomes a token: the index of the nearest colour (ImageGPT).
 
     >>> read = Images(size={"height": 4, "width": 4})
     >>> read(np.zeros((9, 6, 3), np.uint8))["pixel_values"].shape
-    torch.Size([1, 3, 4, 4])
-    """
+    torch.Size([1, 3, 4, 4])"""
 
     do_convert_rgb: bool = False
     do_resize: bool = True
@@ -84,10 +83,10 @@ class Images(Part):
     image_std: float | tuple[float, ...] = HALF
     do_pad: bool = False
     pad_size: Size | None = None  # default: the largest picture of the batch
-    crop_pct: float | None = None  # the middle part that is left of a scaled picture's shorter side (ConvNeXT, ResNet)
-    pad_to_square: bool = False  # before all else, with the mean's colour (LLaVA)
+    crop_pct: float | None = None  # share of the shorter side that remains after cropping (ConvNeXT, ResNet)
+    pad_to_square: bool = False  # first, with the mean colour (LLaVA)
     do_color_quantize: bool = False
-    clusters: tuple[tuple[float, ...], ...] | None = None  # colours as pixels are once they are normalised
+    clusters: tuple[tuple[float, ...], ...] | None = None  # colours, normalized like pixels
 
     def check(self) -> None:
         colours = {len(colour) for colour in self.clusters or ()}
@@ -116,10 +115,10 @@ class Images(Part):
 
     @classmethod
     def load(cls, folder: str | Path, **changes: Any) -> Images:
-        """The one of a model folder; `changes` are other values of its fields."""
+        """Load the settings of a model folder; `changes` override fields."""
         path, whole = Path(folder) / FILE, Path(folder) / WHOLE
         config = read_json(path) if path.is_file() else None
-        if config is None and whole.is_file():  # as today's processors are saved, all their parts in one file
+        if config is None and whole.is_file():  # recent processors are saved in one file
             path, config = whole, read_json(whole).get("image_processor")
         if not isinstance(config, dict):
             raise ValueError(f"{folder}: no {FILE} with settings for pictures")
@@ -127,7 +126,8 @@ class Images(Part):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str = FILE, default: str = "ViT") -> Images:
-        """From the contents of such a file. `name` is for error messages, `default` the kind where none is named."""
+        """Create it from the contents of a preprocessor_config.json. `name` is for error messages; `default` is the
+        kind of processor if the file names none."""
         kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or default)
         kind = kind.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor")
         kind = kind.removesuffix("FeatureExtractor")
@@ -136,14 +136,14 @@ class Images(Part):
         own = {field for field in hints(cls) if OWN.get(field, kind) == kind}
         if strange := sorted(map(str, config.keys() - own - INERT)):
             unknown = shorten(", ".join(strange))
-            warnings.warn(f"{name}: nothing here knows {unknown}", UnknownFieldWarning, stacklevel=3)
-        # a switch that is null is off, as published, and whatever else is null is as if it were not there
+            warnings.warn(f"{name}: ignored unknown fields {unknown}", UnknownFieldWarning, stacklevel=3)
+        # as in transformers, a boolean that is null is False, and any other null field is ignored
         off = {key for key, hint in hints(cls).items() if hint is bool}
         values = {key: value for key, value in config.items() if key in own and (value is not None or key in off)}
         values |= {key: False for key in off if key in values and values[key] is None}
         short = kind in SHORT if config.get("default_to_square") is None else not config["default_to_square"]
         if kind == "CLIP" and config.get("use_square_size"):
-            values["size"] = square(224)  # published: whatever else the file says
+            values["size"] = square(224)  # as in transformers, this overrides the file's size
         if kind == "Llava":
             values["pad_to_square"] = values.get("do_pad", False)
         try:
@@ -154,7 +154,7 @@ class Images(Part):
             raise ValueError(f"{name}: {error}") from None
 
     def save(self, folder: str | Path) -> None:
-        """Writes what `load` reads, and transformers too."""
+        """Write a preprocessor_config.json for `load` and transformers."""
         values = {key: thaw(value) for key, value in self.items()}
         if self.pad_to_square:
             kind, values["do_pad"] = "Llava", True
@@ -165,16 +165,16 @@ class Images(Part):
 
     @property
     def channels(self) -> int | None:
-        """How many a picture must have, where that is known."""
+        """Number of channels that a picture must have, or None if any number is allowed."""
         if self.do_convert_rgb:
             return 3
         return len(self.image_mean) if self.do_normalize and isinstance(self.image_mean, tuple) else None
 
     def __call__(self, images: Any) -> dict[str, Tensor]:
-        """{"pixel_values": (N, C, H, W)} of one picture or of several."""
+        """Return {"pixel_values": (N, C, H, W)} of one or several pictures, or {"input_ids": (N, H W)} of colours."""
         arrays = [self.one(picture, name) for picture, name in pictures(images)]
         if not arrays:
-            raise ValueError("no pictures were given")
+            raise ValueError("images is empty: pass at least one picture")
         if self.do_pad:
             arrays = [pad(pixels, self.pad_size or largest(arrays)) for pixels in arrays]
         shapes = {pixels.shape for pixels in arrays}
@@ -186,13 +186,13 @@ class Images(Part):
         return {"pixel_values": torch.from_numpy(np.stack(arrays))}
 
     def colours(self, pixels: np.ndarray) -> np.ndarray:
-        """(C, H, W) -> (H W,): which of the colours each pixel is nearest to."""
+        """Return the index of the nearest colour for each pixel: (C, H, W) -> (H W,)."""
         colours = np.asarray(self.clusters)  # (K, 3)
         apart = -2 * pixels.reshape(3, -1).T.astype(np.float64) @ colours.T + np.square(colours).sum(1)
         return apart.argmin(1)
 
     def decode_colours(self, ids: Any) -> np.ndarray:
-        """The picture of a row of such tokens (H W,) as bytes (H, W, 3); of several rows, all of them."""
+        """Return the pictures (..., H, W, 3) in bytes, given colour tokens (..., H W)."""
         ids, colours = np.asarray(ids), np.asarray(self.clusters)
         H, W = target_size(self.size, 1, 1)
         if not self.clusters or ids.dtype.kind not in "iu" or ids.shape[-1:] != (H * W,):
@@ -204,7 +204,7 @@ class Images(Part):
         return pixels.round().clip(0, 255).astype(np.uint8)[ids].reshape(*ids.shape[:-1], H, W, 3)
 
     def resize(self, picture: Any) -> np.ndarray:
-        """(C, H, W) of one picture, resized and cropped, as bytes where it came as bytes."""
+        """Resize and crop one picture: (C, H, W). Bytes stay bytes."""
         image, name = single_picture(picture)
         with error_context(name):
             return self._resize_and_crop(image)
@@ -225,7 +225,7 @@ class Images(Part):
         return pixels
 
     def one(self, picture: Any, name: str = "") -> np.ndarray:
-        """(C, H, W) in fp32."""
+        """Preprocess one picture: (C, H, W) in fp32."""
         image, file = single_picture(picture)
         with error_context(name or file):
             pixels = self._resize_and_crop(image)
@@ -244,7 +244,7 @@ class Images(Part):
 
 @contextlib.contextmanager
 def error_context(name: str) -> Iterator[None]:
-    """Puts the name of a picture, where it has one, before what is wrong with it."""
+    """Prefix errors with the picture's name, if it has one."""
     try:
         yield
     except ValueError as error:
@@ -252,19 +252,19 @@ def error_context(name: str) -> Iterator[None]:
 
 
 def default_kind(folder: Path) -> str:
-    """The kind of processor that the model in a folder has where no file names one."""
+    """Return the model's usual kind of processor, for a folder whose files name none."""
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     try:
         return families.find(str(config.get("model_type"))).pictures
-    except ValueError:  # no model, or none that is known
+    except ValueError:  # no model, or an unknown one
         return "ViT"
 
 
-# -- what is given ----------------------------------------------------------------------------------------------------
+# -- reading pictures -------------------------------------------------------------------------------------------------
 
 
 def pictures(images: Any, name: str = "") -> Iterator[tuple[Any, str]]:
-    """(PIL image or array, its name for messages), one by one; opens files."""
+    """Yield (PIL image or array, its name for error messages); opens files."""
     if isinstance(images, str | Path):
         path = Path(images).expanduser()
         if path.is_dir():
@@ -287,7 +287,7 @@ def pictures(images: Any, name: str = "") -> Iterator[tuple[Any, str]]:
 
 
 def single_picture(picture: Any) -> tuple[Any, str]:
-    """The one picture in `picture`, and its name for messages."""
+    """Return the only picture in `picture`, and its name for error messages."""
     given = list(pictures(picture))
     if len(given) != 1:
         raise ValueError(f"expected one picture, got {len(given)}")
@@ -295,7 +295,7 @@ def single_picture(picture: Any) -> tuple[Any, str]:
 
 
 def files(folder: Path) -> list[Path]:
-    """The pictures of a folder and those in it, in order."""
+    """Return the picture files in a folder and its subfolders, sorted."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file())
     if not paths:
         raise ValueError(f"{folder}: no pictures in this folder ({', '.join(ENDINGS)})")
@@ -315,7 +315,7 @@ def pillow() -> Any:
 
 
 def open_picture(path: Path) -> Any:
-    """The PIL image of a file, turned upright; the first frame of an animation. Every error is one line."""
+    """Open a file as a PIL image, rotated upright; the first frame of an animation. Every error is one line."""
     Image, ImageOps = pillow()
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
@@ -329,13 +329,13 @@ def open_picture(path: Path) -> Any:
                 return ImageOps.exif_transpose(image)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise ValueError(f"{path}: more than {PIXELS:,} pixels; make it smaller first") from None
-    except Exception as error:  # a damaged file can make PIL say anything
+    except Exception as error:  # a damaged file can make PIL raise any error
         reason = "not a picture that can be read" if isinstance(error, Image.UnidentifiedImageError) else error
         raise ValueError(f"{path}: {str(reason).splitlines()[0] if str(reason) else kind_of(error)}") from None
 
 
 def array(picture: Any, channels: int | None) -> np.ndarray:
-    """(C, H, W) with so many channels: converts between colour and grey, and drops alpha."""
+    """Return an array (C, H, W) with `channels` channels: converts between colour and grey, and drops alpha."""
     if hasattr(picture, "convert"):
         picture = np.asarray(eight_bits(picture, channels))
         picture = picture[None] if picture.ndim == 2 else np.moveaxis(picture, -1, 0)
@@ -360,8 +360,8 @@ def array(picture: Any, channels: int | None) -> np.ndarray:
 
 
 def eight_bits(image: Any, channels: int | None) -> Any:
-    """PIL's image with a byte a channel, coloured or grey as the model reads it."""
-    if image.mode.startswith("I"):  # more bits than a byte: the highest stay
+    """Convert a PIL image to one byte per channel, in colour or grey as the model needs it."""
+    if image.mode.startswith("I"):  # more than 8 bits: keep the highest
         pixels = np.asarray(image).astype(np.int64)
         if pixels.min(initial=0) < 0 or pixels.max(initial=0) > 65535:
             ends = f"{pixels.min()} to {pixels.max()}"
@@ -377,7 +377,7 @@ def eight_bits(image: Any, channels: int | None) -> Any:
 
 
 def sides(value: Any, short: bool, name: str) -> Size:
-    """Sizes as old files wrote them: one number, or height and width."""
+    """Convert a size from old files (one number, or height and width) to a dict."""
     if isinstance(value, int) and not isinstance(value, bool):
         return {"shortest_edge": value} if short else square(value)
     if isinstance(value, list | tuple) and len(value) == 2:
@@ -388,7 +388,7 @@ def sides(value: Any, short: bool, name: str) -> Size:
 
 
 def target_size(size: Size, height: int, width: int) -> tuple[int, int]:
-    """The (H, W) that a picture of `height` x `width` is scaled to."""
+    """Return the (H, W) to which a picture of `height` x `width` is resized."""
     match {key: side for key, side in size.items() if side}:
         case {"shortest_edge": short, "longest_edge": longest}:
             return limited_size(height, width, short, longest)
@@ -412,7 +412,7 @@ def check_pixels(*size: int) -> None:
 
 
 def limited_size(height: int, width: int, short: int, longest: int) -> tuple[int, int]:
-    """The shorter side as long as wanted, unless the longer one then is longer than `longest`."""
+    """Return the (H, W) whose shorter side is `short`, or less if the longer side would exceed `longest`."""
     exact: float = short
     if max(height, width) / min(height, width) * short > longest:
         exact = longest * min(height, width) / max(height, width)
@@ -424,7 +424,7 @@ def limited_size(height: int, width: int, short: int, longest: int) -> tuple[int
 
 
 def resize(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndarray:
-    """(C, H, W) by PIL, which scales bytes; fractions from 0 to 1 become bytes for that, and are fractions after."""
+    """Resize (C, H, W) with PIL. Fractions from 0 to 1 are converted to bytes and back, because PIL resizes bytes."""
     check_pixels(*size)
     if min(size) < 1:
         raise ValueError(f"{pixels.shape[1]} x {pixels.shape[2]} pixels cannot be scaled to {size[0]} x {size[1]}")
@@ -448,7 +448,7 @@ def center_crop(pixels: np.ndarray, size: Size) -> np.ndarray:
 
 
 def middle(pixels: np.ndarray, wanted: int, axis: int) -> np.ndarray:
-    """The middle of an axis; zeros around what is too short."""
+    """Crop an axis to its middle, or pad it with zeros if it is too short."""
     length = pixels.shape[axis]
     if wanted > length:
         before = math.ceil((wanted - length) / 2)

@@ -1,4 +1,4 @@
-"""Languages that models of many languages have a token for, in the order of their ids."""
+"""Language tokens of multilingual models, in the order of their ids."""
 
 from __future__ import annotations
 

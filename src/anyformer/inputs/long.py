@@ -1,9 +1,9 @@
-"""Texts of any length, a piece at a time: the ids are those of the whole text, and memory does not grow with it.
+"""Tokenization of texts of any length in constant memory. The ids are the same as for the whole text.
 
-A piece is tokenised with some text beyond its end. It is cut where a token ends, before a space if there is one, and
-the cut counts only if the text behind it, read alone, gives the very tokens that it gave in place. So nothing is
-assumed about the tokenizer: words, prefixes that it puts before a text, and what merges with what are found by trying.
-Only a single word longer than a piece may come out otherwise (as several unknown ones, where the whole would be one).
+A piece is tokenized with some text beyond its end. It is cut where a token ends, before a space if possible. A cut is
+valid only if the text after it has the same tokens when it is tokenized separately. Nothing is assumed about the
+tokenizer: its words, prefixes and merges are found by trying. Only a single word longer than a piece may have different
+ids (several unknown tokens instead of one).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import NamedTuple
 
 import tokenizers
 
-PIECE = 2**16  # characters that are tokenised at once
-AHEAD = 2**10  # of them, those beyond the cut
-BEFORE = 64  # characters before the cut that are read again, where the text behind it does not stand alone
-LONGEST = 2**22  # characters of a text that is held as one encoding, which takes some 300 bytes for each
+PIECE = 2**16  # characters that are tokenized at once
+AHEAD = 2**10  # of these, characters after the cut
+BEFORE = 64  # characters before a cut that the next piece repeats, if its tokens would differ without them
+LONGEST = 2**22  # characters of a text in one encoding, which needs about 300 bytes per character
 
 Encode = Callable[[str], tokenizers.Encoding]
 
 
 class LongText:
-    """A text that is too long to hold: read anew, in pieces, each time it is looked at."""
+    """A text that is too long for memory. Each iteration reads it again, in pieces."""
 
     def __init__(self, read: Callable[[], Iterator[str]]) -> None:
         self.read = read
@@ -49,15 +49,15 @@ class TokenRange(NamedTuple):
 
 
 def split_text(text: str | LongText) -> Iterator[str]:
-    """A text in parts of at most PIECE characters, cut anywhere."""
+    """Split a text into parts of at most PIECE characters, anywhere."""
     for part in (text,) if isinstance(text, str) else text:
         for i in range(0, len(part), PIECE):
             yield part[i : i + PIECE]
 
 
 def split_at_spaces(text: str | LongText) -> Iterator[str]:
-    """A text in parts of about PIECE characters, cut before a space that follows a letter: where words are counted,
-    those of the parts are those of the whole."""
+    """Split a text into parts of about PIECE characters, before a space that follows a letter, so that the parts have
+    the same words as the whole text."""
     waiting = ""
     for part in split_text(text):
         waiting += part
@@ -70,7 +70,7 @@ def split_at_spaces(text: str | LongText) -> Iterator[str]:
 
 
 def pieces(encode: Encode, parts: Iterable[str]) -> Iterator[TokenRange]:
-    """The tokens of the text that the parts make together."""
+    """Yield the tokens of the concatenated parts."""
     waiting, skip = "", 0
     for part in parts:
         waiting += part
@@ -85,14 +85,14 @@ def pieces(encode: Encode, parts: Iterable[str]) -> Iterator[TokenRange]:
 
 
 def span(encoding: tokenizers.Encoding, token: int) -> tuple[int, int]:
-    """The characters [first, last) that a token stands for."""
+    """Return the characters [first, last) of a token."""
     characters = encoding.token_to_chars(token)
-    assert characters is not None, "a special token stands for no text"
+    assert characters is not None, "a special token has no characters"
     return characters
 
 
 def _cut(encode: Encode, window: str, encoding: tokenizers.Encoding) -> tuple[int, int, int]:
-    """(tokens before the cut, the character that the next piece begins with, how many of its tokens are not new)."""
+    """Return (number of tokens before the cut, first character of the next piece, number of its tokens to skip)."""
     ids, fallback = encoding.ids, None
 
     def begins(token: int) -> int:
@@ -104,7 +104,7 @@ def _cut(encode: Encode, window: str, encoding: tokenizers.Encoding) -> tuple[in
             continue  # inside a token
         rest = ids[first:]
         fallback = fallback or (first, place, 0)
-        # behind a prefix that the tokenizer puts there itself, the space has to go
+        # if the tokenizer adds a prefix space itself, the next piece must not begin with one
         for start in (place, place + (window[place] == " "), place - BEFORE):
             again = encode(window[start:]).ids
             skip = len(again) - len(rest)
@@ -114,14 +114,14 @@ def _cut(encode: Encode, window: str, encoding: tokenizers.Encoding) -> tuple[in
 
 
 def _places(window: str) -> Iterator[int]:
-    """Where to try: before spaces first, then anywhere."""
+    """Yield candidate cuts: before spaces first, then anywhere."""
     limit = len(window) - AHEAD
     yield from islice(_spaces(window, limit), 8)
     yield from range(limit, limit - BEFORE, -1)
 
 
 def _spaces(text: str, limit: int) -> Iterator[int]:
-    """Spaces and line ends that follow neither, the last first."""
+    """Yield spaces and line ends that follow a non-space character, last first."""
     place = limit
     while (place := max(text.rfind(" ", 1, place), text.rfind("\n", 1, place))) > BEFORE:
         if not text[place - 1].isspace():

@@ -1,4 +1,4 @@
-"""Tokenizers of SentencePiece models, and of what families put around theirs."""
+"""Tokenizers of SentencePiece models, with the additions of each family."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[str, s
     special = {**{name: text for name, text in LLAMA.items() if core.token_to_id(text) is not None}, **special}
     if ends is not None:
         core.post_processor = special_tokens_template(core, ends, special)
-    elif not config and "bos_token" in special:  # a bare model file: every published one wants its beginning marked
+    elif not config and "bos_token" in special:  # a model file without a config: all published ones add bos
         config = {"add_bos_token": True}
     return TokenizerFiles(core, config, special, doubles_space=sentencepiece.doubles(core))
 
 
 def fairseq(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
-    """XLM-R and CamemBERT: before the pieces of a SentencePiece model the first words of fairseq's dictionary, which
-    has some of them already, and the mask after them."""
+    """XLM-R and CamemBERT: the first words of fairseq's dictionary (some of which are pieces, too), then the pieces of
+    a SentencePiece model, then the mask."""
     usual = CLASSES[kind]
     special = {**usual.special, **special}
     source = sentencepiece.read(folder / next(n for n in PIECES if (folder / n).is_file()))
     bos, pad, eos, unknown, mask = (special[f"{n}_token"] for n in ("bos", "pad", "eos", "unk", "mask"))
     first, kept = [(bos, 0.0), (pad, 0.0), (eos, 0.0), (unknown, 0.0)], source.pieces[3:]
-    if kind == "CamembertTokenizer":  # it was trained on ids that counted them twice
+    if kind == "CamembertTokenizer":  # its ids count these words twice
         first = [("<s>NOTUSED", 0.0), (pad, 0.0), ("</s>NOTUSED", 0.0), (unknown, 0.0), ("<unk>NOTUSED", -100.0)]
         kept = source.pieces[1:]
     marked, plain = sentencepiece.CONTROL, sentencepiece.NORMAL
@@ -58,11 +58,11 @@ def fairseq(folder: Path, kind: str, config: dict[str, Any], special: dict[str, 
 
 
 def deberta(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
-    """DeBERTa v2 and v3: spaces and forms of letters are made alike by rules of its own, not by those of the file."""
+    """DeBERTa v2 and v3: normalizes spaces and Unicode with rules of the class instead of the file's."""
     source = sentencepiece.read(folder / next(n for n in PIECES if (folder / n).is_file()))
     special = {**CLASSES[kind].special, **special}
     unknown = next((i for i, (text, *_) in enumerate(source.pieces) if text == special["unk_token"]), source.unk_id)
-    # the file's own unknown piece is not special unless the class calls it so
+    # the file's unknown piece is special only if the class lists it
     plain = {sentencepiece.UNKNOWN: sentencepiece.NORMAL}
     known = [(text, score, plain.get(each, each)) for text, score, each in source.pieces]
     core = sentencepiece.build(sentencepiece.SentencePieces(known, unk_id=unknown))
@@ -77,7 +77,7 @@ def deberta(folder: Path, kind: str, config: dict[str, Any], special: dict[str, 
 
 
 def xlnet(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
-    """XLNet: letters lose their accents before the rules of the file, and the mask takes the space before it."""
+    """XLNet: accents are removed before the file's normalization, and the mask token includes the space before it."""
     source = sentencepiece.read(folder / next(n for n in PIECES if (folder / n).is_file()))
     special = {**CLASSES[kind].special, **special}
     core = sentencepiece.build(dataclasses.replace(source, model=sentencepiece.UNIGRAM, byte_fallback=False))
@@ -99,8 +99,8 @@ def xlnet(folder: Path, kind: str, config: dict[str, Any], special: dict[str, st
 def add_ends(
     core: tokenizers.Tokenizer, kind: str, config: dict[str, Any], special: dict[str, str], greedy: tuple[str, ...] = ()
 ) -> TokenizerFiles:
-    """Adds the special tokens around texts; those that the file lacks come after its pieces. `greedy` ones take the
-    space before them."""
+    """Add special tokens around texts. Tokens that the file lacks are appended to its pieces. `greedy` tokens include
+    the space before them."""
     core.add_special_tokens(
         [
             tokenizers.AddedToken(token, lstrip=name in greedy, normalized=False, special=True)
@@ -118,11 +118,11 @@ def marian(folder: Path, kind: str, config: dict[str, Any], special: dict[str, s
         raise ValueError("separate vocabularies of the two languages are not supported")
     special = {**CLASSES["MarianTokenizer"].special, **special}
     vocabulary = contiguous_vocab(folder)
-    asked = [word for word in vocabulary if word.startswith(">>") and word.endswith("<<")]  # >>fr<<: the one to write
-    core, writer = build_with_ids(folder / "source.spm", vocabulary, special, asked)
+    targets = [word for word in vocabulary if word.startswith(">>") and word.endswith("<<")]  # >>fr<<: target language
+    core, writer = build_with_ids(folder / "source.spm", vocabulary, special, targets)
     target = None
     if (folder / "target.spm").is_file():
-        target, _ = build_with_ids(folder / "target.spm", vocabulary, special, asked)
+        target, _ = build_with_ids(folder / "target.spm", vocabulary, special, targets)
     for each in (core, target):
         if each is not None:
             each.post_processor = special_tokens_template(each, ("A eos", "A B eos"), special)
@@ -130,7 +130,7 @@ def marian(folder: Path, kind: str, config: dict[str, Any], special: dict[str, s
 
 
 def m2m(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
-    """M2M-100: pieces of a hundred languages, ids from vocab.json, and after them a token for each language."""
+    """M2M-100: pieces of a hundred languages, ids from vocab.json, then one token per language."""
     special = {**CLASSES["M2M100Tokenizer"].special, **special}
     vocabulary = contiguous_vocab(folder)
     name = config.get("language_codes") or "m2m100"
@@ -148,7 +148,7 @@ def m2m(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]
 
 
 def source_language(config: dict[str, Any], languages: dict[str, int], usual: str) -> int:
-    """The token of the language that a folder's texts are in."""
+    """Return the token of the source language."""
     code = config.get("src_lang") or usual
     if code not in languages:
         raise ValueError(f"src_lang={quote(code)}; {nearest(str(code), languages)}")
@@ -162,8 +162,8 @@ def build_with_ids(
     inside: Iterable[str] = (),
     tokens: Iterable[str] = (),
 ) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
-    """(tokenizer that encodes with the ids of a vocabulary, tokenizer that decodes them). `inside` are words of the
-    vocabulary that may stand in a text, `tokens` are special ones."""
+    """Return a tokenizer that encodes with the ids of a vocabulary, and one that decodes them. `inside` are words of
+    the vocabulary that may occur in a text; `tokens` are special tokens."""
     for name in ("unk_token", "eos_token", "pad_token"):
         if special[name] not in vocabulary:
             raise ValueError(f"{name} {quote(special[name])} is not in vocab.json")
@@ -171,7 +171,7 @@ def build_with_ids(
     readable = (sentencepiece.NORMAL, sentencepiece.USER_DEFINED)
     scores = {text: score for text, score, kind in source.pieces if kind in readable}
     marked = {text for text in (*special.values(), *tokens) if text in vocabulary}
-    # Words that are no pieces take no part in reading; pieces without an id do, and stand for the unknown word.
+    # Words that are not pieces are never used for encoding. Pieces without an id are, and become the unknown token.
     kinds = {**dict.fromkeys(marked, sentencepiece.CONTROL), **dict.fromkeys(inside, sentencepiece.USER_DEFINED)}
     known = [
         (word, 0.0, kinds[word])
@@ -181,9 +181,9 @@ def build_with_ids(
         else (f"\0{word}", -1e4, sentencepiece.UNUSED)
         for word in sorted(vocabulary, key=vocabulary.__getitem__)
     ]
-    homeless = [(text, score, sentencepiece.NORMAL) for text, score in scores.items() if text not in vocabulary]
+    without_id = [(text, score, sentencepiece.NORMAL) for text, score in scores.items() if text not in vocabulary]
     unknown = vocabulary[special["unk_token"]]
-    core = sentencepiece.build(dataclasses.replace(source, pieces=known + homeless, unk_id=unknown))
+    core = sentencepiece.build(dataclasses.replace(source, pieces=known + without_id, unk_id=unknown))
     writer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=special["unk_token"]))
     writer.decoder = core.decoder
     writer.add_special_tokens(sorted(marked, key=vocabulary.__getitem__))

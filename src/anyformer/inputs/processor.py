@@ -1,4 +1,4 @@
-"""Raw data to model inputs and back, by what a folder holds: text, and images and sound where it has their settings.
+"""Conversion of raw data to model inputs and back: text, and images and audio if the folder has settings for them.
 
 >>> read = processor("a/model/folder")  # doctest: +SKIP
 >>> model(**read(["A dog.", "Two of them."]))  # doctest: +SKIP
@@ -36,7 +36,7 @@ class MediaReader(NamedTuple):
 
 
 def settings_in(folder: Path) -> Iterator[dict[str, Any]]:
-    """The settings for images and sound in a folder, one dict each."""
+    """Yield the settings for images and audio in a folder, one dict each."""
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (folder / name).is_file():
             config = read_json(folder / name)
@@ -47,8 +47,8 @@ def is_audio(config: dict[str, Any]) -> bool:
     return "sampling_rate" in config or config.get("feature_extractor_type") in KINDS
 
 
-PICTURES = {"image_processor_type", "image_mean", "size"}  # one of them is in what is said of pictures
-# by the keyword that the data is given by: the one place that knows of them
+PICTURES = {"image_processor_type", "image_mean", "size"}  # settings for pictures have one of these fields
+# keyword of the data -> reader
 READERS: dict[str, MediaReader] = {
     "images": MediaReader(lambda folder: any(PICTURES & c.keys() for c in settings_in(folder)), Images.load),
     "audio": MediaReader(lambda folder: any(is_audio(c) for c in settings_in(folder)), AudioProcessor.load),
@@ -56,14 +56,14 @@ READERS: dict[str, MediaReader] = {
 
 
 class Placeholders(NamedTuple):
-    """Placeholder tokens for a picture or a sound in a text: one for each of its vectors (LLaVA)."""
+    """Placeholder tokens for a picture or a recording in a text: one per vector (LLaVA)."""
 
     token: str
-    count: Callable[[Tensor], int]  # of (M, C, H, W) or (M, C, frames), the vectors of each
+    count: Callable[[Tensor], int]  # number of vectors of each, given (M, C, H, W) or (M, C, frames)
 
     @classmethod
     def from_folder(cls, folder: Path, name: str, tokenizer: Tokenizer) -> Placeholders | None:
-        """The placeholders for the keyword `name`, from the published settings or the description in the folder."""
+        """Return the placeholders for the keyword `name`, from the folder's settings or description, or None."""
         for config in settings_in(folder) if name == "images" else ():
             if isinstance(patch := config.get("patch_size"), int) and "vision_feature_select_strategy" in config:
                 more = int(config.get("num_additional_image_tokens") or 0)
@@ -71,7 +71,7 @@ class Placeholders(NamedTuple):
                 return cls(config.get("image_token") or "<image>", functools.partial(patches, patch, more))
         try:
             spec = read_spec(folder)
-        except (ValueError, OSError):  # no model, or none that is known
+        except (ValueError, OSError):  # no model, or an unknown one
             return None
         tower = spec.input_towers.get(TOWERS[name]) if isinstance(spec, TowerDecoderModel | TowerEncoderModel) else None
         if tower is None or (token := tokenizer.token(tower.token)) is None:
@@ -81,9 +81,9 @@ class Placeholders(NamedTuple):
         return cls(token, lambda given: count(given.shape[-1]) - tower.skip)
 
     def expand(self, texts: Sequence[str], given: Tensor, what: str) -> list[str]:
-        """Texts in which the token of each picture or sound is repeated once for each vector."""
-        if (places := sum(text.count(self.token) for text in texts)) != len(given):
-            raise ValueError(f"{len(given)} {what} for {places} {self.token} in the text")
+        """Repeat the token of each picture or recording in the texts once per vector."""
+        if (number := sum(text.count(self.token) for text in texts)) != len(given):
+            raise ValueError(f"{len(given)} {what} for {number} {self.token} in the text")
         return [text.replace(self.token, self.token * self.count(given)) for text in texts]
 
 
@@ -96,7 +96,7 @@ CALLED = {"images": "pictures", "audio": "sounds"}
 
 
 def processor(name: str | Path, *, offline: bool = False) -> Processor:
-    """The processor of a model folder or hub id."""
+    """Return the processor of a model folder or hub id."""
     folder = hub.resolve(name, offline=offline)
     media = tuple(given for given, reader in READERS.items() if reader.has_settings(folder))
     try:
@@ -104,17 +104,17 @@ def processor(name: str | Path, *, offline: bool = False) -> Processor:
     except (ValueError, OSError) as error:
         if not media:
             raise
-        # images and sound need no tokenizer; its error is raised when a text is given
+        # images and audio need no tokenizer; its error is raised when a text is given
         return Processor(folder, None, media, None if isinstance(error, FileNotFoundError) else error)
 
 
 class Processor:
-    """Texts (and images and sound, where the folder has settings for them) to the tensors that a model takes."""
+    """Converts texts, and images and audio if the folder has settings for them, to model inputs."""
 
     def __init__(
         self, folder: Path, tokenizer: Tokenizer | None, media: tuple[str, ...] = (), error: Exception | None = None
     ) -> None:
-        """`error` is why a tokenizer that is there could not be read."""
+        """`error` is the reason why the folder's tokenizer could not be read."""
         self.folder, self._tokenizer, self.media, self._error = folder, tokenizer, media, error
         self._readers: dict[str, Callable[..., Inputs]] = {}
 
@@ -141,14 +141,15 @@ class Processor:
         add_special_tokens: bool = True,
         **settings: Any,
     ) -> Inputs:
-        """The tensors that the model takes, under transformers' names; one text is a batch of one. Texts are padded to
-        the longest (`padding="max_length"`: to max_length; False: they must be of one length), and cut to max_length
-        with `truncation`. `settings` go to what reads images or sound (sampling_rate, ...)."""
+        """Return the model inputs, with transformers' names. One text is a batch of one.
+
+        Texts are padded to the longest (`padding="max_length"`: to max_length; False: they must have equal lengths),
+        and cut to max_length with `truncation`. `settings` (sampling_rate, ...) are for the image or audio reader."""
         out: Inputs = {}
         tensors: dict[str, Inputs] = {}
         given = {name: value for name, value in (("images", images), ("audio", audio)) if value is not None}
         if text is None and not given:
-            raise ValueError("give a text or a list of texts")
+            raise ValueError("no input: pass a text or a list of texts")
         for name, value in given.items():
             if name not in self.media:
                 reads = " and ".join([*(["text"] if self._tokenizer is not None else []), *self.media])
@@ -165,14 +166,14 @@ class Processor:
         if max_length is not None and not truncation and padding != "max_length":
             raise ValueError("max_length does nothing without truncation=True or padding='max_length'")
         if longest is None and (truncation or padding == "max_length"):
-            raise ValueError("give max_length: this tokenizer does not say how long a text may be")
+            raise ValueError("pass max_length: this tokenizer has no maximal length")
         texts = [text] if isinstance(text, str) else list(text)
         pairs = [text_pair] if isinstance(text_pair, str) else text_pair
         placed = False
         for name in given:
             if (places := Placeholders.from_folder(self.folder, name, self.tokenizer)) is not None:
                 texts = places.expand(texts, next(iter(tensors[name].values())), CALLED[name])
-                out.pop("attention_mask", None)  # of the sound: where it is silent is heard
+                out.pop("attention_mask", None)  # of the audio: the model also reads its padding
                 placed = placed or name == "audio"
         encoded = self.tokenizer.batch(
             texts,
@@ -189,13 +190,13 @@ class Processor:
         return {**encoded, **out}
 
     def reader(self, name: str) -> Any:
-        """The reader of images or audio for this folder, or None."""
+        """Return the reader of images or audio for this folder, or None."""
         if name not in self._readers and name in self.media:
             self._readers[name] = READERS[name].load(self.folder)
         return self._readers.get(name)
 
     def decode(self, ids: Any, *, skip_special_tokens: bool = False) -> Any:
-        """The text of some ids; of rows of them a list of texts. Where pictures are read as colours, their pictures."""
+        """Return the text of ids, or a list of texts for rows of ids. For colour tokens (ImageGPT), return pictures."""
         if self._tokenizer is None and isinstance(images := self.reader("images"), Images) and images.clusters:
             return images.decode_colours(ids)
         ids = ids.tolist() if hasattr(ids, "tolist") else ids
@@ -207,7 +208,7 @@ class Processor:
         return self.tokenizer.batch_decode(rows, skip_special_tokens=skip_special_tokens)
 
     def chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> Inputs:
-        """The tensors of a conversation, by the folder's chat template; see `anyformer.inputs.chat.encode`."""
+        """Return the model inputs of a conversation, with the folder's chat template; see `chat.encode`."""
         import torch
 
         ids = torch.tensor([self.tokenizer.chat(messages, **options)])

@@ -1,10 +1,10 @@
-"""Recordings, from files, arrays or tensors: one channel of samples between -1 and 1, at any rate, a block at a time.
+"""Audio recordings from files, arrays or tensors: one channel of samples between -1 and 1, at any rate, in blocks.
 
-    with Recording.open("talk.flac") as recording:
+    with AudioRecording.open("talk.flac") as recording:
         for block in recording.blocks(16000):      # resampled, at most BLOCK seconds each
             ...
 
-Files are read and rates changed by soundfile and soxr (the extra `audio`); a 16-bit WAV needs neither.
+soundfile reads files and soxr resamples (the extra `audio`). A 16-bit WAV file does not need soundfile.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 from anyformer.kernels.hardware import need
 from anyformer.specs.messages import quote
 
-BLOCK = 30  # seconds: what is held of a file at once, however long it is
-HIGHEST = 10_000_000  # samples a second that a header may claim
+BLOCK = 30  # seconds of a file that are in memory at once
+HIGHEST = 10_000_000  # maximal samples per second in a header
 MAX_UPSAMPLING = 64  # at 1 sample per second, a small file would become gigabytes of samples
 LOUDEST = 1e12  # far above 32-bit integers given as floats; the square of 1e19 is infinite in fp32
 ENDINGS = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif", ".au", ".caf")
@@ -31,23 +31,23 @@ Source = str | Path | np.ndarray | Any  # a file, samples, (samples, rate), or (
 
 
 class UnreadableAudio(ValueError):
-    """A file that holds no sound that can be read."""
+    """A file without readable audio."""
 
 
 @dataclasses.dataclass
 class AudioRecording:
-    """`rate` samples a second; `pull(n)` gives the next n or fewer as (n, channels), and none at the end."""
+    """An open recording."""
 
-    rate: int
-    pull: Callable[[int], np.ndarray]
+    rate: int  # samples per second
+    pull: Callable[[int], np.ndarray]  # pull(n) returns the next n or fewer samples (n, channels), none at the end
     name: str = ""
     close: Callable[[], object] = lambda: None
-    length: int | None = None  # samples, where a header says so
+    length: int | None = None  # number of samples, if the header has it
 
     @classmethod
     def open(cls, source: Source, rate: int | None = None) -> AudioRecording:
-        """Of a file, which says its rate itself, or of samples (T,) at `rate`; (samples, rate) is the same. An iterator
-        of chunks of samples is a stream, as from a microphone: it is read once, as it comes."""
+        """Open a file, samples (T,) at `rate`, or a tuple (samples, rate). An iterator of chunks of samples is a
+        stream, as from a microphone, and can be read only once."""
         if isinstance(source, str | Path):
             file = Path(source)
             if not file.is_file():
@@ -58,7 +58,7 @@ class AudioRecording:
         if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], int):
             source, rate = source
         if rate is None:
-            raise ValueError("samples need their rate: give (samples, rate), or sampling_rate")
+            raise ValueError("samples need their rate: pass (samples, rate), or sampling_rate")
         if not isinstance(rate, int) or not 0 < rate <= HIGHEST:
             raise ValueError(f"sampling_rate is {quote(rate)}; it must be a whole number from 1 to {HIGHEST:,}")
         return _stream(source, rate) if isinstance(source, Iterator) else _array(source, rate)
@@ -70,17 +70,17 @@ class AudioRecording:
         self.close()
 
     def blocks(self, rate: int | None = None) -> Iterator[np.ndarray]:
-        """Samples (n,) in fp32 at `rate`, channels mixed, at most about BLOCK seconds a block."""
+        """Yield blocks of samples (n,) in fp32 at `rate`, channels mixed, of at most about BLOCK seconds."""
         rate = rate or self.rate
         if rate > MAX_UPSAMPLING * self.rate:
             least = -(-rate // MAX_UPSAMPLING)
             raise UnreadableAudio(
-                f"{self.name}: a sampling rate of {self.rate:,} is too low for a model that hears {rate:,} samples per"
+                f"{self.name}: a sampling rate of {self.rate:,} is too low for a model that reads {rate:,} samples per"
                 f" second; at least {least:,} is needed"
             )
         change = None
         if rate != self.rate:
-            soxr = need("soxr", "audio", f"sound of {self.rate} samples a second for a model that hears {rate}")
+            soxr = need("soxr", "audio", f"resampling from {self.rate} samples per second to the model's {rate}")
             change = soxr.ResampleStream(self.rate, rate, 1, dtype="float32")
         done = 0
         while len(block := self.pull(BLOCK * self.rate)):
@@ -97,7 +97,7 @@ class AudioRecording:
             yield last
 
     def read(self, rate: int | None = None, most: int | None = None) -> np.ndarray:
-        """All of it (T,), or the first `most` samples."""
+        """Return all samples (T,), or the first `most`."""
         blocks, total = [np.zeros(0, np.float32)], 0
         for block in self.blocks(rate):
             blocks.append(block)
@@ -108,14 +108,14 @@ class AudioRecording:
 
 
 def streams(source: Source) -> bool:
-    """Whether it can be read only once."""
+    """Whether the source is a stream, which can be read only once."""
     return isinstance(source[0] if isinstance(source, tuple) and source else source, Iterator)
 
 
 def _stream(chunks: Iterator[Any], rate: int) -> AudioRecording:
     def pull(n: int) -> np.ndarray:
-        held = next((chunk for chunk in map(_samples, chunks) if len(chunk)), np.zeros(0, np.float32))
-        return held[:, None].astype(np.float32)
+        samples = next((chunk for chunk in map(_samples, chunks) if len(chunk)), np.zeros(0, np.float32))
+        return samples[:, None].astype(np.float32)
 
     return AudioRecording(rate, pull, "the stream")
 
@@ -147,7 +147,7 @@ def _samples(samples: Any) -> np.ndarray:
 
 
 def _wave(file: Path) -> AudioRecording | None:
-    """Plain 16-bit sound, which needs no library."""
+    """Open a 16-bit WAV file with the standard library; None for other files."""
     if file.suffix.lower() != ".wav":
         return None
     stream = None
@@ -170,7 +170,7 @@ def _wave(file: Path) -> AudioRecording | None:
         numbers = np.frombuffer(raw[: len(raw) // (2 * channels) * (2 * channels)], "<i2")
         return numbers.reshape(-1, channels) / np.float32(32768)
 
-    # a stream that was written to a pipe claims the longest there is
+    # the header of a file that was written to a pipe has the maximal length
     return AudioRecording(rate, pull, str(file), stream.close, None if length * channels * 2 > 2**32 - 256 else length)
 
 
@@ -196,12 +196,12 @@ def _sound(file: Path) -> AudioRecording:
 
 
 def _reason(error: BaseException) -> str:
-    """Why a file cannot be read; a file that ends inside its header raises an EOFError without a message."""
+    """Return why a file cannot be read. A file that ends inside its header raises an EOFError without a message."""
     reason = str(error).rpartition(": ")[2].strip().rstrip(".")
-    if "does not exist" in reason:  # libsndfile's words for an MP3 without a frame; the file is there
+    if "does not exist" in reason:  # libsndfile's message for an MP3 without a frame
         reason = "holds no sound that can be read"
     return reason or "ends too early"
 
 
 def _wrong_rate(rate: int) -> str:
-    return f"its header claims {rate:,} samples a second; valid: 1 to {HIGHEST:,}"
+    return f"its header has {rate:,} samples per second; valid: 1 to {HIGHEST:,}"

@@ -1,6 +1,6 @@
-"""Reads a SentencePiece model file, without the library that wrote it, and builds the same tokenizer from its pieces.
+"""Reads a SentencePiece model file without the sentencepiece library, and builds an equal tokenizer from its pieces.
 
-The file is one protocol-buffer message; the numbers of its fields are those of sentencepiece_model.proto.
+The file is one protocol-buffer message, with the field numbers of sentencepiece_model.proto.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ UNIGRAM, BPE = 1, 2  # kinds of models
 class SentencePieces:
     """The contents of a SentencePiece model file."""
 
-    pieces: list[tuple[str, float, int]]  # text, score, kind; the place is the token's id
+    pieces: list[tuple[str, float, int]]  # text, score, kind; the index is the token's id
     model: int = UNIGRAM
     unk_id: int = 0
     byte_fallback: bool = False
-    charsmap: bytes = b""  # normalisation, compiled
+    charsmap: bytes = b""  # compiled normalization
     dummy_prefix: bool = True  # a space before the text
-    squeeze: bool = True  # runs of spaces are one, none at either end
+    squeeze: bool = True  # merge runs of spaces, and strip both ends
     suffix_spaces: bool = False
 
 
 def fields(raw: bytes) -> Iterator[tuple[int, Any]]:
-    """(number, value) of each field of one message; ints, or bytes that mean what the number says."""
+    """Yield (number, value) of each field of a message. Values are ints or bytes."""
 
     def varint(at: int) -> tuple[int, int]:
         value = shift = 0
@@ -64,7 +64,7 @@ def fields(raw: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def read(path: Path) -> SentencePieces:
-    """Reads a model file; raises a one-line ValueError that names the file."""
+    """Read a model file. Errors are a one-line ValueError that names the file."""
     with path.open("rb") as file:
         raw = file.read(LONGEST_BYTES + 1)
     if len(raw) > LONGEST_BYTES:
@@ -107,7 +107,7 @@ def _parse(raw: bytes) -> SentencePieces:
 
 
 def merges(pieces: SentencePieces) -> list[tuple[str, str]]:
-    """The pairs that a BPE model of pieces joins, the best piece first: a pair for each way to cut a piece in two."""
+    """Return the merges of a BPE model, best piece first: one pair per way to split a piece into two pieces."""
     kinds = {text: kind for text, _, kind in pieces.pieces if kind in (NORMAL, USER_DEFINED)}
     order = sorted((text for text in kinds if kinds[text] == NORMAL), key=_best_first(pieces))
     return [
@@ -116,7 +116,7 @@ def merges(pieces: SentencePieces) -> list[tuple[str, str]]:
 
 
 def doubles(core: tokenizers.Tokenizer) -> bool:
-    """Whether a space that a text begins with must be doubled: for itself, and for the one that is put there."""
+    """Whether a leading space of a text must be doubled, because the tokenizer adds no prefix space before a space."""
     return isinstance(core.pre_tokenizer, pre_tokenizers.Metaspace) and core.pre_tokenizer.prepend_scheme == "first"
 
 
@@ -126,10 +126,10 @@ def _best_first(pieces: SentencePieces) -> Any:
 
 
 def build(pieces: SentencePieces, *, extra: list[str] | None = None, first_only: bool = False) -> tokenizers.Tokenizer:
-    """The tokenizer of a model file. `extra` are special tokens after its own.
+    """Build the tokenizer of a model file. `extra` are special tokens that are appended.
 
-    With `first_only` the space before the text is not put again after special tokens inside it, and is put before a
-    text that begins with one only if the caller doubles that one (`doubles`)."""
+    With `first_only`, no prefix space is added after special tokens inside the text. If a text begins with a space, the
+    caller must double it (see `doubles`)."""
     if pieces.suffix_spaces:
         raise ValueError("spaces at the end of pieces are not supported; save a tokenizer.json with transformers")
     texts = [text for text, _, _ in pieces.pieces]

@@ -64,7 +64,7 @@ class Tokenizer:
     ) -> None:
         self._doubles_space = doubles_space
         self.languages, self.target = languages or {}, target
-        self._ends: Any = None  # a post-processor for another language; None: that of `core`
+        self._ends: Any = None  # post-processor for a different language; None: use the one of `core`
         self.core, self.writer, self._unknown_from = core, writer or core, unknown_from
         self._core = CheckedTokenizer(core)
         self._writer = self._core if writer is None else CheckedTokenizer(writer)
@@ -91,7 +91,7 @@ class Tokenizer:
         return side
 
     def _input_names(self) -> tuple[str, ...]:
-        """Which tensors a text becomes: those of model_input_names, as in transformers."""
+        """Names of the tensors that a text becomes: model_input_names, as in transformers."""
         names = self.config.get("model_input_names", INPUT_NAMES)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"model_input_names is {quote(names)}; it must be a list of names such as {INPUT_NAMES}")
@@ -99,7 +99,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, name: str | Path, *, offline: bool = False) -> Tokenizer:
-        """From a model folder or a hub id: tokenizer.json, vocab.json + merges.txt, vocab.txt or SentencePiece's."""
+        """Load it from a folder or hub id: tokenizer.json, vocab.json + merges.txt, vocab.txt or SentencePiece."""
         from anyformer.weights import hub
 
         folder = hub.resolve(name, offline=offline)
@@ -120,7 +120,7 @@ class Tokenizer:
             raise ValueError(f"{folder / 'tokenizer_config.json'}: {error}") from None
 
     def __len__(self) -> int:
-        """Ids go up to this, added tokens included."""
+        """Number of ids, added tokens included."""
         return self.writer.get_vocab_size()
 
     @property
@@ -143,7 +143,7 @@ class Tokenizer:
         return self.languages[code]
 
     def in_language(self, code: str) -> Tokenizer:
-        """The same tokenizer for texts of another language."""
+        """Return this tokenizer for texts of a different language."""
         assert self.eos_token_id is not None
         other = copy.copy(self)
         other._ends = languages.language_processor(self.core, self.language_id(code), self.eos_token_id)
@@ -157,7 +157,7 @@ class Tokenizer:
         return self._ids(self._encode(text, pair, None, add_special_tokens))
 
     def pieces(self, text: str | long.LongText, *, add_special_tokens: bool = True) -> Iterator[list[int]]:
-        """The same ids, a part at a time: of a text of any length in little memory."""
+        """Yield the ids in parts, for texts of any length in constant memory."""
         before, after = self._special_ends if add_special_tokens else ([], [])
         yield before
         for piece in self.parts(text):
@@ -165,20 +165,20 @@ class Tokenizer:
         yield after
 
     def parts(self, text: str | long.LongText) -> Iterator[long.TokenRange]:
-        """The tokens of a text of any length, without special ones."""
+        """Yield the tokens of a text of any length, without special tokens."""
         parts = long.split_text(self._text(text) if isinstance(text, str) else text)
-        first = next(parts, "")  # where a text begins, a space may have to be doubled
+        first = next(parts, "")  # a leading space may have to be doubled
         first = self._text(first) if not isinstance(text, str) else first
         return long.pieces(lambda part: self._bare.encode(part, add_special_tokens=False), chain([first], parts))
 
     @property
     def filler(self) -> int:
-        """The id that pads rows: the padding token, else the end token, else 0."""
+        """Id of the padding token, or the end token, or 0."""
         return next((i for i in (self.pad_token_id, self.eos_token_id) if i is not None), 0)
 
     @property
     def _special_ends(self) -> tuple[list[int], list[int]]:
-        """The special tokens before and after a text."""
+        """Return the special tokens before and after a text."""
         one = next((encoding for text in "aA.1" if (encoding := self.plain(text)).ids), self.plain(""))
         one.truncate(1)
         ids = self._post_process(one, None, True).ids
@@ -186,15 +186,15 @@ class Tokenizer:
         return ids[:place], ids[place + 1 :]
 
     def encode_target(self, text: str) -> list[int]:
-        """Ids of a target text, which may have its own vocabulary (Marian)."""
+        """Return the ids of a target text, which may have a different vocabulary (Marian)."""
         return self.encode(text) if self._target is None else self._ids(self._target.encode(self._text(text)))
 
     def _text(self, text: Any) -> Any:
-        """Text that UTF-8 can hold: half a surrogate pair, as a JSON escape may give, becomes U+FFFD."""
+        """Return the text as valid UTF-8: a lone surrogate, as from a JSON escape, becomes U+FFFD."""
         if text is None:
             return None
         if not isinstance(text, str):
-            raise ValueError(f"text is a string, got {type(text).__name__}")
+            raise ValueError(f"text must be a string, got {type(text).__name__}")
         if not text.isascii() and _SURROGATE.search(text):
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return " " + text if self._doubles_space and text.startswith((" ", "▁")) else text
@@ -260,7 +260,7 @@ class Tokenizer:
         }
 
     def plain(self, text: str) -> tokenizers.Encoding:
-        """The tokens of a text before `core.post_process`, which may be cut."""
+        """Return the tokens of a text before `core.post_process`, so that they can be truncated."""
         return self._bare.encode(self._text(text), add_special_tokens=False)
 
     @functools.cached_property
@@ -282,7 +282,7 @@ class Tokenizer:
         room = a + b if max_length is None else max_length - ends
         if room < 0:
             raise ValueError(f"max_length={max_length} has no room for the special tokens")
-        if a + b > room:  # the longer gives way until both are equal, then both
+        if a + b > room:  # shorten the longer one until both are equal, then both
             count_truncated(a + b - room)
             small = min(a, b)
             large = max(small, room - small)
@@ -301,7 +301,7 @@ class Tokenizer:
     def _post_process(
         self, first: tokenizers.Encoding, second: tokenizers.Encoding | None, special: bool
     ) -> tokenizers.Encoding:
-        """With special tokens at the ends."""
+        """Add special tokens at the ends."""
         if self._ends is not None:
             return self._ends.process(first, second, special)
         return self.core.post_process(first, second, add_special_tokens=special)
@@ -309,7 +309,7 @@ class Tokenizer:
     # -- ids to text
 
     def decode(self, ids: Any, *, skip_special_tokens: bool = False) -> str:
-        """Bytes that make no whole character are shown as U+FFFD."""
+        """Return the text of ids. Incomplete characters become U+FFFD."""
         text = self._writer.decode(_ints(ids), skip_special_tokens=skip_special_tokens)
         return clean_up_spaces(text) if self._tidy else text
 
@@ -322,7 +322,7 @@ class Tokenizer:
     # -- conversations
 
     def chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> list[int]:
-        """Token ids of a conversation, by the folder's chat template; see `anyformer.inputs.chat.encode`."""
+        """Return the token ids of a conversation, with the folder's chat template; see `inputs.chat.encode`."""
         from anyformer.inputs import chat
 
         return chat.encode(self, messages, **options)
@@ -338,7 +338,7 @@ def _ints(ids: Any) -> list[int]:
 
 
 def check_vocabulary_size(model: TransformerModule, tokenizer: Tokenizer | None) -> None:
-    """ValueError where the tokenizer has more tokens than the model's table."""
+    """Raise ValueError if the tokenizer has more tokens than the model's embedding."""
     embedding = model.spec.embedding
     if tokenizer is None or not isinstance(embedding, TextEmbedding):
         return
@@ -359,8 +359,8 @@ def clean_up_spaces(text: str) -> str:
 
 
 def stable_length(text: str) -> int:
-    """How many characters `clean_up_spaces` can no longer change, whatever text follows: up to the last space after a
-    word that it leaves alone."""
+    """Return the number of characters that `clean_up_spaces` can no longer change, whatever text follows: up to the
+    last space after a word that it does not change."""
     place = text.rfind(" ")
     while place > 0 and (text[place - 1] in " '" or text[:place].endswith(" n") or text[:place] == "n"):
         place = text.rfind(" ", 0, place)
@@ -386,7 +386,7 @@ class StreamDecoder:
             raise ValueError("stop strings must be text that is not empty")
         self.stopped: str | None = None
         self._tokenizer, self._skip = tokenizer, tokenizer.special_ids if skip_special_tokens else frozenset()
-        self._before: list[int] = []  # tokens whose text is out: what follows is decoded beside them
+        self._before: list[int] = []  # tokens whose text was returned; new tokens are decoded after them
         self._new: list[int] = []
         self._untidy = ""  # text that tidying may still change
         self._held = ""  # text that may be the beginning of a stop string
@@ -395,13 +395,13 @@ class StreamDecoder:
         self._fallback = "ByteFallback" in kinds
 
     def push(self, token: int) -> str:
-        """The text that is certain now; often that of this token, sometimes nothing, sometimes of several."""
+        """Add a token and return the text that is final now: of this token, of several, or none."""
         token = int(token)
         text = self._tokenizer.token(token)
         if self.stopped is not None or text is None:
             return ""
         if token in self._skip:
-            if text in self.stop:  # a stop string that is a special token has no text of its own
+            if text in self.stop:  # a stop string that is a special token has no text
                 rest = self._rest(self._settle(len(self._new)))
                 self.stopped = self.stopped or text
                 return rest
@@ -410,12 +410,12 @@ class StreamDecoder:
         if self._utf8 is not None:
             self._utf8.decode(_bytes(text))
             unfinished = bool(self._utf8.getstate()[0])
-        else:  # how a run of single bytes reads is known only when it is over
+        else:  # a run of single bytes can be decoded only at its end
             unfinished = self._fallback and _BYTE.fullmatch(text) is not None
         return "" if unfinished else self._pass(self._settle(len(self._new)))
 
     def flush(self) -> str:
-        """The rest, when no token follows."""
+        """Return the remaining text, after the last token."""
         if self.stopped is not None:
             return ""
         if self._utf8 is not None and self._utf8.getstate()[0]:
@@ -429,14 +429,14 @@ class StreamDecoder:
         return self._rest(self._settle(whole))
 
     def _run(self) -> list[int]:
-        """The single bytes at the end of what is new."""
+        """Return the single-byte tokens at the end of the new tokens."""
         start = len(self._new)
         while start and _BYTE.fullmatch(self._tokenizer.token(self._new[start - 1]) or ""):
             start -= 1
         return self._new[start:]
 
     def _settle(self, count: int) -> str:
-        """The text of the first `count` new tokens, which are then no longer new."""
+        """Return the text of the first `count` new tokens, which are then no longer new."""
         if not count:
             return ""
         decode = self._tokenizer._writer.decode
@@ -472,12 +472,12 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of `text` are the beginning of `stop`."""
+    """Return the number of characters at the end of `text` that begin `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
 def _decoders(core: tokenizers.Tokenizer) -> set[str]:
-    """The names of the steps that make text from tokens."""
+    """Return the names of the decoder's steps."""
     import json
 
     if core.decoder is None:
@@ -487,7 +487,7 @@ def _decoders(core: tokenizers.Tokenizer) -> set[str]:
 
 
 def _bytes(token: str) -> bytes:
-    """The bytes of a byte-level token; an added token is its own text."""
+    """Return the bytes of a byte-level token. An added token is its own text."""
     try:
         return bytes(BYTES[letter] for letter in token)
     except KeyError:

@@ -1,4 +1,4 @@
-"""Limits for tokenizers that nobody vouches for: how much they may lengthen a text, and how their errors are reported.
+"""Limits for untrusted tokenizers: how much they may lengthen a text, and how their errors are reported.
 
 A tokenizer.json describes steps: normalizer, pre_tokenizer, post_processor, decoder. A few lines of it can turn one
 letter into gigabytes, so `judge` bounds the growth of the steps before the `tokenizers` library runs any of them. The
@@ -348,7 +348,7 @@ _PANIC = re.compile(rb"\n?thread '.*panicked at.*", re.DOTALL)
 def hidden_panics() -> Iterator[None]:
     """Hold back what is written to stderr, and then write it without the library's report of a panic."""
     with contextlib.ExitStack() as stack:
-        if _hiding.acquire(blocking=False):  # else: another thread holds it back
+        if _hiding.acquire(blocking=False):  # else: a different thread holds it back
             stack.callback(_hiding.release)
             with contextlib.suppress(OSError):  # no stderr, or no place for a file
                 held, real = stack.enter_context(tempfile.TemporaryFile()), os.dup(2)

@@ -1,4 +1,4 @@
-"""Defaults of published tokenizer classes, which model folders leave out."""
+"""Defaults of published tokenizer classes, for settings that model folders omit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ClassDefaults:
 
     words: str = ""
     special: dict[str, str] = dataclasses.field(default_factory=dict)
-    # what stands around a text A, and around A and B, by the names of special tokens; after a colon, the segment
+    # templates of a text A and of a pair A, B, with the names of special tokens; after a colon, the segment
     ends: tuple[str, str] | None = None
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -70,7 +70,7 @@ ALBERT = {**DEBERTA, "unk_token": "<unk>", "pad_token": "<pad>"}
 BIG_BIRD = {**ALBERT, "bos_token": "<s>", "eos_token": "</s>"}
 QWEN = {"eos_token": END, "pad_token": END, "unk_token": END}
 LETTERS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-# a token each before those of the bytes, in this order
+# special tokens before the tokens of bytes, in this order
 PERCEIVER = {
     "pad_token": "[PAD]",
     "bos_token": "[BOS]",
@@ -80,7 +80,7 @@ PERCEIVER = {
     "sep_token": "[SEP]",
 }
 
-# settings that a class has where a folder does not give them; the base class pads on the right
+# settings of a class that a folder may omit; the base class pads on the right
 INPUT_NAMES = ["input_ids", "attention_mask"]
 WITH_TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
 LEFT = {"padding_side": "left"}

@@ -1,4 +1,4 @@
-"""A tokenizer from the files of a model folder: tokenizer.json, or what was published before there was one.
+"""Loads a tokenizer from the files of a model folder: tokenizer.json, or older formats.
 
 Older files hold only the words and the rest was code, so their meaning depends on the tokenizer class that the
 folder names. A class that is not listed here is refused: its words would be read with another's rules.
@@ -31,7 +31,7 @@ from anyformer.weights.io import JSON_BYTES, read_json
 
 
 def tokenizer_class(folder: Path, config: dict[str, Any]) -> str:
-    """The tokenizer class that the folder names, without the suffix for speed; "" if none."""
+    """Return the tokenizer class that the folder names, without the suffix "Fast"; "" if none."""
     name, model = config.get("tokenizer_class"), _optional(folder / "config.json")
     if not name:
         kind = model.get("model_type") or _optional(folder / "spec.json").get("family")
@@ -51,7 +51,7 @@ def read(folder: Path) -> TokenizerFiles:
                 special.pop(name, None)
                 if text := content(source[name]):
                     special[name] = text
-    config = {name: value for name, value in config.items() if value is not None}  # null: whatever is usual
+    config = {name: value for name, value in config.items() if value is not None}  # null: use the default
     config = {**usual.settings, **config}
     file, make = find(folder, kind)
     try:
@@ -60,7 +60,7 @@ def read(folder: Path) -> TokenizerFiles:
             words.core.no_padding()
             words.core.no_truncation()
             add(words.core, folder, {**stored, **words.config}, words.special)
-            if file != "tokenizer.json":  # which has its own say on what stands at the ends
+            if file != "tokenizer.json":  # tokenizer.json has its own post-processor
                 _bounds(words.core, words.config, words.special)
             CheckedTokenizer(words.core).try_out()
     except (OSError, MemoryError):
@@ -72,14 +72,14 @@ def read(folder: Path) -> TokenizerFiles:
 
 
 def defaults(folder: Path, config: dict[str, Any], kind: str) -> ClassDefaults:
-    """The defaults of the class with which transformers reads the folder, which may be the base class."""
+    """Return the defaults of the class that transformers uses for the folder, which may be the base class."""
     model, file = _optional(folder / "config.json"), folder / "tokenizer.json"
     unnamed = not (config.get("tokenizer_class") or model.get("tokenizer_class"))
     if model.get("model_type") in (GENERIC + UNREGISTERED if unnamed else GENERIC):
         return class_defaults("")
     if kind == "LlamaTokenizer" and file.is_file() and file.stat().st_size <= JSON_BYTES:
         if b'"ByteLevel"' in file.read_bytes():
-            return class_defaults("")  # Llama 3 and DeepSeek have files of another kind than the class that they name
+            return class_defaults("")  # the files of Llama 3 and DeepSeek do not match the class that they name
     return class_defaults(kind)
 
 
@@ -88,7 +88,7 @@ def _optional(path: Path) -> dict[str, Any]:
 
 
 Make = Callable[[Path, str, dict[str, Any], dict[str, str]], TokenizerFiles]
-# how files hold words -> what reads them
+# format of the vocabulary -> function that reads it
 MAKERS: dict[str, Make] = {
     "byte pairs": byte_pairs,
     "word pieces": word_pieces,
@@ -101,13 +101,13 @@ MAKERS: dict[str, Make] = {
     "m2m": m2m,
     "marian": marian,
 }
-UNNAMED = ("byte pairs", "word pieces", "pieces")  # those that are read where no class is named
-# the file is a plain SentencePiece model; only the class says how to read it
+UNNAMED = ("byte pairs", "word pieces", "pieces")  # formats that can be read without a class name
+# formats whose file is a plain SentencePiece model; the class name is needed to read it
 OWN = ("fairseq", "DeBERTa's pieces", "XLNet's pieces")
 
 
 def find(folder: Path, kind: str) -> tuple[str, Make]:
-    """Which files to read, and how."""
+    """Return which files to read, and in which format."""
 
     def exists(*names: str) -> bool:
         return all((folder / name).is_file() for name in names)
@@ -164,7 +164,7 @@ def from_json(folder: Path, kind: str, config: dict[str, Any], special: dict[str
 
 
 def add(core: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], special: dict[str, str]) -> None:
-    """Tokens that the configs add to the vocabulary, each at the id it must have; special ones are marked so."""
+    """Add the tokens of the configs to the vocabulary, each with its required id; special tokens are marked."""
     wanted: dict[int, Any] = {}
     for token, place in _optional(folder / "added_tokens.json").items():
         wanted[int(place)] = token
@@ -196,7 +196,7 @@ def add(core: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], specia
 
 
 def _bounds(core: tokenizers.Tokenizer, config: dict[str, Any], special: dict[str, str]) -> None:
-    """`add_bos_token` and `add_eos_token` decide what stands at the ends, where a config has them."""
+    """Add bos and eos tokens as set by `add_bos_token` and `add_eos_token`, if a config has them."""
     if "add_bos_token" not in config and "add_eos_token" not in config:
         return
     bos, eos = special.get("bos_token"), special.get("eos_token")

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 
 @dataclasses.dataclass
 class Truncation:
-    """The tokens that were cut off since `counted_truncation` began."""
+    """The number of tokens that were cut off since `counted_truncation` began."""
 
     tokens: int = 0
 
@@ -20,7 +20,7 @@ _current: ContextVar[Truncation | None] = ContextVar("truncation", default=None)
 
 @contextlib.contextmanager
 def counted_truncation() -> Iterator[Truncation]:
-    """`with counted_truncation() as cut: ...`; after that `cut.tokens` tokens were cut off inside."""
+    """Count the tokens that are cut off inside the block: `with counted_truncation() as cut: ...; cut.tokens`."""
     truncation = Truncation()
     token = _current.set(truncation)
     try:
@@ -30,7 +30,7 @@ def counted_truncation() -> Iterator[Truncation]:
 
 
 def count_truncated(tokens: int) -> None:
-    """Adds the number of tokens that the caller cuts off."""
+    """Add the number of tokens that the caller cuts off."""
     truncation = _current.get()
     if truncation is not None:
         truncation.tokens += max(int(tokens), 0)  # a NumPy number could not be written as JSON

@@ -1,4 +1,4 @@
-"""Tokenizers of files that hold words, word pieces, byte pairs or letters: what was published before tokenizer.json."""
+"""Tokenizers from files of words, word pieces, byte pairs or letters, as published before tokenizer.json."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from anyformer.weights.io import JSON_BYTES, read_json
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerFiles:
-    """A tokenizer read from a folder: `core` encodes text, `writer` decodes ids where that takes another vocabulary."""
+    """A tokenizer read from the files of a folder."""
 
-    core: tokenizers.Tokenizer
+    core: tokenizers.Tokenizer  # encodes text
     config: dict[str, Any]
     special: dict[str, str]
-    writer: tokenizers.Tokenizer | None = None
-    unknown_from: int | None = None  # ids from here on stand for words that the model does not have
+    writer: tokenizers.Tokenizer | None = None  # decodes ids, if that needs a different vocabulary
+    unknown_from: int | None = None  # ids from here on are unknown to the model
     doubles_space: bool = False  # see sentencepiece.doubles
-    languages: dict[str, int] = dataclasses.field(default_factory=dict)  # code -> the id of its token
-    target: tokenizers.Tokenizer | None = None  # reads what is to be written, where `core` does not
+    languages: dict[str, int] = dataclasses.field(default_factory=dict)  # code -> id of the language token
+    target: tokenizers.Tokenizer | None = None  # encodes target texts, if `core` does not (Marian)
 
 
 def content(token: Any) -> str | None:
-    """A token as configs write it: its text, or an object with the text in it."""
+    """Return the text of a token from a config: a string, or an object with the field `content`."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) and text else None
 
@@ -38,7 +38,7 @@ def content(token: Any) -> str | None:
 def special_tokens_template(
     core: tokenizers.Tokenizer, ends: tuple[str, str], special: dict[str, str]
 ) -> processors.PostProcessor:
-    """Puts special tokens around one text and around a pair (see `published.ClassDefaults.ends`)."""
+    """Return a post-processor that adds special tokens around a text and a pair (see `ClassDefaults.ends`)."""
     texts = {"A": "$A", "B": "$B"}
     tokens = {name.removesuffix("_token"): token for name, token in special.items()}
 
@@ -55,7 +55,7 @@ def special_tokens_template(
 
 
 def read_vocab(folder: Path) -> dict[str, int]:
-    """The words of vocab.json and their ids."""
+    """Read the words of vocab.json and their ids."""
     vocabulary = read_json(folder / "vocab.json")
     for word, place in vocabulary.items():
         if type(place) is not int or not 0 <= place < 2**31:
@@ -64,14 +64,14 @@ def read_vocab(folder: Path) -> dict[str, int]:
 
 
 def contiguous_vocab(folder: Path) -> dict[str, int]:
-    """The words of vocab.json, which have the ids 0, 1, ... in some order."""
+    """Read vocab.json, and raise ValueError unless its ids are 0, 1, ... in some order."""
     vocabulary = read_vocab(folder)
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise ValueError("vocab.json does not number its words from 0 without a gap")
     return vocabulary
 
 
-# Qwen2's split into words: digits one by one.
+# Qwen2's regular expression for words, with single digits
 _QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -87,7 +87,7 @@ def byte_pairs(folder: Path, kind: str, config: dict[str, Any], special: dict[st
     lines = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
     if bad := [line for line in lines if line.count(" ") != 1]:
         raise ValueError(f"merges.txt: {quote(bad[0])} is not a pair")
-    if not kind:  # files of before there was a config tell by their special tokens
+    if not kind:  # older folders without a config: recognize the class by its special tokens
         old = ("RobertaTokenizer", "GPT2Tokenizer")
         kind = next((name for name in old if {*CLASSES[name].special.values()} <= {*vocabulary}), "")
         special = {**CLASSES[kind].special, **special}
@@ -104,14 +104,14 @@ def byte_pairs(folder: Path, kind: str, config: dict[str, Any], special: dict[st
     ends = class_defaults(kind).ends
     if ends is not None and kind == "DebertaTokenizer":
         core.post_processor = special_tokens_template(core, ends, special)
-    elif ends is not None:  # the same, and offsets leave spaces out
+    elif ends is not None:  # the same tokens, and offsets without spaces
         end, start = ((special[name], vocabulary[special[name]]) for name in ("sep_token", "cls_token"))
         core.post_processor = processors.RobertaProcessing(end, start, trim_offsets=True, add_prefix_space=space)
     return TokenizerFiles(core, config, special)
 
 
 def _alphabet() -> dict[str, int]:
-    """GPT-2's letters for the 256 bytes: itself where it can be seen, else the next of those from U+0100 on."""
+    """Return GPT-2's character for each of the 256 bytes: itself if printable, otherwise one from U+0100 on."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     other = [byte for byte in range(256) if byte not in seen]
     return {**{chr(byte): byte for byte in seen}, **{chr(256 + i): byte for i, byte in enumerate(other)}}
@@ -121,7 +121,7 @@ BYTES = _alphabet()
 
 
 def single_bytes(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
-    """A token a byte, behind the special ones: the Perceiver's."""
+    """One token per byte, after the special tokens: the Perceiver."""
     all_special = {**PERCEIVER, **special}
     marked = [all_special[name] for name in PERCEIVER]
     vocabulary = {token: i for i, token in enumerate(marked)}
@@ -134,7 +134,7 @@ def single_bytes(folder: Path, kind: str, config: dict[str, Any], special: dict[
 
 
 def letters(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> TokenizerFiles:
-    """One token a letter, and one that stands between words: what is heard, letter by letter."""
+    """One token per letter, and one between words, as for CTC (wav2vec 2.0)."""
     between_words = content(config.get("word_delimiter_token", "|")) or "|"
     core = tokenizers.Tokenizer(models.WordLevel(contiguous_vocab(folder), special.get("unk_token", "<unk>")))
     spaces = normalizers.Replace(" ", between_words)
@@ -143,7 +143,7 @@ def letters(folder: Path, kind: str, config: dict[str, Any], special: dict[str, 
     core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     ends = decoders.Replace(Regex(r"\A +| +\z"), "")  # not Strip, which fails on a lone space
     core.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace(between_words, " "), ends])
-    # some files call the space special, which it is not: it is written
+    # some files declare the space as special, but it must be decoded
     added = {n: token for n, token in config.get("added_tokens_decoder", {}).items() if content(token) != between_words}
     return TokenizerFiles(core, {**config, "added_tokens_decoder": added}, special)
 

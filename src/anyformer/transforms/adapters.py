@@ -75,10 +75,8 @@ def is_published(spec: Model) -> bool:
 
 
 def is_transposed(step: RuleStep, rows: list[int]) -> bool:
-    """Whether the step stores matrices with these numbers of rows transposed.
-
-    Raises ValueError if its rule does more than move rows.
-    """
+    """Whether the step stores matrices with these numbers of rows transposed. Raises ValueError if its rule does more
+    than move rows."""
     width = sum(rows) + 1  # differs from every number of rows
     try:
         stored = step.rule.save([torch.empty(n, width, device="meta") for n in rows])
@@ -113,8 +111,7 @@ def save_adapter(
     """Write the adapter in PEFT's layout, with the description and the tokenizer.
 
     `base` is the name of its base model (default: the model that was loaded). With several processes, all call this
-    function, gather tensors with `whole`, and one writes.
-    """
+    function, gather tensors with `whole`, and one writes."""
     layers, folder = adapted_layers(model), Path(folder)
     if not layers:
         raise ValueError("this model has no adapters")
@@ -250,10 +247,8 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 @torch.no_grad()
 def load_adapter(model: TransformerModule, folder: str | Path) -> Any:
-    """Load the adapters of a folder into a base model without adapters. Changes the model in place and returns it.
-
-    If the adapters do not fit, raises ValueError and leaves the model unchanged.
-    """
+    """Load the adapters of a folder into a base model without adapters. Changes the model in place and returns it. If
+    the adapters do not fit, raises ValueError and leaves the model unchanged."""
     folder = Path(folder)
     config = config_of(folder)
     with Checkpoint(folder, stem=STEM) as stored, error_context(folder):

@@ -45,8 +45,7 @@ class CompiledBlock:
 
     The layers of a stack share some values (`Context.once`: masks, rotary tables). If the first layer computed them,
     its graph would differ from the others. A separate graph therefore computes them; if that is not possible, every
-    layer computes its own.
-    """
+    layer computes its own."""
 
     def __init__(self, number: int) -> None:
         self.key = f"compiled {number}"
@@ -97,9 +96,7 @@ class CompiledBlock:
 
     def error(self, block: BlockModule, x: Tensor, ctx: Context) -> float:
         """Return the distance of compiled from plain code, divided by what the block adds to a token (0.75 quantile).
-
-        Returns 0 if the block is random, as with dropout.
-        """
+        Returns 0 if the block is random, as with dropout."""
         if has_statistics(block):  # more passes would update the statistics again
             return 0.0
         devices = [x.device] if x.is_cuda else []

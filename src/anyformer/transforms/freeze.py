@@ -14,10 +14,8 @@ from anyformer.transforms.lora import NAMES
 
 
 def freeze(model: TransformerModule, *patterns: str) -> Any:
-    """Freeze parameters that match one of the patterns. Changes the model in place and returns it.
-
-    Adapters and a new head are frozen only by a pattern that matches nothing else.
-    """
+    """Freeze parameters that match one of the patterns. Changes the model in place and returns it. Adapters and a new
+    head are frozen only by a pattern that matches nothing else."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     new = {name for name in parameters if name.rpartition(".")[2] in NAMES or name in model.fresh}
     tied, frozen = {name for name in parameters if model.spec.owner_of(name)}, set[str]()

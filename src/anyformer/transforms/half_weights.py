@@ -23,10 +23,8 @@ from anyformer.transforms.compile import outermost_blocks
 
 
 class HalfWeights:
-    """Casts the trained fp32 parameters of linear layers in the blocks of `model`, except those that layers share.
-
-    The parameters themselves stay in fp32, and so do their gradients.
-    """
+    """Casts the trained fp32 parameters of linear layers in the blocks of `model`, except those that layers share. The
+    parameters themselves stay in fp32, and so do their gradients."""
 
     def __init__(self, model: nn.Module) -> None:
         uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))

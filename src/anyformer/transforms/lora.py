@@ -88,10 +88,8 @@ class Adapter(NamedTuple):
 
 
 def apply(model: TransformerModule, lora: LoRA, seed: int = 0) -> Any:
-    """Add adapters to the chosen layers and freeze everything else, except `also`. Undoes `fuse` and `pack`.
-
-    Changes the model in place and returns it.
-    """
+    """Add adapters to the chosen layers and freeze everything else, except `also`. Undoes `fuse` and `pack`. Changes
+    the model in place and returns it."""
     if adapted_layers(model):
         raise ValueError("this model has adapters already: merge them first")
     unfuse(unpack(model))

@@ -81,10 +81,8 @@ class PackedLinear(nn.Linear):
 
 
 class PackedStep:
-    """The large linear layers of a model, packed inside a `with` block and plain outside it.
-
-    A layer's copy is made at its first packed call, and freed with the layer.
-    """
+    """The large linear layers of a model, packed inside a `with` block and plain outside it. A layer's copy is made at
+    its first packed call, and freed with the layer."""
 
     def __init__(self, layers: list[nn.Linear]) -> None:
         self.layers = layers
@@ -123,10 +121,8 @@ PACKED = Packed()
 
 
 def multiply_packed(x: Tensor, weight: Tensor, bias: Tensor | None, views: list[Tensor], owner: object) -> Tensor:
-    """Multiply x (..., in) by weights (out, in), packed in oneDNN's layout for few rows.
-
-    `views` share memory with the weights and have version counters of their own, which also invalidate the copy.
-    """
+    """Multiply x (..., in) by weights (out, in), packed in oneDNN's layout for few rows. `views` share memory with the
+    weights and have version counters of their own, which also invalidate the copy."""
     if not hardware.has("onednn") or (x.dtype == torch.bfloat16 and not hardware.has("bf16")):
         return F.linear(x, weight, bias)
     changes = sum(view._version for view in views)

@@ -45,8 +45,7 @@ def quantize(
     """Quantize every nn.Linear whose address matches `pattern`. Changes the model in place and returns it.
 
     `format` is int8, fp8 or int4. `group` is the number of inputs per scale in int4, a power of 2 and at least 32. If
-    the head is tied to the token embedding, only the head is quantized. Fused projections stay fused.
-    """
+    the head is tied to the token embedding, only the head is quantized. Fused projections stay fused."""
     if model.training:
         raise ValueError(f"{format} weights cannot be trained: call model.eval() first")
     if format not in FORMATS:
@@ -227,10 +226,8 @@ SLOW = (
 
 
 def by_bytes(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply fp32 x (..., in) by int8 weights (out, in), by the fastest method for this CPU.
-
-    With torch's 8-bit engine, x must be in [-1, 1].
-    """
+    """Multiply fp32 x (..., in) by int8 weights (out, in), by the fastest method for this CPU. With torch's 8-bit
+    engine, x must be in [-1, 1]."""
     if hardware.has("int8"):
         levels = activation_levels()
         multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
@@ -266,8 +263,7 @@ def activation_levels() -> int:
     """Return the number of steps from 0 to the largest activation of a row.
 
     CPUs without VNNI add pairs of products in 16 bits, so their activations are limited to 7 bits with zero point 64;
-    with VNNI they have 8 bits with zero point 128.
-    """
+    with VNNI they have 8 bits with zero point 128."""
     return 127 if torch.cpu._is_vnni_supported() else 63
 
 

@@ -14,10 +14,8 @@ from anyformer.specs.messages import nearest, quote
 
 
 def recompute(model: nn.Module, pattern: str = "*.layers.*") -> nn.Module:
-    """Recompute the activations of every outermost module whose address matches `pattern`. Gradients do not change.
-
-    A second call changes nothing; `keep_activations` undoes it.
-    """
+    """Recompute the activations of every outermost module whose address matches `pattern`. Gradients do not change. A
+    second call changes nothing; `keep_activations` undoes it."""
     chosen: list[str] = []
     for address, module in model.named_modules():
         if fnmatch.fnmatchcase(address, pattern) and not any(address.startswith(f"{c}.") for c in chosen):
