@@ -53,6 +53,8 @@ class Size:
 # endings of tensor names before 2019, in every family: as TensorFlow calls them
 LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
+UNFIT = (TypeError, ArithmeticError, AttributeError, LookupError)  # raised by a description of unfit values
+
 
 def no_function(given: Any) -> Any:
     raise NotImplementedError
@@ -235,9 +237,9 @@ class Family:
         try:
             values.num_labels, tables = labels(config, known["num_labels"].default or 2)
             spec = self.describe(values).replace(family=self.name, architecture=architecture)
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise ValueError(f"{self.name} config: {shorten(str(error), 800)}") from None
-        except (ArithmeticError, AttributeError, LookupError) as error:
+        except UNFIT as error:
             raise ValueError(f"{self.name} config: {self._at_fault(values, config)}") from error
         recovered = self.recover(spec)
         named = ("_class_name",) if self.library == "diffusers" else ()
@@ -246,16 +248,17 @@ class Family:
         return spec.replace(source={n: v for n, v in kept.items() if n not in recovered or recovered[n] != v})
 
     def _at_fault(self, values: Config, config: Mapping[str, Any]) -> str:
-        """Which value of a config cannot be described at all (0 heads): the one in whose place the default can. What is
-        empty or zero is suspected first."""
-        for name in sorted(
-            (n for n in config if isinstance(self.all_fields.get(n), Field)), key=lambda n: bool(config[n])
-        ):
+        """Which value of a config cannot be described at all (0 heads): the one in whose place the default can. Values
+        of another type than the default, then those that are empty or zero, are suspected first."""
+        fields = {n: field for n, field in self.all_fields.items() if n in config and isinstance(field, Field)}
+        for name in sorted(fields, key=lambda n: (isinstance(config[n], type(fields[n].default)), bool(config[n]))):
+            default = {name: fields[name].default}
+            unaliased = SimpleNamespace(**{**vars(values.unaliased), **default})
             try:
-                self.describe(Config(**{**vars(values), name: self.all_fields[name].default}))
-            except (ArithmeticError, AttributeError, LookupError):
+                self.describe(Config(**{**vars(values), **default, "unaliased": unaliased}))
+            except UNFIT:
                 continue
-            except (TypeError, ValueError):  # it is understood, and does not go with the rest
+            except ValueError:  # it is understood, and does not go with the rest
                 pass
             return f"{name}={quote(config[name], 60)} is not a valid value"
         return "no model can be made of these values"
