@@ -44,7 +44,7 @@ def settings_in(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def is_audio(config: dict[str, Any]) -> bool:
-    return "sampling_rate" in config or config.get("feature_extractor_type") in KINDS
+    return "sampling_rate" in config or str(config.get("feature_extractor_type")) in KINDS
 
 
 PICTURES = {"image_processor_type", "image_mean", "size"}  # settings for pictures have one of these fields
@@ -66,9 +66,12 @@ class Placeholders(NamedTuple):
         """Return the placeholders for the keyword `name`, from the folder's settings or description, or None."""
         for config in settings_in(folder) if name == "images" else ():
             if isinstance(patch := config.get("patch_size"), int) and "vision_feature_select_strategy" in config:
-                more = int(config.get("num_additional_image_tokens") or 0)
+                more, token = config.get("num_additional_image_tokens") or 0, config.get("image_token") or "<image>"
+                if not isinstance(more, int) or not isinstance(token, str):
+                    what = "num_additional_image_tokens is a whole number and image_token a text"
+                    raise ValueError(f"{folder}: {what}, got {quote(more)} and {quote(token)}")
                 more -= int(config["vision_feature_select_strategy"] == "default")
-                return cls(config.get("image_token") or "<image>", functools.partial(patches, patch, more))
+                return cls(token, functools.partial(patches, patch, more))
         try:
             spec = read_spec(folder)
         except (ValueError, OSError):  # no model, or an unknown one

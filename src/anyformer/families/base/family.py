@@ -52,6 +52,8 @@ class Size:
 # endings of tensor names in checkpoints before 2019, of every family: TensorFlow's names
 LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
+UNFIT = (TypeError, ArithmeticError, AttributeError, LookupError)  # raised by a description of unfit values
+
 
 def not_given(given: Any) -> Any:
     raise NotImplementedError
@@ -235,9 +237,9 @@ class Family:
         try:
             values.num_labels, tables = read_labels(config, known["num_labels"].default or 2)
             spec = self.describe(values).replace(family=self.name, architecture=architecture)
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise ValueError(f"{self.name} config: {shorten(str(error), 800)}") from None
-        except (ArithmeticError, AttributeError, LookupError) as error:
+        except UNFIT as error:
             raise ValueError(f"{self.name} config: {self._name_bad_field(values, config)}") from error
         recovered = self.recover(spec)
         named = ("_class_name",) if self.library == "diffusers" else ()
@@ -246,16 +248,17 @@ class Family:
         return spec.replace(source={n: v for n, v in kept.items() if n not in recovered or recovered[n] != v})
 
     def _name_bad_field(self, values: Config, config: Mapping[str, Any]) -> str:
-        """Return a message that names the field without which the config can be described (0 heads). Fields with an
-        empty or zero value are tried first."""
-        for name in sorted(
-            (n for n in config if isinstance(self.all_fields.get(n), Field)), key=lambda n: bool(config[n])
-        ):
+        """Return a message that names the field whose value cannot be described (0 heads): with its default, it can.
+        Fields whose type differs from their default's are tried first, then empty and zero values."""
+        fields = {n: field for n, field in self.all_fields.items() if n in config and isinstance(field, Field)}
+        for name in sorted(fields, key=lambda n: (isinstance(config[n], type(fields[n].default)), bool(config[n]))):
+            default = {name: fields[name].default}
+            unaliased = SimpleNamespace(**{**vars(values.unaliased), **default})
             try:
-                self.describe(Config(**{**vars(values), name: self.all_fields[name].default}))
-            except (ArithmeticError, AttributeError, LookupError):
+                self.describe(Config(**{**vars(values), **default, "unaliased": unaliased}))
+            except UNFIT:
                 continue
-            except (TypeError, ValueError):  # it can be read, but contradicts other fields
+            except ValueError:  # it can be read, but contradicts other fields
                 pass
             return f"{name}={quote(config[name], 60)} is not a valid value"
         return "these values do not describe a model"
