@@ -169,7 +169,7 @@ def test_nan_on_a_gpu_is_raised_in_the_next_step() -> None:
 def test_bad_ids_and_labels_on_a_gpu_are_raised_in_the_next_step() -> None:
     model, ids = small_gpt2(), torch.randint(0, 50257, (2, 16), device="cuda")
     for wrong in ({"input_ids": ids + 50257, "labels": ids}, {"input_ids": ids, "labels": ids + 50257}):
-        with pytest.raises(ValueError, match="50257"):
+        with pytest.raises(ValueError, match="5025[67]"):
             model(**wrong).loss.backward()  # raises here only if the values arrive in time
             torch.cuda.synchronize()
             model(input_ids=ids, labels=ids)
