@@ -200,6 +200,7 @@ def test_scores_to_loss_on_a_gpu(N: int, size: int, dtype: torch.dtype) -> None:
     (found,), (wanted,) = torch.autograd.grad(loss, [scores]), torch.autograd.grad(right, [exact])
     assert found.dtype == dtype and not found[: N // 2].any()
     close(found.double(), wanted, 2.0**-8 * wanted.abs().max().item())
-    at_label = (torch.arange(N, device="cuda"), labels.clamp(min=0))
-    ratio = (found[at_label].double().sum() / wanted[at_label].sum()).item()
-    assert abs(ratio - 1) < 5e-4  # rounding of single values averages out; a rounded factor would not
+    if dtype == torch.bfloat16:  # small values underflow in fp16
+        others = wanted > 0  # gradients of all scores except the labels': of many sizes, so that rounding averages out
+        ratio = (found[others].double().sum() / wanted[others].sum()).item()
+        assert abs(ratio - 1) < 5e-4  # a factor rounded to bf16 is off by 1.5e-3

@@ -94,7 +94,7 @@ def obstacle(step: SublayerModule, rows: int) -> str | None:
     if (why := op_obstacle(op, rows)) is not None:
         return why
     dtype, first = weight_dtype(op), next(op.parameters(), None)
-    if step.wide and (first is None or first.dtype != dtype):  # the stream is rounded to the first type
+    if step.fp32_stream and (first is None or first.dtype != dtype):  # the stream is rounded to the first type
         return f"{type(op).__name__} with several dtypes"
     norm = None if step.pre_norm is None else getattr(step.pre_norm, "weight", None)
     if norm is not None and dtype.is_floating_point and dtype.itemsize > 1 and norm.dtype != dtype:
@@ -288,7 +288,7 @@ def feedforward(op: Any, x: Tensor, norm: NormWeights | None, shortcut: Tensor |
     gated = isinstance(op, GatedMLPModule)
     layers = (op.gate, op.up) if gated else (op.up,)
     inner = linear(x, *layers, norm=norm, activation=NAMES[op.activation], gated=gated)
-    return linear(inner, op.down, shortcut=shortcut)
+    return linear(inner, op.down, onto=shortcut)
 
 
 def attention(
@@ -305,7 +305,7 @@ def attention(
         q, k, v = found.split([layer.out_features for layer in layers], dim=1)
         heads = by_head(q, op.head_width), by_head(k, op.head_width), by_head(v, op.value_width)
         mixed = op.mix(*heads, ctx)
-    return linear(mixed[:, 0], op.o, shortcut=shortcut)
+    return linear(mixed[:, 0], op.o, onto=shortcut)
 
 
 def selective_state(
@@ -318,7 +318,7 @@ def selective_state(
     mixed = conv_step(both, op.conv.weight, op.conv.bias, store.tensors["window"], NAMES[op.activation])
     chosen, gate = linear(mixed, op.select), both[:, op.part.width :]
     by_channel = op.step.weight, op.step_bias, op.rate, op.skip
-    return linear(selective_step(mixed, gate, chosen, *by_channel, store.tensors["state"]), op.down, shortcut=shortcut)
+    return linear(selective_step(mixed, gate, chosen, *by_channel, store.tensors["state"]), op.down, onto=shortcut)
 
 
 def dual_state(
@@ -333,7 +333,7 @@ def dual_state(
     mixed = conv_step(up, op.conv.weight, op.conv.bias, store.tensors["window"], NAMES[op.activation])
     limits = part.step_low, math.inf if part.step_high is None else part.step_high
     y = dual_step(mixed, gate, step, op.step_bias, op.rate, op.skip, store.tensors["state"], limits)
-    return linear(few_rows.norm_rows(y, behind), op.down, shortcut=shortcut)
+    return linear(few_rows.norm_rows(y, behind), op.down, onto=shortcut)
 
 
 def experts(op: MoEModule, x: Tensor, norm: NormWeights | None, shortcut: Tensor | None, ctx: Context) -> Tensor:
