@@ -94,7 +94,7 @@ def obstacle(step: SublayerModule, rows: int) -> str | None:
     if (why := op_obstacle(op, rows)) is not None:
         return why
     dtype, first = weight_dtype(op), next(op.parameters(), None)
-    if step.wide and (first is None or first.dtype != dtype):  # the stream is rounded to the first type
+    if step.fp32_stream and (first is None or first.dtype != dtype):  # the stream is rounded to the first type
         return f"{type(op).__name__} with several dtypes"
     norm = None if step.pre_norm is None else getattr(step.pre_norm, "weight", None)
     if norm is not None and dtype.is_floating_point and dtype.itemsize > 1 and norm.dtype != dtype:
