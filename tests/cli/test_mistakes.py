@@ -99,7 +99,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("generate bert hello", "no language-model head"),
     ("generate gpt2 hello --temperature -1", "temperature"),
     ("generate gpt2 hello --device tpu", "tpu"),
-    ("generate gpt2 hello --max-new-tokens 0", "max_new_tokens=0: a whole number from 1"),
+    ("generate gpt2 hello --max-new-tokens 0", "max_new_tokens=0: must be a whole number from 1"),
     ("generate gpt2 hello --chat", "template"),
     ("chat bert", "no language-model head"),
     # tasks

@@ -88,7 +88,7 @@ def test_chat(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call, line", [
-    (lambda read: read(), "give a text"),
+    (lambda read: read(), "pass a text"),
     (lambda read: read(["a", "a b c d"], padding=False), "padding=True makes them one tensor"),
     (lambda read: read("a", padding="longst"), "padding='longst'; valid: "),
     (lambda read: read("a", max_length=3), "max_length does nothing without truncation=True"),

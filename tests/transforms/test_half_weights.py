@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import anyformer as af
+from anyformer.parts.residual import Add
 from anyformer.transforms.fuse import fuse
 from anyformer.transforms.half_weights import HalfWeights
 from anyformer.transforms.recompute import recompute
@@ -37,6 +39,12 @@ def step(model: torch.nn.Module, family: str, cast: bool) -> tuple[dict[str, tor
     return {n: p.grad for n, p in model.named_parameters() if p.grad is not None} | {
         "loss": loss.detach()
     }, operations.counts
+
+
+def test_blocks_with_an_fp32_stream_are_not_cast() -> None:
+    """Such a block rounds its input to the dtype of its first weight, which a cast would change."""
+    spec = af.override(model_of("llama").spec, {"decoder.layers.feedforward.residual": Add(float32=True)})
+    assert HalfWeights(model_of("llama").train()).places and not HalfWeights(af.build(spec).train()).places
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "t5"])

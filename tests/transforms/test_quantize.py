@@ -174,7 +174,7 @@ def test_on_arm_a_model_compiles_and_writes(kind: str, monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("no_engine")
 def test_a_weight_that_changes_is_copied_anew() -> None:
     q, x = Int8Linear.from_linear(layer(bias=False)), torch.randn(2, 64)
-    with pytest.warns(UserWarning, match="exact=True keeps none"):
+    with pytest.warns(UserWarning, match="exact=True keeps no copies"):
         before = q(x)
     q.weight.neg_()
     close(q(x), -before, 1e-6)

@@ -30,7 +30,7 @@ class HalfWeights:
         uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
         self.places: list[tuple[dict[str, Any], str, nn.Parameter]] = []
         for block in outermost_blocks(model):
-            if any(getattr(module, "fp32_stream", False) for module in block.modules()):  # an fp32 stream reads their dtype
+            if any(getattr(module, "fp32_stream", False) for module in block.modules()):  # reads their dtype
                 continue
             for module in block.modules():
                 for name, p in module.named_parameters(recurse=False) if type(module) is nn.Linear else ():
