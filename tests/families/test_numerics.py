@@ -348,7 +348,7 @@ def test_g1_decoding_goes_on_after_padding(case: Case, where: str) -> None:
     """N4 for caches: a padded prompt leaves the same cache as the prompt without padding."""
     spec, model = spec_of(case), shared(case)
     if not is_causal(spec) or not isinstance(spec.head, LMHead):
-        pytest.skip("does not decode from left to right")
+        pytest.skip("this model does not write")
     if where == "right" and any(isinstance(part, Window) for _, part in af_walk(spec)):
         pytest.skip("a window counts places, pads among them, as published: behind 32 pads it sees no text")
     inputs = {k: v for k, v in make_inputs(case, batch=2).items() if k not in TOKEN_LABELS}
