@@ -172,7 +172,7 @@ def test_a_decoder_that_does_not_write_may_look_ahead() -> None:
     spec = af.override(plain(head=head), {"decoder.layers.attention.op.mask": {"kind": "Full"}})
     model = stirred(spec).eval()
     assert not model.remembers and model(input_ids=text()).past_key_values is None
-    with pytest.raises(ValueError, match="^decoder.layers.0.attention.op remembers nothing"):
+    with pytest.raises(ValueError, match="^decoder.layers.0.attention.op does not support caching"):
         model(input_ids=text(), use_cache=True)
     with pytest.raises(ValueError, match="lets a token see the future"):
         spec.replace(head=LMHead(vocab_size=V))
@@ -350,11 +350,11 @@ def test_an_outsider_without_a_state_is_read_again() -> None:
         ids = torch.cat((ids, model(input_ids=ids).logits[:, -1:].argmax(-1)), dim=1)
     assert written.tolist() == ids.tolist()
     for ask in ({"use_cache": True}, {"past_key_values": af.build(plain()).new_state()}):
-        with pytest.raises(ValueError, match=r"decoder.layers.0.attention.op remembers nothing .* use_cache=False"):
+        with pytest.raises(ValueError, match=r"decoder.layers.0.attention.op does not support caching.*use_cache=False"):
             model(input_ids=ids, **ask)
-    with pytest.raises(ValueError, match="remembers nothing"):
+    with pytest.raises(ValueError, match="does not support caching"):
         model.new_state()
-    with pytest.raises(ValueError, match="remembers nothing"):
+    with pytest.raises(ValueError, match="does not support caching"):
         af.generate(model, ids, past_key_values=af.build(plain()).new_state())
 
 

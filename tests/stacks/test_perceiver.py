@@ -70,7 +70,7 @@ def look(module: Any, x: Tensor, y: Tensor) -> Tensor:
 
 def test_what_is_not_counted_has_a_place_to_be_written_at() -> None:
     tokens = TextEmbedding(tokens=Tokens(vocab_size=40), numbering=WithoutToken(token=1))
-    with pytest.raises(ValueError, match=r"^encoder\.write\.position: tokens that WithoutToken does not number"):
+    with pytest.raises(ValueError, match=r"^encoder\.write\.position: WithoutToken gives some tokens position -1"):
         described(PART.replace(write=WRITE), embedding=tokens)
     moved = WRITE.replace(position=Learned(length=L, offset=1))
     pads = F.pad(text(), (0, 3), value=1)
