@@ -350,7 +350,9 @@ def test_an_outsider_without_a_state_is_read_again() -> None:
         ids = torch.cat((ids, model(input_ids=ids).logits[:, -1:].argmax(-1)), dim=1)
     assert written.tolist() == ids.tolist()
     for ask in ({"use_cache": True}, {"past_key_values": af.build(plain()).new_state()}):
-        with pytest.raises(ValueError, match=r"decoder.layers.0.attention.op does not support caching.*use_cache=False"):
+        with pytest.raises(
+            ValueError, match=r"decoder.layers.0.attention.op does not support caching.*use_cache=False"
+        ):
             model(input_ids=ids, **ask)
     with pytest.raises(ValueError, match="does not support caching"):
         model.new_state()
