@@ -123,7 +123,7 @@ def test_the_same_reach_for_all() -> None:
         (lambda: af.override(spec(attention()), {"encoder.layers": Block(
             feedforward=Sublayer(op=MLP(width=8)), attention=Sublayer(op=attention()))}),
          "layers.attention: what is kept is what a layer reads, so it can only look first"),
-        (lambda: af.build(spec(attention(Rope())), device="meta"), "position: Rope rotates"),
+        (lambda: af.build(spec(attention(Rope())), device="meta"), "position: Rope turns"),
         (lambda: spec(attention(), timed=True), "TwoStreams.timed"),
         (lambda: spec(attention(), kept=0), "kept"),
         (lambda: spec(attention()).replace(embedding=TextEmbedding(tokens=Tokens(vocab_size=V))), "OrderedText does"),
