@@ -1,4 +1,4 @@
-"""Tensors that follow from sizes and a device: made once, and fit for every later pass."""
+"""Cached tensors that depend on sizes and a device: created once and usable in every later pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Initialisation: the same for one seed, independent of everything else, and no parameter left out."""
+"""Initialisation depends only on the seed and the address, and fills every parameter."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_defaults_and_order_of_rules() -> None:
     assert (got["decoder.layers.1.attention.op.q.bias"] == 0).all(), "a default goes before '*'"
     plain = weights(spec_of({"*": Value(value=9.0)}))
     assert (plain["decoder.norm.weight"] == 1).all() and (plain["embedding.position.weight"] == 9).all()
-    # '*' is last wherever it is written
+    # '*' has the lowest priority, wherever it is written
     first = weights(spec_of({"*": Value(value=9.0), **rules}))
     assert all(torch.equal(first[name], got[name]) for name in got)
 
@@ -116,7 +116,7 @@ class Broken(Initializer):
     (Kaiming(gain=1.0, normal=False), 0.0, math.sqrt(1 / D)),
 ], ids=repr)  # fmt: skip
 def test_distributions(rule: Initializer, mean: float, std: float) -> None:
-    """As torch.nn.init's, for the matrix D -> 4 D."""
+    """The same as torch.nn.init for the matrix D -> 4 D."""
     spec = spec_of({"*.up.weight": rule, "*": Normal(std=1.0)})
     matrix = weights(spec)["decoder.layers.1.feedforward.op.up.weight"]
     assert matrix.mean() == pytest.approx(mean, abs=0.03 * std + 1e-6)
@@ -138,18 +138,18 @@ def test_the_padding_row_is_zero() -> None:
     assert not table[7].any() and table[6].any()
 
 
-# families with published classes have tiny cases, of which N8 asks the same
+# N8 checks the same for the tiny cases of families with published classes
 LARGE = [pytest.param(name, marks=[pytest.mark.slow] * bool(family.architectures), id=name)
          for name, family in sorted(families.catalogue().items())]  # fmt: skip
 
 
 @pytest.mark.parametrize("model_type", LARGE)
 def test_every_family_fills_every_parameter(model_type: str) -> None:
-    """Each named description, of two layers: NaN is left nowhere where memory was not filled."""
+    """Each named description with two layers: no NaN remains in memory that was filled with NaN."""
     family = families.catalogue()[model_type]
     for name in list(family.sizes)[:1]:
         spec = af.spec(name)
-        # layers that run more than once (ALBERT's) are few already
+        # layers that run more than once (ALBERT) are few already
         stacks = [(path, part) for path, part in walk(spec) if hasattr(part, "depth")]
         shrink = {path: 2 for path, part in stacks if getattr(part, "order", None) is None}
         small = af.override(spec, {f"{path}.depth" if path else "depth": n for path, n in shrink.items()})

@@ -1,4 +1,4 @@
-"""One op a language, chosen by the language's token: what each does is what the chosen one does alone."""
+"""One op per language, chosen by the language token: each token gets the result of its language's op."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_each_token_goes_through_the_op_of_its_language() -> None:
                            for b, row in enumerate(expected)])  # fmt: skip
     close(op(x, ctx), by_hand, 1e-6)
     hidden = torch.ones(3, 6, dtype=torch.bool)
-    hidden[0, 1] = hidden[2, 5] = False  # the token of a pad names nothing
+    hidden[0, 1] = hidden[2, 5] = False  # pads do not choose a language
     assert op.languages(ctx.replace(is_token=hidden))[[0, 2], [1, 5]].tolist() == [0, 0]
     documents = torch.tensor([[0, 0, 0, 1, 1, 1]] * 3)
     assert op.languages(ctx.replace(documents=documents)).tolist() == [
@@ -78,7 +78,7 @@ def test_rows_of_several_languages_are_written_as_alone(mixer: bool) -> None:
 
 @torch.no_grad()
 def test_a_translation_model_chooses_by_the_target_language() -> None:
-    """The same weights in a model that has only those of one language give the same scores."""
+    """A model with only one language's weights gives the same scores for that language."""
     small = {"vocab_size": V, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
              "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "init_std": 0.5,
              "max_position_embeddings": 32, "architectures": ["M2M100ForConditionalGeneration"]}  # fmt: skip
@@ -103,7 +103,7 @@ def test_what_it_costs_and_what_it_refuses() -> None:
     count, mlp = af.count(spec), 2 * (2 * 16 * 24 + 24 + 16)
     assert count.parameters == af.count(one).parameters + 2 * mlp
     assert count.active == af.count(one).parameters and count.flops(10) == af.count(one).flops(10)
-    assert af.check(LanguageSpecific(op=MLP(width=8), tokens=(5, 30))).passed  # both are in the text of the check
+    assert af.check(LanguageSpecific(op=MLP(width=8), tokens=(5, 30))).passed  # both tokens occur in the check's text
     experts = MoE(num_experts=2, router=TopK(), expert=MLP(width=8))
     for wrong in ({"op": experts, "tokens": (1,)}, {"op": MLP(width=8), "tokens": (1, 1)}):
         with pytest.raises(ValueError, match="LanguageSpecific"):

@@ -48,7 +48,7 @@ def test_rms_norm(eps: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
 def test_unit_norm(dtype: torch.dtype) -> None:
-    """Zeros stay zeros, in half precision too, where torch's own eps is 0 and gives NaN."""
+    """Zeros give zeros, also in half precision, in which torch's default eps rounds to 0 and gives NaN."""
     norm, x = made(UnitNorm(), D), inputs(2, 5).to(dtype)
     assert not list(norm.parameters()) and norm(x).dtype == dtype
     close(norm(x).double(), x.double() / x.double().norm(dim=-1, keepdim=True), 1e-3 if dtype.itemsize == 2 else 1e-6)
@@ -88,7 +88,7 @@ STARTS: list[tuple[Any, float]] = [(LayerNorm(), 1.0), (RMSNorm(), 1.0), (BatchN
 
 @pytest.mark.parametrize(("norm", "start"), STARTS, ids=repr)
 def test_a_fresh_norm_normalises(norm: Any, start: float) -> None:
-    """As built into a model, where the description's `*` rule must not reach it."""
+    """In a model, the description's `*` rule must not apply to it."""
     steps = Block(step=Sublayer(op=MLP(width=8), pre_norm=norm))
     spec = EncoderModel(
         width=D, embedding=TextEmbedding(tokens=Tokens(vocab_size=5)), encoder=Stack(layers=steps, depth=1),

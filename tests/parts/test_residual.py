@@ -1,4 +1,4 @@
-"""Residual kinds against their formulas, and the initialisations that go with them."""
+"""Residual connections against their formulas, and their initialisations."""
 
 from __future__ import annotations
 

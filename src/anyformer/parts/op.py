@@ -16,7 +16,7 @@ class Op(Part):
 
     open_slot: ClassVar[bool] = True
     packs: ClassVar[bool] = True  # a row may contain several packed documents, which do not see each other
-    reads_grid: ClassVar[bool] = False  # it needs the tokens on a grid, even if its mask is not about the grid
+    reads_grid: ClassVar[bool] = False  # it reads the grid of the tokens, whatever its mask
 
     @property
     def mask(self) -> Mask | None:

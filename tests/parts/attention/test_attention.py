@@ -30,7 +30,7 @@ BOTH = pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 
 
 def torch_attention(bias: bool = True, **widths: int) -> tuple[Any, Any]:
-    """torch.nn.MultiheadAttention with random weights, and ours with the same."""
+    """Return torch.nn.MultiheadAttention with random weights, and our module with the same weights."""
     theirs = filled(nn.MultiheadAttention(D, H, bias=bias, batch_first=True, **widths))
     part = Attention(num_heads=H, bias="qkvo" if bias else "", memory=bool(widths), memory_width=widths.get("kdim"))
     ours = part.build(Site(width=D, address="attention"))
@@ -123,7 +123,7 @@ def test_qk_norm(kernel: str, norm: Any) -> None:
 
 @BOTH
 def test_cosines_with_a_learned_scale(kernel: str) -> None:
-    """Swin V2's scores [Liu et al. 2022]; a stack of blocks takes them in its own way and gives the same."""
+    """Swin V2's scores [Liu et al. 2022], alone and in a stack of blocks."""
     part = Attention(num_heads=H, qk_norm=UnitNorm(), learned_scale=LearnedScale(start=3.0, most=5.0))
     module, x = made(part, D), torch.randn(2, T, D)
     assert torch.allclose(part.build(Site(width=D)).learned_scale.weight, torch.tensor(3.0).log())
@@ -195,7 +195,7 @@ def test_a_window_bounds_the_memory() -> None:
         return state.stores["decoder.layers.0.attention.op"].tensors["k"].shape[2]
 
     assert kept(Causal()) == 15 and kept(Causal() & Window(size=4)) == 4 == kept(Window(size=4) & Causal())
-    # these still need what is far back
+    # these masks still need tokens far back
     assert kept(Either(masks=(Causal(), Causal() & Window(size=4)))) == 15
     assert kept(Causal() & (Window(size=4) | Global())) == 15
 

@@ -1,4 +1,4 @@
-"""Latent attention: what is remembered, and that the two ways to use it are one."""
+"""Latent attention: its cache, and that the expanded and the absorbed path give the same result."""
 
 from __future__ import annotations
 

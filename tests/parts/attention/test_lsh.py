@@ -1,4 +1,4 @@
-"""LSH attention against transformers' Reformer, and against its formula where only the past decides what is seen."""
+"""LSH attention against transformers' Reformer, and with own_bucket against its formula."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def module_of(seed: int = 0, dtype: torch.dtype = torch.float32, **fields: Any) 
     part = LSHAttention(**{"num_heads": H, "head_width": K, "chunk": 4, "rounds": 2, "buckets": (4,), **fields})
     module = filled(part.build(Site(width=D, address="here")), seed).to(dtype)
     torch.manual_seed(seed)
-    module.rotations.copy_(torch.randn(module.rotations.shape, dtype=dtype))  # as transformers draws them by this seed
+    module.rotations.copy_(torch.randn(module.rotations.shape, dtype=dtype))  # as transformers draws them
     return module
 
 
@@ -38,8 +38,8 @@ def numbers(*shape: int, seed: int = 1) -> torch.Tensor:
     {"causal": True, "rounds": 1, "before": 0},
 ])  # fmt: skip
 def test_published(fields: dict[str, Any], length: int) -> None:
-    """The same rotations, the same result: transformers reads rows of whole chunks, or shorter than one. In double
-    precision, for it rounds scores of -1e5 where a token sees itself alone: in fp32 that is off by 5e-3."""
+    """With the same rotations, the results are the same. transformers reads rows of whole chunks, or shorter than one.
+    In double precision, because a token that sees only itself has a score of -1e5: in fp32 the error is 5e-3."""
     module = module_of(seed=7, dtype=torch.float64, **fields)
     part, row = module.part, -(-length // 4) * 4 if length > 4 else length
     config = ReformerConfig(
@@ -59,7 +59,7 @@ def test_published(fields: dict[str, Any], length: int) -> None:
 
 
 def by_hand(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """One token after another: of each round the c `before` tokens before it in its bucket, c `after` behind it."""
+    """Token by token: in each round c * `before` tokens before it in its bucket, and c * `after` after it."""
     part, T = module.part, x.shape[1]
     q, v = (layer(x).unflatten(-1, (H, K)) for layer in (module.qk, module.v))
     k = q / (q.square().mean(-1, keepdim=True) + 1e-6).sqrt() / K**0.5
@@ -89,7 +89,7 @@ def test_in_its_own_bucket(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("fields", [{"chunk": 32}, {"chunk": 32, "own_bucket": True, "after": 1}])
 def test_one_bucket_is_plain_attention(fields: dict[str, Any]) -> None:
-    """With nothing to turn by, all hash alike; a chunk holds the text: softmax over all others."""
+    """With rotations of 0 all tokens have one hash, and a chunk contains the text: softmax over all other tokens."""
     module, x = module_of(**fields), numbers(2, 9, D)
     module.rotations.zero_()
     q, v = (layer(x).unflatten(-1, (H, K)).transpose(1, 2) for layer in (module.qk, module.v))
@@ -103,7 +103,7 @@ def test_one_bucket_is_plain_attention(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"own_bucket": True, "after": 1}, {"own_bucket": True, "causal": True}])
 def test_pads_and_documents(fields: dict[str, Any]) -> None:
-    """N4 and N7: each text as if it were alone, or in one line that it cannot be."""
+    """N4 and N7: a padded or packed text gives the same result as alone, or one line of error."""
     module, a, b = module_of(**fields), numbers(1, 9, D), numbers(1, 14, D, seed=2)
     alone = module(b, context(14))
     real = torch.tensor([[False] * 9 + [True] * 14])
@@ -131,7 +131,7 @@ def test_compiled() -> None:
     {"kind": "RecurrentAttention", "segment": 4, "kept": 4, "compressed": 3, "rate": 2},
 ], ids=lambda op: op["kind"])  # fmt: skip
 def test_compiled_steps(op: dict[str, Any]) -> None:
-    """N9, of those that remember."""
+    """N9, for mixers with a cache."""
     spec = af.override(families.find("gpt2").read(CONFIGS["gpt2"]), {OP: op | {"num_heads": 4}})
     model, ids = af.build(spec).eval(), torch.randint(5, 50, (2, 16))
     torch._dynamo.reset()
@@ -144,7 +144,7 @@ def test_compiled_steps(op: dict[str, Any]) -> None:
 
 
 def test_in_a_model_that_writes() -> None:
-    """What later tokens decide is refused, and what is proposed instead writes step by step as at once."""
+    """A decoder refuses what depends on later tokens. The proposed alternative decodes to the same result."""
     spec = families.find("gpt2").read(CONFIGS["gpt2"])
     part = LSHAttention(num_heads=4, chunk=2, buckets=(4,), rounds=2, causal=True, after=1)
     with pytest.raises(ValueError, match="LSHAttention lets a token see the future; .* does not$") as refused:

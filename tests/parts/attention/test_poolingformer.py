@@ -1,4 +1,4 @@
-"""Poolingformer: attention to a window, then to pooled keys of a larger one, token by token."""
+"""Poolingformer: attention to a window, then to pooled keys of a larger window, token by token."""
 
 from __future__ import annotations
 

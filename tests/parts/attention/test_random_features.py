@@ -1,4 +1,4 @@
-"""Random Feature Attention [Peng et al. 2021]: its features, and sums that forget by a gate."""
+"""Random Feature Attention [Peng et al. 2021]: its features, and gated sums."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def made(part: Any) -> Any:
 @pytest.mark.parametrize("tokens", [1, 9, 300])
 @pytest.mark.parametrize("features", FEATURES)
 def test_the_gate_is_the_recurrence_of_the_paper(features: str, tokens: int, kernel: str) -> None:
-    """S = g S + (1 - g) phi(k) v and z = g z + (1 - g) phi(k), token by token; several chunks of the parallel form."""
+    """S = g S + (1 - g) phi(k) v and z = g z + (1 - g) phi(k), token by token; the text has several chunks."""
     part = LinearAttention(num_heads=2, features=FEATURES[features], mask=Causal(), gate=True)
     op, x = made(part).double(), torch.randn(2, tokens, 8, dtype=torch.float64)
     found = op(x, context(tokens).replace(kernel=kernel))
@@ -51,7 +51,7 @@ def test_the_gate_is_the_recurrence_of_the_paper(features: str, tokens: int, ker
         S = g[:, :, t, None] * S + (1 - g[:, :, t, None]) * k[:, :, t, :, None] * v[:, :, t, None]
         z = g[:, :, t] * z + (1 - g[:, :, t]) * k[:, :, t]
         outs.append((q[:, :, t, None] @ S)[:, :, 0] / (q[:, :, t] * z).sum(-1, keepdim=True))
-    mixed = torch.stack(outs, 1).flatten(2).nan_to_num(0.0)  # opposite directions have nothing above 0 in common
+    mixed = torch.stack(outs, 1).flatten(2).nan_to_num(0.0)  # opposite directions have no positive feature in common
     torch.testing.assert_close(found, op.o(mixed), rtol=1e-7, atol=1e-7)
 
 
@@ -66,7 +66,7 @@ def test_many_random_features_are_the_gaussian_kernel() -> None:
     found = (op(a)[0] * op(b)[0]).sum(1)
     assert (found - expected).abs().max() < 4 / math.sqrt(2 * 20_000)
     assert op(a)[0].shape[1] == RandomFeatures(count=20_000).width(6)
-    # one-sided: E[relu(w a) relu(w b)] = (sin t + (pi - t) cos t) / 2 pi, t the angle [Cho and Saul 2009]
+    # arccos: E[relu(w a) relu(w b)] = (sin t + (pi - t) cos t) / 2 pi, t the angle [Cho and Saul 2009]
     arc = RandomFeatures(count=20_000, kernel="arccos").build(Site(width=6))
     arc.load_state_dict(op.state_dict())
     t = (expected.log() + 1).acos()
@@ -76,8 +76,8 @@ def test_many_random_features_are_the_gaussian_kernel() -> None:
 
 @pytest.mark.parametrize("features", FEATURES)
 def test_the_gate_keeps_what_every_mixer_keeps(features: str) -> None:
-    """Causality, pads, packed texts, step by step decoding, gradients, saving. 256 features: of 32 Fourier features the
-    sum of the weights comes near zero, and fp32 decoding is off by 2.4e-5, where 1e-5 is allowed."""
+    """Causality, pads, packed texts, step by step decoding, gradients, saving. With 256
+    features, because with 32 the sum of the weights can be near zero, and the fp32 error of 2.4e-5 exceeds 1e-5."""
     report = af.check(LinearAttention(num_heads=2, features=FEATURES[features], mask=Causal(), gate=True))
     assert report.passed, str(report)
     assert report["cached decoding"].result == "passed" and report["packing"].result == "passed"

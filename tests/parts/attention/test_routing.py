@@ -1,5 +1,5 @@
-"""Routing attention against its formula: clusters that choose from a text, and, where the past alone may decide, tokens
-that choose their cluster."""
+"""Routing attention against its formula: clusters that select tokens and, in the causal form, tokens that select a
+cluster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def numbers(*shape: int, seed: int = 1) -> torch.Tensor:
 
 
 def normed(layer: Any, x: torch.Tensor) -> torch.Tensor:
-    """(B, H, T, K) of mean 0 and variance 1"""
+    """(B, H, T, K) with mean 0 and variance 1."""
     found = layer(x).unflatten(-1, (H, K)).transpose(1, 2)
     found = found - found.mean(-1, keepdim=True)
     return found / (found.square().mean(-1, keepdim=True) + 1e-5).sqrt()
@@ -90,9 +90,9 @@ def test_one_cluster_is_plain_attention(causal: bool) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [3, 20])
 def test_pads_and_documents(causal: bool, window: int) -> None:
-    """N4 and N7: each text as if it were alone, or in one line that it cannot be."""
+    """N4 and N7: a padded or packed text gives the same result as alone, or one line of error."""
     module, a, b = module_of(causal=causal, window=window), numbers(1, 6, D), numbers(1, T, D, seed=2)
-    b[:, 7:11] = b[:, :1]  # of equal ones the first is taken
+    b[:, 7:11] = b[:, :1]  # of equal tokens the first is selected
     alone = module(b, context(T))
     real = torch.tensor([[False] * 6 + [True] * T])
     for kernel in ("auto", "eager"):
@@ -108,7 +108,7 @@ def test_pads_and_documents(causal: bool, window: int) -> None:
 
 @pytest.mark.slow
 def test_compiled() -> None:
-    """Also in training, where the centres move."""
+    """Also in training, in which the centres move."""
     module, x = module_of(decay=0.5), numbers(2, T, D)
     compiled_equals_eager(lambda x: module(x, context(T)), x)
     plain, compiled = module_of(decay=0.5).train(), module_of(decay=0.5).train()
@@ -119,7 +119,7 @@ def test_compiled() -> None:
 
 
 def test_centres_follow_what_is_near() -> None:
-    """One step of k-means over queries and keys, pads left out, when the next pass begins."""
+    """One step of k-means over queries and keys without pads, applied when the next pass begins."""
     module, x = module_of(decay=0.75).train(), numbers(2, T, D)
     before, real = module.centres.clone(), torch.ones(2, T, dtype=torch.bool)
     real[1, 8:] = False
@@ -138,8 +138,8 @@ def test_centres_follow_what_is_near() -> None:
 
 
 def test_in_a_model_that_writes() -> None:
-    """Refused where clusters choose, and what is proposed instead writes step by step as at once; what is run again in
-    a backward pass finds the centres where they were."""
+    """A decoder refuses the form in which clusters select. The proposed alternative decodes to the same result, and a
+    layer that is run again in the backward pass gets the same centres."""
     spec = families.find("gpt2").read(CONFIGS["gpt2"])
     with pytest.raises(ValueError, match="RoutingAttention lets a token see the future; .* does not$") as refused:
         af.override(spec, {OP: RoutingAttention(num_heads=4, clusters=3, window=2, decay=0.5)})

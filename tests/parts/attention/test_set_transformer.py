@@ -1,4 +1,4 @@
-"""The Set Transformer's blocks and Luna against their formulas, written with torch's own attention; pads, orders."""
+"""The Set Transformer's blocks and Luna against their formulas, using torch's attention; padding and order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ over_ops = pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
 
 
 def torch_attention(module: Any, x: Tensor, others: Tensor, pads: Tensor | None = None) -> Tensor:
-    """torch.nn.MultiheadAttention with the weights of one of ours."""
+    """Compute with torch.nn.MultiheadAttention and the weights of our module."""
     theirs = nn.MultiheadAttention(D, module.part.num_heads, batch_first=True)
     with torch.no_grad():
         theirs.in_proj_weight.copy_(torch.cat([getattr(module, name).weight for name in "qkv"]))
@@ -72,7 +72,7 @@ def text(length: int = T, batch: int = 2) -> Tensor:
 
 
 def test_induced_set_attention_block() -> None:
-    """ISAB(x) = MAB(x, MAB(i, x)): the outer residual, norms and feed-forward are those of the block."""
+    """ISAB(x) = MAB(x, MAB(i, x)): the block adds the outer residual, norms and feed-forward."""
     whole, x = model(INDUCED, depth=1), torch.randn(2, T, D)
     layer = whole.encoder.layers[0]
     points, op = layer.attention.op.points, layer.attention.op
@@ -84,7 +84,7 @@ def test_induced_set_attention_block() -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_pooling_by_multi_head_attention(count: int) -> None:
-    """PMA(z) = MAB(s, rFF(z)), of real tokens alone; the order of the tokens does not matter."""
+    """PMA(z) = MAB(s, rFF(z)), over real tokens only; the order of the tokens does not matter."""
     module = made(SEEDS.replace(count=count, before=INNER), D)
     x, real = torch.randn(2, T, D), torch.ones(2, T, dtype=torch.bool)
     real[1, 4:] = False
@@ -120,13 +120,13 @@ def test_luna() -> None:
 
 
 def test_luna_hands_on_what_it_packed() -> None:
-    """The first layer alone has tokens; apart, each has its own and what came before changes none."""
+    """Only the first layer has tokens; with handed_on=False each layer has its own, independent of earlier layers."""
     held = [name for name, _ in model(LUNA).named_parameters() if name.endswith(".tokens")]
     apart = [name for name, _ in model(OPS["luna apart"]).named_parameters() if name.endswith(".tokens")]
     assert (len(held), len(apart)) == (1, 3)
     two = Block(first=Sublayer(op=LUNA), second=Sublayer(op=LUNA.replace(tokens=2)))
     whole, seen = filled(af.build(model(LUNA).spec.replace(encoder=Stack(layers=two, depth=2)))), {}
-    for step in ("first", "second"):  # each step goes on from its like in the layer before
+    for step in ("first", "second"):  # each sublayer continues from the same sublayer of the previous layer
         op = getattr(whole.encoder.layers[1], step).op
         op.pack.register_forward_hook(lambda module, args, out, step=step: seen.update({step: args[0].shape[1]}))
     whole(input_ids=text())
@@ -138,7 +138,7 @@ def test_luna_hands_on_what_it_packed() -> None:
 
 @over_ops
 def test_order_pads_and_rows(op: Any) -> None:
-    """Without positions tokens in another order give results in that order; pads and other rows change nothing."""
+    """Without positions, permuted tokens give permuted results; pads and other rows change nothing."""
     whole, ids = model(op), text()
     states = whole(input_ids=ids).last_hidden_state
     order = torch.randperm(T)
@@ -182,7 +182,7 @@ def test_counted_and_linear(op: Any, tmp_path: Any) -> None:
             whole(input_ids=text(length, 1))
         sizes[length] = counter.get_total_flops()
         assert counted.flops(length) == sizes[length]
-    assert sizes[1024] - sizes[512] == 2 * (sizes[512] - sizes[256])  # a line
+    assert sizes[1024] - sizes[512] == 2 * (sizes[512] - sizes[256])  # linear growth
     af.save(whole, tmp_path)
     assert torch.equal(af.load(tmp_path)(input_ids=text()).logits, whole(input_ids=text()).logits)
 

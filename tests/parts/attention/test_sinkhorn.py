@@ -26,7 +26,7 @@ def numbers(*shape: int, seed: int = 1) -> torch.Tensor:
 
 
 def by_hand(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """One block and head at a time; what a text lacks of its last block is 0 in the mixture and is not looked at."""
+    """One block and head at a time; missing tokens of the last block are 0 in the mixture and not visible."""
     B, T, _ = x.shape
     n = -(-T // b)
     q, k, v = (F.pad(layer(x), (0, 0, 0, n * b - T)).unflatten(-1, (H, K)) for layer in (module.q, module.k, module.v))
@@ -70,7 +70,7 @@ def test_one_block_is_plain_attention_and_many_rounds_a_permutation() -> None:
 
 
 def test_pads_documents_and_length() -> None:
-    """N4, and N7 in one line that it cannot be."""
+    """N4; packing (N7) is refused with one line."""
     module, a, x = module_of(), numbers(1, 9, D), numbers(1, 14, D, seed=2)
     alone, real = module(x, context(14)), torch.tensor([[False] * 9 + [True] * 14])
     for kernel in ("auto", "eager"):

@@ -27,7 +27,7 @@ def by_heads(x: torch.Tensor) -> torch.Tensor:
 
 @over_kinds
 def test_formula(scores: str, products: str) -> None:
-    """softmax of what is synthesised, of that and the products, or of their learned mixture."""
+    """Softmax of the synthesised scores, of their sum with the products, or of a learned mixture."""
     module, x = module_of(scores, products), torch.randn(2, T, D)
     if scores == "dense":
         found = torch.einsum("bhtk,hkl->bhtl", by_heads(torch.relu(module.inner(x))), module.places)[..., :T]
@@ -45,7 +45,7 @@ def test_formula(scores: str, products: str) -> None:
 
 @over_kinds
 def test_places_are_those_in_the_text(scores: str, products: str) -> None:
-    """What pads stand before it, or another document, says nothing of a token's place."""
+    """Pads or another document before a token do not change its position."""
     module, x = module_of(scores, products), torch.randn(1, T, D)
     alone = module(x, context(T))
     padded = torch.cat((torch.randn(1, 3, D), x), 1)

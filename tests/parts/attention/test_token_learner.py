@@ -1,4 +1,4 @@
-"""TokenLearner and TokenFuser, written out."""
+"""TokenLearner and TokenFuser against their formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments with a memory: against plain attention where nothing is left out, and the formula written out."""
+"""Segment recurrence: against plain attention if every token is visible, and against the formula."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_memory_of_the_whole_past_is_attention_over_the_long_text(segment: int
 
 
 def by_hand(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """One segment after another, as it is published: its queries over [compressed, kept, its own up to the query]."""
+    """Segment by segment, as published: queries attend to [compressed, kept, own segment up to the query]."""
     part, T = module.part, x.shape[1]
     L, c = part.segment, part.rate
     kept, older, out = x[:, :0], x[:, :0], []
@@ -97,7 +97,7 @@ def test_formula(kind: str) -> None:
 
 @over_parts
 def test_pads_and_documents(kind: str) -> None:
-    """N4 and N7: each text as if it were alone."""
+    """N4 and N7: a padded or packed text gives the same result as alone."""
     module, a, b = made(PARTS[kind], D), numbers(1, 5, D), numbers(1, 18, D, seed=2)
     alone = module(b, context(18))
     real = torch.tensor([[False] * 5 + [True] * 18])
@@ -116,7 +116,7 @@ def test_compiled() -> None:
 
 @over_parts
 def test_step_by_step(kind: str) -> None:
-    """G1: in pieces of any size, padded or not, with a state that does not grow; every parameter learns."""
+    """G1: pieces of any size, padded or not, with a state of fixed size; every parameter gets a gradient."""
     part = PARTS[kind].replace(num_heads=4, position=RelativeSinusoids(num_heads=4))
     model = af.build(af.override(families.find("gpt2").read(CONFIGS["gpt2"]), {OP: part})).eval()
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""The Weighted Transformer's attention against its formula, and attention with a form of the memory for each layer."""
+"""The Weighted Transformer's attention against its formula, and transparent attention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ D, H, K, T = 12, 3, 4, 5
 
 
 def test_branches() -> None:
-    """sum_i a_i FFN(k_i head_i O_i), a and k adding up to 1 [Ahmed et al. 2017]"""
+    """sum_i a_i FFN(k_i head_i O_i), where a and k add up to 1 [Ahmed et al. 2017]"""
     module = made(BranchedAttention(num_heads=H, bias="", feedforward=MLP(width=20, activation="relu", bias=False)), D)
     x = torch.randn(2, T, D)
     q, k, v = (each(x).unflatten(-1, (H, K)) for each in (module.q, module.k, module.v))
@@ -34,7 +34,7 @@ def test_branches() -> None:
 
 
 def test_a_memory_for_each_layer() -> None:
-    """Layer 1 of 3 looks at the second third of the memory's width, as if that were all of it."""
+    """Layer 1 of 3 attends to the second third of the memory's width, as if it were the whole memory."""
     states, x = torch.randn(2, 7, 3 * D), torch.randn(2, T, D)
     part = TransparentAttention(num_heads=H, memory=True, memory_width=3 * D)
     site = Site(width=D, layer=1, depth=3, address="here")

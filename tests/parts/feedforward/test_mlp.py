@@ -1,4 +1,4 @@
-"""Feed-forwards against their formulas; the gated ones by name [Shazeer 2020]."""
+"""Feed-forwards against their formulas; gated ones by their names [Shazeer 2020]."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_gated(kind: str, bias: bool) -> None:
 
 
 def test_glu_equals_torch() -> None:
-    """F.glu halves one matrix: the first half is the value, the second the gate."""
+    """F.glu splits its input: the first half is the value, the second the gate."""
     module, x = made(GatedMLP(width=20, activation="sigmoid"), D), torch.randn(2, 5, D)
     both = torch.cat((module.up(x), module.gate(x)), dim=-1)
     close(module(x, context(5)), module.down(F.glu(both)))

@@ -94,7 +94,7 @@ def test_experts_are_a_loop_over_tokens(name: str, expert) -> None:
 
 
 def test_one_graph_whatever_the_routing() -> None:
-    """Forward and backward compile whole, and other tokens need no other graph."""
+    """Forward and backward compile to one graph each, which different tokens reuse."""
     for router in (*ROUTERS.values(), Switch(capacity=2), GShard(capacity=2)):
         torch._dynamo.reset()
         module = made(MoE(num_experts=E, router=router, expert=GatedMLP(width=9)))
@@ -114,15 +114,15 @@ def test_a_switch_drops_who_comes_too_late() -> None:
     module = made(part)
     x = torch.randn(1, T, D).abs()
     with torch.no_grad():
-        module.router.weight.copy_(torch.tensor([[1.0] * D, [-1.0] * D]))  # all to the first
+        module.router.weight.copy_(torch.tensor([[1.0] * D, [-1.0] * D]))  # all tokens use the first expert
         out = module(x, context())
         assert out[:, :2].abs().min() > 0 and not out[:, 2:].any()
-        # pads do not take places, wherever they stand
+        # pads use no capacity, wherever they are
         padding = torch.ones(1, T, dtype=torch.bool)
         padding[:, :3] = False
         out = module(x, context(is_token=padding))
         assert out[:, 3:5].abs().min() > 0 and not out[:, 5:].any() and not out[:, :3].any()
-        # documents have places of their own
+        # each document has its own capacity
         out = module(x, context(documents=torch.tensor([[0, 0, 0, 1, 1, 1, 2]])))
         assert [bool(row.any()) for row in out[0]] == [True, True, False, True, True, False, True]
 
@@ -130,8 +130,8 @@ def test_a_switch_drops_who_comes_too_late() -> None:
 @pytest.mark.parametrize("router", [Switch(capacity=2, limit="batch"), GShard(capacity=2, limit="batch", threshold=0)])
 @torch.no_grad()
 def test_a_limit_of_all_texts_together(router: Switch | GShard) -> None:
-    """In training, B * capacity tokens an expert, the first tokens of all texts before the second ones, without pads;
-    afterwards no limit, so that no text depends on those beside it."""
+    """In training, B * capacity tokens per expert, first tokens of all texts before second tokens, without pads. In
+    evaluation no limit, so that no text depends on the others."""
     module = made(MoE(num_experts=3, router=router, expert=MLP(width=9)))
     x, padding = torch.randn(B, T, D, generator=torch.Generator().manual_seed(3)), torch.ones(B, T, dtype=torch.bool)
     padding[1, :3] = False  # pads come before real tokens in the order of time
@@ -152,7 +152,7 @@ def test_a_limit_of_all_texts_together(router: Switch | GShard) -> None:
 @pytest.mark.parametrize("capacity", [0, 2, 3, 20])
 @torch.no_grad()
 def test_two_experts_with_capacity(capacity: int) -> None:
-    """GShard: token by token, its first choice and then its second, while an expert has room."""
+    """GShard: token by token, first choice before second choice, while the expert has capacity."""
     part = MoE(num_experts=3, router=GShard(capacity=capacity), expert=MLP(width=9))
     module, x = made(part), torch.randn(B, T, D, generator=torch.Generator().manual_seed(3))
     padding, documents = torch.ones(B, T, dtype=torch.bool), torch.tensor([[0, 0, 0, 1, 1, 1, 1], [0] * 7])
@@ -177,7 +177,7 @@ def test_two_experts_with_capacity(capacity: int) -> None:
 
 
 def test_a_second_expert_is_used_by_chance() -> None:
-    """In training as often as 2 x its share, up to always; the first and evaluation know no chance."""
+    """In training the second expert is used with probability 2 * share, at most 1; in evaluation always."""
     router = GShard(capacity=10**6).make(Site(width=D, address="router"), 2).train()
     with torch.no_grad():
         router.weight.zero_()[0, 0] = 1.0
@@ -241,7 +241,7 @@ def test_corrections_balance_without_a_loss() -> None:
 
 def test_grouped_products() -> None:
     x, weight = torch.randn(9, 4, requires_grad=True), torch.randn(3, 4, 5, requires_grad=True)
-    ends = torch.tensor([2, 2, 7])  # none in the second, two rows in no group
+    ends = torch.tensor([2, 2, 7])  # the second group is empty; two rows are in no group
     expected = torch.cat((x[:2] @ weight[0], x[2:7] @ weight[2], torch.zeros(2, 5)))
     for run in (grouped_linear, gathered_linear):
         assert torch.allclose(run(x, weight, ends), expected, atol=1e-6)
@@ -252,7 +252,7 @@ def test_grouped_products() -> None:
     assert not grouped_linear(x, weight, torch.zeros(3, dtype=torch.long)).any()
 
 
-@pytest.mark.parametrize("activation", ["gelu", "softplus"])  # which autocast leaves as they are, and takes to fp32
+@pytest.mark.parametrize("activation", ["gelu", "softplus"])  # autocast keeps the first and runs the second in fp32
 def test_under_autocast_an_expert_is_a_feed_forward(activation: str) -> None:
     expert = MLP(width=16, activation=activation, bias=True)
     alone = made(MoE(num_experts=1, router=TopK(top_k=1), expert=expert))
@@ -267,8 +267,8 @@ def test_under_autocast_an_expert_is_a_feed_forward(activation: str) -> None:
         wanted, found = plain(x, context()), alone(x, context())
     exact = plain(x, context())
     error = (found.float() - exact).abs().max()
-    assert error > 1e-4  # it is not fp32 that is multiplied
-    torch.testing.assert_close(found.float(), wanted.float(), atol=0.06, rtol=0)  # biases are added elsewhere
+    assert error > 1e-4  # the product is not in fp32
+    torch.testing.assert_close(found.float(), wanted.float(), atol=0.06, rtol=0)  # biases are added differently
     found.float().sum().backward()
     assert alone.experts.up.grad is not None and alone.experts.up.grad.dtype == torch.float32
 

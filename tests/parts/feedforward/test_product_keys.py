@@ -1,4 +1,4 @@
-"""Product-key memory against a search of all its slots."""
+"""Product-key memory against a search over all slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every position scheme against its published form: transformers where it has one, the formula where not."""
+"""Every position scheme against transformers if it has it, otherwise against its formula."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ ROPES: list[tuple[Any, dict[str, Any]]] = [
     (LinearScaling(factor=4.0), {"rope_type": "linear", "factor": 4.0}),
     (LinearScaling(factor=0.5), {"rope_type": "linear", "factor": 0.5}),
     (YarnScaling(factor=4.0, length=32), {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}),
-    (  # a text so short that no channel turns once: the ramp runs backwards
+    (  # a length so short that no channel makes a full turn: the ramp runs backwards
         YarnScaling(factor=4.0, length=4),
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4},
     ),
@@ -217,7 +217,7 @@ ROPES: list[tuple[Any, dict[str, Any]]] = [
         {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "beta_fast": 8.0,
          "beta_slow": 2.0, "truncate": False},
     ),
-    (  # both ends at one channel
+    (  # both ends of the ramp are at one channel
         YarnScaling(factor=2.0, length=512, beta_fast=3.0, beta_slow=3.0, truncate=False),
         {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512, "beta_fast": 3.0,
          "beta_slow": 3.0, "truncate": False},
@@ -249,7 +249,7 @@ ROPES: list[tuple[Any, dict[str, Any]]] = [
         {"rope_type": "llama3", "factor": 3.0, "low_freq_factor": 0.3, "high_freq_factor": 30.0,
          "original_max_position_embeddings": 8192},
     ),
-    *[(  # nothing between the bands
+    *[(  # no band between low and high
         Llama3Scaling(factor=3.0, low_frequency_factor=low, high_frequency_factor=2.0, length=64),
         {"rope_type": "llama3", "factor": 3.0, "low_freq_factor": low, "high_freq_factor": 2.0,
          "original_max_position_embeddings": 64},
@@ -340,7 +340,7 @@ def test_alibi_equals_bloom(num_heads: int) -> None:
     theirs = build_alibi_tensor(torch.ones(1, T, dtype=torch.long), num_heads, torch.float32)  # (H, 1, S)
     module, ctx = made(Alibi(num_heads=num_heads), K), context(T)
     _, bias = module.bias(torch.zeros(1, num_heads, T, K), ctx.index, 1.0, ctx)
-    # theirs is the same up to a constant a row, which a softmax does not see
+    # theirs is the same up to a constant per row, which does not affect softmax
     below = torch.ones(T, T).tril().bool()
     ours, theirs = (x.expand(num_heads, T, T).masked_fill(~below, float("-inf")) for x in (bias[0], theirs))
     close(ours.softmax(-1), theirs.softmax(-1))
@@ -364,7 +364,7 @@ def test_one_scalar_a_distance() -> None:
     BucketedBias(num_heads=H), DistanceBias(num_heads=H, before=3), Alibi(num_heads=H), RelativeVectors(before=3),
 ])  # fmt: skip
 def test_keys_of_a_bias_lie_side_by_side(part: Any) -> None:
-    """CUDA's fused kernels take no other mask: without that, T5 in training held twice the memory on an H200."""
+    """CUDA's fused kernels accept only such a mask; without it, training T5 used twice the memory on an H200."""
     module, ctx = made(part, K), context(T)
     _, bias = module.bias(torch.zeros(1, H, T, K), ctx.index, 1.0, ctx)
     assert bias.stride(-1) == 1
@@ -396,7 +396,7 @@ def test_relative_vectors_drop_weights_and_their_values_together() -> None:
         attention.o.bias.zero_()
         attention.v.weight.zero_()
         attention.v.bias.fill_(1.0)
-        attention.position.value_table.weight.fill_(1.0)  # so out = 2 * the sum of the weights that were kept
+        attention.position.value_table.weight.fill_(1.0)  # so out = 2 * the sum of the weights that dropout kept
     torch.manual_seed(0)
     out = attention(torch.randn(2, T, D), context(T))
     torch.manual_seed(0)
@@ -489,7 +489,7 @@ def test_tree_positions_reach_a_model() -> None:
         out = model(input_ids=ids, tree_parents=PARENTS).last_hidden_state
         chain = model(input_ids=ids, tree_parents=torch.arange(7)[None] - 1).last_hidden_state
         assert not torch.allclose(out, chain)
-        # two pads before the row move every place by two
+        # two pads before the text move every row index by two
         moved = F.pad(torch.where(PARENTS < 0, PARENTS, PARENTS + 2), (2, 0), value=-1)
         padded = {"input_ids": F.pad(ids, (2, 0)), "attention_mask": F.pad(torch.ones_like(ids), (2, 0))}
         close(model(**padded, tree_parents=moved).last_hidden_state[:, 2:], out, 1e-5)
@@ -500,8 +500,8 @@ def test_tree_positions_reach_a_model() -> None:
 
 
 # -- in a whole model: padding, decoding, compiling -------------------------------------------------------------------
-# In double precision: weights this large make values of a hundred, and the last digits of single precision depend on
-# the machine that adds them up.
+# In double precision: such large weights give values of about 100, and the last digits of single precision depend on
+# the machine.
 
 RELATIVE = [
     Rope(), Rope(interleaved=True, fraction=0.5), Alibi(num_heads=H), BucketedBias(num_heads=H, both_ways=False),
@@ -576,7 +576,7 @@ def test_every_parameter_learns(scheme: dict[str, Any]) -> None:
         assert parameter.grad is not None and (name.endswith(".k.bias") or parameter.grad.any()), name
 
 
-# -- values that make no sense ----------------------------------------------------------------------------------------
+# -- invalid values ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("make", "line"), [
@@ -630,7 +630,7 @@ def test_a_constant_is_computed_when_it_leaves_meta() -> None:
 
 
 def test_axial_positions_are_a_grid() -> None:
-    """Row and column of a place, side by side; with three sides too."""
+    """The vectors of a position's row and column, concatenated; also with three sides."""
     for shape, widths in (((3, 5), (4, 8)), ((2, 3, 4), (4, 2, 6))):
         module = made(AxialLearned(shape=shape, widths=widths), sum(widths))
         sides = [parameter.view(*[n if i == axis else 1 for i, n in enumerate(shape)], -1).expand(*shape, -1)
@@ -665,7 +665,7 @@ def test_axial_positions_of_another_width() -> None:
 
 
 def test_concatenated_positions() -> None:
-    """W [x; p], of which adding is a case."""
+    """W [x; p]; adding p is a special case."""
     module, x = made(Concatenated(scheme=Sinusoidal(length=9), width=6), D), torch.randn(2, 5, D)
     p = made(Sinusoidal(length=9), 6)(torch.arange(5)[None])
     expected = torch.cat((x, p.expand(2, -1, -1)), -1) @ module.project.weight.T

@@ -1,4 +1,4 @@
-"""Disentangled attention, heads that talk, and steps that read what came into their block, against formulas."""
+"""Disentangled attention, talking heads, and sublayers that read the input of their block, against formulas."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IDS = torch.randint(0, 40, (2, T), generator=torch.Generator().manual_seed(0))
 
 
 def scores(ours: Any, x: Tensor, G: int) -> Tensor:
-    """(B, H, T, T) before softmax, pair by pair."""
+    """(B, H, T, T) scores before softmax, pair by pair."""
     part, position = ours.part, ours.position
     table = position.table.weight if position.norm is None else position.norm(position.table.weight)
     to_q, to_k = (position.q, position.k) if part.position.own else (ours.q, ours.k)
@@ -55,7 +55,7 @@ def scores(ours: Any, x: Tensor, G: int) -> Tensor:
 
 @pytest.mark.parametrize(("buckets", "reach"), [(2, 8), (5, 9), (6, 10), (8, 64), (256, 512)])
 def test_buckets_of_distances_as_published(buckets: int, reach: int) -> None:
-    """Every distance, up to those that share the last vector of their direction."""
+    """Every distance, including those that share the last vector of their direction."""
     published = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
     length = reach + 9
     wanted = published.make_log_bucket_position(torch.arange(1 - length, length), buckets, reach)
@@ -171,7 +171,7 @@ def test_without_terms_vectors_are_kept_and_nothing_reads_them() -> None:
     assert torch.equal(model(input_ids=IDS).last_hidden_state, plain(input_ids=IDS).last_hidden_state)
 
 
-# -- heads that talk ---------------------------------------------------------------------------------------------------
+# -- talking heads -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kernel", ["auto", "eager", "sdpa"])
@@ -210,7 +210,7 @@ def test_a_pad_sees_the_mean_of_all_values() -> None:
         DebertaAttention(num_heads=H, mask=Causal())
 
 
-# -- a convolution beside a layer --------------------------------------------------------------------------------------
+# -- a convolution parallel to a layer ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kernel", "groups"), [(3, 1), (5, 4), (1, 2), (4, 1)])

@@ -38,8 +38,8 @@ def random_graph(seed: int, share: float = 0.15, batch: int = 2, directed: bool 
 
 
 def search(edges: Tensor, start: int) -> dict[int, list[int]]:
-    """The kinds of edges on a shortest path from a node to each that it reaches: of several the one whose last steps
-    come from the lowest nodes."""
+    """Return the kinds of edges on a shortest path from a node to each reachable node; of several paths, the one whose
+    last steps come from the lowest nodes."""
     apart, queue = {start: 0}, deque([start])
     while queue:
         node = queue.popleft()
@@ -59,7 +59,7 @@ def search(edges: Tensor, start: int) -> dict[int, list[int]]:
 
 @pytest.mark.parametrize("reach", [2, 8])
 def test_the_bias_is_the_formula(reach: int) -> None:
-    """b of the distance + 1/N sum over the n-th edges of the path of w_n of their kinds [Ying et al. 2021, 5 to 7]."""
+    """b(distance) + 1/N sum over n of w_n(kind of the n-th edge of the path) [Ying et al. 2021, equations 5 to 7]."""
     module, edges = made(ShortestPathBias(num_heads=H, reach=reach, edge_kinds=3), 8), random_graph(0)
     found = module.bias(torch.zeros(2, H, T, 8), torch.arange(T), 1.0, context(T, extras=(Graph(edges),)))[1]
     expected, lengths = torch.zeros(2, H, T, T), set()
@@ -90,7 +90,7 @@ def test_centrality_is_the_formula() -> None:
 
 
 def graphormer(**more: Any) -> Any:
-    """Nodes that are all alike: only the graph tells them apart."""
+    """All nodes have the same token: only the graph distinguishes them."""
     attention = Attention(num_heads=H, position=ShortestPathBias(num_heads=H, **more))
     layers = Block(
         attention=Sublayer(op=attention, pre_norm=LayerNorm()), mlp=Sublayer(op=MLP(width=32), pre_norm=LayerNorm())
@@ -103,9 +103,9 @@ def graphormer(**more: Any) -> Any:
 
 
 def test_in_a_model() -> None:
-    """The order of the nodes and pads change nothing; a graph is asked for in one line."""
+    """The order of nodes and pads change nothing; a missing graph gives one line of error."""
     model, edges = af.build(graphormer(edge_kinds=3)).eval(), random_graph(2, 0.3, directed=False)
-    edges = edges.clamp(max=1)  # edges alike: which of several shortest paths is taken does not matter
+    edges = edges.clamp(max=1)  # one kind of edge: it does not matter which shortest path is used
     ids = torch.ones(2, T, dtype=torch.long)
     out = model(input_ids=ids, graph_edges=edges).logits
     order = torch.randperm(T, generator=torch.Generator().manual_seed(0))
@@ -123,8 +123,8 @@ def test_in_a_model() -> None:
 
 
 def test_how_far_apart_two_nodes_are_is_learned() -> None:
-    """The two marked ones: 1, 2, or more edges, from the bias only; or from degrees only, which do not say it. On other
-    graphs than those learned from. The bounds were chosen after looking at a run: 0.973, and 0.668."""
+    """Predict whether two marked nodes are 1, 2 or more edges apart, from the bias only, or from degrees only, which do
+    not determine it. Tested on new graphs. The bounds were chosen after one run: 0.973 and 0.668."""
     edges = random_graph(0, 0.12, 2048, directed=False).clamp(max=1)
     ids = torch.zeros(2048, T, dtype=torch.long)
     ids[:, :2] = 1
@@ -149,7 +149,7 @@ def test_how_far_apart_two_nodes_are_is_learned() -> None:
 @pytest.mark.parametrize("spec", [graphormer(), graphormer(edge_kinds=3)])
 def test_a_graph_can_be_counted(spec: EncoderModel) -> None:
     model, ids = af.build(spec).eval(), torch.ones(1, T, dtype=torch.long)
-    model.kernel = "eager"  # torch does not count the fused kernel of a CPU
+    model.kernel = "eager"  # torch does not count the fused CPU kernel
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(input_ids=ids, graph_edges=random_graph(2, batch=1))
     assert af.count(spec).flops(T) == counter.get_total_flops()

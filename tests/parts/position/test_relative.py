@@ -1,4 +1,4 @@
-"""Distances between tokens where few keys are held, and sinusoids of them that are dropped."""
+"""Relative positions with caches of few keys, and dropout of their sinusoids."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model_of(stack: Stack) -> Any:
 ], ids=repr)  # fmt: skip
 @torch.no_grad()
 def test_decoding_in_windows_equals_the_whole(position: Any, capacity: int | None) -> None:
-    """Layers that hold few keys, in a ring where the state is static, beside one that holds all."""
+    """Layers with a window (a ring if the state is static) next to a layer that caches all keys."""
     blocks = {
         name: Block(attention=Sublayer(op=Attention(num_heads=H, position=position, mask=mask)))
         for name, mask in (("near", Causal() & Window(size=2)), ("all", Causal()))
@@ -48,7 +48,7 @@ def test_decoding_in_windows_equals_the_whole(position: Any, capacity: int | Non
     model = model_of(stack)
     ids = torch.randint(0, 50, (2, 6), generator=torch.Generator().manual_seed(0))
     whole, state = model(input_ids=ids).last_hidden_state, model.new_state(2, capacity)
-    # the second step is of as many tokens as are missing from a window to a room of 6
+    # the second step has 6 - window tokens, so that both stores have the same length
     pieces = [model(input_ids=piece, past_key_values=state).last_hidden_state for piece in ids.split((1, 4, 1), dim=1)]
     close(torch.cat(pieces, dim=1), whole, 1e-5)
 
@@ -68,7 +68,7 @@ def test_a_shared_bias_reaches_windows(shared: Any, capacity: int | None) -> Non
 
 @pytest.mark.parametrize("factorized", [False, True])
 def test_dropped_sinusoids_are_those_of_the_backward_pass(factorized: bool) -> None:
-    """A layer that is run again draws what it drew."""
+    """A layer that is run again in the backward pass draws the same dropout mask."""
     position = SegmentedSinusoids(num_heads=H, dropout=0.3, factorized=factorized)
     op = Attention(num_heads=H, position=position, mask=Causal(), dropout=0.3)
     found = []

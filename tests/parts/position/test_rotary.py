@@ -12,7 +12,7 @@ from anyformer.specs.part import Site
 
 
 def formula(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Each pair (a, b) of the channels that turn, by its own angle."""
+    """Rotate each pair (a, b) of rotary channels by its own angle."""
     width = 2 * cos.shape[-1]
     turned, kept = x[..., :width], x[..., width:]
     a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, -1)

@@ -22,7 +22,7 @@ D, T = 10, 7
 
 
 def oracle(module: Any) -> Any:
-    """torch.nn.LSTM or GRU with the same weights; the LSTM's second bias is nothing."""
+    """torch.nn.LSTM or GRU with the same weights; the LSTM's second bias is 0."""
     theirs = {4: torch.nn.LSTM, 3: torch.nn.GRU}[module.num_gates](D, module.width, batch_first=True)
     with torch.no_grad():
         theirs.weight_ih_l0.copy_(module.gates.weight)
@@ -40,7 +40,7 @@ KINDS = pytest.mark.parametrize("kind", [LSTM, GRU])
 @pytest.mark.parametrize("width", [None, 6])
 @KINDS
 def test_what_is_read_is_torchs(kind: type[Recurrent], width: int | None) -> None:
-    """By the fast path, and step by step."""
+    """With torch's kernel, and step by step."""
     module, x = made(kind(width=width), D), torch.randn(2, T, D)
     expected, last = oracle(module)(x)
     close(module(x, context(T)), expected if module.o is None else module.o(expected))
@@ -67,7 +67,7 @@ def test_weights_start_as_those_of_torch(kind: type[Recurrent]) -> None:
 
 @KINDS
 def test_a_padded_prompt_is_remembered_as_it_is(kind: type[Recurrent]) -> None:
-    """Pads leave the memory as it was: the next token is written as after the text alone."""
+    """Pads do not change the state: the next token gets the same result as after the text without pads."""
     spec = af.override(families.find("gpt2").read(CONFIGS["gpt2"]), {"decoder.layers.attention.op": kind()})
     model, ids = af.build(spec).eval(), torch.randint(5, 50, (1, 6))
     mask = torch.tensor([[0, 0, 1, 1, 1, 1]])
@@ -84,7 +84,7 @@ def test_a_padded_prompt_is_remembered_as_it_is(kind: type[Recurrent]) -> None:
 
 @KINDS
 def test_documents_and_pads(kind: type[Recurrent]) -> None:
-    """N4 and N7: each text as if it were alone."""
+    """N4 and N7: a padded or packed text gives the same result as alone."""
     module, a, b = made(kind(), D), torch.randn(1, 3, D), torch.randn(1, 4, D)
     first, second = module(a, context(3)), module(b, context(4))
     packed = module(torch.cat((a, b), 1), context(7, documents=torch.tensor([[0] * 3 + [1] * 4])))
@@ -95,7 +95,7 @@ def test_documents_and_pads(kind: type[Recurrent]) -> None:
 
 
 def test_additive_attention() -> None:
-    """w tanh(q + k), then softmax over what may be seen; the values are the states."""
+    """w tanh(q + k), then softmax over visible tokens; the values are the states."""
     module, x = made(AdditiveAttention(width=6, mask=Causal()), D), torch.randn(2, T, D)
     expected = torch.zeros(2, T, D)
     for t in range(T):

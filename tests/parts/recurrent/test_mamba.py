@@ -1,4 +1,4 @@
-"""Recurrent mixers (selective states, RWKV): what pads, documents and states do to a recurrence."""
+"""Recurrent mixers (selective states, RWKV) with padding, packed documents and decoding states."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def mamba2():
 
 
 def rwkv(every: int):
-    """Whole, or halved every so many layers."""
+    """RWKV, plain or with a stream that is halved every few layers."""
     changes: dict[str, object] = {"decoder.layers.time.op.width": 24, "decoder.layers.channel.op.width": 20}
     changes |= {f"decoder.layers.{step}.op.halve_every": every for step in ("time", "channel")}
     residual = {"kind": "Halved", "every": every} if every else {"kind": "Add"}
@@ -63,7 +63,7 @@ MASKS = {"left": "000011111111", "right": "111111110000", "between": "1100101110
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("static", [False, True])
 def test_pads_wherever_they_stand(model, mask: str, static: bool) -> None:
-    """Real tokens, and the state that is left behind, are those of the text without pads."""
+    """Results of real tokens and the final state are the same as for the text without pads."""
     real = torch.tensor([bit == "1" for bit in mask])
     padding = torch.stack((real, torch.ones_like(real)))
     expected = logits(model, IDS[:1, real])
@@ -83,7 +83,7 @@ def test_pads_wherever_they_stand(model, mask: str, static: bool) -> None:
 
 
 def test_pads_in_later_calls(model) -> None:
-    """A row that is done while the other goes on keeps its state."""
+    """A finished row keeps its state while the other continues."""
     state = model.new_state()
     logits(model, IDS[:, :4], past_key_values=state)
     before = {a: {n: t.clone() for n, t in s.tensors.items()} for a, s in state.stores.items()}
@@ -96,7 +96,7 @@ def test_pads_in_later_calls(model) -> None:
 
 
 def test_documents_with_pads_and_what_follows(model) -> None:
-    """Two documents in a row with pads between and after; decoding goes on with the last."""
+    """Two documents in a row, with pads between and after them; decoding continues the last document."""
     documents = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1]] * 2)
     mask = torch.tensor([[1, 1, 1, 1, 0, 1, 1, 0, 0, 0, 0, 0], [1] * 12])
     state = model.new_state()
@@ -127,7 +127,7 @@ def test_a_static_state_stays_where_it_is(model) -> None:
 
 
 def test_the_stream_stays_in_fp32(model) -> None:
-    """A large stream swallows small branches in bf16: residual.float32 is what saves them."""
+    """In bf16, small branches vanish when added to a large stream; residual.float32 prevents it."""
     if model.spec.family == "rwkv":
         pytest.skip("Mamba's own")
     spec, found = model.spec, {}
@@ -146,7 +146,7 @@ def test_the_stream_stays_in_fp32(model) -> None:
 
 @pytest.mark.parametrize("family", ["mamba", "mamba2"])
 def test_time_steps_start_above_their_floor(family: str) -> None:
-    """log-uniform between 0.001 and 0.1, and what is below the floor at the floor: a quarter is left above 0.0316."""
+    """Log-uniform between 0.001 and 0.1, clamped at the floor: a quarter is above 0.0316."""
     config = {"time_step_floor": 10**-1.5, "hidden_size": 512, "vocab_size": 9, "num_hidden_layers": 1, "state_size": 4}
     config |= {"head_dim": 4, "num_heads": 256, "n_groups": 1} if family == "mamba2" else {}
     spec = families.find(family).read({**config, "architectures": [f"{family.title()}ForCausalLM"]})

@@ -1,4 +1,4 @@
-"""S4: the recurrence is the convolution, both are the published formula, and HiPPO's matrix is diagonalised."""
+"""S4: recurrence and convolution agree with the published formula, and HiPPO's matrix is diagonalised."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ D = 16
 
 
 def start(part: S4) -> Any:
-    """The mixer as a model starts it."""
+    """Return the mixer as a model initialises it."""
     model = af.build(af.override(plain(), {"decoder.layers.attention.op": part}), seed=1)
     return model.decoder.layers[0].attention.op.eval().requires_grad_(False)
 
@@ -29,8 +29,8 @@ def draw(*shape: int) -> Tensor:
 
 
 def reference(module: Any, x: Tensor) -> Tensor:
-    """What is read from the states (B, T, D), in fp64: a matrix, a step and a hold for each channel, with both
-    conjugates of each state."""
+    """Outputs of the states (B, T, D) in fp64: a matrix, a step and a zero-order hold per channel, with both conjugates
+    of each state."""
     y, x = torch.zeros(x.shape, dtype=torch.float64), x.double()
     for channel in range(x.shape[2]):
         half = torch.complex(-module.rate[channel].double().exp(), module.frequency[channel].double())
@@ -47,7 +47,7 @@ def reference(module: Any, x: Tensor) -> Tensor:
 
 
 def test_recurrence_and_convolution_are_the_reference() -> None:
-    """Of the published size, as it starts, over 400 tokens: to 1e-5 of each other in fp32, and of fp64."""
+    """With the published size, at initialisation, over 400 tokens: equal to 1e-5 in fp32, and to fp64."""
     module, x = start(S4()), draw(2, 400, D)
     system = module.system(torch.float32)
     steps, state = s4_by_steps(x, *system)
@@ -65,7 +65,7 @@ def test_recurrence_and_convolution_are_the_reference() -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 9, 10, 17])
 def test_what_goes_on_with_documents_and_pads(length: int) -> None:
-    """In fp64, whatever a length is divided into: after a state, each document for itself, pads at the end."""
+    """In fp64, for any split of the length: after a state, with separate documents, with pads at the end."""
     generator = torch.Generator().manual_seed(length)
     pace, c = torch.randn(2, 3, 4, generator=generator, dtype=torch.complex128)
     pace = torch.complex(-pace.real.abs(), pace.imag)
@@ -95,7 +95,7 @@ def test_gradients_are_those_of_the_recurrence() -> None:
 
 
 def test_documents_and_pads() -> None:
-    """N4 and N7: each text as if it were alone, also while values may not be read."""
+    """N4 and N7: a padded or packed text gives the same result as alone, also while values cannot be read."""
     module, a, b = made(S4(states=4), D), draw(1, 3, D), draw(1, 4, D)
     first, second = module(a, context(3)), module(b, context(4))
     documents = torch.tensor([[0] * 3 + [1] * 4])
@@ -111,7 +111,7 @@ def test_documents_and_pads() -> None:
 
 def test_hippo() -> None:
     """The frequencies are eigenvalues of HiPPO-LegS [Gu et al. 2020, theorem 2] plus P P^T, whose real parts are all
-    -1/2, and the sizes those of its B in their basis."""
+    -1/2, and the sizes are those of its B in their basis."""
     N = 8
     A, n = torch.zeros(N, N, dtype=torch.float64), torch.arange(N).double()
     for row in range(N):

@@ -219,8 +219,8 @@ class AttentionModule(InHeads):
         return self.attend(q, seen["k"], seen["v"], places, ctx)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, places: Tensor | None, ctx: Context) -> Tensor:
-        """Queries (B, H, T, K), keys and values (B, G, S, K) -> (B, T, H K). `places` are the row indices (S,) or (B,
-        S) of the keys; None: the keys are from the memory."""
+        """Queries (B, H, T, K), keys and values (B, G, S, K) -> (B, T, H K). `places` (S,) or (B, S) are the row
+        indices of the keys; None: the keys are from the memory."""
         visible = ctx.visible_memory() if places is None else ctx.visible(self.part.mask, self.mask_key, places)
         bias = None if self.part.memory else ctx.bias
         if bias is not None and places is not None and ctx.state is not None and self.window is not None:

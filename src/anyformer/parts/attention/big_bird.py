@@ -144,8 +144,7 @@ class TextOnlyModule(nn.Module):
 class BlockSparseAttention(Op, sees="past", called=("BigBird", "sparse attention")):
     """Each block of tokens attends to a few other blocks. In training, random blocks are drawn per layer and head; in
     evaluation the first block counts that many times more instead (both as published). Short texts get full attention;
-    with a causal mask, longer texts are refused. The position bias that the layers of a Stack may share is not
-    added."""
+    with a causal mask, longer texts are refused. A position bias that the layers of a Stack share is not added."""
 
     num_heads: int
     block_size: int

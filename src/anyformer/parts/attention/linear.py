@@ -58,9 +58,9 @@ class ProjectionsModule(InHeads):
 
 
 class LinformerAttention(Projections, sees="all", called=("Linformer", "low-rank attention")):
-    """softmax(Q (E K)^T) F V with learned E and F (k, length) [Wang et al. 2020]. E and F belong to
-    one head ("none") or one layer ("headwise"); a layer has E = F ("key_value"), or all layers have ("layerwise"). A
-    shorter text uses the first columns. If E and F are identity matrices, this is plain attention."""
+    """softmax(Q (E K)^T) F V with learned E and F (k, length) [Wang et al. 2020]. `sharing`: E and F
+    belong to a head ("none") or to a layer ("headwise"), or E = F for a layer ("key_value") or for all ("layerwise").
+    A shorter text uses the first columns. If E and F are identity matrices, this is plain attention."""
 
     length: int  # maximum length of a text
     projected: int  # k, number of projected keys

@@ -17,7 +17,7 @@ from anyformer.specs.part import Sees, Site
 
 
 class ChunkAttention(InChunks, sees="past", called=("block-local attention", "Reformer's local attention")):
-    """A token sees its own chunk of `chunk` tokens and `before` and `after` chunks around it; pads do not count.
+    """A token sees its own chunk of `chunk` tokens, `before` chunks before it and `after` after it; pads do not count.
 
     With `ring` the last chunk precedes the first. A chunk that is reached twice counts twice, so the length of a text
     affects all of its tokens [Kitaev et al. 2020, as published]."""

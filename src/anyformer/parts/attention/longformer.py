@@ -37,7 +37,7 @@ class GlobalTokens:
     """The tokens that see all tokens and are visible to all."""
 
     chosen: Tensor  # (B, T) True for global tokens
-    most: int | None = None  # maximum number in a row; None: it depends on the input
+    most: int | None = None  # maximum number per row; None: it depends on the input
 
 
 class GlobalTextEmbedding(TextEmbedding, sees="itself"):
@@ -50,7 +50,7 @@ class GlobalTextEmbedding(TextEmbedding, sees="itself"):
     )
     input_kinds: ClassVar[Mapping[str, Kind]] = {"global_attention_mask": "mask"}
 
-    global_tokens: Literal["none", "first", "before", "after"] = "none"  # the default
+    global_tokens: Literal["none", "first", "before", "after"] = "none"  # if no mask is given
     separator: int | None = None  # id of the separator token
 
     def check(self) -> None:

@@ -41,7 +41,7 @@ class BucketsModule(InHeads):
     part: Any
     chunk: int  # c
     before: int  # number of visible chunks before a token's own
-    after: int  # and after it
+    after: int  # number of visible chunks after a token's own
     rounds: int
     buckets: int
     own_bucket: bool
@@ -215,7 +215,7 @@ class InChunks(Op):
     head_width: int | None = None  # default: width / num_heads
     chunk: int = 64  # c, tokens per chunk
     before: int = 1  # number of visible chunks before a token's own
-    after: int = 0  # and after it
+    after: int = 0  # number of visible chunks after a token's own
     causal: bool = False  # see only earlier tokens
     loose: bool = False  # allow later tokens to decide which earlier ones are seen, even in a decoder (as published)
     multiple: int | None = None  # pad rows to a multiple of this before they are cut into chunks (as published)

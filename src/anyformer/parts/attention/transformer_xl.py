@@ -38,7 +38,7 @@ class RecurrentAttention(
 ):
     """A text is read in segments. A token sees its own segment up to itself, the `kept` tokens before the segment and,
     before those, `compressed` vectors, each computed from `rate` tokens by their mean, their maximum or a convolution.
-    Every layer keeps its own tokens, so all layers together reach farther back than one.
+    Every layer keeps keys of its own input, so all layers together reach farther back than one.
 
     Distances count visible entries: a token and a compressed vector are one each. If a text is read at once, gradients
     flow through the kept tokens; the papers stop them there to save memory."""
@@ -182,9 +182,7 @@ class RecurrentAttentionModule(ProjectionsModule):
         compress, c, rows = self.compress, self.part.rate, PackedRows.from_context(ctx)
         assert compress is not None
         store, (B, T, D) = ctx.store(compress.address), x.shape
-        if (
-            ctx.documents is not None
-        ):  # documents begin anywhere: one vector per token, as if it were the last of its c tokens
+        if ctx.documents is not None:  # documents begin anywhere, so every token may complete a vector
             places = ctx.once("text positions", lambda: text_positions(ctx.is_token, ctx.documents))
             assert places is not None
             last = (places + 1) % c == 0 if ctx.tokens is None else ((places + 1) % c == 0) & ctx.tokens

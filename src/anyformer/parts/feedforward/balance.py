@@ -97,8 +97,8 @@ class VariationBalance(Balance):
 
 class EntropyBalance(Balance, called=("LIMoE", "entropy loss")):
     """For the tokens of one modality: `local` weights the mean entropy of each token's probabilities, so that a token
-    is sure of its expert. `whole` weights what the entropy of their mean lacks to that of `experts` equally likely
-    experts, so that the tokens together use about that many [Mustafa et al. 2022]. Means over layers, without pads."""
+    is sure of its expert. `whole` weights how far the entropy of their mean is below log(`experts`), so that the
+    tokens together use about that many experts [Mustafa et al. 2022]. Means over layers; pads do not count."""
 
     local: float
     whole: float

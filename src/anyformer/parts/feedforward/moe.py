@@ -310,7 +310,7 @@ def _jitter(x: Tensor, amount: float) -> Tensor:
 
 
 class MoE(Op, sees="itself", called=("mixture of experts", "sparse experts", "DeepSeekMoE (shared=...)")):
-    """Each token uses a few of `num_experts` layers like `expert`, and always `shared` [Dai et al. 2024]."""
+    """Each token uses a few of `num_experts` layers like `expert`, plus `shared` if it is set [Dai et al. 2024]."""
 
     routes: ClassVar[bool] = True
 

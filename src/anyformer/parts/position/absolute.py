@@ -49,7 +49,7 @@ def add_position(position: nn.Module, x: Tensor, ctx: Context) -> Tensor:
 
 
 class Learned(AbsolutePosition, sees="itself", called=("learned positions", "WPE", "learned position embeddings")):
-    """A learned table. Position 0 is row `offset` (BART: 2)."""
+    """A learned vector per position. Position 0 is row `offset` of the table (BART: 2)."""
 
     length: int
     offset: int = 0

@@ -188,7 +188,7 @@ class PackedRows:
     real: Tensor | None = None  # (B, T, 1) 1 for real tokens, in packed order
     order: Tensor | None = None  # (B, T) row index of each packed token
     back: Tensor | None = None  # (B, T) packed index of each token
-    age: Tensor | None = None  # (B, T) real tokens of its document before it; very large in the first, which continues
+    age: Tensor | None = None  # (B, T) real tokens of its document before it; very large in the first document
     keep: Tensor | None = None  # (B, T) 0 at the first token of a new document, otherwise 1
 
     @classmethod
