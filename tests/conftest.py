@@ -68,7 +68,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 # for another at the end. Seconds of the processor are in docs/results/quickstart.md.
 LONGEST = tuple(f"tests/{name}.py" for name in (
     "train/test_parallel", "test_docs", "train/test_recipes", "train/test_resume", "train/test_trainer", "lab/test_lab",
-    "lab/test_narang_table", "test_swapping", "families/test_config", "cli/test_cli", "weights/test_unpickle",
+    "lab/test_narang_table", "test_swapping", "families/test_config", "cli/test_cli", "weights/test_pickled_weights",
     "tasks/test_transcribe", "hostile/test_files",
 ))  # fmt: skip
 

@@ -460,5 +460,5 @@ def test_a_trace_says_where_nothing_ran() -> None:
 
 def test_allowed_tokens_are_tokens() -> None:
     model = af.build(plain(), seed=0).eval()
-    with pytest.raises(ValueError, match=r"prefix_allowed_tokens_fn allows \[999\]"):
+    with pytest.raises(ValueError, match=r"prefix_allowed_tokens_fn returned \[999\]"):
         af.generate(model, input_ids=text(), max_new_tokens=2, prefix_allowed_tokens_fn=lambda row, ids: [999])

@@ -594,7 +594,7 @@ SPOILED: dict[str, tuple[Callable[[Path], None], str]] = {
     "value of the wrong kind": (change_config(n_layer="two"), "config.json"),
     "architectures of the wrong kind": (change_config(architectures=5), "config.json"),
     "no heads": (change_config(n_head=0), "config.json"),
-    "a million million layers": (change_config(n_layer=10**12), "n_layer=1000000000000: at most 10,000"),
+    "a million million layers": (change_config(n_layer=10**12), "n_layer=1000000000000 is above the maximum of 10,000"),
     "spec.json of a part": (raw("spec.json", '{"anyformer": 1, "kind": "LayerNorm"}'), "not a model"),
     "spec.json of an unknown kind": (
         raw("spec.json", '{"anyformer": 1, "kind": "DecoderModle"}'), "did you mean 'DecoderModel'?"

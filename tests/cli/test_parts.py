@@ -186,7 +186,7 @@ def test_one_kind_is_told_whole(run: Command) -> None:
     fits_line = next(line for line in out.splitlines() if line.startswith("fits: "))
     assert {"Stack.position", "Attention.position"} <= set(fits_line.removeprefix("fits: ").split(", "))
     for said in ("Rotary positions", "rotary", "paper: Su et al. 2021", "fraction",
-                 "1.0", "of the head's channels that turn", "RopeScaling | None"):  # fmt: skip
+                 "1.0", "share of the head's channels that rotate", "RopeScaling | None"):  # fmt: skip
         assert said in out, said
     assert about(Part.kinds["SelectiveState"]).paper == "Gu and Dao 2023"  # of the whole file
     assert "(needed)" in run("parts", "MLP")[1]

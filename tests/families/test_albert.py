@@ -67,7 +67,7 @@ def test_gradients_add_up_over_the_runs() -> None:
 def test_orders_that_leave_a_layer_out_are_refused() -> None:
     spec = spec_of(BY_ID["AlbertForMaskedLM-odd"])
     for bad in ((0, 1, 2, 3, 4), (0, 1, 2, 3, 4, 5, 6), ()):
-        with pytest.raises(ValueError, match=r"encoder\.order"):
+        with pytest.raises(ValueError, match=r"encoder.*order"):
             override(spec, {"encoder.order": bad})
 
 

@@ -48,7 +48,7 @@ def test_weights_start_as_those_of_torch() -> None:
 def test_frames_are_asked_for_by_their_shape(shape: tuple[int, ...] | None) -> None:
     given = {} if shape is None else {"input_features": torch.zeros(shape)}
     with pytest.raises(
-        ValueError, match=rf"^input_features is \(batch, frames, 12 channels\), got {re.escape(str(shape))}$"
+        ValueError, match=rf"^input_features must be \(batch, frames, 12 channels\), got {re.escape(str(shape))}$"
     ):
         small()(**given)
 

@@ -163,9 +163,9 @@ def test_saved_counted_traced_and_drawn(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"input_features": torch.zeros(1, 5, 6)}, "input_features .*3 .*1.* 6 "),
+        ({"input_features": torch.zeros(1, 5, 6)}, "input_features .*size 1 .*3 vectors.*token 3 6 "),
         ({"input_features": torch.zeros(2, 5, 8)}, "input_features .*6 frames.*8"),
-        ({"pixel_values": torch.zeros(2, 3, 16, 16)}, "8 .*2.* 4 .*4"),
+        ({"pixel_values": torch.zeros(2, 3, 16, 16)}, "size 2 .*8 vectors.*token 4 4 "),
         ({"input_ids": None}, "pixel_values.*input_ids"),
     ],
 )

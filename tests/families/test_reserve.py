@@ -151,7 +151,7 @@ def test_saved_counted_traced_and_drawn(tmp_path) -> None:
     [
         ({"hidden_ids": torch.ones(2, 3).long(), "hidden_mask": None}, "2 spans.*text"),
         ({"hidden_values": torch.zeros(2, 30)}, "2 spans.*audio.* 1 .*7"),
-        ({"pixel_values": torch.zeros(1, 3, 8, 8)}, "4 .*1.* 8 .*4"),
+        ({"pixel_values": torch.zeros(1, 3, 8, 8)}, "size 1 .*4 vectors.*token 4 8 "),
         ({"hidden_ids": torch.ones(3, 3)}, "hidden_ids.*integers"),
     ],
 )

@@ -179,7 +179,7 @@ WRONG = [
     (np.zeros((2, 2, 3, 8, 8), np.uint8), "is not a picture"), (np.zeros((0, 8, 3), np.uint8), "is not a picture"),
     (np.full((8, 8, 3), 300, np.uint16), "its numbers go from 300 to 300"), (-np.ones((8, 8, 3)), "go from -1 to -1"),
     (np.full((8, 8, 3), np.nan), "not finite"), (np.zeros((8, 8, 3), complex), "numbers of the kind complex128"),
-    (7, "a picture is a file, .* got int"), (b"PNG", "got bytes"), ([], "no pictures"), ({"image": 1}, "got dict"),
+    (7, "a picture is a file, .* got int"), (b"PNG", "got bytes"), ([], "images is empty"), ({"image": 1}, "got dict"),
     ([np.zeros((8, 8, 3), np.uint8), np.zeros((8, 8, 3)) / 0.5 + 700], "picture 2: its numbers go from 700"),
     (np.zeros((2, 90_000, 3), np.uint8), "224 x 10,080,000 pixels are more than"),
 ]  # fmt: skip

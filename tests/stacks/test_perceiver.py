@@ -162,7 +162,7 @@ def test_images_and_pictures_of_it() -> None:
     (lambda: PART.replace(reread=True), r"^Perceiver\.reread is True"),
     (lambda: PART.replace(rounds=2, stack=PART.stack.replace(norm=LayerNorm())), r"^Perceiver\.stack\.norm .* rounds"),
     (lambda: PART.replace(stack=af.override(PART.stack, {"layers.attention.op": LunaAttention(num_heads=2, tokens=2)})),
-     r"^Perceiver\.stack: the first layer .* set handed_on=False"),
+     r"^Perceiver\.stack: .*share parameters; set handed_on=False"),
     (lambda: PART.replace(stack=af.override(PART.stack, {"layers.attention.op": Windows(mixer=MLP_, size=2)})),
      r"^Perceiver\.stack.*: Windows needs a grid, which latents do not have"),
     (lambda: WRITE.replace(count=3), r"^Write\.position\.length is 40, but Write\.count is 3"),

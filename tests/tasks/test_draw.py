@@ -77,7 +77,7 @@ def test_labels_without_names_are_asked_for_by_number(folder: Path) -> None:
         (["bag", "--steps", "0"], "steps is 0; it must be from 1 to 1000"),
         (["bag", "--steps", "5000"], "steps is 5000"),
         (["bag", "--count", "0"], "count is 0"),
-        (["bag", "--guidance", "-1"], "guidance -1.0"),
+        (["bag", "--guidance", "-1"], "guidance is -1.0"),
         (["bag", "--eta", "2"], "eta is 2.0"),
         (["bag", "--temperature", "1"], "temperature is not an option of this kind of model"),
         (["bag", "-o", "no/such/folder/x.png"], "no/such/folder/x.png: no such folder"),

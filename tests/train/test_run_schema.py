@@ -143,4 +143,4 @@ def test_the_verb_prints_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     adam = printed["$defs"]["AdamW"]
     assert adam["properties"]["weight_decay"]["default"] == 0.1 and "Loshchilov and Hutter" in adam["description"]
     batch = printed["$defs"]["Batch"]["properties"]["length"]
-    assert batch["description"].startswith("of a packed row") and batch["default"] is None
+    assert batch["description"].startswith("tokens of a packed row") and batch["default"] is None

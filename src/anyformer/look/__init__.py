@@ -39,7 +39,7 @@ _PUBLIC = {
     "patch_table": "patching",
     "head_scores": "scores",
     "repeated": "scores",
-    "published_models": "published",
+    "published_models": "published_figures",
     "attention_distance": "vision",
     "windows": "vision",
 }

@@ -279,5 +279,4 @@ class AttentionModule(InHeads):
 
     def memory_keys(self, states: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """Return keys and values (B, G, M, K) of the memory."""
-        states = cast_for_autocast(states)
         return self.by_head("k", self.k(states), ctx), self.by_head("v", self.v(states), ctx)
