@@ -249,7 +249,8 @@ def test_writing_after_pads_and_in_one_line_what_it_cannot() -> None:
     plain = af.generate(model, input_ids=ids, max_new_tokens=5)
     assert torch.equal(af.generate(model, input_ids=padded, attention_mask=mask, max_new_tokens=5)[:, 3:], plain)
     for given, line in (
-        ({"assistant_model": model}, "assistant_model.*one position per call"), ({"prompt_lookup_num_tokens": 2}, "assistant_model.*one position per call"),
+        ({"assistant_model": model}, "assistant_model.*one position per call"),
+        ({"prompt_lookup_num_tokens": 2}, "prompt_lookup_num_tokens=2.*one position per call"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=line):
             af.generate(model, input_ids=ids, **given)

@@ -146,8 +146,8 @@ def test_rows_of_one_length_need_no_mask_after_they_are_joined() -> None:
     states = [model.new_state() for _ in range(3)]
     for state, length in zip(states, (4, 4, 3), strict=True):
         model(input_ids=torch.ones(1, length, dtype=torch.long), past_key_values=state)
-    assert State.concatenate(states[:2]).padding is None
-    assert State.concatenate(states).padding.tolist() == [[True] * 4, [True] * 4, [False] + [True] * 3]
+    assert State.concatenate(states[:2]).is_token is None
+    assert State.concatenate(states).is_token.tolist() == [[True] * 4, [True] * 4, [False] + [True] * 3]
 
 
 @torch.no_grad()
