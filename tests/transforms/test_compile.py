@@ -122,7 +122,7 @@ def test_layers_that_cannot_share_make_their_own(graphs: list[str]) -> None:
 def test_code_that_differs_from_plain_code_is_not_used(
     family: str, recomputes: bool, factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compiler that drops or reverses the operation `wrong`, or returns NaN. Only a Swin's shifted windows use cat."""
+    """A compiler that drops or reverses the operation `wrong`, or returns NaN. Only shifted windows use cat."""
 
     def compile_graph(graph: Any, inputs: Any) -> Any:
         for node in graph.graph.nodes:
