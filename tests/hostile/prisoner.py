@@ -7,9 +7,12 @@ import dataclasses
 import io
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import subprocess
+import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -84,12 +87,25 @@ def results(attacks: Sequence[Callable[[], Any]]) -> list[Result]:
 
 
 class MeasuredPopen(subprocess.Popen):  # type: ignore[type-arg]
-    """A process whose peak of resident memory (bytes) and processor time (seconds) are kept when it ends."""
+    """A process whose peak of resident memory (bytes) and processor time (seconds) are kept.
+
+    The peak is read from /proc while the process runs. `wait4` would report more: its peak includes the memory that
+    the parent had when it started the process."""
 
     peak, seconds = 0, 0.0
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        threading.Thread(target=self._measure, daemon=True).start()
+
+    def _measure(self) -> None:
+        status = Path(f"/proc/{self.pid}/status")
+        with contextlib.suppress(OSError):  # the process has ended
+            while peak := re.search(r"VmHWM:\s*(\d+)", status.read_text()):
+                MeasuredPopen.peak = max(MeasuredPopen.peak, int(peak[1]) * 1024)
+                time.sleep(0.002)
+
     def _try_wait(self, flags: int) -> tuple[int, int]:
         pid, status, usage = os.wait4(self.pid, flags)
-        MeasuredPopen.peak = max(MeasuredPopen.peak, usage.ru_maxrss * 1024)
         MeasuredPopen.seconds = usage.ru_utime + usage.ru_stime
         return pid, status
