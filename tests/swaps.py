@@ -127,13 +127,15 @@ SLOTS: dict[str, dict[str, dict[str, Any]]] = {
     "head.transform.norm": NORMS, "decoder.norm": NORMS, "decoder.layers.feedforward.residual": RESIDUALS,
     "embedding.position": POSITIONS, "decoder.layers.attention.op.position": RELATIVE,
     "decoder.layers.attention.op.position.scaling": ROPES, "decoder.neck": NECKS, "embedding": TEXTS,
-    "decoder.layers.attention.op.learned_scale": {"LearnedScale": {}},
+    "decoder.layers.attention.op.scores.0": {"SoftCap": {}, "LearnedScale": {}, "ScaleByLayer": {}, "TalkingHeads": {}},
+    "decoder.layers.attention.op.normalizer": {"Softmax": {}, "Entmax": {}, "Sparsemax": {}, "Sinks": {}},
     "decoder.layers.attention.op.left": {"Convolved": {"width": 8}},
     "embedding.tokens": {"AdaptiveTokens": {"vocab_size": V, "widths": [8, 4], "cutoffs": [12]}},
     "decoder.layers.feedforward.op.router": ROUTERS, "decoder.layers.attention.op.features": FEATURES,
 }  # fmt: skip
 # before a slot can be filled, what it is in has to be there
 GROUND: dict[str, dict[str, Any]] = {
+    "decoder.layers.attention.op.scores.0": {"decoder.layers.attention.op.scores": [{"kind": "SoftCap"}]},
     "head.transform.norm": {"head.transform": {"kind": "Transform", "activation": "gelu", "norm": {"kind": "RMSNorm"}}},
     "decoder.layers.attention.op.position.scaling": {"decoder.layers.attention.op.position": {"kind": "Rope"}},
     "decoder.layers.feedforward.op.router": {"decoder.layers.feedforward.op": {"kind": "MoE", **OPS["MoE"]}},

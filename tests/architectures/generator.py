@@ -266,6 +266,11 @@ def causal(draw: Draw, place: Place) -> bool:
     return place.writes or draw(st.booleans())
 
 
+def score_changes(draw: Draw, place: Place) -> list[dict[str, Any]]:
+    names = draw(st.lists(st.sampled_from(("SoftCap", "LearnedScale", "TalkingHeads")), max_size=2, unique=True))
+    return [{"kind": name, **({"bound": 5.0} if name == "SoftCap" else {})} for name in names]
+
+
 def heads(draw: Draw, place: Place) -> int:
     return draw(st.sampled_from((place.heads, 3))) if place.careless else place.heads
 
@@ -342,7 +347,7 @@ FIELDS: dict[str, Any] = {
     # of one kind
     "Attention.bias": st.sampled_from(("qkvo", "", "qv", "o")),
     "Projections.bias": st.sampled_from(("qkvo", "", "k")), "CompressedAttention.bias": st.sampled_from(("qkvo", "")),
-    "BlockSparseAttention.bias": st.sampled_from(("qkvo", "")), "Attention.softcap": st.sampled_from((5.0, 30.0)),
+    "BlockSparseAttention.bias": st.sampled_from(("qkvo", "")), "scores": score_changes,
     "BlockAttention.size": st.integers(2, 6), "BlockAttention.mask": KEPT,
     "LinearAttention.mask": lambda draw, place: {"kind": "Causal" if place.writes else "Full"},
     "LatentAttention.position": lambda draw, place: part(draw, Part.kinds["Rope"], place),

@@ -43,13 +43,13 @@ def test_scores_are_bounded() -> None:
             if name.endswith("logit_scale"):
                 parameter.fill_(value)
         for name, parameter in mine.named_parameters():
-            if name.endswith("learned_scale.weight"):
+            if "scores.0.weight" in name:
                 parameter.fill_(value)
         close(mine(pixels)[0], theirs(pixels)[0])
-    scale = mine.encoder.stages[0].layers[0].attention.op.mixer.learned_scale
+    scale = mine.encoder.stages[0].layers[0].attention.op.mixer.scores[0]
     assert scale(torch.ones(1)).max().item() == pytest.approx(100)
     fresh = af.build(mine.spec)
-    scales = [p for name, p in fresh.named_parameters() if name.endswith("learned_scale.weight")]
+    scales = [p for name, p in fresh.named_parameters() if "scores.0.weight" in name]
     assert scales and all(torch.allclose(p, torch.tensor(math.log(10.0))) for p in scales)
 
 

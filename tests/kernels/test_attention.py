@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels import attention as kernels
-from anyformer.kernels.attention import Visible, attend
+from anyformer.kernels.attention import Plan, Visible, attend
+from anyformer.parts.attention.scores import SoftCapModule
 from anyformer.parts.position.absolute import Alibi, BucketedBias
 from anyformer.runtime.mask import FULL, Causal, Dilated, Global, Mask, Window, see
 from anyformer.specs.part import Site
@@ -55,7 +56,11 @@ def bias_of(kind: str, T: int, dtype: torch.dtype, device: str = "cpu") -> Tenso
     return torch.randn(B, H, T, T, generator=torch.Generator().manual_seed(1)).to(device, dtype).requires_grad_()
 
 
-def with_weights(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+def capped(bound: float | None) -> tuple[SoftCapModule, ...]:
+    return () if bound is None else (SoftCapModule(bound),)
+
+
+def with_weights(q: Tensor, k: Tensor, v: Tensor, visible: Visible, plan: Plan) -> tuple[Tensor, Tensor]:
     """The output, and the weights that a listener is shown."""
     seen: list[Tensor] = []
 
@@ -63,13 +68,13 @@ def with_weights(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
         seen.append(weights)
         return weights
 
-    return attend(*args, **options, on_weights=listen), seen[0]
+    return attend(q, k, v, visible, plan._replace(on_weights=listen)), seen[0]
 
 
 def answers(kernel: str, qkv: list[Tensor], visible: Visible, bias: Tensor | None, **more: Any) -> list[Tensor]:
     """The output, and the gradients of q, k, v and the bias."""
     leaves = [*qkv, *([bias] if bias is not None and bias.requires_grad else [])]
-    out = attend(*qkv, visible, bias=bias, scale=0.3, kernel=kernel, **more)
+    out = attend(*qkv, visible, Plan(0.3, bias=bias, kernel=kernel, **more))
     weight = torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape).to(out.dtype)
     return [out, *torch.autograd.grad(out, leaves, weight)]
 
@@ -98,7 +103,7 @@ def test_eager_is_the_formula(dtype: torch.dtype) -> None:
     bias = torch.randn(1, H, 5, 7).to(dtype)
     visible = see(Causal(), torch.arange(2, 7), torch.arange(7))
     for cap in (None, 0.8):
-        out, weights = with_weights(q, k, v, visible, bias=bias, scale=0.3, softcap=cap, kernel="eager")
+        out, weights = with_weights(q, k, v, visible, Plan(0.3, bias=bias, changes=capped(cap), kernel="eager"))
         for b in range(B):
             for h in range(H):
                 keys, values = k[b, h // 2].float(), v[b, h // 2].float()
@@ -129,18 +134,18 @@ def test_a_row_that_sees_nothing(dtype: torch.dtype, kind: str, kernel: str) -> 
 def test_large_scores_in_half_precision(kernel: str) -> None:
     for dtype in (torch.float16, torch.bfloat16):
         q, k, v = (x.detach() for x in tensors(T=6, dtype=dtype))
-        out = attend(q * 200, k * 200, v, met(Causal(), 6), scale=1.0, kernel=kernel)
+        out = attend(q * 200, k * 200, v, met(Causal(), 6), Plan(1.0, kernel=kernel))
         assert out.isfinite().all() and out.abs().max() <= v.abs().max() * 1.01
 
 
 @pytest.mark.parametrize("kernel", ["auto", "sdpa", "eager"])
 def test_softcap_and_weights_on_every_kernel(kernel: str) -> None:
     qkv, visible = tensors(), met(Causal(), 13, padding="left")
-    reference, weights = with_weights(*qkv, visible, scale=0.3, softcap=0.5, kernel="eager")
-    out, again = with_weights(*qkv, visible, scale=0.3, softcap=0.5, kernel=kernel)
+    reference, weights = with_weights(*qkv, visible, Plan(0.3, changes=capped(0.5), kernel="eager"))
+    out, again = with_weights(*qkv, visible, Plan(0.3, changes=capped(0.5), kernel=kernel))
     close(out, reference, 1e-6)
     close(again, weights, 1e-6)
-    close(attend(*qkv, visible, scale=0.3, softcap=0.5, kernel=kernel), reference)
+    close(attend(*qkv, visible, Plan(0.3, changes=capped(0.5), kernel=kernel)), reference)
     rows = weights.sum(-1)
     close(rows, visible.dense().any(-1).float().expand_as(rows))  # 1, or 0 where nothing is seen
 
@@ -148,8 +153,8 @@ def test_softcap_and_weights_on_every_kernel(kernel: str) -> None:
 def test_values_go_with_the_weights() -> None:
     q, k, v = tensors()
     extra = torch.randn(13, K)
-    out = attend(q, k, v, met(FULL, 13), scale=0.3, value_bias=lambda w: w @ extra)
-    plain, weights = with_weights(q, k, v, met(FULL, 13), scale=0.3)
+    out = attend(q, k, v, met(FULL, 13), Plan(0.3, value_bias=lambda w: w @ extra))
+    plain, weights = with_weights(q, k, v, met(FULL, 13), Plan(0.3))
     close(out, plain + weights @ extra)
 
 
@@ -172,7 +177,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_is_causal_exactly_when_right(calls: list[dict[str, Any]]) -> None:
     def given(visible: Visible, bias: Tensor | None = None) -> tuple[bool, bool]:
         q, k, v = tensors(visible.index.shape[0], visible.keys.shape[0])
-        attend(q, k, v, visible, bias=bias, scale=0.3, kernel="sdpa")
+        attend(q, k, v, visible, Plan(0.3, bias=bias, kernel="sdpa"))
         return calls[-1]["is_causal"], calls[-1]["attn_mask"] is None
 
     places, bias = torch.arange(9), torch.zeros(1, H, 9, 9)
@@ -190,8 +195,8 @@ def test_is_causal_exactly_when_right(calls: list[dict[str, Any]]) -> None:
 
 
 def test_grouped_queries_are_not_copied(calls: list[dict[str, Any]]) -> None:
-    attend(*tensors(G=2), met(FULL, 13), scale=0.3)
-    attend(*tensors(G=H), met(FULL, 13), scale=0.3)
+    attend(*tensors(G=2), met(FULL, 13), Plan(0.3))
+    attend(*tensors(G=H), met(FULL, 13), Plan(0.3))
     assert [call["enable_gqa"] for call in calls] == [True, False]
 
 
@@ -199,7 +204,7 @@ def test_a_shared_bias_meets_the_mask_once(calls: list[dict[str, Any]]) -> None:
     visible, qkv = met(Causal(), 13, padding="right"), tensors()
     one, other = (torch.randn(1, H, 13, 13) for _ in range(2))
     for bias in (one, one, other):
-        attend(*qkv, visible, bias=bias, scale=0.3, kernel="sdpa")
+        attend(*qkv, visible, Plan(0.3, bias=bias, kernel="sdpa"))
     masks = [call["attn_mask"] for call in calls]
     assert masks[0] is masks[1] and masks[1] is not masks[2]
     close(masks[2].masked_fill(~visible.dense(), 0), other.masked_fill(~visible.dense(), 0))
@@ -215,7 +220,7 @@ def test_masks_and_biases_survive_compilation() -> None:
         for mask in MASKS.values():
             visible = met(mask, 13, padding="left", documents=True)
             ways = [(bias, kernel) for bias in biases for kernel in ("eager", "sdpa")]
-            found += [attend(q, k, v, visible, bias=bias, scale=0.3, kernel=kernel) for bias, kernel in ways]
+            found += [attend(q, k, v, visible, Plan(0.3, bias=bias, kernel=kernel)) for bias, kernel in ways]
         return found
 
     compiled_equals_eager(run, q)
@@ -223,9 +228,9 @@ def test_masks_and_biases_survive_compilation() -> None:
 
 def test_an_unknown_kernel_names_the_nearest() -> None:
     with pytest.raises(ValueError, match="unknown attention kernel 'spda'; did you mean 'sdpa'"):
-        attend(*tensors(), met(FULL, 13), scale=1.0, kernel="spda")
+        attend(*tensors(), met(FULL, 13), Plan(1.0, kernel="spda"))
     with pytest.raises(ValueError, match="the flex kernel needs a CUDA device"):
-        attend(*tensors(), met(FULL, 13), scale=1.0, kernel="flex")
+        attend(*tensors(), met(FULL, 13), Plan(1.0, kernel="flex"))
 
 
 # -- FlexAttention ----------------------------------------------------------------------------------------------------
@@ -281,7 +286,7 @@ def test_flex_with_a_past_a_softcap_and_a_bias_of_the_batch() -> None:
     places = torch.arange(LENGTH, device="cuda")
     visible = see(Causal() & Window(size=90), places[-64:], places)
     bias = torch.randn(B, H, 64, LENGTH, device="cuda").requires_grad_()
-    eager, flex = (answers(name, [q, k, v], visible, bias, softcap=2.0) for name in ("eager", "flex"))
+    eager, flex = (answers(name, [q, k, v], visible, bias, changes=capped(2.0)) for name in ("eager", "flex"))
     flex_equal(flex, eager, torch.float32)
 
 
@@ -302,9 +307,9 @@ def test_flex_inside_a_compiled_function() -> None:
     visible.block_mask()
 
     def run(q: Tensor) -> Tensor:
-        return attend(q, k, v, visible, scale=0.3, kernel="flex")
+        return attend(q, k, v, visible, Plan(0.3, kernel="flex"))
 
-    close(torch.compile(run, fullgraph=True)(q), attend(q, k, v, visible, scale=0.3, kernel="eager"), 1e-4)
+    close(torch.compile(run, fullgraph=True)(q), attend(q, k, v, visible, Plan(0.3, kernel="eager")), 1e-4)
 
 
 @gpu
@@ -316,7 +321,7 @@ def test_flex_compiles_once_a_kind_of_mask() -> None:
         places = torch.arange(length, device="cuda")
         visible = see(Causal() & Window(size=77), places, places, real)
         qkv = [x.detach() for x in tensors(length, device="cuda", width=32)]
-        flex, eager = (attend(*qkv, visible, scale=0.3, kernel=kernel) for kernel in ("flex", "eager"))
+        flex, eager = (attend(*qkv, visible, Plan(0.3, kernel=kernel)) for kernel in ("flex", "eager"))
         close(flex, eager, 2e-5)
         return counters["stats"]["unique_graphs"]
 
@@ -327,7 +332,7 @@ def test_flex_compiles_once_a_kind_of_mask() -> None:
 @gpu
 def test_flex_refuses_dropout() -> None:
     with pytest.raises(ValueError, match="flex kernel does not support attention dropout"):
-        attend(*tensors(device="cuda"), met(FULL, 13, "cuda"), scale=1.0, kernel="flex", dropout=0.1)
+        attend(*tensors(device="cuda"), met(FULL, 13, "cuda"), Plan(1.0, dropout=0.1, kernel="flex"))
 
 
 def flex_equal(flex: list[Tensor], eager: list[Tensor], dtype: torch.dtype) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from anyformer.kernels import decode
-from anyformer.kernels.attention import Visible, attend
+from anyformer.kernels.attention import Plan, Visible, attend
 from anyformer.kernels.triton_launch import HAS_TRITON
 from anyformer.parts.position.rotary import Rope, RopeModule
 
@@ -39,7 +39,7 @@ def test_single_queries(B: int, H: int, G: int, S: int, K: int, padded: bool, dt
     place, keys = torch.tensor([S * 2 // 3], device="cuda"), torch.arange(S, device="cuda")
     visible = Visible(allows, place, keys, batch_size=B if padded else 1)
     assert decode.fits(q, v)
-    expected = attend(q.float(), k.float(), v.float(), visible, scale=K**-0.5, kernel="eager")
+    expected = attend(q.float(), k.float(), v.float(), visible, Plan(K**-0.5, kernel="eager"))
     found = decode.decode(q, k, v, visible.dense(), None, K**-0.5)
     assert (found.float() - expected).abs().max() < tolerance
     v[:, :, S * 2 // 3 + 1 :] = float("nan")  # what is not seen is not read
@@ -55,7 +55,7 @@ def test_a_bias_of_the_scores(B: int, H: int, G: int, S: int, K: int, masked: bo
     visible = Visible(lambda b, q, k: k <= q, last, keys, everything=not masked)
     for rows in (1, B):
         bias = torch.randn(rows, H, 1, S, device="cuda")
-        expected = attend(q, k, v, visible, bias=bias, scale=K**-0.5, kernel="eager")
+        expected = attend(q, k, v, visible, Plan(K**-0.5, bias=bias, kernel="eager"))
         found = decode.decode(q, k, v, visible.dense() if masked else None, bias, K**-0.5)
         assert (found - expected).abs().max() < 1e-5
 
@@ -92,7 +92,7 @@ def test_a_new_token(
     values[:, :, int(columns.max()) + 1 :] = wanted_values[:, :, int(columns.max()) + 1 :] = float("nan")
     for allows in (lambda b, q, k: k <= q, lambda b, q, k: k < q):
         visible = Visible(allows, columns[:, None], places, batch_size=B)
-        expected = attend(*wide, visible, scale=K**-0.5, kernel="eager").transpose(1, 2).flatten(2)
+        expected = attend(*wide, visible, Plan(K**-0.5, kernel="eager")).transpose(1, 2).flatten(2)
         new = (qkv, (H, G, K), angles, bool(interleaved), keys, values, columns)
         found = decode.attend_new(*new, visible.dense(), K**-0.5)
         assert (found.float() - expected).abs().max() < tolerance

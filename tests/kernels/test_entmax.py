@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 import anyformer as af
-from anyformer.kernels.attention import EVERYTHING, attend
+from anyformer.kernels.attention import EVERYTHING, Plan, attend
 from anyformer.kernels.entmax import entmax, sparsemax
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.memory_compressed import BlockAttention
+from anyformer.parts.attention.scores import Entmax, Normalizer, Sparsemax
 from anyformer.runtime.mask import Causal
 from small import Weights, close, compiled_equals_eager, context, made
 from swaps import plain, stirred
@@ -51,15 +52,15 @@ def test_gradients(function, alpha: float) -> None:
     assert torch.autograd.gradcheck(function, x)
 
 
-@pytest.mark.parametrize("normalizer", ["entmax", "sparsemax"])
-def test_attention(normalizer) -> None:
+@pytest.mark.parametrize(("normalizer", "alpha"), [(Entmax(), 1.5), (Sparsemax(), 2.0)])
+def test_attention(normalizer: Normalizer, alpha: float) -> None:
     """The weights of a layer, its state, blocks, and a compiled one."""
     D, T, x = 16, 9, torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(2)) * 3
     module, weights = made(Attention(num_heads=4, mask=Causal(), normalizer=normalizer), D), Weights()
     out = module(x, context(T, taps=weights))
     q, k, v = (layer(x).unflatten(-1, (4, 4)).transpose(1, 2) for layer in (module.q, module.k, module.v))
     scores = (q @ k.mT / 2).masked_fill(~torch.ones(T, T, dtype=torch.bool).tril(), -1e4)
-    expected = bisect(scores, {"entmax": 1.5, "sparsemax": 2.0}[normalizer]).float()
+    expected = bisect(scores, alpha).float()
     close(weights[0], expected, 1e-5)
     close(out, module.o((expected @ v).transpose(1, 2).flatten(2)), 1e-5)
     assert (weights[0] == 0).sum() > 2 * 4 * T * (T - 1) / 2  # more than the mask's
@@ -73,9 +74,8 @@ def test_attention(normalizer) -> None:
 
 
 def test_softmax_is_as_before() -> None:
-    """Nothing but a comparison with None stands in its way."""
     q, k, v = torch.randn(3, 1, 2, 4, 8).unbind(0)
-    close(attend(q, k, v, EVERYTHING, scale=1.0, kernel="eager"), attend(q, k, v, EVERYTHING, scale=1.0))
-    assert made(Attention(num_heads=4), 16).normalize is None
-    with pytest.raises(ValueError, match="normalizer"):
+    close(attend(q, k, v, EVERYTHING, Plan(1.0, kernel="eager")), attend(q, k, v, EVERYTHING, Plan(1.0)))
+    assert made(Attention(num_heads=4), 16).normalizer is None
+    with pytest.raises(ValueError, match="Attention.normalizer.*'soft'"):
         Attention(num_heads=4, normalizer="soft")  # type: ignore[arg-type]

@@ -273,7 +273,7 @@ def test_walk() -> None:
 def test_tree_shows_what_is_not_default() -> None:
     text = tree(SPEC)
     assert text.startswith("DecoderModel(width=16") and "attention: Sublayer(" in text.replace("layers.", "")
-    assert "GatedMLP(width=32)" in text and "depth=6" in text and "softcap" not in text and "dropout" not in text
+    assert "GatedMLP(width=32)" in text and "depth=6" in text and "scores" not in text and "dropout" not in text
     assert "num_heads=4" in text and text.count("\n") < 20
     assert "&lt;" not in text and model(note="<b>")._repr_html_().count("<b>") == 0
 

@@ -9,7 +9,17 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Removed
-from anyformer.families.base.template import Class, Config, Entry, activation, entry, interleave, parameter, read_only
+from anyformer.families.base.template import (
+    Class,
+    Config,
+    Entry,
+    activation,
+    choice,
+    entry,
+    interleave,
+    parameter,
+    read_only,
+)
 from anyformer.families.shared import bert_like
 from anyformer.families.shared.bert_like import LAYERS
 from anyformer.families.shared.deberta import (
@@ -25,6 +35,7 @@ from anyformer.families.shared.deberta import (
 from anyformer.models import EncoderModel
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention.deberta import DebertaAttention
+from anyformer.parts.attention.scores import TalkingHeads
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.head.base import Transform
 from anyformer.parts.head.classify import ClassifyHead
@@ -99,7 +110,7 @@ CONFIG: dict[str, Any] = {
     "relative_attention": relative_attention(lambda c: distances(c, bias="q")),
     "max_relative_positions": distance_field(-1, lambda position: position.reach),
     "pos_att_type": distance_field(None, lambda position: ["c2p"] * position.by_query + ["p2c"] * position.by_key),
-    "talking_head": omit_default(entry(f"{ATTENTION}.talking", default=False)),
+    "talking_head": omit_default(choice(f"{ATTENTION}.scores", {False: (), True: (TalkingHeads(),)})),
     "pooler_dropout": "head.pool.input_dropout",
     "pooler_hidden_act": activation("head.pool.activation"),
     "pooler_hidden_size": read_only(),
@@ -155,7 +166,7 @@ WEIGHTS: dict[str, Any] = {
     f"{THEIRS}.{{q,v}}_bias": parameter(f"{OURS}.{{q,v}}.bias"),
     f"{THEIRS}.in_proj": interleave(f"{OURS}.{{q,k,v}}"),
     f"{THEIRS}.{{pos,pos_q}}_proj": f"{OURS}.position.{{k,q}}",
-    f"{THEIRS}.head_{{logits,weights}}_proj": f"{OURS}.talk.{{scores,weights}}",
+    f"{THEIRS}.head_{{logits,weights}}_proj": f"{OURS}.scores.0.{{scores,weights}}",
     "lm_predictions.lm_head": new_scores,
     "cls.predictions": bert_like.vocabulary("transform.dense", "transform.LayerNorm"),
     "~encoder.rel_embeddings": f"{POSITION}.table",

@@ -21,6 +21,7 @@ from anyformer.families.shared.heads import causal_mask
 from anyformer.families.shared.summary import DOUBLE_HEAD_FIELDS, double_template
 from anyformer.models import DecoderModel
 from anyformer.parts.attention.attention import Attention
+from anyformer.parts.attention.scores import ScaleByLayer
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead
@@ -72,7 +73,7 @@ CONFIG: dict[str, Any] = {
     "layer_norm_epsilon": ("decoder.norm.eps", "decoder.layers.*.pre_norm.eps"),
     "initializer_range": "init.*.std",
     "scale_attn_weights": choice("decoder.layers.*.op[Attention].scale", {True: None, False: 1.0}),
-    "scale_attn_by_inverse_layer_idx": "decoder.layers.*.op.scale_by_layer",
+    "scale_attn_by_inverse_layer_idx": choice("decoder.layers.*.op.scores", {False: (), True: (ScaleByLayer(),)}),
     "add_cross_attention": optional_step("decoder.layers.cross"),
     "tie_word_embeddings": tied(True, LMHead="head.out.weight", DoubleHead="head.lm.out.weight"),
     "pad_token_id": "head.pool.padding_token",

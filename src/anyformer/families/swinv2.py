@@ -10,7 +10,7 @@ from anyformer.families.base.template import Config, choice, entry
 from anyformer.families.shared.vision import pair
 from anyformer.families.swin import LAYERS, MIXER, NORM, OURS, SWIN, THEIRS, WINDOWS, mixers, size
 from anyformer.models import Model
-from anyformer.parts.attention.attention import LearnedScale
+from anyformer.parts.attention.scores import LearnedScale
 from anyformer.parts.grid.merge import Merge
 from anyformer.parts.grid.windows import ContinuousGridBias
 from anyformer.parts.norm import LayerNorm, UnitNorm
@@ -62,7 +62,8 @@ SWINV2 = SWIN.but(
         "encoder.stages.3.layers.shifted.attention.op.shift": 0,  # its grid is a single window
         f"{MIXER}.bias": "qvo",
         f"{MIXER}.qk_norm": UnitNorm(),
-        f"{MIXER}.learned_scale": LearnedScale(),
+        f"{MIXER}.scale": 1.0,
+        f"{MIXER}.scores": (LearnedScale(),),
         **{
             f"encoder.stages.{i}.layers.attention.op.mixer.position": ContinuousGridBias(num_heads=heads, size=7)
             for i, heads in enumerate((3, 6, 12, 24))
@@ -85,7 +86,7 @@ SWINV2 = SWIN.but(
         f"{THEIRS}.layernorm_before": f"{OURS}.attention.post_norm",
         f"{THEIRS}.attention.self.relative_position_bias_table": None,
         f"{THEIRS}.attention.self.logit_scale": lambda theirs, spec: [
-            Rename(theirs, f"{OURS}.attention.op.mixer.learned_scale.weight")
+            Rename(theirs, f"{OURS}.attention.op.mixer.scores.0.weight")
         ],
         f"{THEIRS}.attention.self.continuous_position_bias_mlp.{{0,2}}": (
             f"{OURS}.attention.op.mixer.position.{{up,down}}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -92,78 +92,74 @@ class Visible:
 EVERYTHING = Visible(lambda b, q, k: q >= 0, torch.arange(0), torch.arange(0), everything=True)  # for any T and S
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    visible: Visible,
-    *,
-    bias: Tensor | None = None,
-    scale: float,
-    dropout: float = 0.0,
-    softcap: float | None = None,
-    kernel: str = "auto",
-    on_weights: Callable[[Tensor], Tensor] | None = None,
-    value_bias: Callable[[Tensor], Tensor] | None = None,
-    mix_heads: Callable[[Tensor, bool], Tensor] | None = None,
-    normalize: Callable[[Tensor], Tensor] | None = None,
-) -> Tensor:
-    """Compute softmax(scale * q k^T + bias) v over the visible keys. A query that sees no key gets zeros.
+class ScoreChange(Protocol):
+    """A change of each score on its own."""
 
-    Returns (B,H,T,K). `on_weights` receives the attention weights (B,H,T,S) and returns them, changed or not. Only the
-    eager kernel computes weights; for the other kernels they are computed in addition, so tracing changes no result.
-    `value_bias` maps the weights to a tensor (B,H,T,K) that is added to the result. `mix_heads` mixes the heads' scores
-    (called with after_softmax=False) and weights (True). `normalize` replaces softmax.
-    A query that sees no key gets zeros on every kernel.
+    def __call__(self, scores: Tensor) -> Tensor: ...
+
+    def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor: ...
+
+
+class Plan(NamedTuple):
+    """How `attend` computes scores and weights: normalize(changes(scale * q k^T) + bias)."""
+
+    scale: float
+    bias: Tensor | None = None  # (1 or B, H, T, S)
+    changes: tuple[ScoreChange, ...] = ()  # of scores, before the bias
+    mix_heads: Callable[[Tensor, bool], Tensor] | None = None  # of scores after the bias (False) and of weights (True)
+    normalize: Callable[[Tensor], Tensor] | None = None  # scores to weights; None: softmax
+    dropout: float = 0.0  # on the weights
+    value_bias: Callable[[Tensor], Tensor] | None = None  # maps the weights to (B, H, T, K), added to the result
+    on_weights: Callable[[Tensor], Tensor] | None = None  # receives the weights and returns them, changed or not
+    kernel: str = "auto"
+
+    def chosen_kernel(self) -> str:
+        """Return the kernel that runs this plan: `kernel`, or the eager one if that cannot run it."""
+        kernel = "sdpa" if self.kernel == "auto" else self.kernel
+        fused = self.mix_heads is None and self.normalize is None and self.value_bias is None
+        return kernel if fused and (kernel == "flex" or not self.changes) else "eager"
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, visible: Visible, plan: Plan) -> Tensor:
+    """Return the values (B, H, T, K) that the visible keys select, as `plan` says. A query that sees no key gets zeros.
+
+    Only the eager kernel computes weights. For `on_weights`, the other kernels compute them in addition, so tracing
+    changes no result.
     """
-    if kernel not in KERNELS:
-        raise ValueError(f"unknown attention kernel {quote(kernel)}; {nearest(kernel, KERNELS)}")
-    if kernel == "flex" and q.device.type != "cuda":
+    if plan.kernel not in KERNELS:
+        raise ValueError(f"unknown attention kernel {quote(plan.kernel)}; {nearest(plan.kernel, KERNELS)}")
+    if plan.kernel == "flex" and q.device.type != "cuda":
         raise ValueError("the flex kernel needs a CUDA device; use kernel='sdpa'")
-    if kernel == "auto":
-        kernel = "sdpa"
-    needs_weights = value_bias is not None or mix_heads is not None or normalize is not None  # fused kernels have none
-    if needs_weights or (softcap is not None and kernel == "sdpa"):
-        kernel = "eager"
+    kernel, bias, listen = plan.chosen_kernel(), plan.bias, plan.on_weights
     if kernel == "eager":
-        seen = _weights(q, k, visible, bias, scale, softcap, v.dtype, mix_heads, normalize)
-        if mix_heads is not None:
-            seen, dropout = mix_heads(F.dropout(seen, dropout) if dropout else seen, True), 0.0
-        return _mix_values(seen if on_weights is None else on_weights(seen), v, dropout, value_bias)
+        seen, dropout = _weights(q, k, visible, plan, v.dtype), plan.dropout
+        if plan.mix_heads is not None:
+            seen, dropout = plan.mix_heads(F.dropout(seen, dropout) if dropout else seen, True), 0.0
+        return _mix_values(seen if listen is None else listen(seen), v, dropout, plan.value_bias)
     if kernel == "flex":
-        out = _flex(q, k, v, visible, bias, scale, dropout, softcap)
+        out = _flex(q, k, v, visible, plan)
     elif decode.fits(q, v) and (is_capturing() or (bias is None and not visible.everything)):
-        out = decode.decode(q, k, v, None if visible.everything else visible.dense(), bias, scale)
+        out = decode.decode(q, k, v, None if visible.everything else visible.dense(), bias, plan.scale)
     else:
-        out = _sdpa(q, k, v, visible, bias, scale, dropout)
-    if on_weights is not None:
-        seen = _weights(q, k, visible, bias, scale, softcap, v.dtype)
-        used = on_weights(seen)
-        out = out if used is seen else _mix_values(used, v, dropout, value_bias)
+        out = _sdpa(q, k, v, visible, plan)
+    if listen is not None:
+        seen = _weights(q, k, visible, plan, v.dtype)
+        used = listen(seen)
+        out = out if used is seen else _mix_values(used, v, plan.dropout, None)
     return out
 
 
-def _weights(
-    q: Tensor,
-    k: Tensor,
-    visible: Visible,
-    bias: Tensor | None,
-    scale: float,
-    softcap: float | None,
-    dtype: torch.dtype,
-    mix_heads: Callable[[Tensor, bool], Tensor] | None = None,
-    normalize: Callable[[Tensor], Tensor] | None = None,
-) -> Tensor:
+def _weights(q: Tensor, k: Tensor, visible: Visible, plan: Plan, dtype: torch.dtype) -> Tensor:
     """Return the attention weights (B, H, T, S), 0 for hidden keys."""
     # in half precision, scores are in fp32, as in the fused kernels: they may exceed fp16's range
-    scores = torch.matmul(_wide(q), _wide(_each_head(k, q.shape[1])).transpose(-1, -2)) * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if bias is not None:
-        scores = scores + bias
-    if mix_heads is not None:
-        scores = mix_heads(scores.to(dtype), False).to(scores.dtype)
-    weigh = normalize or functools.partial(torch.softmax, dim=-1)
+    scores = torch.matmul(_wide(q), _wide(_each_head(k, q.shape[1])).transpose(-1, -2)) * plan.scale
+    for change in plan.changes:
+        scores = change(scores)
+    if plan.bias is not None:
+        scores = scores + plan.bias
+    if plan.mix_heads is not None:
+        scores = plan.mix_heads(scores.to(dtype), False).to(scores.dtype)
+    weigh = plan.normalize or functools.partial(torch.softmax, dim=-1)
     if visible.everything:
         return weigh(scores).to(dtype)
     # the finite minimum instead of -inf, then an exact zero: a query that sees no key has a finite gradient too
@@ -187,13 +183,11 @@ def _wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def _sdpa(
-    q: Tensor, k: Tensor, v: Tensor, visible: Visible, bias: Tensor | None, scale: float, dropout: float
-) -> Tensor:
-    is_causal = visible.causal and bias is None
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, visible: Visible, plan: Plan) -> Tensor:
+    is_causal = visible.causal and plan.bias is None
     mask: Tensor | None = None
-    if bias is not None:
-        mask = visible.masked_bias(bias)
+    if plan.bias is not None:
+        mask = visible.masked_bias(plan.bias)
     elif visible.trailing and q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
         mask = causal_lower_right(*visible.sizes)
     elif not visible.everything and not is_causal:
@@ -203,9 +197,9 @@ def _sdpa(
         k,
         v,
         attn_mask=mask,
-        dropout_p=dropout,
+        dropout_p=plan.dropout,
         is_causal=is_causal,
-        scale=scale,
+        scale=plan.scale,
         enable_gqa=k.shape[1] != q.shape[1],
     )
 
@@ -224,22 +218,14 @@ def _compiled_flex() -> Any:
     return run
 
 
-def _flex(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    visible: Visible,
-    bias: Tensor | None,
-    scale: float,
-    dropout: float,
-    softcap: float | None,
-) -> Tensor:
-    if dropout:
+def _flex(q: Tensor, k: Tensor, v: Tensor, visible: Visible, plan: Plan) -> Tensor:
+    if plan.dropout:
         raise ValueError("the flex kernel does not support attention dropout; use kernel='sdpa' or set dropout to 0")
+    bias, changes = plan.bias, plan.changes
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        if softcap is not None:
-            score = softcap * torch.tanh(score / softcap)
+        for change in changes:
+            score = change.score_mod(score, b, h, i, j)
         return score if bias is None else score + bias[b if bias.shape[0] > 1 else 0, h, i, j]
 
     from torch.nn.attention.flex_attention import flex_attention
@@ -249,8 +235,8 @@ def _flex(
         q,
         k,
         v,
-        score_mod=None if bias is None and softcap is None else score_mod,
-        scale=scale,
+        score_mod=None if bias is None and not changes else score_mod,
+        scale=plan.scale,
         block_mask=None if visible.everything else visible.block_mask(),
         enable_gqa=k.shape[1] != q.shape[1],
     )

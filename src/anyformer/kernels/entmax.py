@@ -8,12 +8,10 @@ Exact, by sorting: if the support is the k largest, tau is the root of a linear 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
-
-Normalizer = Literal["softmax", "entmax", "sparsemax"]
 
 
 def entmax(x: Tensor) -> Tensor:
@@ -23,9 +21,6 @@ def entmax(x: Tensor) -> Tensor:
 
 def sparsemax(x: Tensor) -> Tensor:
     return Entmax.apply(x, 2.0)
-
-
-NORMALIZERS: dict[str, Any] = {"softmax": None, "entmax": entmax, "sparsemax": sparsemax}
 
 
 class Entmax(torch.autograd.Function):

@@ -33,11 +33,6 @@ ALIASES = {  # kinds and fields of earlier versions -> their new names
     "Tokens.spare": "unused_table",
 }
 
-MOVED = {  # boolean fields of earlier versions -> the kind that replaces them
-    "Attention.mean_at_pads": "DebertaAttention",
-    "Attention.memory_by_layer": "TransparentAttention",
-}
-
 P = TypeVar("P", bound=Part)
 
 
@@ -93,16 +88,15 @@ def decode(data: Any, where: str = "", slot: Any = Part) -> Any:
         known, kind = kinds(), data["kind"]
         if isinstance(kind, str) and kind not in known:
             kind = ALIASES.get(kind, kind)
-        for name in [name for name in data if f"{kind}.{name}" in MOVED]:
-            data = {**data, "kind": MOVED[f"{kind}.{name}"] if data[name] else kind}
-            kind = data["kind"]
-            del data[name]
         if kind == "Table" and set(data) == {"kind", "items"} and isinstance(data["items"], dict):
             return Table({key: decode(item, f"{where}.{key}", slot) for key, item in data["items"].items()})
         if not isinstance(kind, str) or kind not in known:
             hint = f"{nearest_kind(str(kind), slot)} (if another module defines it: --import MODULE)"
             raise ValueError(f"{where or 'description'}: unknown kind {quote(kind)}; {hint}")
         cls = known[kind]
+        data = cls.upgrade({name: value for name, value in data.items() if name != "kind"})
+        if data.get("kind", kind) != kind:  # another kind replaced an earlier version of this one
+            return decode(data, where, slot)
         if why := wrong_kind(kind, slot):
             raise ValueError(f"{where}: {why}")
         given, slots = {_current(cls, name): value for name, value in data.items() if name != "kind"}, slots_of(cls)

@@ -119,6 +119,12 @@ class Part:
         """Build the torch module of this Part at a `Site` (width, layer, address)."""
         raise TypeError(f"{type(self).__name__} has no module: it does not define `build`")
 
+    @classmethod
+    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Return the present fields, as JSON data, of a Part that an earlier version saved. A different kind may
+        replace it: then the result has a "kind". Only renamed kinds and fields are in `codec.ALIASES`."""
+        return data
+
     # -- what a token sees ----------------------------------------------------------------------------------------
 
     @functools.cached_property

@@ -71,10 +71,10 @@ def _check_heads(address: str, module: AttentionModule, num: int) -> None:
     if module.position is not None and not isinstance(module.position, (*STATIC, RopeModule)):
         kind = type(module.position).__name__.removesuffix("Module")
         raise ValueError(f"{address}: heads with {kind} positions cannot be split; set mesh.tensor=1")
-    if module.talk is not None:
-        raise ValueError(f"{address}: talking heads cannot be split; set mesh.tensor=1")
-    if module.learned_scale is not None:
-        raise ValueError(f"{address}: heads with a learned scale cannot be split; set mesh.tensor=1")
+    for name in ("scores", "normalizer"):
+        changed = module.get_submodule(name) if getattr(module, name) is not None else nn.Module()
+        if next(changed.parameters(), None) is not None:
+            raise ValueError(f"{address}.{name}: its parameters belong to heads and cannot be split; set mesh.tensor=1")
 
 
 def _check_divides(name: str, size: int, num: int, field: str = "tensor") -> None:

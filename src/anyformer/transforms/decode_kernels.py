@@ -382,8 +382,7 @@ def by_head(x: Tensor, width: int) -> Tensor:
 
 def turns_and_keeps(op: AttentionModule, ctx: Context) -> bool:
     """Whether attention has rotary positions or none, no further change of queries and keys, and a static cache."""
-    plain = all(each is None for each in (op.q_norm, op.learned_scale, op.talk, op.normalize))
-    plain = plain and op.value_width == op.head_width
+    plain = op.q_norm is None and not op.query_changes and op.value_width == op.head_width
     turned = op.position is None or type(op.position) is RopeModule
     return plain and turned and isinstance(ctx.store(op.address), Static)
 
@@ -399,6 +398,7 @@ def append_and_attend(op: AttentionModule, qkv: Tensor, ctx: Context) -> Tensor:
         interleaved = rope.part.interleaved
     heads, keys, values = (op.part.num_heads, op.num_kv_heads, op.head_width), store.tensors["k"], store.tensors["v"]
     new = (qkv, heads, angles, interleaved, keys, values, columns)
-    if op.part.softcap is None and ctx.bias is None and ctx.kernel in ("auto", "sdpa") and attends_new(heads, keys):
+    fused = op.plan(ctx).chosen_kernel() == "sdpa"
+    if fused and ctx.bias is None and attends_new(heads, keys):
         return attend_new(*new, ctx.visible(op.part.mask, op.mask_key, places).dense(), op.scale)
     return op.attend(few_rows.rotate_append(*new), keys, values, places, ctx)

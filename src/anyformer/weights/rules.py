@@ -266,9 +266,19 @@ class Matched(NamedTuple):
     dropped: list[str]  # templates of tensors that may be unused, because they have no learned values
 
 
+EARLIER = ((".learned_scale.", ".scores.{i}."), (".talk.", ".scores.{i}."))  # parts of our names -> the present ones
+
+
 def same_names(spec: object, stored: list[str], targets: list[str]) -> Matched:
-    """Match a checkpoint that uses our names."""
-    return Matched({name: name for name in stored}, [RuleStep(Rename(n, n), [n], [n]) for n in targets], [])
+    """Match a checkpoint that uses our names, of this or an earlier version."""
+    known = {*targets}
+    names = {name if name in known else _present_name(name, known): name for name in stored}
+    return Matched(names, [RuleStep(Rename(n, n), [n], [n]) for n in targets], [])
+
+
+def _present_name(name: str, known: set[str]) -> str:
+    renamed = (name.replace(old, new.format(i=i)) for old, new in EARLIER if old in name for i in range(4))
+    return next((new for new in renamed if new in known), name)
 
 
 def plan(rules: Iterable[Rule], targets: Iterable[str], prefix: str = "") -> tuple[list[RuleStep], list[str]]:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import anyformer as af
 from anyformer.models import DecoderModel
-from anyformer.parts.attention.attention import Attention, LearnedScale
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.attention.scores import LearnedScale, ScaleByLayer, SoftCap, TalkingHeads
 from anyformer.parts.attention.memory_compressed import BlockAttention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.init import Normal
@@ -124,24 +125,22 @@ def test_qk_norm(kernel: str, norm: Any) -> None:
 @BOTH
 def test_cosines_with_a_learned_scale(kernel: str) -> None:
     """Swin V2's scores [Liu et al. 2022], alone and in a stack of blocks."""
-    part = Attention(num_heads=H, qk_norm=UnitNorm(), learned_scale=LearnedScale(start=3.0, most=5.0))
+    part = Attention(num_heads=H, scale=1.0, qk_norm=UnitNorm(), scores=(LearnedScale(start=3.0, most=5.0),))
     module, x = made(part, D), torch.randn(2, T, D)
-    assert torch.allclose(part.build(Site(width=D)).learned_scale.weight, torch.tensor(3.0).log())
-    module.learned_scale.weight.data = torch.tensor([0.0, 1.0, -1.0, 4.0])[:, None, None]
+    assert torch.allclose(part.build(Site(width=D)).scores[0].weight, torch.tensor(3.0).log())
+    module.scores[0].weight.data = torch.tensor([0.0, 1.0, -1.0, 4.0])[:, None, None]
     factor = torch.tensor([1.0, 2.718281828, 0.367879441, 5.0])
     q, k, v = (module.heads(layer(x)) for layer in (module.q, module.k, module.v))
     scores = torch.cosine_similarity(q[..., :, None, :], k[..., None, :, :], dim=-1) * factor[:, None, None]
     close(module(x, context(T, kernel=kernel)), module.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2)))
-    blocks = made(BlockAttention(num_heads=H, size=4, learned_scale=LearnedScale(start=3.0)), D)
-    blocks.learned_scale.weight.data.fill_(1.5)
+    blocks = made(BlockAttention(num_heads=H, size=4, scores=(LearnedScale(start=3.0),)), D)
+    blocks.scores[0].weight.data.fill_(1.5)
     close(blocks(x, context(T, kernel=kernel)), blocks(x, context(T, kernel="eager")))
-    with pytest.raises(ValueError, match="learned_scale replaces scale"):
-        Attention(num_heads=H, scale=2.0, learned_scale=LearnedScale())
 
 
 @BOTH
 def test_softcap(kernel: str) -> None:
-    module, x = made(Attention(num_heads=H, softcap=0.7), D), torch.randn(2, T, D) * 3
+    module, x = made(Attention(num_heads=H, scores=(SoftCap(bound=0.7),)), D), torch.randn(2, T, D) * 3
     close(module(x, context(T, kernel=kernel)), formula(module, x, 0.7))
     assert not torch.allclose(formula(module, x, 0.7), formula(module, x))
 
@@ -152,7 +151,7 @@ def test_scale_and_head_width() -> None:
     assert module.q.weight.shape == (15, D) and module.o.weight.shape == (D, 15)
     close(module(x, context(T)), formula(module, x))
     assert made(Attention(num_heads=H), D).scale == (D // H) ** -0.5
-    assert made(Attention(num_heads=H, scale_by_layer=True), D, layer=2).scale == (D // H) ** -0.5 / 3
+    assert made(Attention(num_heads=H, scores=(ScaleByLayer(),)), D, layer=2).scale == (D // H) ** -0.5 / 3
 
 
 @pytest.mark.parametrize("bias", ["", "qkv", "o", "qv"])
@@ -228,7 +227,7 @@ def test_memory_is_projected_once_a_text() -> None:
 
 def test_one_graph() -> None:
     parts = (
-        Attention(num_heads=H, mask=Causal(), num_kv_heads=1), Attention(num_heads=H, softcap=2.0, qk_norm=RMSNorm()),
+        Attention(num_heads=H, mask=Causal(), num_kv_heads=1), Attention(num_heads=H, scores=(SoftCap(bound=2.0),), qk_norm=RMSNorm()),
         Attention(num_heads=H, mask=Causal() & Window(size=3), position=BucketedBias(num_heads=H)),
     )  # fmt: skip
     modules, real = [made(part, D) for part in parts], torch.ones(2, T, dtype=torch.bool)
@@ -252,7 +251,7 @@ def test_dropout_is_on_the_weights() -> None:
     ({"num_heads": 4, "num_kv_heads": 3}, "num_heads 4 is not a multiple of num_kv_heads 3"),
     ({"num_heads": 4, "head_width": 0}, "Attention.head_width is 0"),
     ({"num_heads": 4, "bias": "qkx"}, "Attention.bias is 'qkx'.*'qkvo'"),
-    ({"num_heads": 4, "softcap": 0.0}, "Attention.softcap is 0.0"),
+    ({"num_heads": 4, "scores": (TalkingHeads(), TalkingHeads())}, "Attention.scores.*mix heads"),
     ({"num_heads": 4, "dropout": 1.0}, "Attention.dropout is 1.0"),
     ({"num_heads": 4, "position": BucketedBias(num_heads=2)}, "Attention.position.num_heads is 2; .* 4"),
 ])  # fmt: skip

@@ -12,6 +12,7 @@ import anyformer as af
 from anyformer.models import DecoderModel, EncoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.deberta import DebertaAttention
+from anyformer.parts.attention.scores import TalkingHeads
 from anyformer.parts.convolution.tokens import TokenConvolution
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
@@ -176,18 +177,18 @@ def test_without_terms_vectors_are_kept_and_nothing_reads_them() -> None:
 
 @pytest.mark.parametrize("kernel", ["auto", "eager", "sdpa"])
 def test_heads_mix_scores_and_weights(kernel: str) -> None:
-    ours, x = made(Attention(num_heads=H, talking=True, mask=Causal()), D), torch.randn(2, T, D)
+    ours, x = made(Attention(num_heads=H, scores=(TalkingHeads(),), mask=Causal()), D), torch.randn(2, T, D)
     q, k, v = (each(x).unflatten(-1, (H, K)).transpose(1, 2) for each in (ours.q, ours.k, ours.v))
-    scores = torch.einsum("bhts,gh->bgts", q @ k.transpose(2, 3) * K**-0.5, ours.talk.scores.weight)
+    scores = torch.einsum("bhts,gh->bgts", q @ k.transpose(2, 3) * K**-0.5, ours.scores[0].scores.weight)
     weights = scores.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf).softmax(-1)
-    weights, seen = torch.einsum("bhts,gh->bgts", weights, ours.talk.weights.weight), Weights()
+    weights, seen = torch.einsum("bhts,gh->bgts", weights, ours.scores[0].weights.weight), Weights()
     ours.address = "here"
     close(ours(x, context(T, kernel=kernel, taps=seen)), ours.o((weights @ v).transpose(1, 2).flatten(2)), 1e-5)
     close(seen[0], weights, 1e-5)
 
 
 def test_dropout_falls_between_softmax_and_the_mix(monkeypatch) -> None:
-    ours, x = made(Attention(num_heads=H, talking=True, dropout=0.5), D), torch.randn(2, T, D)
+    ours, x = made(Attention(num_heads=H, scores=(TalkingHeads(),), dropout=0.5), D), torch.randn(2, T, D)
     dropped: list[Tensor] = []
     monkeypatch.setattr("torch.nn.functional.dropout", lambda x, *_: dropped.append(x) or x)
     plain = ours(x, context(T))

@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
-from anyformer.kernels.attention import attend
-from anyformer.kernels.entmax import NORMALIZERS, Normalizer
+from anyformer.kernels.attention import Plan, attend
 from anyformer.kernels.linear import cast_for_autocast
+from anyformer.parts.attention.scores import (
+    SOFTMAX,
+    HeadMixing,
+    HeadMixingModule,
+    Normalizer,
+    PointwiseModule,
+    QueryChange,
+    ScoreChange,
+    Softmax,
+)
 from anyformer.parts.fused_linear import Joined
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import InHeads, Op
@@ -26,43 +34,7 @@ from anyformer.runtime.state import PerMemory, PerToken
 from anyformer.runtime.taps import MIXER, TapNames
 from anyformer.specs.checks import at_least, chance, positive
 from anyformer.specs.messages import quote
-from anyformer.specs.part import Part, Sees, Site, farthest
-
-
-class LearnedScale(Part, sees="itself"):
-    """Multiplies the scores of each head by a learned number of at most `most`; used with cosines of queries and keys
-    [Liu et al. 2022]. `build` gets the number of heads as `site.width`."""
-
-    start: float = 10.0
-    most: float = 100.0
-
-    def check(self) -> None:
-        positive(self, "start", "most")
-
-    def build(self, site: Site) -> nn.Module:
-        return LearnedScaleModule(self, site.width)
-
-
-class LearnedScaleModule(nn.Module):
-    def __init__(self, part: LearnedScale, heads: int) -> None:
-        super().__init__()
-        self.starts, self.most = {"weight": math.log(part.start)}, math.log(part.most)
-        self.weight = nn.Parameter(torch.full((heads, 1, 1), math.log(part.start)))  # logarithm of the scale
-
-    def forward(self, q: Tensor) -> Tensor:
-        return q * self.weight.clamp(max=self.most).exp()
-
-
-class TalkingHeads(nn.Module):
-    """Mixes heads with two matrices (H, H): scores before softmax and weights after it [Shazeer et al. 2020]."""
-
-    def __init__(self, heads: int) -> None:
-        super().__init__()
-        self.scores, self.weights = nn.Linear(heads, heads, bias=False), nn.Linear(heads, heads, bias=False)
-
-    def forward(self, x: Tensor, after_softmax: bool) -> Tensor:
-        """Mix the heads of scores, or with `after_softmax` of weights: (B, H, T, S) -> (B, H, T, S)."""
-        return (self.weights if after_softmax else self.scores)(x.movedim(1, -1)).movedim(-1, 1)
+from anyformer.specs.part import Sees, Site, farthest
 
 
 class Attention(
@@ -80,8 +52,6 @@ class Attention(
         "multi-query (num_kv_heads=1)",
         "cross-attention (memory=True)",
         "encoder-decoder attention (memory=True)",
-        'entmax (normalizer="entmax")',
-        'sparsemax (normalizer="sparsemax")',
     ),
 ):
     """Scaled dot-product attention in several heads: softmax(q k^T / sqrt(K)) v [Vaswani et al. 2017]."""
@@ -94,24 +64,21 @@ class Attention(
     mask: Mask = FULL
     position: AttentionPosition | None = None
     scale: float | None = None  # factor of the scores; default: 1 / sqrt(head_width)
-    learned_scale: LearnedScale | None = None  # replaces `scale`
-    scale_by_layer: bool = False  # divide the scale by the layer's number, counted from 1 (Mistral's GPT-2)
+    scores: tuple[ScoreChange, ...] = ()  # changes of the scores, in order
+    normalizer: Normalizer = SOFTMAX  # of the scores
     qk_norm: Norm | None = None  # norm of each head's queries and keys
-    softcap: float | None = None  # bound of the scores: softcap * tanh(scores / softcap) (Gemma 2)
     dropout: float = 0.0  # on the attention weights
-    normalizer: Normalizer = "softmax"  # of the scores; entmax and sparsemax give exact zeros, in plain torch
-    talking: bool = False  # mix heads before and after softmax [Shazeer et al. 2020]
     memory: bool = False  # cross-attention: keys and values are computed from the memory
     memory_width: int | None = None  # default: the model's width
 
     def check(self) -> None:
         at_least(self, 1, "num_heads", "num_kv_heads", "head_width", "value_width", "memory_width")
-        positive(self, "softcap", "scale")
+        positive(self, "scale")
         chance(self, "dropout")
         if self.num_heads % (self.num_kv_heads or self.num_heads):
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
-        if self.learned_scale is not None and (self.scale is not None or self.scale_by_layer):
-            raise ValueError("Attention.learned_scale replaces scale and scale_by_layer; do not set them")
+        if sum(isinstance(change, HeadMixing) for change in self.scores) > 1:
+            raise ValueError("Attention.scores: at most one change can mix heads")
         if set(self.bias) - set("qkvo"):
             raise ValueError(f"Attention.bias is {quote(self.bias)}; use only letters of 'qkvo'")
         if isinstance(self.position, HeadwisePosition) and self.position.num_heads != self.num_heads:
@@ -131,7 +98,28 @@ class Attention(
         return self.memory
 
     def reaches(self) -> Sees | None:
-        return farthest("itself", self.qk_norm) if self.memory else super().reaches()
+        return farthest("itself", self.qk_norm, self.normalizer, *self.scores) if self.memory else super().reaches()
+
+    @classmethod
+    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Earlier versions had a field for each change of the scores, and for two subclasses."""
+        for field, kind in (("mean_at_pads", "DebertaAttention"), ("memory_by_layer", "TransparentAttention")):
+            if data.pop(field, False):
+                data["kind"] = kind
+        learned = data.pop("learned_scale", None)
+        old = {
+            "LearnedScale": learned,
+            "ScaleByLayer": {} if data.pop("scale_by_layer", False) else None,
+            "SoftCap": {"bound": cap} if (cap := data.pop("softcap", None)) is not None else None,
+            "TalkingHeads": {} if data.pop("talking", False) else None,
+        }
+        if changes := [{**fields, "kind": kind} for kind, fields in old.items() if fields is not None]:
+            data["scores"] = changes
+        if learned is not None:
+            data["scale"] = 1.0
+        if isinstance(data.get("normalizer"), str):
+            data["normalizer"] = {"kind": data["normalizer"].capitalize()}
+        return data
 
     def build(self, site: Site) -> nn.Module:
         return AttentionModule(self, site)
@@ -149,8 +137,8 @@ class AttentionModule(InHeads):
         self.value_width = part.value_width or K
         self.v = nn.Linear(source, G * self.value_width, bias="v" in part.bias)
         self.o = nn.Linear(H * self.value_width, site.width, bias="o" in part.bias)
-        self.q_norm = part.qk_norm.build(Site(width=K)) if part.qk_norm else None
-        self.k_norm = part.qk_norm.build(Site(width=K)) if part.qk_norm else None
+        self.q_norm = part.qk_norm.build(site.child("q_norm", width=K)) if part.qk_norm else None
+        self.k_norm = part.qk_norm.build(site.child("k_norm", width=K)) if part.qk_norm else None
         self.position = part.position.build(site.child("position", width=K)) if part.position else None
         at, scheme = f"{site.address}.position", type(part.position).__name__
         if self.position is not None and self.position.turns_stream and site.width % K:
@@ -165,13 +153,15 @@ class AttentionModule(InHeads):
         if needed not in (None, site.width):
             raise ValueError(f"{at}: {scheme} has vectors of width {needed}; set its width to {site.width}")
         self.scale = part.scale if part.scale is not None else K**-0.5
-        self.learned_scale: nn.Module | None = None
-        if part.learned_scale is not None:
-            self.scale, self.learned_scale = 1.0, part.learned_scale.build(site.child("learned_scale", width=H))
-        if part.scale_by_layer:
-            self.scale /= site.layer + 1
-        self.normalize = NORMALIZERS[part.normalizer]
-        self.talk = TalkingHeads(H) if part.talking else None
+        self.scores: nn.ModuleList | None = None
+        self.normalizer: nn.Module | None = None
+        self.mix_heads: HeadMixingModule | None = None
+        self.query_changes: tuple[nn.Module, ...] = ()
+        self.score_changes: tuple[PointwiseModule, ...] = ()
+        if part.scores:
+            self.add_score_changes(part, site)
+        if not isinstance(part.normalizer, Softmax):
+            self.normalizer = part.normalizer.build(site.child("normalizer", width=H))
         self.num_kv_heads = G
         self.qkv: Joined | None = None  # set by transforms/fuse.py: all three as one product
         self.part, self.mask_key = part, repr(part.mask)
@@ -180,6 +170,16 @@ class AttentionModule(InHeads):
             **({"position": None} if self.position is not None and not self.position.silent else {}),
             **({"weights": "cross_attentions"} if part.memory else {}),
         }
+
+    def add_score_changes(self, part: Attention, site: Site) -> None:
+        changes = part.scores
+        sites = (site.child(f"scores.{i}", width=part.num_heads) for i in range(len(changes)))
+        self.scores = nn.ModuleList(change.build(at) for change, at in zip(changes, sites, strict=True))
+        self.scale *= math.prod(change.factor(site.layer) for change in changes)
+        pairs = list(zip(changes, self.scores, strict=True))
+        self.query_changes = tuple(module for change, module in pairs if isinstance(change, QueryChange))
+        self.score_changes = tuple(module for module in self.scores if isinstance(module, PointwiseModule))
+        self.mix_heads = next((module for module in self.scores if isinstance(module, HeadMixingModule)), None)
 
     def state_spec(self) -> PerToken | PerMemory:
         shapes = {"k": (self.num_kv_heads, self.head_width), "v": (self.num_kv_heads, self.value_width)}
@@ -209,8 +209,8 @@ class AttentionModule(InHeads):
             k, v = ctx.from_memory(self.address, lambda states: self.memory_keys(states, ctx))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        if self.learned_scale is not None:
-            q = self.learned_scale(q)
+        for change in self.query_changes:
+            q = change(q)
         if self.part.memory:
             return self.attend(q, k, v, None, ctx)
         if self.position is not None:
@@ -233,22 +233,20 @@ class AttentionModule(InHeads):
         value_bias = None
         if self.position is not None and places is not None and self.position.has_values:
             value_bias = functools.partial(self.position.values, places=places, ctx=ctx)
-        out = attend(
-            q,
-            k,
-            v,
-            visible,
-            bias=bias,
-            scale=self.scale,
-            softcap=self.part.softcap,
-            kernel=ctx.kernel,
-            dropout=self.part.dropout if self.training else 0.0,
-            on_weights=ctx.weights(self.address),
-            value_bias=value_bias,
-            mix_heads=self.talk,
-            normalize=self.normalize,
-        )
+        plan = self.plan(ctx)._replace(bias=bias, value_bias=value_bias, on_weights=ctx.weights(self.address))
+        out = attend(q, k, v, visible, plan)
         return self.finish(out, v, ctx).transpose(1, 2).flatten(2)
+
+    def plan(self, ctx: Context) -> Plan:
+        """Return how scores become weights, without biases."""
+        return Plan(
+            scale=self.scale,
+            changes=self.score_changes,
+            mix_heads=self.mix_heads,
+            normalize=self.normalizer,
+            dropout=self.part.dropout if self.training else 0.0,
+            kernel=ctx.kernel,
+        )
 
     def finish(self, out: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """Return the mixed values (B, H, T, K), given all values (B, G, S, K); subclasses may change them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from anyformer.kernels.attention import attend
+from anyformer.kernels.attention import Plan, attend
 from anyformer.parts.op import Op
 from anyformer.runtime.context import Context
 from anyformer.runtime.mask import FULL, Full, Mask
@@ -72,16 +72,18 @@ class AdditiveAttentionModule(nn.Module):
             k, v, visible = seen["k"], seen["v"], ctx.visible(self.part.mask, self.mask_key, places)
         scores = self.score(torch.tanh(q[:, :, None] + k[:, None]))[..., 0][:, None]  # (B, 1, T, S)
         v = v[:, None]
-        out = attend(  # queries and keys are 0: the bias contains the scores
+        out = attend(
             torch.zeros_like(v[:, :, :1]).expand(-1, -1, x.shape[1], -1),
             torch.zeros_like(v),
             v,
             visible,
-            bias=scores,
-            scale=1.0,
-            kernel=ctx.kernel,
-            dropout=self.part.dropout if self.training else 0.0,
-            on_weights=ctx.weights(self.address),
+            Plan(
+                1.0,
+                bias=scores,
+                dropout=self.part.dropout if self.training else 0.0,
+                on_weights=ctx.weights(self.address),
+                kernel=ctx.kernel,
+            ),
         )
         return self.o(ctx.tap(self.address, "mixed", out[:, 0]))
 

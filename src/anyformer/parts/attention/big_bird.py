@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.attention import EVERYTHING, Visible, attend
+from anyformer.kernels.attention import EVERYTHING, Plan, Visible, attend
 from anyformer.kernels.capture import can_read_values
 from anyformer.parts.attention.attention import Attention, AttentionModule
 from anyformer.parts.attention.longformer import Chunked
@@ -242,11 +242,11 @@ class BlockSparseModule(AttentionModule):
             return t.index_select(1, chosen).view(B * (n - 2), H, S, K)
 
         inner = q[:, 1:-1].reshape(B * (n - 2), b, H, K).transpose(1, 2)
-        inner = attend(inner, select_blocks(k), select_blocks(v), EVERYTHING, bias=bias, scale=self.scale)
+        inner = attend(inner, select_blocks(k), select_blocks(v), EVERYTHING, Plan(self.scale, bias=bias))
         inner = inner.transpose(1, 2).reshape(B, n - 2, b, H * K)
         ends = torch.cat((q[:, 0], q[:, -1]), dim=1).transpose(1, 2)  # (B, H, 2 b, K)
         k, v = (t.flatten(1, 2).transpose(1, 2) for t in (k, v))
-        outer = attend(ends, k, v, visible(real), scale=self.scale)
+        outer = attend(ends, k, v, visible(real), Plan(self.scale))
         outer = outer.transpose(1, 2).reshape(B, 2, b, H * K)
         return torch.cat((outer[:, :1], inner, outer[:, 1:]), dim=1).flatten(1, 2)
 
@@ -265,7 +265,7 @@ class BlockSparseModule(AttentionModule):
         if weights is not None:
             often = counts.clamp(min=1).to(v.dtype)
             weights = convert_listener(weights, lambda seen: seen / often, lambda used: used * often)
-        out = attend(q, k, v, visible(real), bias=bias, scale=self.scale, kernel="eager", on_weights=weights)
+        out = attend(q, k, v, visible(real), Plan(self.scale, bias=bias, on_weights=weights, kernel="eager"))
         return out.transpose(1, 2).flatten(2)
 
 

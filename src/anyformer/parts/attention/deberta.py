@@ -35,6 +35,6 @@ class DebertaAttentionModule(AttentionModule):
         if ctx.tokens is None:
             return out
         mean = v.mean(2, keepdim=True).repeat_interleave(out.shape[1] // v.shape[1], dim=1)
-        if self.talk is not None:
-            mean = mean * self.talk(torch.ones_like(mean[..., :1]), True)
+        if self.mix_heads is not None:
+            mean = mean * self.mix_heads(torch.ones_like(mean[..., :1]), True)
         return torch.where(ctx.tokens[:, None, :, None], out, mean)

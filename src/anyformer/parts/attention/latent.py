@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.attention import Visible, attend
+from anyformer.kernels.attention import Plan, Visible, attend
 from anyformer.parts.norm import Norm, RMSNorm
 from anyformer.parts.op import Op
 from anyformer.parts.position import bias
@@ -101,7 +101,7 @@ class LatentAttentionModule(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, visible: Visible, ctx: Context, weights: Listener | None
     ) -> Tensor:
         dropout = self.part.dropout if self.training else 0.0
-        return attend(q, k, v, visible, scale=self.scale, kernel=ctx.kernel, on_weights=weights, dropout=dropout)
+        return attend(q, k, v, visible, Plan(self.scale, dropout=dropout, on_weights=weights, kernel=ctx.kernel))
 
     def attend_expanded(self, plain: Tensor, rotary: Tensor, cached: Tensor, visible: Visible, ctx: Context) -> Tensor:
         """Attend to the expanded keys and values of every head; cheaper for many queries."""

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.attention import EVERYTHING, attend
+from anyformer.kernels.attention import EVERYTHING, Plan, attend
 from anyformer.parts.init import Initializer, Normal
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.recurrent.mamba import PackedRows
@@ -120,15 +120,17 @@ class LinformerModule(ProjectionsModule):
         rows = PackedRows.from_context(ctx)  # pads last, so that a text begins in the first column
         q, k, v = self.projections(x, ctx)
         k, v = (self.mix(t, weight, rows) for t, weight in ((k, by_key), (v, by_value)))
-        out = attend(  # weights are (B, H, T, k)
+        out = attend(
             self.heads(q),
             k,
             v,
             EVERYTHING,
-            scale=self.head_width**-0.5,
-            kernel=ctx.kernel,
-            on_weights=ctx.weights(self.address),
-            dropout=self.part.dropout if self.training else 0.0,
+            Plan(
+                self.head_width**-0.5,
+                dropout=self.part.dropout if self.training else 0.0,
+                on_weights=ctx.weights(self.address),
+                kernel=ctx.kernel,
+            ),
         )
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 

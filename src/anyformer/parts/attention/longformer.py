@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.attention import Visible, attend
+from anyformer.kernels.attention import Plan, Visible, attend
 from anyformer.kernels.capture import can_read_values
 from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.op import InHeads, Op
@@ -166,10 +166,12 @@ class LocalAttentionModule(InHeads):
             k,
             v,
             visible,
-            scale=self.head_width**-0.5,
-            kernel=kernel,
-            on_weights=weights,
-            dropout=self.part.dropout if self.training else 0.0,
+            Plan(
+                self.head_width**-0.5,
+                dropout=self.part.dropout if self.training else 0.0,
+                on_weights=weights,
+                kernel=kernel,
+            ),
         )
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.attention import EVERYTHING, attend
+from anyformer.kernels.attention import EVERYTHING, Plan, attend
 from anyformer.parts.computed import Computed
 from anyformer.parts.init import Normal
 from anyformer.parts.op import InHeads, Op
@@ -80,11 +80,7 @@ class BucketsModule(InHeads):
                 seen["k"],
                 seen["v"],
                 EVERYTHING,
-                bias=pairs.to(q.dtype),
-                scale=scale,
-                kernel=ctx.kernel,
-                on_weights=listen,
-                dropout=self.dropout,
+                Plan(scale, bias=pairs.to(q.dtype), dropout=self.dropout, on_weights=listen, kernel=ctx.kernel),
             )
             out = dense if out is None or (listen is not None and listen.changed) else out
         return out

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.attention import Visible, attend
+from anyformer.kernels.attention import Plan, Visible, attend
 from anyformer.kernels.batch_rows import longer, stack_rows
 from anyformer.kernels.convolution import convolve
 from anyformer.parts.attention.attention import Attention, AttentionModule
@@ -59,8 +59,8 @@ class BlockAttentionModule(AttentionModule):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         B, T, size, state = x.shape[0], x.shape[1], self.size, ctx.state
         starts_text = state is None or (state.capacity is None and state.length == 0)
-        plain_scores = all(each is None for each in (self.position, self.q_norm, self.learned_scale, self.talk))
-        plain = plain_scores and ctx.bias is None and ctx.documents is None
+        plain_scores = all(each is None for each in (self.position, self.q_norm, self.mix_heads))
+        plain = plain_scores and not self.query_changes and ctx.bias is None and ctx.documents is None
         traced = ctx.wants(self.address, "weights")  # traced weights cover whole texts
         if size >= T or not starts_text or not plain or traced or ctx.kernel == "eager":
             return super().forward(x, ctx)
@@ -76,17 +76,7 @@ class BlockAttentionModule(AttentionModule):
         )
         index = torch.arange(size, device=x.device)
         visible = ctx.once(f"visible block {size}", lambda: see(CAUSAL, index, index))
-        out = attend(
-            q,
-            k,
-            v,
-            visible,
-            scale=self.scale,
-            softcap=self.part.softcap,
-            kernel=ctx.kernel,
-            dropout=self.part.dropout if self.training else 0.0,
-            normalize=self.normalize,
-        )
+        out = attend(q, k, v, visible, self.plan(ctx))
         out = out.transpose(1, 2).reshape(B, n * size, -1)[:, :T]
         return self.o(ctx.tap(self.address, "mixed", rows.unpack(out)))
 
@@ -145,10 +135,12 @@ class CompressedAttentionModule(InHeads):
             self.heads(k),
             self.heads(v),
             visible,
-            scale=self.head_width**-0.5,
-            kernel=ctx.kernel,
-            on_weights=ctx.weights(self.address),
-            dropout=self.part.dropout if self.training else 0.0,
+            Plan(
+                self.head_width**-0.5,
+                dropout=self.part.dropout if self.training else 0.0,
+                on_weights=ctx.weights(self.address),
+                kernel=ctx.kernel,
+            ),
         )
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 

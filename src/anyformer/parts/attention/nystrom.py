@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.kernels.attention import Visible, attend
+from anyformer.kernels.attention import Plan, Visible, attend
 from anyformer.kernels.convolution import depthwise
 from anyformer.parts.op import InHeads, Op
 from anyformer.runtime.context import Context
@@ -63,7 +63,8 @@ class NystromAttentionModule(InHeads):
         if self.part.landmarks == self.part.length:
             visible = ctx.visible(FULL, "full", ctx.index)
             weights = ctx.weights(self.address)
-            out = attend(q, k, values, visible, scale=self.head_width**-0.5, kernel=ctx.kernel, on_weights=weights)
+            plan = Plan(self.head_width**-0.5, on_weights=weights, kernel=ctx.kernel)
+            out = attend(q, k, values, visible, plan)
         else:
             out = self.approximate(q, k, values, ctx)
         out = out.transpose(1, 2).flatten(2)
@@ -86,7 +87,7 @@ class NystromAttentionModule(InHeads):
             row = ctx.tokens
             assert row is not None
             real = Visible(lambda b, q, k: row[b, k] & (q >= 0), ctx.index[:L], ctx.index, batch_size=row.shape[0])
-        last = attend(ql, k, v, real, scale=scale, kernel=ctx.kernel)
+        last = attend(ql, k, v, real, Plan(scale, kernel=ctx.kernel))
         weights = ctx.tap(self.address, "weights", torch.matmul(first, self.inverse(between)))
         return torch.matmul(weights, last)
 

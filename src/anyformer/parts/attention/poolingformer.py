@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.attention import EVERYTHING, attend
+from anyformer.kernels.attention import EVERYTHING, Plan, attend
 from anyformer.parts.attention.linear import Projections, ProjectionsModule
 from anyformer.parts.attention.set_transformer import NO_DECODING, NO_PACKING
 from anyformer.parts.recurrent.mamba import PackedRows
@@ -91,10 +91,12 @@ class PoolingAttentionModule(ProjectionsModule):
             self.heads(k),
             self.heads(v),
             EVERYTHING,
-            bias=hidden,
-            scale=self.head_width**-0.5,
-            kernel=ctx.kernel,
-            on_weights=(lambda weights: ctx.tap(self.address, name, weights)) if listen else None,
-            dropout=self.part.dropout if self.training else 0.0,
+            Plan(
+                self.head_width**-0.5,
+                bias=hidden,
+                dropout=self.part.dropout if self.training else 0.0,
+                on_weights=(lambda weights: ctx.tap(self.address, name, weights)) if listen else None,
+                kernel=ctx.kernel,
+            ),
         )
         return out.transpose(1, 2).flatten(2)

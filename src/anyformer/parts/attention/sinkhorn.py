@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.attention import EVERYTHING, attend
+from anyformer.kernels.attention import EVERYTHING, Plan, attend
 from anyformer.parts.attention.linear import Projections, ProjectionsModule
 from anyformer.parts.recurrent.mamba import PackedRows
 from anyformer.runtime.context import Context
@@ -85,7 +85,7 @@ class SinkhornModule(ProjectionsModule):
             bias = q.new_zeros(()).masked_fill(~seen, float("-inf")).expand(-1, -1, -1, b, -1).flatten(0, 1)
             each = [t.transpose(1, 2).flatten(0, 1) for t in (own_q, keys, values)]  # each block becomes a row
             out = attend(
-                each[0], each[1], each[2], EVERYTHING, bias=bias, scale=self.scale, kernel=ctx.kernel, dropout=dropout
+                each[0], each[1], each[2], EVERYTHING, Plan(self.scale, bias=bias, dropout=dropout, kernel=ctx.kernel)
             )
             out = rows.unpack(out.transpose(1, 2).reshape(B, n * b, D)[:, :T])
         if out is None or listen is not None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.attention import attend
+from anyformer.kernels.attention import Plan, attend
 from anyformer.kernels.capture import can_read_values
 from anyformer.parts.init import Normal
 from anyformer.parts.op import InHeads, Op
@@ -109,11 +109,13 @@ class SynthesizerModule(InHeads):
             k,
             v,
             ctx.visible(part.mask, self.mask_key, places),
-            bias=bias.to(v.dtype),
-            scale=scale,
-            kernel=ctx.kernel,
-            dropout=part.dropout if self.training else 0.0,
-            on_weights=ctx.weights(self.address),
+            Plan(
+                scale,
+                bias=bias.to(v.dtype),
+                dropout=part.dropout if self.training else 0.0,
+                on_weights=ctx.weights(self.address),
+                kernel=ctx.kernel,
+            ),
         )
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 

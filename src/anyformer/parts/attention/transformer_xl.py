@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.attention import EVERYTHING, attend
+from anyformer.kernels.attention import EVERYTHING, Plan, attend
 from anyformer.parts.attention.linear import Projections, ProjectionsModule
 from anyformer.parts.attention.memory_compressed import complete, tokens_before
 from anyformer.parts.position.relative import RelativeSinusoids
@@ -104,11 +104,7 @@ class RecurrentAttentionModule(ProjectionsModule):
                 keys,
                 values,
                 EVERYTHING,
-                bias=bias,
-                scale=self.scale,
-                kernel=ctx.kernel,
-                on_weights=listen,
-                dropout=self.dropout,
+                Plan(self.scale, bias=bias, dropout=self.dropout, on_weights=listen, kernel=ctx.kernel),
             )
             changed = listen is not None and listen.changed
             out = dense.transpose(1, 2).flatten(2) if out is None or changed else out
@@ -148,7 +144,7 @@ class RecurrentAttentionModule(ProjectionsModule):
         queries = self.heads(q.reshape(B * n, L, -1))
         queries, bias = self.bias(queries, seen, distance, ctx)
         out = attend(
-            queries, keys, values, EVERYTHING, bias=bias, scale=self.scale, kernel=ctx.kernel, dropout=self.dropout
+            queries, keys, values, EVERYTHING, Plan(self.scale, bias=bias, dropout=self.dropout, kernel=ctx.kernel)
         )
         return rows.unpack(out.transpose(1, 2).reshape(B, n * L, -1)[:, :T])
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.attention import EVERYTHING, attend
+from anyformer.kernels.attention import EVERYTHING, Plan, attend
 from anyformer.parts.computed import Computed
 from anyformer.parts.grid.layout import Grid, Sides, layout, partition
 from anyformer.parts.init import Normal
@@ -113,11 +113,13 @@ class HaloAttentionModule(InHeads):
             k,
             v,
             EVERYTHING,
-            bias=bias,
-            scale=part.scale,
-            kernel=ctx.kernel,
-            on_weights=ctx.weights(self.address),
-            dropout=part.dropout if self.training else 0.0,
+            Plan(
+                part.scale,
+                bias=bias,
+                dropout=part.dropout if self.training else 0.0,
+                on_weights=ctx.weights(self.address),
+                kernel=ctx.kernel,
+            ),
         )  # (B n, H, t, V)
         height, width = image.shape[1] // side, image.shape[2] // side  # in blocks
         out = out.transpose(1, 2).flatten(2).view(B, height, width, side, side, -1).transpose(2, 3)

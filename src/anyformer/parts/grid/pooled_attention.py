@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.kernels.attention import EVERYTHING, attend
+from anyformer.kernels.attention import EVERYTHING, Plan, attend
 from anyformer.parts.grid.layout import (
     NEEDS,
     GridVectors,
@@ -180,11 +180,13 @@ class PooledAttentionModule(InHeads):
             k,
             v,
             visible,
-            bias=bias,
-            scale=scale,
-            kernel=ctx.kernel,
-            on_weights=ctx.weights(self.address),
-            dropout=self.part.dropout if self.training else 0.0,
+            Plan(
+                scale,
+                bias=bias,
+                dropout=self.part.dropout if self.training else 0.0,
+                on_weights=ctx.weights(self.address),
+                kernel=ctx.kernel,
+            ),
         )
         out, q = ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)), q.transpose(1, 2).flatten(2)
         if self.part.add_queries == "all":
