@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import anyformer as af
 from anyformer.models import DecoderModel
 from anyformer.parts.attention.attention import Attention
-from anyformer.parts.attention.scores import LearnedScale, ScaleByLayer, SoftCap, TalkingHeads
 from anyformer.parts.attention.memory_compressed import BlockAttention
+from anyformer.parts.attention.scores import LearnedScale, ScaleByLayer, SoftCap, TalkingHeads
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm, RMSNorm, UnitNorm
@@ -227,7 +227,8 @@ def test_memory_is_projected_once_a_text() -> None:
 
 def test_one_graph() -> None:
     parts = (
-        Attention(num_heads=H, mask=Causal(), num_kv_heads=1), Attention(num_heads=H, scores=(SoftCap(bound=2.0),), qk_norm=RMSNorm()),
+        Attention(num_heads=H, mask=Causal(), num_kv_heads=1),
+        Attention(num_heads=H, scores=(SoftCap(bound=2.0),), qk_norm=RMSNorm()),
         Attention(num_heads=H, mask=Causal() & Window(size=3), position=BucketedBias(num_heads=H)),
     )  # fmt: skip
     modules, real = [made(part, D) for part in parts], torch.ones(2, T, dtype=torch.bool)
