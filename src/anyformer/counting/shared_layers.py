@@ -1,4 +1,4 @@
-"""A model on the meta device for counting, in which equal layers are one module."""
+"""A model on the meta device for counting. Equal layers are one module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anyformer.specs.part import Part, Site
 
 @dataclasses.dataclass(frozen=True)
 class Survey(Site):
-    """A site that notices if a layer reads its number. If it does not, all layers of its block are equal."""
+    """A site that notices if a layer reads its number. If not, all layers built from the same block are equal."""
 
     asked: set[str] = dataclasses.field(default_factory=set)  # "layer" or "depth", if read during construction
     made: dict[tuple[int, int], tuple[Part, nn.Module]] = dataclasses.field(default_factory=dict)
@@ -36,7 +36,7 @@ class Survey(Site):
         self.asked.clear()
         module = super().layer_of(block)
         if not self.asked:
-            self.made[key] = block, module  # keep the block alive, so that its id stays unique
+            self.made[key] = block, module  # keeping the block alive keeps its id unique
         return module
 
 

@@ -22,7 +22,7 @@ def mark_unused(module: M) -> M:
 
 
 class PartlyUsed(nn.Module):
-    """A module in which each token uses only some of the parameters."""
+    """A module of which a token uses only some parameters, such as experts."""
 
     unused: float  # the share of the parameters that a token does not use
 

@@ -180,7 +180,7 @@ def test_an_op_among_convolutions() -> None:
 
 REFUSED: list[tuple[Any, str]] = [
     (lambda: HaloAttention(num_heads=2, block=3, step=2), "it must divide the block of 3"),
-    (lambda: HaloAttention(num_heads=2, bias="o"), "among 'qkv'"),
+    (lambda: HaloAttention(num_heads=2, bias="o"), "HaloAttention.bias is 'o'; .*'qkv'"),
     (lambda: made(HaloAttention(num_heads=8)), "even head width, got 1"),
     (lambda: made(HaloAttention(num_heads=2, out=7)), "7 value channels"),
     (lambda: Convolutions(layers=(OpLayer(op=NonLocal(), pool=2), Convolution())), "ResidualDown"),
