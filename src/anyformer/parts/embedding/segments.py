@@ -144,7 +144,7 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
         )
 
     def sines(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sines and cosines of N places, (N, W / 2) each."""
+        """Return sines and cosines of `places` (N,), (N, W / 2) each."""
         W = self.project.in_features
         rates = self.part.base ** (-torch.arange(0, W, 2, device=places.device) / W)
         angle = places[:, None].float() * rates
