@@ -40,7 +40,7 @@ class Embedding(Part):
 
     @property
     def gives(self) -> tuple[str, ...]:
-        """What it provides to other Parts, such as "a grid"; see `Part.requires`."""
+        """Names of features that it provides to other Parts, such as "a grid"; see `Part.requires`."""
         return ()
 
     @property

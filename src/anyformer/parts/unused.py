@@ -22,7 +22,7 @@ def mark_unused(module: M) -> M:
 
 
 class PartlyUsed(nn.Module):
-    """A module of which a token uses only some parameters, such as experts."""
+    """A module, such as experts, that uses only some of its parameters for a token."""
 
     unused: float  # the share of the parameters that a token does not use
 

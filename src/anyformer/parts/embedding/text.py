@@ -230,7 +230,7 @@ def text_context(
 ) -> Context:
     """Return the context of the tokens x (B, T, D), from the masks and ids in `inputs` and the cached state.
 
-    counted: (B, T) False for tokens without a position of their own, cached under `address`; None: all have one.
+    counted: (B, T) True for tokens that have a position, cached under `address`; None: all tokens have one.
     placed: whether positions are added to x.
     """
     (B, T), device = x.shape[:2], x.device
