@@ -189,13 +189,13 @@ def tables(machine: str) -> list[str]:
 METHOD = """\
 ## How it was measured
 
-`make bench-gpu` and `make bench-cpu` run every case in a process of its own. Processes compile at the same time; a lock
-lets one at a time be timed. Within a case, we and the peer are in the same process and take turns, so that whatever the
-machine does falls on both. A ratio is peer time / our time of the same turn: above 1 we are faster. The table has the
-medians, and the 10th and 90th percentile of the ratios. A row with the peer "goal" compares a figure with an absolute
-goal. "Given" figures are quoted: that peer was not on the machine. Training: ours keeps the residual stream in bf16, as
-our recipes do, and theirs stays in fp32, as autocast leaves it. "Recorded" steps are CUDA graphs, which the trainer
-chooses by itself; memory is that of steps before any is recorded.
+`make bench-gpu` and `make bench-cpu` run every case in a separate process. Processes compile at the same time, but a
+lock lets only one be timed. Within a case, anyformer and the peer alternate in one process, so that other load on the
+machine affects both. A ratio is peer time / our time of the same turn: above 1, anyformer is faster. The tables have
+the median and the 10th and 90th percentile of the ratios. A row with the peer "goal" compares a figure with an absolute
+goal. "Given" figures are quoted: that peer was not on the machine. In training, anyformer keeps the residual stream in
+bf16, as our recipes do; the peer's stays in fp32, as autocast leaves it. Steps marked "recorded" are captured as CUDA
+graphs, which the trainer chooses by itself; memory is measured before the first capture.
 
 The command fails if a ratio is below the low end of the spread that is claimed here, and more than 5 % below the
 claimed ratio (two runs of the same code differ that much). Such a row is marked **fell**, and the claim stays until a

@@ -1,6 +1,6 @@
-"""A mixer of one's own: an average of the past that fades, each channel at its own pace, behind a gate.
+"""A custom mixer: a gated exponential moving average of the past, with a learned decay per channel.
 
-B rows, T tokens, D width of the model, W of the average.
+B rows, T tokens, D width of the model, W width of the average.
 """
 
 import torch
@@ -18,10 +18,10 @@ from anyformer.specs.part import Site
 
 
 class MovingAverage(Op, sees="past"):
-    """h[t] = a h[t-1] + (1 - a) v[t], read through o(silu(gate) h[t]); how fast each channel fades is learnt."""
+    """h[t] = a h[t-1] + (1 - a) v[t]; the output is o(silu(gate) h[t]). The decay a of each channel is learned."""
 
-    width: int | None = None  # W; default: that of the model
-    longest: float = 256.0  # tokens until the slowest channel has forgotten half, when training begins
+    width: int | None = None  # W; default: the width of the model
+    longest: float = 256.0  # initial half-life of the slowest channel, in tokens
 
     def check(self) -> None:
         at_least(self, 1, "width")
@@ -34,7 +34,7 @@ class MovingAverage(Op, sees="past"):
 class MovingAverageModule(nn.Module):
     def __init__(self, part: MovingAverage, site: Site) -> None:
         super().__init__()
-        self.address = site.address  # where the state keeps what this mixer remembers
+        self.address = site.address  # of this mixer's decoding state
         self.width = part.width or site.width
         self.v = nn.Linear(site.width, self.width, bias=False)
         self.gate = nn.Linear(site.width, self.width, bias=False)
@@ -46,10 +46,10 @@ class MovingAverageModule(nn.Module):
         return PerRow({"average": (1, self.width)}, dtypes={"average": torch.float32})
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        rows = PackedRows.from_context(ctx)  # real tokens first, and where documents begin
+        rows = PackedRows.from_context(ctx)  # moves real tokens to the front; knows where documents begin
         x, store = rows.pack(x), ctx.store(self.address)
         v = self.v(x).float()
-        # how much time passes at a token: none at a pad, where nothing is forgotten and nothing is written
+        # time step per token: 0 for padding, which then changes no state
         time = torch.ones_like(v) if rows.real is None else rows.real.expand_as(v)
         fade = -torch.exp(self.pace.float())[None]  # (1, W): log a
         one = v.new_ones(*v.shape[:2], 1)
@@ -61,7 +61,7 @@ class MovingAverageModule(nn.Module):
 
 
 class Paces(Initializer):
-    """Half of it is forgotten after 1 to `longest` tokens, evenly in the logarithm."""
+    """Half-lives from 1 to `longest` tokens, evenly spaced in the logarithm."""
 
     longest: float
 

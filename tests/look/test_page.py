@@ -230,7 +230,7 @@ def saved(folder: Path, data: Any) -> Path:
 
 
 def test_the_file_in_a_browser(tmp_path: Path) -> None:
-    """There are no errors and no requests; hostile text is shown and not run; the keyboard reaches every view."""
+    """The page causes no errors and no requests; hostile text is shown and not run; the keyboard reaches every view."""
     file = saved(tmp_path, all_views(Inside(scene())))
     with browser().opened(file) as (page, wrong):
         assert page.title() == "<b>tiny</b>: inside"

@@ -35,7 +35,7 @@ def test_every_row_has_a_source_and_a_figure() -> None:
 
 
 def test_what_was_checked_is_a_figure_of_the_row() -> None:
-    """docs/looking.md has the right numbers of rows and of figures, too."""
+    """docs/looking.md states the same numbers of rows and figures."""
     figures = ("parameters", "active", "tokens", "compute", "context", "glue", "superglue")
     printed = {(model.name, name) for model in MODELS for name in figures if getattr(model, name) is not None}
     checked = []

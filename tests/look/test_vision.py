@@ -53,7 +53,7 @@ def published(rows: int, columns: int, size: int, shift: int) -> tuple[np.ndarra
 
 @pytest.mark.parametrize("family", ["swin", "swinv2"])
 def test_windows_are_those_of_the_program(family: str) -> None:
-    """This includes a padded grid: 13 x 16 cells in windows of 4."""
+    """The cases include a padded grid: 13 x 16 cells in windows of 4."""
     found = af.look.windows(swin(family))
     wanted = [(13, 16, 4, 0), (13, 16, 4, 2), (7, 8, 4, 0), (7, 8, 4, 2)]
     assert [(*each.window.shape, each.size, each.shift) for each in found] == wanted
@@ -204,7 +204,7 @@ def test_how_far_heads_look(seen: Any) -> None:
 
 
 def test_the_map_of_attention(seen: Any) -> None:
-    """What the first token of their last layer attends to, mean over heads."""
+    """The map is the attention of the first token in the last layer of transformers' model, averaged over heads."""
     _, model, theirs = seen
     pixels = torch.randn(1, 3, 24, 24, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():

@@ -174,7 +174,7 @@ def test_it_is_counted_drawn_traced_and_changed_like_any_model() -> None:
     (lambda: ConvDecoder(widths=(4, 0)), "ConvDecoder.widths are"),
     (lambda: GumbelCodes(codes=1), "GumbelCodes.codes is 1"),
     (lambda: GumbelCodes(temperature=0.0), "GumbelCodes.temperature is 0.0"),
-    (lambda: RoundedCodes(levels=(4, 1)), "levels are (4, 1); each at least 2"),
+    (lambda: RoundedCodes(levels=(4, 1)), "levels are (4, 1); use at least 2"),
     (lambda: RoundedCodes(levels=(2,) * 32), "product at most 2^31"),
     (lambda: ConvDecoder(blocks=10**9), "4 stages of 1,000,000,000 blocks; the limit is 20"),
     (lambda: spec(painter=ConvDecoder(channels=1, widths=(12, 8))), "painter.channels is 1, but embedding"),

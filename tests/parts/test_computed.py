@@ -9,7 +9,7 @@ from anyformer.kernels.capture import graph_capture
 from anyformer.parts.computed import cache_by_size, places
 
 
-def test_kept_tensors_are_made_once_and_anew_while_recording() -> None:
+def test_tensors_are_cached_except_during_a_capture() -> None:
     made: list[int] = []
 
     @cache_by_size
@@ -20,11 +20,11 @@ def test_kept_tensors_are_made_once_and_anew_while_recording() -> None:
     cpu = torch.device("cpu")
     with torch.inference_mode():
         first = count(3, cpu)
-    assert count(3, cpu) is first and made == [3], "made once"
-    assert not first.is_inference(), "made in inference mode, and a later pass trains with it"
+    assert count(3, cpu) is first and made == [3], "computed once"
+    assert not first.is_inference(), "it must be usable in a later training pass"
     with graph_capture():
-        assert count(3, cpu) is not first, "what a recording made belongs to it"
-    assert count(3, cpu) is first, "and is not kept"
+        assert count(3, cpu) is not first, "a capture must not use the cache"
+    assert count(3, cpu) is first, "nor fill it"
     assert count(4, cpu).shape == (4,) and made == [3, 3, 4]
 
 

@@ -82,9 +82,9 @@ def test_defaults_and_order_of_rules() -> None:
     rules = {"*.up.weight": Value(value=2.0), "*.weight": Value(value=3.0), "decoder.layers.0.*": Value(value=4.0)}
     got = weights(spec_of({**rules, "*": Value(value=9.0)}))
     assert (got["decoder.layers.0.feedforward.op.up.weight"] == 2).all(), "the first pattern wins"
-    assert (got["decoder.norm.weight"] == 3).all(), "a description's pattern goes before the defaults"
+    assert (got["decoder.norm.weight"] == 3).all(), "a pattern of the description has priority over the defaults"
     assert (got["decoder.layers.0.attention.op.q.bias"] == 4).all()
-    assert (got["decoder.layers.1.attention.op.q.bias"] == 0).all(), "a default goes before '*'"
+    assert (got["decoder.layers.1.attention.op.q.bias"] == 0).all(), "a default has priority over '*'"
     plain = weights(spec_of({"*": Value(value=9.0)}))
     assert (plain["decoder.norm.weight"] == 1).all() and (plain["embedding.position.weight"] == 9).all()
     # '*' has the lowest priority, wherever it is written

@@ -48,7 +48,7 @@ def test_rms_norm(eps: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
 def test_unit_norm(dtype: torch.dtype) -> None:
-    """Zeros give zeros, also in half precision, in which torch's default eps rounds to 0 and gives NaN."""
+    """Zeros give zeros, also in half precision, where torch's default eps rounds to 0 and gives NaN."""
     norm, x = made(UnitNorm(), D), inputs(2, 5).to(dtype)
     assert not list(norm.parameters()) and norm(x).dtype == dtype
     close(norm(x).double(), x.double() / x.double().norm(dim=-1, keepdim=True), 1e-3 if dtype.itemsize == 2 else 1e-6)

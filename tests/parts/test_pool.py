@@ -14,7 +14,7 @@ TEXT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("end", [4, 2])  # 2: old configs, in which a text ends at its highest token id
+@pytest.mark.parametrize("end", [4, 2])  # 2: in old configs a text ends at its highest token id
 @pytest.mark.parametrize("pad", [1, 4, 59])
 def test_pads_on_the_left_do_not_speak_for_a_text(end: int, pad: int) -> None:
     model = af.build(families.find("clip_text_model").read({**TEXT, "eos_token_id": end}), seed=0).eval()

@@ -71,7 +71,7 @@ def test_published_start(residual: Any, starts: dict[str, float]) -> None:
         parameter = getattr(model.encoder.layers[2].feedforward.residual, name)
         assert torch.equal(parameter, torch.full_like(parameter, value))
     other = model_of(residual, {"*.residual.weight": init.Value(value=0.5)})
-    assert (other.encoder.layers[0].attention.residual.weight == 0.5).all(), "a description's own rule goes first"
+    assert (other.encoder.layers[0].attention.residual.weight == 0.5).all(), "a rule of the description has priority"
 
 
 @pytest.mark.parametrize("residual", [ReZero()])

@@ -43,7 +43,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """FLOPs of a pass, and the bytes that it must at least read and write: weights and state."""
+    """FLOPs of a pass, and the bytes that any implementation must read and write: weights and state."""
 
     flops: int
     bytes: int
@@ -64,7 +64,7 @@ def checked_dtype(dtype: Any) -> torch.dtype:
 class Count:
     """The cost of a description. Tied weights count once, at the address that owns them.
 
-    A multiply-add is two FLOPs. Both attention products count for all T x T pairs, unless `causal` leaves out the
+    A multiply-add is two FLOPs. Both attention products count for all T x T pairs, unless `causal` excludes the
     pairs that a causal mask hides. Only products count, not norms, activations or scans. Stored tables that a formula
     computes (sinusoids) are `fixed` and do not count as parameters."""
 
@@ -72,7 +72,7 @@ class Count:
     remembered: tuple[StateSpec, ...] = ()  # decoding state of each mixer
     experts: int = 0  # parameters of all experts
     idle: int = 0  # parameters of experts that a token does not use
-    tables: int = 0  # parameters of embedding tables, of which a token reads one row
+    tables: int = 0  # parameters of embedding tables; a token reads one row of each
     fixed: int = 0  # size of stored tensors that a formula computes (sinusoids)
     spec: Model | None = dataclasses.field(default=None, repr=False)
 
@@ -92,7 +92,7 @@ class Count:
         """Bytes of the decoding state of `batch` texts of `tokens` tokens; an encoder reads `source_length` tokens."""
         memory_length = source_length
         dtype = checked_dtype(dtype)
-        if memory_length and self.spec is not None and self.spec.pair:  # an audio encoder returns fewer than it reads
+        if memory_length and self.spec is not None and self.spec.pair:  # an audio encoder shortens its input
             memory_length = self.work(1, source_length).places
         return sum(each.nbytes(batch, tokens, dtype, memory_length) for each in self.remembered)
 
@@ -165,13 +165,13 @@ class Count:
     def decode(
         self, length: int, batch: int = 1, dtype: torch.dtype = torch.float32, source_length: int | None = None
     ) -> Traffic:
-        """Traffic of the decoding step for the last of `length` tokens, with a state of the others."""
+        """Traffic of the decoding step for the last of `length` tokens, with a state of the tokens before it."""
         step = sum(self.work(length, source_length, step=True).products.values())
         state = self.memory(dtype, batch, length, source_length).state
         return Traffic(batch * step, self._read(batch, dtype) + state)
 
     def _read(self, tokens: int, dtype: torch.dtype) -> int:
-        """Bytes of the weights that this many tokens read, if tokens use different experts as long as there are any."""
+        """Bytes of the weights that this many tokens read, assuming that they use as many experts as possible."""
         experts = min(self.experts, tokens * (self.experts - self.idle))
         return (self.parameters - self.tables - self.experts + experts) * dtype.itemsize
 
@@ -254,7 +254,7 @@ def count(spec: Model) -> Count:
         computed = module.computed_tensors() if isinstance(module, ComputesTensors) else ()
         formulas = {f"{address}.{name}" for name in computed}
         for name, parameter in module.named_parameters(address, recurse=False, remove_duplicate=False):
-            key = (copy, id(module), name.rpartition(".")[2])  # equal layers are one module, so id alone is not enough
+            key = (copy, id(module), name.rpartition(".")[2])  # equal layers are one module: its id is not unique
             if key not in seen and not spec.owner_of(name):
                 seen.add(key)
                 if name in formulas:

@@ -227,7 +227,7 @@ class Ledger(TorchDispatchMode):
         return out
 
     def note(self, flops: int, *shapes: torch.Size) -> None:
-        """Add a product. `shapes`: for a product of activations, those that may be attention weights (..., T, T)."""
+        """Add a product. `shapes`: for a product of activations, shapes that may be attention weights (..., T, T)."""
         frame, (products, pairs, later, hidden) = self.frames[-1], self.sums
         products[frame.address] += flops
         pairs[frame.address] += flops * bool(shapes)

@@ -1,4 +1,4 @@
-"""A model on the meta device for counting, in which equal layers are one module."""
+"""A model on the meta device for counting. Equal layers are one module."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from anyformer.specs.part import Part, Site
 
 @dataclasses.dataclass(frozen=True)
 class Survey(Site):
-    """A site that notices if a layer reads its number. If it does not, all layers of its block are equal."""
+    """A site that notices if a layer reads its number. If not, all layers built from the same block are equal."""
 
-    asked: set[str] = dataclasses.field(default_factory=set)  # "layer" or "depth", if read during construction
-    made: dict[tuple[int, int], tuple[Part, nn.Module]] = dataclasses.field(default_factory=dict)
+    fields_read: set[str] = dataclasses.field(default_factory=set)  # "layer" or "depth", if read during construction
+    built: dict[tuple[int, int], tuple[Part, nn.Module]] = dataclasses.field(default_factory=dict)
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("layer", "depth"):
-            object.__getattribute__(self, "asked").add(name)
+            object.__getattribute__(self, "fields_read").add(name)
         return object.__getattribute__(self, name)
 
     def child(self, name: str, **changes: Any) -> Site:
-        before = set(self.asked)
+        before = set(self.fields_read)
         child = super().child(name, **changes)  # copying a site reads both, which does not count
-        self.asked.intersection_update(before)
+        self.fields_read.intersection_update(before)
         return child
 
     def layer_of(self, block: Part) -> nn.Module:
         key = id(block), self.width
-        if key in self.made:
-            return Like(self.made[key][1])
-        self.asked.clear()
+        if key in self.built:
+            return Like(self.built[key][1])
+        self.fields_read.clear()
         module = super().layer_of(block)
-        if not self.asked:
-            self.made[key] = block, module  # keep the block alive, so that its id stays unique
+        if not self.fields_read:
+            self.built[key] = block, module  # keeping the block alive keeps its id unique
         return module
 
 

@@ -1,11 +1,11 @@
 """Drawings of architectures from their descriptions, in the style of [Vaswani et al. 2017]: the stream runs from bottom
 to top, norms are drawn where they are applied, and each box shows the kind of its Part and its number of parameters.
 
-    words     name and phrases of a Part        text      width of text
-    reading   description to outline            outline   the contents of a picture
-    compose   outline to figure                 figure    shapes and how they combine
-    cards     the box of one Part               svg       figure to SVG
-    flow      the length of the stream          compare   two outlines side by side
+    part_labels      name and phrases of a Part      text_width   width of text
+    outline_reader   description to outline          outline      the contents of a picture
+    compose          outline to figure               figure       shapes and how they combine
+    cards            the box of one Part             svg          figure to SVG
+    flow             the length of the stream        compare      two outlines side by side
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def draw_fan(fan: Fan, width: float) -> Figure:
 
 
 def expert_labels(experts: int, room: float) -> list[str]:
-    """Return the numbers of the experts, with a gap ("") if there is no room for all."""
+    """Return the numbers of the experts, with a gap ("") if they do not all fit."""
     if experts <= 8 and len(all_of := [str(i + 1) for i in range(experts)]) * (expert_side(all_of) + 6) <= room:
         return all_of
     for shown in (4, 3, 2, 1):

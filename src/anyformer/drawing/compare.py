@@ -8,7 +8,7 @@ from anyformer.drawing.outline import Card, ModelOutline, mark_differences, step
 
 
 def side_by_side(left: ModelOutline, right: ModelOutline) -> Figure:
-    """Draw both outlines. In each, mark what differs from the card at the same address of the other."""
+    """Draw both outlines. Each card is compared with the card at the same address of the other outline."""
     steps = {**step_positions(left), **step_positions(right)}
     single = not (left.pair or right.pair)
 

@@ -162,7 +162,7 @@ def map_cards(node: Any, change: Callable[[Card], Card]) -> Any:
 
 
 def mark_differences(node: Any, others: Any, key: Callable[[Card], str]) -> Any:
-    """Return a copy of `node` in which every text is marked that no card of `others` with the same key contains."""
+    """Return a copy of `node` with texts marked if they are in no card of `others` with the same key."""
     known: dict[str, set[str]] = {}
     kinds: dict[str, set[str]] = {}
     for card in cards_in(others):

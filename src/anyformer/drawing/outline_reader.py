@@ -291,7 +291,7 @@ class OutlineReader:
         self, stacks: Sequence[tuple[str, str, Layers, Sequence[str]]]
     ) -> tuple[list[Card], tuple[tuple[str, Layers], ...]]:
         """Return a card for each (title, address, layers, phrases), without the phrases that all share; and the stacks
-        to draw in full: one of those that differ only in numbers."""
+        to draw in full: one of each group that differs only in numbers."""
         common = set.intersection(*(set(texts) for *_, texts in stacks))
         folded: list[Card] = []
         details: list[tuple[str, Layers]] = []

@@ -202,7 +202,7 @@ class StreamShares:
             self.sum = torch.cat((self.sum, change[None]))
 
     def branch(self, step: StackStep) -> tuple[list[Summand], Tensor]:
-        """Return the branch of a step (N, P, D), split by head if its op has heads. The first row is of no head."""
+        """Return the branch of a step (N, P, D), split by head if its op has heads. Row 0 belongs to no head."""
         whole, sublayer = self.stream_at(step.branch, step.time), step.sublayer
         if (parts := self.heads(sublayer, step.time)) is not None:
             parts = apply_norm(parts, sublayer.post_norm)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Picture(NamedTuple):
-    """A picture: what it shows, and a function that draws it, from nothing or from a Scene."""
+    """A picture: a description, and a function that draws it, without arguments or from a Scene."""
 
     about: str
     draw: Callable[..., Any]
@@ -237,8 +237,8 @@ def windows(scene: Scene) -> Any:
         for axis, each in zip(column, same_grid, strict=False):
             over_image(axis, pixels[0], each)
     figure.suptitle(
-        "patches attend to patches in the same window; areas with the same number are one window joined by the shift,\n"
-        "in which patches attend only to patches of the same color",
+        "patches attend to patches in the same window; areas with the same number are one window joined by the shift:\n"
+        "there, patches attend only to patches of the same color",
         fontsize=9,
     )
     return figure

@@ -55,7 +55,7 @@ def digest(text: str) -> str:
 
 
 def all_views(inside: Inside) -> Data:
-    """Return all views of a run, for a file. If a view is too large for a file, a note says what is missing."""
+    """Return all views of a run, for a file. If a view is too large for a file, a note lists what is missing."""
     data, notes = inside.opening(), []
     data["held"], note = held_maps(inside)
     notes += note

@@ -3,7 +3,7 @@
 published.csv contains figures printed in papers: parameters N (and active parameters per token), training tokens D,
 compute in FLOPs, the longest context in tokens, GLUE and SuperGLUE on the test sets. A cell is empty if the figure was
 not published or is uncertain. `checked` lists figures that we compared with a source, and the source: an address, a
-file of a repository, a copy of the paper ("paper"; the number of another paper), or cards that quote it ("quoted")."""
+file of a repository, the paper itself ("paper"), another paper (its arXiv number), or model cards ("quoted")."""
 
 from __future__ import annotations
 

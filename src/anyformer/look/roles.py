@@ -46,7 +46,7 @@ def body(model: TransformerModule) -> Any:
 
 def stream_end(whole: Any) -> str | None:
     """Return the address of the module between the stream of the last stack and the head, or None if the head reads the
-    stream. Two streams count as such a module: the steps of each read the other."""
+    stream. A second stream counts as one, because the steps of each stream read the other."""
     stack = whole.last_stack
     if stack.part.streams > 1:
         return f"{stack.address}: a second stream"

@@ -114,7 +114,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send(404, b"not found", "text/plain; charset=utf-8")
 
     def do_POST(self) -> None:
-        """Answer requests in JSON only: browsers let forms of other sites send JSON only with permission."""
+        """Accept only JSON: a browser does not let other sites send JSON without permission."""
         size = self.headers.get("Content-Length", "")
         if not self.is_local():
             return

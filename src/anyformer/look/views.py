@@ -283,7 +283,7 @@ class Inside:
     ) -> Data:
         """Return the predictions at position `place` before and after a change."""
         if action == "paste" and self.other is None:
-            raise ValueError("there is no other text to paste from: start with --other TEXT")
+            raise ValueError("no other text to paste from: start with --other TEXT")
         if self.scores is None or not self.predictions():
             raise ValueError("this model has no scores, so no difference can be shown")
         source = self.other if action == "paste" else None
@@ -301,7 +301,7 @@ class Inside:
         if self.scores is None:
             raise ValueError("this model has no scores, so no change can be measured")
         if pasted and self.other is None:
-            raise ValueError("there is no other text to paste from: start with --other TEXT")
+            raise ValueError("no other text to paste from: start with --other TEXT")
         patches = patch_table(self.run, self.other if pasted else None, by=by, position=place)  # type: ignore[arg-type]
         values = [[None if math.isnan(v) else round(v, 4) for v in line] for line in patches.values.tolist()]
         return {

@@ -52,8 +52,8 @@ def position_likeness(model: TransformerModule) -> Tensor | None:
 
 
 def attention_map(run: Trace) -> tuple[str, Tensor]:
-    """The last sublayer with attention, and the share of its attention that each patch gets (rows, columns): the mean
-    over heads, of the class token if there is one, otherwise of all patches."""
+    """Return the last sublayer with attention, and the share of its attention that each patch gets (rows, columns):
+    the mean over heads, of the class token if there is one, otherwise of all patches."""
     grid, prefix, maps = patch_attention(run)
     address, weights = [*maps.items()][-1]
     queries = weights[0, :, :1] if prefix else weights[0]

@@ -1,8 +1,8 @@
-"""Every kind of Part by its name: `af.parts.GatedMLP`, `from anyformer.parts import Attention, Block, Rope`.
+"""All Part classes by name: `af.parts.GatedMLP`, `from anyformer.parts import Attention, Block, Rope`.
 
-This includes the kinds defined in stacks/ and models/. The file of a kind is imported when its name is first used.
-`__init__.pyi` contains the list, for type checkers and for this module; `python -m anyformer.cli.listing` writes it.
-Layers up to `models` import a kind from its own file instead: an import from here could point upwards.
+This includes the classes of stacks/ and models/. A class is imported when its name is first used. `__init__.pyi` lists
+the classes, for type checkers and for this module; `python -m anyformer.cli.listing` writes it. Packages up to `models`
+import a class from its own file instead, because an import from here could load a higher package.
 
 >>> import anyformer as af
 >>> af.parts.GatedMLP(width=256)
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> type[Part]:
         return globals().setdefault(name, getattr(importlib.import_module(_MODULES[name]), name))
     if not name[:1].isupper():  # dunder names and submodules
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    for module in {*_MODULES.values()}:  # the error names the nearest of all kinds
+    for module in {*_MODULES.values()}:  # so that the error can suggest any Part
         importlib.import_module(module)
     if name not in (known := kinds()):
         raise AttributeError(f"no Part is called {name!r}; {nearest_kind(name)}")

@@ -16,11 +16,11 @@ class AbsolutePosition(Part):
     """A position scheme that adds one vector per position to the input. Its module maps positions (1 or B, T) to
     vectors (1 or B, T, D), or is an `InputPosition`."""
 
-    numbered: ClassVar[bool] = True  # it needs only position numbers
+    numbered: ClassVar[bool] = True  # its vectors depend only on position numbers
 
     @property
     def has_padding_row(self) -> bool:
-        """Whether position -1 is valid; tokens that do not count, such as padding, have it."""
+        """Whether position -1 is valid: the position of padding and of other tokens that do not count."""
         return True
 
     @property
@@ -36,11 +36,11 @@ class Embedding(Part):
     input_kinds: ClassVar[Mapping[str, Kind]] = {}  # kinds of inputs that are not in `COMMON` (runtime/inputs.py)
     token_labels: ClassVar[tuple[str, ...]] = ()  # inputs (B, T) with a label per token, such as its segment
     by_position: ClassVar[bool] = False  # can predict the token at any given position; see OrderedText
-    hides: ClassVar[bool] = True  # no token sees the tokens that attention_mask hides
+    hides: ClassVar[bool] = True  # whether attention_mask hides tokens from attention
 
     @property
     def gives(self) -> tuple[str, ...]:
-        """Names of the things that it provides to other Parts; see `Part.requires`."""
+        """Names of features that it provides to other Parts, such as "a grid"; see `Part.requires`."""
         return ()
 
     @property
@@ -68,7 +68,7 @@ class Embedding(Part):
         return {self.inputs[0]: (length,)}
 
     def vectors(self, length: int) -> int:
-        """Return the number of vectors that it makes from a row of `length`; see `row`."""
+        """Return the number of output vectors for a row of `length`; see `row`."""
         return length
 
 

@@ -85,10 +85,10 @@ class GatedModule(Conditioned):
 
 class StepAndLabel(Part, sees="itself", called=("timestep embedding", "label embedding")):
     """The condition of a noisy image: cosines and sines of the noise step through two layers, plus a learned vector per
-    label. One extra label means "no label": it is used for classifier-free guidance, and if the caller gives none."""
+    label. One extra label means "no label": it is used for classifier-free guidance, and if no label is given."""
 
     num_labels: int | None = None  # None: the condition is only the noise step
-    sines: int = 256  # number of cosines and sines together
+    sines: int = 256  # total number of cosines and sines
     per_layer: bool = False  # one embedder per layer (as diffusers stores them) instead of one for all
 
     def check(self) -> None:

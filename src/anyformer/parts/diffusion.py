@@ -30,14 +30,14 @@ MAX_STEPS = 1_000_000  # a hostile file must not exhaust the memory
 
 class NoiseSchedule(Part, sees="itself", called=("betas", "DDPM", "DDIM")):
     """The variance of the noise that each of `steps` steps adds. "linear" grows from `start` to `end`; "scaled_linear"
-    is the square of a line between their square roots (latent diffusion); with "cosine" the remaining share of the
+    is the square of a ramp between their square roots (latent diffusion); with "cosine" the remaining share of the
     image is a squared cosine of the step [Nichol and Dhariwal 2021]."""
 
     curve: Literal["linear", "scaled_linear", "cosine"] = "linear"
     steps: int = 1000
     start: float = 1e-4
     end: float = 0.02
-    # the steps that sampling uses if it takes fewer: evenly spaced from the last, or from the first (plus `offset`)
+    # sampling with fewer steps: evenly spaced, counted from the last step or from the first (plus `offset`)
     spacing: Literal["trailing", "leading"] = "trailing"
     offset: int = 0
 
@@ -60,7 +60,7 @@ class NoiseSchedule(Part, sees="itself", called=("betas", "DDPM", "DDIM")):
         return torch.linspace(self.start, self.end, self.steps, dtype=torch.float64)
 
     def sampling_steps(self, wanted: int) -> list[int]:
-        """Return `wanted` of the steps, the noisiest first."""
+        """Return the numbers of `wanted` steps, the noisiest first."""
         if not 1 <= wanted <= self.steps:
             raise ValueError(f"steps is {wanted}; it must be from 1 to {self.steps}, the noise steps of this model")
         if self.spacing == "trailing":
@@ -141,8 +141,8 @@ class NoisyEmbeddingModule(nn.Module):
 
 
 class NoiseHead(Head, called=("unpatchify",)):
-    """Predicts the noise in an image, one patch per token. Channels beyond those of the image are the variance of the
-    noise, which some published models predict. `schedule` is the noise that the model is trained with."""
+    """Predicts the noise in an image, one patch per token. Extra channels, if any, are the variance of the noise, which
+    some published models predict too. `schedule` is the noise schedule of training."""
 
     requires: ClassVar[tuple[str, ...]] = ("an image", "a grid")
 
@@ -165,7 +165,7 @@ class NoiseModule(HeadModule):
         self.alphas_cumprod = Computed(part.schedule.alphas_cumprod)
 
     def add_noise(self, picture: Tensor, noise: Tensor, step: Tensor) -> Tensor:
-        """Return images (B, C, height, width) mixed with `noise` as at steps (B,)."""
+        """Return images (B, C, height, width) with as much of `noise` as at the steps (B,)."""
         remaining = self.alphas_cumprod()[step].view(-1, 1, 1, 1)
         return (remaining.sqrt() * picture + (1 - remaining).sqrt() * noise).to(picture.dtype)
 

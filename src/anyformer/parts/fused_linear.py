@@ -1,4 +1,4 @@
-"""Several linear layers of one input as one product: one read of the input, one kernel call, one start of threads."""
+"""Several linear layers on the same input as one product: one read of the input and one kernel call."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class WithAddedWeights(nn.Linear):
 
 
 class Concatenable(nn.Module):
-    """A replacement of nn.Linear (quantised weights) that can be joined with other layers of its kind."""
+    """A replacement of nn.Linear (quantised weights) that can be joined with other layers of the same class."""
 
     exact: ClassVar[tuple[str, ...]]  # names of its buffers
 
@@ -100,7 +100,7 @@ class Concatenable(nn.Module):
         raise NotImplementedError
 
     def concat(self, *others: Any) -> nn.Module:
-        """Return one layer whose outputs are those of this layer and of `others`, concatenated."""
+        """Return one layer with the concatenated outputs of this layer and `others`."""
         raise NotImplementedError
 
 

@@ -22,7 +22,7 @@ class Halve(Part):
 
     by: Literal["mean", "max"] = "mean"
     first_apart: bool = True  # the first token, which represents the whole text, is not pooled
-    truncate: bool = True  # with first_apart: drop the last token, so that a power of two remains one
+    truncate: bool = True  # with first_apart: drop the last token, so that a power of two is halved exactly
     queries_only: bool = True  # the next layer pools only its queries: its keys are the longer sequence
 
     def shorten(self, x: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class Halve(Part):
     def step(self, x: Tensor, ctx: Context) -> tuple[Tensor, Context, Context]:
         """Return the shorter sequence, its context, and the context of the first layer that reads it."""
         if x.shape[1] <= 1 + self.first_apart:
-            return x, ctx, ctx  # there is no pair to pool
+            return x, ctx, ctx  # too short to pool
         short = self.shorten(x)
         index = torch.arange(short.shape[1], device=x.device)
         first = (2 * index - int(self.first_apart)).clamp(min=0)  # row index of each pair's first token

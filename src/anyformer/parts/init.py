@@ -1,6 +1,6 @@
 """Initialisation as data: patterns of addresses, and the initializers of the parameters that match them.
 
-The rule of a parameter is the first of: `starts` of its module (name -> value or Initializer: ReZero's 0, RWKV's
+The first of these applies to a parameter: `starts` of its module (name -> value or Initializer: ReZero's 0, RWKV's
 ramps), unless a pattern ends with the names of that module and parameter ("*.residual.weight"); the first pattern of
 the description that matches its address; the default for norms and biases; the pattern "*". Every parameter draws from
 its own generator, seeded by the seed and its address, so adding a layer or changing the order of construction changes
@@ -102,7 +102,7 @@ DEFAULTS: Mapping[str, Initializer] = {
 
 
 def computed_tensors(model: nn.Module) -> dict[str, Callable[[], Tensor]]:
-    """Return address -> function of the saved tensors that follow from the description; checkpoints may omit them."""
+    """Return address -> function that computes a saved tensor from the description; checkpoints may omit these."""
     functions: dict[str, Callable[[], Tensor]] = {}
     for path, module in model.named_modules():
         if isinstance(module, ComputesTensors):
@@ -171,7 +171,7 @@ def _rule(starts: Mapping[str, Mapping[str, Any]], rules: Mapping[str, Initializ
         if fnmatch.fnmatchcase(address, pattern):
             return rule
     raise ValueError(
-        f"{address}: no initialisation rule matches; add one for the rest to the description: "
+        f"{address}: no initialisation rule matches; add a default rule to the description: "
         'init={"*": Normal(std=0.02)}'
     )
 

@@ -20,7 +20,7 @@ from anyformer.runtime.state import PerRow
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Sees, Site, farthest, walk
 
-MAX_LANGUAGES = 10_000  # each op is a module of its own: more take minutes to build
+MAX_LANGUAGES = 10_000  # each op is a separate module; more would take minutes to build
 
 
 class LanguageSpecific(
@@ -28,8 +28,8 @@ class LanguageSpecific(
 ):
     """One `op` per language, each with its own weights. A token uses the op of the last language token (one of
     `tokens`) at or before it; tokens before the first language token use the first op [Fan et al. 2020]. In an M2M-100
-    decoder, a text begins with its language token, which names the target language. Only the languages of a batch are
-    computed, each for the whole batch; a captured pass, or decoding with an op that has a cache, computes all."""
+    decoder, a text begins with its language token, which names the target language. Only the ops that a batch needs
+    are run, each on the whole batch; a captured pass, or decoding with an op that has a cache, runs all ops."""
 
     requires: ClassVar[tuple[str, ...]] = ("token ids",)
 
@@ -46,7 +46,7 @@ class LanguageSpecific(
         if reshapes or self.op.layer_sharing or any(part.routes or part.reads_memory for _, part in walk(self.op)):
             raise ValueError(
                 f"LanguageSpecific.op: this {type(self.op).__name__} has a router, reads a memory, reshapes or shares"
-                " weights between layers; use an op that does not, such as MLP(width=...)"
+                " weights between layers; use a plain op such as MLP(width=...)"
             )
 
     def reaches(self) -> Sees | None:

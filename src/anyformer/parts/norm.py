@@ -11,7 +11,7 @@ from anyformer.specs.part import Part, Site
 
 
 class Norm(Part):
-    """Normalises the last dimension. The module gets only the vectors, not which of them are padding."""
+    """Normalises the last dimension. The module does not know which vectors are padding."""
 
     eps: float = 1e-5
 
@@ -89,8 +89,8 @@ class UnitNormModule(nn.Module):
 
 
 class BatchNorm(Norm, sees="all", called=("BN",)):
-    """Normalises each feature over batch and time, to compare it with LayerNorm. In training every vector counts, also
-    padding, and a token's output depends on later tokens; evaluation uses the running statistics."""
+    """Normalises each feature over batch and time, for comparisons with LayerNorm. In training, padding counts too, and
+    a token's output depends on later tokens; evaluation uses the running statistics."""
 
     momentum: float = 0.1
 

@@ -16,11 +16,11 @@ class Op(Part):
 
     open_slot: ClassVar[bool] = True
     packs: ClassVar[bool] = True  # a row may contain several packed documents, which do not see each other
-    reads_grid: ClassVar[bool] = False  # it reads the grid of the tokens, whatever its mask
+    reads_grid: ClassVar[bool] = False  # it uses the grid of the tokens, even if its mask does not
 
     @property
     def mask(self) -> Mask | None:
-        """Which keys each query may see, if a mask decides it."""
+        """The mask that decides which keys each query sees; None: the op has no mask."""
         return None
 
 

@@ -69,7 +69,7 @@ class ScaledModule(nn.Module):
 
 
 class Activated(Residual, sees="itself", called=("ResNet's sum",)):
-    """activation(x + branch): the activation comes after the add [He et al. 2016]."""
+    """activation(x + branch), as in ResNet [He et al. 2016]."""
 
     activation: Activation = "relu"
 

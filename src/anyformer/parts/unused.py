@@ -22,7 +22,7 @@ def mark_unused(module: M) -> M:
 
 
 class PartlyUsed(nn.Module):
-    """A module in which each token uses only some of the parameters."""
+    """A module, such as experts, that uses only some of its parameters for a token."""
 
     unused: float  # the share of the parameters that a token does not use
 

@@ -124,7 +124,7 @@ def test_qk_norm(kernel: str, norm: Any) -> None:
 
 @BOTH
 def test_cosines_with_a_learned_scale(kernel: str) -> None:
-    """Swin V2's scores [Liu et al. 2022], alone and in a stack of blocks."""
+    """Swin V2's scores [Liu et al. 2022], in one layer and in a stack of blocks."""
     part = Attention(num_heads=H, scale=1.0, qk_norm=UnitNorm(), scores=(LearnedScale(start=3.0, most=5.0),))
     module, x = made(part, D), torch.randn(2, T, D)
     assert torch.allclose(part.build(Site(width=D)).scores[0].weight, torch.tensor(3.0).log())

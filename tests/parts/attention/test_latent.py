@@ -45,7 +45,7 @@ def test_one_query_at_a_time_equals_all_at_once(part: LatentAttention, kind: str
             close(module(x[:, t : t + 1], ctx), whole[:, t : t + 1], 1e-5)
         close(seen[0][..., : t + 1], weights[:, :, t : t + 1, : t + 1], 1e-5)
         memory.advance(1)
-    assert memory.nbytes == 2 * (T + 2 * (kind == "static")) * 14 * 4, "10 + 4 numbers a token, whatever the heads"
+    assert memory.nbytes == 2 * (T + 2 * (kind == "static")) * 14 * 4, "10 + 4 numbers per token, for all heads"
 
 
 def test_the_scale_and_the_shapes_are_checked() -> None:

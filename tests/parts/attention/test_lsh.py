@@ -103,7 +103,7 @@ def test_one_bucket_is_plain_attention(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"own_bucket": True, "after": 1}, {"own_bucket": True, "causal": True}])
 def test_pads_and_documents(fields: dict[str, Any]) -> None:
-    """N4 and N7: a padded or packed text gives the same result as alone, or one line of error."""
+    """N4 and N7: a padded or packed text gives the same result as a text in its own row, or a one-line error."""
     module, a, b = module_of(**fields), numbers(1, 9, D), numbers(1, 14, D, seed=2)
     alone = module(b, context(14))
     real = torch.tensor([[False] * 9 + [True] * 14])
@@ -144,7 +144,7 @@ def test_compiled_steps(op: dict[str, Any]) -> None:
 
 
 def test_in_a_model_that_writes() -> None:
-    """A decoder refuses what depends on later tokens. The proposed alternative decodes to the same result."""
+    """A decoder refuses an op that depends on later tokens. The proposed alternative decodes to the same result."""
     spec = families.find("gpt2").read(CONFIGS["gpt2"])
     part = LSHAttention(num_heads=4, chunk=2, buckets=(4,), rounds=2, causal=True, after=1)
     with pytest.raises(ValueError, match="LSHAttention lets a token see the future; .* does not$") as refused:

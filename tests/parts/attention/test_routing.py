@@ -90,7 +90,7 @@ def test_one_cluster_is_plain_attention(causal: bool) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [3, 20])
 def test_pads_and_documents(causal: bool, window: int) -> None:
-    """N4 and N7: a padded or packed text gives the same result as alone, or one line of error."""
+    """N4 and N7: a padded or packed text gives the same result as a text in its own row, or a one-line error."""
     module, a, b = module_of(causal=causal, window=window), numbers(1, 6, D), numbers(1, T, D, seed=2)
     b[:, 7:11] = b[:, :1]  # of equal tokens the first is selected
     alone = module(b, context(T))
@@ -108,7 +108,7 @@ def test_pads_and_documents(causal: bool, window: int) -> None:
 
 @pytest.mark.slow
 def test_compiled() -> None:
-    """Also in training, in which the centres move."""
+    """In evaluation and in training, when the centres move."""
     module, x = module_of(decay=0.5), numbers(2, T, D)
     compiled_equals_eager(lambda x: module(x, context(T)), x)
     plain, compiled = module_of(decay=0.5).train(), module_of(decay=0.5).train()
@@ -138,7 +138,7 @@ def test_centres_follow_what_is_near() -> None:
 
 
 def test_in_a_model_that_writes() -> None:
-    """A decoder refuses the form in which clusters select. The proposed alternative decodes to the same result, and a
+    """A decoder refuses clusters that select tokens. The proposed alternative decodes to the same result, and a
     layer that is run again in the backward pass gets the same centres."""
     spec = families.find("gpt2").read(CONFIGS["gpt2"])
     with pytest.raises(ValueError, match="RoutingAttention lets a token see the future; .* does not$") as refused:

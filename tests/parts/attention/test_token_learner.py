@@ -25,8 +25,8 @@ def test_tokens_are_learned_mixed_and_read_back(mixer: Any, pads: int) -> None:
     op = TokenLearner(tokens=3, width=5, mixer=mixer).build(Site(width=8, address="op")).eval()
     x, real = torch.randn(2, 9, 8), torch.arange(9) >= pads
     index = torch.arange(9)
-    padding = real.expand(2, -1) if pads else None
-    found = op(x, Context(index=index, positions=index[None], is_token=padding))[:, pads:]
+    is_token = real.expand(2, -1) if pads else None
+    found = op(x, Context(index=index, positions=index[None], is_token=is_token))[:, pads:]
     x = x[:, pads:]
     scores = op.down(F.gelu(op.up(x)))
     learned = torch.stack([(scores[..., i].softmax(1)[..., None] * x).sum(1) for i in range(3)], 1)

@@ -97,7 +97,7 @@ def test_formula(kind: str) -> None:
 
 @over_parts
 def test_pads_and_documents(kind: str) -> None:
-    """N4 and N7: a padded or packed text gives the same result as alone."""
+    """N4 and N7: a padded or packed text gives the same result as a text in its own row."""
     module, a, b = made(PARTS[kind], D), numbers(1, 5, D), numbers(1, 18, D, seed=2)
     alone = module(b, context(18))
     real = torch.tensor([[False] * 5 + [True] * 18])

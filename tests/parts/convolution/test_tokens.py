@@ -1,4 +1,4 @@
-"""Convolutions that keep to a text, against torch's."""
+"""Convolutions within a text, against torch's."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_gate() -> None:
     evolved(causal=True),
 ], ids=["light", "light-causal", "dynamic", "dynamic-causal", "even", "evolved", "evolved-causal"])  # fmt: skip
 def test_pads_and_other_documents_are_nothing(module: Any) -> None:
-    """N4 and N7: each text as if it were alone."""
+    """N4 and N7: a padded or packed text gives the same result as in a row without pads or other texts."""
     a, b = torch.randn(1, 4, D), torch.randn(1, 6, D)
     first, second = module(a, context(4)), module(b, context(6))
     packed = module(torch.cat((a, b), 1), context(10, documents=torch.tensor([[0] * 4 + [1] * 6])))

@@ -70,7 +70,7 @@ def gpt2(**changes: Any) -> Any:
 
 
 def test_a_vocabulary_grows_at_its_end() -> None:
-    """The last cluster takes what is new; ties hold."""
+    """New tokens are added to the last cluster; tied tables remain tied."""
     ties = [[f"head.out.clusters.{leaf}", f"embedding.tokens.clusters.{leaf}"]
             for leaf in ("0.table", "1.table", "1.project", "2.table", "2.project")]  # fmt: skip
     head = HEAD.replace(shift=True)

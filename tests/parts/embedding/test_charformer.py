@@ -1,4 +1,4 @@
-"""Charformer's learned subwords, written out character by character."""
+"""Charformer's learned subwords against a loop over characters."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_blocks_are_scored_mixed_and_shortened(kernel: int, downsample: int, cal
 
 
 def pair(**fields: Any) -> EncoderDecoderModel:
-    """Reads characters, writes characters, as the paper's T5 does."""
+    """An encoder-decoder that reads and writes characters, like the paper's T5."""
     looks = Sublayer(op=Attention(num_heads=2, memory=True))
     writes = Block(attention=Sublayer(op=Attention(num_heads=2, mask=Causal())), looks=looks)
     return EncoderDecoderModel(
@@ -98,7 +98,7 @@ def test_what_it_gives_and_what_it_costs() -> None:
     assert difference == (32 - 16) * 2 * (2 * D * 8)  # half as many vectors in the stack
     with pytest.raises(ValueError, match="future"):
         af.override(af.spec("gpt2"), {"embedding": SubwordBlocks(tokens=Tokens(vocab_size=50257))})
-    for head in (SpanHead(), LikelySpans()):  # labels are places of characters, which are gone
+    for head in (SpanHead(), LikelySpans()):  # labels are indices of characters, which the stack does not see
         with pytest.raises(ValueError, match="head: .* needs a row of tokens, which SubwordBlocks does not give"):
             spec.replace(head=head)
     with pytest.raises(ValueError, match="odd"):

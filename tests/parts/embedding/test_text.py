@@ -1,4 +1,4 @@
-"""What happens to the vectors of tokens: in which order, at which width, and which positions they get."""
+"""Text embeddings: the order of their steps, their widths, and the positions of tokens."""
 
 from __future__ import annotations
 

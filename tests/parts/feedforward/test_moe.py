@@ -118,9 +118,9 @@ def test_a_switch_drops_who_comes_too_late() -> None:
         out = module(x, context())
         assert out[:, :2].abs().min() > 0 and not out[:, 2:].any()
         # pads use no capacity, wherever they are
-        padding = torch.ones(1, T, dtype=torch.bool)
-        padding[:, :3] = False
-        out = module(x, context(is_token=padding))
+        is_token = torch.ones(1, T, dtype=torch.bool)
+        is_token[:, :3] = False
+        out = module(x, context(is_token=is_token))
         assert out[:, 3:5].abs().min() > 0 and not out[:, 5:].any() and not out[:, :3].any()
         # each document has its own capacity
         out = module(x, context(documents=torch.tensor([[0, 0, 0, 1, 1, 1, 2]])))
@@ -130,23 +130,23 @@ def test_a_switch_drops_who_comes_too_late() -> None:
 @pytest.mark.parametrize("router", [Switch(capacity=2, limit="batch"), GShard(capacity=2, limit="batch", threshold=0)])
 @torch.no_grad()
 def test_a_limit_of_all_texts_together(router: Switch | GShard) -> None:
-    """In training, B * capacity tokens per expert, first tokens of all texts before second tokens, without pads. In
-    evaluation no limit, so that no text depends on the others."""
+    """In training: B * capacity tokens per expert, the first tokens of all texts before the second tokens, pads not
+    counted. In evaluation: no limit, so that no text depends on the others."""
     module = made(MoE(num_experts=3, router=router, expert=MLP(width=9)))
-    x, padding = torch.randn(B, T, D, generator=torch.Generator().manual_seed(3)), torch.ones(B, T, dtype=torch.bool)
-    padding[1, :3] = False  # pads come before real tokens in the order of time
-    padding[0, 6:] = False
+    x, is_token = torch.randn(B, T, D, generator=torch.Generator().manual_seed(3)), torch.ones(B, T, dtype=torch.bool)
+    is_token[1, :3] = False  # pads before real tokens of other texts
+    is_token[0, 6:] = False
     chosen = (x @ module.router.weight.T).topk(router.top_k, dim=-1).indices
-    kept = module.train().router(x, context(is_token=padding)).experts.view(B, T, router.top_k) < 3
+    kept = module.train().router(x, context(is_token=is_token)).experts.view(B, T, router.top_k) < 3
     taken, dropped = [0, 0, 0], 0
     for t in range(T):
-        for b in (b for b in range(B) if padding[b, t]):
+        for b in (b for b in range(B) if is_token[b, t]):
             for k, e in enumerate(chosen[b, t].tolist()):
                 taken[e] += 1
                 assert bool(kept[b, t, k]) == (taken[e] <= 2 * B)
                 dropped += taken[e] > 2 * B
     assert dropped
-    assert (module.eval().router(x, context(is_token=padding)).experts < 3).all()
+    assert (module.eval().router(x, context(is_token=is_token)).experts < 3).all()
 
 
 @pytest.mark.parametrize("capacity", [0, 2, 3, 20])

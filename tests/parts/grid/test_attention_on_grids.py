@@ -1,5 +1,5 @@
-"""Attention that stands in a bottleneck: HaloNet, stand-alone self-attention, non-local blocks, criss-cross attention.
-Formulas are written out place by place, and the general kinds are compared with the special ones they contain."""
+"""Attention in a bottleneck: HaloNet, stand-alone self-attention, non-local blocks, criss-cross attention. Each is
+compared with its formula, computed pixel by pixel, and general forms with the special cases that they contain."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def same(a: Tensor, b: Tensor) -> None:
 
 
 def by_hand(op: Any, x: Tensor, block: int, halo: int, step: int = 1) -> Tensor:
-    """softmax(q (k + r)) v, place by place: r is one vector of the rows apart beside one of the columns apart."""
+    """softmax(q (k + r)) v, pixel by pixel; r concatenates the vectors of the row and column distance."""
     q, k, v = (layer(x).view(2, *GRID, 2, -1) for layer in (op.q, op.k, op.v))
     found = []
     for row in range(0, GRID.rows, step):
@@ -77,7 +77,7 @@ def test_halo_attention_place_by_place(block: int, halo: int, step: int) -> None
 
 @torch.no_grad()
 def test_layers_of_one_model_do_not_share_what_lies_over_the_edge() -> None:
-    """Layers with other blocks or halos see other places, also if an earlier layer of the same pass cached its own."""
+    """Layers with different blocks or halos do not reuse each other's cached mask."""
     ctx = context()
     for block, halo in ((2, 1), (2, 2), (1, 1), (1, 2), (4, 0)):
         op = made(HaloAttention(num_heads=2, block=block, halo=halo, out=12, bias="qkv"))
@@ -96,7 +96,7 @@ def test_a_block_as_large_as_the_image_is_attention_to_all_of_it() -> None:
     same(op(stream(), context()), whole(stream(), context()))
 
 
-# -- all places, rows and columns --------------------------------------------------------------------------------------
+# -- all pixels, rows and columns --------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -119,7 +119,7 @@ def test_non_local_blocks_place_by_place(similarity: Any, pool: int) -> None:
 
 
 def test_a_new_non_local_block_changes_nothing() -> None:
-    """Its norm starts at zero, and learns."""
+    """The weight of its norm is initialised to zero and gets a gradient."""
     tiny = {"embedding_size": 8, "hidden_sizes": [8], "depths": [1], "layer_type": "basic", "num_labels": 3}
     spec = families.find("resnet").read(tiny).replace(family="", architecture="")
     spec = af.override(spec, {"encoder.stages.0.layers.convolutions.op": NonLocal()})
@@ -135,7 +135,7 @@ def test_a_new_non_local_block_changes_nothing() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("heads", [1, 2])
 def test_criss_cross_attention_is_attention_to_a_row_and_a_column(heads: int) -> None:
-    """The mask of all N^2 pairs gives the same as the R + C - 1 places that are looked at."""
+    """Attention to R + C - 1 pixels gives the same result as masked attention to all N pixels."""
     op = made(CrissCross(num_heads=heads, reduction=2))
     mask = Axial(columns=GRID.columns)
     whole = made(Attention(num_heads=heads, head_width=4 // heads, value_width=8 // heads, scale=1, mask=mask))
@@ -162,7 +162,7 @@ def test_a_step_is_every_so_many_places_of_all(op: Any) -> None:
 
 @torch.no_grad()
 def test_an_op_among_convolutions() -> None:
-    """1 x 1, op, mean of 2 x 2, norm, activation, 1 x 1; what is left over at the edges is averaged too."""
+    """1 x 1, op, mean of 2 x 2, norm, activation, 1 x 1; incomplete windows at the edges are averaged too."""
     attention = OpLayer(op=HaloAttention(num_heads=2, halo=1), pool=2)
     part = ResidualDown(
         width=8, layers=(Convolution(kernel=1, width=4), attention, Convolution(kernel=1)),
@@ -180,7 +180,7 @@ def test_an_op_among_convolutions() -> None:
 
 REFUSED: list[tuple[Any, str]] = [
     (lambda: HaloAttention(num_heads=2, block=3, step=2), "it must divide the block of 3"),
-    (lambda: HaloAttention(num_heads=2, bias="o"), "among 'qkv'"),
+    (lambda: HaloAttention(num_heads=2, bias="o"), "HaloAttention.bias is 'o'; .*'qkv'"),
     (lambda: made(HaloAttention(num_heads=8)), "even head width, got 1"),
     (lambda: made(HaloAttention(num_heads=2, out=7)), "7 value channels"),
     (lambda: Convolutions(layers=(OpLayer(op=NonLocal(), pool=2), Convolution())), "ResidualDown"),
@@ -217,7 +217,7 @@ def test_bottlenecks_of_attention_count_as_published(name: str) -> None:
 
 
 def test_multiply_adds_of_lr_net() -> None:
-    """The paper's 4.3 G is not reached: products alone are 4.0 G. It says 4.3 G for ResNet-50 too, which has 4.1 G."""
+    """4.0 G for products only; the paper prints 4.3 G. It prints 4.3 G for ResNet-50 too, which has 4.1 G."""
     assert af.count(af.spec("lr-net-50")).flops(1) / 2e9 == pytest.approx(4.008, abs=0.001)
 
 

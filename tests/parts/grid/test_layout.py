@@ -1,5 +1,5 @@
-"""Streams on grids: pooled attention, what it does to a stack, positions along sides, and pixels round a pixel. MViT as
-published is in tests/families/test_mvit.py; here are formulas written out, and cases where an idea changes nothing."""
+"""Streams on grids: pooled attention and its effect on a stack, positions on grids, and local relation layers. They are
+compared with formulas and with special cases that change nothing; tests/families/test_mvit.py compares with MViT."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def stream(ctx: Context, width: int = 8) -> Tensor:
 @torch.no_grad()
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_windows_of_one_place_are_plain_attention(kernel: str) -> None:
-    """Of whatever kind, pooling single places by 1 changes nothing; the widths of queries and results may be others."""
+    """Pooling with kernel 1 and stride 1 changes nothing, by convolution, maximum or mean."""
     ctx = context(before=2).replace(kernel=kernel)
     alone = GridPool(kernel=(1, 1), stride=(1, 1))
     plain = made(Attention(num_heads=2))
@@ -78,7 +78,7 @@ def test_windows_of_one_place_are_plain_attention(kernel: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("added", ["none", "rest", "all"])
 def test_pooled_attention_place_by_place(added: Any) -> None:
-    """A query, key and value for every window of the grid, made one by one; a token before it is not pooled."""
+    """Queries, keys and values of every window are computed one by one; the prefix token is not pooled."""
     ctx, x = context(before=1), stream(context(before=1))
     norm = LayerNorm(eps=1e-3)
     queries = GridPool(kernel=(3, 3), stride=(2, 2), norm=norm)
@@ -112,12 +112,12 @@ def test_pooled_attention_place_by_place(added: Any) -> None:
 @pytest.mark.parametrize("added", ["none", "rest", "all"])
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_pads_of_what_pools_nothing(added: Any, kernel: str) -> None:
-    """A stream without a grid is a text: pads on either side are seen by no one, and the first token is a real one."""
+    """Without a grid: pads on either side are not visible, and the first token is the first real token."""
     op = made(PooledAttention(num_heads=2, add_queries=added))
     x, index = torch.randn(2, 7, 8), torch.arange(7)
     alone = op(x[:, 2:5], Context(index=index[:3], positions=index[None, :3], kernel=kernel))
-    padding = ((index >= 2) & (index < 5)).expand(2, 7)
-    close(op(x, Context(index=index, positions=index[None], is_token=padding, kernel=kernel))[:, 2:5], alone)
+    is_token = ((index >= 2) & (index < 5)).expand(2, 7)
+    close(op(x, Context(index=index, positions=index[None], is_token=is_token, kernel=kernel))[:, 2:5], alone)
 
 
 @torch.no_grad()
@@ -125,7 +125,7 @@ def test_pads_of_what_pools_nothing(added: Any, kernel: str) -> None:
     ("grid", "keys"), [(GRID, None), (Grid(2, 3), GRID), (GRID, Grid(2, 3)), (Volume(2, 2, 3), None)], ids=str
 )
 def test_distances_along_each_side(grid: Any, keys: Any) -> None:
-    """Each score gets the products of its query with one vector a side, by how far apart both are on the finer grid."""
+    """The bias is the sum over sides of q times the vector of the distance, measured on the finer grid."""
     position = made(GridVectors(size=(5,) * len(grid)), width=6)
     ctx = context(grid, before=1)
     ctx = ctx if keys is None else ctx.replace(KeyGrid(keys))
@@ -170,7 +170,7 @@ def model(*steps: Sublayer, depth: int = 1, **more: Any) -> Any:
 
 @torch.no_grad()
 def test_each_step_reads_what_the_one_before_it_left() -> None:
-    """The grid halves with every layer, the width grows in the first alone, where `out` is another than came."""
+    """The grid halves in every layer. The width grows only in the first; later inputs already have width `out`."""
     norm = LayerNorm()
     wider = Sublayer(op=MLP(width=12, out=20), skip=Skip(), pre_norm=norm, normed_skip=True, out_norm=norm)
     looks = Sublayer(op=PooledAttention(num_heads=2, keys=GridPool(kernel=(3, 3), stride=(2, 2))))
@@ -267,7 +267,7 @@ def test_a_video_of_separable_positions() -> None:
         module({"pixel_values": torch.randn(2, 2, 7, 8, 6)})
 
 
-# -- pixels round a pixel ----------------------------------------------------------------------------------------------
+# -- local relation layers, windows, rotary positions ------------------------------------------------------------------
 
 LIKE = {"square": lambda q, k: -((q - k) ** 2), "distance": lambda q, k: -abs(q - k), "product": lambda q, k: q * k}
 
@@ -275,7 +275,7 @@ LIKE = {"square": lambda q, k: -((q - k) ** 2), "distance": lambda q, k: -abs(q 
 @torch.no_grad()
 @pytest.mark.parametrize("likeness", list(LIKE))
 def test_neighbours_place_by_place(likeness: Any) -> None:
-    """A softmax over the neighbours that there are, of likeness and place, group by group."""
+    """Softmax over the neighbours inside the image, of the similarity plus an MLP of the offset, for each group."""
     ctx, x = context(), stream(context())
     op = made(LocalRelation(num_heads=2, size=3, likeness=likeness, prior=5))
     q, k, found = op.q(x), op.k(x), []
@@ -301,7 +301,7 @@ def test_a_neighbourhood_as_large_as_the_image_is_attention_to_all_of_it() -> No
     torch.testing.assert_close(one(x, ctx), one.o(x))
 
 
-@pytest.mark.parametrize("grid", (Grid(3, 3), Grid(2, 3), Grid(2, 2)))  # as large as the table is for, and smaller
+@pytest.mark.parametrize("grid", (Grid(3, 3), Grid(2, 3), Grid(2, 2)))  # the size of the table, and smaller
 def test_grid_bias_is_that_of_rows_and_columns_apart(grid: Grid) -> None:
     module = GridBias(num_heads=2, size=3).build(Site(width=4))
     torch.nn.init.normal_(module.weight)
@@ -316,7 +316,7 @@ def test_grid_bias_is_that_of_rows_and_columns_apart(grid: Grid) -> None:
 
 
 def test_shifted_windows_see_the_same_on_any_batch_and_grid() -> None:
-    """The regions of one grid are kept; another grid or batch has its own."""
+    """The cached regions of one grid are not used for a different grid or batch size."""
     mixer = Attention(num_heads=1)
     module = Windows(mixer=mixer, size=2, shift=1).build(Site(width=4)).eval()
 
@@ -329,13 +329,13 @@ def test_shifted_windows_see_the_same_on_any_batch_and_grid() -> None:
         whole = run(x, grid)
         close(whole[1:2], run(x[1:2], grid))
         moved = x.clone()
-        moved[:, 0] += 1.0  # the corner comes in round the edge, alone in its window's region
-        assert torch.equal(run(moved, grid)[:, 1:], whole[:, 1:]), "a token sees what the shift brought together"
+        moved[:, 0] += 1.0  # the shift moves the corner to the opposite edge, where it is the only token of its region
+        assert torch.equal(run(moved, grid)[:, 1:], whole[:, 1:]), "a token sees a token from the opposite edge"
 
 
 @pytest.mark.parametrize("before", [0, 2])
 def test_axial_rotary_positions(before: int) -> None:
-    """The first half of a head turns by rows, the second by columns, as complex numbers [Su et al. 2021]."""
+    """The first half of a head rotates by the row, the second by the column, as complex numbers [Su et al. 2021]."""
     ctx, module = context(before=before), AxialRope(base=50.0).build(Site(width=8))
     q, k = torch.randn(2, 2, 3, before + 12, 8, generator=torch.Generator().manual_seed(0)).unbind(0)
     found = module.rotate(q, k, ctx)
@@ -347,7 +347,7 @@ def test_axial_rotary_positions(before: int) -> None:
             angle = torch.cat((row * frequency, column * frequency))
             expected[:, :, before + place] *= torch.polar(torch.ones(4), angle)
         close(turned, torch.view_as_real(expected).flatten(-2))
-    q, k = (x[:, :, :1].expand_as(x) for x in (q, k))  # one vector everywhere: only distances are left
+    q, k = (x[:, :, :1].expand_as(x) for x in (q, k))  # the same vector everywhere: scores depend only on distances
     q, k = module.rotate(q, k, ctx)
     scores = (q @ k.mT)[..., before:, before:].unflatten(-1, GRID).unflatten(2, GRID)
     close(scores[:, :, 1:, 1:, 1:, 1:], scores[:, :, :-1, :-1, :-1, :-1], 1e-5)
@@ -356,7 +356,7 @@ def test_axial_rotary_positions(before: int) -> None:
 
 
 def test_a_vit_with_axial_rotary_positions() -> None:
-    """Instead of learned positions, and for images of any size; a text has no rows and columns."""
+    """They replace learned positions and work for images of any size; texts are refused."""
     embedding = PatchEmbedding(image_size=(8, 8), patch_size=(2, 2), channels=1, prefix=1, pad=True)
     attention = Attention(num_heads=2, position=AxialRope())
     layers = Block(attention=Sublayer(op=attention, pre_norm=LayerNorm()), mlp=Sublayer(op=MLP(width=8)))
@@ -369,7 +369,7 @@ def test_a_vit_with_axial_rotary_positions() -> None:
     out = model(pixel_values=image).last_hidden_state
     flipped = model(pixel_values=image.mT).last_hidden_state
     assert out.shape == (1, 17, 16) and model(pixel_values=image[..., :6]).last_hidden_state.shape == (1, 13, 16)
-    assert (out - flipped).abs().max() > 1e-3  # rows are not columns
+    assert (out - flipped).abs().max() > 1e-3  # rows and columns rotate differently
     text = af.override(af.spec("gpt2"), {"decoder.layers.attention.op.position": None})
     with pytest.raises(ValueError, match="AxialRope needs an image"):
         af.override(text, {"decoder.layers.attention.op.position": AxialRope()})

@@ -364,7 +364,7 @@ def test_one_scalar_a_distance() -> None:
     BucketedBias(num_heads=H), DistanceBias(num_heads=H, before=3), Alibi(num_heads=H), RelativeVectors(before=3),
 ])  # fmt: skip
 def test_keys_of_a_bias_lie_side_by_side(part: Any) -> None:
-    """CUDA's fused kernels accept only such a mask; without it, training T5 used twice the memory on an H200."""
+    """CUDA's fused kernels need a contiguous bias; without one, training T5 used twice the memory on an H200."""
     module, ctx = made(part, K), context(T)
     _, bias = module.bias(torch.zeros(1, H, T, K), ctx.index, 1.0, ctx)
     assert bias.stride(-1) == 1

@@ -38,8 +38,8 @@ def random_graph(seed: int, share: float = 0.15, batch: int = 2, directed: bool 
 
 
 def search(edges: Tensor, start: int) -> dict[int, list[int]]:
-    """Return the kinds of edges on a shortest path from a node to each reachable node; of several paths, the one whose
-    last steps come from the lowest nodes."""
+    """Return the kinds of edges on a shortest path from a node to each reachable node; of several paths, the one
+    with the lowest nodes, compared from its end."""
     apart, queue = {start: 0}, deque([start])
     while queue:
         node = queue.popleft()
@@ -103,7 +103,7 @@ def graphormer(**more: Any) -> Any:
 
 
 def test_in_a_model() -> None:
-    """The order of nodes and pads change nothing; a missing graph gives one line of error."""
+    """The order of nodes and pads change nothing; a missing graph gives a one-line error."""
     model, edges = af.build(graphormer(edge_kinds=3)).eval(), random_graph(2, 0.3, directed=False)
     edges = edges.clamp(max=1)  # one kind of edge: it does not matter which shortest path is used
     ids = torch.ones(2, T, dtype=torch.long)
@@ -113,7 +113,7 @@ def test_in_a_model() -> None:
     other = random_graph(3, 0.3, directed=False).clamp(max=1)
     assert (model(input_ids=ids, graph_edges=other).logits - out).abs().max() > 1e-3
     padded = {"input_ids": F.pad(ids, (2, 1)), "attention_mask": F.pad(ids, (2, 1))}
-    for edges_of_pads in (0, 1):  # an edge to or from a pad is no edge
+    for edges_of_pads in (0, 1):  # edges to or from pads are ignored
         wide = F.pad(edges, (2, 1, 2, 1), value=edges_of_pads)
         close(model(**padded, graph_edges=wide).logits, out, 1e-5)
     with pytest.raises(ValueError, match="need the input graph_edges"):

@@ -84,7 +84,7 @@ def test_a_padded_prompt_is_remembered_as_it_is(kind: type[Recurrent]) -> None:
 
 @KINDS
 def test_documents_and_pads(kind: type[Recurrent]) -> None:
-    """N4 and N7: a padded or packed text gives the same result as alone."""
+    """N4 and N7: a padded or packed text gives the same result as a text in its own row."""
     module, a, b = made(kind(), D), torch.randn(1, 3, D), torch.randn(1, 4, D)
     first, second = module(a, context(3)), module(b, context(4))
     packed = module(torch.cat((a, b), 1), context(7, documents=torch.tensor([[0] * 3 + [1] * 4])))

@@ -65,10 +65,10 @@ MASKS = {"left": "000011111111", "right": "111111110000", "between": "1100101110
 def test_pads_wherever_they_stand(model, mask: str, static: bool) -> None:
     """Results of real tokens and the final state are the same as for the text without pads."""
     real = torch.tensor([bit == "1" for bit in mask])
-    padding = torch.stack((real, torch.ones_like(real)))
+    is_token = torch.stack((real, torch.ones_like(real)))
     expected = logits(model, IDS[:1, real])
     state = model.new_state(2, capacity=20 if static else None)
-    row = torch.cat((padding, torch.ones(2, 8, dtype=torch.bool)), 1) if static else padding
+    row = torch.cat((is_token, torch.ones(2, 8, dtype=torch.bool)), 1) if static else is_token
     out = logits(model, IDS, attention_mask=row.long(), past_key_values=state)
     close(out[:1, real], expected)
     close(out[1:], logits(model, IDS[1:]))

@@ -95,7 +95,7 @@ def test_gradients_are_those_of_the_recurrence() -> None:
 
 
 def test_documents_and_pads() -> None:
-    """N4 and N7: a padded or packed text gives the same result as alone, also while values cannot be read."""
+    """N4 and N7: a padded or packed text gives the same result as in its own row, also if values cannot be read."""
     module, a, b = made(S4(states=4), D), draw(1, 3, D), draw(1, 4, D)
     first, second = module(a, context(3)), module(b, context(4))
     documents = torch.tensor([[0] * 3 + [1] * 4])
@@ -111,7 +111,7 @@ def test_documents_and_pads() -> None:
 
 def test_hippo() -> None:
     """The frequencies are eigenvalues of HiPPO-LegS [Gu et al. 2020, theorem 2] plus P P^T, whose real parts are all
-    -1/2, and the sizes are those of its B in their basis."""
+    -1/2; the sizes are the magnitudes of B in the basis of its eigenvectors."""
     N = 8
     A, n = torch.zeros(N, N, dtype=torch.float64), torch.arange(N).double()
     for row in range(N):

@@ -38,14 +38,14 @@ OLD_LENGTHS, OLD_REACH = (1024, 3072, 4096), 1024  # texts of these lengths draw
 
 @dataclasses.dataclass(frozen=True)
 class BlockText:
-    """How a text is read: set by the embedding, for the layers and the neck."""
+    """How a text is processed; the embedding sets it for the layers and the neck."""
 
-    all_pairs: bool  # with full attention
+    all_pairs: bool  # use full attention
     length: int  # tokens, not counting the pads that fill up the last block
 
 
 def max_full_length(block_size: int, random_blocks: int) -> int:
-    """Return the length up to which texts get full attention; a block would see most of such a text anyway."""
+    """Return the maximum length with full attention: blocks of a shorter text would see most of it anyway."""
     return (5 + 2 * random_blocks) * block_size
 
 
@@ -143,8 +143,8 @@ class TextOnlyModule(nn.Module):
 
 class BlockSparseAttention(Op, sees="past", called=("BigBird", "sparse attention")):
     """Each block of tokens attends to a few other blocks. In training, random blocks are drawn per layer and head; in
-    evaluation the first block counts that many times more instead (both as published). Short texts get full attention;
-    with a causal mask, longer texts are refused. A position bias that the layers of a Stack share is not added."""
+    evaluation, the first block counts `random_blocks` times more instead (both as published). Short texts get full
+    attention; with a causal mask, longer texts are refused. A position bias that layers share is not added."""
 
     num_heads: int
     block_size: int
@@ -286,7 +286,7 @@ def random_blocks(seed: int, n: int, sparse: BlockSparseAttention, num_heads: in
     return drawn
 
 
-# as torch.compiler.assume_constant_result does, which would import the whole compiler and take seconds
+# what torch.compiler.assume_constant_result does, without importing the compiler, which takes seconds
 random_blocks._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -308,7 +308,7 @@ def _random_plan(seed: int, n: int, r: int, num_heads: int, b: int, length: int)
 
 
 def _old_candidates(n: int, b: int) -> list[Any]:
-    """Return the blocks from which each of the blocks 1 to n - 2 draws; as published, these may include neighbours."""
+    """Return the blocks that each block from 1 to n - 2 draws from; as published, they may include neighbours."""
     inner, last = np.arange(1, n - 1), OLD_REACH // b - 1 if 2 * b < OLD_REACH else n - 1
 
     def candidates(i: int) -> Any:

@@ -15,7 +15,7 @@ from anyformer.specs.part import Site
 
 
 class DebertaAttention(Attention, sees="all"):
-    """Attention in which the result of a pad is the mean of all values of its row, as published."""
+    """Attention that gives pads the mean of all values of their row, as published."""
 
     def check(self) -> None:
         super().check()

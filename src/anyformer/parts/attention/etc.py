@@ -23,7 +23,7 @@ class GlobalLocalVectors(
     called=("ETC", "Extended Transformer Construction", "global-local attention", "structured input"),
 ):
     """Adds a learned vector to each key, chosen by the label of the query and the key; global queries have a separate
-    table. Two global tokens, or two other tokens, are labelled by their distance. A global token and another token are
+    table. Two global tokens, or two plain tokens, are labelled by their distance. A global and a plain token are
     labelled by whether they are in the same segment (`token_type_ids` of a SegmentedText), which links a global token
     to its sentence. With the mask `Window(size=radius + 1, ahead=True) | Global(first=...)` an Attention has ETC's four
     pieces [Ainslie et al. 2020]. All pairs are scored and masked; the paper's kernel skips pairs beyond the radius."""

@@ -58,8 +58,8 @@ class ProjectionsModule(InHeads):
 
 
 class LinformerAttention(Projections, sees="all", called=("Linformer", "low-rank attention")):
-    """softmax(Q (E K)^T) F V with learned E and F (k, length) [Wang et al. 2020]. `sharing`: E and F
-    belong to a head ("none") or to a layer ("headwise"), or E = F for a layer ("key_value") or for all ("layerwise").
+    """softmax(Q (E K)^T) F V with learned E and F (k, length) [Wang et al. 2020]. `sharing`: E and F are
+    separate per head ("none") or per layer ("headwise"), or E = F per layer ("key_value") or for all ("layerwise").
     A shorter text uses the first columns. If E and F are identity matrices, this is plain attention."""
 
     length: int  # maximum length of a text
@@ -372,7 +372,7 @@ def ratio(a: Tensor, b: Tensor) -> Tensor:
 def gate_powers(logits: Tensor, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
     """Logits (B, T, H) of g -> powers (B, H, T, 1) whose exponentials weight the keys, and the power (B, H, 1, 1) whose
     exponential is the decay of this call. Key s counts (1 - g_s) g_(s+1) ... g_t at token t. The factors that depend on
-    t cancel in the ratio, which leaves the power log(1 - g_s) - (log g_1 + ... + log g_s)."""
+    t cancel in the ratio, so the power is log(1 - g_s) - (log g_1 + ... + log g_s)."""
     log_gates = F.logsigmoid(logits)
     if tokens is not None:
         log_gates = log_gates * tokens[..., None]  # pads cause no decay
@@ -394,7 +394,7 @@ def causal_sums(
     (B, H, T, 1) whose exponentials multiply them, and the last state. Within a chunk all pairs are computed."""
     (B, H, _, M), V = q.shape, v.shape[-1]
     total, c = (q.new_zeros(B, H, M, V), q.new_zeros(B, H, 1, 1)) if past is None else past
-    c = torch.where(total[..., -1:].abs().sum(2, keepdim=True) > 0, c, EMPTY_POWER)  # if the sum is still empty
+    c = torch.where(total[..., -1:].abs().sum(2, keepdim=True) > 0, c, EMPTY_POWER)  # while the sum is empty
     carry = None if documents is None else documents[:, :1]  # the past belongs to the first document
     outs, powers = [], []
     chunks = [q.split(CHUNK, 2), k.split(CHUNK, 2), v.split(CHUNK, 2)]

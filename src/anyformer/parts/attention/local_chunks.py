@@ -30,7 +30,7 @@ class ChunkAttention(InChunks, sees="past", called=("block-local attention", "Re
         super().check()
         if not self.ring and (self.loose or self.multiple):
             raise ValueError(
-                "ChunkAttention.ring is False: loose and multiple have no effect; set ring=True or neither"
+                "ChunkAttention.ring is False: loose and multiple have no effect; set ring=True or omit them"
             )
 
     def reaches(self) -> Sees | None:

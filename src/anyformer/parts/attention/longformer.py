@@ -41,8 +41,8 @@ class GlobalTokens:
 
 
 class GlobalTextEmbedding(TextEmbedding, sees="itself"):
-    """Text whose global tokens are given by `global_attention_mask`. By default there are none, or they are the first
-    token of a text, or the tokens before (a question) or after (a choice) the first of three separators."""
+    """Text whose global tokens are given by `global_attention_mask`. Without it, `global_tokens` selects none, the
+    first token of a text, or the tokens before (a question) or after (a choice) the first of three separators."""
 
     inputs: ClassVar[tuple[str, ...]] = (
         *TextEmbedding.inputs,
@@ -56,7 +56,7 @@ class GlobalTextEmbedding(TextEmbedding, sees="itself"):
     def check(self) -> None:
         super().check()
         if (self.separator is not None) != (self.global_tokens in ("before", "after")):
-            raise ValueError("GlobalTextEmbedding.separator is required for global_tokens 'before' and 'after' only")
+            raise ValueError("GlobalTextEmbedding.separator: set it only with global_tokens 'before' or 'after'")
 
     def reaches(self) -> Sees | None:
         return super().reaches() if self.separator is None else "all"
@@ -119,7 +119,7 @@ class GlobalTextEmbeddingModule(TextEmbeddingModule):
 
 
 class LocalAttention(Op, sees="all", called=("Longformer", "sliding-window attention")):
-    """A token sees `window` tokens on each side and global tokens; those see all, with separate projections."""
+    """A token sees `window` tokens on each side and the global tokens, which see all, with separate projections."""
 
     requires: ClassVar[tuple[str, ...]] = ("global tokens",)  # half of the projections are for them
 
@@ -248,7 +248,7 @@ class LocalAttentionModule(InHeads):
             T, num_pads = x.shape[1], -x.shape[1] % self.part.shown
 
             def to_published(seen: Tensor) -> Tensor:
-                # as published: for its missing global tokens a row shows uniform weights
+                # as published: uniform weights if a row has fewer global tokens than others
                 shown = torch.where(real[:, None, :, None], F.pad(seen, (0, num_pads)), 1 / (T + num_pads))
                 return shown.transpose(2, 3)
 

@@ -170,7 +170,7 @@ class BucketsModule(InHeads):
             mask, key = MASKS[self.part.causal]
             visible = ctx.visible(mask, key, places).dense()[:, :, None]
             same = (bucket.transpose(2, 3)[..., None] == theirs.transpose(2, 3)[..., None, :]) & visible
-            rank = same.cumsum(-1)  # of the key among the tokens of its bucket, in the order of the text
+            rank = same.cumsum(-1)  # the key's rank among the tokens of its bucket, in the order of the text
             mine = (same & (places[..., None, :] <= index[..., None])[..., None, None, :, :]).sum(-1, keepdim=True)
             distance = mine - rank
             count = (same & (distance <= self.before * self.chunk) & (distance >= -self.after * self.chunk)).sum(2)

@@ -88,7 +88,7 @@ class CompressedAttention(Op, sees="past", called=("memory-compressed attention"
     """Attention to keys and values that are compressed by a convolution of size `kernel` and stride `stride`.
 
     Compressed key j is computed from the tokens j s to j s + k - 1 of a text, counted from its first token. A token
-    sees it only if none of these tokens is later than itself. The paper leaves this open; with this choice no token
+    sees it only if none of these tokens is later than itself. The paper does not specify this; this way no token
     sees the future, and kernel = stride = 1 is plain attention. The first k - 1 tokens see nothing and get 0."""
 
     num_heads: int

@@ -33,7 +33,7 @@ class NystromAttention(Op, sees="all", called=("Nystromformer", "landmark attent
     def check(self) -> None:
         at_least(self, 1, "num_heads", "length", "landmarks", "taps", "rounds")
         if self.length % self.landmarks:
-            raise ValueError(f"NystromAttention.length is {self.length}; it must be {self.landmarks} equal segments")
+            raise ValueError(f"NystromAttention.length is {self.length}; use a multiple of landmarks, {self.landmarks}")
         if self.taps is not None and self.taps % 2 == 0:
             raise ValueError(f"NystromAttention.taps is {self.taps}; it must be odd to keep the length")
 

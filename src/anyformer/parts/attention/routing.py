@@ -119,7 +119,7 @@ class RoutingAttentionModule(BucketsModule):
         (B, H, T, K), real = q.shape, ctx.tokens
         if real is not None:
             like_q, like_k = (t.masked_fill(~real[:, None, :, None], float("-inf")) for t in (like_q, like_k))
-        # stable: of equal tokens the first, wherever pads are
+        # stable: of equally near tokens, the first is selected, wherever pads are
         order = (t.sort(dim=2, descending=True, stable=True).indices for t in (like_q, like_k))
         queries, keys = (t[:, :, : self.part.window].transpose(2, 3) for t in order)
         n, w = queries.shape[2:]

@@ -25,7 +25,7 @@ from anyformer.specs.part import LayerSharing, Part, Site
 
 
 class Across(AttentionModule):
-    """Attention from vectors (B, N, D) to other vectors (B, S, W), some of which may be padding. It has no cache."""
+    """Attention from vectors (B, N, D) to other vectors (B, S, W), which may include padding. It has no cache."""
 
     def __init__(self, part: Any, site: Site, output: str | None = None, **widths: int | None) -> None:
         same: dict[str, Any] = {"num_heads": part.num_heads, "bias": part.bias, "dropout": part.dropout, **widths}
@@ -201,7 +201,7 @@ class LunaModule(nn.Module):
 
     def previous_packed(self, ctx: Context) -> Tensor:
         """Return the tokens from the nearest layer before this one, from the same sublayer if it has them. They are
-        found by the layer's number, so that a layer that is run again for its gradients gets the same tokens."""
+        found by the layer's number, so that a layer that is recomputed in the backward pass gets the same tokens."""
         before = [(step, p) for (layer, step), p in ctx.shared.get("packed", {}).items() if layer < self.layer]
         if not before:
             raise ValueError(f"{self.address}: handed_on=True needs a LunaAttention in the first layer")

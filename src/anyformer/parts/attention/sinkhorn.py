@@ -21,9 +21,9 @@ from anyformer.specs.part import Site
 
 
 class SinkhornAttention(Projections, sees="all", called=("sorted blocks",)):
-    """Each head scores, from the sums of the blocks' tokens, which block to assign to which. `rounds` of dividing
-    columns and then rows by their sums make this nearly a permutation, which mixes the blocks of keys and values, token
-    by token. A query attends to its own block and to the mixed block in one softmax. A shorter text uses the first
+    """From the sum of a block's tokens, each head scores the blocks to assign to it. `rounds` of dividing columns and
+    then rows by their sums make this nearly a permutation, which mixes the blocks of keys and values, token by
+    token. A query attends to its own block and to the mixed block in one softmax. A shorter text uses the first
     columns, and missing tokens of its last block count as 0. With a single block this is plain attention."""
 
     length: int  # maximum length of a text

@@ -38,7 +38,7 @@ class RecurrentAttention(
 ):
     """A text is read in segments. A token sees its own segment up to itself, the `kept` tokens before the segment and,
     before those, `compressed` vectors, each computed from `rate` tokens by their mean, their maximum or a convolution.
-    Every layer keeps keys of its own input, so all layers together reach farther back than one.
+    Every layer keeps the keys of its input, so several layers together reach farther back than one.
 
     Distances count visible entries: a token and a compressed vector are one each. If a text is read at once, gradients
     flow through the kept tokens; the papers stop them there to save memory."""

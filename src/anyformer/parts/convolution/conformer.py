@@ -25,9 +25,7 @@ class ConvolutionModule(Op, sees="all", called=("Conformer", "depthwise convolut
     norm: Norm | RowNorm = BatchNorm()
     bias: bool = False
     causal: bool = False  # use only past frames
-    masked: bool = (
-        False  # zero the padding before the depthwise convolution (always if causal); not in published models
-    )
+    masked: bool = False  # zero padding before the depthwise convolution (always if causal); not as published
 
     def check(self) -> None:
         at_least(self, 1, "kernel")

@@ -42,7 +42,7 @@ def neighbours(
     back = [rows.age >= i for i in range(before, -1, -1)]
     ahead = [
         F.pad(rows.age[:, i:] >= i, (0, i))[:, :T] for i in range(1, after + 1)
-    ]  # the i-th next token has age >= i
+    ]  # in the same document, the i-th next token has age >= i
     return around, torch.stack((*back, *ahead), dim=-1)
 
 
@@ -71,7 +71,7 @@ class Convolving(Op):
         return repr(self.replace(causal=True))
 
 
-# -- weights that heads share -----------------------------------------------------------------------------------------
+# -- weights that the channels of a head share ------------------------------------------------------------------------
 
 
 class LightweightConvolution(Convolving, sees="all", called=("LightConv", "DynamicConv (dynamic=True)")):

@@ -82,6 +82,6 @@ class AdaptiveTokensModule(Clusters):
         check_ids(ids, self.ends[-1])
         x: Any = None
         for start, end, cluster in zip((0, *self.ends), self.ends, self.clusters):
-            vectors = cluster.vectors((ids - start).clamp(0, end - start - 1))  # ids of other clusters: any vector
+            vectors = cluster.vectors((ids - start).clamp(0, end - start - 1))  # other ids get any vector
             x = vectors if x is None else torch.where((ids >= start)[..., None], vectors, x)
         return x if self.scale is None else x * self.scale

@@ -83,7 +83,7 @@ class SubwordBlocksModule(TextEmbeddingModule):
         index = torch.arange(x.shape[1], device=x.device)
         if ctx.is_token is None:
             return x, Context(index=index, positions=index[None])
-        # padding stays on the same side
+        # keep padding on the same side
         last = self.part.vectors(ctx.is_token.sum(-1, keepdim=True))  # (B, 1)
         first = torch.minimum(self.part.vectors(leading_pads(ctx.is_token)), x.shape[1] - last)
         shifted = index - first

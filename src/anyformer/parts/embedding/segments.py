@@ -60,11 +60,11 @@ class SegmentedTextModule(TextEmbeddingModule):
 
 class SegmentedSinusoids(RelativeSinusoids, sees="itself"):
     """RelativeSinusoids (all sines before all cosines) plus the score (q + s) e, where e is a learned vector per head:
-    one for keys in the query's segment, one for all other keys. Distances count text tokens, also if one row index
-    stands for several tokens."""
+    one for keys in the query's segment, one for all other keys. Distances count text tokens, even if one row index
+    represents several tokens."""
 
     dropout: float = 0.0  # on the sinusoids
-    joint: int | None = 2  # tokens with this segment id share a segment with every token
+    joint: int | None = 2  # tokens with this segment id count as being in every segment
     first_apart: bool = True  # scores from and to a text's first token use neither distance nor segment
     factorized: bool = False  # compute sin(i - j) from sines of i and j; dropout then applies to the queries' sinusoids
     most: int | None = None  # distances are clipped to this
@@ -144,7 +144,7 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
         )
 
     def sines(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sines and cosines of N places, (N, W / 2) each."""
+        """Return sines and cosines of `places` (N,), (N, W / 2) each."""
         W = self.project.in_features
         rates = self.part.base ** (-torch.arange(0, W, 2, device=places.device) / W)
         angle = places[:, None].float() * rates

@@ -35,7 +35,7 @@ class TimeConvolution(nn.Conv1d):
 
 class SpectrogramEmbedding(Embedding, sees="all", called=("log-mel spectrogram",)):
     """Strided convolutions over the frames of a spectrogram (batch, channels, frames) [Radford et al. 2022]. The model
-    attends to padding (silence) too: `attention_mask` (batch, frames) only tells `augment` which frames it may hide."""
+    attends to padding (silence) too: `attention_mask` (batch, frames) only marks the frames that `augment` may hide."""
 
     inputs: ClassVar[tuple[str, ...]] = ("input_features", "attention_mask")
     hides: ClassVar[bool] = False

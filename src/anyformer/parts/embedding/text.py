@@ -205,7 +205,7 @@ class TextEmbeddingModule(nn.Module):
         if kinds is None or self.part.ignores_segments:
             return x
         if not self.part.token_segments:
-            raise ValueError("token_type_ids: this model has no segments; leave them out")
+            raise ValueError("token_type_ids: this model has no segments; omit token_type_ids")
         vectors = self.tokens(kinds)
         return x + (vectors if self.part.scale is None else vectors * self.part.scale)
 
@@ -230,7 +230,7 @@ def text_context(
 ) -> Context:
     """Return the context of the tokens x (B, T, D), from the masks and ids in `inputs` and the cached state.
 
-    counted: (B, T) True for tokens that count for positions, cached under `address`; None: all tokens count.
+    counted: (B, T) True for tokens that have a position, cached under `address`; None: all tokens have one.
     placed: whether positions are added to x.
     """
     (B, T), device = x.shape[:2], x.device
@@ -300,7 +300,7 @@ def _token_mask(mask: Tensor | None, B: int, T: int, state: State | None, placed
     if state is not None and past and (mask.shape[1] == T or state.realigned):
         before = mask_or_ones(state.is_token, (B, past), mask.device)
         if mask.shape[1] > T and can_read_values() and bool((before.sum(1) != mask[:, :past].sum(1)).any()):
-            raise ValueError("attention_mask differs from the cached mask of past tokens; give only that of new tokens")
+            raise ValueError("attention_mask differs from the cached mask; give only the mask of new tokens")
         mask = torch.cat((before.to(mask.dtype), mask[:, -T:]), dim=1)
     mask = boolean_mask(mask)
     if state is not None:

@@ -95,7 +95,7 @@ class ConvolutionStemModule(nn.Module):
 
 class OverTime(nn.LayerNorm):
     """A convolution of one input channel, then a norm of each output channel over the whole row, padding included.
-    Weight and bias are those of a LayerNorm."""
+    Weight and bias are inherited from LayerNorm."""
 
     def forward(self, samples: Tensor, convolution: nn.Conv1d) -> Tensor:  # type: ignore[override]
         weight, bias, stride = convolution.weight, convolution.bias, convolution.stride[0]

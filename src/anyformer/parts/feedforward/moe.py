@@ -57,7 +57,7 @@ class TopK(Router, sees="itself", called=("Mixtral router", "top-k routing")):
     scale: float = 1.0  # factor of the weights
     groups: int = 1  # number of groups
     top_groups: int = 1  # number of groups to choose from
-    group_best: int = 1  # a group's score is the sum of its best scores, this many
+    group_best: int = 1  # a group's score is the sum of this many of its best scores
     correction: bool = False  # choose with a bias that balances the load
     float32: bool = False  # compute scores in fp32, whatever the model's dtype
 
@@ -351,8 +351,8 @@ class MoEModule(nn.Module):
 
 
 class ExpertsModule(PartlyUsed):
-    """All experts of a layer: one tensor per matrix, (E, inputs, outputs). The outputs of `up` begin with those of the
-    gates, if there are gates."""
+    """All experts of a layer: one tensor per matrix, (E, inputs, outputs). If there are gates, their outputs
+    are the first half of `up`."""
 
     def __init__(self, part: MoE, width: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Convolutions over the grid of an image.
 
-Tokens in row-major order (B, N, D) are an image in channels-last format, in which convolutions are fastest; no copies
+Tokens in row-major order (B, N, D) are an image in channels-last format, the fastest for convolutions, so no copies
 are needed. B batch, N pixels of the grid, D width.
 """
 
@@ -124,7 +124,7 @@ class OpLayer(GridLayer, sees="all", called=("attention in a bottleneck",)):
         for path, part in walk(self.op, "op"):
             if (sharing := part.layer_sharing) is not None:
                 raise ValueError(
-                    f"OpLayer.{path}: layers share the first layer's, but their grids may differ; set {sharing.off}"
+                    f"OpLayer.{path}: layers share values of the first layer, but grids may differ; set {sharing.off}"
                 )
 
     @property
@@ -224,7 +224,7 @@ class ResidualDown(Down, sees="all", called=("ResNet's first layer of a stage",)
         at_least(self, 1, "width")
         check_layers(self)
         if self.skip.width is not None or self.skip.stride != self.stride:
-            raise ValueError(f"ResidualDown.skip must have no width, and the stride of all layers, {self.stride}")
+            raise ValueError(f"ResidualDown.skip must have the stride of all layers, {self.stride}, and no width")
 
     @property
     def stride(self) -> int:

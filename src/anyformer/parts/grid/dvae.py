@@ -223,7 +223,7 @@ class RoundedCodes(Latent, sees="itself", called=("FSQ", "finite scalar quantisa
     def check(self) -> None:
         super().check()
         if not self.levels or min(self.levels) < 2 or self.codes > 2**31:
-            raise ValueError(f"RoundedCodes.levels are {self.levels}; each at least 2, their product at most 2^31")
+            raise ValueError(f"RoundedCodes.levels are {self.levels}; use at least 2 each, their product at most 2^31")
 
     @property
     def codes(self) -> int:
@@ -251,7 +251,7 @@ class RoundedCodesModule(nn.Module):
         return self.wide((2 * steps / most - 1).to(self.wide.weight.dtype))
 
     def places(self, device: torch.device) -> Tensor:
-        """Return the place value of each number in a code; that of the first is 1."""
+        """Return the place value of each number in a code: 1 for the first."""
         return torch.tensor([math.prod(self.levels[:i]) for i in range(len(self.levels))], device=device)
 
     def read(self, x: Tensor) -> Tensor:
@@ -269,7 +269,7 @@ class RoundedCodesModule(nn.Module):
 class GaussianLatent(Latent, sees="itself", called=("KL autoencoder", "latent diffusion")):
     """Each cell is `width` numbers: the predicted mean, or in training a sample with the predicted variance [Kingma and
     Welling 2014]. The cost is the KL divergence from the standard normal distribution, in nats. A diffusion model gets
-    (z - shift) * scale, whose variance should be about that of the noise [Rombach et al. 2022]."""
+    (z - shift) * scale, whose variance should be about 1, as the noise [Rombach et al. 2022]."""
 
     discrete: ClassVar[bool] = False
 

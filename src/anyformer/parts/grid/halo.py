@@ -44,7 +44,7 @@ class HaloAttention(
     step: int = 1  # only every `step`-th row and column of queries is computed (a coarser grid); must divide `block`
     bias: str = ""  # which of the projections q, k and v have a bias
     relative: bool = True  # add the relative positions r
-    scale: float = 1.0  # of the scores; the paper uses none
+    scale: float = 1.0  # factor of the scores; the paper uses none
     dropout: float = 0.0  # on the attention weights
 
     def check(self) -> None:
@@ -54,7 +54,7 @@ class HaloAttention(
         if self.block % self.step:
             raise ValueError(f"HaloAttention.step is {self.step}; it must divide the block of {self.block}")
         if set(self.bias) - set("qkv"):
-            raise ValueError(f"HaloAttention.bias names projections among 'qkv', got {quote(self.bias)}")
+            raise ValueError(f"HaloAttention.bias is {quote(self.bias)}; use only letters of 'qkv'")
 
     @property
     def stride(self) -> Sides:
@@ -138,7 +138,7 @@ class HaloAttentionModule(InHeads):
         return cut.flatten(1, 2).flatten(-2).transpose(-1, -2)
 
     def distances(self, q: Tensor) -> Tensor:
-        """Return the relative scores q r, (B n, H, t, s s): the sum of those for rows and for columns."""
+        """Return the relative scores q r, (B n, H, t, s s): the sum of row scores and column scores."""
         assert self.rows is not None and self.columns is not None
         down, right = self.entries()  # (t, s) each
         by_row, by_column = (

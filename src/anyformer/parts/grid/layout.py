@@ -39,11 +39,11 @@ class Volume(NamedTuple):
 
 
 Layout = Grid | Volume
-NEEDS = {2: "an image", 3: "a video"}  # number of sides -> what a Part requires of the embedding
+NEEDS = {2: "an image", 3: "a video"}  # number of sides -> what a Part requires from the embedding
 
 
 class KeyGrid(NamedTuple):
-    """The grid of the keys, if it is not that of the queries."""
+    """The grid of the keys, if it differs from the grid of the queries."""
 
     grid: Layout
 
@@ -53,14 +53,14 @@ def laid_out(*sides: int) -> Layout:
 
 
 def layout(ctx: Context) -> Layout:
-    """Return the grid of this pass's tokens (prefix tokens come before it)."""
+    """Return the grid of this pass's tokens (prefix tokens precede it)."""
     grid = ctx.extra(Grid) or ctx.extra(Volume)
     assert grid is not None, "these tokens are not in a grid"
     return grid
 
 
 def on_grid(x: Tensor, grid: Layout, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply `change` to the grid of x (B, P + N, C), as (B, C, ...); prefix tokens stay. Returns (B, P + M, C)."""
+    """Apply `change` to the grid of x (B, P + N, C), as (B, C, ...); prefix tokens are kept. Returns (B, P + M, C)."""
     before, x = x[:, : -math.prod(grid)], x[:, -math.prod(grid) :]
     x = change(x.transpose(1, 2).unflatten(2, grid)).flatten(2).transpose(1, 2)
     return torch.cat((before, x), dim=1) if before.shape[1] else x
@@ -149,7 +149,7 @@ class GridVectors(
 ):
     """One learned vector per distance in rows, in columns (and in frames); their products with the query are added to
     the scores [Li et al. 2022]. Vectors are interpolated for grids of other sizes. Keys of a coarser grid have the
-    coordinates that they were pooled from."""
+    coordinates of the cells that they were pooled from."""
 
     size: Sides
 

@@ -32,7 +32,7 @@ class NonLocal(Op, sees="all", called=("non-local block", "non-local", "non-loca
     packs: ClassVar[bool] = False
 
     similarity: Literal["embedded", "gaussian", "product", "concatenation"] = "embedded"
-    width: int | None = None  # W; default: half of the model's
+    width: int | None = None  # W; default: half of the model's width
     pool: int = 1  # keys and values are max-pooled over `pool` x `pool` pixels
     norm: Norm | None = BatchNorm()
 
@@ -93,7 +93,7 @@ class CrissCross(Op, sees="all", called=("CC-Net", "criss-cross attention")):
     packs: ClassVar[bool] = False
 
     num_heads: int = 1
-    reduction: int = 8  # the width of queries and keys is the model's divided by this
+    reduction: int = 8  # the width of queries and keys is the model's width divided by this
     bias: bool = True
 
     def check(self) -> None:

@@ -114,7 +114,7 @@ class PooledAttention(Reshaping, sees="all", called=("MViT", "pooling attention"
         at_least(self, 1, "num_heads", "out")
         chance(self, "dropout")
         if set(self.bias) - set("qkvo"):
-            raise ValueError(f"PooledAttention.bias names projections among 'qkvo', got {quote(self.bias)}")
+            raise ValueError(f"PooledAttention.bias is {quote(self.bias)}; use only letters of 'qkvo'")
         if len({*self.sides}) > 1:
             raise ValueError("PooledAttention: queries, keys and position must all be for images or all for videos")
         if self.queries is not None and any(size % 2 == 0 for size in self.queries.kernel):

@@ -25,8 +25,8 @@ from anyformer.specs.part import Site, walk
 
 class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attention", "shifted window")):
     """Runs the mixer in each window of `size` x `size` tokens separately [Liu et al. 2021]. With `shift`, the grid is
-    first rolled up and left by that many tokens, so windows overlap those of the previous layer; tokens from opposite
-    edges do not see each other."""
+    first rolled up and left by that many tokens, so windows overlap the previous layer's; tokens from opposite edges
+    do not see each other."""
 
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
@@ -47,7 +47,7 @@ class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attenti
                 raise ValueError(f"Windows.{path}: {kind} cannot separate the parts of a shifted window; use Attention")
             if (sharing := part.layer_sharing) is not None:
                 raise ValueError(
-                    f"Windows.{path}: layers share the first layer's, but their windows may differ; set {sharing.off}"
+                    f"Windows.{path}: layers share values of the first layer, but windows may differ; set {sharing.off}"
                 )
             if isinstance(part, GridBias) and part.size < self.size:
                 raise ValueError(f"Windows.{path}.size is {part.size}; windows of size {self.size} need {self.size}")
@@ -176,7 +176,7 @@ class GridBiasModule(AttentionPositionModule):
 
 
 def offsets(rows: int, columns: int, size: int, device: torch.device | None = None) -> Tensor:
-    """Return the row in a table of the offsets of `size` x `size` for each query and key of a grid, (T, T)."""
+    """Return the table row of the offset between each query and key, (T, T); the table covers `size` x `size`."""
     index = torch.arange(rows * columns, device=device)
     down, right = ((at[:, None] - at) + size - 1 for at in (index // columns, index % columns))
     return down * (2 * size - 1) + right

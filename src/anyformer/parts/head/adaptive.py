@@ -17,8 +17,8 @@ from anyformer.specs.part import Site
 
 
 class AdaptiveHead(LMHead, sees="itself", called=("adaptive softmax",)):
-    """Scores over a vocabulary that is divided into clusters. One softmax covers the first cluster's tokens and the
-    other clusters; a second one covers the tokens within each of those."""
+    """Scores over a vocabulary that is divided into clusters. One softmax covers the tokens of the first
+    cluster and one entry per other cluster; each of these has its own softmax over its tokens."""
 
     widths: tuple[int, ...]  # of each cluster's vectors
     cutoffs: tuple[int, ...] = ()  # first token id of each cluster after the first

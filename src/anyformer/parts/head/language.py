@@ -36,7 +36,7 @@ class LMHead(Head, sees="itself", called=("language model head", "unembedding"))
     scale: float | None = None  # factor of the hidden states before the scores (tied T5: 1 / sqrt(D))
     offset: bool = False  # add a stored, untrained offset to the scores (BART's final_logits_bias)
     balance: Balance | None = None  # load-balancing losses of experts; added if output_router_logits is given
-    foreign: bool = False  # the scored vocabulary is not that of the input (MarianForCausalLM with two vocabularies)
+    foreign: bool = False  # the output vocabulary differs from the input vocabulary (a MarianForCausalLM with two)
     unused_bias: bool = False  # checkpoints contain a second, unused bias (an untied BERT)
 
     def reaches(self) -> Sees | None:

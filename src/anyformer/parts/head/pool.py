@@ -90,7 +90,7 @@ class PoolModule(nn.Module):
         elif self.part.take in ("mark", "highest"):
             ids = inputs.get("input_ids")
             if ids is None:
-                raise ValueError("give input_ids: the pooled vector is that of the end-of-text token")
+                raise ValueError("give input_ids: this model pools the vector of the end-of-text token")
             scores = ids if self.part.take == "highest" else (ids == self.part.token).int()
             if ctx.tokens is not None:  # padding before the text may have the same id
                 before = torch.arange(ids.shape[1], device=x.device) < leading_pads(ctx.tokens)
@@ -114,7 +114,7 @@ class PoolModule(nn.Module):
         for the padding on their left."""
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         if ids is None:
-            raise ValueError(f"give input_ids: the pooled vector is that of the last token {self.part.token}")
+            raise ValueError(f"give input_ids: this model pools the vector of the last token {self.part.token}")
         matches = ids == self.part.token
         if can_read_values() and not bool(matches.any(-1).all()):
             raise ValueError(f"input_ids: each text needs the token {self.part.token}, whose vector is pooled")
@@ -125,7 +125,7 @@ class PoolModule(nn.Module):
         return index.clamp(max=x.shape[1] - 1)
 
     def last_position(self, x: Tensor, inputs: dict[str, Any]) -> Tensor | int:
-        """Return the index of the last token that is not padding, or -1 if there are no ids."""
+        """Return the index of the last token that is not padding, or -1 without ids."""
         ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))  # of an encoder-decoder, the decoder's
         if self.part.padding_token is None:
             if x.shape[0] > 1:
@@ -134,6 +134,6 @@ class PoolModule(nn.Module):
         if ids is None:
             return -1
         if ids.shape[1] != x.shape[1]:
-            raise ValueError("give decoder_input_ids: the pooled vector is that of the last token")
+            raise ValueError("give decoder_input_ids: this model pools the vector of the last token")
         index = torch.arange(ids.shape[1], device=x.device)
         return (index * (ids != self.part.padding_token)).argmax(-1)

@@ -36,7 +36,7 @@ class QuestionHead(SpanHead, sees="all"):
     def check(self) -> None:
         super().check()
         if self.feedforward.reshapes:
-            raise ValueError("QuestionHead.feedforward.out: the output must have the model's width; leave `out` unset")
+            raise ValueError("QuestionHead.feedforward.out: the output must have the model's width; do not set `out`")
 
     @property
     def causal_alternative(self) -> str:
@@ -63,7 +63,7 @@ class QuestionModule(SpanModule):
         return inputs
 
     def question(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
-        """Return two masks (B, T): the question's tokens, and the first token of each text, which is one of them."""
+        """Return two masks (B, T): the question (including the first token), and the first token of each text."""
         ids, lengths, mask = (inputs.get(name) for name in ("input_ids", "question_lengths", "attention_mask"))
         text = inputs.get("inputs_embeds") if ids is None else ids
         if text is None or text.dim() < 2 or (ids is None and lengths is None):
@@ -79,13 +79,13 @@ class QuestionModule(SpanModule):
         if self.separator is None or ids is None:
             raise ValueError("give question_lengths: QuestionHead.separator is not set")
         ends: Tensor = ids == self.separator
-        before = ends.cumsum(-1) - ends.long()  # separators before each token; `behind`: from it to the document's end
-        behind = ends.sum(-1, keepdim=True) - before
+        before = ends.cumsum(-1) - ends.long()  # separators before each token; `rest`: from it to the document's end
+        rest = ends.sum(-1, keepdim=True) - before
         if documents is not None:
             before = before - before.gather(1, start)
             last = index[-1] - first_of_document(documents.flip(-1)).flip(-1)
-            behind = behind - (behind - ends.long()).gather(1, last)
-        return ((before == 0) & (behind > 0)) | (index == start), index == start
+            rest = rest - (rest - ends.long()).gather(1, last)
+        return ((before == 0) & (rest > 0)) | (index == start), index == start
 
     def scores(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
         drop = self.dropout if self.training else 0.0

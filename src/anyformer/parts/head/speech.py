@@ -71,7 +71,7 @@ class ConvolutionAdapterModule(nn.Module):
 
 
 class SpeechNeck(Neck, sees="itself"):
-    """The norm and adapter after the last layer. `hidden_states` are those before it."""
+    """The norm and adapter after the last layer. They do not apply to the model's `hidden_states`."""
 
     norm: Norm | None = None
     adapter: ConvolutionAdapter | None = None

@@ -94,4 +94,4 @@ def mean_and_std(x: Tensor, length: Tensor | None) -> Tensor:
     real = (torch.arange(T, device=x.device) < number)[..., None]
     mean = torch.where(real, x, 0).sum(1) / number
     variance = torch.where(real, x - mean[:, None], 0).pow(2).sum(1) / (number - 1).clamp(min=1)
-    return torch.cat((mean, variance.clamp(min=1e-30).sqrt()), dim=-1)  # one frame: almost 0, finite gradient
+    return torch.cat((mean, variance.clamp(min=1e-30).sqrt()), dim=-1)  # one frame: almost 0, with a finite gradient

@@ -106,7 +106,7 @@ def check_positions(positions: Tensor, length: int) -> Tensor:
 
 
 class AxialLearned(AbsolutePosition, sees="itself", called=("axial positions",)):
-    """Learned positions on a grid of `shape`, whose last side runs fastest. A position's vector is the concatenation of
+    """Learned positions on a grid of `shape`, whose last side varies fastest. A position's vector concatenates
     one vector per side, with these `widths`, so that few vectors cover many positions [Kitaev et al. 2020]."""
 
     shape: tuple[int, ...]
@@ -153,7 +153,7 @@ class AxialLearnedModule(nn.Module):
 
 class Sinusoidal(AbsolutePosition, sees="itself", called=("sine", "sinusoids", "sinusoidal positional encoding")):
     """Fixed sines and cosines [Vaswani et al. 2017]: sines in the first half of the width, or alternating if
-    `interleaved`. They are computed once for `length` positions, and again for a longer text: there is no limit."""
+    `interleaved`. They are computed once for `length` positions, and again for longer texts."""
 
     length: int
     interleaved: bool = False
@@ -264,7 +264,7 @@ class Sinusoidal2DModule(nn.Module):
 
 class Integer(AbsolutePosition, sees="itself"):
     """The position number times `scale` in the first channel: the lectures' first scheme. It grows without bound; with
-    scale = 1 / length it stays in [0, 1], but then the step depends on the length."""
+    scale = 1 / length it is at most 1, but then the step depends on the length."""
 
     scale: float = 1.0
 

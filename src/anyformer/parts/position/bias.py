@@ -148,7 +148,7 @@ class BucketedBiasModule(AttentionPositionModule):
 
 class Distance(AttentionPosition):
     """A scheme with one entry per distance key - query; distances beyond `before` and `after` share the last entry.
-    With `tree`, distances are those of a dependency tree (see `dependency_tree.distances`), not those of the row."""
+    With `tree`, distances are measured in a dependency tree (see `dependency_tree.distances`), not in the row."""
 
     before: int  # largest distance to an earlier key
     after: int | None = None  # largest distance to a later key; default: `before`

@@ -26,13 +26,13 @@ class Disentangled(HeadwisePosition, sees="itself", called=("DeBERTa", "disentan
     r = i - j [He et al. 2021]. All layers use the vectors of the first layer. As published, the attention's `scale` is
     1 / sqrt(n K) for a sum of n terms."""
 
-    reach: int = 512  # larger distances share the last vector; 0: there are no vectors
+    reach: int = 512  # larger distances share the last vector; 0: no vectors
     buckets: int | None = None  # number of vectors per direction; far distances share one; default: reach
     by_query: bool = True  # q_i K_r, "content to position"
     by_key: bool = True  # k_j Q_r, "position to content"
-    own: bool = True  # separate projections for the vectors; otherwise those of the attention
+    own: bool = True  # separate projections for the vectors; otherwise the attention's projections
     bias: str = "qk"  # separate projections that have a bias
-    width: int | None = None  # width of the vectors; default: that of all heads together
+    width: int | None = None  # width of the vectors; default: num_heads * head width
     norm: Norm | None = None  # norm of the vectors
     dropout: float = 0.0  # on the vectors
     shared: bool = True  # all layers use the vectors of the first; otherwise each has its own

@@ -51,8 +51,8 @@ def distances(edges: Tensor, reach: int) -> Tensor:
 
 
 def path_sums(edges: Tensor, apart: Tensor, values: Tensor) -> Tensor:
-    """(B, T, T, H) sums over the edges of a shortest path from i to j. `values` (N, R, H) has one value per number of
-    an edge on the path and per kind. Of several paths, the one with the lowest nodes is used, read from its end."""
+    """(B, T, T, H) sums over the edges of a shortest path from i to j. `values` (N, R, H) has one value per index of
+    an edge on its path and per edge kind. Of several paths, the one with the lowest nodes is used, from its end."""
     B, T = edges.shape[:2]
     sums = values.new_zeros(B, T, T, values.shape[-1])
     for step in range(1, values.shape[0] + 1):
@@ -99,8 +99,8 @@ class DegreeCentralityModule(InputPosition):
 class ShortestPathBias(
     HeadwisePosition, sees="all", called=("Graphormer", "spatial encoding", "graph distance bias", "graph transformer")
 ):
-    """One learned scalar per head and length of the shortest path from query to key, and one if there is no path. With
-    `edge_kinds`, also the mean, over the edges of that path, of a scalar per head, edge kind and number of the edge on
+    """One learned scalar per head and length of the shortest path from query to key, and one without a path. With
+    `edge_kinds`, also the mean, over the edges of that path, of a scalar per head, edge kind and index of the edge on
     the path [Ying et al. 2021]. The graph is the input `graph_edges`."""
 
     reads_graph: ClassVar[bool] = True

@@ -17,8 +17,8 @@ from anyformer.specs.part import Part
 class Numbering(Part, sees="itself"):
     """How the tokens of a text are numbered."""
 
-    before: ClassVar[bool] = False  # whether tokens that do not count have the row before the first position
-    counts: ClassVar[bool] = False  # whether it must remember which tokens counted
+    before: ClassVar[bool] = False  # whether tokens that do not count get position -1, the row before the first
+    counts: ClassVar[bool] = False  # whether the cache stores which tokens count
 
     first: int = 0  # the number of the first position in a caller's position_ids (RoBERTa: 2)
 
@@ -36,7 +36,7 @@ class ByPlace(Numbering, sees="itself"):
 
 
 class RealTokens(Numbering, sees="itself"):
-    """Counts only real tokens; pads have the row before the first position (OPT)."""
+    """Counts only real tokens; pads get position -1, the row before the first (OPT)."""
 
     before: ClassVar[bool] = True
 

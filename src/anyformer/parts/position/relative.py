@@ -27,7 +27,7 @@ class RelativeSinusoids(HeadwisePosition, sees="itself", called=("Transformer-XL
     vectors per head [Dai et al. 2019]."""
 
     base: float = 10000.0
-    width: int | None = None  # width of the sinusoids; default: that of all heads together
+    width: int | None = None  # width of the sinusoids; default: num_heads * head width
     dropout: float = 0.0  # on the sinusoids, the same in all layers
 
     def check(self) -> None:
@@ -95,7 +95,7 @@ def stride_of(ctx: Context) -> int:
 
 
 def distances(places: Tensor, ctx: Context) -> Tensor:
-    """(R,) all distances from queries to the keys at `places`, from the last query to the first key downwards."""
+    """(R,) all distances from queries to the keys at `places`, largest first."""
     T, S = ctx.index.shape[-1], places.shape[-1]
     anywhere = ctx.key_states is not None and ctx.index.dim() == 2  # queries separate from the text, in any order
     count = (S if anywhere else stride_of(ctx) * (T - 1) + 1) + S - 1
@@ -112,16 +112,15 @@ def align_to_keys(scores: Tensor, places: Tensor, ctx: Context) -> Tensor:
     index, keys = ctx.relative_positions()
     if index.dim() == keys.dim() == 1 and (ctx.state is None or ctx.state.capacity is None):
         return line_up(scores, places.shape[0], stride_of(ctx))
-    # each row has its own distances (pads between cached tokens and these, or queries in any order), or the keys are in
-    # a ring
+    # distances differ by row (pads between cached and new tokens, queries in any order), or the keys are in a ring
     keys = places if keys.dim() == 1 else at_places(keys, places)
     column = farthest(places, ctx) + distance(index, keys)
     return scores.gather(-1, column.clamp(0, scores.shape[-1] - 1)[:, None].expand(*scores.shape[:3], -1))
 
 
 def line_up(scores: Tensor, num_keys: int, step: int = 1) -> Tensor:
-    """(B, H, T, R) -> (B, H, T, S): key j of query i is in column (T - 1 - i) step + j, with R = (T - 1) step + S. Rows
-    that are `step` shorter and begin (T - 1) step later align the keys."""
+    """(B, H, T, R) -> (B, H, T, S): key j of query i is in column (T - 1 - i) step + j, with R = (T - 1) step + S. The
+    flattened scores, cut into rows of R - step from element (T - 1) step on, have key j in column j."""
     T, R = scores.shape[2:]
     if T == 1:
         return scores

@@ -1,4 +1,4 @@
-"""Rotary positions [Su et al. 2021], and their scaling to texts that are longer than those of training.
+"""Rotary positions [Su et al. 2021], and their scaling to texts that are longer than the training texts.
 
 B batch, T tokens, K head width.
 """
@@ -19,7 +19,7 @@ from anyformer.specs.part import Part, Site
 
 
 class RopeScaling(Part):
-    """How rotary frequencies are scaled for texts that are longer than those of training."""
+    """How rotary frequencies are scaled for texts that are longer than the training texts."""
 
 
 class LinearScaling(RopeScaling, sees="itself", called=("position interpolation",)):
@@ -54,7 +54,7 @@ class LongScaling(RopeScaling, sees="itself", called=("LongRoPE",)):
     short: tuple[float, ...]
     long: tuple[float, ...]
     length: int  # length of training texts
-    factor: float = 1.0  # extension of that length, from which attention_factor is computed
+    factor: float = 1.0  # extension of that length; determines the default of attention_factor
     attention_factor: float | None = None  # multiplies queries and keys
 
     def check(self) -> None:
@@ -94,7 +94,7 @@ class YarnScaling(RopeScaling, sees="itself", called=("YaRN",)):
 
 
 class Llama3Scaling(RopeScaling, sees="itself"):
-    """Keeps high frequencies, divides low ones, and blends those between [Llama 3.1, 2024]."""
+    """Keeps high frequencies, divides low ones, and blends in between [Llama 3.1, 2024]."""
 
     factor: float
     low_frequency_factor: float
@@ -193,7 +193,7 @@ def frequencies(width: int, base: float, scaling: RopeScaling | None) -> Tensor:
         low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
         if high > low:
             blend = ((scaling.length / wavelength - low) / (high - low)).clamp(0, 1)  # 1: keep, 0: divide
-        else:  # there is no band between them
+        else:  # no band between them
             blend = (wavelength <= scaling.length / low).float()
         return (1 - blend) * plain / scaling.factor + blend * plain
     if isinstance(scaling, YarnScaling):

@@ -1,4 +1,4 @@
-"""Selective state spaces: a recurrence in which writing and decay depend on the token [Gu and Dao 2023].
+"""Selective state spaces: a recurrence whose input and decay depend on the token [Gu and Dao 2023].
 
 B rows, T tokens, D width, I inner width, N states per channel, R rank of the time step, K size of the convolution.
 """

@@ -173,7 +173,7 @@ class ChannelMixModule(ShiftModule):
 
 def ages(rows: PackedRows, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """(1 or B, 1 + T) the number of real tokens since the previous state and since each token, and which of them count:
-    not pads, and nothing before the last document."""
+    neither pads nor anything before the last document."""
     real = x.new_ones(1, x.shape[1], dtype=torch.float32) if rows.real is None else rows.real[..., 0]
     count = real.flip(1).cumsum(1).flip(1)
     age = torch.cat((count[:, :1], count - 1), dim=1).clamp(min=0)

@@ -5,7 +5,7 @@
     h[t] = exp(dt A) h[t-1] + (exp(dt A) - 1) / A B x[t]          for constant x during a step dt (zero-order hold)
     y[t] = sum over l of K[l] x[t - l],   K[l] = C exp(dt A)^l (exp(dt A) - 1) / A B
 
-B rows, T tokens, D width = channels, N complex states per channel, each for itself and its conjugate.
+B rows, T tokens, D width = channels, N complex states per channel, one of each conjugate pair.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from anyformer.specs.part import Site
 
 
 def hippo(states: int) -> tuple[Tensor, Tensor]:
-    """Return the `states` // 2 positive frequencies of HiPPO's matrix, and the magnitudes of B for them, in the basis
-    in which it is diagonal. HiPPO-LegS stores the past as coefficients of Legendre polynomials; without a rank-one term
-    it is -1/2 + a skew matrix [Gu et al. 2020; 2022], so its eigenvalues are -1/2 + i frequency."""
+    """Return the `states` // 2 positive frequencies of HiPPO's matrix, and the magnitudes of B for them, in the
+    basis of its eigenvectors. HiPPO-LegS stores the past as coefficients of Legendre polynomials; without a rank-one
+    term it is -1/2 + a skew matrix [Gu et al. 2020; 2022], so its eigenvalues are -1/2 + i frequency."""
     n = torch.arange(states, dtype=torch.float64)
     skew = torch.tril(torch.sqrt((n[:, None] + 0.5) * (n + 0.5)), -1)
     frequencies, vectors = torch.linalg.eigh(1j * (skew - skew.T))
