@@ -101,7 +101,6 @@ from anyformer.objectives.vocabulary_info import VocabularyInfo as VocabularyInf
 from anyformer.objectives.vocabulary_info import VocabularyObjective as VocabularyObjective
 from anyformer.objectives.wrapper import ObjectiveWrapper as ObjectiveWrapper
 from anyformer.parts.attention.attention import Attention as Attention
-from anyformer.parts.attention.attention import LearnedScale as LearnedScale
 from anyformer.parts.attention.bahdanau import AdditiveAttention as AdditiveAttention
 from anyformer.parts.attention.big_bird import BlockSparseAttention as BlockSparseAttention
 from anyformer.parts.attention.big_bird import BlockTextEmbedding as BlockTextEmbedding
@@ -127,6 +126,19 @@ from anyformer.parts.attention.memory_compressed import CompressedAttention as C
 from anyformer.parts.attention.nystrom import NystromAttention as NystromAttention
 from anyformer.parts.attention.poolingformer import PoolingAttention as PoolingAttention
 from anyformer.parts.attention.routing import RoutingAttention as RoutingAttention
+from anyformer.parts.attention.scores import Entmax as Entmax
+from anyformer.parts.attention.scores import HeadMixing as HeadMixing
+from anyformer.parts.attention.scores import LearnedScale as LearnedScale
+from anyformer.parts.attention.scores import Normalizer as Normalizer
+from anyformer.parts.attention.scores import PointwiseChange as PointwiseChange
+from anyformer.parts.attention.scores import QueryChange as QueryChange
+from anyformer.parts.attention.scores import ScaleByLayer as ScaleByLayer
+from anyformer.parts.attention.scores import ScoreChange as ScoreChange
+from anyformer.parts.attention.scores import Sinks as Sinks
+from anyformer.parts.attention.scores import SoftCap as SoftCap
+from anyformer.parts.attention.scores import Softmax as Softmax
+from anyformer.parts.attention.scores import Sparsemax as Sparsemax
+from anyformer.parts.attention.scores import TalkingHeads as TalkingHeads
 from anyformer.parts.attention.set_transformer import InducedAttention as InducedAttention
 from anyformer.parts.attention.set_transformer import LunaAttention as LunaAttention
 from anyformer.parts.attention.set_transformer import Seeds as Seeds
