@@ -129,7 +129,7 @@ class Recordings(Files):
                 raise ValueError(f"offsets must rise from 0 to {len(audio)}")
             for name in needed[3:]:
                 if arrays[name].shape != (len(offsets) - 1,):
-                    raise ValueError(f"{name} has shape {arrays[name].shape}, but there are {len(offsets) - 1} recordings")
+                    raise ValueError(f"{name} has shape {arrays[name].shape}; there are {len(offsets) - 1} recordings")
             if self.texts and not 0 <= arrays["label"].min() <= arrays["label"].max() < len(self.texts):
                 raise ValueError(f"labels up to {arrays['label'].max()}, but only {len(self.texts)} texts")
         except ValueError as error:

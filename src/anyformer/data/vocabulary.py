@@ -49,7 +49,7 @@ class Stored(Vocabulary):
 
 class BuiltVocabulary(Vocabulary):
     """Base class of vocabularies that are built from the data. The `special` tokens have the first ids. `begin` and
-    `end` name the special tokens before and after every text (`end` also between the texts of a pair)."""
+    `end` name the special tokens before and after every text; in a pair, `end` follows each of the two texts."""
 
     special: Mapping[str, str] = Table({"eos_token": "<|endoftext|>", "pad_token": "<|padding|>"})
     begin: str | None = None
