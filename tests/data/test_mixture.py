@@ -184,10 +184,10 @@ def test_a_mixture_is_a_source_and_a_description(tmp_path: Path) -> None:
     (lambda a, b: a.replace(weight=float("nan")), "Share.weight: expected float | None, got nan"),
     (lambda a, b: Mixture(shares=(a.replace(weight=0.0), b.replace(weight=0.0))), "all weights are 0"),
     (lambda a, b: Mixture(shares=(a.replace(weight=1.0), b)), "'b' has no weight; give all shares a weight, or none"),
-    (lambda a, b: Mixture(shares=()), "it has no shares"),
+    (lambda a, b: Mixture(shares=()), "at least one share"),
     (lambda a, b: Mixture(shares=(a,), temperature=0.0), "Mixture.temperature is 0.0; it must be above 0"),
-    (lambda a, b: Mixture(shares=(a.replace(weight=1.0),), limit=3), "are for shares without weights"),
-    (lambda a, b: Mixture(shares=(a,), columns={"text": "x"}), "columns belong to the sources"),
+    (lambda a, b: Mixture(shares=(a.replace(weight=1.0),), limit=3), "temperature need shares without weights"),
+    (lambda a, b: Mixture(shares=(a,), columns={"text": "x"}), "Mixture: set columns on its sources"),
     (lambda a, b: Share(name="m", source=Mixture(shares=(a,))), "the share 'm' is a Mixture; list its shares"),
     (lambda a, b: Data(train=First(source=Mixture(shares=(a, b)), count=3)), "train: a Mixture must be the outermost"),
 ], ids=range(11))  # fmt: skip

@@ -139,7 +139,7 @@ def test_lines_that_belong_together(tmp_path):
     assert found == [("one", "eins"), ("two", "zwei"), ("four", "vier")]
     assert bad(source, "source", "target") == [(f"{tmp_path}/a.en:3", "an empty line")]
     write(tmp_path / "a.de", "eins\nzwei\n")
-    with pytest.raises(ValueError, match=r"a\.de: ends before line 3; the files need equally many lines"):
+    with pytest.raises(ValueError, match=r"a\.de: ends before line 3; "):
         list(source.raw())
 
 
@@ -194,7 +194,7 @@ def test_a_wrong_column_is_told_at_once(tmp_path):
         good(CSV(path=path, columns={"text": "sentense"}), "text")
     with pytest.raises(ValueError, match="no column 'text'; .*columns"):
         good(CSV(path=path), "text")
-    with pytest.raises(ValueError, match="columns belong to the source in it"):
+    with pytest.raises(ValueError, match="set columns on its source"):
         Held(source=CSV(path=path), columns={"text": "sentence"})
 
 
@@ -214,7 +214,7 @@ def test_a_quote_that_does_not_match_costs_one_row(tmp_path, line):
     rows = list(CSV(path=path).rows(()))
     assert [row.example["text"] for row in rows if row.example] == ["a", "c", "d\nd", "c", "d\nd"]
     assert [place for place, _ in bad(CSV(path=path))] == [f"{path}:3", f"{path}:8"]
-    assert all("its quotation marks do not match (" in problem for _, problem in bad(CSV(path=path)))
+    assert all("unmatched quotation mark (" in problem for _, problem in bad(CSV(path=path)))
     assert rows[-1].place == f"{path}:11"
 
 
@@ -279,7 +279,7 @@ def test_a_required_column_that_holds_no_value_is_a_row_that_is_skipped(tmp_path
     assert [(row["text"], row["label"]) for row in good(source)] == [("[]", 0)]
     empty = "column 'mood' is empty"
     assert [problem for _, problem in bad(source)] == [
-        "no column 'mood'", empty, empty, empty, "column 'mood' holds a list, not one value",
+        "no column 'mood'", empty, empty, empty, "column 'mood' contains a list, not one value",
         "column 'review' is empty", empty,
     ]  # fmt: skip
 
@@ -339,7 +339,7 @@ def test_squad(tmp_path):
     source = SQuAD(path=write(tmp_path / "a.json", json.dumps(content)))
     (example,) = good(source, "question", "context", "answers")
     assert example["answers"] == {"text": ["he"], "answer_start": [4]} and example["context"] == "was he"
-    assert bad(source)[0][1] == "question 2 lacks 'question'"
+    assert bad(source)[0][1] == "question 2 has no 'question'"
 
 
 # -- images and sound
@@ -372,7 +372,7 @@ def test_sound_by_folder(tmp_path):
     assert (a["rate"], b["rate"], a["label"]) == (8000, 16000, "one")
     assert np.allclose(a["audio"], samples / 32768) and np.allclose(b["audio"], a["audio"])
     places = dict(bad(SoundFolder(path=str(tmp_path), rate=8000)))
-    assert places[f"{tmp_path}/one/b.flac"] == "16000 samples a second, not 8000" and len(places) == 2
+    assert places[f"{tmp_path}/one/b.flac"] == "16000 samples per second, not 8000" and len(places) == 2
 
 
 # -- parts of a source, vocabularies, descriptions
@@ -427,7 +427,7 @@ def test_both_parts_are_split_the_same_way(tmp_path):
     held = Held(source=CSV(path="a.csv"), one_in=10, stratify="label")
     Data(train=held, valid=held.replace(out=True))
     for other in ({"seed": 1}, {"one_in": 5}, {"stratify": None}):
-        with pytest.raises(ValueError, match="data.train and data.valid split one source differently"):
+        with pytest.raises(ValueError, match="data.train and data.valid split the same source differently"):
             Data(train=held, valid=held.replace(out=True, **other))
 
 
@@ -527,7 +527,7 @@ def test_a_vocabulary_may_put_tokens_around_texts(tmp_path):
     tokenizer = Bytes(special=special, begin="cls_token", end="sep_token").make((), tmp_path)
     ids = tokenizer.encode("a", "b")
     assert [tokenizer.token(i) for i in ids] == ["[CLS]", "a", "[SEP]", "b", "[SEP]"]
-    with pytest.raises(ValueError, match="no token is called 'eos'; did you mean 'eos_token'"):
+    with pytest.raises(ValueError, match="special: .*'eos'; did you mean 'eos_token'"):
         Bytes(special={"eos": "x"})
     with pytest.raises(ValueError, match="'bos_token' is not in special"):
         Bytes(begin="bos_token")
@@ -597,7 +597,7 @@ def test_idx_files_side_by_side_and_the_first_of_a_drawn_order(tmp_path):
     assert sorted(seen(First(source=source, count=99, seed=1))) == list(range(20))
     for damaged in (b"", b"\0\0\x08", b"\0\0\x09\x01\0\0\0\x02ab", b"\0\0\x08\x01\0\0\0\x03ab"):
         (tmp_path / "bad").write_bytes(damaged)
-        with pytest.raises(ValueError, match="not a file of bytes like MNIST's"):
+        with pytest.raises(ValueError, match="bad: not an IDX file"):
             list(IDX(path=str(tmp_path / "bad"), name="x").raw())
     (tmp_path / "cut.gz").write_bytes(image.read_bytes()[:40])
     with pytest.raises(ValueError, match="cut.gz"):
@@ -618,7 +618,7 @@ def test_texts_made_from_other_columns(tmp_path):
     ]  # fmt: skip
     assert rows[2].problem == "every form names an empty column"
     for forms in ((), ("cat",), ("{name:x}",), ("{name",)):
-        with pytest.raises(ValueError, match="each names a column"):
+        with pytest.raises(ValueError, match="Worded.forms: .*each form needs a column"):
             Worded(source=JSONLines(path=str(file)), forms=forms)
     with pytest.raises(ValueError, match="no column 'nome'; did you mean 'name'"):
         list(Worded(source=JSONLines(path=str(file)), forms=("{nome}",)).rows(("text",)))

@@ -242,7 +242,7 @@ def parse_layout(text: str, devices: int) -> DeviceLayout:
             sizes[name] = int(value)
         else:
             fields = ", ".join(f"{name}=" for name in SIZES)
-            raise ValueError(f"--layout {text!r}: unknown {piece.strip()!r}; the fields are {fields} and recompute")
+            raise ValueError(f"--layout {text!r}: cannot read {piece!r}; the fields are {fields} and recompute")
     layout = DeviceLayout(**sizes)
     if "replicate" not in sizes and devices % layout.devices == 0:
         layout = dataclasses.replace(layout, replicate=devices // layout.devices)
