@@ -1,4 +1,4 @@
-"""Every format is read as it was written, and what cannot be read is named by file and line."""
+"""Every format is read back as written, and unreadable rows are reported with file and line."""
 
 import gzip
 import json
@@ -208,7 +208,7 @@ def test_comma_separated(tmp_path):
 
 @pytest.mark.parametrize("line", ['"b,1', '"b" c,1'])
 def test_a_quote_that_does_not_match_costs_one_row(tmp_path, line):
-    """Not those up to the next quotation mark, or to the end of the file."""
+    """An unmatched quotation mark does not cost the rows up to the next mark or to the end of the file."""
     more = 'c,1\n\n"d\nd",0\n'
     path = write(tmp_path / "a.csv", f"text,label\na,1\n{line}\n{more}{line}\n{more}")
     rows = list(CSV(path=path).rows(()))
@@ -379,17 +379,17 @@ def test_sound_by_folder(tmp_path):
 
 
 def parts_of(held: Held) -> tuple[list[str], list[str]]:
-    """The texts to learn from, and those that are held out."""
+    """Return the training texts and the held-out texts."""
     return texts(held.replace(out=False)), texts(held.replace(out=True))
 
 
 def test_held_out_and_the_rest_are_everything_once(tmp_path):
-    """One of every ten rows in a row, drawn with the seed; of three rows at the end none."""
+    """One random row of every ten consecutive rows is held out, and none of the last three rows."""
     source = TextFiles(path=write(tmp_path / "a.txt", "".join(f"{i}\n" for i in range(103))), unit="line")
     rest, held = parts_of(Held(source=source, one_in=10))
     assert [int(text) // 10 for text in held] == list(range(10))
     assert sorted(rest + held, key=int) == [str(i) for i in range(103)]
-    assert len({int(text) % 10 for text in held}) > 3  # not the same place in every ten
+    assert len({int(text) % 10 for text in held}) > 3  # a different row in every ten
     assert parts_of(Held(source=source, one_in=10)) == (rest, held)
     assert parts_of(Held(source=source, one_in=10, seed=1))[1] != held
 
@@ -403,7 +403,7 @@ def test_every_row_is_as_likely_to_be_held_out(tmp_path):
 
 @pytest.mark.parametrize("columns", [{}, {"label": "mood"}], ids=["plain", "renamed"])
 def test_every_class_is_held_out_in_its_proportion(tmp_path, columns):
-    """Alternating labels: every tenth row would have one label only. A single row of a class is learnt from."""
+    """Labels alternate, so every tenth row would have the same label. The only row of a class is in training."""
     name = columns.get("label", "label")
     rows = [f"{i},{'ab'[i % 2]}" for i in range(100)] + [f"{i},rare" for i in range(100, 103)] + ["103,once"]
     path = write(tmp_path / "a.csv", f"text,{name}\n" + "\n".join(rows) + "\n")
@@ -411,7 +411,7 @@ def test_every_class_is_held_out_in_its_proportion(tmp_path, columns):
     counts = [Counter(row["label"] for row in good(held.replace(out=out), "text", "label")) for out in (False, True)]
     assert counts == [{"a": 45, "b": 45, "rare": 2, "once": 1}, {"a": 5, "b": 5, "rare": 1}]
     wanted = [row["text"] for row in good(held, "text", "label")]
-    assert texts(held) == wanted  # whichever columns are asked for
+    assert texts(held) == wanted  # independent of the requested columns
     with pytest.raises(ValueError, match="no column 'moood' to stratify by; did you mean"):
         texts(Held(source=CSV(path=write(tmp_path / "b.csv", "text,mood\na,b\n")), stratify="moood"))
 
@@ -432,7 +432,7 @@ def test_both_parts_are_split_the_same_way(tmp_path):
 
 
 def test_a_split_with_a_file_of_its_own_is_read_whole(tmp_path):
-    """`--set data.valid.source.path=...` gives validation its own file: nothing has to be held out any more."""
+    """If `--set data.valid.source.path=...` gives validation its own file, no training row is held out."""
     train, valid = (write(tmp_path / name, "text,label\n" + "a,x\nb,y\n" * 100) for name in ("train.csv", "valid.csv"))
     held = Held(source=CSV(path=train), one_in=10, stratify="label")
     data = Data(train=held, valid=held.replace(out=True))
@@ -486,7 +486,7 @@ SENTENCES = ["the cat and the hat sat there", "a cat that sat on the other hat",
     "vocabulary", [TrainedWordPiece(size=90), TrainedUnigram(size=60)], ids=["wordpiece", "unigram"]
 )
 def test_pieces_are_read_as_other_software_reads_them(tmp_path, vocabulary):
-    """What was trained is written, reads back what it wrote, and `tokenizers` and transformers give the same ids."""
+    """A trained tokenizer is saved, decodes its own ids, and `tokenizers` and transformers give the same ids."""
     tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
     tokenizer = vocabulary.make(iter(SENTENCES), tmp_path)
     special = [*vocabulary.special.values()]
