@@ -121,7 +121,7 @@ def test_nothing_to_learn_from_is_one_line(tmp_path, tokenizer):
     with pytest.raises(ValueError, match="the train data has no usable example: it is empty$"):
         prepare(Data(train=lines(tmp_path, "\n\n")), PlainObjective(), tokenizer, tmp_path / "p")
     with pytest.raises(
-        ValueError, match=r"the train data has no usable example: 2 rows .*the first: .*a\.txt:1: it says bad"
+        ValueError, match=r"the train data has no usable example: 2 rows .*the first problem: .*a\.txt:1: it says bad"
     ):
         prepare(Data(train=lines(tmp_path, "bad\nbad"), unfit="skip"), PlainObjective(), tokenizer, tmp_path / "p")
     with pytest.raises(ValueError, match="the valid data has no usable example"):
