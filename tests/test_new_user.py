@@ -81,7 +81,7 @@ def test_a_messy_table(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "reviews.csv").write_bytes("\n".join(lines).encode("cp1252"))
     log = shell("train", "--csv", "reviews.csv", "--label", "Stimmung", "--column", "Text", "--set", "steps=80")
     said = log.stdout + log.stderr
-    assert "skipped 2 of 60 rows" in said and "too long, and cut" in said, said
+    assert "skipped 2 of 60 rows" in said and "truncated to objective.length" in said, said
     validation = next(line for line in said.splitlines() if "valid" in line and "gut" in line)
     assert "übel" in validation.split("valid")[-1], "both classes are in the validation rows"
     shell("run", "classify", "runs/reviews", "--csv", "reviews.csv", "--column", "Text", "--out", "answers.csv", code=1)

@@ -30,7 +30,7 @@ def recurrent(length: int) -> Model:
 
 
 def test_products_are_those_that_torch_counts() -> None:
-    """And everything else is a small part of all."""
+    """All other operations are a small part of the total."""
     model = af.build(decoder(), seed=0).eval()
     model.kernel = "eager"  # torch does not count the fused kernel of a CPU
     with FlopCounterMode(display=False) as torchs, torch.no_grad():
@@ -40,7 +40,7 @@ def test_products_are_those_that_torch_counts() -> None:
 
 @pytest.mark.parametrize("length", [64, 65])
 def test_fourier_transforms(length: int) -> None:
-    """N log N for each row of N numbers: half as much for real numbers, the same in both directions."""
+    """N log N per row of N numbers: half as much for real numbers, the same for the inverse."""
     real, number = torch.zeros(3, length, device="meta"), 3 * length * math.log2(length)
     spectrum = torch.fft.rfft(real)
     runs: list[tuple[Callable[[], Tensor], float]] = [
@@ -50,12 +50,12 @@ def test_fourier_transforms(length: int) -> None:
     for run, share in runs:
         with Meter(torch.nn.Module()) as meter:
             run()
-        extra = real.numel() if share == 5 else 0  # the complex numbers are made of two real ones
+        extra = real.numel() if share == 5 else 0  # building complex numbers from two real ones
         assert meter.flops - extra == pytest.approx(share * number, abs=1)
 
 
 def test_layers_that_are_computed_again_keep_their_inputs() -> None:
-    """And of one of them at a time, of the largest at most, everything inside."""
+    """With recomputation, memory has the inputs of all layers and the activations inside one layer, the largest."""
     work = Work({}, {}, {}, {}, kept=1000, layers=((10, 300), (20, 200), (30, 400)))
     outside, inputs = 1000 - 900, 60
     assert work.recompute_bytes() == outside + inputs + 400
@@ -63,7 +63,7 @@ def test_layers_that_are_computed_again_keep_their_inputs() -> None:
 
 
 def test_memory_is_that_of_a_real_pass() -> None:
-    """Fused attention is linear in the text; scores that are kept are not."""
+    """With fused attention, memory is linear in the text; with stored scores it is not."""
     for length in (128, 256):
         model = af.build(decoder(length), seed=0).eval()
         model.kernel = "eager"

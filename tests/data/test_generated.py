@@ -1,4 +1,4 @@
-"""Data that the package generates: the same for one seed, true to its physics, and worth learning from."""
+"""Generated data: it depends only on the seed, follows its physics, and can be learned from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anyformer.inputs.recordings import AudioRecording
 
 
 def test_our_cartpole_is_gymnasiums() -> None:
-    """From every state of some episodes, the same next state and the same end."""
+    """From every state of some episodes, our step gives gymnasium's next state and end of episode."""
     gymnasium = pytest.importorskip("gymnasium")
     world: Any = gymnasium.make("CartPole-v1").unwrapped
     random = np.random.default_rng(0)
@@ -53,7 +53,7 @@ def digits() -> dict[str, np.ndarray]:
 
 
 def spectra(samples: np.ndarray, frames: int = 12) -> np.ndarray:
-    """Log energies of 16 bands over the length of a word."""
+    """Return the log energies of 16 bands over the length of a word."""
     rows = np.lib.stride_tricks.sliding_window_view(samples / 32768, 256)[::64] * np.hanning(256)
     energies = (np.abs(np.fft.rfft(rows))[:, 1:] ** 2).reshape(len(rows), 16, 8).sum(-1)
     logs = np.log(energies + 1e-4)
@@ -62,8 +62,8 @@ def spectra(samples: np.ndarray, frames: int = 12) -> np.ndarray:
 
 
 def test_digits_sound_alike_across_voices_and_unlike_each_other(digits: dict[str, np.ndarray]) -> None:
-    """The nearest of ten templates, means over five voices, is the right digit for most words of a sixth voice; chance
-    is 10 %."""
+    """Templates are means over five voices. For most words of the sixth voice, the nearest of the ten templates is the
+    right digit; chance is 10 %."""
     offsets, label, speaker = digits["offsets"], digits["label"], digits["speaker"]
     features = np.stack([spectra(digits["audio"][a:b]) for a, b in itertools.pairwise(offsets)])
     right = []
@@ -75,7 +75,7 @@ def test_digits_sound_alike_across_voices_and_unlike_each_other(digits: dict[str
 
 
 def test_a_vowel_has_its_formants() -> None:
-    """The spectrum of a steady "ee" and "ah" peaks near the formants that were asked for."""
+    """The spectrum of a steady "ee" and "ah" peaks near the requested formants."""
     random = np.random.default_rng(0)
     voice = speech.Speaker(100, 1.0, 1.0, 0.0)
     for formants in (speech.IY, speech.AA):
@@ -91,7 +91,7 @@ def test_a_vowel_has_its_formants() -> None:
 
 
 def test_the_folds_open_and_close_faster() -> None:
-    """What flows rises from 0 over two fifths of a period, falls to 0 ever more steeply over 0.16 of it, and stops."""
+    """The flow rises from 0 for 0.4 of a period, falls to 0 more and more steeply for 0.16 of it, and then is 0."""
     phase = (np.arange(10_000) + 0.5) / 10_000
     change = speech.glottal_flow(phase)
     flow = np.cumsum(change) / 10_000
@@ -136,7 +136,7 @@ def test_shapes_are_what_their_captions_say() -> None:
 
 
 def test_no_two_emoji_are_the_same() -> None:
-    """Of some faces, and of all others."""
+    """Compares some of the faces and all other emoji."""
     names, pictures = [], []
     for canvas, name, _, keywords in itertools.chain(itertools.islice(drawings.faces(), 200), drawings.symbols()):
         names.append(name)
@@ -146,12 +146,12 @@ def test_no_two_emoji_are_the_same() -> None:
 
 
 def test_clocks_show_their_time() -> None:
-    """The long hand points up, or down at half past; the short hand goes on from an hour to the next."""
+    """The long hand points up, or down at half past; the short hand moves from one hour to the next."""
     clocks = {name: canvas.pixels for canvas, name, kind, _ in drawings.symbols() if kind == "time"}
     angle, radius = np.arctan2(drawings.X, -drawings.Y), np.hypot(drawings.X, drawings.Y)  # an angle of 0 is up
 
     def along(turn: float, length: float) -> np.ndarray:
-        """The points in this direction, up to a length."""
+        """Return the points in this direction, up to a length."""
         return (np.abs((angle - turn + np.pi) % (2 * np.pi) - np.pi) < 0.03) & (radius < length)
 
     def name(hour: int, half: int) -> str:
@@ -193,7 +193,7 @@ def carry(box, /, *, far=True): """Carries a box."""
 
 
 def test_what_is_said_of_python_is_what_python_says() -> None:
-    """`inspect` is asked about what the conversations are made of."""
+    """The answers in conversations agree with `inspect`."""
     seen: set[str] = set()
     for module in map(importlib.import_module, ("textwrap", "shutil", "calendar", "string", "configparser")):
         for subject in conversations.find_subjects(Path(str(module.__file__))):
@@ -252,7 +252,7 @@ def test_answers_are_right() -> None:
 
 
 def test_the_seed_decides(tmp_path: Path) -> None:
-    """Two runs give the same bytes, another seed gives others."""
+    """Two runs with one seed give the same bytes; another seed gives different bytes."""
     writers: list[Any] = [
         lambda folder, seed: cartpole.write_episodes(folder, seed, print, count=6),
         lambda folder, seed: speech.write_digits(folder, seed, print, takes=1),

@@ -1,4 +1,4 @@
-"""Mixtures: each source has its rate and epochs of its own, and the order is still a pure function of the step."""
+"""Mixtures: each source has its rate and its own epochs, and the order is a pure function of the step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from anyformer.specs.part import Table
 
 
 class NumberedRows(Source):
-    """Texts "first", "first + 1", ... of as many letters as their last digit says."""
+    """Rows whose texts are the numbers first, first + 1, ..."""
 
     first: int
     count: int
@@ -38,7 +38,7 @@ class NumberedRows(Source):
 
 
 class NumberObjective(Objective):
-    """Which row it was, how long it is, and what chance did; beside another record of the same source."""
+    """Encodes number n as n % 10 + 1 tokens n; adds a random number and a partner from the same source."""
 
     @property
     def partners(self) -> int:
@@ -56,7 +56,7 @@ class NumberObjective(Objective):
 
 
 def mixture(**weights: float | None) -> Mixture:
-    """Sources "a", "b", "c" of 30, 50 and 7 rows, which begin at 1000, 2000 and 3000."""
+    """Sources "a", "b", "c" of 30, 50 and 7 rows, numbered from 1000, 2000 and 3000."""
     sizes = {"a": (1000, 30), "b": (2000, 50), "c": (3000, 7)}
     shares = [
         Share(name=name, source=NumberedRows(first=sizes[name][0], count=sizes[name][1]), weight=weight)
@@ -73,7 +73,7 @@ def planned(folder: Path, source: Mixture, **batch: Any) -> MixedPlan:
 
 
 def seen(plan: Any, steps: Any, world: int = 1, micro: int | None = None) -> dict[int, Counter[Any]]:
-    """step -> which rows, with which others and what noise, over all processes."""
+    """Return step -> (rows, their partners, their noise) over all processes."""
     out: dict[int, Counter[Any]] = {}
     for rank in range(world):
         loader = Loader(plan, NumberObjective(), rank=rank, world_size=world, micro=micro)
@@ -98,7 +98,7 @@ def test_the_order_is_a_function_of_the_step(batch: dict[str, int], tmp_path: Pa
     noise = [one[2] for step in expected.values() for one in step]
     assert len(set(noise)) == len(noise)
     for row, other, _ in (one for step in expected.values() for one in step):
-        assert row // 1000 == other // 1000 and row != other  # partners are of the same source
+        assert row // 1000 == other // 1000 and row != other  # partners are from the same source
 
 
 def test_each_source_goes_through_its_own_epochs(tmp_path: Path) -> None:
@@ -107,13 +107,13 @@ def test_each_source_goes_through_its_own_epochs(tmp_path: Path) -> None:
     rows: dict[str, list[int]] = {"a": [], "b": [], "c": []}
     first: dict[str, list[int]] = {}
     for step in range(steps):
-        for item in plan.step(step).items.tolist():  # the records of the three lie in one row
+        for item in plan.step(step).items.tolist():  # items of the three sources are numbered consecutively
             rows["a" if item < 30 else "b" if item < 80 else "c"].append(item)
         if step == 99:
             first = {name: list(items) for name, items in rows.items()}
     counts = {name: len(items) for name, items in rows.items()}
     assert counts == pytest.approx({"a": 0.6 * 2 * BLOCK, "b": 0.3 * 2 * BLOCK, "c": 0.1 * 2 * BLOCK}, abs=2)
-    for name, size in (("a", 30), ("b", 50), ("c", 7)):  # every row as often as any other, in a new order each time
+    for name, size in (("a", 30), ("b", 50), ("c", 7)):  # every row equally often, in a new order per epoch
         epochs = [tuple(rows[name][i : i + size]) for i in range(0, len(rows[name]) - size, size)]
         assert all(len(set(epoch)) == size for epoch in epochs) and len(set(epochs)) > 0.7 * len(epochs)
     assert plan.epochs(100) == {name: len(items) / size for (name, items), size in zip(first.items(), (30, 50, 7))}
@@ -132,7 +132,7 @@ def test_a_source_keeps_its_order_in_another_mixture(tmp_path: Path) -> None:
 
 
 def test_packed_texts_by_weight(tmp_path: Path) -> None:
-    """Rows are of one source each, and begin, end and wrap inside it."""
+    """Every packed row is from one source, and begins, ends and wraps inside it."""
     texts = {"x": "xyz" * 40, "long": "longer " * 60}
     for name, text in texts.items():
         (tmp_path / f"{name}.txt").write_text("\n".join(text[i : i + 31] for i in range(0, len(text), 31)))
@@ -149,13 +149,13 @@ def test_packed_texts_by_weight(tmp_path: Path) -> None:
             letters["x" if {*row} <= {*"xyz"} else "long"] += 1
     assert letters["x"] / letters.total() == pytest.approx(0.75, abs=0.05)
     assert isinstance(plan, MixedPlan) and plan.epochs(60)["x"] == letters["x"] / plan.plans[0].count
-    whole = Plan(split, examples=20, length=16, packs=True, once=True)  # for evaluation: all of it, one after another
+    whole = Plan(split, examples=20, length=16, packs=True, once=True)  # for evaluation: every source once
     joined = [int(i) for step in range(len(whole)) for r in whole.records(whole.step(step)) for i in r["input_ids"]]
     assert len(joined) == split.tokens == sum(split.part(name).tokens for name in ("x", "long"))
 
 
 def test_rates_by_size_limit_and_temperature() -> None:
-    """T5's: each source as large as it is, no more than K, and with T = 2 by the root of that."""
+    """As in T5: rates in proportion to the size, to at most K, and with T = 2 to its square root."""
     sizes = {"a": 100, "b": 400, "c": 10_000}
     source = mixture(a=None, b=None, c=None)
     assert source.rates(sizes) == pytest.approx({"a": 100 / 10_500, "b": 400 / 10_500, "c": 10_000 / 10_500})
@@ -163,7 +163,7 @@ def test_rates_by_size_limit_and_temperature() -> None:
     rooted = source.replace(limit=900, temperature=2.0)
     assert rooted.rates(sizes) == pytest.approx({"a": 1 / 6, "b": 2 / 6, "c": 3 / 6})
     assert mixture(a=3.0, b=1.0, c=0.0).rates(sizes) == {"a": 0.75, "b": 0.25, "c": 0.0}
-    assert source.replace(temperature=1e-9).rates(sizes) == {"a": 0.0, "b": 0.0, "c": 1.0}  # no power is too large
+    assert source.replace(temperature=1e-9).rates(sizes) == {"a": 0.0, "b": 0.0, "c": 1.0}  # no overflow
     assert mixture(a=1e308, b=1e308).rates(sizes) == {"a": 0.5, "b": 0.5}
 
 
@@ -184,10 +184,10 @@ def test_a_mixture_is_a_source_and_a_description(tmp_path: Path) -> None:
     (lambda a, b: a.replace(weight=float("nan")), "Share.weight: expected float | None, got nan"),
     (lambda a, b: Mixture(shares=(a.replace(weight=0.0), b.replace(weight=0.0))), "all weights are 0"),
     (lambda a, b: Mixture(shares=(a.replace(weight=1.0), b)), "'b' has no weight; give all shares a weight, or none"),
-    (lambda a, b: Mixture(shares=()), "it has no shares"),
+    (lambda a, b: Mixture(shares=()), "at least one share"),
     (lambda a, b: Mixture(shares=(a,), temperature=0.0), "Mixture.temperature is 0.0; it must be above 0"),
-    (lambda a, b: Mixture(shares=(a.replace(weight=1.0),), limit=3), "are for shares without weights"),
-    (lambda a, b: Mixture(shares=(a,), columns={"text": "x"}), "columns belong to the sources"),
+    (lambda a, b: Mixture(shares=(a.replace(weight=1.0),), limit=3), "temperature need shares without weights"),
+    (lambda a, b: Mixture(shares=(a,), columns={"text": "x"}), "Mixture: set columns on its sources"),
     (lambda a, b: Share(name="m", source=Mixture(shares=(a,))), "the share 'm' is a Mixture; list its shares"),
     (lambda a, b: Data(train=First(source=Mixture(shares=(a, b)), count=3)), "train: a Mixture must be the outermost"),
 ], ids=range(11))  # fmt: skip

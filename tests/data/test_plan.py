@@ -1,4 +1,4 @@
-"""The order is a pure function of seed and step; packing keeps documents apart; nothing is lost or seen twice."""
+"""The order is a pure function of seed and step; packing keeps documents apart; an epoch has every example once."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ from tiny import model_of
 
 
 class NoisyObjective(Objective):
-    """Adds a random number, so that what chance did to an example can be seen."""
+    """Adds a random number to each record, so that tests can see the random numbers of an example."""
 
     def vary(self, record, random):
         return {**record, "noise": np.asarray(random.integers(2**40))}
@@ -46,7 +46,7 @@ class RowsObjective(Objective):
 
 
 def stored(folder, sizes, shard_bytes=2**20):
-    """Records whose numbers say which they are: 1000 i, 1000 i + 1, ..."""
+    """Write records whose numbers identify them: record i has 1000 i, 1000 i + 1, ..."""
     with Writer(folder, shard_bytes) as writer:
         for i, size in enumerate(sizes):
             writer.add({"input_ids": i * 1000 + np.arange(size)})
@@ -64,7 +64,7 @@ def split(tmp_path, sizes):
 
 
 def seen(plan, steps, **options):
-    """step -> Counter of (which example, what chance did to it), over all processes."""
+    """Return step -> Counter of (example, its random number) over all processes."""
     world = options.pop("world_size", 1)
     out = {}
     for rank in range(world):
@@ -101,7 +101,7 @@ def test_an_epoch_has_every_example_once_and_the_next_in_another_order(split, ba
         chosen = plan.step(step)
         order += chosen.items.tolist()
         places += chosen.places.tolist()
-    assert places == list(range(len(order)))  # each place in the endless order once
+    assert places == list(range(len(order)))  # each place once
     epochs = [order[i : i + 57] for i in range(0, 171, 57)]
     assert all(sorted(epoch) == list(range(57)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != list(range(57))
@@ -122,14 +122,14 @@ def test_chance_is_another_for_each_place_and_seed(split):
     numbers = [noise for counter in seen(Plan(split, examples=57), range(4)).values() for _, noise in counter]
     assert len(set(numbers)) == 4 * 57
     generators = PlaceGenerators(5)
-    generators.generator(3).integers(10, size=7)  # what was drawn before does not matter
+    generators.generator(3).integers(10, size=7)  # earlier draws do not matter
     fresh = np.random.Generator(np.random.Philox(key=(9 << 64) | 5))
     assert generators.generator(9).normal(size=5).tolist() == fresh.normal(size=5).tolist()
 
 
 @pytest.mark.parametrize("kind", ["examples", "tokens", "packed"])
 def test_another_seed_is_another_order(split, tmp_path, sizes, kind):
-    """Which examples come when, in what order batches come and where packed rows begin, each apart from the noise."""
+    """The seed changes the order of examples, the order of batches and the shift of packed rows, not only the noise."""
     options = {"examples": {"examples": 10}, "tokens": {"tokens": 200}, "packed": {"examples": 4}}[kind]
     if kind == "packed":
         options |= {"packs": True, "length": 16}
@@ -140,16 +140,16 @@ def test_another_seed_is_another_order(split, tmp_path, sizes, kind):
 
     orders = [order(seed, epoch) for seed in (0, 1, 2, 2**40) for epoch in (0, 1)]
     assert all(a != b for i, a in enumerate(orders) for b in orders[:i]) and order(1) == orders[2]
-    if kind == "tokens":  # the order of the batches alone: what is in them, by length
+    if kind == "tokens":  # only the order of the batches, identified by their lengths
         lengths = [[tuple(sorted(bucket(split.sizes[items]).tolist())) for items in order(seed)] for seed in (0, 1)]
         assert lengths[0] != lengths[1] and sorted(lengths[0]) == sorted(lengths[1])
-    if kind == "packed":  # where rows begin alone
+    if kind == "packed":  # only the shift of the rows
         shifts = {min(start % 16 for start in items) for seed in range(6) for items in order(seed)[:1]}
         assert len(shifts) > 2
 
 
 def test_no_two_seeds_share_their_chance():
-    """Place 1 of seed 1 is not place 0 of seed 2, nor any other of another seed's."""
+    """Random numbers differ between all seeds and places, and between all seeds, purposes and epochs."""
     drawn = [int(PlaceGenerators(seed).generator(place).integers(2**62)) for seed in range(12) for place in range(12)]
     drawn += [
         int(generator(seed, purpose, n).integers(2**62)) for seed in range(6) for purpose in (1, 2, 3) for n in range(6)
@@ -165,7 +165,7 @@ def test_partners_are_other_records(split):
             first, second = divmod(code, 10**6)  # the first number of record i is 1000 i
             assert own not in (first, second)
             met.update((first, second))
-    assert len(met) == 57 and max(met.values()) < 80  # 40 expected of each
+    assert len(met) == 57 and max(met.values()) < 80  # 40 expected for each
 
 
 # -- lengths
@@ -182,7 +182,7 @@ def test_batches_in_tokens_hold_what_was_asked_and_little_padding(tmp_path):
         padding, real = padding + full - chosen.sizes.sum(), real + chosen.sizes.sum()
     assert real == lengths.sum() and padding / real < 0.12
     assert len(plan) < 1.15 * lengths.sum() / 2000  # full batches
-    assert len({tuple(sorted(plan.step(s).items)) for s in range(2 * len(plan))}) > 1.9 * len(plan)  # who meets whom
+    assert len({tuple(sorted(plan.step(s).items)) for s in range(2 * len(plan))}) > 1.9 * len(plan)  # other batches
 
 
 def test_a_bucket_is_no_shorter_and_at_most_an_eighth_longer():
@@ -235,7 +235,7 @@ def test_one_pass_has_everything_once_in_order(split):
 
 
 def reference(sizes, length, shift, count):
-    """Rows of the joined documents from `shift` on, around the end, one token at a time."""
+    """Return rows of the concatenated documents, starting at `shift` and wrapping at the end, token by token."""
     stream = [(i, i * 1000 + j) for i, size in enumerate(sizes) for j in range(size)]
     rows = []
     for row in range(count):
@@ -273,7 +273,7 @@ def test_packed_rows_are_the_joined_documents_cut(tmp_path, sizes, length, shard
         assert sorted(found) == sorted(reference(sizes, length, shift, count))
         if count > 3:
             assert found != reference(sizes, length, shift, count)  # in a random order
-    assert len(shifts) == 3  # the cuts fall elsewhere
+    assert len(shifts) == 3  # rows begin at different tokens in each epoch
 
 
 def test_one_pass_over_packed_rows_has_every_token_once(tmp_path, sizes):
@@ -294,7 +294,7 @@ def test_empty_documents_and_one_document(tmp_path):
     assert row["document_ids"].tolist() == [0, 0, 0, 1, 1]
     one = Plan(stored(tmp_path / "b", [10]), examples=1, length=10, packs=True)
     rows = [one.records(one.step(step))[0] for step in range(8)]
-    for row in rows:  # where the end meets the beginning there is a boundary
+    for row in rows:  # between the last and the first document there is a boundary
         ids, documents = row["input_ids"].tolist(), row["document_ids"].tolist()
         assert sorted(ids) == list(range(10))
         assert documents == [0] * (10 - ids[0]) + [1] * ids[0]
@@ -331,13 +331,13 @@ def test_only_texts_are_packed_and_a_plan_says_how_much(split, tmp_path):
         Plan(split, examples=1, packs=True)
     with Writer(tmp_path / "two") as writer:
         writer.add({"input_ids": np.arange(3), "labels": np.arange(3)})
-    with pytest.raises(ValueError, match="only texts can be packed, and these records have input_ids, labels"):
+    with pytest.raises(ValueError, match="can be packed; these have input_ids, labels"):
         Plan(DataSplit(tmp_path / "two"), examples=1, length=4, packs=True)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_packed_documents_are_learnt_as_separate_ones(tmp_path, family):
-    """N7 through the loader: loss and gradients of full rows are those of the pieces in them, one at a time."""
+    """N7 through the loader: loss and gradients of packed rows equal those of their documents, one at a time."""
     random = np.random.default_rng(0)
     with Writer(tmp_path / "s") as writer:
         for size in (5, 9, 1, 12, 3, 20, 7):
@@ -399,4 +399,4 @@ def test_batches_are_made_ahead_but_not_without_end(split):
         while len(made) < 5 and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.05)
-        assert len(made) == 5  # one taken, three waiting, one in hand
+        assert len(made) == 5  # one consumed, three in the queue, one waiting for the queue

@@ -47,7 +47,7 @@ def encoder(architecture: str, labels: tuple[str, ...] = ()) -> Any:
 
 
 def table(path: Path, rows: int, flip: int = 0) -> CSV:
-    """Sentences whose label is that of one word; every `flip`-th label is wrong."""
+    """Write sentences whose label depends on one word; every `flip`-th label is wrong."""
     lines = ["text,label"]
     for i in range(rows):
         word = list(WORDS)[i % 4]
@@ -74,12 +74,12 @@ def run_of(folder: Path, **changes: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that learnt it."""
+    """A run trained on this table."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("films")
     trainer = setup(run_of(folder), folder / "run").fit()
     assert trainer.scores["accuracy"] == trainer.scores["f1"] == 1.0  # in training, on the validation split
-    assert trainer.best == -1.0  # the best checkpoint is that with the highest accuracy, not the lowest
+    assert trainer.best == -1.0  # the best checkpoint has the highest accuracy, not the lowest
     return folder
 
 
@@ -96,7 +96,7 @@ def test_of_a_run_and_of_a_model_folder(films: Path, capsys: pytest.CaptureFixtu
     # the test split has every fifth label wrong, and the model has learnt the right ones: 4 of 20
     assert found["accuracy"] == 0.8
     model, tokenizer, losses = af.load(films / "run"), Tokenizer.load(films / "run"), []
-    for line in (films / "test.csv").read_text().splitlines()[1:]:  # each example alone
+    for line in (films / "test.csv").read_text().splitlines()[1:]:  # one example at a time
         text, label = line.split(",")
         ids = torch.tensor([tokenizer.encode(text)])
         with torch.no_grad():
@@ -158,7 +158,7 @@ def test_mistakes(films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 class Said:
-    """A head that says what `scores` makes of the ids (B, T), whatever the model thinks of them."""
+    """A head that returns `scores(ids)` for ids (B, T), independent of the hidden states."""
 
     def __init__(self, model: Any, scores: Any) -> None:
         self.model, self.scores = model, scores
@@ -183,7 +183,7 @@ def test_a_tag_for_every_word(tmp_path: Path) -> None:
         found = predictions(objective, Predictor(model, tokenizer), [example], [[record]])
     assert found.wanted == [["B-x", "I-x", "O"]]
     first = [int((record["labels"] != -100).nonzero()[0][i]) for i in range(3)]
-    assert found.predicted == [[labels[int(best[i])] for i in first]]  # where the objective asks
+    assert found.predicted == [[labels[int(best[i])] for i in first]]  # at the labelled tokens
     less = {**example, "tags": ["B-x", "-100", "O"]}
     record = objective.encode(less, tokenizer)
     with Said(model, lambda ids: {"logits": scores}), torch.no_grad():
@@ -193,7 +193,7 @@ def test_a_tag_for_every_word(tmp_path: Path) -> None:
 
 
 def test_more_than_ten_labels_in_text_order() -> None:
-    """Labels are compared by their numbers, in whatever order a file has them."""
+    """Labels are compared by index, in any order of the file."""
     names = tuple("abcdefghijkl")
     stored = {str(i): names[i] for i in sorted(range(12), key=str)}
     spec = encoder("BertForSequenceClassification", names)
@@ -211,9 +211,9 @@ def test_the_likeliest_span_of_all_windows(tmp_path: Path) -> None:
     a, g, i = (tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "agi")
 
     def points(ids: torch.Tensor, none: float | tuple[float, float]) -> dict[str, torch.Tensor]:
-        """At every g and every i, the question's too; windows with neither are least sure."""
+        """Every g scores 5 as a start and every i as an end, also in the question; `none` is the score of no answer."""
         start, end = (ids == g) * 5.0, (ids == i) * 5.0
-        if isinstance(none, tuple):  # of the window that has the context's first letters, and of the other
+        if isinstance(none, tuple):  # for the window with the context's first letters, and for the other window
             none = none[0] if bool((ids == a).any()) else none[1]
         start[:, 0] = end[:, 0] = none
         return {"start_logits": start, "end_logits": end}
@@ -225,7 +225,7 @@ def test_the_likeliest_span_of_all_windows(tmp_path: Path) -> None:
             return predictions(objective, Predictor(model, tokenizer, size=1), examples, records).predicted
 
     nothing = {**example, "context": "abc def jkl mno", "answers": []}
-    assert answered(9.0, example) == ["ghi"]  # no answer is likelier, but every question has one
+    assert answered(9.0, example) == ["ghi"]  # "no answer" scores higher, but every question has an answer
     assert answered(2.0, example, nothing) == ["ghi", ""] and answered(9.0, example, nothing) == ["", ""]
     assert right_answers(nothing) == [] and right_answers({"answers": "a b"}) == ["a b"]
     word, g = g, tokenizer.encode(" ", add_special_tokens=False)[0]  # the model chooses the space before the word
@@ -272,7 +272,7 @@ def test_bits_per_byte_and_perplexity_of_a_text(tmp_path: Path, capsys: pytest.C
 
 
 def test_the_derivative_of_a_loss_by_index() -> None:
-    """A loss that is a line in log(index) has one slope; an index without tokens is left out."""
+    """A loss that is linear in log(index) has one slope; an index without tokens is skipped."""
     sums = [5.0 - 0.5 * math.log(index) for index in range(1, 3)]
     groups = group_losses(sums, [1, 1])
     assert [group.slope for group in groups] == pytest.approx([-0.5, -0.5])
@@ -311,15 +311,15 @@ def test_translations_are_written_with_beams(
 
     monkeypatch.setattr("anyformer.evaluate.predict.generate", counted)
     trainer = setup(run, tmp_path / "run").fit()
-    assert trainer.scores["bleu"] == pytest.approx(100) == trainer.scores["bleu_lower"]  # learnt by heart
-    # during training the loss is smoothed, the perplexity is of the plain one
+    assert trainer.scores["bleu"] == pytest.approx(100) == trainer.scores["bleu_lower"]  # memorized
+    # during training the loss has label smoothing, the perplexity does not
     assert 1 < trainer.scores["perplexity"] < 1.5 < math.exp(trainer.scores["loss"])
-    found = evaluated(capsys, str(tmp_path / "run"), "--metrics", "perplexity,bits_per_byte")  # here both are plain
+    found = evaluated(capsys, str(tmp_path / "run"), "--metrics", "perplexity,bits_per_byte")  # here neither has
     assert found["perplexity"] == pytest.approx(trainer.scores["perplexity"], rel=1e-5)
     assert found["loss"] == pytest.approx(math.log(found["perplexity"]), abs=1e-6)
     alone = evaluated(capsys, str(tmp_path / "run"), "--metrics", "none", "--num-beams", "2")
     assert alone["loss"] == found["loss"]
-    for line in lines:  # other references: what was written is compared as it is, with capitals and marks
+    for line in lines:  # new references: the output is compared unchanged, with capitals and punctuation
         lines[lines.index(line)] = line.replace("Eins zwei.", "eins Zwei drei").replace("neun", "Neun")
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
     saved = tmp_path / "said.jsonl"

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness through our adapter gives what its own `hf` model gives on the exported folder."""
+"""lm-evaluation-harness gives the same results with our adapter as with its `hf` model on the exported folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def whole(folder: Path, before: str, after: str) -> None:
-    """tokenizer.json of bytes, with special tokens around a text."""
+    """Return a byte-level tokenizer.json with special tokens around a text."""
     core = tokenizers.Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -60,7 +60,7 @@ def whole(folder: Path, before: str, after: str) -> None:
 
 @pytest.fixture(scope="module", params=CONFIGS)
 def folders(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
-    """(family, our folder, the exported one)"""
+    """(family, our folder, the exported folder)"""
     name, folder = request.param, tmp_path_factory.mktemp("harness")
     if name == "gpt2":
         gpt2(folder)
@@ -98,7 +98,7 @@ def test_what_they_know_of_a_model(both: Any) -> None:
 
 
 def test_likelihoods_are_theirs(both: Any) -> None:
-    """Spaces at the end of a context, no context, one token after the same one, contexts that are too long."""
+    """Cases: spaces at the end of a context, no context, equal contexts with one token each, too long contexts."""
     name, ours, theirs = both
     pairs = [("The fox ", "says hello"), ("The fox", " a"), ("The fox", " b"), ("", "dog."), (LONG, " dog and fox"),
              ("naïve", " 🦙"), ("The quick brown", " fox jumps"), ("x", "y")]  # fmt: skip
@@ -124,7 +124,7 @@ def test_rolling_likelihoods_are_theirs(both: Any) -> None:
 
 
 def test_texts_are_theirs(both: Any) -> None:
-    """Several stop strings, prompts of unequal length and one that is too long, two groups of options."""
+    """Cases: several stop strings, prompts of unequal length, a too long prompt, two groups of options."""
     name, ours, theirs = both
     first = {"until": ["e", "\n\n"], "max_gen_toks": 9}
     second = {"until": ["zebra"], "max_gen_toks": 4, "do_sample": False, "temperature": 0.0}
@@ -135,7 +135,7 @@ def test_texts_are_theirs(both: Any) -> None:
         theirs.generate_until(asked("generate_until", *requests)),
     )
     assert len(set(a)) > 2
-    for mine, other in zip(a, b, strict=True):  # theirs counts the tokens of the prompt as room for an encoder-decoder
+    for mine, other in zip(a, b, strict=True):  # for an encoder-decoder, `hf` adds the prompt's length to the limit
         assert mine == other if name != "t5" else other.startswith(mine.rstrip("\ufffd"))
     assert requests[0][1] == {"until": ["e", "\n\n"], "max_gen_toks": 9}
 
@@ -208,7 +208,7 @@ def test_the_command(folders: Any, tasks: Path, tmp_path: Path, monkeypatch: Any
     known.register("anyformer", target=found)  # as releases after 0.4.13 do
     assert known.get("anyformer") is AnyformerLM is lm_eval.api.registry.get_model("anyformer")
     make: Any = TaskManager.__init__
-    few = {"include_defaults": False}  # to read the harness's own thousands takes half a minute
+    few = {"include_defaults": False}  # indexing the harness's thousands of tasks takes half a minute
     monkeypatch.setattr(TaskManager, "__init__", lambda self, *given, **more: make(self, *given, **more, **few))
     monkeypatch.setattr(sys, "argv", [
         "lm_eval", "--model", "anyformer", "--model_args", f"path={ours},dtype=float32", "--tasks", "tiny_choice",

@@ -1,4 +1,4 @@
-"""`anyformer eval` of runs that read no text: a run without a vocabulary has no tokenizer, and needs none."""
+"""`anyformer eval` of runs that do not read text, and so have no vocabulary and no tokenizer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pictures(folder: Path) -> dict[str, Any]:
 
 
 def recordings(folder: Path) -> dict[str, Any]:
-    """Frames behind which a code is looked for, as wav2vec 2.0 learns: no words."""
+    """Pretraining of wav2vec 2.0, which predicts codes of masked frames and uses no text."""
     lengths, rate = [600, 700, 800, 650], 2000
     waves = np.sin(np.arange(sum(lengths)) / 5) + np.random.default_rng(0).normal(size=sum(lengths)) / 9
     np.savez(folder / "x.npz", audio=(8000 * waves).astype(np.int16), rate=rate, offsets=np.cumsum([0, *lengths]))

@@ -1,4 +1,4 @@
-"""Metrics against the libraries' own functions and against cases worked out by hand."""
+"""Metrics compared with library functions and with cases computed by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ sacrebleu = pytest.importorskip("sacrebleu")
 
 
 def test_labels_by_hand() -> None:
-    predicted, wanted = [1, 1, 0, 0, 1], [1, 0, 0, 1, 1]  # 2 hits, 1 false alarm, 1 miss, 1 rightly rejected
+    predicted, wanted = [1, 1, 0, 0, 1], [1, 0, 0, 1, 1]  # TP 2, FP 1, FN 1, TN 1
     labels = METRICS["labels"]
     assert labels["accuracy"](predicted, wanted) == 3 / 5
     assert labels["f1"](predicted, wanted) == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
@@ -47,7 +47,7 @@ def test_entities_are_whole_or_wrong() -> None:
     tags = METRICS["tags"]
     assert tags["precision"](predicted, wanted) == 1 / 2 and tags["recall"](predicted, wanted) == 1 / 3
     assert tags["f1"](predicted, wanted) == pytest.approx(2 / 5) and tags["accuracy"](predicted, wanted) == 4 / 6
-    cut = [["B-person", "O", "O", "B-group"], ["O", "B-location"]]  # half a name is none
+    cut = [["B-person", "O", "O", "B-group"], ["O", "B-location"]]  # half a name does not count
     assert tags["f1"](cut, wanted) == pytest.approx(2 / 3)
     assert tags["f1"]([["O"]], [["B-person"]]) == 0
 
@@ -58,7 +58,7 @@ def test_answers_by_hand() -> None:
     answers = METRICS["answers"]
     # words {denver, broncos} in {denver, broncos, team}: precision 1, recall 2/3
     assert shared_words("the Denver Broncos", "Denver Broncos team") == pytest.approx(0.8)
-    assert shared_words("to to be", "to be or not") == pytest.approx(4 / 7)  # as often as in both
+    assert shared_words("to to be", "to be or not") == pytest.approx(4 / 7)  # the second "to" does not match
     assert shared_words("", "") == 1 and shared_words("the", "a b") == 0
     predicted, wanted = ["the Broncos!", "Denver", ""], [["Panthers", "broncos"], ["Denver Broncos"], []]
     assert answers["exact_match"](predicted, wanted) == pytest.approx(100 * 2 / 3)
@@ -93,7 +93,7 @@ def test_rouge_by_hand_and_by_its_library() -> None:
     assert texts["rouge1"](["the dogs sat"], ["the cat sat"]) == pytest.approx(100 * 2 / 3)
     assert texts["rouge2"](["the dogs sat"], ["the cat sat"]) == 0 and texts["rouge1"](["dogs"], ["dog"]) == 100
     predicted = ["It sleeps.\nA cat sits on the mat.", "nothing alike"]
-    wanted = [["The cat sat.", "A cat sits on a mat.\nIt was asleep."], "other words"]  # the one that fits best counts
+    wanted = [["The cat sat.", "A cat sits on a mat.\nIt was asleep."], "other words"]  # the best reference counts
     for name in ("rouge1", "rouge2", "rougeL", "rougeLsum"):
         one = scorer.RougeScorer([name], use_stemmer=True).score(wanted[0][1], predicted[0])[name].fmeasure
         assert one > 0.3 and texts[name](predicted, wanted) == pytest.approx(100 * one / 2)
@@ -112,7 +112,7 @@ def test_words_that_were_misheard() -> None:
     pytest.importorskip("jiwer")
     heard = METRICS["transcripts"]
     predicted, wanted = ["one too three", "", "five five"], ["one two three four", "six", "five"]
-    assert heard["wer"](predicted, wanted) == (2 + 1 + 1) / 6  # changed and left out; left out; put in
+    assert heard["wer"](predicted, wanted) == (2 + 1 + 1) / 6  # substitution and deletion; deletion; insertion
     assert heard["cer"](["too"], ["two"]) == 1 / 3 and heard["wer"](wanted, wanted) == 0
 
 

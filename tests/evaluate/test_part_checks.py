@@ -1,4 +1,4 @@
-"""af.check: deliberately broken Parts fail the check that is about their fault, and sound ones pass."""
+"""af.check: deliberately broken Parts fail the check for their fault, and correct Parts pass."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Mixer(nn.Module):
 
 
 class Faulty(Part):
-    """A mixer of one's own: plain `Part` is enough."""
+    """A user-defined mixer; a plain `Part` is enough."""
 
     def build(self, site: Site) -> nn.Module:
         return Mixer(self, site)
 
 
 class Plain(Faulty, sees="itself"):
-    """Nothing is wrong with it."""
+    """A correct Part."""
 
     def mix(self, x: Tensor, ctx: Context, module: Any) -> Tensor:
         return x
@@ -59,7 +59,7 @@ class SeesMore(Faulty, sees="itself"):
 
 
 class Padded(Faulty, sees="past"):
-    """Reads pads like words; it keeps documents apart."""
+    """Attends to padding like to tokens; it keeps documents apart."""
 
     def mix(self, x: Tensor, ctx: Context, module: Any) -> Tensor:
         documents = torch.zeros(x.shape[:2]) if ctx.documents is None else ctx.documents
@@ -68,14 +68,14 @@ class Padded(Faulty, sees="past"):
 
 
 class Packed(Faulty, sees="past"):
-    """Reads the documents before its own; pads do not count."""
+    """Attends to earlier documents of the row; it ignores padding."""
 
     def mix(self, x: Tensor, ctx: Context, module: Any) -> Tensor:
         return (x if ctx.tokens is None else x * ctx.tokens[..., None]).cumsum(1) / 8
 
 
 class Forgets(Faulty, sees="past"):
-    """Keeps a sum of the past, and begins at zero in each call."""
+    """Computes a running sum that starts at zero in each call, so it forgets its state."""
 
     def build(self, site: Site) -> nn.Module:
         return ForgetsModule(self, site)
@@ -125,7 +125,7 @@ class Unsaved(Faulty, sees="itself"):
 
 class Raises(Faulty, sees="itself"):
     def mix(self, x: Tensor, ctx: Context, module: Any) -> Tensor:
-        return x[:, :, "here"]  # the line that is named
+        return x[:, :, "here"]  # the error names this line
 
 
 BROKEN = [
@@ -134,7 +134,7 @@ BROKEN = [
     (Idles, "gradients", "no gradient: decoder.layers.0.feedforward.op.unused_scale"),
     (Overflows, "half precision", "float16"), (Unsaved, "saving", "some state was not saved"),
 ]  # fmt: skip
-ALSO = {  # a fault that other checks see too
+ALSO = {  # faults that other checks also find
     Leaks: {"padding", "packing"}, SeesMore: {"padding", "packing", "cached decoding"}, Batched: {"padding"},
     Unsaved: {"gradients"},
 }  # fmt: skip
@@ -175,7 +175,7 @@ def test_what_fits_nowhere_is_one_line() -> None:
         af.check(af.spec("vit-b16"))
 
 
-# -- errors in a Part of one's own ------------------------------------------------------------------------------------
+# -- errors in a user's Part ------------------------------------------------------------------------------------------
 
 LINE = next(i for i, line in enumerate(Path(__file__).read_text().splitlines(), 1) if "the line that is named" in line)
 

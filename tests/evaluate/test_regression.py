@@ -1,4 +1,4 @@
-"""Statistics beside a model: each predictor against scikit-learn's or torch's own, pair by pair."""
+"""Statistical estimators: each is compared with scikit-learn's or torch's, pair by pair."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_ridge() -> None:
 
 
 def test_least_squares() -> None:
-    """Of the least norm where several fit: LAPACK's, by singular values."""
+    """If several solutions fit, the one with the smallest norm, as LAPACK's."""
     points, values = drawn()
     said = least_squares(points, values)
     for row in range(4):
@@ -51,7 +51,7 @@ def test_neighbours() -> None:
 
 
 def test_bayes_is_the_best() -> None:
-    """No other weight of the ridge, and neither of the others, does better; without a pair the error is 1 + noise^2."""
+    """No other ridge weight and no other estimator has a lower error; without a pair the error is 1 + noise^2."""
     objective = Regress(width=3, context=8, noise=0.5)
     errors = curves(None, objective, count=20_000)
     assert errors["bayes"][0] == pytest.approx(1.25, rel=0.03)

@@ -174,14 +174,14 @@ def heard(last: float = 0.5) -> list[Row]:
 
 
 def replaced(last: float = 0.9) -> list[Row]:
-    """The accuracy of ELECTRA with the largest budget."""
+    """Parameter: accuracy of ELECTRA with the largest budget."""
     right = {("bert", 1): 0.7, ("electra", 1): 0.2, ("bert", 2): 0.8, ("electra", 2): last}
     return [{"kind": kind, "budget": budget, "flops": 1e6 * budget, "accuracy": each, "loss": 1 - each}
             for (kind, budget), each in right.items()]  # fmt: skip
 
 
 def shown(large: float = 0.9, small: float = 0.3) -> list[Row]:
-    """The accuracy of the largest and of the smallest model with many shots; with none, 0.2."""
+    """Parameters: accuracy of the largest and of the smallest model with many shots; without shots it is 0.2."""
     right = {8: small, 24: 0.4, 64: large}
     return [
         {"width": width, "parameters": width**2, "letters": 4, "shots": n,
@@ -191,7 +191,7 @@ def shown(large: float = 0.9, small: float = 0.3) -> list[Row]:
 
 
 def ranked(held: float = 0.92, shuffled: float = 0.5) -> list[Row]:
-    """What the largest quarter of the singular values holds in the second of two layers, and in shuffled maps."""
+    """Parameters: share of the largest quarter of the singular values in the second layer, and in shuffled maps."""
     quarter = {("attention", 0): 0.9, ("attention", 1): held, ("untrained", 0): 0.99, ("untrained", 1): 0.99,
                ("shuffled", 0): shuffled, ("shuffled", 1): shuffled}  # fmt: skip
     return [{"kind": kind, "layer": layer, "share": share, "held": each if share == 0.25 else share}
@@ -199,7 +199,7 @@ def ranked(held: float = 0.92, shuffled: float = 0.5) -> list[Row]:
 
 
 def hidden(least: float = 2.0, most: float = 2.0, worst: float = 1.5, pieces: float = 1.0) -> list[Row]:
-    """Losses with the least and the most hidden, the worst of those between, and with the same tokens hidden anew."""
+    """Parameters: losses at the lowest and the highest masking rate, the worst rate between, and dynamic in pieces."""
     first, *middle, last = masking_rate.RATES
     losses = {first: least, **dict.fromkeys(middle, 1.0), middle[-1]: worst, last: most}
     rows = [{"masking": "dynamic", "rate": rate, "loss": loss} for rate, loss in losses.items()]
@@ -208,7 +208,7 @@ def hidden(least: float = 2.0, most: float = 2.0, worst: float = 1.5, pieces: fl
 
 
 def followed(loss: float = 1.0, accuracy: float = 0.9) -> list[Row]:
-    """Without next sentences, with the last seed."""
+    """Parameters: results without next-sentence prediction with the last seed."""
     return [
         {"kind": kind, "seed": seed, "masked": 1.2 if kind == "with" else loss if seed == 2 else 1.0,
          "accuracy": 0.9 if kind == "with" else accuracy if seed == 2 else 0.9}
@@ -255,7 +255,7 @@ def test_a_false_claim_fails(experiment: Any, rows: Callable[..., list[Row]], fa
 
 @pytest.mark.parametrize("length", [8, 64])
 def test_spectra(length: int) -> None:
-    """All singular values alike hold as much as they are; of a matrix of rank 1 the first holds all."""
+    """If all singular values are equal, a fraction p has the share p of the sum; at rank 1 the first has all."""
     alike, one = (
         low_rank.spectrum(each.expand(2, 3, -1, -1)) for each in (torch.eye(length), torch.ones(length, length))
     )

@@ -206,7 +206,7 @@ def test_answers_stand_where_they_are_asked_for() -> None:
 
 
 def test_texts_by_name_or_path(tmp_path: Path) -> None:
-    """One in twenty is held out, whatever they come from."""
+    """One text in twenty is held out, from every source."""
 
     def rows(data: Any) -> list[list[str]]:
         return [[row.example["text"] for row in source.rows(("text",))] for source in (data.train, data.valid)]
@@ -256,7 +256,7 @@ def test_answers_that_are_right_are_counted() -> None:
         return recall.answer_accuracy(trainer, [*texts])
 
     assert accuracy(constant, "abc|cba", "bba|abb") == [0.0, 1.0, 0.5]
-    assert accuracy(echo, "abc|cba", "aab|baa") == [0.0, 0.0, 0.5]  # right where a letter follows itself
+    assert accuracy(echo, "abc|cba", "aab|baa") == [0.0, 0.0, 0.5]  # right if a letter repeats
 
 
 def test_letters_that_are_copied_are_counted(tmp_path: Path) -> None:
@@ -289,8 +289,8 @@ def test_a_text_read_in_pieces_is_the_text() -> None:
 
 
 @pytest.mark.parametrize(("answers", "losses", "holds"), [
-    ((0.0, 0.05, 0.7), (3.0, 2.0, 1.0), True), ((0.2, 0.25, 0.9), (3.0, 2.0, 1.0), False),  # there at the first
-    ((0.0, 0.7, 0.5), (3.0, 2.0, 1.0), False),  # not there at the last
+    ((0.0, 0.05, 0.7), (3.0, 2.0, 1.0), True), ((0.2, 0.25, 0.9), (3.0, 2.0, 1.0), False),  # able at the smallest size
+    ((0.0, 0.7, 0.5), (3.0, 2.0, 1.0), False),  # not able at the largest size
     ((0.0, 0.35, 0.7), (3.0, 2.9, 1.0), False),  # the loss falls as suddenly
 ])  # fmt: skip
 def test_emergence_is_a_step_where_the_loss_has_none(
@@ -364,7 +364,7 @@ def test_a_cache_that_saves_nothing_is_told(tmp_path: Path) -> None:
     assert not generation_time.claim(broken).holds
     operations, state = curves(generation_time.plot(rows)).values()
     assert operations["no cache"] == [*again.items()] and operations.keys() == {*generation_time.KINDS}
-    assert state.keys() == operations.keys() - {"no cache"}  # which remembers nothing
+    assert state.keys() == operations.keys() - {"no cache"}  # which has no state
 
 
 def recurrence_rows(depths: tuple[int, int] = (9, 9), far: float = 1.0, lstm: float = 0.2) -> list[dict[str, Any]]:

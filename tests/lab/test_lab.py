@@ -108,7 +108,7 @@ def test_a_killed_process_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kills", [3, 4])
 def test_killed_processes_are_replaced_three_times(kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By pools that run trials here, the first `kills` of which break at the second trial."""
+    """The pools run trials in this process; the first `kills` pools break at the second trial."""
     pools: list[object] = []
 
     class Pool(concurrent.futures.ThreadPoolExecutor):
@@ -128,7 +128,7 @@ def test_killed_processes_are_replaced_three_times(kills: int, tmp_path: Path, m
             trials.perform(jobs=2)
     else:
         assert [row["square"] for row in trials.perform(jobs=2)][::2] == [0, 1, 4]
-    assert len(pools) == 4 and (tmp_path / "asked").read_text().count("0") == 1  # what is done is not done again
+    assert len(pools) == 4 and (tmp_path / "asked").read_text().count("0") == 1  # finished trials do not run again
 
 
 @pytest.mark.slow
@@ -411,7 +411,7 @@ def test_every_seed_counts() -> None:
         "yes", "no"
     }  # fmt: skip
     drawn = {line.get_label(): line.get_xydata().tolist() for line in losses.lines}
-    assert drawn["sinusoidal"] == [[1, 1.0], [4, 1.5]] and drawn["learned"] == [[1, 1.0]]  # it ends where it learnt
+    assert drawn["sinusoidal"] == [[1, 1.0], [4, 1.5]] and drawn["learned"] == [[1, 1.0]]  # not beyond length 1
 
 
 def test_pairs_of_sentences() -> None:

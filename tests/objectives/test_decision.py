@@ -133,8 +133,8 @@ def test_episodes_are_read_from_a_file(tmp_path: Path, marked: bool) -> None:
     ("change", "sentence"),
     [
         ({"rewards": None}, "no array 'rewards'"),
-        ({"episode_offsets": None}, "no array 'episode_offsets' or 'episode_starts' marks where episodes begin"),
-        ({"episode_offsets": np.array([0, 5, 3, 11])}, "do not follow each other from 0 to 11"),
+        ({"episode_offsets": None}, "no array 'episode_offsets' or 'episode_starts'"),
+        ({"episode_offsets": np.array([0, 5, 3, 11])}, "offsets must rise from 0 to 11"),
         ({"obs": np.zeros((3, 3))}, "arrays of unequal length"),
     ],
 )

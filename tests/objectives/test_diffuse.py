@@ -125,7 +125,7 @@ def test_the_files_of_mnist(tmp_path: Path) -> None:
     whole = gzip.decompress((tmp_path / "images-idx3-ubyte.gz").read_bytes())
     for damaged in (whole[:-1], whole[:9], b"", b"text", bytes((0, 0, 13)) + whole[3:], whole + b"x"):
         (tmp_path / "bad").write_bytes(damaged)
-        with pytest.raises(ValueError, match="bad: not a file of bytes like MNIST's"):
+        with pytest.raises(ValueError, match="bad: not an IDX file"):
             list(IDX(path=str(tmp_path / "bad"), name="image").raw())
     (tmp_path / "bad.gz").write_bytes(b"no archive")
     with pytest.raises(ValueError, match=r"bad\.gz"):

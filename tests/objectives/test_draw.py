@@ -205,7 +205,7 @@ def test_mistakes(pairs: Captions, vae: Path, folder: Path, tmp_path: Path) -> N
         (lambda: drawing(vae / "x").ready(NAMES), "train an autoencoder first: "),
         (lambda: drawing(vae, text=-1.0), "NextImageToken.text is -1.0"),
         (lambda: af.tasks.draw(vae, ["moon"], out=None), "draw needs a model that draws"),
-        (lambda: Captions(source=pairs.source, names=NAMES, forms=("nothing",)), "each says {} for the name"),
+        (lambda: Captions(source=pairs.source, names=NAMES, forms=("nothing",)), "each form needs {} for the name"),
     ):  # fmt: skip
         with pytest.raises(ValueError) as error:
             change()

@@ -91,9 +91,9 @@ def test_bad_recordings_are_told(source: Recordings, tmp_path: Path) -> None:
     with np.load(source.path) as stored:
         good = dict(stored)
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"offsets": good["offsets"][:-1]}, "do not follow each other"), ({"label": good["label"][1:]}, "label"),
-        ({"label": good["label"] + 1}, "labels up to 2, and 2 texts"), ({"rate": None}, "no array 'rate'"),
-        ({"audio": good["audio"][None]}, "not a row of samples"),
+        ({"offsets": good["offsets"][:-1]}, "offsets must rise"), ({"label": good["label"][1:]}, "label"),
+        ({"label": good["label"] + 1}, "labels up to 2, but only 2 texts"), ({"rate": None}, "no array 'rate'"),
+        ({"audio": good["audio"][None]}, "audio .* must be one-dimensional"),
     ]  # fmt: skip
     for changes, match in wrong:
         path = tmp_path / "bad.npz"

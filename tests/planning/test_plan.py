@@ -1,4 +1,4 @@
-"""Planning a training: what the papers print, what divides and fits, and the run that comes of it."""
+"""Planning a training: the papers' figures, layouts that divide and fit, and the planned run."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def small(**changes: Any) -> Any:
 def test_compute_that_papers_print(name: str, tokens: float, printed: float) -> None:
     counted = af.count(af.spec(name))
     assert estimate(counted.parameters, tokens) == pytest.approx(printed, rel=0.01)
-    exact = tokens * counted.training_flops(2048, causal=True) / 2048  # with attention, without the table of tokens
+    exact = tokens * counted.training_flops(2048, causal=True) / 2048  # with scores, without embedding
     assert exact == pytest.approx(printed, rel=0.05)
 
 
 def test_the_transformer_of_2017_counts_hardware_time() -> None:
-    """Table 2 has 3.3e18 and 2.3e19: what 8 P100 could do in 12 hours and 3.5 days, not what the products take."""
+    """Table 2 has 3.3e18 and 2.3e19: the peak of 8 P100 in 12 hours and 3.5 days, not the FLOPs of the products."""
     assert hardware(8, 12 * HOUR, 9.5e12) == pytest.approx(3.3e18, rel=0.01)
     assert hardware(8, 3.5 * DAY, 9.5e12) == pytest.approx(2.3e19, rel=0.01)
     tokens = 100_000 * 25_000  # steps, and target tokens of a batch
@@ -78,7 +78,7 @@ def test_optimal_sizes() -> None:
 
 
 def test_published_laws_at_their_limits() -> None:
-    """The constants one by one: a law with endless data or an endless model has only one term."""
+    """Checks each constant: with infinite data or an infinite model, a law has only one term."""
     endless = 1e300
     assert hoffmann_loss(endless, endless) == pytest.approx(1.69)
     assert hoffmann_loss(1e9, endless) - 1.69 == pytest.approx(406.4 * 1e9**-0.34)
@@ -99,7 +99,7 @@ def test_the_choice_of_hoffmann_is_where_the_law_is_least(compute: float) -> Non
 
 
 def test_loss_of_a_plan(run) -> None:
-    """Kaplan counts no embeddings; a model of images or of pairs has no loss by a law of language models."""
+    """Kaplan's N excludes embeddings; image models and encoder-decoders have no loss by a law of language models."""
     plan = json.loads(run("plan", "gpt2", "--tokens", "1e10", "--json")[1])
     inner = 124_439_808 - 50257 * 768 - 1024 * 768
     assert plan["loss"] == pytest.approx(
@@ -120,7 +120,7 @@ def test_epochs_of_bert() -> None:
 
 
 def test_what_a_device_holds() -> None:
-    """16 bytes a parameter and a copy in half precision, in as many pieces as there are; activations of one text."""
+    """16 bytes per parameter, divided by the shards, a bf16 copy, and the activations of one text."""
     counted = af.count(small())
     job, P = TrainingJob(counted, 64, 16), counted.parameters
     alone = job.need(DeviceLayout())
@@ -142,7 +142,7 @@ def test_what_a_device_holds() -> None:
 
 
 def test_experts_over_devices(run, tmp_path: Path) -> None:
-    """A device holds its experts and its piece of the rest; tokens travel instead of the experts' weights."""
+    """A device stores its experts and its shard of the rest; tokens are sent instead of the experts' weights."""
     config = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
               "intermediate_size": 256, "num_local_experts": 8, "vocab_size": 50257,
               "architectures": ["MixtralForCausalLM"]}  # fmt: skip
@@ -153,8 +153,8 @@ def test_experts_over_devices(run, tmp_path: Path) -> None:
     four = job.need(DeviceLayout(expert=4))
     held = experts / 4 + rest / 4
     assert (four.gradients, four.optimizer) == (4 * held, 8 * held)
-    assert four.weights == 4 * held + 2 * (experts / 4 + rest)  # half precision: not the experts of others
-    traffic = 2 * 4 * 32 * 2 * 64 * 2  # layers; there and back, forward and backward; tokens x experts x width in bf16
+    assert four.weights == 4 * held + 2 * (experts / 4 + rest)  # bf16 copies: only of its own experts
+    traffic = 2 * 4 * 32 * 2 * 64 * 2  # layers; to and from, forward and backward; tokens x experts x width in bf16
     assert four.sent == 4 * (3 / 4) * (3 * 4 * rest + traffic)
     both = job.need(DeviceLayout(shard=2, expert=2))
     assert both.gradients == 4 * P / 4 and both.weights == 4 * P / 4 + 2 * (experts / 2 + rest)
@@ -282,7 +282,7 @@ def test_many_machines() -> None:
 
 
 def test_pictures_are_as_long_as_they_are(run) -> None:
-    """A DiT sees 256 patches of its latents, whatever the usual length of a text."""
+    """A DiT reads 256 patches of its latents; the default text length does not apply."""
     code, text, err = run("plan", "dit-xl-2", "--tokens", "1e12", "--json")
     plan = json.loads(text)
     assert (code, err) == (0, "") and plan["length"] == 256
@@ -307,7 +307,7 @@ def test_pictures_are_as_long_as_they_are(run) -> None:
      (["bert-base", "--recipe", "gpt2-124m", "--out", "run.json"], "reads from left to right"),
      (["gpt2", "--batch", "7"], "a batch of 7 texts is not a multiple of 1 at once"),
      (["vit-b16", "--length", "8"], "--length: this model reads pixel_values of 3 x 224 x 224, no others"),
-     (["gpt2", "--layout", "pipeline=4,replicate=2", "--out", "run.json"], "no pipelines")],
+     (["gpt2", "--layout", "pipeline=4,replicate=2", "--out", "run.json"], "choose a layout with pipeline=1")],
 )  # fmt: skip
 def test_mistakes_are_one_line(run, arguments: list[str], line: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)

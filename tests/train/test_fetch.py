@@ -172,7 +172,7 @@ def test_a_file_that_is_another_or_none(
 ) -> None:
     call = ["fetch", "scitldr", "--data", str(tmp_path / "data")]
     for name, contents, why in (
-        ("other", {"train.jsonl.gz": PAPERS}, "train.jsonl.gz is not what was published: its SHA-256 is "),
+        ("other", {"train.jsonl.gz": PAPERS}, "train.jsonl.gz has changed: its SHA-256 is "),
         ("none", {"train.jsonl.gz": b""}, "train.jsonl.gz cannot be reached: "),
     ):
         put_on_web(monkeypatch, tmp_path / name, contents)

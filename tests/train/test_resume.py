@@ -203,7 +203,7 @@ def test_t4_prepared_records_that_were_changed_are_refused(begun: tuple[Path, Pa
     }[file]
     assert len(after) == len(before) and after != before
     (place / file).write_bytes(after)
-    wrong = f"{place} is damaged; delete it to prepare it again .*another"
+    wrong = f"{place} is damaged; delete it to prepare it again .*digest"
     with pytest.raises(ValueError, match=wrong):
         setup(runs.run_of(texts, steps=6), folder, resume=True)
     shutil.rmtree(place)

@@ -1,4 +1,4 @@
-"""Data for training: sources, vocabularies, records on disk, the order they are seen in, and batches."""
+"""Data for training: sources, vocabularies, records on disk, the order of the examples, and batches."""
 
 from anyformer.data.captions import Captions, Worded
 from anyformer.data.episodes import Episodes

@@ -1,4 +1,4 @@
-"""Texts made from what else a row has."""
+"""Sources that generate a "text" column from the other columns of a row."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from anyformer.data.source import Example, Row, Source
 
 
 class Captions(Source):
-    """Another source with one more column, "text": what the number in its column `label` stands for, said in each of
-    `forms`. In a form {} is the name, {a} the article before it."""
+    """Adds a column "text" to a source: the class name of the number in column `label`, written in each of `forms`. In
+    a form, {} is replaced by the name and {a} by its article."""
 
     source: Source
     names: tuple[str, ...]
@@ -20,7 +20,7 @@ class Captions(Source):
     def check(self) -> None:
         fields = [{name for _, name, _, _ in string.Formatter().parse(form) if name is not None} for form in self.forms]
         if not self.names or not fields or not all({""} <= each <= {"", "a"} for each in fields):
-            raise ValueError(f"Captions.forms are {self.forms}; each says {{}} for the name, and may say {{a}}")
+            raise ValueError(f"Captions.forms: {self.forms}; each form needs {{}} for the name and may contain {{a}}")
 
     def raw(self) -> Iterator[Row]:
         for place, example, problem in self.source.rows((self.label,)):
@@ -40,20 +40,20 @@ class Captions(Source):
 
 
 class Worded(Source):
-    """Another source with one more column, "text": its other columns put into each of `forms`. In a form {name} is the
-    column of that name, of several words all with commas between them, and with {name:4} the first four. A form that
-    would say nothing of an empty column is left out."""
+    """Adds a column "text" to a source: each of `forms`, filled with other columns. In a form, {name} is replaced by
+    the column `name`; a list is joined with commas, and {name:4} takes only its first four items. Forms with an empty
+    column are skipped."""
 
     source: Source
     forms: tuple[str, ...]
 
     def check(self) -> None:
         if not self.forms or not all(self.pieces(form) for form in self.forms):
-            raise ValueError(f"Worded.forms are {self.forms}; each names a column, as {{name}} or {{name:4}}")
+            raise ValueError(f"Worded.forms: {self.forms}; each form needs a column, as {{name}} or {{name:4}}")
 
     @staticmethod
     def pieces(form: str) -> list[tuple[str, str | None, int | None]]:
-        """(text, column, how many of its words) along a form; nothing where it cannot be read as one."""
+        """Parse a form into (text, column after it, maximum number of items); [] if it is not a form."""
         try:
             fields = [(text, name, spec) for text, name, spec, _ in string.Formatter().parse(form)]
         except ValueError:
@@ -74,7 +74,7 @@ class Worded(Source):
 
 
 def fill_form(form: list[tuple[str, str | None, int | None]], example: Example) -> str:
-    """ "" where one of its columns is empty."""
+    """Return the filled form, or "" if one of its columns is empty."""
     texts = []
     for text, name, most in form:
         value = "" if name is None else example[name]

@@ -1,4 +1,4 @@
-"""Rows to records, in order: here, and by all cores once it takes longer than a moment."""
+"""Encodes rows as records, in order: in this process, and on all cores if it takes more than a few seconds."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from anyformer.objectives.examples import array
 from anyformer.objectives.objective import Objective, Record
 from anyformer.runtime.processes import end_with_parent
 
-MOMENT = 3.0  # seconds after which other processes are worth their start
-CHUNK = 32  # rows that go to a process at once
+MOMENT = 3.0  # seconds before worker processes are started
+CHUNK = 32  # rows per task of a worker
 
 
 class Encoded(NamedTuple):
     place: str
     records: list[Record]
-    problem: str = ""  # why there are none
-    unread: bool = False  # the source could not read the row; otherwise the objective refused it
-    more: bool = False  # the next one is the rest of this record
-    truncated: int = 0  # tokens that were cut off
+    problem: str = ""  # why there are no records
+    unread: bool = False  # True: the source could not read the row; False: the objective rejected it
+    more: bool = False  # the record continues in the next Encoded
+    truncated: int = 0  # tokens cut off
 
 
 def encode_row(row: Row, objective: Objective, tokenizer: Any) -> Encoded:
@@ -52,7 +52,7 @@ def is_long(row: Row, objective: Objective) -> bool:
 
 
 def encode_long(row: Row, objective: Objective, tokenizer: Any) -> Iterator[Encoded]:
-    """A text that is too long to hold, a part at a time."""
+    """Encode a text that is too long for memory, one part at a time."""
     assert row.example is not None
     for ids in objective.ids(row.example["text"], tokenizer):
         if ids:
@@ -63,8 +63,8 @@ def encode_long(row: Row, objective: Objective, tokenizer: Any) -> Iterator[Enco
 def encode_rows(
     rows: Iterator[Row], objective: Objective, tokenizer: Any, workers: int | None = None, moment: float = MOMENT
 ) -> Generator[Encoded, None, None]:
-    """Each row encoded, in the same order. Several processes do it once `moment` has passed, where there are cores for
-    them and they can be forked."""
+    """Encode rows in order. After `moment` seconds, worker processes continue if there are several cores and processes
+    can be forked."""
     workers = cores() if workers is None else workers
     in_process = workers < 2 or "fork" not in multiprocessing.get_all_start_methods()
     until = time.monotonic() + moment
@@ -86,7 +86,7 @@ _shared: tuple[Objective, Any]
 
 
 def _begin(objective: Objective, tokenizer: Any, parent: int) -> None:
-    """In a new process: Ctrl-C is the parent's business, and its end is the end of this one."""
+    """Initialize a worker: it ignores Ctrl-C, which the parent handles, and ends with the parent."""
     global _shared
     _shared = (objective, tokenizer)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -98,7 +98,7 @@ def _encode_chunk(rows: list[Row]) -> list[Encoded]:
 
 
 def _chunks(rows: Iterable[Row], objective: Objective) -> Iterator[list[Row] | Row]:
-    """Rows in lists of CHUNK; a long row comes by itself."""
+    """Yield lists of CHUNK rows, and each long text as a single Row."""
     chunk: list[Row] = []
     for row in rows:
         if is_long(row, objective):
@@ -125,11 +125,11 @@ def _encode_in_processes(rows: Iterable[Row], objective: Objective, tokenizer: A
             if not waiting:
                 return
             first = waiting.popleft()
-            if isinstance(first, Row):  # here, since its parts would not fit a process's answer
+            if isinstance(first, Row):  # encoded here, because a worker would have to return the whole text at once
                 yield from encode_long(first, objective, tokenizer)
             else:
                 yield from first.result()
     except BrokenProcessPool:
-        raise ValueError("a process that encodes examples was killed, perhaps for lack of memory") from None
+        raise ValueError("a process that encodes examples was killed, possibly because memory ran out") from None
     finally:
         pool.shutdown(cancel_futures=True)

@@ -19,22 +19,21 @@ from anyformer.objectives.objective import Batch, Objective, Record
 
 @dataclasses.dataclass(frozen=True)
 class StepBatches:
-    """The batches of this process for one step. A batch that is not `real` repeats an example so that all processes
-    do the same number of passes, and must count nothing."""
+    """The batches of this process for one step. A batch that is not `real` repeats an example, so that all processes
+    do the same number of forward passes; its loss must not count."""
 
     step: int
     batches: list[Batch]
     real: list[bool]
-    examples: int  # of the step, over all processes
-    tokens: int  # without padding, over all processes
+    examples: int  # in this step, over all processes
+    tokens: int  # in this step without padding, over all processes
 
 
 class Loader:
-    """Steps from `start_step` on, `stop_step` excluded where given: `with Loader(...) as loader: for ready in loader`.
+    """Yields the batches of steps `start_step` to `stop_step` - 1: `with Loader(...) as loader: for ready in loader`.
 
-    `micro` examples (tokens where the plan is in tokens) go into one batch. Which examples a step sees and what chance
-    does to them depends only on the plan, not on the number of processes. `rate`: the tokens that the model reads for
-    each number of a record.
+    A batch contains at most `micro` examples (tokens, if the plan is in tokens). The examples of a step and their
+    random changes depend only on the plan, not on the number of processes. `rate`: model tokens per number of a record.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Loader:
     # -- one step
 
     def make(self, step: int) -> StepBatches:
-        """The step's batches for this process, made here and now."""
+        """Return this process's batches of a step, without the background thread."""
         chosen = self.plan.step(step)
         pieces = share(chosen, self.world_size, self.micro, self.plan.in_tokens)[self.rank]
         batches = [self.batch_of(chosen.part(piece if len(piece) else np.zeros(1, int))) for piece in pieces]
@@ -73,7 +72,6 @@ class Loader:
         return StepBatches(step, batches, real, len(chosen.items), round(int(chosen.sizes.sum()) * self.rate))
 
     def batch_of(self, chosen: StepExamples) -> Batch:
-        """One batch of these examples."""
         records = self.plan.records(chosen)
         if self._varies:
             numbers = zip(chosen.places.tolist(), chosen.items.tolist())
@@ -87,7 +85,7 @@ class Loader:
         random, num = self._generators.generator(place), self.objective.partners
         return self.objective.vary(record, random, *(self.plan.others(item, random, num) if num else ()))
 
-    # -- all of them, ahead of time
+    # -- all steps, ahead of time
 
     def __enter__(self) -> Loader:
         return self
@@ -97,7 +95,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[StepBatches]:
         if self._thread is not None:
-            raise RuntimeError("a loader can be iterated once; make another with start_step")
+            raise RuntimeError("a Loader can be iterated only once; create another with start_step")
         self._thread = threading.Thread(target=self._work, name="anyformer-loader", daemon=True)
         self._thread.start()
         while (item := self._queue.get()) is not None:
@@ -123,7 +121,7 @@ class Loader:
                 continue
 
     def close(self) -> None:
-        """Ends the background work and drops the prepared batches."""
+        """Stop the background thread and drop the prepared batches."""
         self._over.set()
         while self._thread is not None and self._thread.is_alive():
             while not self._queue.empty():

@@ -1,4 +1,4 @@
-"""The lock on a run's folder. Locks that only wait for each other are plain `filelock.FileLock`s."""
+"""The lock on a run's folder: a second process gets an error. To wait instead, use `filelock.FileLock`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from filelock import FileLock, Timeout
 
 
 class FolderLock:
-    """Keeps other processes from training in the same folder. The system frees the lock when the process ends.
+    """Keeps other processes from training in the same folder. The system releases the lock when the process ends.
 
-    `.lock` names the process. A process can lock its own folder again (`is_singleton`), from any thread.
+    `.lock` contains the name of the process. That process can acquire the lock again (`is_singleton`), in any thread.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -28,10 +28,10 @@ class FolderLock:
             with contextlib.suppress(OSError):
                 owner = self.path.read_text()[:200].strip()
             owner = owner or "another process"
-            raise ValueError(f"{self.folder} is in use: {owner} trains there; --out DIR starts another run") from None
+            raise ValueError(f"{self.folder} is in use: {owner} trains there; choose another --out DIR") from None
         except OSError:  # a file system without locks
             pass
-        with contextlib.suppress(OSError):  # Windows lets nobody else write to a locked file
+        with contextlib.suppress(OSError):  # Windows forbids writing to a locked file
             self.path.write_text(f"process {os.getpid()} on {platform.node()}")
 
     def release(self) -> None:

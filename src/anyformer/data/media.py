@@ -1,5 +1,4 @@
-"""Folders of images and of sound, whose labels are the folders they lie in; recordings in one file, and recordings
-said one after another."""
+"""Folders of images or audio files with one subfolder per class; recordings stored in one file; joined recordings."""
 
 from __future__ import annotations
 
@@ -20,14 +19,14 @@ from anyformer.specs.messages import quote
 
 
 class Folder(Files):
-    """Files in a folder for each class: "cats/1.png" has the label "cats", or none right below `path`."""
+    """Files with one subfolder per class: "cats/1.png" has the label "cats". Files directly in `path` have no label."""
 
     def raw(self) -> Iterator[Row]:
         roots = [Path(path).expanduser() for path in ((self.path,) if isinstance(self.path, str) else self.path)]
         for file in self.files():
             label = {} if file.parent in roots else {"label": file.parent.name}
             if not label and "label" in self.required:
-                yield Row(str(file), None, "not in the folder of a class")
+                yield Row(str(file), None, "not in a class folder")
                 continue
             try:
                 yield Row(str(file), {**self.read(file), **label, "path": str(file)})
@@ -39,18 +38,18 @@ class Folder(Files):
 
 
 class _UnreadableFile(Exception):
-    """One file, as opposed to a mistake in the description."""
+    """Raised for a file that cannot be used; its row is skipped."""
 
 
 class ImageFolder(Folder):
-    """{"image": (H, W, C) bytes, "label": name}; with `size` scaled to (H, W), with `channels` 1 as grey."""
+    """{"image": (H, W, C) bytes, "label": class}, resized to `size` (H, W) if given; grey with `channels` 1."""
 
     size: tuple[int, int] | None = None
     channels: int = 3
 
     def check(self) -> None:
         if self.channels not in (1, 3):
-            raise ValueError(f"ImageFolder.channels is {self.channels}; 1 (grey) or 3 (colour)")
+            raise ValueError(f"ImageFolder.channels is {self.channels}; it must be 1 (grey) or 3 (colour)")
 
     def endings(self) -> tuple[str, ...]:
         return ENDINGS
@@ -69,8 +68,8 @@ class ImageFolder(Folder):
 
 
 class SoundFolder(Folder):
-    """{"audio": (T,) between -1 and 1, "rate": samples a second, "label": name}, channels mixed; `rate` is demanded
-    of every file where given."""
+    """{"audio": (T,) between -1 and 1, "rate": samples per second, "label": class}, channels averaged. If `rate` is
+    given, files with a different rate are skipped."""
 
     rate: int | None = None
 
@@ -87,14 +86,14 @@ class SoundFolder(Folder):
         except (recordings.UnreadableAudio, OSError) as error:
             raise _UnreadableFile(str(error)) from None
         if self.rate is not None and rate != self.rate:
-            raise _UnreadableFile(f"{rate} samples a second, not {self.rate}")
+            raise _UnreadableFile(f"{rate} samples per second, not {self.rate}")
         return {"audio": samples, "rate": rate}
 
 
 class Recordings(Files):
-    """NumPy's .npz with the samples of all recordings one after another, "audio" (M,), where each begins, "offsets"
-    (recordings + 1,), and "rate", samples a second. `fields` are arrays that say something of each recording, and
-    `texts` what is said where its "label" is 0, 1, ...: {"audio": (T,), "rate": ..., "text": ..., and the fields}."""
+    """Read NumPy's .npz with concatenated recordings: "audio" (M,) samples, "offsets" (recordings + 1,), and "rate" in
+    samples per second. `fields` names arrays with one value per recording; `texts` are the transcripts of "label" 0,
+    1, ... Each recording is an example: {"audio": (T,), "rate": ..., "text": ..., and the fields}."""
 
     fields: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
@@ -114,33 +113,33 @@ class Recordings(Files):
                 yield Row(f"{file}: recording {i + 1}", example)
 
     def read_recordings(self, file: Path, needed: tuple[str, ...]) -> dict[str, np.ndarray]:
-        """The arrays, which fit together."""
+        """Return the arrays; ValueError if they do not match each other."""
         try:
             arrays = read_arrays(file, *needed)
             for name in needed:
                 if name not in arrays:
-                    raise ValueError(f"no array {quote(name)}, of {', '.join(dict.fromkeys(needed))}")
+                    raise ValueError(f"no array {quote(name)}; needed: {', '.join(dict.fromkeys(needed))}")
             audio, offsets, rate = (arrays[name] for name in needed[:3])
             if audio.ndim != 1 or offsets.dtype.kind not in "iu" or rate.ndim or rate.dtype.kind not in "iu":
                 raise ValueError(
-                    f"audio {audio.shape}, offsets of {offsets.dtype}, rate {rate.shape}: not a row of"
-                    " samples, whole numbers and one number"
+                    f"audio {audio.shape} must be one-dimensional, offsets {offsets.dtype} integers, and"
+                    f" rate {rate.dtype} {rate.shape} one integer"
                 )
             if not are_consecutive(offsets, len(audio)):
-                raise ValueError(f"the recordings do not follow each other from 0 to {len(audio)}")
+                raise ValueError(f"offsets must rise from 0 to {len(audio)}")
             for name in needed[3:]:
                 if arrays[name].shape != (len(offsets) - 1,):
-                    raise ValueError(f"{name} {arrays[name].shape}, and {len(offsets) - 1} recordings")
+                    raise ValueError(f"{name} has shape {arrays[name].shape}; there are {len(offsets) - 1} recordings")
             if self.texts and not 0 <= arrays["label"].min() <= arrays["label"].max() < len(self.texts):
-                raise ValueError(f"labels up to {arrays['label'].max()}, and {len(self.texts)} texts")
+                raise ValueError(f"labels up to {arrays['label'].max()}, but only {len(self.texts)} texts")
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
         return arrays
 
 
 class JoinedRecordings(Source):
-    """`count` examples, each of `least` to `most` recordings of another source one after another, and their texts with
-    spaces between. Which they are is drawn by `seed`; those of one agree in the column `alike` (one speaker)."""
+    """`count` examples, each of `least` to `most` random recordings of `source` joined together, with their texts
+    joined by spaces. All recordings of an example have the same value in the column `alike` (for example: speaker)."""
 
     source: Source
     count: int
@@ -153,9 +152,9 @@ class JoinedRecordings(Source):
         at_least(self, 1, "count", "least")
         at_least(self, 0, "seed")
         if self.most < self.least:
-            raise ValueError(f"JoinedRecordings: at most {self.most}, and at least {self.least}")
+            raise ValueError(f"JoinedRecordings: most {self.most} must not be below least {self.least}")
         if self.columns:
-            raise ValueError("JoinedRecordings: columns belong to the source in it")
+            raise ValueError("JoinedRecordings: set columns on its source instead")
 
     def raw(self) -> Iterator[Row]:
         return self.rows(("audio",))
@@ -179,7 +178,7 @@ class JoinedRecordings(Source):
             chosen = [first, *(group[i] for i in random.integers(len(group), size=size - 1))]
             if len(rates := {example["rate"] for example in chosen}) > 1:
                 two = " and ".join(map(str, sorted(rates)[:2]))
-                raise ValueError(f"JoinedRecordings: recordings of {two} samples a second cannot be joined")
+                raise ValueError(f"JoinedRecordings: recordings of {two} samples per second cannot be joined")
             texts = {"text": " ".join(one["text"] for one in chosen)} if "text" in first else {}
             audio = np.concatenate([example["audio"] for example in chosen])
             yield Row(f"joined recording {number + 1}", {**texts, "audio": audio, "rate": first["rate"]})

@@ -1,4 +1,4 @@
-"""Which examples a step sees of a mixture: still a pure function of the seed and the number of the step."""
+"""The examples of each step of a mixture: a pure function of the seed and the step number, as in plan.py."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from anyformer.data.source import Source
 from anyformer.objectives.objective import Record
 from anyformer.specs.messages import quote
 
-BLOCK = 2**16  # places in which every share of a mixture has its rate, to the last one
+BLOCK = 2**16  # places in a block; in every block each share has exactly its rate, rounded
 
 
 class MixedPlan:
-    """Steps over several plans, each with its rate of all places (where batches are in tokens, of all steps).
+    """Steps over several plans. Each plan gets its rate of all places (of all steps, if batches are in tokens).
 
-    Which plan has a place is drawn: a block of places has an order of its own, in which each plan has as many as its
-    rate says. So how often a plan came before any place is known, and which of its own examples comes next."""
+    The places of a block are assigned to plans in a random order with a fixed number per plan. So the number of earlier
+    places of a plan is known without counting, and with it the plan's next example."""
 
     def __init__(self, plans: Mapping[str, Plan], rates: Mapping[str, float], seed: int = 0) -> None:
         self.plans, self.names, self.seed = [*plans.values()], [*plans], seed
         first = self.plans[0]
         self.in_tokens, self.examples, self.end_step = first.in_tokens, first.examples, None
         shares = np.array([rates[name] for name in plans])
-        self.counts = np.diff(np.round(np.cumsum(shares / shares.sum()) * BLOCK), prepend=0).astype(np.int64)  # a block
+        # places per block
+        self.counts = np.diff(np.round(np.cumsum(shares / shares.sum()) * BLOCK), prepend=0).astype(np.int64)
         for name, rate, count in zip(self.names, shares, self.counts):
             if rate and not count:
                 raise ValueError(
                     f"the share {quote(name)} is {rate:.1e} of the mixture; the minimum is {1 / BLOCK:.1e}"
                 )
-        # items of all plans in one row
+        # the items of all plans are numbered consecutively
         self.starts = np.cumsum([0, *(plan.total if plan.packs else plan.count for plan in self.plans)])
         self._block = functools.lru_cache(2)(self._make_block)
 
     def _make_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """(BLOCK,) which plan has a place, and how often it came before in this block."""
+        """Return (BLOCK,) the plan of each place, and (BLOCK,) its number of earlier places in this block."""
         which = generator(self.seed, MIX, block).permutation(np.repeat(np.arange(len(self.plans)), self.counts))
         before = np.empty_like(which)
         for plan, count in enumerate(self.counts):
@@ -49,7 +50,7 @@ class MixedPlan:
         return which, before
 
     def locate(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which plan has each place, and which of its own places that is."""
+        """Return the plan of each place, and the place within that plan."""
         blocks, inner = np.divmod(places, BLOCK)
         which, own = np.empty_like(places), np.empty_like(places)
         for block in np.unique(blocks).tolist():
@@ -88,7 +89,7 @@ class MixedPlan:
         return self.plans[plan].others(item - int(self.starts[plan]), random, num)
 
     def epochs(self, steps: int) -> dict[str, float]:
-        """How often each source was gone through in the first `steps`."""
+        """Return the number of epochs of each source in the first `steps` steps."""
         blocks, rest = divmod(steps if self.in_tokens else steps * self.examples, BLOCK)
         seen = blocks * self.counts + np.bincount(self._block(blocks)[0][:rest], minlength=len(self.plans))
         whole = [len(plan) if self.in_tokens else plan.count for plan in self.plans]
@@ -105,7 +106,7 @@ def plan_of(
     length: int | None = None,
     packs: bool = False,
 ) -> Plan | MixedPlan:
-    """The endless steps over what a source was prepared as: by weight, where it is a mixture."""
+    """Return the endless plan over a prepared source; a MixedPlan if it is a Mixture."""
 
     def plan(split: DataSplit, seed: int) -> Plan:
         return Plan(split, seed=seed, examples=examples, tokens=tokens, length=length, packs=packs)
@@ -114,6 +115,6 @@ def plan_of(
         return plan(split, seed)
     parts = {name: split.part(name) for name in split.parts}
     rates = source.rates({name: part.tokens if packs else len(part) for name, part in parts.items()})
-    # a seed by name: a source keeps its order whatever it is mixed with
+    # the seed depends on the name, so a source keeps its order in any mixture
     plans = {name: plan(part, (zlib.crc32(name.encode()) << 32) + seed) for name, part in parts.items()}
     return MixedPlan(plans, rates, seed)

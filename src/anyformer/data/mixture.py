@@ -1,4 +1,4 @@
-"""Several sources at once: how much of what is learnt comes from each, and several tasks written as one."""
+"""Mixtures of several sources by weight, and several tasks written as text to text."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from anyformer.specs.part import Part, Table
 
 
 class Share(Part):
-    """One source of a mixture. Its `weight` is relative to those of the others; without one it is the size of the
-    source."""
+    """One source of a mixture. `weight` is relative to the other shares (default: the size of the source)."""
 
     name: str
     source: Source
@@ -25,17 +24,18 @@ class Share(Part):
 
     def check(self) -> None:
         if isinstance(self.source, Mixture):
-            raise ValueError(f"the share {quote(self.name)} is a Mixture; list its shares directly")
+            raise ValueError(f"the share {quote(self.name)} is a Mixture; list its shares directly instead")
         if self.weight is not None and self.weight < 0:
             raise ValueError(f"the share {quote(self.name)} has the weight {self.weight}; it must be 0 or more")
 
 
 class Mixture(Source, called=("mixture of datasets",)):
     """Draws examples from several sources by weight; each source has its own epochs.
-    Weights count examples, and tokens where texts are packed; batches in tokens are of one source each.
+    Weights are rates of examples, or of tokens if texts are packed. If the batch size is in tokens, each batch comes
+    from one source, and weights are rates of batches.
 
-    Where no weights are given a source counts by its size, up to `limit`, and with a higher `temperature` sizes matter
-    less [Raffel et al. 2020, section 3.5.2]. To evaluate, everything is gone through once, one source after another."""
+    Without weights, the weight of a source is its size, at most `limit`; a higher `temperature` makes the rates more
+    equal [Raffel et al. 2020, section 3.5.2]. Evaluation reads every source once, one after another."""
 
     shares: tuple[Share, ...]
     limit: int | None = None
@@ -46,9 +46,9 @@ class Mixture(Source, called=("mixture of datasets",)):
         positive(self, "temperature")
         names, weights = [share.name for share in self.shares], [share.weight for share in self.shares]
         if self.columns:
-            raise ValueError("Mixture: columns belong to the sources in it")
+            raise ValueError("Mixture: set columns on its sources instead")
         if not names:
-            raise ValueError("Mixture: it has no shares")
+            raise ValueError("Mixture: give at least one share")
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"Mixture: two shares have the name {quote(twice)}")
         given = [weight for weight in weights if weight is not None]
@@ -59,7 +59,7 @@ class Mixture(Source, called=("mixture of datasets",)):
         if given and not any(given):
             raise ValueError("Mixture: all weights are 0")
         if given and (self.limit is not None or self.temperature != 1):
-            raise ValueError("Mixture: limit and temperature are for shares without weights")
+            raise ValueError("Mixture: limit and temperature need shares without weights")
 
     def parts(self) -> dict[str, Source]:
         return {share.name: share.source for share in self.shares}
@@ -74,21 +74,21 @@ class Mixture(Source, called=("mixture of datasets",)):
         return hashlib.sha256(" ".join(share.source.digest() for share in self.shares).encode()).hexdigest()
 
     def rates(self, sizes: Mapping[str, int]) -> dict[str, float]:
-        """Which part of everything each share is to be; together 1."""
+        """Return the rate of each share; they sum to 1."""
         most = math.inf if self.limit is None else self.limit
         weights = {
             share.name: min(sizes[share.name], most) if share.weight is None else share.weight for share in self.shares
         }
-        largest = max(weights.values())  # relative to it, so that no power overflows
+        largest = max(weights.values())  # divided by it, so that no power overflows
         weights = {name: (weight / largest) ** (1 / self.temperature) for name, weight in weights.items()}
         total = sum(weights.values())
         return {name: weight / total for name, weight in weights.items()}
 
 
 class TextToText(Subset, called=("T5 task",)):
-    """Each row as a text to read, "source", and one to write, "target": what `reads` and `writes` say, with columns in
-    braces: "translate English to German: {en}" and "{de}". `words` has what is written for a value, {"0": "no"}. A list
-    is joined where it is read; where it is written, each of it is right."""
+    """Turns each row into an input text "source" and an output text "target". `reads` and `writes` are their forms,
+    with columns in braces: "translate English to German: {en}" and "{de}". `words` maps values to output words:
+    {"0": "no"}. In `reads`, a list is joined with spaces; in `writes`, each of its items is a correct target."""
 
     reads: str
     writes: str = "{target}"
@@ -98,7 +98,7 @@ class TextToText(Subset, called=("T5 task",)):
         super().check()
         for form in (self.reads, self.writes):
             if not columns_of(form):
-                raise ValueError(f"TextToText: {quote(form)} names no column in braces")
+                raise ValueError(f"TextToText: {quote(form)} has no column in braces")
 
     def choose(self, rows: Iterator[Row]) -> Iterator[Row]:
         seen = False
@@ -109,10 +109,10 @@ class TextToText(Subset, called=("T5 task",)):
             try:
                 written = self.make_example(row.example)
             except KeyError as error:
-                lacks = f"no column {quote(error.args[0])}"
+                problem = f"no column {quote(error.args[0])}"
                 if not seen:  # an error in the description
-                    raise ValueError(f"{row.place}: {lacks}; {nearest(error.args[0], row.example)}") from None
-                yield Row(row.place, None, lacks)
+                    raise ValueError(f"{row.place}: {problem}; {nearest(error.args[0], row.example)}") from None
+                yield Row(row.place, None, problem)
                 continue
             except ValueError as error:
                 yield Row(row.place, None, str(error))
@@ -121,15 +121,15 @@ class TextToText(Subset, called=("T5 task",)):
             yield Row(row.place, written)
 
     def rows(self, wanted: tuple[str, ...]) -> Iterator[Row]:
-        return self.choose(self.source.rows(()))  # the columns that are wanted are made here
+        return self.choose(self.source.rows(()))  # `wanted` are "source" and "target", which this class creates
 
     def make_example(self, example: Example) -> dict[str, Any]:
         values = {name: reach(example, name) for name in columns_of(self.writes)}
         listed = next((name for name, value in values.items() if isinstance(value, (list, tuple))), None)
-        right = [{**values, listed: one} for one in values[listed]] if listed is not None else [values]
-        targets = [fill_form(self.writes, {name: self.word(value) for name, value in each.items()}) for each in right]
-        read = {name: reach(example, name) for name in columns_of(self.reads)}
-        return {"source": fill_form(self.reads, read), "target": targets[0] if listed is None else targets}
+        answers = [{**values, listed: one} for one in values[listed]] if listed is not None else [values]
+        targets = [fill_form(self.writes, {name: self.word(value) for name, value in each.items()}) for each in answers]
+        inputs = {name: reach(example, name) for name in columns_of(self.reads)}
+        return {"source": fill_form(self.reads, inputs), "target": targets[0] if listed is None else targets}
 
     def word(self, value: Any) -> str:
         text = str(value)
@@ -146,7 +146,7 @@ def columns_of(form: str) -> list[str]:
 
 
 def fill_form(form: str, values: Mapping[str, Any]) -> str:
-    """A form with values in its braces; nothing of them is looked into."""
+    """Return a form with values in its braces. Unlike str.format, it does not access attributes of values."""
     texts = []
     for text, name, _, _ in string.Formatter().parse(form):
         value = values[name] if name else ""

@@ -1,9 +1,8 @@
-"""Which examples a step sees: a pure function of the seed and the number of the step.
+"""The examples of each step: a pure function of the seed and the step number.
 
-Nothing is remembered between steps, so a run that is resumed, on any number of processes, sees what it would have seen.
-An order is one permutation after another, epoch by epoch; a *place* is a number in that endless order, and decides what
-chance does to the example there. Every random number comes from Philox [Salmon et al. 2011], whose key is (seed, what
-it is for): no stream has to be wound forward.
+There is no state between steps, so a resumed run sees the same examples on any number of processes. The order is
+endless: one permutation per epoch. A *place* is an index into this order; it seeds the random changes of the example.
+All random numbers come from Philox [Salmon et al. 2011], whose key is (seed, purpose): no generator has to be advanced.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ import numpy as np
 from anyformer.data.shards import DataSplit
 from anyformer.objectives.objective import Record
 
-MAX_EPOCHS = 100_000  # in one step
-ORDER, SHIFT, BATCHES, MIX = 1, 2, 3, 4  # what the random numbers of an epoch, or of a mixture's block, are for
+MAX_EPOCHS = 100_000  # epochs in one step
+ORDER, SHIFT, BATCHES, MIX = 1, 2, 3, 4  # purposes of random numbers; MIX is per block of a mixture, others per epoch
 
 
 def generator(seed: int, purpose: int, number: int) -> np.random.Generator:
@@ -28,7 +27,8 @@ def generator(seed: int, purpose: int, number: int) -> np.random.Generator:
 
 
 class PlaceGenerators:
-    """The generator for each place: a new `Generator(Philox(key=place << 64 | seed))`, made by setting one's state."""
+    """One generator per place, `Generator(Philox(key=place << 64 | seed))`. One object is reused by setting its state,
+    which is faster than creating a new one."""
 
     def __init__(self, seed: int) -> None:
         self.bits = np.random.Philox(key=seed % 2**64)
@@ -37,7 +37,7 @@ class PlaceGenerators:
         self.key = self.state["state"]["key"]
 
     def generator(self, place: int) -> np.random.Generator:
-        """Valid until the next call."""
+        """Return the generator of a place. It is valid until the next call."""
         self.key[1] = place
         self.bits.state = self.state
         return self.random
@@ -48,20 +48,20 @@ class StepExamples:
     """The examples of a step, over all processes."""
 
     step: int
-    items: np.ndarray  # (n,) numbers of records, or where packed rows begin
-    places: np.ndarray  # (n,) in the endless order
-    sizes: np.ndarray  # (n,) tokens of each
+    items: np.ndarray  # (n,) record indices; for packed rows, their first tokens
+    places: np.ndarray  # (n,) indices into the endless order
+    sizes: np.ndarray  # (n,) tokens per example
 
     def part(self, which: np.ndarray) -> StepExamples:
         return StepExamples(self.step, self.items[which], self.places[which], self.sizes[which])
 
 
 class Plan:
-    """Steps over a split, `examples` or about `tokens` each.
+    """Steps over a split, with `examples` examples or about `tokens` tokens each.
 
-    With `packs`, texts are joined and cut into rows of `length`, and "document_ids" says which text a token is of; the
-    cuts fall elsewhere in each epoch. Otherwise, with `tokens`, examples of similar length come together. `once` goes
-    through everything a single time in the order it is stored: for evaluation.
+    With `packs`, texts are concatenated and cut into rows of `length` tokens, at different tokens in each epoch;
+    "document_ids" gives the text of each token. Otherwise, with `tokens`, examples of similar length share a batch.
+    `once` makes a single pass in stored order, for evaluation.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Plan:
         if packs and length is None:
             raise ValueError("packed rows need a length")
         if packs and set(split.fields) != {"input_ids"}:
-            raise ValueError(f"only texts can be packed, and these records have {', '.join(split.fields)}")
+            raise ValueError(f"only records of input_ids can be packed; these have {', '.join(split.fields)}")
         self.split, self.seed, self.length, self.packs, self.once = split, seed, length or 0, packs, once
         self.in_tokens = tokens is not None
         if packs:
@@ -88,35 +88,35 @@ class Plan:
             self.total = int(text.ends[-1])
             if not self.total:
                 raise ValueError("the texts have no tokens")
-            # Every epoch has as many rows, whose beginning is shifted: what is left over is never the same. One pass
-            # has the rest as well, in a shorter row.
+            # Every epoch has the same number of rows, with a random shift, so it drops different tokens at the end. A
+            # single pass keeps these tokens in a shorter row.
             self.count = -(-self.total // self.length) if once else max(self.total // self.length, 1)
             examples = examples or max((tokens or 0) // self.length, 1)
             tokens = None
         else:
             self.count = len(split)
-        self.ends = self._buckets(tokens) if tokens else None  # (batches + 1,) of an epoch, in the sorted order
+        self.ends = self._buckets(tokens) if tokens else None  # (batches + 1,) bounds of batches in the sorted order
         self.examples = examples or 0
         if self.examples > MAX_EPOCHS * self.count:
             data = f"{self.count:,} row{'s' if self.count > 1 else ''} of data"
             raise ValueError(
                 f"{self.examples:,} examples per step of {data}: a step may see a row at most {MAX_EPOCHS:,} times"
             )
-        # an epoch and, where a step reaches into it, the next
+        # a step may reach into the next epoch, so two are cached
         self._order = functools.lru_cache(2)(self._make_order)
         self._shift = functools.lru_cache(2)(self._make_shift)
         self._batches = functools.lru_cache(2)(self._make_batches)
 
     @property
     def end_step(self) -> int | None:
-        """The number of steps, or None where they never end."""
+        """The number of steps; None if they never end."""
         return len(self) if self.once else None
 
     def __len__(self) -> int:
-        """Steps of an epoch, the last of which may reach into the next (or, in one pass, be smaller)."""
+        """Return the steps per epoch. The last step may reach into the next epoch (with `once`: may be smaller)."""
         return -(-self.count // self.examples) if self.ends is None else len(self.ends) - 1
 
-    # -- which
+    # -- examples of a step
 
     def step(self, number: int) -> StepExamples:
         if self.once and not 0 <= number < len(self):
@@ -133,7 +133,7 @@ class Plan:
         return StepExamples(number, *self.items_at(places))
 
     def items_at(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(items, places, sizes) of places in the endless order, which rise."""
+        """Return (items, places, sizes) of ascending places."""
         items = np.empty_like(places)
         epochs = places // self.count
         for start, stop in itertools.pairwise((0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(places))):
@@ -159,21 +159,21 @@ class Plan:
     # -- batches of similar length
 
     def _buckets(self, tokens: int) -> np.ndarray:
-        """Where batches end once examples are sorted by the bucket of their length. That depends only on the lengths,
-        so every epoch has as many batches, and who of a bucket meets whom is chance."""
+        """Return the bounds of batches when examples are sorted by length bucket. They depend only on the lengths, so
+        every epoch has the same number of batches; the examples of a bucket are shuffled."""
         sizes = bucket(self.split.sizes)
         sizes = sizes[np.argsort(sizes, kind="stable")]
         ends = [0]
         while ends[-1] < len(sizes):
             start = ends[-1]
-            # padded, n examples take n times the longest, which is the last: the most for which that is no more
+            # n padded examples take n times the longest, which is the last: find the largest n that fits
             most = start + max(tokens // int(sizes[start]), 1)
             fits = np.arange(1, min(most, len(sizes)) - start + 1) * sizes[start:most] <= tokens
             ends.append(start + max(int(fits.sum()), 1))
         return np.array(ends)
 
     def _make_batches(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The examples by bucket, in which order the batches come, and how many examples before each."""
+        """Return the examples sorted by bucket, the order of the batches, and the number of examples before each."""
         sizes = bucket(self.split.sizes)
         order = self._order(epoch)
         order = order[np.argsort(sizes[order], kind="stable")]
@@ -183,10 +183,10 @@ class Plan:
         before = np.cumsum(np.diff(self.ends)[batches]) - np.diff(self.ends)[batches]
         return order, batches, before
 
-    # -- what
+    # -- records
 
     def others(self, item: int, random: np.random.Generator, num: int) -> list[Record]:
-        """Records drawn to be seen together with one; itself only where there is no other."""
+        """Return `num` random records to combine with record `item`; the record itself only if there is no other."""
         here, size = 0 if self.packs else item, len(self.split)
         drawn = random.integers(1, max(size, 2), size=num).tolist()
         return [self.split.record((here + other) % size) for other in drawn]
@@ -197,20 +197,21 @@ class Plan:
         return self._pack_rows(chosen.items, chosen.sizes)
 
     def _pack_rows(self, starts: np.ndarray, sizes: np.ndarray) -> list[Record]:
-        """Rows of the joined texts, which end where they began. document_ids count from 0 in each row."""
+        """Return rows of the concatenated texts; after the last text the first follows. document_ids count from 0 in
+        each row."""
         text = self.split.fields["input_ids"]
         B, T = len(starts), int(sizes.max())
         stops = np.minimum(starts + sizes, self.total)
         ids, documents = np.empty((B, T), np.int64), np.zeros((B, T), np.int64)
         for i in text.rows(starts, ids):
             text.read(int(starts[i]), int(stops[i]), ids[i])
-        # A text begins inside a row at ends[first:last] - start, so many in each row: all rows at once.
+        # Inside a row, texts begin at ends[first:last] - start; this is computed for all rows at once.
         first, last = np.searchsorted(text.ends, starts, side="right"), np.searchsorted(text.ends, stops)
         num = np.maximum(last - first, 0)
         row = np.repeat(np.arange(B), num)
         which = np.arange(len(row)) - np.repeat(np.cumsum(num) - num, num) + np.repeat(first, num)
         documents[row, text.ends[which] - starts[row]] = 1
-        for i in np.flatnonzero(starts + sizes > self.total).tolist():  # around the end, where the first text follows
+        for i in np.flatnonzero(starts + sizes > self.total).tolist():  # rows that continue with the first text
             size = int(sizes[i])
             rest = int(starts[i]) + size - self.total
             text.read(0, rest, ids[i, size - rest :])
@@ -220,18 +221,18 @@ class Plan:
 
 
 def bucket(sizes: np.ndarray) -> np.ndarray:
-    """Lengths rounded up to an eighth of their power of two (.., 16, 18, 20, .., 32, 36, ..): padding stays below an
-    eighth, and there are enough examples in each to mix."""
+    """Round lengths up to a multiple of an eighth of their power of two (.., 16, 18, 20, .., 32, 36, ..). This keeps
+    padding below an eighth, with enough examples per bucket to shuffle."""
     sizes = np.maximum(sizes, 1)
     step = np.maximum(2 ** np.floor(np.log2(sizes)).astype(np.int64) // 8, 1)
     return -(-sizes // step) * step
 
 
 def share(chosen: StepExamples, world_size: int, micro: int | None, by_tokens: bool) -> list[Sequence[np.ndarray]]:
-    """rank -> micro-batches, as numbers within the step. All ranks have as many, of nearly as many examples, similar
-    lengths together; an empty one is there only so that all do the same.
+    """Return the micro-batches of each rank, as indices into the step. All ranks have the same number of micro-batches
+    (some may be empty), with nearly equal numbers of examples of similar length.
 
-    At most `micro` examples, or `by_tokens` padded tokens, go into one (a longer example goes alone)."""
+    A micro-batch has at most `micro` examples or, if `by_tokens`, padded tokens (or one example, if it is longer)."""
     n = len(chosen.items)
     order = np.argsort(chosen.sizes, kind="stable")
     amount = int(chosen.sizes.max()) * n if by_tokens else n

@@ -1,4 +1,4 @@
-"""Raw data to records on disk, once: a second run, or another process of this one, finds them by their fingerprint."""
+"""Writes raw data as records on disk, once: later runs and other processes find them by their fingerprint."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from anyformer.specs.codec import encode
 from anyformer.specs.part import Part, walk
 
 Progress = Callable[[str, int], object]  # ("train", examples so far)
-NAMED = 3  # skipped rows whose reasons are shown; all are counted
+NAMED = 3  # problems of skipped rows in a report; all rows are counted
 
 
 class Data(Part):
     """The data of a run: training, validation and test sources.
 
-    Rows that cannot be read are left out, counted and reported. One that can be read but not used (too long, a label
-    that is not known) stops the preparation, or with `unfit` "skip" is left out, counted and reported as well.
+    Unreadable rows are skipped, counted and reported. A row that is readable but not usable (too long, an unknown
+    label) is an error, or with `unfit` "skip" is skipped, counted and reported as well.
 
-    `splits` has the sources that are read: if one part of a divided source is replaced by a file of its own
-    (`data.valid.source.path=valid.csv`), every row of both files is used."""
+    `splits` contains the sources that are read. If train and valid are parts of one source and one of them gets its own
+    file (`data.valid.source.path=valid.csv`), every row of both files is used."""
 
     train: Source
     valid: Source | None = None
@@ -47,11 +47,11 @@ class Data(Part):
             if isinstance(self.train, Held) and isinstance(other, Held) and other.source == self.train.source:
                 if other.replace(out=self.train.out) != self.train:
                     fix = "give both the same one_in, seed and stratify"
-                    raise ValueError(f"data.train and data.{name} split one source differently; {fix}")
+                    raise ValueError(f"data.train and data.{name} split the same source differently; {fix}")
 
     @functools.cached_property
     def splits(self) -> dict[str, Source]:
-        """The sources that are read, by the name of the split."""
+        """The sources to read, by name of the split."""
         given = {name: getattr(self, name) for name in ("train", "valid", "test") if getattr(self, name) is not None}
         return {
             name: source.whole if has_own_files(source, [o for o in given.values() if o is not source]) else source
@@ -60,7 +60,7 @@ class Data(Part):
 
 
 def has_own_files(source: Source, others: Sequence[Source]) -> bool:
-    """Whether a part has counterparts among the other splits, and none of them is a part of the same files."""
+    """Whether a part of a source has counterparts among the other splits, and none of them reads the same files."""
     parts = [other for other in others if source.is_counterpart(other)]
     return bool(parts) and all(
         other.whole != source.whole and other.whole.digest() != source.whole.digest() for other in parts
@@ -80,26 +80,26 @@ class Splits:
 
     @property
     def digest(self) -> str:
-        """Of everything learnt from and evaluated on: a run is resumed only where this is the same."""
+        """Digest of all splits. A run is resumed only if it is the same."""
         return hashlib.sha256(" ".join(f"{name} {split.digest}" for name, split in self.items()).encode()).hexdigest()
 
     def verify(self) -> None:
-        """Raises where records are not those that were prepared."""
+        """Raise ValueError if records on disk have changed."""
         for _, split in self.items():
             split.verify()
 
     def report(self) -> list[str]:
-        """One line about rows that could not be used, and one about rows that were too long, where there are some."""
+        """Return one line about skipped rows and one about truncated rows, if there are any."""
         lines = report_skipped(dict(self.items()))
         cut = {name: split.truncated for name, split in self.items() if split.truncated[0]}
         if cut:
             each = ", ".join(f"{name} {rows:,} rows ({tokens:,} tokens)" for name, (rows, tokens) in cut.items())
-            lines.append(f"too long, and cut: {each}; objective.length is the limit")
+            lines.append(f"truncated to objective.length: {each}")
         return lines
 
 
 def report_skipped(splits: Mapping[str, DataSplit]) -> list[str]:
-    """How many rows of each split were skipped, and why the first of them were; nothing where none was."""
+    """Return one line: skipped rows per split, and the first problems. Return [] if no row was skipped."""
     bad = {name: split.bad for name, split in splits.items() if split.bad}
     if not bad:
         return []
@@ -118,10 +118,10 @@ def prepare(
     length: int | None = None,
     progress: Progress | None = None,
 ) -> Splits:
-    """The records of all splits, from `folder` where they are already.
+    """Return the records of all splits, written to `folder` unless it already contains them.
 
-    `length` is the longest record that can be used; texts that are packed may have any length. Several processes may
-    call this at once: one does the work and the others wait for it.
+    `length` is the maximum length of a record; packed texts may have any length. Several processes may call this at
+    once: one writes the records and the others wait.
     """
     folder, objective = Path(folder), objective.ready(tokenizer)
     splits = {
@@ -141,12 +141,12 @@ def prepare_split(
     length: int | None,
     progress: Progress | None,
 ) -> DataSplit:
-    """The records of one split; `objective` is ready."""
+    """Return the records of one split. `objective` must be ready (`objective.ready(tokenizer)`)."""
     limit = None if objective.packs else length
     place = folder / f"{name}-{fingerprint(source, objective, tokenizer, limit, unfit)[:16]}"
     if not (place / "index.json").is_file():
         with writable_folder(folder), FileLock(folder / ".lock"):
-            if not (place / "index.json").is_file():  # another process may have made it meanwhile
+            if not (place / "index.json").is_file():  # another process may have written it meanwhile
                 _write(name, source, unfit, objective, tokenizer, place, limit, progress)
     return DataSplit(place)
 
@@ -186,7 +186,7 @@ def _write_rows(
         if limit is not None and size > limit:
             problem = f"{size:,} tokens; the limit is {limit:,} (batch.length)"
         if problem and not unread and unfit == "error":
-            raise ValueError(f"{where}: {problem}; set data.unfit='skip' to skip such rows")
+            raise ValueError(f"{where}: {problem}; to skip such rows, set data.unfit='skip'")
         if problem:
             writer.problem(where, problem)
             continue
@@ -197,7 +197,7 @@ def _write_rows(
         if progress is not None and not more and count % 256 == 0:
             progress(what, count)
     if not count:
-        first = f"; the first: {writer.problems[0]}" if writer.problems else ""
+        first = f"; the first problem: {writer.problems[0]}" if writer.problems else ""
         why = f"{writer.bad - bad:,} rows were skipped{first}" if writer.bad > bad else "it is empty"
         raise ValueError(f"the {what} data has no usable example: {why}")
     if progress is not None:
@@ -205,7 +205,7 @@ def _write_rows(
 
 
 def fingerprint(source: Source, objective: Objective, tokenizer: Any, limit: int | None, unfit: str) -> str:
-    """Of all that decides the records: the content, the vocabulary, the objective and its code."""
+    """Return a digest of everything that affects the records: the data, the vocabulary, the objective and its code."""
     parts = [
         FORMAT,
         encode(source),
@@ -220,7 +220,7 @@ def fingerprint(source: Source, objective: Objective, tokenizer: Any, limit: int
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """Equal for tokenizers that read alike; "" for none."""
+    """Return a digest that is equal for tokenizers with the same behaviour; "" for None."""
     if tokenizer is None:
         return ""
     what = [tokenizer.core.to_str(), tokenizer.writer.to_str(), tokenizer.special]
@@ -229,15 +229,15 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 
 def _code(objective: Objective) -> str:
-    """The text of the class, so that records are made again when how they are made was changed."""
-    with contextlib.suppress(OSError, TypeError):  # typed at a prompt
+    """Return the source code of the objective's classes: if it changes, the data is prepared again."""
+    with contextlib.suppress(OSError, TypeError):  # a class defined at a prompt has no source
         return "".join(inspect.getsource(kind) for kind in type(objective).__mro__ if kind is not object)
     return ""
 
 
 @contextlib.contextmanager
 def writable_folder(folder: Path | str) -> Iterator[None]:
-    """A folder that is there, or one line about what the disk says."""
+    """Create a folder, and raise disk errors inside the `with` block as a one-line ValueError."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         yield

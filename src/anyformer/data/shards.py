@@ -1,10 +1,10 @@
-"""Records on disk: for every field one flat file a shard, mapped into memory, and where each record ends.
+"""Records on disk: one flat, memory-mapped file per field and shard, and the sizes of the records.
 
-    folder/index.json             fields, shards, parts of a mixture, what could not be read, digest of all records
-    folder/00000.input_ids        the numbers of all records in a row, integers as narrow as they fit
-    folder/00000.input_ids.sizes  how many belong to each record; absent where a field is one number
+    folder/index.json             fields, shards, parts of a mixture, problems, digest of all records
+    folder/00000.input_ids        the concatenated numbers of all records, in the smallest integer type that fits
+    folder/00000.input_ids.sizes  numbers per record; absent if the field is a scalar
 
-A folder is written beside its place and renamed at the end: it is there whole or not at all.
+A folder is written under a temporary name and renamed at the end, so it is complete or absent.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from anyformer.specs.part import conform
 from anyformer.weights.io import read_json, write_json
 
 FORMAT = 1
-SHARD_BYTES = 64 * 2**20  # of a shard before its integers are narrowed
-SHOWN = 20  # problems that are listed; all are counted
+SHARD_BYTES = 64 * 2**20  # size of a shard before its integers are narrowed
+SHOWN = 20  # problems stored; all are counted
 NARROW = [np.dtype(kind) for kind in ("uint8", "uint16", "int16", "int32", "int64")]
 
 
 @dataclasses.dataclass
 class RecordColumn:
-    """One field of all records, as if in one array."""
+    """One field of all records, like one array."""
 
     name: str
-    dtype: np.dtype  # as the objective gave it, and as it is read
+    dtype: np.dtype  # dtype of the objective's arrays, also returned when reading
     scalar: bool
-    starts: np.ndarray  # (shards + 1,) in the numbers of this field
-    parts: list[np.ndarray]  # mapped
+    starts: np.ndarray  # (shards + 1,) index of the first number of each shard
+    parts: list[np.ndarray]  # one memory-mapped array per shard
     ends: np.ndarray  # (records + 1,) record i is [ends[i], ends[i + 1])
 
     def __post_init__(self) -> None:
         self.bounds: list[int] = self.starts.tolist()
 
     def part(self, first: int, last: int) -> RecordColumn:
-        """The records [first, last) only, counted from `first`."""
+        """Return only the records [first, last), renumbered from 0."""
         begin = self.ends[first]
         return dataclasses.replace(self, starts=self.starts - begin, ends=self.ends[first : last + 1] - begin)
 
     def read(self, start: int, stop: int, out: np.ndarray | None = None) -> np.ndarray:
-        """Numbers [start, stop), which may lie in several shards."""
+        """Return the numbers [start, stop), which may be in several shards."""
         out = np.empty(stop - start, self.dtype) if out is None else out
         shard, done = bisect.bisect_right(self.bounds, start) - 1, 0
         while start + done < stop:
@@ -65,8 +65,8 @@ class RecordColumn:
         return out
 
     def rows(self, starts: np.ndarray, out: np.ndarray) -> list[int]:
-        """Fills out (B, T) with the T numbers from each start on, and says which rows it did not: those that do not lie
-        in one shard."""
+        """Fill `out` (B, T) with T numbers from each start. Return the rows that were not filled, because their numbers
+        are in several shards."""
         T = out.shape[1]
         shards = np.searchsorted(self.starts, starts, side="right") - 1
         whole = starts + T <= self.starts[shards + 1]
@@ -79,7 +79,7 @@ class RecordColumn:
 
 
 class DataSplit:
-    """The records of one part of the data."""
+    """The prepared records of one split."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -88,15 +88,15 @@ class DataSplit:
             version = quote(index.get("format"))
             raise ValueError(f"{folder}: shards of format {version}, not {FORMAT}; delete the folder")
         try:
-            self.digest = conform(index["digest"], str, "digest")  # of the records: equal where the same is learnt from
-            self.bad: int = conform(index["bad"], int, "bad")  # rows that gave no record
-            self.problems = list(conform(index["problems"], tuple[str, ...], "problems"))  # the first: "file:line: why"
+            self.digest = conform(index["digest"], str, "digest")  # of all records
+            self.bad: int = conform(index["bad"], int, "bad")  # number of skipped rows
+            self.problems = list(conform(index["problems"], tuple[str, ...], "problems"))  # "file:line: why"
             rows, tokens = conform(index.get("truncated", (0, 0)), tuple[int, ...], "truncated")
-            self.truncated = (rows, tokens)  # how many rows were cut, and how many tokens they lost together
+            self.truncated = (rows, tokens)  # number of truncated rows, and of tokens cut off in total
             self.counts = list(conform(index["shards"], tuple[int, ...], "shards"))
             self.parts = {name: conform(size, int, "parts") for name, size in index.get("parts", {}).items()}
             if self.parts and (sum(self.parts.values()) != len(self) or min(self.parts.values()) < 1):
-                raise ValueError("its parts are not all of it")
+                raise ValueError("the sizes of its parts do not add up to its size")
             self.fields = {name: self._field(name, **kind) for name, kind in index["fields"].items()}
         except (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
             raise self._damage_error(str(error)) from None
@@ -107,10 +107,10 @@ class DataSplit:
     def _field(self, name: str, dtype: str, scalar: bool, stored: list[str]) -> RecordColumn:
         parts, sizes = [], []
         if any(np.dtype(kind).kind not in "biuf" for kind in (dtype, *stored)) or os.sep in name:
-            raise ValueError(f"{name[:50]} holds no numbers")
+            raise ValueError(f"field {name[:50]} does not contain numbers")
         for i, kind in enumerate(stored):
             path = self.folder / f"{i:05d}.{name}"
-            # a plain array over the mapped file: np.memmap's own indexing is slow
+            # a plain array over the mapped file, because indexing np.memmap is slow
             parts.append(np.asarray(np.memmap(path, kind, "r")) if path.stat().st_size else np.empty(0, kind))
             sizes.append(np.ones(len(parts[i]), np.int64) if scalar else np.fromfile(f"{path}.sizes", np.int64))
         starts = np.cumsum([0, *map(len, parts)])
@@ -120,7 +120,7 @@ class DataSplit:
         return RecordColumn(name, np.dtype(dtype), scalar, starts, parts, ends)
 
     def verify(self) -> None:
-        """Raises where the records are not those that were written, a shard at a time: `digest` is only a promise."""
+        """Raise ValueError if the digest of the records, computed shard by shard, is not the one in index.json."""
         digest = hashlib.sha256()
         for shard in range(len(self.counts)):
             first = sum(self.counts[:shard])
@@ -128,10 +128,10 @@ class DataSplit:
                 sizes = np.diff(field.ends[first : first + self.counts[shard] + 1])
                 _digest(digest, name, sizes, field.parts[shard].astype(field.dtype))
         if digest.hexdigest() != self.digest:
-            raise self._damage_error("its records are not those that were prepared: their digest is another")
+            raise self._damage_error("the digest of its records is not the one in index.json")
 
     def part(self, name: str) -> DataSplit:
-        """The records that came from one source of a mixture, as a split of their own."""
+        """Return a split with only the records of one source of a mixture."""
         names = list(self.parts)
         first = sum(self.parts[before] for before in names[: names.index(name)])
         part = copy.copy(self)
@@ -152,7 +152,7 @@ class DataSplit:
         return out
 
     def records(self, items: np.ndarray) -> list[Record]:
-        """Several; a field that is equally long in all of them, as pictures are, is read at once."""
+        """Return several records. A field of equal size in all of them (such as images) is read at once."""
         columns: list[list[np.ndarray]] = []
         for field in self.fields.values():
             starts, stops = field.ends[items], field.ends[items + 1]
@@ -171,7 +171,7 @@ class DataSplit:
 
     @functools.cached_property
     def sizes(self) -> np.ndarray:
-        """(records,) the length of each: of its longest field."""
+        """(records,) the size of the longest field of each record."""
         longest = np.ones(len(self), np.int64)
         for field in self.fields.values():
             np.maximum(longest, np.diff(field.ends), out=longest)
@@ -179,19 +179,20 @@ class DataSplit:
 
     @property
     def tokens(self) -> int:
-        """Together, by the longest field."""
+        """The sum of all sizes."""
         return int(self.sizes.sum())
 
 
 class Writer:
-    """Writes records as a DataSplit; `with` it, one at a time for a folder, and `problem` what gives none."""
+    """Writes the files of a DataSplit. Use it in a `with` statement; only one Writer per folder at a time. Call `add`
+    for each record and `problem` for each row without a record."""
 
     def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
         self.folder, self.shard_bytes = folder, shard_bytes
         self.work = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
         self.kinds: dict[str, dict[str, Any]] = {}
-        self.buffer: list[tuple[Record, bool]] = []  # whether the record goes on in the next
-        self.begun: dict[str, int] = {}  # the size so far of a record that goes on in the next shard
+        self.buffer: list[tuple[Record, bool]] = []  # True: the record continues in the next item
+        self.begun: dict[str, int] = {}  # size so far of a record that continues in the next shard
         self.bytes, self.bad = 0, 0
         self.counts: list[int] = []
         self.problems: list[str] = []
@@ -200,7 +201,7 @@ class Writer:
         self.hash = hashlib.sha256()
 
     def __enter__(self) -> Writer:
-        for abandoned in self.folder.parent.glob(f".{self.folder.name}.*.tmp"):  # by a process that was killed
+        for abandoned in self.folder.parent.glob(f".{self.folder.name}.*.tmp"):  # left by killed processes
             shutil.rmtree(abandoned, ignore_errors=True)
         self.work.mkdir(parents=True)
         return self
@@ -213,18 +214,18 @@ class Writer:
             shutil.rmtree(self.work, ignore_errors=True)
 
     def add(self, record: Record, more: bool = False) -> None:
-        """`more`: the next one is the rest of this record, which may be longer than memory."""
+        """Add a record. `more`: it continues in the next call, because it may be larger than memory."""
         arrays = {name: np.asarray(value) for name, value in record.items()}
         if not self.kinds:
             self.kinds = {
                 name: {"dtype": a.dtype.str, "scalar": a.ndim == 0, "stored": []} for name, a in arrays.items()
             }
         if arrays.keys() != self.kinds.keys():
-            raise TypeError(f"records differ in their fields: {sorted(arrays)} and {sorted(self.kinds)}")
+            raise TypeError(f"records have different fields: {sorted(arrays)} and {sorted(self.kinds)}")
         for name, array in arrays.items():
             kind = self.kinds[name]
             if array.ndim > 1 or (array.ndim == 0) != kind["scalar"] or array.dtype.kind not in "biuf":
-                raise TypeError(f"field {quote(name)} of a record: {array.dtype} of shape {array.shape}")
+                raise TypeError(f"field {quote(name)} is {array.dtype} {array.shape}; expected numbers, 0-D or 1-D")
             arrays[name] = array.astype(kind["dtype"], casting="same_kind")
             self.bytes += array.nbytes
         self.buffer.append((arrays, more))
@@ -232,7 +233,7 @@ class Writer:
             self._flush()
 
     def part(self, name: str) -> None:
-        """Ends a part: the records added since the last one."""
+        """End a part: the records added since the end of the last part."""
         total = sum(self.counts) + sum(not more for _, more in self.buffer)
         self.parts[name] = total - sum(self.parts.values())
 
@@ -242,7 +243,7 @@ class Writer:
             self.problems.append(f"{place}: {why}")
 
     def truncate(self, tokens: int) -> None:
-        """The next row has lost so many tokens."""
+        """Count the tokens that were cut off the next row."""
         rows, total = self.truncated
         self.truncated = (rows + (tokens > 0), total + tokens)
 
@@ -286,12 +287,12 @@ class Writer:
 
 
 def _digest(hash: hashlib._Hash, name: str, sizes: np.ndarray, flat: np.ndarray) -> None:
-    """Takes in one field of one shard, as wide as its objective gave it."""
+    """Update a hash with one field of one shard, in the objective's dtype."""
     hash.update(f"{name} {flat.dtype.str}".encode() + sizes.tobytes() + flat.tobytes())
 
 
 def narrow(numbers: np.ndarray) -> np.ndarray:
-    """The same integers in as few bytes as they fit; other numbers as they are."""
+    """Return integers in the smallest dtype that fits; other numbers unchanged."""
     if numbers.dtype.kind not in "iu" or not numbers.size:
         return numbers
     low, high = int(numbers.min()), int(numbers.max())

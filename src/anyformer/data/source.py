@@ -1,7 +1,6 @@
-"""The base classes of data sources: Parts that give rows and a fingerprint of their content.
+"""The base classes of data sources: Parts that yield rows and have a fingerprint of their content.
 
-A row is an example or a problem, with the place it comes from ("train.csv:17"), so that unreadable rows are reported
-and counted.
+A row is an example or a problem, with its location ("train.csv:17"), so that unreadable rows are reported and counted.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from anyformer.specs.part import Part, Table
 Example = Mapping[str, Any]
 
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-BROKEN = (OSError, EOFError, lzma.LZMAError, zlib.error)  # what a damaged archive raises
-LONGEST_LINE = 64 * 2**20  # characters: a line is held whole
-BLOCK = 2**20  # bytes that are decoded at once
-MAX_EXPANSION = 50  # times its size, of an archive that is read whole; text and pictures expand 3 to 20 times
-DETECTED = 64 * BLOCK  # bytes that decide about a file's encoding
+BROKEN = (OSError, EOFError, lzma.LZMAError, zlib.error)  # raised by damaged archives
+LONGEST_LINE = 64 * 2**20  # characters; a line must fit into memory
+BLOCK = 2**20  # bytes decoded at once
+MAX_EXPANSION = 50  # maximum uncompressed size relative to the file; text and pictures expand 3 to 20 times
+DETECTED = 64 * BLOCK  # bytes read to detect an encoding
 
 
 class Row(NamedTuple):
@@ -46,18 +45,18 @@ class Row(NamedTuple):
 
 
 class Source(Part):
-    """Where examples come from. `columns` renames: what the objective asks for -> what the data calls it. `required`
-    columns, by the objective's names, must hold one value: a row where one is missing, empty or a list is skipped."""
+    """Base class of data sources. `columns`: the objective's name of a column -> its name in the data. `required`: the
+    objective's names of columns that must contain one value; if one is missing, empty or a list, the row is skipped."""
 
     columns: Mapping[str, str] = Table()
     required: tuple[str, ...] = ()
 
     def raw(self) -> Iterator[Row]:
-        """Every row in order, by the names of the data."""
+        """Yield every row in order, with the data's column names."""
         raise NotImplementedError
 
     def digest(self) -> str:
-        """A fingerprint of the content, so that what was made of it is made again when it changes."""
+        """Return a fingerprint of the content. If it changes, the data is prepared again."""
         raise NotImplementedError
 
     def parts(self) -> dict[str, Source]:
@@ -66,18 +65,18 @@ class Source(Part):
 
     @property
     def whole(self) -> Source:
-        """The source that this one is a part of; itself if it is not a part."""
+        """The source that this one selects a part of; itself if it does not select."""
         return self
 
     def is_counterpart(self, other: Source) -> bool:
-        """Whether this and `other` divide their sources in the same way and have different parts."""
+        """Whether this and `other` select different parts of their sources by the same rule."""
         return False
 
     def rows(self, wanted: tuple[str, ...]) -> Iterator[Row]:
-        """Every row with the columns that are `wanted`, by the names of the objective.
+        """Yield every row with the `wanted` columns, under the objective's names.
 
-        A column that the first good row lacks is an error in the description, unless it is `required`; in a later row
-        it is a problem of the row."""
+        If the first readable row lacks a column that is not `required`, the description is wrong: ValueError. If a
+        later row lacks it, only that row has a problem."""
         names = {name: self.columns.get(name, name) for name in (*wanted, *self.columns, *self.required)}
         optional = {names[name] for name in self.required}
         seen = False
@@ -90,12 +89,12 @@ class Source(Part):
                     {**example, **{name: reach(example, column) for name, column in names.items()}}
                 )
             except KeyError as error:
-                lacks = error.args[0]
-                if not seen and lacks not in optional:
-                    hint = f" (data.*.columns says what is meant by {quote(lacks)})" if lacks in wanted else ""
-                    known = [" ".join(str(name).split()) for name in example]  # a damaged table has anything there
-                    raise ValueError(f"{place}: no column {quote(lacks)}; {nearest(lacks, known)}{hint}") from None
-                yield Row(place, None, f"no column {quote(lacks)}")
+                missing = error.args[0]
+                if not seen and missing not in optional:
+                    hint = f" (or map {quote(missing)} to a column in data.*.columns)" if missing in wanted else ""
+                    known = [" ".join(str(name).split()) for name in example]  # names in a damaged table may be long
+                    raise ValueError(f"{place}: no column {quote(missing)}; {nearest(missing, known)}{hint}") from None
+                yield Row(place, None, f"no column {quote(missing)}")
                 continue
             example.columns = names
             problem = next(filter(None, (value_problem(example[name], names[name]) for name in self.required)), "")
@@ -104,12 +103,12 @@ class Source(Part):
 
 
 def value_problem(value: Any, column: str) -> str:
-    """Why a cell does not hold one value; "" where it does."""
+    """Return why a cell does not contain one value; "" if it does."""
     if isinstance(value, str):
         empty = not value.strip()
     elif isinstance(value, (list, tuple, Mapping)):
         if len(value):
-            return f"column {column!r} holds a {'table' if isinstance(value, Mapping) else 'list'}, not one value"
+            return f"column {column!r} contains a {'table' if isinstance(value, Mapping) else 'list'}, not one value"
         empty = True
     else:
         empty = value is None or (isinstance(value, float) and math.isnan(value))
@@ -117,7 +116,7 @@ def value_problem(value: Any, column: str) -> str:
 
 
 def reach(example: Example, column: str) -> Any:
-    """The value of a column, or inside one: "translation.de"; KeyError(column) where there is none."""
+    """Return the value of a column, which may be nested ("translation.de"); KeyError(column) if it is missing."""
     if column in example:
         return example[column]
     value: Any = example
@@ -134,11 +133,11 @@ class Files(Source):
     path: str | tuple[str, ...]
 
     def endings(self) -> tuple[str, ...]:
-        """Of the files that are taken from a folder, without a compression's own."""
+        """Return the suffixes of the files to read from a folder, without the suffix of a compression (.gz)."""
         raise NotImplementedError
 
     def files(self) -> list[Path]:
-        """In the order of their names, which does not depend on the file system."""
+        """Return the files of each path, sorted by name so that the order does not depend on the file system."""
         paths = (self.path,) if isinstance(self.path, str) else self.path
         return [file for path in paths for file in find(path, self.endings())]
 
@@ -153,7 +152,7 @@ class Subset(Source):
 
     def check(self) -> None:
         if self.columns:
-            raise ValueError(f"{type(self).__name__}: columns belong to the source in it")
+            raise ValueError(f"{type(self).__name__}: set columns on its source instead")
 
     def choose(self, rows: Iterator[Row]) -> Iterator[Row]:
         raise NotImplementedError
@@ -169,20 +168,20 @@ class Subset(Source):
 
 
 class Beside(Source):
-    """Rows of several sources, side by side: row i has the columns of row i of each (pictures in one file and what is
-    said of them in another)."""
+    """Joins sources row by row: row i has the columns of row i of each source (images in one file, captions in
+    another)."""
 
     sources: tuple[Source, ...]
 
     def check(self) -> None:
         if len(self.sources) < 2:
-            raise ValueError("Beside.sources: two or more")
+            raise ValueError("Beside.sources: give at least two sources")
 
     def raw(self) -> Iterator[Row]:
         for rows in itertools.zip_longest(*(source.rows(()) for source in self.sources)):
             if None in rows:
                 ends = ", ".join(row.place for row in rows if row is not None)
-                raise ValueError(f"{ends}: the other source has fewer rows")
+                raise ValueError(f"{ends}: another of the sources has fewer rows")
             problem = next((row.problem for row in rows if row.example is None), "")
             merged = {name: value for row in rows for name, value in (row.example or {}).items()}
             yield Row(rows[0].place, None if problem else merged, problem)
@@ -192,7 +191,7 @@ class Beside(Source):
 
 
 class Numbers(Source):
-    """{"number": first}, {"number": first + 1}, ...: for an objective that draws what is learnt from itself."""
+    """{"number": first}, {"number": first + 1}, ...: for an objective that generates its own training data."""
 
     count: int
     first: int = 0
@@ -204,14 +203,14 @@ class Numbers(Source):
         return (Row(f"number {i}", {"number": i}) for i in range(self.first, self.first + self.count))
 
     def digest(self) -> str:
-        return ""  # all that there is stands in the description
+        return ""  # the description determines the rows
 
 
 class Held(Subset):
-    """One part of a source where no split is given: of every `one_in` rows in a row one is held out, drawn with `seed`.
-    With `stratify`, the column of the classes, that holds for the rows of each class: a class of two rows or more is in
-    both parts. The seed is the split's own, so that runs with other seeds are compared on the same rows. If the two
-    splits of a run have different files, both are read whole.
+    """Splits a source that has no validation split: of every `one_in` consecutive rows, one random row is held out. If
+    `stratify` names the column of the classes, this applies to each class separately: a class of at least two rows is
+    in both parts. `seed` belongs to the split, so that runs with different seeds hold out the same rows. If the train
+    and valid sources of a run have different files, every row of both is used.
 
     `Data(train=Held(source=x, one_in=20), valid=Held(source=x, one_in=20, out=True))`"""
 
@@ -233,19 +232,19 @@ class Held(Subset):
         return isinstance(other, Held) and other.replace(source=self.source) == self.replace(out=not self.out)
 
     def choose(self, rows: Iterator[Row]) -> Iterator[Row]:
-        """In one pass: of each class only the row is kept waiting that would be held out if the group ended here."""
+        """Split in one pass. Only one row per class is kept: the row that is held out if its group ends here."""
         random = np.random.default_rng(self.seed)
         groups: dict[str, _Group] = {}
         for row in rows:
-            drawn = random.random()  # one number a row, readable or not, in whichever part
-            if row.example is None:  # reported once, with what is learnt from
+            drawn = random.random()  # one number per row, so that both parts agree
+            if row.example is None:  # reported once, in the training part
                 if not self.out:
                     yield row
                 continue
             kind = self._class(row, known=bool(groups))
             group = groups.setdefault(kind, _Group())
             group.size += 1
-            replaced = drawn * group.size < 1  # reservoir sampling: each row of the group is as likely as the others
+            replaced = drawn * group.size < 1  # reservoir sampling: every row of the group is equally likely
             rejected, group.row = (group.row, row) if replaced else (row, group.row)
             if rejected is not None and not self.out:
                 yield rejected
@@ -254,19 +253,19 @@ class Held(Subset):
                     yield group.row
                 groups[kind] = _Group(first=False)
         for group in groups.values():
-            held = group.size >= 2 if group.first else 2 * group.size >= self.one_in  # to the nearest whole number
+            held = group.size >= 2 if group.first else 2 * group.size >= self.one_in  # rounded to the nearest integer
             if group.row is not None and held == self.out:
                 yield group.row
 
     def _class(self, row: Row, known: bool) -> str:
-        """Of a row; `known` where another row has had one."""
+        """Return the class of a row; `known`: an earlier row had a class."""
         if self.stratify is None or row.example is None:
             return ""
         try:
             return str(reach(row.example, self.source.columns.get(self.stratify, self.stratify)))
         except KeyError as error:
             if known:
-                return ""  # a problem of this row, which its objective reports
+                return ""  # the objective reports this row
             column, place = error.args[0], row.place
             raise ValueError(f"{place}: no column {column!r} to stratify by; {nearest(column, row.example)}") from None
 
@@ -276,13 +275,13 @@ class _Group:
     """Consecutive rows of one class; one of them is held out."""
 
     size: int = 0
-    row: Row | None = None  # the one that is held out if no other is drawn
-    first: bool = True  # of its class
+    row: Row | None = None  # held out unless a later row replaces it
+    first: bool = True  # the first group of its class
 
 
 class First(Subset):
-    """The first so many examples of a source: a small form of a large run. With `seed` they are the first of a drawn
-    order, so that of two counts the smaller is part of the larger."""
+    """The first `count` examples of a source, for a small version of a run. With `seed`, the first of a random order:
+    a smaller count selects a subset of a larger one."""
 
     count: int
     seed: int | None = None
@@ -294,9 +293,9 @@ class First(Subset):
 
     def choose(self, rows: Iterator[Row]) -> Iterator[Row]:
         good = 0
-        if self.seed is not None:  # all are held at once
-            held = list(rows)
-            rows = (held[i] for i in np.random.default_rng(self.seed).permutation(len(held)))
+        if self.seed is not None:  # reads all rows into memory
+            every = list(rows)
+            rows = (every[i] for i in np.random.default_rng(self.seed).permutation(len(every)))
         for row in rows:
             yield row
             good += row.example is not None
@@ -305,7 +304,7 @@ class First(Subset):
 
 
 class Where(Subset):
-    """The examples whose number in `column` is from `least` to `most`, both included: a split that the data states."""
+    """The examples whose number in `column` is `least` to `most` (inclusive), for data with a split column."""
 
     column: str
     least: float | None = None
@@ -329,7 +328,7 @@ class Where(Subset):
 
 
 def find(path: str, endings: tuple[str, ...] = ()) -> list[Path]:
-    """The files that a path or pattern means; ValueError where there are none."""
+    """Return the files of a path or pattern; ValueError if there are none."""
     place = Path(path).expanduser()
     if place.is_file():
         return [place]
@@ -351,12 +350,12 @@ def plain_suffix(file: Path) -> str:
 
 
 def open_bytes(file: Path) -> IO[bytes]:
-    """The file's content, whatever it is compressed with."""
+    """Open a file for reading, uncompressed if its suffix is in OPENERS."""
     return OPENERS.get(file.suffix, open)(file, "rb")
 
 
 def read_whole(file: Path) -> bytes:
-    """The content of a file; ValueError if it expands to far more than data does."""
+    """Return the uncompressed content of a file; ValueError if it is larger than real data can be."""
     most = max(LONGEST_LINE, MAX_EXPANSION * file.stat().st_size)
     with open_bytes(file) as stream:
         content = stream.read(most + 1)
@@ -367,8 +366,8 @@ def read_whole(file: Path) -> bytes:
 
 class TextLine(NamedTuple):
     number: int  # from 1
-    text: str | None  # without its end
-    problem: str = ""  # why there is none
+    text: str | None  # without its line end
+    problem: str = ""  # why there is no text
 
 
 def lines(file: Path, encoding: str = "utf-8") -> Iterator[TextLine]:
@@ -385,7 +384,7 @@ def lines(file: Path, encoding: str = "utf-8") -> Iterator[TextLine]:
 # -- encodings
 
 TOO_LONG = f"longer than {LONGEST_LINE:,} characters"
-UNDECODABLE = "\udc80"  # stands for bytes that are not text; no encoding gives it
+UNDECODABLE = "\udc80"  # replaces bytes that cannot be decoded; valid text never contains it
 BOMS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -397,7 +396,7 @@ codecs.register_error("anyformer.mark", lambda error: (UNDECODABLE, error.end)) 
 
 
 def text_lines(stream: IO[bytes], encoding: str = "utf-8", newline: str = "\n") -> Iterator[str | None]:
-    """Each line with its end; None for one that is too long to hold, whose rest is read only if more lines are."""
+    """Yield each line with its line end, or None for a line longer than LONGEST_LINE, whose rest is skipped."""
     encoding = "utf-8-sig" if encoding == "utf-8" else encoding
     text = io.TextIOWrapper(stream, encoding, errors="anyformer.mark", newline=newline)
     while line := text.readline(LONGEST_LINE):
@@ -410,7 +409,7 @@ def text_lines(stream: IO[bytes], encoding: str = "utf-8", newline: str = "\n") 
 
 
 def known_encoding(name: str) -> str:
-    """The usual name of a text encoding; ValueError where Python knows none of this name."""
+    """Return Python's name of a text encoding; ValueError if there is none."""
     with contextlib.suppress(LookupError, ValueError):
         codec = codecs.lookup(name)
         if codec._is_text_encoding:
@@ -424,9 +423,9 @@ def encoding_problem(encoding: str) -> str:
 
 
 def detect_encoding(file: Path) -> str:
-    """The encoding of a text file, by its first DETECTED bytes: its byte order mark; UTF-16 if every other byte of its
-    start is zero; UTF-8 if it is that, or is that but for fewer characters than it has beyond ASCII; otherwise Windows'
-    cp1252."""
+    """Guess the encoding of a text file from its first DETECTED bytes: by its byte order mark; UTF-16 if many of the
+    even or odd bytes at its start are zero; UTF-8 if it has at least as many valid non-ASCII characters as undecodable
+    sequences; otherwise Windows' cp1252."""
     valid, invalid = 0, 0
     try:
         with open_bytes(file) as stream:
@@ -438,7 +437,7 @@ def detect_encoding(file: Path) -> str:
                 if bytes_.count(0) > 0.4 * len(bytes_):
                     return name
             if b"\0" in raw[:4096]:
-                raise ValueError(f"{file}: not a text file; save it as text, UTF-8, first")
+                raise ValueError(f"{file}: not a text file; save it as UTF-8 text first")
             reader, seen = codecs.getincrementaldecoder("utf-8")("anyformer.mark"), 0
             while raw and seen < DETECTED:
                 following = stream.read(BLOCK)
@@ -454,7 +453,7 @@ def detect_encoding(file: Path) -> str:
 
 
 class NotText(ValueError):
-    """A file that is not in its encoding; `line` is the first that is not."""
+    """Raised for a file that its encoding cannot decode; `line` is the first such line."""
 
     def __init__(self, line: int, encoding: str) -> None:
         super().__init__(encoding_problem(encoding))
@@ -462,7 +461,7 @@ class NotText(ValueError):
 
 
 def read_text(file: Path, encoding: str = "utf-8") -> Iterator[str]:
-    """The text of a file, in parts cut anywhere; its lines end in "\\n" only."""
+    """Yield the text of a file in blocks; line ends are converted to "\\n"."""
     decoder = codecs.getincrementaldecoder("utf-8-sig" if encoding == "utf-8" else encoding)()
     reader, line = io.IncrementalNewlineDecoder(decoder, translate=True), 1
     try:
@@ -480,7 +479,7 @@ def read_text(file: Path, encoding: str = "utf-8") -> Iterator[str]:
 
 
 def digest_of(files: list[Path]) -> str:
-    """Of names and contents; the folder they lie in may move."""
+    """Return a digest of the names and contents of files, independent of their folder."""
     total = hashlib.sha256()
     for file in files:
         try:

@@ -1,4 +1,4 @@
-"""Tables: JSON lines, comma- or tab-separated values, Parquet, Hugging Face datasets, NumPy arrays, SQuAD's files."""
+"""Tables: JSON lines, CSV, TSV, Parquet, Hugging Face datasets, NumPy arrays, MNIST's and SQuAD's formats."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from anyformer.kernels.hardware import need
 from anyformer.specs.messages import nearest, quote
 from anyformer.specs.part import Table
 
-DELIMITERS = (",", ";", "\t", "|")  # in this order where a file could have several
-LOOKED_AT = 100  # rows of a table that decide about its delimiter
-MAX_ROW_LINES = MAX_CELLS = 2**20  # each takes about 60 bytes of memory
+DELIMITERS = (",", ";", "\t", "|")  # if several fit equally well, the first is used
+ROWS_TO_DETECT = 100  # rows read to detect the delimiter
+MAX_ROW_LINES = MAX_CELLS = 2**20  # per row; each takes about 60 bytes of memory
 
 
 class JSONLines(Files, called=("jsonl",)):
-    """An object a line."""
+    """Read JSON lines: one object per line."""
 
     encoding: str = "utf-8"
 
@@ -69,12 +69,13 @@ def _parse_object(place: str, line: str) -> Row:
     except RecursionError:
         return Row(place, None, "nested too deeply")
     if not isinstance(value, dict):
-        return Row(place, None, f"a {type(value).__name__}, not an object")
+        return Row(place, None, f"not a JSON object but a {type(value).__name__}")
     return Row(place, value)
 
 
 class CSV(Files):
-    """Values between commas. The first line has the names, unless `names` gives them. `quote` None: marks are text."""
+    """Read comma-separated values. The first line is the header, unless `names` is given. If `quote` is None, quotation
+    marks are text."""
 
     delimiter: str = ","
     quote: str | None = '"'
@@ -84,7 +85,7 @@ class CSV(Files):
     def check(self) -> None:
         known_encoding(self.encoding)
         if len(self.delimiter) != 1 or (self.quote is not None and len(self.quote) != 1):
-            raise ValueError(f"{type(self).__name__}: delimiter and quote are single characters")
+            raise ValueError(f"{type(self).__name__}: delimiter and quote must be single characters")
 
     def endings(self) -> tuple[str, ...]:
         return (".csv", ".tsv", ".txt")
@@ -98,18 +99,18 @@ class CSV(Files):
                 elif not names:
                     names = column_names(cells)
                     if twice := [name for name, times in Counter(names).items() if times > 1]:
-                        raise ValueError(f"{place}: two columns have one name: {quote(twice[0])}")
+                        raise ValueError(f"{place}: two columns have the name {quote(twice[0])}")
                 elif len(cells) < len(names) or any(cells[len(names) :]):  # spreadsheets put empty cells at the end
                     yield Row(place, None, f"{len(cells)} values for {len(names)} columns")
                 else:
                     yield Row(place, dict(zip(names, cells)))
 
     def _cells(self, file: Path) -> Iterator[tuple[str, list[str], str]]:
-        """(place, cells, problem) of each row. Where a quotation mark does not match, one line is lost: what the reader
-        took for the rest of its row is read again."""
-        csv.field_size_limit(LONGEST_LINE)  # a document may be long
-        waiting, taken = deque[str](), list[str]()  # lines to read again, and those of the row that is being read
-        begin, delimiters, characters = 1, 0, 0  # the first line of this row, and what was read of it
+        """Yield (place, cells, problem) of each row. An unmatched quotation mark costs only one line: the lines after
+        it, which the CSV reader took for the same row, are read again."""
+        csv.field_size_limit(LONGEST_LINE)
+        waiting, taken = deque[str](), list[str]()  # lines to read again, and lines of the current row
+        begin, delimiters, characters = 1, 0, 0  # the current row: its first line, and what was read of it
         with open_bytes(file) as stream:
             text = _lines_of_cells(file, stream, self.encoding)
 
@@ -134,15 +135,15 @@ class CSV(Files):
                 )
                 try:
                     for cells in reader:
-                        if cells:  # an empty line is no example
+                        if cells:  # not an empty line
                             bad = any(UNDECODABLE in cell for cell in cells)
                             yield f"{file}:{begin}", cells, encoding_problem(self.encoding) if bad else ""
                         begin, delimiters, characters = begin + len(taken), 0, 0
                         taken.clear()
                     return
                 except csv.Error as error:
-                    wide = len(taken) == 1 and delimiters >= MAX_CELLS
-                    yield f"{file}:{begin}", [], str(error) if wide else f"its quotation marks do not match ({error})"
+                    too_wide = len(taken) == 1 and delimiters >= MAX_CELLS
+                    yield f"{file}:{begin}", [], str(error) if too_wide else f"unmatched quotation mark ({error})"
                     waiting.extendleft(reversed(taken[1:]))
                     begin, delimiters, characters = begin + 1, 0, 0
                     taken.clear()
@@ -151,7 +152,7 @@ class CSV(Files):
 
 
 def column_names(cells: list[str]) -> tuple[str, ...]:
-    """Those of a header; a column without one is called by its number."""
+    """Return the names in a header; a column without a name is called "column 3"."""
     return tuple(cell.strip() or f"column {i}" for i, cell in enumerate(cells, 1))
 
 
@@ -163,7 +164,7 @@ def _lines_of_cells(file: Path, stream: IO[bytes], encoding: str) -> Iterator[st
 
 
 class TSV(CSV):
-    """Values between tabs, where quotation marks are text, as GLUE's files have them."""
+    """Read tab-separated values in which quotation marks are text, as in GLUE's files."""
 
     delimiter: str = "\t"
     quote: str | None = None
@@ -177,8 +178,8 @@ def open_table(
     encoding: str | None = None,
     jsonl: bool = False,
 ) -> CSV | JSONLines:
-    """A table as people have it. JSON lines are known by the file's ending (or `jsonl`), its encoding and delimiter by
-    its content, unless they are given; `wanted` columns are expected in the header."""
+    """Return the source of a table file. JSON lines are recognized by suffix (or `jsonl`). The encoding and delimiter
+    are detected unless given; `wanted` are columns that the header should contain."""
     plain: CSV | JSONLines = JSONLines(path=path) if jsonl else CSV(path=path)
     file = plain.files()[0]
     encoding = encoding or detect_encoding(file)
@@ -193,10 +194,10 @@ def open_table(
 
 
 def detect_delimiter(table: CSV, file: Path, wanted: Sequence[str] = ()) -> str:
-    """The one with which the header has the `wanted` columns, and most rows as many values as the header."""
+    """Return the delimiter with which the header has the `wanted` columns and most rows are as long as the header."""
 
     def score(delimiter: str) -> tuple[bool, int, int]:
-        rows = (cells for _, cells, _ in islice(table.replace(delimiter=delimiter)._cells(file), LOOKED_AT))
+        rows = (cells for _, cells, _ in islice(table.replace(delimiter=delimiter)._cells(file), ROWS_TO_DETECT))
         header = column_names(next(rows, []))
         alike = sum(len(cells) == len(header) for cells in rows) if len(header) > 1 else 0
         return {*wanted} <= {*header}, alike, len(header)
@@ -205,7 +206,7 @@ def detect_delimiter(table: CSV, file: Path, wanted: Sequence[str] = ()) -> str:
 
 
 class Parquet(Files):
-    """A row an example, of Parquet files."""
+    """Read Parquet files, one example per row."""
 
     def endings(self) -> tuple[str, ...]:
         return (".parquet",)
@@ -225,7 +226,7 @@ class Parquet(Files):
 
 
 class HFDataset(Source, called=("datasets",)):
-    """A data set of the Hugging Face hub, or a folder that `datasets` wrote."""
+    """A data set of the Hugging Face hub, or a folder written by `datasets`."""
 
     name: str
     config: str | None = None
@@ -255,11 +256,11 @@ class HFDataset(Source, called=("datasets",)):
             yield Row(f"{self.name}/{self.split}:{number}", example)
 
     def digest(self) -> str:
-        return str(self._dataset()._fingerprint)  # `datasets` keeps it by content and by what was done to it
+        return str(self._dataset()._fingerprint)  # depends on the content and on every transformation
 
 
 class Arrays(Files):
-    """NumPy's .npz: each row of the arrays named in `fields` (default: all, of equal length) is an example."""
+    """Read NumPy's .npz: row i of every array in `fields` (default: all arrays) is example i."""
 
     fields: Mapping[str, str] = Table()  # name in the example -> name in the file
 
@@ -279,15 +280,15 @@ class Arrays(Files):
                 raise ValueError(f"{file}: {error}") from None
             if len({a.shape[:1] for a in arrays.values()}) != 1:
                 shapes = ", ".join(f"{key} {a.shape}" for key, a in arrays.items())
-                raise ValueError(f"{file}: arrays of unequal length ({shapes}); choose with fields")
+                raise ValueError(f"{file}: arrays of unequal length ({shapes}); choose arrays with fields")
             for i in range(len(next(iter(arrays.values())))):
                 yield Row(f"{file}:{i + 1}", {key: a[i] for key, a in arrays.items()})
 
 
 class IDX(Files):
-    """MNIST's files, and those of its kin: bytes in as many dimensions as the header says, an example a row."""
+    """Read IDX files of bytes, as MNIST's: one example per item of the first dimension."""
 
-    name: str  # of a row in the example
+    name: str  # column that contains the bytes
 
     def endings(self) -> tuple[str, ...]:
         return (".idx3-ubyte", ".idx1-ubyte")
@@ -301,13 +302,13 @@ class IDX(Files):
             start = 4 * (1 + content[3]) if content[:3] == bytes((0, 0, 8)) and len(content) > 3 else 4
             shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
             if not 0 < len(shape) <= 8 or math.prod(shape) != len(content) - start:
-                raise ValueError(f"{file}: not a file of bytes like MNIST's, or cut short")
+                raise ValueError(f"{file}: not an IDX file of bytes like MNIST's, or truncated")
             for i, row in enumerate(np.frombuffer(content, np.uint8, offset=start).reshape(shape), 1):
                 yield Row(f"{file}:{i}", {self.name: row})
 
 
 class SQuAD(Files):
-    """SQuAD's files and their kin: {"id", "question", "context", "answers": {"text": [..], "answer_start": [..]}}."""
+    """Read files in SQuAD's format: {"id", "question", "context", "answers": {"text": [..], "answer_start": [..]}}."""
 
     def endings(self) -> tuple[str, ...]:
         return (".json",)
@@ -318,7 +319,7 @@ class SQuAD(Files):
                 articles = json.loads(read_whole(file))["data"]
                 paragraphs = list(chain.from_iterable(article["paragraphs"] for article in articles))
             except (*BROKEN, ValueError, KeyError, TypeError, RecursionError) as error:
-                raise ValueError(f"{file}: not a file like SQuAD's ({type(error).__name__}: {error})") from None
+                raise ValueError(f"{file}: not in SQuAD's format ({type(error).__name__}: {error})") from None
             number = 0
             for paragraph in paragraphs:
                 for entry in paragraph.get("qas", ()):
@@ -337,4 +338,4 @@ class SQuAD(Files):
                             },
                         )
                     except (KeyError, TypeError) as error:
-                        yield Row(f"{file}:{number}", None, f"question {number} lacks {error}")
+                        yield Row(f"{file}:{number}", None, f"question {number} has no {error}")

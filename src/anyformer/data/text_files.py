@@ -1,4 +1,4 @@
-"""Text files: plain, in lines that belong together, and the running Python's own documentation."""
+"""Text files: plain text, parallel text, CoNLL columns, and the documentation and library of the running Python."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from anyformer.data.source import (
 from anyformer.inputs.long import LongText
 from anyformer.specs.part import Table
 
-LONG = 2**22  # characters of a text that is not held whole
+LONG = 2**22  # characters; longer texts are read in parts instead of into memory
 
 
 class TextFiles(Files):
     """Plain text: each file, paragraph (between empty lines) or line is one example, {"text": ...}.
 
-    `start` and `stop` take a part of each file: shares of its lines, or of its characters up to where a line ends (in
-    a last line that is longer than that, a word). If two splits of a run take different parts of different files, both
-    are read whole."""
+    `start` and `stop` select a part of each file, as fractions of its lines (unit "line") or of its characters, rounded
+    up to a line end (in the last line: to the end of a word). If two splits of a run select different parts of
+    different files, both read all of their files."""
 
     unit: Literal["file", "paragraph", "line"] = "file"
     start: float = 0.0
     stop: float = 1.0
-    encoding: str | None = "utf-8"  # None: detected for each file
+    encoding: str | None = "utf-8"  # None: detect it for each file
 
     def check(self) -> None:
         known_encoding(self.encoding or "utf-8")
@@ -74,7 +74,7 @@ class TextFiles(Files):
         for number, line, problem in numbered:
             if line is None:
                 yield Row(f"{file}:{number}", None, problem)
-            elif line.strip():  # an empty line is no example
+            elif line.strip():
                 yield Row(f"{file}:{number}", {"text": line})
 
     def _texts(self, file: Path) -> Iterator[Row]:
@@ -100,7 +100,7 @@ class TextFiles(Files):
 
 
 def _characters(read: Callable[[], Iterator[str]], start: int, stop: int) -> Iterator[str]:
-    """The characters [start, stop) of a file."""
+    """Yield the characters [start, stop) of a text in parts."""
     seen = 0
     for part in read():
         if seen < stop and seen + len(part) > start:
@@ -111,7 +111,7 @@ def _characters(read: Callable[[], Iterator[str]], start: int, stop: int) -> Ite
 
 
 def _line_end(read: Callable[[], Iterator[str]], share: float, total: int) -> int:
-    """Where the line ends that this share of the characters falls into; in the last line, where the word ends."""
+    """Return the end of the line that contains character `share * total`; in the last line, the end of the word."""
     if share in (0, 1):
         return round(share * total)
     for end in "\n ":
@@ -124,26 +124,26 @@ def _line_end(read: Callable[[], Iterator[str]], share: float, total: int) -> in
 
 
 def _paragraphs(parts: Iterable[str]) -> Iterator[tuple[str | None, int]]:
-    """(paragraph, or None where it is too long to hold, the number of line ends in it), split at empty lines."""
+    """Split text at empty lines; yield (paragraph, its number of line ends). Too long paragraphs are None."""
     waiting, dropped, skipped = "", False, 0
     for part in parts:
         *whole, waiting = (waiting + part).split("\n\n")
         for paragraph in whole:
             yield None if dropped else paragraph, paragraph.count("\n") + skipped
             dropped, skipped = False, 0
-        if dropped or len(waiting) > LONGEST_LINE:  # its last character may begin an empty line
+        if dropped or len(waiting) > LONGEST_LINE:  # keep the last character: it may begin an empty line
             dropped, skipped, waiting = True, skipped + waiting.count("\n", 0, -1), waiting[-1:]
     yield None if dropped else waiting, waiting.count("\n") + skipped
 
 
 class ParallelText(Source):
-    """Files whose lines belong together, as {"source": ..., "target": ...} of a translation: name -> file."""
+    """Reads files line by line in parallel; `paths` is name -> file, {"source": ..., "target": ...} for translation."""
 
     paths: Mapping[str, str]
 
     def check(self) -> None:
         if len(self.paths) < 2:
-            raise ValueError("ParallelText.paths needs at least two files, {'source': ..., 'target': ...}")
+            raise ValueError("ParallelText.paths: give at least two files, {'source': ..., 'target': ...}")
 
     def files(self) -> list[Path]:
         return [find(path)[0] for path in self.paths.values()]
@@ -151,10 +151,10 @@ class ParallelText(Source):
     def raw(self) -> Iterator[Row]:
         files = self.files()
         for together in zip_longest(*map(lines, files)):
-            if None in together:  # to go on would pair what does not belong together
+            if None in together:  # the lines may be misaligned long before this one
                 number = next(line for line in together if line is not None).number
                 raise ValueError(
-                    f"{files[together.index(None)]}: ends before line {number}; the files need equally many lines"
+                    f"{files[together.index(None)]}: ends before line {number}; all files need the same number of lines"
                 )
             number = together[0].number
             for file, (_, text, problem) in zip(files, together):
@@ -169,11 +169,12 @@ class ParallelText(Source):
 
 
 class Columns(Files):
-    """A word a line with its columns, an empty line between sentences (CoNLL): each sentence is one example, of lists.
+    """CoNLL files: one word per line with its columns, and an empty line between sentences. Each sentence is one
+    example of lists.
 
-    `fields` says which column is what, from 0, or from -1 backwards; lines with `comment` before, and those that begin
-    a document (-DOCSTART-), are passed over. Where the first column is the `numbered` place of a word (CoNLL-U), lines
-    for several words (1-2) and for none (8.1) are passed over, too."""
+    `fields` maps names to columns: 0, 1, ... or -1, -2, ... from the end. Lines that begin with `comment` or -DOCSTART-
+    are skipped. If the first column contains word numbers (`numbered`, CoNLL-U), lines for several words (1-2) and for
+    omitted words (8.1) are skipped, too."""
 
     fields: Mapping[str, int] = Table({"words": 0, "tags": -1})
     comment: str | None = None
@@ -204,7 +205,7 @@ class Columns(Files):
                 if self.numbered and not cells[0].isdigit():
                     continue
                 try:
-                    words.append([cells[place].strip() for place in self.fields.values()])
+                    words.append([cells[column].strip() for column in self.fields.values()])
                 except IndexError:
                     problem = problem or f"line {number} has {len(cells)} columns"
             elif words or problem:
@@ -214,18 +215,18 @@ class Columns(Files):
 
 
 class PythonDocs(Source):
-    """Text that every machine with Python has: the language's documentation by topic (465,000 characters of English)
-    and the source of the standard library (some 11 million), each topic and file one example."""
+    """Text that comes with Python: the language's documentation (465,000 characters of English; one example per topic)
+    and the source of the standard library (about 11 million characters; one example per file)."""
 
     documentation: bool = True
     library: bool = True
 
     def files(self) -> list[Path]:
-        """Of the library without its tests, which are much and repeat themselves."""
-        left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data", "__pycache__"}
+        """Return the files of the standard library without its tests, which are large and repetitive."""
+        excluded = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data", "__pycache__"}
         paths: list[Path] = []
         for folder, inner, names in os.walk(sysconfig.get_paths()["stdlib"]):
-            inner[:] = set(inner) - left_out
+            inner[:] = set(inner) - excluded
             paths += [Path(folder, name) for name in names if name.endswith(".py")]
         return sorted(paths)
 

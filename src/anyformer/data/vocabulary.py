@@ -1,4 +1,4 @@
-"""Where a run's tokenizer comes from: trained on its own text, single bytes, or a folder that has one."""
+"""Vocabularies of a run: trained on its text, single bytes or words, or the tokenizer of a model folder."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from anyformer.data.source import Source
     from anyformer.inputs.tokenizer import Tokenizer
 
-MAX_SIZE = 2**24  # tokens; trainers allocate them all at once, and end the process if they cannot
+MAX_SIZE = 2**24  # tokens; trainers allocate all at once, and abort the process if memory runs out
 MAX_SENTINELS = 100_000
 
 
 class Vocabulary(Part):
-    """Where a run's tokenizer comes from."""
+    """Base class of vocabularies: a description of how to get a run's tokenizer."""
 
     @property
     def size(self) -> int | None:
@@ -32,7 +32,7 @@ class Vocabulary(Part):
         return None
 
     def make(self, texts: Iterable[str], folder: Path | str) -> Tokenizer:
-        """The tokenizer; one that was made here is written to `folder` as a model folder has it."""
+        """Return the tokenizer. A new tokenizer is written to `folder`, in the format of a model folder."""
         raise NotImplementedError
 
 
@@ -48,13 +48,13 @@ class Stored(Vocabulary):
 
 
 class BuiltVocabulary(Vocabulary):
-    """A vocabulary that is made here. `special` names its special tokens, which have the first ids; those called
-    `begin` and `end` stand around every text (and `end` after each of a pair)."""
+    """Base class of vocabularies that are built from the data. The `special` tokens have the first ids. `begin` and
+    `end` name the special tokens before and after every text; in a pair, `end` follows each of the two texts."""
 
     special: Mapping[str, str] = Table({"eos_token": "<|endoftext|>", "pad_token": "<|padding|>"})
     begin: str | None = None
     end: str | None = None
-    sentinels: int = 0  # so many of <extra_id_0>, <extra_id_1>, ... come after those: span corruption needs them
+    sentinels: int = 0  # number of tokens <extra_id_0>, <extra_id_1>, ... after the special ones, for span corruption
 
     def check(self) -> None:
         at_least(self, 0, "sentinels")
@@ -63,13 +63,13 @@ class BuiltVocabulary(Vocabulary):
         for name in self.special:
             if name not in NAMES:
                 kind = type(self).__name__
-                raise ValueError(f"{kind}.special: no token is called {quote(name)}; {nearest(name, NAMES)}")
+                raise ValueError(f"{kind}.special: unknown token name {quote(name)}; {nearest(name, NAMES)}")
         for end in (self.begin, self.end):
             if end is not None and end not in self.special:
                 raise ValueError(f"{type(self).__name__}: {quote(end)} is not in special; {nearest(end, self.special)}")
 
     def core(self, texts: Iterable[str], tokens: list[str]) -> Any:
-        """The `tokenizers.Tokenizer`, special tokens first."""
+        """Return the `tokenizers.Tokenizer`, with the special `tokens` first."""
         raise NotImplementedError
 
     def make(self, texts: Iterable[str], folder: Path | str) -> Tokenizer:
@@ -96,36 +96,36 @@ class BuiltVocabulary(Vocabulary):
 
 
 class Words(BuiltVocabulary, called=("word level",)):
-    """Every word of this data, as spaces divide it, is a token: for few words, and for scores of frames over them."""
+    """One token per word of the data, split at spaces: for small vocabularies, and for CTC over words."""
 
     special: Mapping[str, str] = Table({"pad_token": "<pad>", "unk_token": "<unk>"})
 
     def check(self) -> None:
         super().check()
         if "unk_token" not in self.special:
-            raise ValueError("Words.special: 'unk_token' is missing; it stands for unknown words")
+            raise ValueError("Words.special: 'unk_token' is missing; it replaces unknown words")
 
     def core(self, texts: Iterable[str], tokens: list[str]) -> Any:
         import tokenizers
         from tokenizers import models, pre_tokenizers
 
         words = sorted({word for text in texts for word in text.split()} - {*tokens})
-        places = {word: i for i, word in enumerate([*tokens, *words])}
-        core = tokenizers.Tokenizer(models.WordLevel(places, unk_token=self.special["unk_token"]))
+        ids = {word: i for i, word in enumerate([*tokens, *words])}
+        core = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=self.special["unk_token"]))
         core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         core.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True) for token in tokens])
         return core
 
 
 class Bytes(BuiltVocabulary, called=("ByT5",)):
-    """Each byte of UTF-8 a token, so that there is nothing it cannot write [Xue et al. 2021, ByT5]."""
+    """One token per UTF-8 byte, so that every text can be written [Xue et al. 2021, ByT5]."""
 
     def core(self, texts: Iterable[str], tokens: list[str]) -> Any:
         return _byte_pairs(tokens)
 
 
 class TrainedBPE(BuiltVocabulary, called=("BPE", "byte pair encoding", "byte-level BPE")):
-    """Byte pairs merged by how often they stand together in this data [Sennrich et al. 2016; Radford et al. 2019]."""
+    """Byte-level BPE: merges the most frequent pairs of the data [Sennrich et al. 2016; Radford et al. 2019]."""
 
     size: int = 8192
 
@@ -147,20 +147,20 @@ class TrainedBPE(BuiltVocabulary, called=("BPE", "byte pair encoding", "byte-lev
 
 
 class PieceVocabulary(BuiltVocabulary):
-    """`size` pieces of words, or fewer where the data has fewer; what no piece can write is the unknown token."""
+    """Base class: `size` word pieces, or fewer if the data has fewer. Text without a matching piece is unk_token."""
 
     size: int = 8192
 
     def check(self) -> None:
         super().check()
         if "unk_token" not in self.special:
-            raise ValueError(f"{type(self).__name__}.special: 'unk_token' is missing; it stands for unknown words")
+            raise ValueError(f"{type(self).__name__}.special: 'unk_token' is missing; it replaces unknown words")
         at_least(self, len(self.special) + self.sentinels + 1, "size")
 
 
 class TrainedWordPiece(PieceVocabulary, called=("WordPiece",)):
-    """BERT's pieces: the longest that fits from the left, and "##" before those inside a word [Wu et al. 2016;
-    Devlin et al. 2019]. With `lowercase` texts lose their capitals and accents (BERT uncased)."""
+    """BERT's WordPiece: the longest matching piece from the left, with "##" before pieces inside a word [Wu et al.
+    2016; Devlin et al. 2019]. `lowercase` also removes accents (BERT uncased)."""
 
     special: Mapping[str, str] = Table(
         {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
@@ -168,19 +168,19 @@ class TrainedWordPiece(PieceVocabulary, called=("WordPiece",)):
     begin: str | None = "cls_token"
     end: str | None = "sep_token"
     lowercase: bool = True
-    alphabet: int = 1000  # the most frequent letters; words with others are unknown
+    alphabet: int = 1000  # number of distinct letters, the most frequent; words with other letters are unknown
 
     def core(self, texts: Iterable[str], tokens: list[str]) -> Any:
         import tokenizers
         from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-        texts = list(texts) if isinstance(texts, Iterator) else texts  # they are read twice
+        texts = list(texts) if isinstance(texts, Iterator) else texts  # read twice
         normalizer = normalizers.BertNormalizer(lowercase=self.lowercase)
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update("".join(normalizer.normalize_str(text).split()))
         letters = sorted(sorted(counts), key=lambda letter: -counts[letter])[: self.alphabet]
-        # in this order, so that one data set has one vocabulary: the trainer breaks ties by the ids of the letters
+        # the trainer breaks ties by letter id, so a fixed order makes the vocabulary reproducible
         symbols = [*tokens, *letters, *(f"##{letter}" for letter in letters)]
 
         def build(vocabulary: dict[str, int]) -> Any:
@@ -199,8 +199,8 @@ class TrainedWordPiece(PieceVocabulary, called=("WordPiece",)):
 
 
 class TrainedUnigram(PieceVocabulary, called=("Unigram", "SentencePiece", "unigram tokenizer")):
-    """Pieces with probabilities; a text is read as its most probable pieces, spaces included [Kudo 2018, SentencePiece;
-    T5's kind]. The trainer gives slightly different pieces each time: a run keeps those that it began with."""
+    """Pieces with probabilities, as in T5; a text is split into its most probable pieces, spaces included [Kudo 2018,
+    SentencePiece]. Every training gives slightly different pieces; a run keeps the vocabulary it started with."""
 
     special: Mapping[str, str] = Table({"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"})
     end: str | None = "eos_token"
@@ -223,7 +223,7 @@ class TrainedUnigram(PieceVocabulary, called=("Unigram", "SentencePiece", "unigr
 
 
 def _byte_pairs(tokens: list[str]) -> Any:
-    """No merges: the special tokens, then the 256 bytes."""
+    """Return a byte-level BPE without merges: the special tokens, then the 256 bytes."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -235,7 +235,7 @@ def _byte_pairs(tokens: list[str]) -> Any:
 
 
 def texts_of(source: Source, columns: tuple[str, ...]) -> Iterable[str]:
-    """Every text in these columns, words of a list included; long ones in parts that have the same words."""
+    """Return every text in these columns. Lists of words are joined; long texts are split at spaces."""
     return _Texts(source, columns)
 
 

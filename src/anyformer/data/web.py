@@ -1,4 +1,4 @@
-"""Files of the web that are stored as they are published."""
+"""Files on the web whose content must match a published SHA-256."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import urllib.request
 
 @dataclasses.dataclass(frozen=True)
 class WebFile:
-    """A file by its address and the SHA-256 of its content: it is read whole and unchanged, or not at all."""
+    """The URL of a file and the SHA-256 of its content. `read` raises unless the content matches."""
 
     url: str
     sha256: str
@@ -21,7 +21,7 @@ class WebFile:
                 content: bytes = answer.read()
         except (OSError, http.client.HTTPException) as error:
             raise ConnectionError(f"{self.url} cannot be reached: {error}") from None
-        found = hashlib.sha256(content).hexdigest()
-        if found != self.sha256:
-            raise ValueError(f"{self.url} is not what was published: its SHA-256 is {found}, not {self.sha256}")
+        digest = hashlib.sha256(content).hexdigest()
+        if digest != self.sha256:
+            raise ValueError(f"{self.url} has changed: its SHA-256 is {digest}, not the published {self.sha256}")
         return content

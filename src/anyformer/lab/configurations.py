@@ -31,7 +31,7 @@ from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
 
-# slots of a residual step that contain a norm; unless the stream itself is normed, there is one more before the head
+# slots of a residual step that contain a norm; except for post-norm, there is one more norm before the head
 PLACEMENTS = {"post": ("out_norm",), "pre": ("pre_norm",), "sandwich": ("pre_norm", "post_norm")}
 NORMS: dict[str, Norm] = {"LayerNorm": LayerNorm(), "RMSNorm": RMSNorm(), "DeepNorm": LayerNorm()}
 PLAIN: dict[str, Activation] = {

@@ -12,8 +12,8 @@ LETTERS = "abcdefghijklmnop"
 
 @dataclasses.dataclass(frozen=True)
 class Language:
-    """Every topic has its own words of every kind. A word of one kind is followed by a word of the next kind or of the
-    kind after that. The words depend only on these fields."""
+    """Every topic has its own words of every kind (word class). A word of one kind is followed by a word of the next
+    kind or of the kind after that. The words depend only on these fields."""
 
     words: int = 12  # words per kind and topic
     kinds: int = 4

@@ -60,7 +60,7 @@ class TableSize:
     taps: int = 31  # kernel size of lightweight and dynamic convolutions
 
     def deeper(self, times: float) -> TableSize:
-        """Return sizes with `times` as many layers, each with proportionally fewer heads and inner units."""
+        """Return sizes with `times` times the layers, and heads and inner units divided by `times`."""
         depth, inner, heads = (max(1, round(n)) for n in (self.depth * times, self.inner / times, self.heads / times))
         return dataclasses.replace(self, depth=depth, inner=inner, heads=heads)
 

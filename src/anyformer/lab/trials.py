@@ -95,7 +95,7 @@ Work = Callable[[Values, Place], list[Row]]  # a module-level function, so that 
 
 
 def run_trial(work: Work, values: Values, place: Place) -> None:
-    """Run a trial and write its rows. If a training diverges, that is a result too. Any other error is written to the
+    """Run a trial and write its rows. If a training diverges, its row has "failed". Any other error is written to the
     trial's folder, and the other trials continue."""
     threads = torch.get_num_threads()
     if not place.device.startswith("cuda"):

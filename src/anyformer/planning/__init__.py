@@ -1,4 +1,4 @@
-"""Planning a training before it is paid for: compute, sizes, layouts, time, cost, and the run itself."""
+"""Planning a training: compute, model size, layout over devices, time and cost, and the run that does it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def run_of(base: Run, name: str, job: TrainingJob, way: DeviceLayout, steps: int) -> Run:
-    """The run that a plan is about, with the data, the objective and the optimiser of another one."""
+    """Return the planned run, with the data, the objective and the optimizer of `base`."""
     if way.pipeline > 1:
-        raise ValueError("`anyformer train` has no pipelines: a run.json is written for other layouts")
+        raise ValueError("`anyformer train` does not support pipelines; choose a layout with pipeline=1")
     sharded = way.shard * way.tensor * way.expert > 1
     changes = {
         "name": name,
@@ -35,21 +35,21 @@ def run_of(base: Run, name: str, job: TrainingJob, way: DeviceLayout, steps: int
     embedding = dict(job.spec.items())["embedding"]
     if isinstance(embedding, TextEmbedding) and base.vocabulary is not None and base.vocabulary.size is not None:
         changes["vocabulary.size"] = embedding.tokens.vocab_size
-    described = override(base, changes)
-    check_suits(described)
-    return described
+    run = override(base, changes)
+    check_suits(run)
+    return run
 
 
 def command(way: DeviceLayout, run: Path) -> str:
-    """The line that starts it on every machine of up to eight devices; layers in pieces stay on one if they can."""
-    last = f"-m anyformer train {shlex.quote(str(run))}"
+    """Return the command to start on every machine; tensor parallelism is inside machines of 8 devices if possible."""
+    train = f"-m anyformer train {shlex.quote(str(run))}"
     if way.devices == 1:
-        return f"python {last}"
+        return f"python {train}"
     if way.devices <= MACHINE:
-        return f"torchrun --nproc-per-node {way.devices} {last}"
-    even = [n for n in range(1, MACHINE + 1) if way.devices % n == 0]
-    each = max([n for n in even if n % way.tensor == 0] or even)
+        return f"torchrun --nproc-per-node {way.devices} {train}"
+    divisors = [n for n in range(1, MACHINE + 1) if way.devices % n == 0]
+    each = max([n for n in divisors if n % way.tensor == 0] or divisors)
     return (
         f"torchrun --nnodes {way.devices // each} --nproc-per-node {each} --rdzv-backend c10d"
-        f" --rdzv-endpoint HOST:29500 {last}"
+        f" --rdzv-endpoint HOST:29500 {train}"
     )

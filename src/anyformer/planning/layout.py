@@ -1,6 +1,6 @@
-"""Memory and communication of one device, for a layout of a training over many.
+"""Memory and communication per device, for a layout of a training over many devices.
 
-P parameters, in training as `anyformer train` keeps them: fp32 weights, gradients and two moments, products in bf16.
+Assumes `anyformer train` with Adam: weights, gradients and two moments in fp32, matrix products in bf16.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from anyformer.train import shard
 from anyformer.train.device_specs import Accelerator
 from anyformer.train.parallel import Mesh
 
-USABLE = 0.9  # of a device's memory; the rest is for kernels, buffers and fragmentation
-MACHINE = 8  # devices for tensor parallelism, which communicates in every layer
-MOST = 2**16  # devices at most
+USABLE = 0.9  # fraction of a device's memory; the rest is for kernels, buffers and fragmentation
+MACHINE = 8  # devices per machine, the limit of tensor parallelism, which communicates in every layer
+MOST = 2**16  # maximum number of devices
 SIZES = ("replicate", "shard", "expert", "tensor", "pipeline")
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceLayout:
-    """Devices = replicate x shard x expert x tensor x pipeline; `recompute` keeps only the inputs of layers. Devices of
-    different experts process different texts and send each other tokens; the rest is over shard x expert devices."""
+    """Devices = replicate x shard x expert x tensor x pipeline. `recompute` keeps only the inputs of layers. With
+    `expert`, devices process different texts and send each other tokens; all parameters that are not experts are
+    sharded over shard x expert devices."""
 
     replicate: int = 1
     shard: int = 1
@@ -44,7 +45,7 @@ class DeviceLayout:
 
     @property
     def texts(self) -> int:
-        """Texts that are processed at once, by as many groups of devices."""
+        """The number of data-parallel groups of devices."""
         return self.replicate * self.shard * self.expert
 
     def __str__(self) -> str:
@@ -57,12 +58,12 @@ class DeviceLayout:
 class Need:
     """Bytes on one device, and bytes it sends per step."""
 
-    way: DeviceLayout  # named so in the JSON of `anyformer plan`
-    weights: float  # with their copies in half precision
+    way: DeviceLayout  # `anyformer plan --json` writes this name
+    weights: float  # including their copies in bf16
     gradients: float
     optimizer: float
     activations: float
-    buffers: float  # gathered parameters of running layers; for replicas, gradient buckets
+    buffers: float  # gathered parameters of the running layers; without shards, gradient buckets of replicas
     sent: float
 
     @property
@@ -74,17 +75,17 @@ class Need:
 
 
 class TrainingJob:
-    """One training of a description: texts of `length` tokens, `batch` per step, `micro` at once on a device."""
+    """A training of a model on texts of `length` tokens: `batch` texts per step, `micro` at once per device."""
 
     def __init__(self, counted: Count, length: int, batch: int, micro: int = 1) -> None:
         assert counted.spec is not None
         self.counted, self.spec, self.length, self.batch, self.micro = counted, counted.spec, length, batch, micro
         self.work = counted.work(length, half=torch.bfloat16)
         self.model: nn.Module = skeleton(self.spec, Survey)
-        every = walk_modules(self.model)  # also the layers that another one stands for
+        every = walk_modules(self.model)  # also layers that are only placeholders for an equal layer
         self.experts = {address: module for address, module, _ in every if isinstance(module, ExpertsModule)}
         kinds = self._kinds(self.experts)
-        sizes: dict[str, list[int]] = {}  # by layer: of experts, and of the rest
+        sizes: dict[str, list[int]] = {}  # layer -> [parameters of experts, other parameters]
         for address, size in counted.parts.items():
             names = address.split(".")
             if "layers" in names[:-1]:
@@ -94,10 +95,10 @@ class TrainingJob:
         self.splits: dict[int, int] = {}
         self.outside, self.depth = counted.parameters - self.inside, len(sizes)
 
-    # -- what can be divided ------------------------------------------------------------------------------------------
+    # -- possible splits ----------------------------------------------------------------------------------------------
 
     def split(self, tensor: int) -> int:
-        """Parameters that are split over `tensor` processes; ValueError if they cannot be split."""
+        """Return the number of parameters split by tensor parallelism; ValueError if the model cannot be split."""
         if tensor not in self.splits:
             self.splits[tensor] = self._split(tensor)
         return self.splits[tensor]
@@ -110,11 +111,11 @@ class TrainingJob:
         return sum(size for row, size in table.items() if row in kinds)
 
     def _kinds(self, addresses: Iterable[str]) -> set[str]:
-        """As they stand in tables: without the numbers of layers."""
+        """Return addresses without layer numbers, as in tables."""
         return {next(iter(rows([(address, 0)], 99))) for address in addresses}
 
     def check(self, layout: DeviceLayout) -> None:
-        """ValueError if the model or the batch cannot be divided like this."""
+        """Raise ValueError if the model or the batch cannot be divided in this way."""
         self.split(layout.tensor)
         if layout.expert > 1:
             Mesh(tensor=layout.tensor, expert=layout.expert)
@@ -125,38 +126,39 @@ class TrainingJob:
             groups = f"{layout.texts} groups of devices" if layout.texts > 1 else "one device"
             raise ValueError(f"a batch of {self.batch} texts is not a multiple of {self.micro} at once on {groups}")
 
-    # -- what it takes ------------------------------------------------------------------------------------------------
+    # -- memory, communication and time -------------------------------------------------------------------------------
 
     def need(self, layout: DeviceLayout) -> Need:
         self.check(layout)
         t, e, layers = layout.tensor, layout.expert, self.work.layers
-        own = sum(experts for experts, _ in self.layers) / layout.pipeline / e if e > 1 else 0.0  # experts of a device
+        # P: parameters of one device without FSDP, of experts and others; stored: with FSDP
+        own = sum(experts for experts, _ in self.layers) / layout.pipeline / e if e > 1 else 0.0
         rest = self.outside + (self.inside - self.split(t) * (1 - 1 / t)) / layout.pipeline - own * e
         P = own + rest
-        held = own / layout.shard + rest / (layout.shard * e)
+        stored = own / layout.shard + rest / (layout.shard * e)
         layer = max((experts / e + others for experts, others in self.layers), default=0) / t
         gathered = layer if layout.shard > 1 else max((others for _, others in self.layers), default=0) / t
-        copies = 2 * (layer + self.outside if layout.recompute else P)  # autograd keeps them for the backward pass
-        pieces = layout.shard * e > 1
-        buffers = 4.0 * (2 * gathered + self.outside) if pieces else 4.0 * P * (layout.replicate > 1)
-        # a layer's input and that of its second norm are whole on each of them
+        copies = 2 * (layer + self.outside if layout.recompute else P)  # bf16, kept by autograd for the backward pass
+        sharded = layout.shard * e > 1
+        buffers = 4.0 * (2 * gathered + self.outside) if sharded else 4.0 * P * (layout.replicate > 1)
+        # the inputs of a layer and of its second norm are not split by tensor parallelism
         inside = [min(kept, 2 * given) + max(kept - 2 * given, 0) / t for given, kept in layers]
         once = self.work.kept - sum(kept for _, kept in layers)
         kept = sum(given for given, _ in layers) + max(inside, default=0) if layout.recompute else sum(inside)
         steps = self.batch // (layout.texts * self.micro)
-        sent = _ring(layout.replicate) * 2 * 4 * held
+        sent = _ring(layout.replicate) * 2 * 4 * stored
         sent += steps * 3 * 4 * (_ring(layout.shard) * own + _ring(layout.shard * e) * rest)
-        # there and back, forward and backward: each token in bf16 to each of its experts that is elsewhere
+        # tokens in bf16 to and from each expert on another device, forward and backward
         sent += steps * self.micro * _ring(e) * self.routed / layout.pipeline * (6 if layout.recompute else 4)
         stream = self.micro * sum(given for given, _ in layers) / 2 / layout.pipeline  # bf16 products
-        sent += steps * _ring(t) * 2 * stream * (6 if layout.recompute else 4)  # twice a layer, forward and backward
+        sent += steps * _ring(t) * 2 * stream * (6 if layout.recompute else 4)  # twice per layer, forward and backward
         sent += steps * 2 * self.micro * max((given for given, _ in layers), default=0) * (layout.pipeline > 1)
-        # of a pipeline, the first stage has as many texts under way as there are stages
+        # the first pipeline stage keeps activations of as many texts as there are stages
         return Need(
             layout,
-            4 * held + copies,
-            4 * held,
-            8 * held,
+            4 * stored + copies,
+            4 * stored,
+            8 * stored,
             self.micro * (once + kept),
             buffers,
             sent,
@@ -164,15 +166,15 @@ class TrainingJob:
 
     @property
     def routed(self) -> float:
-        """Bytes of one text's tokens in bf16, once for each expert that they go to."""
+        """Bytes in bf16 of the tokens of one text, times the experts per token."""
         return sum(2.0 * self.length * module.top_k * module.up.shape[1] for module in self.experts.values())
 
     def flops(self, layout: DeviceLayout) -> int:
-        """Of one step, on all devices together."""
+        """Return the FLOPs of one step on all devices together."""
         return self.counted.training_flops(self.length, self.batch, causal=True, recompute=layout.recompute)
 
     def seconds(self, layout: DeviceLayout, device: Accelerator, utilisation: float) -> float:
-        """Seconds of one step at this utilisation; pipeline stages also wait for the first and the last text."""
+        """Return the seconds per step at this utilisation, including the time that pipeline stages are idle."""
         busy = self.flops(layout) / (layout.devices * device.flops * utilisation)
         steps = self.batch // (layout.texts * self.micro)
         return busy * (steps + layout.pipeline - 1) / steps
@@ -180,7 +182,7 @@ class TrainingJob:
     # -- layouts ------------------------------------------------------------------------------------------------------
 
     def usual(self, devices: int) -> Iterator[DeviceLayout]:
-        """The usual ones: data parallel, FSDP, FSDP with tensor parallel, pipeline, and expert parallel."""
+        """Yield common layouts: data parallel, FSDP, FSDP with tensor parallel, pipeline, and expert parallel."""
         yield DeviceLayout(replicate=devices)
         if devices > 1:
             yield DeviceLayout(shard=devices)
@@ -191,21 +193,21 @@ class TrainingJob:
                 yield DeviceLayout(shard=devices // spread[-1], expert=spread[-1])
 
     def layouts(self, devices: int) -> Iterator[DeviceLayout]:
-        """The layouts of `anyformer train`, simplest first: tensor and expert parallel last, most shards last."""
+        """Yield the layouts that `anyformer train` supports, simplest first."""
         inner = [(size, 1) for size in range(1, MACHINE + 1) if devices % size == 0]
         for tensor, expert in (*inner, *((1, size) for size in self.spread(devices))):
             data = devices // (tensor * expert)
             for recompute in (False, True):
-                for pieces in (size for size in range(1, data + 1) if data % size == 0):
-                    yield DeviceLayout(data // pieces, pieces, tensor, 1, recompute, expert)
+                for shards in (size for size in range(1, data + 1) if data % size == 0):
+                    yield DeviceLayout(data // shards, shards, tensor, 1, recompute, expert)
 
     def spread(self, devices: int) -> list[int]:
-        """Numbers of devices, more than one, that the experts can be divided by."""
+        """Return the sizes of expert parallelism above 1 that divide `devices` and every number of experts."""
         numbers = [module.num_experts for module in self.experts.values()]
         return [n for n in range(2, devices + 1) if numbers and devices % n == 0 and not any(e % n for e in numbers)]
 
     def smallest(self, devices: int, device: Accelerator) -> Need | None:
-        """The simplest layout that fits on this many devices, or else on two, four, ... times as many."""
+        """Return the simplest layout that fits on `devices` devices, or on 2, 4, ... times as many, or None."""
         while devices <= MOST:
             for layout in self.layouts(devices):
                 try:
@@ -219,7 +221,7 @@ class TrainingJob:
 
 
 def _ring(size: int) -> float:
-    """The share of a tensor that each of `size` devices sends in one ring pass."""
+    """Return the fraction of a tensor that each of `size` devices sends in one ring pass."""
     return (size - 1) / size
 
 
@@ -228,7 +230,7 @@ def _largest(number: int, most: int) -> int:
 
 
 def parse_layout(text: str, devices: int) -> DeviceLayout:
-    """ "shard=4,tensor=2" as a layout over `devices`; replicate defaults to what fits."""
+    """Parse "shard=4,tensor=2" as a layout. If `replicate` is not given, it is computed from `devices`."""
     sizes: dict[str, Any] = {}
     for piece in text.split(","):
         name, equals, value = piece.strip().partition("=")
@@ -240,7 +242,7 @@ def parse_layout(text: str, devices: int) -> DeviceLayout:
             sizes[name] = int(value)
         else:
             fields = ", ".join(f"{name}=" for name in SIZES)
-            raise ValueError(f"--layout {text!r}: the fields are {fields} and recompute")
+            raise ValueError(f"--layout {text!r}: cannot read {piece!r}; the fields are {fields} and recompute")
     layout = DeviceLayout(**sizes)
     if "replicate" not in sizes and devices % layout.devices == 0:
         layout = dataclasses.replace(layout, replicate=devices // layout.devices)

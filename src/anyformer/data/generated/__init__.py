@@ -1,2 +1,1 @@
-"""Data that the package makes by itself, the same for one seed on every machine: episodes, speech, pictures, text,
-conversations."""
+"""Data that the package generates, from a seed: episodes, speech, pictures, text and conversations."""

@@ -1,4 +1,4 @@
-"""Conversations about the standard library of the running Python, answered by its own docstrings and definitions."""
+"""Conversations about the standard library of the running Python, with answers from its docstrings and signatures."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from anyformer.data.text_files import PythonDocs
 
 Progress = Callable[[int, int], object]
 
-ONE_IN = 20  # conversations is held out
-LEFT_OUT = {"idlelib", "lib2to3", "turtledemo"}  # programs
-SHORTEST, LONGEST = 10, 400  # characters of a paragraph: longer ones are manuals
-MOST_METHODS = 12  # that an answer lists
-PLAIN_METHODS = {"staticmethod", "classmethod"}  # decorators of what is called like other methods
+ONE_IN = 20  # one conversation in 20 is held out
+EXCLUDED = {"idlelib", "lib2to3", "turtledemo"}  # programs, not libraries
+SHORTEST, LONGEST = 10, 400  # characters per paragraph
+MOST_METHODS = 12  # listed in an answer
+PLAIN_METHODS = {"staticmethod", "classmethod"}  # decorated methods that are called like other methods
 
 
 class Subject(NamedTuple):
@@ -28,13 +28,13 @@ class Subject(NamedTuple):
     module: str  # "textwrap"
     name: str  # "dedent", "TextWrapper.fill"
     paragraphs: Sequence[str]  # of its docstring
-    call: str  # "dedent(text)"; "" where a class inherits how it is made
-    parameters: Mapping[str, bool]  # name -> whether it can be left out
-    methods: Mapping[str, Sequence[str]] | None  # of a class: its public methods -> the paragraphs of their docstrings
+    call: str  # "dedent(text)"; "" for a class without its own __init__
+    parameters: Mapping[str, bool]  # name -> whether it is optional
+    methods: Mapping[str, Sequence[str]] | None  # for a class: public method -> paragraphs of its docstring
 
 
 def write_conversations(folder: Path, seed: int, progress: Progress, most: int = 3000) -> None:
-    """{"messages": [...]} a line in train.jsonl and valid.jsonl. No module is in both."""
+    """Write train.jsonl and valid.jsonl, one {"messages": [...]} per line. No module is in both files."""
     random = np.random.default_rng(seed)
     files = PythonDocs().files()
     order = (files[i] for i in random.permutation(len(files)))
@@ -50,14 +50,14 @@ def write_conversations(folder: Path, seed: int, progress: Progress, most: int =
                 progress(done := done + 1, most)
 
 
-# -- what there is to ask about ----------------------------------------------------------------------------------------
+# -- subjects ----------------------------------------------------------------------------------------------------------
 
 
 def find_subjects(file: Path) -> Iterator[Subject]:
-    """Of a file of the standard library, which is read, not imported."""
+    """Yield the subjects in a file of the standard library, without importing it."""
     parts = file.relative_to(sysconfig.get_paths()["stdlib"]).with_suffix("").parts
     parts = parts[:-1] if parts[-1] == "__init__" else parts
-    if parts[0] in LEFT_OUT or any(part.startswith("_") for part in parts):
+    if parts[0] in EXCLUDED or any(part.startswith("_") for part in parts):
         return
     for node in ast.parse(file.read_bytes()).body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -65,7 +65,7 @@ def find_subjects(file: Path) -> Iterator[Subject]:
 
 
 def subjects_of(node: ast.FunctionDef | ast.ClassDef, module: str, owner: str = "") -> Iterator[Subject]:
-    """What a definition says about itself and, of a class, what its methods say."""
+    """Yield the subject of a function; for a class, also the subjects of its methods."""
     if node.name.startswith("_"):
         return
     name, paragraphs = owner + node.name, paragraphs_of(node)
@@ -85,42 +85,42 @@ def subjects_of(node: ast.FunctionDef | ast.ClassDef, module: str, owner: str = 
 
 
 def paragraphs_of(node: ast.FunctionDef | ast.ClassDef) -> Sequence[str]:
-    """The sentences that a docstring begins with, without examples and tables."""
-    found: list[str] = []
+    """Return the paragraphs at the beginning of a docstring, up to the first example, table or very long paragraph."""
+    texts: list[str] = []
     for paragraph in (ast.get_docstring(node) or "").split("\n\n"):
         text = " ".join(paragraph.split())
         if paragraph.startswith((" ", ">>>")) or "\n " in paragraph or not SHORTEST <= len(text) <= LONGEST:
             break
-        found.append(text)
-    return found
+        texts.append(text)
+    return texts
 
 
 def call_of(name: str, arguments: ast.arguments, bound: bool) -> tuple[str, dict[str, bool]]:
-    """How a definition is called, and its parameters. The first parameter of a `bound` one is not given."""
-    given = [*arguments.posonlyargs, *arguments.args]
-    left_out = {each.arg for each in given[len(given) - len(arguments.defaults) :]}
-    left_out |= {a.arg for a, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value}
-    parameters = {each.arg: each.arg in left_out for each in (*given[bound:], *arguments.kwonlyargs)}
+    """Return how a function is called, and its parameters. If `bound`, its first parameter (self) is omitted."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    optional = {each.arg for each in positional[len(positional) - len(arguments.defaults) :]}
+    optional |= {a.arg for a, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value}
+    parameters = {each.arg: each.arg in optional for each in (*positional[bound:], *arguments.kwonlyargs)}
     starred = {"*": arguments.vararg, "**": arguments.kwarg}
     parameters |= {f"{mark}{each.arg}": True for mark, each in starred.items() if each is not None}
     for each in ast.walk(arguments):
         if isinstance(each, ast.arg):
             each.annotation = None
-    written = ast.unparse(arguments)
-    if bound and given:
-        written = written.removeprefix(given[0].arg).removeprefix(", ").removeprefix("/").removeprefix(", ")
-    return f"{name}({written})", parameters
+    signature = ast.unparse(arguments)
+    if bound and positional:
+        signature = signature.removeprefix(positional[0].arg).removeprefix(", ").removeprefix("/").removeprefix(", ")
+    return f"{name}({signature})", parameters
 
 
-# -- what is asked and answered ----------------------------------------------------------------------------------------
+# -- questions and answers ---------------------------------------------------------------------------------------------
 
 
 def converse(subject: Subject, names: Sequence[str], random: np.random.Generator) -> list[dict[str, str]]:
-    """A question about a subject, and one to three more; `names` are parameters that others have."""
+    """Return a conversation of two to four questions about a subject; `names` are parameters of all subjects."""
     full = f"`{subject.module}.{subject.name}`"
     kind = "class" if subject.methods is not None else "method" if "." in subject.name else "function"
-    asked = (f"What does {full} do?", f"What is the {kind} {full} for?", f"Explain the {kind} {full} in short.")
-    turns = [(asked, subject.paragraphs[0])]
+    first = (f"What does {full} do?", f"What is the {kind} {full} for?", f"Explain the {kind} {full} in short.")
+    turns = [(first, subject.paragraphs[0])]
     more = list(follow_ups(subject, names, random))
     turns += [more[i] for i in random.permutation(len(more))[: random.integers(1, 4)]]
     messages = []
@@ -133,7 +133,7 @@ def converse(subject: Subject, names: Sequence[str], random: np.random.Generator
 def follow_ups(
     subject: Subject, names: Sequence[str], random: np.random.Generator
 ) -> Iterator[tuple[Sequence[str], str]]:
-    """(ways to ask, answer)"""
+    """Yield (ways to ask a question, answer)."""
     first = subject.name.partition(".")[0]
     yield ("How do I import it?", f"Where is `{first}` imported from?"), f"`from {subject.module} import {first}`"
     if len(subject.paragraphs) > 1:
@@ -146,23 +146,23 @@ def follow_ups(
             method = draw(documented, random)
             yield (f"What does its method `{method}` do?",), subject.methods[method][0]
     if subject.call:
-        takes = taken(subject.parameters)
-        made = "How do I make one?" if subject.methods is not None else "How do I call it?"
-        yield (made, "What is its signature?"), f"`{subject.call}`"
+        takes = describe_parameters(subject.parameters)
+        how = "How do I make one?" if subject.methods is not None else "How do I call it?"
+        yield (how, "What is its signature?"), f"`{subject.call}`"
         yield ("Which parameters does it have?", "What does it take?"), takes
-        own = [name for name in subject.parameters if "*" not in name]
-        if among := own if own and random.random() < 0.5 else names:
-            name = draw(among, random)
+        plain = [name for name in subject.parameters if "*" not in name]
+        if candidates := plain if plain and random.random() < 0.5 else names:
+            name = draw(candidates, random)
             known = subject.parameters.get(name)
             answer = f"No. {takes}" if known is None else f"Yes. It {'can be left out' if known else 'must be given'}."
             yield (f"Does it have a parameter `{name}`?",), answer
 
 
-def taken(parameters: Mapping[str, bool]) -> str:
+def describe_parameters(parameters: Mapping[str, bool]) -> str:
     """ "It takes `text` and `width`; `width` can be left out." """
     if not parameters:
         return "It takes no parameters."
-    optional = [name for name, left_out in parameters.items() if left_out]
+    optional = [name for name, is_optional in parameters.items() if is_optional]
     return f"It takes {join_names(parameters)}" + (f"; {join_names(optional)} can be left out." if optional else ".")
 
 
@@ -172,5 +172,5 @@ def join_names(names: Iterable[str]) -> str:
     return f"{', '.join(before)} and {last}" if before else last
 
 
-def draw(among: Sequence[str], random: np.random.Generator) -> str:
-    return among[int(random.integers(len(among)))]
+def draw(candidates: Sequence[str], random: np.random.Generator) -> str:
+    return candidates[int(random.integers(len(candidates)))]

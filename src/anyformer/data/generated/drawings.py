@@ -1,7 +1,7 @@
-"""Pictures with captions, drawn here: shapes in colours, and emoji (faces, clocks, moons, arrows, flags, hearts).
+"""Drawn pictures with captions: coloured shapes, and emoji (faces, clocks, moons, arrows, shapes, flags).
 
-A picture is (SIDE, SIDE, 3) bytes. Figures are tests of points, drawn finer and averaged, so that edges are smooth.
-Coordinates go from -1 to 1, to the right and down.
+A picture is (SIDE, SIDE, 3) bytes. A figure is a mask of FINER times the resolution; averaging makes its edges smooth.
+Coordinates are -1 to 1; x points right, y down.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Progress = Callable[[int, int], object]
 
 
 class Canvas:
-    """Figures one over another."""
+    """A picture of figures drawn on top of each other."""
 
     def __init__(self, back: tuple[int, int, int] = BACK) -> None:
         self.pixels = np.broadcast_to(np.asarray(back, np.float32), (*X.shape, 3)).copy()
@@ -55,20 +55,20 @@ def box(x: float, y: float, wide: float, tall: float) -> Mask:
 
 
 def stroke(x0: float, y0: float, x1: float, y1: float, wide: float) -> Mask:
-    """The points near a line from one end to the other."""
+    """Return the points within `wide` of the line from (x0, y0) to (x1, y1)."""
     dx, dy = x1 - x0, y1 - y0
     along = np.clip(((X - x0) * dx + (Y - y0) * dy) / (dx * dx + dy * dy), 0, 1)
     return (X - x0 - along * dx) ** 2 + (Y - y0 - along * dy) ** 2 <= wide**2
 
 
 def polar(x: float, y: float, size: float, turn: float, radius: Callable[[np.ndarray], np.ndarray]) -> Mask:
-    """Where the distance from a point is below a radius that depends on the angle, 0 being up."""
+    """Return the points whose distance from (x, y) is at most size * radius(angle), with angle 0 at `turn` from up."""
     angle = np.arctan2(X - x, y - Y) - turn
     return np.hypot(X - x, Y - y) <= size * radius(angle)
 
 
 def regular(corners: int) -> Callable[[float, float, float, float], Mask]:
-    """A polygon with equal sides, one corner up."""
+    """Return a figure: a regular polygon with one corner up."""
     part = 2 * np.pi / corners
 
     def mask(x: float, y: float, size: float, turn: float) -> Mask:
@@ -78,7 +78,7 @@ def regular(corners: int) -> Callable[[float, float, float, float], Mask]:
 
 
 def star(x: float, y: float, size: float, turn: float) -> Mask:
-    half, inner = np.pi / 5, 0.42  # from a tip to the corner between two
+    half, inner = np.pi / 5, 0.42  # angle from a tip to the inner corner, and the radius of that corner
 
     def radius(angle: np.ndarray) -> np.ndarray:
         away = np.abs((angle + half) % (2 * half) - half)
@@ -116,9 +116,9 @@ PALETTE = tuple(name for name in COLOURS if name != "white")
 def draw_shapes(
     count: int, seed: int = 0, progress: Progress = lambda done, total: None
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """`count` pictures of one shape: (count, SIDE, SIDE, 3), and for each its {"shape", "colour", ...}.
-    One pair of shape and colour in eight is "unseen" 1, to be kept out of training: each shape and each colour is in
-    other pairs."""
+    """Return pictures of one shape each, (count, SIDE, SIDE, 3), and their rows {"shape", "colour", ...}.
+    One in eight pairs of shape and colour has "unseen" 1, to be held out; other pairs contain the same shapes and
+    colours."""
     random, pictures, rows = np.random.default_rng(seed), [], []
     for number in range(count):
         shape, colour = int(random.integers(len(SHAPES))), int(random.integers(len(PALETTE)))
@@ -192,7 +192,7 @@ FLAGS = {  # stripes: | upright, - level
 }  # fmt: skip
 
 
-Emoji = tuple[Canvas, str, str, list[str]]  # with its name, its subcategory and its keywords
+Emoji = tuple[Canvas, str, str, list[str]]  # picture, name, subcategory, keywords
 
 
 def faces() -> Iterator[Emoji]:
@@ -215,7 +215,7 @@ def symbols() -> Iterator[Emoji]:
         yield canvas, name, "time", ["clock", "time", HOURS[hour], "half" if half else "hour"]
     for phase, name in enumerate(PHASES):
         canvas = Canvas((30, 40, 70)).fill(disc(size=0.85), (110, 110, 120))
-        edge = np.cos(phase / 4 * np.pi) * np.sqrt(np.maximum(0.85**2 - Y**2, 0))  # where light and shadow meet
+        edge = np.cos(phase / 4 * np.pi) * np.sqrt(np.maximum(0.85**2 - Y**2, 0))  # border of light and shadow
         bright = (X - edge >= 0) if phase <= 4 else (X + edge <= 0)
         if phase:
             canvas.fill(disc(size=0.85) & bright, COLOURS["yellow"])
@@ -229,9 +229,9 @@ def symbols() -> Iterator[Emoji]:
         canvas = Canvas((200, 215, 225) if colour == "white" else BACK).fill(mask(0, 0, 0.9, 0.0), COLOURS[colour])
         yield canvas, f"{colour} {shape}", "geometric", [colour, shape, "shape"]
     for country, (way, *stripes) in ((name, (f[0], *f[1:].split())) for name, f in FLAGS.items()):
-        canvas, place = Canvas(), ((X if way == "|" else Y * 1.4) + 1) / 2 * len(stripes)
+        canvas, stripe = Canvas(), ((X if way == "|" else Y * 1.4) + 1) / 2 * len(stripes)
         for i, colour in enumerate(stripes):
-            canvas.fill((place >= i) & (place < i + 1) & (np.abs(Y) <= 0.71), COLOURS[colour])
+            canvas.fill((stripe >= i) & (stripe < i + 1) & (np.abs(Y) <= 0.71), COLOURS[colour])
         yield canvas, f"flag: {country}", "flag", ["flag", country, *dict.fromkeys(stripes)]
 
 
@@ -246,7 +246,7 @@ def write_shapes(folder: Path, seed: int, progress: Progress, count: int = 6000)
 
 
 def write_emoji(folder: Path, seed: int, progress: Progress, most: int | None = None) -> None:
-    """In an order drawn by the seed, so that every tenth is a fair sample."""
+    """Write emoji in a random order, so that every tenth emoji is a fair sample."""
     total = len(SKIN) * len(EYES) * len(MOUTHS) * len(EXTRAS) + 2 * len(HOURS) + len(PHASES) + len(ARROWS)
     total += len(SHAPES) * len(COLOURS) + len(FLAGS)
     pictures, rows = [], []

@@ -1,4 +1,4 @@
-"""Text that every machine has: the documentation and the library of the running Python, as text files."""
+"""The documentation and the library of the running Python, as text files."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def write_texts(
     folders: tuple[str, ...] = (".",),
     most: int | None = None,
 ) -> None:
-    """One file for each topic and, with `library`, each module, at most so many, dealt to `folders` by the seed."""
+    """Write one file per topic and, with `library`, per module, at most `most`, randomly distributed over `folders`."""
     rows = itertools.islice(PythonDocs(library=library).raw(), most)
     texts = [row.example["text"] for row in rows if row.example is not None]
-    chosen = np.random.default_rng(seed).permutation(len(texts)) % len(folders)
+    which = np.random.default_rng(seed).permutation(len(texts)) % len(folders)
     for name in folders:
         (folder / name).mkdir(exist_ok=True)
-    for number, (text, place) in enumerate(zip(texts, chosen.tolist(), strict=True)):
-        (folder / folders[place] / f"{number:05}.txt").write_text(text, "utf-8")
+    for number, (text, i) in enumerate(zip(texts, which.tolist(), strict=True)):
+        (folder / folders[i] / f"{number:05}.txt").write_text(text, "utf-8")
         progress(number + 1, len(texts))

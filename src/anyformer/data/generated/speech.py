@@ -1,7 +1,7 @@
 """Spoken digits from a formant synthesiser: glottal pulses and noise through resonators [Klatt 1980].
 
-The vowels have the formants that Peterson and Barney (1952) measured, the consonants are approximations. A speaker
-has a pitch, a speed, a size of the vocal tract and some breath; no two recordings are the same.
+The vowels have the formants measured by Peterson and Barney (1952); the consonants are approximations. A speaker has a
+pitch, a vocal tract size, a speed and breathiness. Every recording is different.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-RATE = 8000
-TAKES = 50  # of each digit by each speaker, as in the Free Spoken Digit Dataset
+RATE = 8000  # samples per second
+TAKES = 50  # recordings per digit and speaker, as in the Free Spoken Digit Dataset
 Progress = Callable[[int, int], object]
 
 
 class Sound(NamedTuple):
-    """A piece of speech: how long it lasts, its formants, and the loudness of its three sources."""
+    """A piece of speech: its duration, its formants, and the loudness of its three sources."""
 
     ms: int
     formants: tuple[int, int, int]  # Hz
     voice: float = 0.0  # pulses through the formants
     breath: float = 0.0  # noise through the formants
-    hiss: float = 0.0  # noise through a resonator of its own
-    place: tuple[int, int] = (3000, 1500)  # of the hiss: frequency and bandwidth, Hz
+    hiss: float = 0.0  # noise through a separate resonator
+    place: tuple[int, int] = (3000, 1500)  # frequency and bandwidth of that resonator, Hz
 
 
 def vowel(ms: int, *formants: int) -> Sound:
@@ -60,7 +60,7 @@ DIGITS: dict[str, tuple[Sound, ...]] = {
 
 class Speaker(NamedTuple):
     pitch: float  # Hz
-    tract: float  # formants are so many times those of a man
+    tract: float  # formant frequencies relative to DIGITS
     speed: float
     breath: float
 
@@ -76,33 +76,33 @@ SPEAKERS = {
 
 
 def resonate(tube: np.ndarray, hiss: np.ndarray, frequency: np.ndarray, bandwidth: np.ndarray) -> np.ndarray:
-    """(B, T) sound of `tube` (B, T) through all resonators but the last, one after another, and of `hiss` (B, T)
-    through the last. Resonators have two poles, and a frequency and bandwidth (K, B, T) in Hz that change."""
+    """Return (B, T) sound: `tube` (B, T) through all resonators but the last in series, plus `hiss` (B, T) through the
+    last. The K resonators have two poles; their frequency and bandwidth (K, B, T), in Hz, change over time."""
     radius = np.exp(-np.pi * bandwidth / RATE)
     b, c = 2 * radius * np.cos(2 * np.pi * np.minimum(frequency, 0.48 * RATE) / RATE), -(radius**2)
     gain, b, c = (np.ascontiguousarray(each.transpose(2, 0, 1)) for each in (1 - b - c, b, c))  # (T, K, B)
-    fed = np.zeros_like(gain)
-    fed[:, 0], fed[:, -1] = tube.T, hiss.T
+    inputs = np.zeros_like(gain)
+    inputs[:, 0], inputs[:, -1] = tube.T, hiss.T
     one = two = np.zeros_like(gain[0])
     out = np.empty(tube.shape[::-1])
     for t in range(len(out)):
-        fed[t, 1:-1] += one[:-2]  # a sample later, so that all resonators take their step at once
-        now = gain[t] * fed[t] + b[t] * one + c[t] * two
+        inputs[t, 1:-1] += one[:-2]  # delayed by a sample, so that all resonators can be computed at once
+        now = gain[t] * inputs[t] + b[t] * one + c[t] * two
         two, one = one, now
         out[t] = now[-2] + now[-1]
     return out.T
 
 
 def smooth(track: np.ndarray, ms: float) -> np.ndarray:
-    """(T,) by the mean over a window: articulators move, they do not jump."""
+    """Smooth a track (T,) with a moving average of `ms` milliseconds, because articulators move gradually."""
     width = max(int(ms * RATE / 1000) | 1, 1)
     sums = np.cumsum(np.pad(track, (width // 2 + 1, width // 2), mode="edge"))
     return (sums[width:] - sums[:-width]) / width
 
 
 def articulate(sounds: tuple[Sound, ...], speaker: Speaker, random: np.random.Generator) -> dict[str, np.ndarray]:
-    """One take as tracks of T samples: formants (3, T), loudness of each source, pitch, and the hiss's place (2, T)."""
-    sounds = (*sounds, sounds[-1]._replace(ms=40, voice=0.0, breath=0.0, hiss=0.0))  # it fades out
+    """Return the tracks of one take (T samples): formants (3, T), loudness by source, pitch, hiss resonator (2, T)."""
+    sounds = (*sounds, sounds[-1]._replace(ms=40, voice=0.0, breath=0.0, hiss=0.0))  # fade out
     pace = speaker.speed * random.uniform(0.88, 1.12)
     lengths = [max(int(s.ms * random.uniform(0.85, 1.15) / pace * RATE / 1000), 8) for s in sounds]
 
@@ -124,7 +124,7 @@ def articulate(sounds: tuple[Sound, ...], speaker: Speaker, random: np.random.Ge
 
 
 def glottal_flow(phase: np.ndarray) -> np.ndarray:
-    """The change of Rosenberg's pulse: the folds open over two fifths of a period and close faster [Rosenberg 1971]."""
+    """Return the derivative of a glottal pulse [Rosenberg 1971]: opening for 0.4 of a period, then closing for 0.16."""
     phase = phase % 1
     opening = np.sin(np.pi * phase / 0.4) / 0.4
     closing = -np.sin(np.pi / 2 * (phase - 0.4) / 0.16) / 0.16
@@ -132,12 +132,12 @@ def glottal_flow(phase: np.ndarray) -> np.ndarray:
 
 
 def synthesise(takes: list[dict[str, np.ndarray]], random: np.random.Generator) -> list[np.ndarray]:
-    """16-bit samples of each take."""
+    """Return the 16-bit samples of each take."""
     lengths = [take["voice"].shape[-1] for take in takes]
     longest = max(lengths)
 
     def rows(name: str) -> np.ndarray:
-        """(B, ..., T), each held at its last value"""
+        """Stack a track of all takes, (B, ..., T), padded with their last values."""
         pads = [[(0, 0)] * (take[name].ndim - 1) + [(0, longest - take[name].shape[-1])] for take in takes]
         return np.stack([np.pad(take[name], pad, mode="edge") for take, pad in zip(takes, pads, strict=True)])
 
@@ -151,18 +151,18 @@ def synthesise(takes: list[dict[str, np.ndarray]], random: np.random.Generator) 
         np.concatenate([formants, np.full_like(formants[:1], 3400), place[:1]]),
         np.concatenate([widths, place[1:]]),
     )
-    spoken = [row[:n] for row, n in zip(sound, lengths, strict=True)]
-    loud = random.uniform(0.3, 0.9, len(takes))
-    return [np.rint(32767 * k * row / np.abs(row).max()).astype(np.int16) for k, row in zip(loud, spoken, strict=True)]
+    cut = [row[:n] for row, n in zip(sound, lengths, strict=True)]
+    peaks = random.uniform(0.3, 0.9, len(takes))
+    return [np.rint(32767 * k * row / np.abs(row).max()).astype(np.int16) for k, row in zip(peaks, cut, strict=True)]
 
 
 def speak_digits(
     seed: int = 0, takes: int = TAKES, progress: Progress = lambda done, total: None
 ) -> dict[str, np.ndarray]:
-    """The arrays that `Recordings` reads, with "label" (the digit), "speaker" and "index" (the take) of each."""
+    """Return the arrays that `Recordings` reads, with "label" (digit), "speaker" and "index" (take) per recording."""
     chosen = list(itertools.product(range(takes), SPEAKERS, enumerate(DIGITS)))
     audio: list[np.ndarray] = []
-    size = 2 * len(SPEAKERS) * len(DIGITS)  # synthesised at once
+    size = 2 * len(SPEAKERS) * len(DIGITS)  # takes synthesised at once
     for start in range(0, len(chosen), size):
         random = np.random.default_rng((seed, start))
         spoken = [
@@ -189,7 +189,7 @@ def write_wav(path: Path, samples: np.ndarray, rate: int = RATE) -> None:
 
 
 def write_digits(folder: Path, seed: int, progress: Progress, takes: int = TAKES) -> None:
-    """digits.npz, and the first take of each digit by each speaker as a WAV file to listen to."""
+    """Write digits.npz, and the first take of each digit and speaker as a WAV file to listen to."""
     arrays: Any = speak_digits(seed, takes, progress)
     np.savez_compressed(folder / "digits.npz", **arrays)
     (folder / "wav").mkdir()

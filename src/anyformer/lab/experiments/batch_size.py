@@ -1,7 +1,7 @@
 """Batch size: larger batches with larger rates learn masked words at least as well from the same number of examples.
 
 A small BERT sees the same number of texts in batches of several sizes, each with several rates around a rate that grows
-with the square root of the batch size; the best rate counts. RoBERTa found large batches better for the same number of
+with the square root of the batch size; the best rate is used. RoBERTa found large batches better for the same number of
 passes over the data [Liu et al. 2019, table 3: perplexity 3.99, 3.68 and 3.77 for batches of 256, 2,000 and 8,000].
 """
 
@@ -44,7 +44,7 @@ def trials(
     depth: int, width: int, texts: int, batches: list[int], lr: float, rates: list[float], seeds: int,
     data: str | None = None,
 ) -> list[Trial]:  # fmt: skip
-    """`lr` is the middle rate of the smallest batch; `rates` are factors of the rate by the square root."""
+    """`lr` is the middle rate of the smallest batch, scaled by sqrt(batch size); `rates` are factors to try."""
     flops = count(masked_model(width, depth)).training_flops(LENGTH) * texts  # the same for all
     same = {"depth": depth, "width": width, "texts": texts, "flops": flops, "data": data}
     trials = []

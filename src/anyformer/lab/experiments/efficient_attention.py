@@ -1,8 +1,8 @@
 """Efficient attention: operations and memory by length, of full attention and of mixers without T x T scores.
 
 Two layers of every mixer, of width 256 with 4 heads, read one text; decoders then generate one token. The operations
-and the peak memory in bytes are counted on the meta device (`counting/forward.py`), so they depend neither on other
-work of the machine nor on a seed. Full attention is counted as one kernel; its memory is also counted with the scores
+and the peak memory in bytes are counted on the meta device (`counting/forward_cost.py`), so they do not depend on other
+work of the machine or on a seed. Full attention is counted as one kernel; its memory is also counted with the scores
 stored. An exponent is the slope of a line through the logarithms over the last three doublings: 1 is linear, 2
 quadratic. Processor time is measured for short texts, but not judged.
 """

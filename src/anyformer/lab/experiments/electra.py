@@ -2,7 +2,7 @@
 
 A small BERT is trained on masked tokens, and an ELECTRA of the same size, with a generator of a quarter of its width,
 on replaced tokens [Clark et al. 2020], with equal counted FLOPs. Both are then fine-tuned to tag every word with its
-kind: the kind of Python's tokenizer in Python source (name, keyword, string, ...), or of a made-up grammar."""
+kind: in Python source the token type (name, keyword, string, ...), in a made-up language the word class."""
 
 from __future__ import annotations
 

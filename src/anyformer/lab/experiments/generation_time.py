@@ -1,8 +1,8 @@
 """Generation time: the total cost of generating a text with a KV cache, without one, and with a state of fixed size.
 
 A decoder with a KV cache, the same decoder without one, and RWKV and Mamba of the same width and depth generate texts
-of growing length. The operations of all tokens are counted (`counting/forward.py`), so they depend neither on other
-work of the machine nor on a seed. Processor time is measured for shorter texts, but not judged. The exponent is the
+of growing length. The operations of all tokens are counted (`counting/forward_cost.py`), so they do not depend on other
+work of the machine or on a seed. Processor time is measured for shorter texts, but not judged. The exponent is the
 slope of log(operations) by log(tokens) over the longer half.
 """
 
@@ -62,7 +62,7 @@ def work(values: Values, place: Place) -> list[Row]:
     rows: list[Row] = []
     for length in values["lengths"]:
         state = counted.state(1, length) if kind != "no cache" else 0
-        seconds = written_in(model, length, kind != "no cache", place.device) if length <= values["timed"] else None
+        seconds = decode_seconds(model, length, kind != "no cache", place.device) if length <= values["timed"] else None
         rows.append({"tokens": length, "flops": float(total[length - 1]), "seconds": seconds, "state": state})
     return rows
 
@@ -74,7 +74,7 @@ def token_costs(spec: Model, length: int, cached: bool) -> np.ndarray:
     return np.interp(np.arange(2, length + 2), points, costs)
 
 
-def written_in(model: TransformerModule, length: int, cached: bool, device: str) -> float:
+def decode_seconds(model: TransformerModule, length: int, cached: bool, device: str) -> float:
     """Return the processor time of generating a text."""
     ids = torch.ones(1, 1, dtype=torch.long, device=device)
     settings: dict[str, Any] = {

@@ -84,8 +84,8 @@ def shuffle_weights(weights: Tensor) -> Tensor:
 
 
 def spectrum(weights: Tensor) -> list[tuple[float, float]]:
-    """Return (share of the singular values, share of their sum in the largest of them) for maps (B, H, T, T), averaged
-    over texts and heads."""
+    """Return points (p, share of the sum in the largest fraction p of the singular values) of maps (B, H, T, T),
+    averaged over texts and heads."""
     values = torch.linalg.svdvals(weights)
     shares = (values.cumsum(-1) / values.sum(-1, keepdim=True)).flatten(0, -2).mean(0)
     T = len(shares)

@@ -168,7 +168,7 @@ def properties(spec: Model, length: int, eps: float = 1e-4) -> Row:
 
 
 @torch.no_grad()
-def place_vectors(scheme: str, length: int, number: int) -> Tensor | None:
+def position_vectors(scheme: str, length: int, number: int) -> Tensor | None:
     """Return the vectors (number, D) that an encoding for texts of `length` adds to tokens; for rotary positions, the
     rotated query of pairs (1, 0). None if the encoding has no position vectors, or not that many."""
     if scheme == "rope":
@@ -196,7 +196,7 @@ def is_shift_linear(vectors: Tensor, shift: int = 3, eps: float = 1e-3) -> bool:
 
 def lecture_properties(scheme: str, length: int = 128) -> Row:
     """Return each property as True or False, or as None if the encoding has no position vectors."""
-    vectors, longer = place_vectors(scheme, length, length), place_vectors(scheme, length, 4 * length)
+    vectors, longer = position_vectors(scheme, length, length), position_vectors(scheme, length, 4 * length)
     spec = model_spec(scheme, 32, 1, length)
     learned = any(".position." in f".{address}." for address in count(spec).parts)
     row: Row = {"nothing learned": not learned, "several dimensions": scheme in GRID}

@@ -1,4 +1,4 @@
-"""Sharing: one layer that runs many times has fewer parameters, a higher loss, steadier outputs and no need of dropout.
+"""Sharing: one layer that runs many times has fewer parameters, a higher loss, steadier outputs, and needs no dropout.
 
 A small encoder has separate layers or one shared layer (ALBERT), with and without dropout. Measured are the loss of
 masked words, and the relative distance and the angle between the input and the output of each layer. In ALBERT these

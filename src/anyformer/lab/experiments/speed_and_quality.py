@@ -3,7 +3,7 @@
 Two-layer decoders that differ only in the mixer learn from texts of one length. Half of the texts are palindromes
 (abcd|dcba), whose answers are far from their letters; half are in a made-up language, in which the last few letters
 matter most. The cost is the number of operations per token, without masked pairs of tokens, in a text of that length
-and in a long text (`counting/forward.py`). No other mixer beats a mixer on the frontier in both cost and quality.
+and in a long text (`counting/forward_cost.py`). No other mixer beats a mixer on the frontier in both cost and quality.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ blanks, so the model never reads its answers. If the letters are at the beginnin
 learn the task; if they are anywhere among the blanks, the model must select by content what it stores in its state [Gu
 and Dao 2023, section 4.1.1]. A small Mamba then reads 2^20 tokens in pieces through its decoding state: the bytes of
 the state and the peak memory of every piece are measured, and the operations of a pass are counted
-(`counting/forward.py`). Processor time is measured, but not judged. The states of S4 and Mamba have the same size. The
-bounds were fixed before any run. The small form was chosen after other forms in which S4 did better or Mamba worse;
+(`counting/forward_cost.py`). Processor time is measured, but not judged. The states of S4 and Mamba have the same size.
+The bounds were fixed before any run. The small form was chosen after other forms in which S4 did better or Mamba worse;
 with more steps S4 would exceed its bound (docs/results/lab.md)."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Transformer and recurrence: a Transformer reads a text at once and recalls at any distance; an LSTM and a GRU do not.
 
 Two-layer decoders of the same width differ only in the mixer. Sequential depth is the longest chain of operations in
-which each needs the result of the one before, by count (`counting/forward.py`): with unlimited processors, a pass takes
-that many steps. Recall is learned from palindromes (abcd|dcba), whose answers are 2, 4, 6, ... tokens after their
+which each needs the result of the one before (counted by `counting/forward_cost.py`): with unlimited processors, a pass
+takes that many steps. Recall is learned from palindromes (abcd|dcba), whose answers are 2, 4, 6, ... tokens after their
 letters: the accuracy of each answer after the same number of steps. Operations are counted. The processor time of a
 pass is measured on one thread but not judged: without parallel execution an LSTM is as fast.
 """

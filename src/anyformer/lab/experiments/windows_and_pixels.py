@@ -2,8 +2,8 @@
 
 Both have four layers of width 96 on patches of 4 x 4 pixels; the Swin has windows of 7 x 7 and halves the grid after
 two layers (the first half of Swin-T). Operations and the peak memory in bytes are counted on the meta device
-(`counting/forward.py`), so they depend neither on other work of the machine nor on a seed. Attention is counted as one
-kernel; its memory is also counted with the scores stored. An exponent is the slope of the logarithms over patches
+(`counting/forward_cost.py`), so they do not depend on other work of the machine or on a seed. Attention is counted as
+one kernel; its memory is also counted with the scores stored. An exponent is the slope of the logarithms over patches
 between the two largest images: 1 is linear, 2 quadratic. Processor time is measured on smaller images, but not judged.
 """
 
