@@ -107,8 +107,8 @@ def test_what_is_too_long_is_cut_after_an_answer(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("messages, why", [
-    ("hello", "must be a list of"), (["hello"], "must be a list of"), ([], "'messages': no message of the assistant"),
-    (TALK[:2], "'messages': no message of the assistant"), ([{"content": "x"}, TALK[2]], "messages must be a list of"),
+    ("hello", "must be a list of"), (["hello"], "must be a list of"), ([], "'messages' has no message with role 'assistant'"),
+    (TALK[:2], "'messages' has no message with role 'assistant'"), ([{"content": "x"}, TALK[2]], "messages must be a list of"),
 ], ids=str)  # fmt: skip
 def test_bad_conversations_are_one_line(messages: Any, why: str, tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match=why):
@@ -158,4 +158,4 @@ def test_from_a_file_of_conversations_to_a_model_that_answers(
     )
     assert Tokenizer.load("runs/talks").decode(answered[0]).endswith("<assistant>\nthe lazy dog</s>")
     assert cli.main(command[:3]) == 2
-    assert "talks.jsonl holds conversations: --model names the checkpoint" in capsys.readouterr().err
+    assert "talks.jsonl contains conversations: give a checkpoint with a chat template as --model" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_models_that_cannot_learn_this_are_told() -> None:
     for other, line in (
         (af.build(families.find("vit").read(vit)), "diffusion needs a model with a NoiseHead.*ClassifyHead"),
         (model(in_channels=3), "channels=1"),
-        (model(num_embeds_ada_norm=5), "2 labels, and the model knows 5"),
+        (model(num_embeds_ada_norm=5), "2 labels, but the model knows 5"),
         (model(out_channels=2), "head.out_channels is 2.*set it to 1"),
     ):
         with pytest.raises(ValueError, match=line):

@@ -194,11 +194,11 @@ def test_mistakes(pairs: Captions, vae: Path, folder: Path, tmp_path: Path) -> N
     model = af.build(decoder())
     for change, told in (
         (lambda: AGAIN.module(model), "needs an AutoencoderModel, not DecoderModel"),
-        (lambda: AGAIN.replace(image_size=(4, 8)).module(af.load(vae)), "Reconstruct.image_size is (4, 8), and"),
-        (lambda: AGAIN.replace(mean=(0.5,) * 3, std=(0.5,) * 3).module(af.load(vae)), "pictures of 3 channels need"),
-        (lambda: objective.module(af.build(autoencoder())), "predicts tokens, and the model has no head"),
-        (lambda: objective.replace(tokens=300).module(model), "300 tokens and 9 codes make a vocabulary of 309"),
-        (lambda: objective.replace(length=7).module(model), "7 tokens of a caption and 4 codes are 11 positions"),
+        (lambda: AGAIN.replace(image_size=(4, 8)).module(af.load(vae)), "Reconstruct.image_size is (4, 8), but"),
+        (lambda: AGAIN.replace(mean=(0.5,) * 3, std=(0.5,) * 3).module(af.load(vae)), "images with 3 channels need"),
+        (lambda: objective.module(af.build(autoencoder())), "predicts tokens, but the model has no head"),
+        (lambda: objective.replace(tokens=300).module(model), "300 tokens and 9 codes make 309 ids"),
+        (lambda: objective.replace(length=7).module(model), "7 caption tokens and 4 codes need 11 positions"),
         (lambda: objective.with_autoencoder(model, model), "not an autoencoder with discrete codes"),
         (lambda: objective.with_autoencoder(model, af.build(autoencoder(GaussianLatent()))), "with discrete codes"),
         (lambda: objective.ready(None), "it needs a vocabulary"),

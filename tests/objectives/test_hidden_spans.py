@@ -106,18 +106,18 @@ def test_mistakes(clips: Beside, tmp_path: Path) -> None:
     model = build(families.find("reserve").read(RESERVE))
     with pytest.raises(ValueError, match="hidden spans need an encoder with towers and span encoders"):
         HIDDEN.module(model.image.model)
-    with pytest.raises(ValueError, match="HiddenSpans.segments is 3, and the model's is 2"):
+    with pytest.raises(ValueError, match="HiddenSpans.segments is 3, but the model's is 2"):
         HIDDEN.replace(segments=3).module(model)
-    with pytest.raises(ValueError, match="HiddenSpans.places is .* and the model's is .266, 267, 268, 269."):
+    with pytest.raises(ValueError, match="HiddenSpans.places is .* but the model's is .266, 267, 268, 269."):
         HIDDEN.replace(places=(1, 2, 3, 4)).module(model)
-    with pytest.raises(ValueError, match="four places, none twice"):
+    with pytest.raises(ValueError, match="HiddenSpans .* four different places"):
         HIDDEN.replace(places=(1, 1, 3, 4))
     tokenizer = setup(run(clips), tmp_path / "run", device="cpu").tokenizer
     row = next(iter(clips.rows(HIDDEN.columns))).example
     for change, match in (
-        ({"frames": 3}, "column 'frames': its frames"), ({"texts": ["one"]}, "3 frames and 1 texts"),
-        ({"texts": ["a", "b", " "]}, "none of them is empty"),
-        ({"audio": np.zeros(100, np.float32)}, "100 samples of sound, less than 3 segments of 40"),
+        ({"frames": 3}, "column 'frames' must be a list of images"), ({"texts": ["one"]}, "3 frames and 1 texts"),
+        ({"texts": ["a", "b", " "]}, "column 'texts' contains an empty text"),
+        ({"audio": np.zeros(100, np.float32)}, "100 samples, fewer than 3 segments of 40"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=match):
             HIDDEN.encode({**row, **change}, tokenizer)

@@ -195,14 +195,14 @@ def test_mistakes(source: Arrays, vae: Path, folder: Path, tmp_path: Path) -> No
         (lambda: diffuse(folder).ready(None), "not an autoencoder with continuous latents"),
         (lambda: diffuse(discrete).ready(None), "not an autoencoder with continuous latents"),
         (lambda: objective.module(af.build(dit(in_channels=1))), "latents are (3, 2, 2) (channels, rows, col"),
-        (lambda: objective.module(af.build(dit(sample_size=4))), "the model draws (3, 4, 4)"),
-        (lambda: diffuse(vae, image_size=(8, 4)).module(af.build(dit())), "Diffuse.image_size is (8, 4), and"),
-        (lambda: diffuse(vae, mean=(0.5,) * 3, std=(0.5,) * 3).module(af.build(dit())), "pictures of 3 channels"),
+        (lambda: objective.module(af.build(dit(sample_size=4))), "the model's, (3, 4, 4)"),
+        (lambda: diffuse(vae, image_size=(8, 4)).module(af.build(dit())), "Diffuse.image_size is (8, 4), but"),
+        (lambda: diffuse(vae, mean=(0.5,) * 3, std=(0.5,) * 3).module(af.build(dit())), "images with 3 channels"),
         (lambda: af.tasks.draw(broken, "top", out=None), "and its autoencoder makes codes of a picture"),
         (lambda: af.tasks.draw(other, "top", out=None), "draws (3, 2, 2), and its autoencoder makes (2, 2, 2)"),
         (lambda: af.tasks.draw(folder, "topp", out=None), "the model has no label 'topp'; did you mean 'top'"),
         (lambda: af.tasks.draw(folder, "top", out=None, temperature=1.0), "temperature is not an option of this kind"),
-        (lambda: diffuse(vae, labels=LABELS[::-1]).module(af.load(folder)), "top, left, and the model knows left, top"),
+        (lambda: diffuse(vae, labels=LABELS[::-1]).module(af.load(folder)), "top, left, but the model knows left, top"),
         (lambda: GaussianLatent(scale=0.0), "GaussianLatent.scale is 0.0"),
     ):  # fmt: skip
         with pytest.raises(ValueError) as error:

@@ -134,9 +134,9 @@ def test_one_of_several_texts_is_drawn_and_ends(pairs: Beside, tmp_path: Path) -
 
 
 def test_mistakes(pairs: Beside, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="needs two towers"):
+    with pytest.raises(ValueError, match="MatchImage needs a model with two towers"):
         MATCH.module(af.build(spec().image))
-    with pytest.raises(ValueError, match="pictures of 1 channels"):
+    with pytest.raises(ValueError, match="images with 1 channels"):
         MATCH.replace(mean=(0.5,), std=(0.5,)).module(af.build(spec()))
     model = af.build(spec())
     ids, pixels = torch.tensor([[5, 6, 0]]), torch.zeros(1, 3, 8, 8)

@@ -99,7 +99,7 @@ def test_labels_and_loss_as_the_model_has_them() -> None:
 def test_mistakes_are_one_line(bert: Any) -> None:
     with pytest.raises(ValueError, match="needs a tokenizer with the tokens <extra_id_0>"):
         SpanCorruption().ready(bert)
-    with pytest.raises(ValueError, match="28 spans and 20 sentinels"):
+    with pytest.raises(ValueError, match="28 spans but 20 sentinels"):
         known = VocabularyInfo(size=1000, sentinels=tuple(range(20)))
         SpanCorruption(known=known).vary({"input_ids": np.arange(568)}, np.random.default_rng(0))
     with pytest.raises(ValueError, match="it needs an encoder-decoder"):

@@ -186,7 +186,7 @@ def test_layers_that_no_student_can_have(tmp_path: Path) -> None:
     student = small_student()
     for layers, line in (
         ((0, 2), "no layer 2; its last is 1"),
-        ((1,), "1 layers of the teacher, and the student has 2"),
+        ((1,), "1 layers of the teacher, but the student has 2"),
     ):
         with pytest.raises(ValueError, match=line):
             Distill(of=Masked(), teacher=str(tmp_path), layers=layers).initialize(student)
@@ -198,7 +198,7 @@ def test_layers_that_no_student_can_have(tmp_path: Path) -> None:
 def test_distillation_mistakes() -> None:
     student = built("bert", "BertForMaskedLM")
     wide = built("bert", "BertForMaskedLM", hidden_size=48)
-    with pytest.raises(ValueError, match="24 and 48 have no cosine"):
+    with pytest.raises(ValueError, match="cosine .* 24 and 48"):
         Distill(of=Masked(), teacher="x").with_teacher(student, wide)
     Distill(of=Masked(), teacher="x", cosine=0.0).with_teacher(student, wide)
     with pytest.raises(ValueError, match="has 50 outputs and the teacher 60"):
@@ -330,7 +330,7 @@ def test_published_masking_and_shared_tables() -> None:
     assert abs((hidden == 4).mean() - 0.85) < 0.015
     sum(objective.losses(both, masked_batch(objective)).values()).backward()
     assert all(p.grad is not None for p in both.parameters() if p.requires_grad)
-    with pytest.raises(ValueError, match="one score a token"):
+    with pytest.raises(ValueError, match="ReplacedTokens .* one score per token"):
         objective.module(model_of("gpt2"))
 
 

@@ -29,7 +29,7 @@ def test_languages_are_marked(tokenizer: Tokenizer) -> None:
     assert record["input_ids"].tolist() == tokenizer.in_language("fr").encode("The fox")
     assert record["labels"].tolist() == tokenizer.in_language("de").encode("Der Hund")
     assert Translate(target_language="de").encode(EXAMPLE, tokenizer)["input_ids"][0] == tokenizer.language_id("en")
-    with pytest.raises(ValueError, match="^target_language: the model writes 100 languages; which one"):
+    with pytest.raises(ValueError, match="^target_language: .* 100 languages"):
         Translate().encode(EXAMPLE, tokenizer)
     with pytest.raises(ValueError, match="^no language 'ger'"):
         Translate(target_language="ger").encode(EXAMPLE, tokenizer)

@@ -92,14 +92,14 @@ def test_what_is_drawn(clips: Beside, tmp_path: Path) -> None:
 
 def test_mistakes(clips: Beside, tmp_path: Path) -> None:
     model = build(families.find("vatt").read(VATT))
-    with pytest.raises(ValueError, match="needs three towers"):
+    with pytest.raises(ValueError, match="MatchVideo needs a model with three towers"):
         MATCH.module(model.video)
     with pytest.raises(ValueError, match="videos of .3, 4, 8, 8."):
         MATCH.replace(frames=4).module(model)
     tokenizer = setup(run(clips), tmp_path / "run", device="cpu").tokenizer
     row = next(iter(clips.rows(MATCH.columns))).example
     for change, match in (
-        ({"video": []}, "column 'video': its frames"), ({"video": "a.mp4"}, "column 'video': its frames"),
+        ({"video": []}, "column 'video' must be a list of images"), ({"video": "a.mp4"}, "column 'video' must be a list of images"),
         ({"text": []}, "must hold a list of texts"), ({"text": " "}, "none of them empty"),
         ({"audio": np.zeros(0, np.float32)}, "no samples"),
     ):  # fmt: skip
