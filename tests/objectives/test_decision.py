@@ -1,4 +1,4 @@
-"""Acting for a return: windows of episodes, what is asked, and the losses by hand."""
+"""Decision Transformer: windows of episodes, returns-to-go, and losses computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures drawn from what is left of them: what is hidden, what counts, and that it is learnt."""
+"""Masked image modelling: masks, loss weights, and a model that learns the task."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def spec(family: str, **changes: Any) -> Any:
 
 
 def pictures(count: int) -> np.ndarray:
-    """Each of one brightness: what is hidden follows from what is seen, and from nothing else."""
+    """Images of one brightness each: the visible patches determine the masked ones."""
     return np.repeat(np.random.default_rng(0).integers(0, 256, (count, 1, 1), np.uint8), 16, 1).repeat(16, 2)
 
 
