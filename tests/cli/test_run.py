@@ -288,7 +288,7 @@ def test_json_lines_and_two_columns(run: Run, models: Any, tmp_path: Path, monke
      (["answer", "M", "--whole", "--file", "T"], "--whole: answer needs question and context, and the file "),
      (["answer", "M", "--file", "T"], "T:1: not a JSON object with question and context"),
      (["answer", "M", "Who?", "a"], "span answering needs a model with a SpanHead; this one has ClassifyHead"),
-     (["fill-mask", "M", "a"], "this objective predicts tokens, and the model has ClassifyHead"),
+     (["fill-mask", "M", "a"], "this objective predicts tokens, but the model has ClassifyHead"),
      (["classify", "M", "--file", "B"], "B: not UTF-8 text (byte 0)"),
      (["classify", "M", "--file", "E"], "classify needs text, but text is missing: E is empty")],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Small tokenizers of each kind, trained once."""
+"""Small tokenizers of each type, trained once per session."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bart(tmp_path_factory: Any) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def words(tmp_path_factory: Any) -> Tokenizer:
-    """Whole words, a full stop on its own, T5's sentinels and every special token: formats can be read off."""
+    """A word-level tokenizer with a full stop, T5's sentinels and every special token, so that formats are readable."""
     text = "Thank you for inviting me to your party last week . the cat sat on mat and dog ran"
     special = ["<pad>", "</s>", "<unk>", "<s>", "<mask>", *(f"<extra_id_{i}>" for i in range(20))]
     vocabulary = {word: i for i, word in enumerate([*special, *dict.fromkeys(text.split())])}

@@ -1,4 +1,4 @@
-"""Next token: what is asked, what it costs, and that packing changes nothing."""
+"""Next-token prediction: labels, loss, and packing, which must not change the loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_encode_ends_texts(gpt2, bert) -> None:
     ids = NextToken().encode({"text": "The fox"}, gpt2)["input_ids"]
     assert ids.tolist() == [*gpt2.encode("The fox"), gpt2.eos_token_id]
     assert NextToken().encode({"text": ""}, gpt2)["input_ids"].tolist() == [gpt2.eos_token_id]
-    assert NextToken().encode({"text": "fox"}, bert)["input_ids"].tolist() == bert.encode("fox")  # which ends it itself
+    assert NextToken().encode({"text": "fox"}, bert)["input_ids"].tolist() == bert.encode("fox")  # ends with [SEP]
 
 
 @pytest.mark.parametrize(("example", "why"), [({"txt": "a"}, "no column 'text'; did you mean 'txt'"),
@@ -83,7 +83,7 @@ def test_a_model_of_another_kind_is_one_line() -> None:
 
 
 def test_experts_are_balanced_in_training() -> None:
-    """The loss is the head's own with its router losses, as published; an evaluation is about the labels alone."""
+    """The training loss includes the router losses, as published; the evaluation loss covers only the labels."""
     config = {"architectures": ["MixtralForCausalLM"], "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2,
               "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 8, "num_local_experts": 4,
               "router_aux_loss_coef": 0.5}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Acting for a return: windows of episodes, what is asked, and the losses by hand."""
+"""Decision Transformer: windows of episodes, returns-to-go, and losses computed by hand."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ def test_one_batch_is_learnt_by_heart() -> None:
 @pytest.mark.parametrize(
     ("objective", "change", "sentence"),
     [
-        (Act(), {"actions": np.zeros((2, 2))}, "one of each a time step"),
-        (Act(choices=2), {"actions": np.array([0, 1, 2])}, "0 to 2, of 2 choices"),
-        (Act(), {"states": np.full((3, 3), np.nan)}, "not finite"),
+        (Act(), {"actions": np.zeros((2, 2))}, "3 states, 2 actions and 3 rewards"),
+        (Act(choices=2), {"actions": np.array([0, 1, 2])}, "actions 0 to 2 .* choices=2"),
+        (Act(), {"states": np.full((3, 3), np.nan)}, "must be finite"),
     ],
 )
 def test_episodes_that_cannot_be(objective: Act, change: dict[str, Any], sentence: str) -> None:
@@ -106,7 +106,7 @@ def test_episodes_that_cannot_be(objective: Act, change: dict[str, Any], sentenc
 
 
 def test_a_model_that_cannot_choose_is_refused() -> None:
-    with pytest.raises(ValueError, match="as many scores, and the model gives 2 numbers between -1 and 1"):
+    with pytest.raises(ValueError, match="choices=.* the model outputs 2 numbers between -1 and 1"):
         Act(choices=2).module(model())
     headless = model()
     headless.head = None

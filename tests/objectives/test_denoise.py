@@ -1,4 +1,4 @@
-"""BART's five noises, MASS, and what all that rewrite a text share."""
+"""BART's five noise functions, MASS, and the common parts of encoder-decoder objectives."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_token_deletion() -> None:
 
 
 def test_text_infilling() -> None:
-    """30 % of the tokens go, in spans of Poisson(3) that become one mask each, none included."""
+    """30 % of the tokens are removed, in spans of length Poisson(3); each becomes one mask, also those of length 0."""
     random, spans, gone = rng(), Counter(), []
     for _ in range(1000):
         out = d.TextInfilling().damage(IDS, random, KNOWN)
@@ -49,10 +49,10 @@ def test_text_infilling() -> None:
                 spans[int(out[i + 1] - out[i - 1] - 1)] += 1
         gone.append((out == 4).sum())
     total = sum(spans.values())
-    for length in range(6):  # the last span of a text is cut, so a little below Poisson's tail
+    for length in range(6):  # slightly below the Poisson tail, because the last span of a text is cut
         poisson = np.exp(-3) * 3**length / np.prod(np.arange(1, length + 1))
         assert abs(spans[length] / total - poisson) < 0.02, length
-    assert abs(np.mean(gone) - 20.5) < 0.7  # 60 tokens in spans of 3, and the last that is cut
+    assert abs(np.mean(gone) - 20.5) < 0.7  # 60 tokens in spans of 3, plus the last one, which is cut
 
 
 def test_text_infilling_masks_alike_everywhere() -> None:
@@ -72,7 +72,7 @@ def test_sentence_permutation() -> None:
 
     assert seen == {sum(order, ()) for order in permutations(sentences)}
     half = [d.SentencePermutation(rate=0.5).damage(ids, rng(i), KNOWN).tolist() for i in range(100)]
-    assert Counter(row == ids.tolist() for row in half)[True] > 30  # two of four, which may stay
+    assert Counter(row == ids.tolist() for row in half)[True] > 30  # two of four sentences, which may keep their order
 
 
 def test_document_rotation() -> None:
@@ -122,14 +122,14 @@ def test_noise_mistakes_are_one_line(gpt2: Any) -> None:
         d.Denoise(noises=())
     with pytest.raises(ValueError, match="TokenMasking.rate is 1.5"):
         d.TokenMasking(rate=1.5)
-    d.Denoise(noises=(d.TokenDeletion(), d.DocumentRotation())).ready(gpt2)  # these need no mask
+    d.Denoise(noises=(d.TokenDeletion(), d.DocumentRotation())).ready(gpt2)  # these do not need a mask token
 
 
 # -- MASS -------------------------------------------------------------------------------------------------------------
 
 
 def test_mass() -> None:
-    """Half of the tokens in a row, 80/10/10 for the encoder; the decoder sees the fragment alone, moved by one."""
+    """Half of the tokens are masked 80/10/10 for the encoder; the decoder sees only the fragment, shifted by one."""
     objective, random, ids = MASS(known=KNOWN), rng(), np.arange(100, 140)
     kinds, starts = np.zeros(3), []
     for _ in range(2000):
@@ -157,7 +157,7 @@ def test_mass_reads_the_decoder_inputs_it_made() -> None:
     assert objective.weights(batch) == {"loss": 6 + 4}
 
 
-# -- one text into another --------------------------------------------------------------------------------------------
+# -- from text to text -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -1,4 +1,4 @@
-"""Conversations: which tokens are the assistant's, as transformers says; their loss alone; cuts between turns."""
+"""Conversations: the mask of the assistant's tokens against transformers, the loss, and truncation between turns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anyformer.objectives.dialogue import Dialogue
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("jinja2")
 
-# the same text, with the assistant's words marked and without
+# the same text, with and without marks around the assistant's text
 MARKED = """{{ bos_token }}{% for message in messages %}<{{ message.role }}>
 {% if message.role == 'assistant' %}{% generation %}{{ message.content | trim }}{{ eos_token }}{% endgeneration %}
 {% else %}{{ message.content | trim }}{{ eos_token }}{% endif %}
@@ -80,7 +80,7 @@ def test_the_loss_is_of_the_assistants_tokens(tokenizer: Tokenizer) -> None:
     batch = objective.collate(records, 0)
     total, count = 0.0, 0
     with torch.no_grad():
-        for record in records:  # each alone, token by token
+        for record in records:  # one record at a time, token by token
             logits = model(input_ids=torch.from_numpy(record["input_ids"]).long()[None]).logits[0].log_softmax(-1)
             for place, label in enumerate(record["labels"].tolist()):
                 if label != -100:
@@ -100,15 +100,15 @@ def test_what_is_too_long_is_cut_after_an_answer(tokenizer: Tokenizer) -> None:
     for length, wanted in ((len(whole), whole), (len(whole) - 1, first), (len(first), first)):
         record = objective.replace(length=length).encode({"messages": TALK}, tokenizer)
         assert record["input_ids"].tolist() == wanted
-    asked = [*TALK, {"role": "user", "content": "And?"}]  # a question without an answer goes first
+    asked = [*TALK, {"role": "user", "content": "And?"}]  # a question without an answer is removed first
     assert objective.replace(length=len(whole)).encode({"messages": asked}, tokenizer)["input_ids"].tolist() == whole
     with pytest.raises(ValueError, match=rf"{len(first)} tokens up to the first answer; the limit is 9"):
         objective.replace(length=9).encode({"messages": TALK}, tokenizer)
 
 
 @pytest.mark.parametrize("messages, why", [
-    ("hello", "must be a list of"), (["hello"], "must be a list of"), ([], "'messages': no message of the assistant"),
-    (TALK[:2], "'messages': no message of the assistant"), ([{"content": "x"}, TALK[2]], "messages must be a list of"),
+    ("hello", "must be a list of"), (["hello"], "must be a list of"), ([], "no message with role 'assistant'"),
+    (TALK[:2], "no message with role 'assistant'"), ([{"content": "x"}, TALK[2]], "messages must be a list of"),
 ], ids=str)  # fmt: skip
 def test_bad_conversations_are_one_line(messages: Any, why: str, tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match=why):
@@ -116,7 +116,7 @@ def test_bad_conversations_are_one_line(messages: Any, why: str, tokenizer: Toke
 
 
 def test_templates_that_do_not_tell(tokenizer: Tokenizer) -> None:
-    """One that forgets earlier answers, one that marks nothing, one that changes what it marks; and none at all."""
+    """A template that drops earlier answers, marks nothing, or changes the marked text; and a missing template."""
     forgets = "{% for m in messages %}{{ m.content if loop.last or m.role == 'user' else '...' }}\n{% endfor %}"
     nothing = "{% if false %}{% generation %}{% endgeneration %}{% endif %}{{ messages[0].content }}"
     changes = "{% set x %}{% generation %}{{ messages[-1].content }}{% endgeneration %}{% endset %}{{ x | length }}"
@@ -158,4 +158,4 @@ def test_from_a_file_of_conversations_to_a_model_that_answers(
     )
     assert Tokenizer.load("runs/talks").decode(answered[0]).endswith("<assistant>\nthe lazy dog</s>")
     assert cli.main(command[:3]) == 2
-    assert "talks.jsonl holds conversations: --model names the checkpoint" in capsys.readouterr().err
+    assert "talks.jsonl contains conversations: give a checkpoint" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Noise in pictures: records, what chance does to them, the loss, and pictures that are drawn as asked in the end."""
+"""Diffusion: records, random noise and labels, the loss, and generated images that match their labels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def model(**changes: Any) -> Any:
 
 
 def halves(labels: np.ndarray) -> np.ndarray:
-    """(N, 8, 8) bytes: the left half is bright, or the upper one."""
+    """Return bytes (N, 8, 8) with a bright left or upper half."""
     pictures = np.zeros((len(labels), 8, 8), np.uint8)
     pictures[labels == 0, :, :4] = 255
     pictures[labels == 1, :4] = 255
@@ -45,7 +45,7 @@ def source(tmp_path: Path) -> Arrays:
 
 
 def test_what_chance_does_and_the_loss_by_hand(source: Arrays, tmp_path: Path) -> None:
-    """Each time another noise at another step, the label left out now and then; micro-batches are one batch."""
+    """Noise, step and dropped labels differ each time; micro-batches add up to the batch."""
     assert decode(json.loads(json.dumps(encode(OBJECTIVE)))) == OBJECTIVE
     split = prepare(Data(train=source), OBJECTIVE, None, tmp_path / "data").train
     plan = Plan(split, seed=3, examples=24, length=None)
@@ -76,7 +76,7 @@ def test_models_that_cannot_learn_this_are_told() -> None:
     for other, line in (
         (af.build(families.find("vit").read(vit)), "diffusion needs a model with a NoiseHead.*ClassifyHead"),
         (model(in_channels=3), "channels=1"),
-        (model(num_embeds_ada_norm=5), "2 labels, and the model knows 5"),
+        (model(num_embeds_ada_norm=5), "2 labels, but the model knows 5"),
         (model(out_channels=2), "head.out_channels is 2.*set it to 1"),
     ):
         with pytest.raises(ValueError, match=line):
@@ -88,7 +88,7 @@ def test_models_that_cannot_learn_this_are_told() -> None:
 
 @pytest.mark.slow
 def test_what_is_asked_for_is_drawn() -> None:
-    """A tiny model from scratch: every picture that it draws is of the half that was asked for."""
+    """A tiny model trained from scratch generates only images of the requested half."""
     torch.set_num_threads(1)
     learner, random = model(attention_head_dim=16, patch_size=2, num_layers=2).train(), torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(learner.parameters(), lr=5e-3, weight_decay=0.0)
@@ -112,7 +112,7 @@ def test_what_is_asked_for_is_drawn() -> None:
 
 
 def test_the_files_of_mnist(tmp_path: Path) -> None:
-    """Pictures and labels in two files, as they are published; damaged ones are told."""
+    """Images and labels in two files, as published; damaged files raise an error."""
     pictures, labels = np.arange(24, dtype=np.uint8).reshape(4, 3, 2), np.arange(4, dtype=np.uint8)
     for name, array in (("images-idx3-ubyte.gz", pictures), ("labels-idx1-ubyte.gz", labels)):
         header = bytes((0, 0, 8, array.ndim)) + np.asarray(array.shape, ">u4").tobytes()

@@ -1,4 +1,4 @@
-"""Drawing by tokens: an autoencoder learns, a decoder learns its codes after captions, and a folder of both draws."""
+"""Text to image with codes: train an autoencoder, train a decoder on its codes, and generate from the saved folder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def decoder(**changes: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Captions:
-    """Three kinds of picture: dark above, dark on the left, dark all over; four of each."""
+    """Three classes of images: dark at the top, dark on the left, dark everywhere; four of each."""
     folder, pixels = tmp_path_factory.mktemp("pairs"), np.full((12, 8, 8), 255, np.uint8)
     pixels[0::3, :4], pixels[1::3, :, :4], pixels[2::3] = 0, 0, 0
     np.savez(folder / "pictures.npz", images=pixels, labels=np.arange(12) % 3)
@@ -63,7 +63,7 @@ def run(pairs: Any, **changes: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def vae(pairs: Captions, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that has learnt these pictures."""
+    """An autoencoder trained on these images."""
     folder = tmp_path_factory.mktemp("vae")
     torch.manual_seed(0)
     setup(run(pairs), folder, device="cpu").fit()
@@ -83,7 +83,7 @@ def writing(pairs: Any, vae: Path, **changes: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def folder(pairs: Captions, vae: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A decoder that has learnt to draw them."""
+    """A decoder trained to generate them."""
     folder = tmp_path_factory.mktemp("drawing")
     setup(writing(pairs, vae), folder, device="cpu").fit()
     return folder
@@ -100,7 +100,7 @@ def test_an_autoencoder_learns_pictures(pairs: Captions, vae: Path) -> None:
     assert torch.allclose(found["pixels"] / weights["pixels"], error)
     assert torch.allclose(found["price"] / weights["price"], 0.01 * out.price.mean())
     assert AGAIN.replace(price=0.0).weights(batch).keys() == {"pixels"}
-    read = af.processor(vae)  # how pictures are made ready goes with it
+    read = af.processor(vae)  # the image settings are saved with it
     picture = next(iter(pairs.rows(("image",)))).example["image"]
     assert torch.equal(read(images=picture)["pixel_values"][0], batch["pixel_values"][0])
 
@@ -119,7 +119,7 @@ def test_the_two_losses_are_those_of_the_words_and_of_the_codes(pairs: Captions,
         ids = torch.cat((batch["input_ids"], codes), 1)
         scores = trained.model(input_ids=ids).logits[:, :-1]
     assert batch["input_ids"].shape == (12, LENGTH) and ids.max() < WORDS + CODES
-    ends = batch["labels"] == tokenizer.eos_token_id  # of each caption, and what follows is no word
+    ends = batch["labels"] == tokenizer.eos_token_id  # end of each caption; padding follows
     assert bool((ends.sum(1) == 1).all()) and bool((batch["labels"].masked_fill(ends.cumsum(1) == 0, -100) < 1).all())
     words = F.cross_entropy(scores[:, : LENGTH - 1].transpose(1, 2), batch["labels"][:, 1:])
     drawn = F.cross_entropy(scores[:, LENGTH - 1 :].transpose(1, 2), codes)
@@ -128,7 +128,7 @@ def test_the_two_losses_are_those_of_the_words_and_of_the_codes(pairs: Captions,
 
 
 def test_a_vocabulary_of_another_size_leaves_room_for_the_codes(pairs: Captions, vae: Path, tmp_path: Path) -> None:
-    """With so few tokens, a caption has exactly `length` of them, which is not too long."""
+    """In this small vocabulary a caption has exactly `length` tokens, which is not too long."""
     trainer = setup(writing(pairs, vae, vocabulary=TrainedBPE(size=262)), tmp_path, device="cpu")
     assert trainer.splits.train.truncated == (0, 0)
     assert trainer.model.spec.embedding.tokens.vocab_size == trainer.model.spec.head.vocab_size == 262 + CODES
@@ -152,7 +152,7 @@ def test_no_optimiser_and_no_checkpoint_sees_the_autoencoder(pairs: Captions, va
 
 
 def test_what_is_asked_for_is_drawn(pairs: Captions, folder: Path, tmp_path: Path) -> None:
-    af.save(af.load(folder), tmp_path / "copy")  # the autoencoder goes along
+    af.save(af.load(folder), tmp_path / "copy")  # the autoencoder is saved with it
     rows = af.tasks.draw(tmp_path / "copy", [*NAMES, "an egg"], out=None, count=3, temperature=0.2)
     pictures = np.stack([row["pictures"][..., 0] for row in rows]).astype(float)  # (4, 3, 8, 8)
     dark = pictures < 128
@@ -161,7 +161,7 @@ def test_what_is_asked_for_is_drawn(pairs: Captions, folder: Path, tmp_path: Pat
     wanted = np.asarray([[1, 0, 0], [0, 1, 0], [1, 1, 1], [0, 1, 0]])  # upper right, lower left, lower right
     assert (np.abs(shares - wanted[:, None]) < 0.3).all(), shares
     again = af.tasks.draw(tmp_path / "copy", ["egg"], out=None, count=1, seed=1, temperature=0.2)
-    assert np.array_equal(again[0]["pictures"][0], rows[1]["pictures"][1])  # whatever else is drawn
+    assert np.array_equal(again[0]["pictures"][0], rows[1]["pictures"][1])  # independent of the other images
 
 
 def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,7 +178,7 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_every_token_that_is_written_is_a_code(vae: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However hot: words and the end are no colours."""
+    """Even at a high temperature, text tokens and the end token are never sampled as codes."""
     from anyformer.tasks import image_tokens
 
     seen = []
@@ -194,11 +194,11 @@ def test_mistakes(pairs: Captions, vae: Path, folder: Path, tmp_path: Path) -> N
     model = af.build(decoder())
     for change, told in (
         (lambda: AGAIN.module(model), "needs an AutoencoderModel, not DecoderModel"),
-        (lambda: AGAIN.replace(image_size=(4, 8)).module(af.load(vae)), "Reconstruct.image_size is (4, 8), and"),
-        (lambda: AGAIN.replace(mean=(0.5,) * 3, std=(0.5,) * 3).module(af.load(vae)), "pictures of 3 channels need"),
-        (lambda: objective.module(af.build(autoencoder())), "predicts tokens, and the model has no head"),
-        (lambda: objective.replace(tokens=300).module(model), "300 tokens and 9 codes make a vocabulary of 309"),
-        (lambda: objective.replace(length=7).module(model), "7 tokens of a caption and 4 codes are 11 positions"),
+        (lambda: AGAIN.replace(image_size=(4, 8)).module(af.load(vae)), "Reconstruct.image_size is (4, 8), but"),
+        (lambda: AGAIN.replace(mean=(0.5,) * 3, std=(0.5,) * 3).module(af.load(vae)), "images with 3 channels need"),
+        (lambda: objective.module(af.build(autoencoder())), "predicts tokens, but the model has no head"),
+        (lambda: objective.replace(tokens=300).module(model), "300 tokens and 9 codes make 309 ids"),
+        (lambda: objective.replace(length=7).module(model), "7 caption tokens and 4 codes need 11 positions"),
         (lambda: objective.with_autoencoder(model, model), "not an autoencoder with discrete codes"),
         (lambda: objective.with_autoencoder(model, af.build(autoencoder(GaussianLatent()))), "with discrete codes"),
         (lambda: objective.ready(None), "it needs a vocabulary"),

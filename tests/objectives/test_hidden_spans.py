@@ -1,4 +1,4 @@
-"""Spans that are hidden in clips: records, draws, the loss as sums, and a model that learns it."""
+"""Masked spans of clips: records, random draws, sums of the loss, and a model that learns the task."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 
 @pytest.fixture
 def clips(tmp_path: Path) -> Beside:
-    """Eight clips of three segments: what is seen, heard and said of a segment belongs together."""
+    """Eight clips of three segments, with matching frames, sounds and texts."""
     random = np.random.default_rng(0)
     np.savez(
         tmp_path / "clips.npz", frames=random.integers(0, 256, (8, 3, 8, 8, 3), dtype=np.uint8),
@@ -54,13 +54,13 @@ def run(clips: Any, **changes: Any) -> Run:
 
 @pytest.mark.slow
 def test_a_model_learns_what_was_hidden(clips: Beside, tmp_path: Path) -> None:
-    """The loss falls, and hidden texts and sounds are found among the others more than twice as often as by chance."""
+    """The loss falls, and masked texts and sounds are identified more than twice as often as by chance."""
     trainer = setup(run(clips), tmp_path / "run", device="cpu")
     records = [HIDDEN.encode(row.example, trainer.tokenizer) for row in clips.rows(HIDDEN.columns)]
     model = trainer.model
 
     def judged() -> tuple[float, float, float]:
-        """The loss, and how often a span is found, beside how often it would be by chance."""
+        """Return the loss, the accuracy and the accuracy by chance."""
         losses, right, number, chance = [], 0, 0, 0.0
         for seed in range(6):
             random = np.random.default_rng(seed)
@@ -88,7 +88,7 @@ def test_what_is_drawn(clips: Beside, tmp_path: Path) -> None:
     assert np.allclose(record["samples"], row["audio"], atol=1e-4) and record["pixels"].size == 3 * 3 * 8 * 8
     drawn = [HIDDEN.vary(record, np.random.default_rng(i))["kinds"] for i in range(60)]
     assert {kind for kinds in drawn for kind in kinds.tolist()} == {0, 1, 2, 3}
-    assert {int((kinds > 1).sum()) for kinds in drawn} == {1, 2}  # 0.4 of three
+    assert {int((kinds > 1).sum()) for kinds in drawn} == {1, 2}  # 0.4 of three segments
     texts = np.split(record["input_ids"], record["lengths"].cumsum()[:-1])
     batch = HIDDEN.collate([{**record, "kinds": np.asarray([2, 1, 3])}, {**record, "kinds": np.asarray([0, 2, 1])}], 1)
     first = [266] * 4 + [268] + [266] * 4 + [267] * 2 + [266] * 4 + [269]
@@ -106,18 +106,18 @@ def test_mistakes(clips: Beside, tmp_path: Path) -> None:
     model = build(families.find("reserve").read(RESERVE))
     with pytest.raises(ValueError, match="hidden spans need an encoder with towers and span encoders"):
         HIDDEN.module(model.image.model)
-    with pytest.raises(ValueError, match="HiddenSpans.segments is 3, and the model's is 2"):
+    with pytest.raises(ValueError, match="HiddenSpans.segments is 3, but the model's is 2"):
         HIDDEN.replace(segments=3).module(model)
-    with pytest.raises(ValueError, match="HiddenSpans.places is .* and the model's is .266, 267, 268, 269."):
+    with pytest.raises(ValueError, match="HiddenSpans.places is .* but the model's is .266, 267, 268, 269."):
         HIDDEN.replace(places=(1, 2, 3, 4)).module(model)
-    with pytest.raises(ValueError, match="four places, none twice"):
+    with pytest.raises(ValueError, match="HiddenSpans .* four different places"):
         HIDDEN.replace(places=(1, 1, 3, 4))
     tokenizer = setup(run(clips), tmp_path / "run", device="cpu").tokenizer
     row = next(iter(clips.rows(HIDDEN.columns))).example
     for change, match in (
-        ({"frames": 3}, "column 'frames': its frames"), ({"texts": ["one"]}, "3 frames and 1 texts"),
-        ({"texts": ["a", "b", " "]}, "none of them is empty"),
-        ({"audio": np.zeros(100, np.float32)}, "100 samples of sound, less than 3 segments of 40"),
+        ({"frames": 3}, "column 'frames' must be a list of images"), ({"texts": ["one"]}, "3 frames and 1 texts"),
+        ({"texts": ["a", "b", " "]}, "column 'texts' contains an empty text"),
+        ({"audio": np.zeros(100, np.float32)}, "100 samples, fewer than 3 segments of 40"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=match):
             HIDDEN.encode({**row, **change}, tokenizer)

@@ -1,4 +1,4 @@
-"""Labels of pictures: records on disk, what chance does to them, gradients, and settings that stay beside a model."""
+"""Image classification: records on disk, augmentation, gradients, and settings that are saved with a model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_micro_batches_are_one_batch_and_the_loss_is_plain(source: Arrays, tmp_p
     found = GREY.losses(GREY.module(net), batch)["loss"]
     assert torch.allclose(found, expected, atol=1e-5)
     assert torch.allclose(sum(GREY.losses(net, piece)["loss"] for piece in pieces), found, atol=1e-5)
-    with np.load(source.path) as stored:  # what is learnt from is what `Images` gives whoever uses the model
+    with np.load(source.path) as stored:  # training and inference both use `Images`
         shown = GREY.images(list(stored["x"]))["pixel_values"]
     for record, expected in zip((split.record(i) for i in range(12)), shown):
         assert float((GREY.collate([record], 0)["pixel_values"][0] - expected).abs().max()) <= 1e-6
@@ -77,7 +77,7 @@ def test_chance_mirrors_and_moves() -> None:
 
 
 def test_boxes_of_neighbours_and_empty_ones() -> None:
-    """Half of a picture from its neighbour: half of the loss is about the other label. In evaluation all is plain."""
+    """If half of an image is pasted from another, half of the loss is for its label. Evaluation pastes nothing."""
     rows = [GREY.encode({"image": np.full((8, 6), 50 + i, np.uint8), "label": i % 2}, None) for i in range(40)]
     for name in ("cut", "erase"):
         pasting = GREY.replace(**{name: 0.5})
@@ -88,7 +88,7 @@ def test_boxes_of_neighbours_and_empty_ones() -> None:
         assert 8 < int(touched.sum()) < 32
         wanted = plain.roll(1, 0) if name == "cut" else torch.zeros_like(plain)
         assert torch.equal(made["pixel_values"][new], wanted[new])
-        for box in new[touched][:, 0]:  # what is new is a rectangle
+        for box in new[touched][:, 0]:  # the changed pixels are a rectangle
             assert torch.equal(box, box.any(1)[:, None] & box.any(0)[None])
         net = model().train()
         logits, changed = (net(pixels).logits for pixels in (plain, made["pixel_values"]))
@@ -102,7 +102,7 @@ def test_boxes_of_neighbours_and_empty_ones() -> None:
 
 
 def test_an_empty_box_is_where_chance_says() -> None:
-    """Of a row of numbers: column 4 is its share of the picture, 5 and 3 its middle, 7 whether there is one."""
+    """Random number 4 is the box's share of the image, 5 and 3 are its centre, and 7 decides whether to erase."""
     erasing, pixels = GREY.replace(erase=0.5), torch.ones(4, 1, 8, 6)
     chance = torch.zeros(4, 8)
     chance[:, 3:6] = torch.tensor([[0.5, 0.36, 0.5], [0.5, 0.36, 0.5], [0.1, 0.04, 0.9], [0.9, 0.64, 0.1]])

@@ -1,4 +1,4 @@
-"""Diffusion in the numbers of an autoencoder: both learn, and one folder of both draws what is asked for."""
+"""Latent diffusion: train an autoencoder and a DiT on its latents, and generate labelled images from one folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONFIG: dict[str, Any] = {
 
 
 def halves(labels: np.ndarray) -> np.ndarray:
-    """(N, 8, 8) bytes: the left half is bright, or the upper one."""
+    """Return bytes (N, 8, 8) with a bright left or upper half."""
     pictures = np.zeros((len(labels), 8, 8), np.uint8)
     pictures[labels == 0, :, :4] = 255
     pictures[labels == 1, :4] = 255
@@ -66,7 +66,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Arrays:
 
 @pytest.fixture(scope="module")
 def vae(source: Arrays, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that has learnt these pictures."""
+    """An autoencoder trained on these images."""
     folder, model = tmp_path_factory.mktemp("vae"), autoencoder(GaussianLatent(width=3, scale=None))
     torch.manual_seed(0)
     again = Reconstruct(**SIZE, price=1e-3)
@@ -84,7 +84,7 @@ def drawing(source: Arrays, vae: Path, steps: int = 4) -> Run:
 
 @pytest.fixture(scope="module")
 def folder(source: Arrays, vae: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A DiT that has begun to learn their numbers."""
+    """A DiT after a short training on their latents."""
     folder = tmp_path_factory.mktemp("dit")
     setup(drawing(source, vae), folder, device="cpu").fit()
     return folder
@@ -96,7 +96,7 @@ def pixels() -> torch.Tensor:
 
 @torch.no_grad()
 def test_numbers_are_measured_while_they_are_learnt(vae: Path) -> None:
-    """What is handed on has a mean square of 1, whatever the means are; what is drawn again does not know of it."""
+    """Scaled latents have a mean square of 1; the scale does not change reconstructions."""
     model, x = af.load(vae), pixels()
     mean = model.latent.say(model.hidden_states(Call({"pixel_values": x})).x).chunk(2, -1)[0]
     assert not 0.9 < float(mean.square().mean()) < 1.1, "the numbers need no scale, and this shows nothing"
@@ -130,7 +130,7 @@ def test_the_loss_is_that_of_noise_in_the_numbers(source: Arrays, vae: Path, tmp
 
 
 def test_the_folder_is_evaluated(source: Arrays, vae: Path, folder: Path) -> None:
-    """With the autoencoder beside it, as in training: an untrained model takes all noise for nothing."""
+    """Evaluation uses the autoencoder, as training does; an untrained model predicts zero noise."""
     evaluation = Evaluation(source, diffuse(vae).ready(None), None, ())
     fresh = af.build(dit(), seed=0)
     scores = [evaluate(model, drawing(source, vae), "train", evaluation)["loss"] for model in (fresh, af.load(folder))]
@@ -140,7 +140,7 @@ def test_the_folder_is_evaluated(source: Arrays, vae: Path, folder: Path) -> Non
 def test_the_folder_draws_by_itself(
     vae: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    af.save(af.load(folder), tmp_path / "copy")  # the autoencoder goes along
+    af.save(af.load(folder), tmp_path / "copy")  # the autoencoder is saved with it
     rows = af.tasks.draw(tmp_path / "copy", [*LABELS], out=None, count=2, steps=5, guidance=3.0)
     model, squeezes = af.load(folder), af.load(vae)
     asked, nothing = ({"class_labels": torch.tensor(labels)} for labels in ([0, 0, 1, 1], [2] * 4))
@@ -166,7 +166,7 @@ def test_what_is_asked_for_is_drawn(source: Arrays, vae: Path, tmp_path: Path) -
 
 @torch.no_grad()
 def test_a_text_asks_for_numbers_too(vae: Path) -> None:
-    """The form that looks at the states of a text's encoder draws in the same numbers."""
+    """A DiT with cross-attention to a text encoder generates the same latents."""
     config = {**CONFIG, "num_embeds_ada_norm": None, "text_width": 6}
     model, squeezes = af.build(families.find("dit_text").read(config)).eval(), af.load(vae)
     for i, parameter in enumerate(model.parameters()):
@@ -195,14 +195,14 @@ def test_mistakes(source: Arrays, vae: Path, folder: Path, tmp_path: Path) -> No
         (lambda: diffuse(folder).ready(None), "not an autoencoder with continuous latents"),
         (lambda: diffuse(discrete).ready(None), "not an autoencoder with continuous latents"),
         (lambda: objective.module(af.build(dit(in_channels=1))), "latents are (3, 2, 2) (channels, rows, col"),
-        (lambda: objective.module(af.build(dit(sample_size=4))), "the model draws (3, 4, 4)"),
-        (lambda: diffuse(vae, image_size=(8, 4)).module(af.build(dit())), "Diffuse.image_size is (8, 4), and"),
-        (lambda: diffuse(vae, mean=(0.5,) * 3, std=(0.5,) * 3).module(af.build(dit())), "pictures of 3 channels"),
+        (lambda: objective.module(af.build(dit(sample_size=4))), "the model's, (3, 4, 4)"),
+        (lambda: diffuse(vae, image_size=(8, 4)).module(af.build(dit())), "Diffuse.image_size is (8, 4), but"),
+        (lambda: diffuse(vae, mean=(0.5,) * 3, std=(0.5,) * 3).module(af.build(dit())), "images with 3 channels"),
         (lambda: af.tasks.draw(broken, "top", out=None), "and its autoencoder makes codes of a picture"),
         (lambda: af.tasks.draw(other, "top", out=None), "draws (3, 2, 2), and its autoencoder makes (2, 2, 2)"),
         (lambda: af.tasks.draw(folder, "topp", out=None), "the model has no label 'topp'; did you mean 'top'"),
         (lambda: af.tasks.draw(folder, "top", out=None, temperature=1.0), "temperature is not an option of this kind"),
-        (lambda: diffuse(vae, labels=LABELS[::-1]).module(af.load(folder)), "top, left, and the model knows left, top"),
+        (lambda: diffuse(vae, labels=LABELS[::-1]).module(af.load(folder)), "top, left, but the model knows left, top"),
         (lambda: GaussianLatent(scale=0.0), "GaussianLatent.scale is 0.0"),
     ):  # fmt: skip
         with pytest.raises(ValueError) as error:

@@ -1,4 +1,4 @@
-"""Masked tokens: rates, what stands where, static and dynamic; and next sentence."""
+"""Masked tokens: rates, replacements, static and dynamic masking; and next sentence prediction."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def row(size: int = 200) -> np.ndarray:
 
 
 def test_rates_are_the_published_ones() -> None:
-    """15 % of the tokens, of which 80 % mask, 10 % any token, 10 % as they were."""
+    """15 % of the tokens are chosen: 80 % become the mask, 10 % a random token, 10 % do not change."""
     objective, random, ids = Masked(known=KNOWN), rng(), row()
     kinds = np.zeros(3)
     where = np.zeros(len(ids))
@@ -43,9 +43,9 @@ def test_rates_are_the_published_ones() -> None:
         kinds += [(new[places] == 4).sum(), ((new != 4) & (new != ids))[places].sum(), (new == ids)[places].sum()]
     share = kinds / kinds.sum()  # of 60,000 draws: standard error below 0.002
     assert np.abs(share - [0.8, 0.1, 0.1]).max() < 0.006
-    assert where[0] == where[-1] == 0  # begin and end are never asked about
+    assert where[0] == where[-1] == 0  # begin and end are never chosen
     inner = where[1:-1] / 2000
-    assert abs(inner.mean() - 30 / 198) < 1e-9 and inner.std() < 0.012  # every token alike
+    assert abs(inner.mean() - 30 / 198) < 1e-9 and inner.std() < 0.012  # all tokens are equally likely
 
 
 def test_as_often_as_the_collator_of_transformers(bert: Any) -> None:
@@ -110,7 +110,7 @@ def test_loss_is_that_of_transformers_labels() -> None:
     labels[batch["places"][asked]] = batch["labels"][asked]
     labels = labels.view_as(batch["input_ids"])
     for row, ids in zip(torch.where(labels == -100, batch["input_ids"], labels), rows):
-        assert row[: len(ids)].tolist() == ids.tolist()  # with its labels filled in, a row is the text
+        assert row[: len(ids)].tolist() == ids.tolist()  # with its labels filled in, a row equals the text
     right = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels).loss
     (loss,), (weight,) = objective.losses(model, batch).values(), objective.weights(batch).values()
     assert weight == asked.sum() == 5
@@ -140,7 +140,7 @@ def document(first: int, sentences: int = 30, size: int = 8) -> dict[str, np.nda
 
 
 def test_next_sentence_pairs() -> None:
-    """[CLS] A [SEP] B [SEP]; B follows A half of the time, and is of another document the other half."""
+    """[CLS] A [SEP] B [SEP]; B follows A in half of the cases, otherwise it is from another document."""
     known = KNOWN.replace(size=5000)
     objective, random = MaskedAndNext(known=known, length=64, rate=0.0), rng()
     labels, lengths = [], []
@@ -163,14 +163,14 @@ def test_next_sentence_pairs() -> None:
 @pytest.mark.parametrize("rate", [0.0, 0.2, 0.7, 1.0])
 def test_next_rate_is_how_many_follow(rate: float) -> None:
     known, random = KNOWN.replace(size=5000), rng()
-    objective = MaskedAndNext(known=known, length=64, short=0.0, next_rate=rate)  # a run of one sentence never follows
+    objective = MaskedAndNext(known=known, length=64, short=0.0, next_rate=rate)  # one sentence never gets FOLLOWS
     found = [int(objective.vary(document(100), random, document(2000))["next"]) for _ in range(600)]
     assert abs(found.count(FOLLOWS) / 600 - rate) < 0.05
     assert rate not in (0.0, 1.0) or len(set(found)) == 1
 
 
 def test_short_runs_have_every_length() -> None:
-    """Of sentences of one token a pair is as long as was drawn: from 2 to what there is room for, each as likely."""
+    """With sentences of one token, a pair has the drawn length, uniform from 2 to the room."""
     objective, random = MaskedAndNext(known=KNOWN, length=12, short=1.0, next_rate=0.0), rng()
     pairs = [objective.pair(document(100, 9, 1), document(500, 99, 1), random) for _ in range(600)]
     sizes = [len(first) + len(second) for first, second, _ in pairs]

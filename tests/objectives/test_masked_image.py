@@ -1,4 +1,4 @@
-"""Pictures drawn from what is left of them: what is hidden, what counts, and that it is learnt."""
+"""Masked image modelling: masks, loss weights, and a model that learns the task."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def spec(family: str, **changes: Any) -> Any:
 
 
 def pictures(count: int) -> np.ndarray:
-    """Each of one brightness: what is hidden follows from what is seen, and from nothing else."""
+    """Images of one brightness each: the visible patches determine the masked ones."""
     return np.repeat(np.random.default_rng(0).integers(0, 256, (count, 1, 1), np.uint8), 16, 1).repeat(16, 2)
 
 
@@ -74,5 +74,5 @@ def test_clear_errors() -> None:
             GREY.replace(**changes)
     with pytest.raises(ValueError, match=r"needs a model with a PixelHead"):
         GREY.module(af.build(af.families.find("vit").read(VIT)))
-    with pytest.raises(ValueError, match=r"the model's are \(8, 8\)"):
+    with pytest.raises(ValueError, match=r"MaskedImage.patch_size is .* the model's is \(8, 8\)"):
         GREY.module(af.build(spec("vit", patch_size=8, encoder_stride=8)))

@@ -1,4 +1,4 @@
-"""MASS end to end: its named description, made small, learns to write what is hidden from its encoder."""
+"""MASS end to end: a small version of its named description learns to write the masked fragment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = {"d_model": 32, **{f"{side}_{name}": n for side in ("encoder", "decoder"
 
 
 def small(name: str, tokenizer: Any) -> Any:
-    """The named description, narrower and with other words."""
+    """Return the named description with a smaller width and vocabulary."""
     family = dict(families.names())[name]
     ids = {f"{n}_token_id": getattr(tokenizer, f"{n}_token_id") for n in ("pad", "bos", "eos")}
     ids |= {"decoder_start_token_id": tokenizer.eos_token_id, "vocab_size": len(tokenizer)}
@@ -62,9 +62,9 @@ def test_fragments_are_learnt(words: Any) -> None:
     with torch.no_grad():
         held = batch(999)
         assert float(loss(held)) < before / 4
-        # the fragment is written from the source at its place: other places, other words
+        # the decoder uses the positions: with other positions it writes other tokens
         moved = {**held, "decoder_position_ids": held["decoder_position_ids"] * 0}
         assert float(loss(moved)) > float(loss(held)) + 0.1
-        # and the source is read: without it the decoder cannot know
+        # the decoder uses the source: without it the fragment is unknown
         empty = {**held, "input_ids": torch.full_like(held["input_ids"], words.mask_token_id)}
         assert float(loss(empty)) > float(loss(held)) + 0.1

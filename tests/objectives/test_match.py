@@ -1,4 +1,4 @@
-"""Texts and pictures that belong together: records, draws, the published loss, and a model that learns it."""
+"""Image-text matching: records, random captions, the published loss, and a model that learns the task."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(pairs: Any, **changes: Any) -> Run:
 
 
 def test_what_was_learnt_is_asked_from_its_folder(pairs: Beside, tmp_path: Path) -> None:
-    """Both readers, of texts and of pictures, go with every checkpoint."""
+    """Every checkpoint contains the tokenizer and the image settings."""
     setup(run(pairs, steps=2), tmp_path / "run", device="cpu").fit()
     picture = np.zeros((8, 8, 3), np.uint8)
     said = af.tasks.zero_shot_image(tmp_path / "run", picture, labels=NAMES)
@@ -73,8 +73,8 @@ def test_a_model_learns_which_belong_together(pairs: Beside, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_one_stack_with_experts_learns_it_too(pairs: Beside, tmp_path: Path) -> None:
-    """LIMoE: names and pictures find each other, and what the routers say is traced: at first each token is undecided,
-    then each is sure of its expert, and neither modality goes to one alone."""
+    """LIMoE learns to match names and images, and routing is traced: at first tokens are undecided, later they are sure
+    of their expert, and each modality uses several experts."""
     config = {
         "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_expert_layers": 1, "num_experts": 4,
         "num_attention_heads": 2, "projection_dim": 8, "vocab_size": 270, "max_position_embeddings": 12,
@@ -87,7 +87,7 @@ def test_one_stack_with_experts_learns_it_too(pairs: Beside, tmp_path: Path) -> 
     batch = MATCH.collate(records, trainer.tokenizer.filler)
 
     def routed() -> tuple[list[float], list[int], list[int]]:
-        """The mean probability of the expert that a token goes to, and how many experts are gone to, by modality."""
+        """Return the mean probability of the chosen expert and the number of used experts, per modality."""
         with torch.no_grad():
             kept = af.trace(trainer.model.eval(), keep=["*.encoder.layers.1.feedforward.op.router.*"], **batch)
         at = [f"{side}.encoder.layers.1.feedforward.op.router" for side in ("text", "image")]
@@ -134,9 +134,9 @@ def test_one_of_several_texts_is_drawn_and_ends(pairs: Beside, tmp_path: Path) -
 
 
 def test_mistakes(pairs: Beside, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="needs two towers"):
+    with pytest.raises(ValueError, match="MatchImage needs a model with two towers"):
         MATCH.module(af.build(spec().image))
-    with pytest.raises(ValueError, match="pictures of 1 channels"):
+    with pytest.raises(ValueError, match="images with 1 channels"):
         MATCH.replace(mean=(0.5,), std=(0.5,)).module(af.build(spec()))
     model = af.build(spec())
     ids, pixels = torch.tensor([[5, 6, 0]]), torch.zeros(1, 3, 8, 8)

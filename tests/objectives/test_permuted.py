@@ -1,4 +1,4 @@
-"""Permuted tokens: what is asked for, what each token sees, and that nothing asked for sees itself."""
+"""Permutation language modelling: predicted tokens, visible tokens, and that no predicted token sees itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 
 def row(size: int) -> np.ndarray:
-    return np.array([*(5 + np.arange(size - 2) % 40), 3, 2], np.int32)  # the special tokens stand at the end
+    return np.array([*(5 + np.arange(size - 2) % 40), 3, 2], np.int32)  # special tokens at the end
 
 
 def drawn(*sizes: int, **more: Any) -> tuple[list[Record], Batch]:
@@ -45,11 +45,11 @@ def test_one_token_in_six_in_short_spans() -> None:
         assert seen["labels"].tolist() == ids[places].tolist()
         assert sorted(order[places]) == list(range(len(places))) and (np.delete(order, places) == -1).all()
         runs = np.diff(np.flatnonzero(np.diff(np.concatenate([[0], order >= 0, [0]]))))[::2]
-        assert runs.max() <= 10  # two spans that touch, at most
+        assert runs.max() <= 10  # at most two adjacent spans
         orders.append(order[places][0] / len(places))
     assert abs(np.mean(counts) / 300 - 1 / 6) < 0.01
     assert where[-2:].sum() == 0
-    assert abs(np.mean(orders) - 0.5) < 0.03  # the first place is as likely early as late
+    assert abs(np.mean(orders) - 0.5) < 0.03  # the first chosen token is equally likely early or late in the order
 
 
 def test_one_token_is_asked_for_where_none_was_chosen() -> None:
@@ -58,7 +58,7 @@ def test_one_token_is_asked_for_where_none_was_chosen() -> None:
     drawn = [objective.choose(ids, rng(seed)).tolist() for seed in range(300)]
     assert all(drawn) and {place for places in drawn for place in places} == {2, 5, 6}
     assert np.bincount([places[0] for places in drawn if len(places) == 1], minlength=9)[[2, 5, 6]].min() > 50
-    assert objective.choose(np.array([0, 2, 3], np.int32), rng()).tolist() == []  # there is none to ask for
+    assert objective.choose(np.array([0, 2, 3], np.int32), rng()).tolist() == []  # no token can be chosen
 
 
 def test_as_often_as_the_collator_of_transformers(words: Any) -> None:
@@ -77,16 +77,16 @@ def test_as_often_as_the_collator_of_transformers(words: Any) -> None:
 def test_who_sees_whom() -> None:
     order = torch.tensor([[-1, 1, -1, 0, 2]])
     assert (~permutation_mask(order))[0].int().tolist() == [
-        [1, 0, 1, 0, 0],  # what is not asked for sees nothing of what is
+        [1, 0, 1, 0, 0],  # context tokens do not see predicted ones
         [1, 0, 1, 1, 0],
         [1, 0, 1, 0, 0],
-        [1, 0, 1, 0, 0],  # the first that is asked for
+        [1, 0, 1, 0, 0],  # the first predicted token
         [1, 1, 1, 1, 0],
     ]
 
 
 def test_no_token_that_is_asked_for_is_seen_before_its_turn() -> None:
-    """Of each answer: the token itself and those after it in the order may be anything, those before it matter."""
+    """A prediction does not depend on the token itself or on later tokens in the order, but on the earlier ones."""
     model = model_of("xlnet", depth=3)
     records, batch = drawn(21, 34, rate=0.4)
     inputs = {name: value for name, value in batch.items() if name != "labels"}
@@ -134,7 +134,7 @@ def test_the_loss_falls() -> None:
     losses = []
     for _ in range(120):
         shifts = random.integers(40, size=8)
-        rows = [np.array([*(5 + (np.arange(24) + shift) % 40), 3, 2], np.int32) for shift in shifts]  # numbers in turn
+        rows = [np.array([*(5 + (np.arange(24) + shift) % 40), 3, 2], np.int32) for shift in shifts]  # consecutive ids
         batch = objective.collate([objective.vary({"input_ids": ids}, random) for ids in rows], 0)
         loss = objective.losses(model, batch)["loss"] / objective.weights(batch)["loss"]
         optimizer.zero_grad()
@@ -145,7 +145,7 @@ def test_the_loss_falls() -> None:
 
 
 def test_mistakes_are_one_line() -> None:
-    with pytest.raises(ValueError, match=r"takes target_mapping \(OrderedText, TwoStreams\); this one does not"):
+    with pytest.raises(ValueError, match=r"takes target_mapping \(OrderedText, TwoStreams\)"):
         Permuted(known=KNOWN).module(model_of("bert"))
     for wrong in ({"rate": 0.0}, {"rate": 1.0}, {"longest": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -47,7 +47,7 @@ def spec(family: str, architecture: str | None = None, **more: Any) -> Any:
 
 TWO = {"id2label": {0: "a", 1: "b"}, "label2id": {"a": 0, "b": 1}, "pad_token_id": 0}
 ONE = {"id2label": {0: "a"}, "label2id": {"a": 0}}
-# name -> (objective, which tokenizer, description of the model)
+# name -> (objective, tokenizer, description of the model)
 CASES: dict[str, tuple[Objective, str, Any]] = {
     "next": (NextToken(), "gpt2", spec("gpt2")),
     "masked": (Masked(), "bert", spec("bert")),

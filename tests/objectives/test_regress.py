@@ -1,4 +1,4 @@
-"""Regression in context: what is drawn, the loss by hand, and a small model that comes near Bayes."""
+"""In-context regression: random draws, the loss computed by hand, and a small model close to the Bayes estimator."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def small(objective: Regress, **changes: Any) -> Any:
 
 
 def test_normal_numbers() -> None:
-    """Moments of 400,000, no two columns or neighbouring seeds alike; a row's numbers are its seed's alone."""
+    """Moments of 400,000 numbers; columns and neighbouring seeds are independent; a row depends only on its seed."""
     numbers = normal(torch.arange(50_000), 8)
     flat = numbers.double().flatten()
     wanted = ((1, 0.0), (2, 1.0), (3, 0.0), (4, 3.0))
@@ -43,7 +43,7 @@ def test_normal_numbers() -> None:
 
 
 def test_compiled_the_same_is_drawn() -> None:
-    """As one operation, whose numbers the compiler does not look into."""
+    """Drawing is one operation that the compiler does not trace into."""
     assert normal(torch.zeros(4, dtype=torch.long, device="meta"), 7).shape == (4, 7)
     graphs: list[Any] = []
 
@@ -58,7 +58,7 @@ def test_compiled_the_same_is_drawn() -> None:
 
 
 def test_what_is_drawn() -> None:
-    """Every sequence is a linear function: what least squares leaves of the values is the noise."""
+    """Every sequence is a linear function: the residual of least squares is the noise."""
     objective = Regress(width=3, context=59, noise=0.5)
     drawn = objective.draw(torch.arange(2000))
     points, values = drawn["points"].double(), drawn["values"].double()
@@ -107,7 +107,7 @@ def test_a_value_is_told_from_those_before() -> None:
 
 
 def test_dice_are_those_of_the_place(tmp_path: Path) -> None:
-    """Every time a number is seen it is another function; which one depends on seed and place, not on processes."""
+    """Each time a number is seen, it gives a new function, which depends on the seed and the step, not on processes."""
     objective = Regress(width=2, context=4)
     source, other = Numbers(count=8), Numbers(count=8, first=8)
     splits = prepare(Data(train=source, valid=other), objective, None, tmp_path)
@@ -128,8 +128,8 @@ def test_dice_are_those_of_the_place(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_small_model_learns_from_context(tmp_path: Path) -> None:
-    """The recipe in its smallest form: two hundred steps bring a model from what is known without a context to the
-    neighbourhood of Bayes, after each number of pairs."""
+    """Train the smallest form of the recipe for 200 steps: after each number of pairs, the error comes close to that of
+    the Bayes estimator."""
     torch.set_num_threads(1)
     objective = Regress(width=1, context=2, noise=0.5)
     changes = {
@@ -141,7 +141,7 @@ def test_a_small_model_learns_from_context(tmp_path: Path) -> None:
     errors = curves(trainer.model, objective, count=4096)
     assert trainer.scores["loss"] == pytest.approx(np.mean(errors["model"]), rel=0.15)
     for ours, bayes, limit in zip(errors["model"], errors["bayes"], (1.05, 1.2, 1.4), strict=True):
-        assert 0.99 * bayes < ours < limit * bayes, errors  # a model that sees no context: 1, 1.7 and 2.7
+        assert 0.99 * bayes < ours < limit * bayes, errors  # without context: 1, 1.7 and 2.7
     again = af.load(tmp_path)
     assert curves(again, objective, count=512) == curves(trainer.model, objective, count=512)
 

@@ -31,7 +31,7 @@ def test_a_text_that_ends_with_a_span_has_no_sentinel_after_it() -> None:
 
 
 def test_the_published_lengths() -> None:
-    """512 tokens are read of 568 of text, 114 written, ends included."""
+    """568 tokens of text give a source of 512 and a target of 114 tokens, including end tokens."""
     objective = SpanCorruption()
     assert objective.reads(512) == 568
     noise, spans = objective.amounts(568)
@@ -41,15 +41,15 @@ def test_the_published_lengths() -> None:
 def test_statistics() -> None:
     objective, random = SpanCorruption(), np.random.default_rng(0)
     masks = np.stack([objective.spans(200, random) for _ in range(4000)])
-    assert (masks.sum(1) == 30).all()  # 15 %, exactly
+    assert (masks.sum(1) == 30).all()  # exactly 15 %
     starts = masks[:, 1:] & ~masks[:, :-1]
-    assert (starts.sum(1) == 10).all() and not masks[:, 0].any() and masks[:, -1].all()  # of 3 on average
+    assert (starts.sum(1) == 10).all() and not masks[:, 0].any() and masks[:, -1].all()  # spans of 3 tokens on average
     runs = ["".join("01"[int(gone)] for gone in mask).split("0") for mask in masks[:500]]
     lengths = np.array([len(run) for row in runs for run in row if run])
     # cutting 30 into 10 at random: P(length = 1) = C(28, 8) / C(29, 9) = 9 / 29
     assert lengths.mean() == 3 and abs((lengths == 1).mean() - 9 / 29) < 0.02
     middle = masks[:, 20:180].mean(0)
-    assert abs(middle.mean() - 0.15) < 0.01 and middle.std() < 0.01  # alike everywhere but at the ends
+    assert abs(middle.mean() - 0.15) < 0.01 and middle.std() < 0.01  # uniform except at the ends
 
 
 def test_pieces_are_divided_evenly() -> None:
@@ -62,7 +62,7 @@ def test_pieces_are_divided_evenly() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 17, 133])
 def test_nothing_is_lost(size: int) -> None:
-    """What is read and what is written make up the text again."""
+    """Source and target together contain the whole text."""
     known = VocabularyInfo(size=1000, end=1, sentinels=tuple(range(900, 1000)))
     ids = np.arange(10, 10 + size)
     seen = SpanCorruption(known=known).vary({"input_ids": ids}, np.random.default_rng(size))
@@ -99,7 +99,7 @@ def test_labels_and_loss_as_the_model_has_them() -> None:
 def test_mistakes_are_one_line(bert: Any) -> None:
     with pytest.raises(ValueError, match="needs a tokenizer with the tokens <extra_id_0>"):
         SpanCorruption().ready(bert)
-    with pytest.raises(ValueError, match="28 spans and 20 sentinels"):
+    with pytest.raises(ValueError, match="28 spans but 20 sentinels"):
         known = VocabularyInfo(size=1000, sentinels=tuple(range(20)))
         SpanCorruption(known=known).vary({"input_ids": np.arange(568)}, np.random.default_rng(0))
     with pytest.raises(ValueError, match="it needs an encoder-decoder"):

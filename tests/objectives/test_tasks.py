@@ -1,4 +1,4 @@
-"""Fine-tuning: labels for texts and pairs, numbers, words, spans, choices; each loss beside the head's own."""
+"""Fine-tuning: labels of texts, pairs and words, numbers, spans, choices; each loss against that of the head."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model_for(architecture: str, family: str = "bert", **more: Any) -> Any:
     config = {**CONFIGS[family], "vocab_size": 400, "architectures": [architecture], **more}
     config |= {"max_position_embeddings": 64} if family == "bert" else {}
     model = af.build(families.find(family).read(config), seed=0).eval()
-    with torch.no_grad():  # so that heads say something
+    with torch.no_grad():  # new heads start near zero
         for name, parameter in model.named_parameters():
             if name.startswith("head."):
                 parameter.normal_(generator=torch.Generator().manual_seed(3))
@@ -39,7 +39,7 @@ def labels(number: int) -> dict[str, Any]:
 
 
 def is_the_heads(objective: Objective, model: Any, batch: Batch, tolerance: float = 1e-5) -> None:
-    """sum / weight is the loss that the published head gives for the batch, and the weight is the head's own."""
+    """sum / weight equals the published head's loss of the batch, and the weight equals the head's."""
     right = model(**{name: value for name, value in batch.items() if name in model.inputs}).loss
     (loss,), (weight,) = objective.losses(objective.module(model), batch).values(), objective.weights(batch).values()
     close(loss / weight, right, tolerance)
@@ -47,12 +47,12 @@ def is_the_heads(objective: Objective, model: Any, batch: Batch, tolerance: floa
     assert {float(term.weight) for term in model.head.losses(states.x, states.ctx, states.inputs).values()} == {weight}
 
 
-# -- one label or number a text ---------------------------------------------------------------------------------------
+# -- one label or number per text -------------------------------------------------------------------------------------
 
 
 def test_single_sentences(bert: Any) -> None:
     objective = Classify(labels=("bad", "fair", "good"))
-    examples = [{"text": t, "label": y} for t, y in zip(TEXTS, ("good", 0, "1"))]  # by name, number, written number
+    examples = [{"text": t, "label": y} for t, y in zip(TEXTS, ("good", 0, "1"))]  # by name, by index, by index as text
     records = [objective.encode(example, bert) for example in examples]
     assert [int(record["label"]) for record in records] == [2, 0, 1]
     assert records[0]["input_ids"].tolist() == bert.encode(TEXTS[0]) and "token_type_ids" not in records[0]
@@ -112,7 +112,7 @@ def test_heads_that_do_not_fit_are_one_line() -> None:
     with pytest.raises(ValueError, match="2 labels in the objective, 3 in the model"):
         Classify(labels=("a", "b")).module(model)
     numbers = model_for("BertForSequenceClassification", problem_type="regression", **labels(3))
-    with pytest.raises(ValueError, match="head.problem is 'regression', and the objective is 'single_label_cla"):
+    with pytest.raises(ValueError, match="head.problem is 'regression', but the objective is 'single_label_cla"):
         Classify(labels=("a", "b", "c")).module(numbers)
     with pytest.raises(ValueError, match="needs a model with a TagHead; this one has ClassifyHead"):
         Tag(labels=("a", "b")).module(model)
@@ -125,7 +125,7 @@ def test_heads_that_do_not_fit_are_one_line() -> None:
             Classify(**wrong)
 
 
-# -- a label a word ---------------------------------------------------------------------------------------------------
+# -- one label per word ------------------------------------------------------------------------------------------------
 
 WORDS, TAGS = ["transforming", "foxes", "in", "O'Hare", ",", "Café", "x"], ["B", "I", "O", "B", "O", "B", "O"]
 
@@ -142,7 +142,7 @@ def test_words_to_tokens(every: bool, bert: Any) -> None:
         right.append("OBI".index(TAGS[word]) if asked else -100)
         before = word
     assert record["labels"].tolist() == right
-    assert len(record["labels"]) > len(WORDS) + 2  # some words were divided
+    assert len(record["labels"]) > len(WORDS) + 2  # some words have several tokens
 
 
 def test_words_of_a_byte_level_vocabulary(gpt2: Any) -> None:
@@ -225,8 +225,8 @@ def test_answers_in_each_form(bert: Any) -> None:
     assert len(found) == 1 and found != {(0, 0)}
     for none in ({"answers": {"text": [], "answer_start": []}}, {"answers": []}, {"answers": ""}):
         assert span(**none) == (0, 0)
-    for wrong, why in [({"answers": [{"text": "fox", "answer_start": 3}]}, "'fox' does not stand at 3"),
-                       ({"answers": "fox", "start_token": 7, "end_token": 9}, "words 7 to 9 of a context of 8"),
+    for wrong, why in [({"answers": [{"text": "fox", "answer_start": 3}]}, "'fox' is not at character 3"),
+                       ({"answers": "fox", "start_token": 7, "end_token": 9}, "start_token 7 and end_token 9 .* 8"),
                        ({"answers": 3}, "holds int"), ({"answers": "fox"}, "no column 'answer_start'")]:  # fmt: skip
         with pytest.raises(ValueError, match=why):
             span(**wrong)
@@ -251,7 +251,7 @@ def test_span_loss_and_best_spans(bert: Any) -> None:
     "vocabulary", [TrainedBPE(size=400), Bytes(), TrainedUnigram(size=60)], ids=lambda part: type(part).__name__
 )
 def test_a_span_starts_at_its_word(vocabulary: Any, tmp_path: Path) -> None:
-    """Tokens of these vocabularies begin with the space before a word, or are such a space."""
+    """Tokens of these vocabularies begin with the space before a word, or are only a space."""
     tokenizer = vocabulary.make([CONTEXT, QUESTION], tmp_path)
     context, text = "Foxes jump over the lazy dog, over  the woods \n and the café.", "the woods"
     at = context.index(text)

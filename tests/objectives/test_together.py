@@ -92,7 +92,7 @@ def test_no_loss_where_student_and_teacher_are_one() -> None:
 def test_distillation_of_other_tasks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from anyformer.objectives import distill
 
-    monkeypatch.setattr(distill, "rows_of_chunk", lambda device, V: 7)  # chunks must not matter
+    monkeypatch.setattr(distill, "rows_of_chunk", lambda device, V: 7)  # the chunk size must not matter
     names = {"id2label": {i: str(i) for i in range(3)}, "label2id": {str(i): i for i in range(3)}}
     of, architecture, family = {
         "next": (NextToken(), "GPT2LMHeadModel", "gpt2"),
@@ -106,7 +106,7 @@ def test_distillation_of_other_tasks(kind: str, monkeypatch: pytest.MonkeyPatch)
     labels = [np.asarray(1), np.asarray(2)]
     if kind in ("translate", "tag"):
         labels = [ROWS[1] % 3, ROWS[0][: len(ROWS[1])] % 3] if kind == "tag" else [ROWS[0][:9], ROWS[1][:5]]
-    ids = [ROWS[1], ROWS[0][: len(ROWS[1]) - (kind != "tag")]]  # of one length where each has a label
+    ids = [ROWS[1], ROWS[0][: len(ROWS[1]) - (kind != "tag")]]  # equal lengths if each token has a label
     name = "label" if kind == "classify" else "labels"
     batch = objective.collate([{"input_ids": i, name: np.asarray(y)} for i, y in zip(ids, labels)], 0)
     sums, weights = objective.losses(objective.with_teacher(student, teacher), batch), objective.weights(batch)
@@ -135,7 +135,7 @@ def test_the_teacher_goes_along_unseen(tmp_path: Path) -> None:
 
 
 def test_a_student_starts_with_every_second_layer(tmp_path: Path) -> None:
-    """As published: by transformers' names, layer j of DistilBERT is layer 2 j of BERT, and the rest is the same."""
+    """As published: by transformers' names, layer j of DistilBERT is layer 2 j of BERT; all other tensors are equal."""
     import transformers
 
     teacher = built("bert", "BertForMaskedLM", 2, num_hidden_layers=4)
@@ -168,7 +168,7 @@ def test_a_student_starts_with_every_second_layer(tmp_path: Path) -> None:
 
 
 def test_a_student_with_all_layers_is_its_teacher(tmp_path: Path) -> None:
-    """With every layer and no segments nothing is left to learn; pretraining's head has the language model below it."""
+    """A student with every layer and no segments equals the teacher; a PretrainingHead contains the language head."""
     teacher = built("bert", "BertForPreTraining", 2)
     with torch.no_grad():
         teacher.embedding.segments.weight.zero_()
@@ -186,7 +186,7 @@ def test_layers_that_no_student_can_have(tmp_path: Path) -> None:
     student = small_student()
     for layers, line in (
         ((0, 2), "no layer 2; its last is 1"),
-        ((1,), "1 layers of the teacher, and the student has 2"),
+        ((1,), "1 layers of the teacher, but the student has 2"),
     ):
         with pytest.raises(ValueError, match=line):
             Distill(of=Masked(), teacher=str(tmp_path), layers=layers).initialize(student)
@@ -198,7 +198,7 @@ def test_layers_that_no_student_can_have(tmp_path: Path) -> None:
 def test_distillation_mistakes() -> None:
     student = built("bert", "BertForMaskedLM")
     wide = built("bert", "BertForMaskedLM", hidden_size=48)
-    with pytest.raises(ValueError, match="24 and 48 have no cosine"):
+    with pytest.raises(ValueError, match="cosine .* 24 and 48"):
         Distill(of=Masked(), teacher="x").with_teacher(student, wide)
     Distill(of=Masked(), teacher="x", cosine=0.0).with_teacher(student, wide)
     with pytest.raises(ValueError, match="has 50 outputs and the teacher 60"):
@@ -211,7 +211,7 @@ def test_distillation_mistakes() -> None:
 
 
 def test_auxiliary_loss_by_hand() -> None:
-    """L2 + lambda L1: the classifier's mean, and half of the next tokens' mean under the tied table."""
+    """L2 + lambda L1: the classifier's mean loss, and half of the next-token mean loss with the tied table."""
     names = {"id2label": {0: "a", 1: "b"}, "label2id": {"a": 0, "b": 1}, "pad_token_id": 0}
     model = built("gpt2", "GPT2ForSequenceClassification", **names)
     language = built("gpt2", "GPT2LMHeadModel")
@@ -252,7 +252,7 @@ def test_replaced_token_terms_by_hand() -> None:
     inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
     scores = generator(**inputs).logits.flatten(0, 1)[batch["places"][asked]]
     close(sums["generator"], F.cross_entropy(scores, batch["labels"][asked], reduction="sum"), 1e-5)
-    # the sample: the token on whose share of the unit interval the dice fall
+    # the sample: the token whose part of the unit interval contains the uniform number
     ids = batch["input_ids"].clone().flatten()
     wrong = torch.zeros_like(ids, dtype=torch.bool)
     for place, label, dice, row in zip(batch["places"], batch["labels"], batch["uniforms"], scores.softmax(-1)):
@@ -269,7 +269,7 @@ def test_replaced_token_terms_by_hand() -> None:
 
 
 def test_a_discriminator_alone_has_no_loss() -> None:
-    """Its generator is not in its folder, and a new one would say something else."""
+    """The generator is not saved in the folder, and a new one would give a different loss."""
     with pytest.raises(ValueError, match=r"^ReplacedTokens: its loss needs weights that are not in the model's folder"):
         loss_module(discriminator(), replaced())
     model = built("bert", "BertForMaskedLM")
@@ -277,7 +277,7 @@ def test_a_discriminator_alone_has_no_loss() -> None:
 
 
 def test_a_right_guess_is_no_replacement() -> None:
-    """A generator that is sure of the original gives a discriminator nothing to find."""
+    """If the generator always samples the original, no token is replaced."""
     objective, batch = replaced(share=()), masked_batch(replaced())
 
     class Sure(torch.nn.Module):
@@ -321,7 +321,7 @@ def test_published_masking_and_shared_tables() -> None:
     objective, model = replaced(), discriminator()
     both: Any = objective.module(model)
     assert both.generator.embedding.tokens.weight is model.embedding.tokens.weight
-    assert both.generator.head.out.weight is model.embedding.tokens.weight  # what was tied stays tied
+    assert both.generator.head.out.weight is model.embedding.tokens.weight  # tied weights stay tied
     assert both.generator.embedding.position.weight is model.embedding.position.weight
     random = np.random.default_rng(0)
     row = np.array([2, *(10 + np.arange(398) % 40), 3], np.int32)
@@ -330,12 +330,12 @@ def test_published_masking_and_shared_tables() -> None:
     assert abs((hidden == 4).mean() - 0.85) < 0.015
     sum(objective.losses(both, masked_batch(objective)).values()).backward()
     assert all(p.grad is not None for p in both.parameters() if p.requires_grad)
-    with pytest.raises(ValueError, match="one score a token"):
+    with pytest.raises(ValueError, match="ReplacedTokens .* one score per token"):
         objective.module(model_of("gpt2"))
 
 
 def test_losses_learn_together() -> None:
-    """Both models get better on one batch (T5)."""
+    """The losses of both models fall on one batch (T5)."""
     objective, model = replaced(weight=5.0), discriminator()
     both: Any = objective.module(model).train()
     batch = masked_batch(objective)

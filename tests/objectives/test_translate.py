@@ -1,4 +1,4 @@
-"""Translation between many languages: texts are marked with theirs, and the one asked for begins what is written."""
+"""Translation between many languages: language tokens mark the source, and the target begins with its language."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def test_languages_are_marked(tokenizer: Tokenizer) -> None:
     assert record["input_ids"].tolist() == tokenizer.in_language("fr").encode("The fox")
     assert record["labels"].tolist() == tokenizer.in_language("de").encode("Der Hund")
     assert Translate(target_language="de").encode(EXAMPLE, tokenizer)["input_ids"][0] == tokenizer.language_id("en")
-    with pytest.raises(ValueError, match="^target_language: the model writes 100 languages; which one"):
+    with pytest.raises(ValueError, match="^target_language: .* 100 languages"):
         Translate().encode(EXAMPLE, tokenizer)
     with pytest.raises(ValueError, match="^no language 'ger'"):
         Translate(target_language="ger").encode(EXAMPLE, tokenizer)
 
 
 def test_what_is_written_for_a_metric_is_in_the_language(tokenizer: Tokenizer) -> None:
-    """One example in one language is learnt; asked for another, the model does not write it."""
+    """The model learns one example in one language; it does not write it for another language."""
     sizes = {"d_model": 32, "vocab_size": len(tokenizer), "max_position_embeddings": 32, "dropout": 0.0}
     for side in ("encoder", "decoder"):
         sizes |= {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 64, f"{side}_layerdrop": 0.0}
@@ -60,7 +60,7 @@ def test_what_is_written_for_a_metric_is_in_the_language(tokenizer: Tokenizer) -
 
 
 def test_long_texts_are_cut_and_end_as_before(tokenizer: Tokenizer) -> None:
-    """A source in sentences is one text; of several right targets the first is learnt."""
+    """A list of source sentences is one text; the first of several targets is learnt."""
     example = {"source": ["The quick fox.", "It jumps over the dog."], "target": ["Der Hund springt", "Ein Hund"]}
     marked = Translate(target_language="de")
     whole = marked.encode(example, tokenizer)

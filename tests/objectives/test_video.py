@@ -1,4 +1,4 @@
-"""Videos, sounds and texts that belong together: records, draws, and a model that learns it."""
+"""Matching videos, sounds and texts: records, random draws, and a model that learns the task."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(clips: Any, **changes: Any) -> Run:
 
 @pytest.mark.slow
 def test_a_model_learns_which_belong_together(clips: Beside, tmp_path: Path) -> None:
-    """The loss falls, and in both spaces each video finds its own: chance is one in eight."""
+    """The loss falls, and in both spaces each video is matched with its own sound or text (by chance: one in eight)."""
     trainer = setup(run(clips), tmp_path / "run", device="cpu")
     records = [MATCH.encode(row.example, trainer.tokenizer) for row in clips.rows(MATCH.columns)]
     batch = MATCH.collate(records, trainer.tokenizer.filler)
@@ -92,14 +92,14 @@ def test_what_is_drawn(clips: Beside, tmp_path: Path) -> None:
 
 def test_mistakes(clips: Beside, tmp_path: Path) -> None:
     model = build(families.find("vatt").read(VATT))
-    with pytest.raises(ValueError, match="needs three towers"):
+    with pytest.raises(ValueError, match="MatchVideo needs a model with three towers"):
         MATCH.module(model.video)
     with pytest.raises(ValueError, match="videos of .3, 4, 8, 8."):
         MATCH.replace(frames=4).module(model)
     tokenizer = setup(run(clips), tmp_path / "run", device="cpu").tokenizer
     row = next(iter(clips.rows(MATCH.columns))).example
     for change, match in (
-        ({"video": []}, "column 'video': its frames"), ({"video": "a.mp4"}, "column 'video': its frames"),
+        ({"video": []}, "'video' must be a list of images"), ({"video": "a.mp4"}, "'video' must be a list of images"),
         ({"text": []}, "must hold a list of texts"), ({"text": " "}, "none of them empty"),
         ({"audio": np.zeros(0, np.float32)}, "no samples"),
     ):  # fmt: skip

@@ -115,7 +115,7 @@ def test_mistakes(folders: Folders) -> None:
         af.tasks.answer(folder, {"question": "What jumps?", "context": " \n"})
     with pytest.raises(ValueError, match="^context is list, not text$"):
         af.tasks.answer(folder, {"question": "What jumps?", "context": ["a"]})
-    with pytest.raises(ValueError, match="^the question and a stride of 16 leave no room in 48 tokens$"):
+    with pytest.raises(ValueError, match="^the question and stride=16 leave no room for a text in 48 tokens$"):
         af.tasks.answer(folder, {"question": "dog " * 40, "context": "a"})
     with pytest.raises(ValueError, match="^length is 60, and this model takes at most 48 tokens$"):
         af.tasks.answer(folder, {"question": "a", "context": "a"}, length=60)

@@ -181,7 +181,7 @@ def test_a_file_that_is_another_or_none(
         assert cli.main(call) == 2
         assert why in (line := capsys.readouterr().err) and line.count("\n") == 1
     assert cli.main([*call, "--offline"]) == 2
-    assert "is in no cache: fetch it without offline" in capsys.readouterr().err
+    assert "is not in a cache; fetch it without offline" in capsys.readouterr().err
     assert not [*(tmp_path / "data").rglob("*")]  # nothing half done
 
 

@@ -82,7 +82,7 @@ def test_an_answer_that_is_not_in_its_text(tmp_path: Path, capsys: pytest.Captur
     questions = JSONLines(path=str(tmp_path / "questions.jsonl"))
     objective = Answer(length=64, stride=8, question_length=16)
     err = said(tmp_path, capsys, questions, objective, encoder("BertForQuestionAnswering", ()))
-    assert "questions.jsonl:1: the answer 'Bob' does not stand at 0 of the context" in err
+    assert "questions.jsonl:1: the answer 'Bob' is not at character 0 of the context" in err
 
 
 def test_as_many_labels_as_the_model_tells_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

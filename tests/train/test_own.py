@@ -157,7 +157,7 @@ def test_a_model_of_numbers_gives_numbers(place: Path, capsys: pytest.CaptureFix
 def test_other_models(place: Path) -> None:
     spec = families.find("gpt2").read({"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 300, "n_positions": 64})
     af.save(af.build(spec), place / "gpt", format="hf")
-    with pytest.warns(UserWarning, match="gpt has no tokenizer: one of 300 tokens is made from the training texts"):
+    with pytest.warns(UserWarning, match="gpt has no tokenizer: training one of 300 tokens"):
         begun = from_text("texts", "gpt")
     assert isinstance(begun.model, Pretrained) and begun.vocabulary.size == 300 and begun.batch.length == 64
     gpt2(place / "gpt")
@@ -208,7 +208,7 @@ def test_a_model_from_scratch_learns_texts(name: str, place: Path, capsys: pytes
     af.save(af.build(hybrid()), "hyb0")
     assert cli.main(["train", "--text", "texts", "--model", name, *TINY, "--out", "run"]) == 0
     err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "is made from the training texts" in err
+    assert err.count("\n") == 1 and "tokens on the texts" in err
     tokenizer, spec = af.processor("run"), af.spec("run")
     size = 280 if name == "hyb0" else 512  # of the weights, or of the vocabulary that suits so much text
     assert spec.embedding.tokens.vocab_size == spec.head.vocab_size == size
@@ -240,11 +240,11 @@ def test_a_description_of_no_family_learns_labels(place: Path, capsys: pytest.Ca
     assert cli.main(["train", "run.json"]) == 2
     assert "NextToken reads text, but this run has no vocabulary; set one: " in capsys.readouterr().err
     assert cli.main(["train", *table, "--model", "hyb0", "--show"]) == 2
-    assert "--model hyb0: it belongs to no published family; --model hyb0/spec.json" in capsys.readouterr().err
+    assert "--model hyb0: it has no published family; --model hyb0/spec.json" in capsys.readouterr().err
     af.save(af.build(hybrid(**{"embedding": af.parts.TextEmbedding(tokens=af.parts.Tokens(vocab_size=100)),
                                "head": af.parts.LMHead(vocab_size=100)})), "small")  # fmt: skip
     assert cli.main(["train", "--text", "texts", "--model", "small", "--show"]) == 2
-    assert "its table of 100 is too small for a new one (258)" in capsys.readouterr().err
+    assert "its 100 token ids are too few for a new one, which needs 258" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments, line", [
@@ -267,9 +267,9 @@ def test_a_description_of_no_family_learns_labels(place: Path, capsys: pytest.Ca
     (("--csv", "none.csv", "--label", "kind"), "none.csv: no row can be used; 1 rows skipped: 1 because"),
     (("--images", "nowhere"), "nowhere: no such folder"),
     (("--images", "texts"), "texts: no file ends in .png"),
-    (("--tags", "films.jsonl"), "--column COLUMN says which column has the words: sentence, kind, score"),
+    (("--tags", "films.jsonl"), "choose the column of the words with --column COLUMN: sentence, kind, score"),
     (("--tags", "texts/0.txt", "--label", "99"), "--label 99: texts/0.txt has columns 1 to "),
-    (("--text", "texts", "--model", "t5-small"), "reads one text and writes another"),
+    (("--text", "texts", "--model", "t5-small"), "--model t5-small is an encoder-decoder"),
     (("--text", "texts", "--model", "./gpt9"), "gpt9"),
     (("shakespeare", "--model", "gpt2"), "--model goes with"),
 ], ids=str)  # fmt: skip
@@ -295,7 +295,7 @@ def test_from_a_table_of_pairs_to_a_model_that_translates(place: Path, capsys: p
     assert cli.main(["run", "translate", "runs/my pairs", "THE CAT AND THE DOG", "--device", "cpu"]) == 0
     run = from_pairs("my pairs.tsv", "turned")
     assert run.objective.columns == ("source", "target") and run.data.train.source.columns["target"] == "turned"
-    with pytest.raises(ValueError, match="--model gpt2 does not read one text and write another"):
+    with pytest.raises(ValueError, match="--model gpt2 is not an encoder-decoder"):
         from_pairs("my pairs.tsv", "turned", model="gpt2")
     assert description_of(from_pairs("my pairs.tsv", "turned", model="t5-small").model).pair
 
@@ -393,7 +393,7 @@ def test_splits_and_other_models_for_images(images: Path) -> None:
 
 
 def test_one_class_of_images_is_refused(images: Path) -> None:
-    with pytest.raises(ValueError, match="photos/dark: no class; 1 broken images; it needs a folder of images"):
+    with pytest.raises(ValueError, match="photos/dark: no class; 1 broken images; expected one folder of images"):
         from_images("photos/dark")
 
 

@@ -1,1 +1,1 @@
-"""Training objectives, one in each file: from raw examples to loss terms."""
+"""Training objectives, one per file: each turns raw examples into loss terms."""

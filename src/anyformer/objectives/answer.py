@@ -1,7 +1,7 @@
-"""Answers that are spans of a text [Rajpurkar et al. 2016]: where it begins and where it ends.
+"""Extractive question answering [Rajpurkar et al. 2016]: predict the first and the last token of the answer in a text.
 
-A long text is read in windows that overlap by `stride` tokens, each beside the question; a window without the answer
-points at its first token, as one does where there is no answer at all (SQuAD 2.0).
+A long text is split into windows that overlap by `stride` tokens; each is read together with the question. If a window
+does not contain the answer, or the question has no answer (SQuAD 2.0), the target is the window's first token.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from anyformer.specs.messages import quote
 
 
 class Answer(Objective):
-    """Columns "question", "context" and "answers": {"text": [..], "answer_start": [..]} or a list of such pairs, of
-    which the first is learnt; or a text, placed by a column "answer_start" (characters) or "start_token" (words)."""
+    """Columns "question", "context" and "answers": {"text": [..], "answer_start": [..]} or a list of {"text": ..,
+    "answer_start": ..}; the first answer is learnt. If "answers" is a text, its location is in the column
+    "answer_start" (a character offset) or in "start_token" and "end_token" (word indices)."""
 
     optional_columns: ClassVar[tuple[str, ...]] = ("answer_start", "start_token", "end_token")
     command: ClassVar[str] = "run answer RUN QUESTION CONTEXT"
 
     length: int = 384
     stride: int = 128
-    question_length: int = 64  # longer questions are cut
+    question_length: int = 64  # longer questions are truncated
 
     def check(self) -> None:
         at_least(self, 1, "question_length")
         at_least(self, 0, "stride")
         if self.length <= self.question_length + self.stride:
             raise ValueError(
-                f"Answer: question_length={self.question_length} and stride={self.stride} leave no room in"
-                f" {self.length} tokens"
+                f"Answer: question_length={self.question_length} and stride={self.stride} leave no room"
+                f" for the context in {self.length} tokens"
             )
 
     @property
@@ -48,32 +49,32 @@ class Answer(Objective):
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> list[Record]:
         context = text_of(example, "context")
-        span = place(example, context)
+        span = answer_span(example, context)
         return [self.record(window, span) for window in self.windows(text_of(example, "question"), context, tokenizer)]
 
     def windows(self, question: str, context: str, tokenizer: Any) -> list[Any]:
-        """Encodings of question and piece of context, whose `offsets` are characters of the context where
-        `sequence_ids` is 1."""
-        asked = tokenizer.plain(question)
-        count_truncated(len(asked.ids) - self.question_length)
-        asked.truncate(self.question_length)
+        """Return one encoding of the question and a piece of the context per window. If a token's entry in
+        `sequence_ids` is 1, its `offsets` are character offsets in the context."""
+        prompt = tokenizer.plain(question)
+        count_truncated(len(prompt.ids) - self.question_length)
+        prompt.truncate(self.question_length)
         text = tokenizer.plain(context)
-        room = self.length - len(asked.ids) - tokenizer.core.num_special_tokens_to_add(True)
+        room = self.length - len(prompt.ids) - tokenizer.core.num_special_tokens_to_add(True)
         if room <= self.stride:
-            raise ValueError(f"the question and a stride of {self.stride} leave no room in {self.length} tokens")
+            raise ValueError(f"the question and stride={self.stride} leave no room for a text in {self.length} tokens")
         if not text.ids:
             raise ValueError("column 'context' is empty")
         text.truncate(room, stride=self.stride)
-        return [tokenizer.core.post_process(asked, piece) for piece in (text, *text.overflowing)]
+        return [tokenizer.core.post_process(prompt, piece) for piece in (text, *text.overflowing)]
 
     def record(self, window: Any, span: tuple[int, int] | None) -> Record:
         ids, start, end = array(window.ids), 0, 0
-        own = [i for i, sequence in enumerate(window.sequence_ids) if sequence == 1]
-        offsets = window.offsets  # made anew each time it is asked for
-        if span is not None and offsets[own[0]][0] <= span[0] and span[1] <= offsets[own[-1]][1]:
-            touched = [i for i in own if offsets[i][0] < span[1] and span[0] < offsets[i][1]]
-            if touched:
-                start, end = touched[0], touched[-1]
+        inside = [i for i, sequence in enumerate(window.sequence_ids) if sequence == 1]
+        offsets = window.offsets  # the tokenizer builds this list at every access
+        if span is not None and offsets[inside[0]][0] <= span[0] and span[1] <= offsets[inside[-1]][1]:
+            overlapping = [i for i in inside if offsets[i][0] < span[1] and span[0] < offsets[i][1]]
+            if overlapping:
+                start, end = overlapping[0], overlapping[-1]
         return {
             "input_ids": ids,
             "token_type_ids": array(window.type_ids),
@@ -82,8 +83,8 @@ class Answer(Objective):
         }
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
-        places = {f"{name}_positions": scalars(records, name) for name in ("start", "end")}
-        return {**pad_texts(records, pad), **places}
+        positions = {f"{name}_positions": scalars(records, name) for name in ("start", "end")}
+        return {**pad_texts(records, pad), **positions}
 
     def module(self, model: TransformerModule) -> nn.Module:
         head_of(model, SpanModule, "span answering")
@@ -93,8 +94,8 @@ class Answer(Objective):
         return {"loss": float(len(batch["start_positions"]))}
 
 
-def place(example: Mapping[str, Any], context: str) -> tuple[int, int] | None:
-    """(first character, the one after the last) of the answer in the context; None where there is none."""
+def answer_span(example: Mapping[str, Any], context: str) -> tuple[int, int] | None:
+    """Return the answer's (start, end) in characters of the context, `end` excluded; None if there is no answer."""
     answers = field(example, "answers")
     if isinstance(answers, Mapping):
         texts, starts = answers.get("text", ()), answers.get("answer_start", ())
@@ -104,42 +105,42 @@ def place(example: Mapping[str, Any], context: str) -> tuple[int, int] | None:
             return words_span(example, context)
         answers = [{"text": answers, "answer_start": field(example, "answer_start")}] if answers else []
     if not isinstance(answers, Sequence):
-        raise ValueError(f"column 'answers' holds {type(answers).__name__}; a text, a list or {{text, answer_start}}")
+        raise ValueError(f"column 'answers' holds {type(answers).__name__}, not text, a list or {{text, answer_start}}")
     if not answers:
         return None
     if not isinstance(answers[0], Mapping):
-        raise ValueError("column 'answers': each is {text, answer_start}")
+        raise ValueError("column 'answers': each answer must be {text, answer_start}")
     text, start = text_of(answers[0], "text"), field(answers[0], "answer_start")
     if not isinstance(start, int) or start < 0 or context[start : start + len(text)] != text:
-        raise ValueError(f"the answer {quote(text)} does not stand at {start} of the context")
+        raise ValueError(f"the answer {quote(text)} is not at character {start} of the context")
     return start, start + len(text)
 
 
 def words_span(example: Mapping[str, Any], context: str) -> tuple[int, int]:
-    """Of the words "start_token" to "end_token", both included, as spaces divide the context."""
+    """Return the span of the words "start_token" to "end_token" (both included) of a context split at spaces."""
     words = [match.span() for match in re.finditer(r"\S+", context)]
     first, last = int(field(example, "start_token")), int(field(example, "end_token"))
     if not 0 <= first <= last < len(words):
-        raise ValueError(f"words {first} to {last} of a context of {len(words)}")
+        raise ValueError(f"start_token {first} and end_token {last} do not fit a context of {len(words)} words")
     return words[first][0], words[last][1]
 
 
 def best_spans(
     start: Tensor, end: Tensor, window: Any, context: str, most: int = 30, top: int = 20
 ) -> list[tuple[float, int, int]]:
-    """Return (score, first character, character after the last) of the likeliest answers in a window, best first. The
-    score for no answer is that of (0, 0).
+    """Return (score, start, end) of the best answers in a window, best first; `start` and `end` are characters of the
+    context. The span (0, 0) means "no answer".
 
-    `start` and `end` are the scores (T,) of the window's tokens; an answer has at most `most` tokens. A span
-    starts at a word, although a token may begin with the space before its word (byte-level BPE, SentencePiece).
+    The arguments `start` and `end` are the scores (T,) of the window's tokens; an answer has at most `most` tokens.
+    Leading spaces are removed: in byte-level BPE and SentencePiece a token may begin with a space.
     """
-    own = {i for i, sequence in enumerate(window.sequence_ids) if sequence == 1}
+    inside = {i for i, sequence in enumerate(window.sequence_ids) if sequence == 1}
     offsets = window.offsets
     spans = [(float(start[0] + end[0]), 0, 0)]
     firsts, lasts = (scores.topk(min(top, len(scores))).indices.tolist() for scores in (start, end))
     for first in firsts:
         for last in lasts:
-            if first in own and last in own and first <= last < first + most:
+            if first in inside and last in inside and first <= last < first + most:
                 score = float(start[first] + end[last])
                 after = offsets[last][1]
                 spans.append((score, word_start(context, offsets[first][0], after), after))

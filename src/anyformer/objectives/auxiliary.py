@@ -1,4 +1,4 @@
-"""Fine-tuning with the language model's loss beside the task's [Radford et al. 2018]: L3 = L2 + lambda L1."""
+"""Fine-tuning with an additional language-model loss [Radford et al. 2018]: L3 = L2 + lambda L1."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from anyformer.specs.checks import at_least
 
 
 class Auxiliary(ObjectiveWrapper, called=("auxiliary language model loss",)):
-    """`of` is the task (Classify, Tag, ...), `weight` is lambda. The scores of the vocabulary are read off the token
-    table, as GPT's are: no head is added to the model."""
+    """Add `weight` (lambda) times a next-token loss to the loss of the task `of` (Classify, Tag, ...). The token
+    embedding scores the vocabulary, as in GPT: the model gets no additional head."""
 
     weight: float = 0.5
 
@@ -26,9 +26,9 @@ class Auxiliary(ObjectiveWrapper, called=("auxiliary language model loss",)):
     def module(self, model: TransformerModule) -> nn.Module:
         reads_text = isinstance(model.spec.embedding, TextEmbedding)
         if not reads_text or model.spec.pair or not model.spec.left_to_right:
-            raise ValueError("the auxiliary loss predicts the next token: it needs a model that reads left to right")
+            raise ValueError("the auxiliary loss needs a text model that reads left to right, to predict tokens")
         if (width := model.embedding.tokens.weight.shape[1]) != model.spec.width:
-            raise ValueError(f"tokens of width {width} cannot score states of {model.spec.width}")
+            raise ValueError(f"token embeddings of width {width} cannot score states of width {model.spec.width}")
         return super().module(model)
 
     def weights(self, batch: Batch) -> dict[str, float]:
@@ -41,6 +41,6 @@ class Auxiliary(ObjectiveWrapper, called=("auxiliary language model loss",)):
 
 
 def _flat(batch: Batch) -> Batch:
-    """Choices (B, C, T) are texts of their own."""
+    """Flatten choices (B, C, T) to texts (B * C, T)."""
     names = ("input_ids", "attention_mask", "document_ids")
     return {name: batch[name].flatten(0, -2) for name in names if name in batch}

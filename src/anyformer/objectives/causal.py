@@ -1,4 +1,4 @@
-"""Next token [Radford et al. 2018]: each token is predicted from those before it."""
+"""Next-token prediction [Radford et al. 2018]: predict each token from the tokens before it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from anyformer.runtime.mask import begins
 
 
 class NextToken(Objective, called=("CLM", "causal language modelling", "next-token prediction", "language modelling")):
-    """Texts end with the tokenizer's end token and are packed into full rows. `apart`: documents of one row do not see
-    each other, nor does one predict the first token of the next; otherwise a row is read as one text (GPT-2)."""
+    """Texts end with the tokenizer's end token and are packed into full rows. With `apart`, documents in the same row
+    do not see each other, and their first tokens are not predicted; without it, a row is one text (GPT-2)."""
 
     command: ClassVar[str] = "generate RUN PROMPT"
 
@@ -39,8 +39,8 @@ class NextToken(Objective, called=("CLM", "causal language modelling", "next-tok
 
     def module(self, model: TransformerModule) -> nn.Module:
         if not language_head(model).part.shift:
-            raise ValueError("next token needs a model that reads from left to right; this one's labels are in place")
-        if not model.spec.writes:  # published BERTs can be read with this head and both sides in sight
+            raise ValueError("NextToken needs a model that reads from left to right; this one has head.shift=False")
+        if not model.spec.writes:  # a published BERT may have this head and still be bidirectional
             model.spec.check_writing("embedding", "encoder")
         return model
 
@@ -52,13 +52,13 @@ class NextToken(Objective, called=("CLM", "causal language modelling", "next-tok
 
 
 def next_tokens(batch: Batch) -> Tensor:
-    """Labels (B, T), not moved yet: the tokens themselves, without pads."""
+    """Return labels (B, T): the tokens, not shifted yet, and IGNORED for padding."""
     ids = batch["input_ids"]
     return ids.masked_fill(batch["attention_mask"] == 0, IGNORED) if "attention_mask" in batch else ids
 
 
 def num_following(batch: Batch) -> float:
-    """How many tokens follow another of their document."""
+    """Return the number of tokens that follow another token of their document."""
     follows = torch.ones_like(batch["input_ids"][:, 1:], dtype=torch.bool)
     if "attention_mask" in batch:
         follows &= batch["attention_mask"][:, 1:].bool()

@@ -1,4 +1,4 @@
-"""Multiple choice [Radford et al. 2018; Zellers et al. 2018]: each choice is read beside the text and given a score."""
+"""Multiple choice [Radford et al. 2018; Zellers et al. 2018]: score each choice together with the text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anyformer.specs.checks import at_least
 
 
 class Choose(Objective):
-    """Columns "text", "choices" (a list of `choices` texts) and "label", the number of the right one from 0 up."""
+    """Columns "text", "choices" (a list of `choices` texts) and "label", the index of the right choice."""
 
     choices: int
     length: int | None = None

@@ -1,4 +1,4 @@
-"""A label, or a number, for a sentence or a pair of them: GLUE's tasks [Wang et al. 2018]."""
+"""Predict a label or a number for a sentence or a pair of sentences: GLUE's tasks [Wang et al. 2018]."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from anyformer.specs.messages import quote
 
 
 class Classify(Objective):
-    """Columns "text", with `pair` also "pair", and "label": one of `labels`, by name or number. Without labels it is a
-    number (STS-B's 0 to 5), which `low` and `high` may bound. Beyond `length` tokens texts are cut, the longer of a
-    pair first."""
+    """Columns "text", "label" and, with `pair`, "pair". The label is one of `labels`, by name or index. If there are no
+    `labels`, it is a number (STS-B: 0 to 5), optionally between `low` and `high`. Inputs are truncated to `length`
+    tokens, the longer text of a pair first."""
 
     command: ClassVar[str] = "run classify RUN TEXT"
 
@@ -35,7 +35,7 @@ class Classify(Objective):
         if len(set(self.labels)) < len(self.labels):
             raise ValueError("Classify.labels: a label is repeated")
         if self.labels and (self.low is not None or self.high is not None):
-            raise ValueError("Classify: low and high bound a number, not labels")
+            raise ValueError("Classify: low and high are limits for numbers; they cannot be combined with labels")
 
     @property
     def truncates(self) -> int | None:
@@ -69,9 +69,9 @@ class Classify(Objective):
         head = head_of(model, ClassifyModule, "classification")
         if head.num_labels != (len(self.labels) or 1):
             raise ValueError(f"{len(self.labels) or 1} labels in the objective, {head.num_labels} in the model")
-        kind = "single_label_classification" if self.labels else "regression"
-        if head.problem not in (None, kind):
-            raise ValueError(f"head.problem is {quote(head.problem)}, and the objective is {quote(kind)}")
+        problem = "single_label_classification" if self.labels else "regression"
+        if head.problem not in (None, problem):
+            raise ValueError(f"head.problem is {quote(head.problem)}, but the objective is {quote(problem)}")
         return model
 
     def weights(self, batch: Batch) -> dict[str, float]:

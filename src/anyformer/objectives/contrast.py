@@ -1,4 +1,4 @@
-"""wav2vec 2.0 [Baevski et al. 2020]: identify the code of a hidden frame among the codes of others."""
+"""wav2vec 2.0 [Baevski et al. 2020]: identify the code of a masked frame among the codes of other frames."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from anyformer.objectives.recordings import Sounds
 from anyformer.parts.head.contrastive import ContrastModule
 from anyformer.specs.checks import at_least, chance
 
-LEAST = 2  # spans, as published
+MIN_SPANS = 2  # as published
 
 
 class Contrast(Sounds, called=("wav2vec 2.0", "contrastive", "InfoNCE")):
-    """About `hidden` of the frames are hidden each time, in spans of `span` that may lie over each other, and for each
-    of them `negatives` others of the same recording are drawn. A frame is `reach` samples, every `hop`: the model's
-    stem. Codes are drawn at a temperature that falls from the first of `temperatures` to the second, by the factor
-    `cooling` a step."""
+    """Column "audio" (see `Sounds`). Each time, about a fraction `hidden` of the frames is masked, in spans of `span`
+    frames that may overlap. For each masked frame, `negatives` other masked frames of the same recording are drawn. A
+    frame covers `reach` samples, and one starts every `hop` samples, as in the model's stem. Codes are sampled at a
+    temperature that falls from `temperatures[0]` to `temperatures[1]` by the factor `cooling` per step."""
 
     hop: int = 320
     reach: int = 400
@@ -38,7 +38,7 @@ class Contrast(Sounds, called=("wav2vec 2.0", "contrastive", "InfoNCE")):
         at_least(self, 2, "span")
         chance(self, "hidden")
         if self.form != "values":
-            raise ValueError("Contrast.form: codes are made of samples, 'values'")
+            raise ValueError("Contrast.form must be 'values': codes are computed from samples")
         if not 0 < self.temperatures[1] <= self.temperatures[0] or not 0 < self.cooling <= 1:
             raise ValueError("Contrast: temperatures must be positive and must not rise, and cooling must be in (0, 1]")
 
@@ -49,39 +49,39 @@ class Contrast(Sounds, called=("wav2vec 2.0", "contrastive", "InfoNCE")):
         record = super().encode(example, tokenizer)
         least = int(self.span * (1 + self.speed)) + 2
         if (frames := self.frames(len(record["samples"]))) < least:
-            raise ValueError(f"{frames} frames of sound; spans of {self.span} need at least {least}")
+            raise ValueError(f"the recording has {frames} frames; spans of {self.span} need at least {least}")
         return record
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
         record = super().vary(record, random)
         frames = self.frames(len(record["samples"]))
-        places = frames - self.span + 1
-        number = min(max(int(self.hidden * frames / self.span + random.random()), LEAST), places)
-        starts = random.choice(places, number, replace=False)
-        where = np.unique(starts[:, None] + np.arange(self.span))  # (n,)
-        drawn = random.integers(len(where) - 1, size=(len(where), self.negatives))
-        drawn += drawn >= np.arange(len(where))[:, None]  # any but itself
-        return {**record, "hidden": where.astype(np.int32), "others": where[drawn].astype(np.int32).reshape(-1)}
+        num_starts = frames - self.span + 1
+        num_spans = min(max(int(self.hidden * frames / self.span + random.random()), MIN_SPANS), num_starts)
+        starts = random.choice(num_starts, num_spans, replace=False)
+        masked = np.unique(starts[:, None] + np.arange(self.span))  # (n,)
+        drawn = random.integers(len(masked) - 1, size=(len(masked), self.negatives))
+        drawn += drawn >= np.arange(len(masked))[:, None]  # any masked frame except itself
+        return {**record, "hidden": masked.astype(np.int32), "others": masked[drawn].astype(np.int32).reshape(-1)}
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         batch = super().collate(records, pad)
         B, T, K = len(records), self.frames(batch["input_values"].shape[1]), self.negatives
         hidden = np.zeros((B, T), np.bool_)
-        # frames are numbered through the batch; where nothing is hidden, the row's first stands for nothing
+        # indices into the flattened (B * T) frames; frames that are not masked keep their row's first, which is unused
         others = np.broadcast_to(T * np.arange(B)[:, None, None], (B, T, K)).copy()
         for i, record in enumerate(records):
             hidden[i, record["hidden"]] = True
             others[i, record["hidden"]] += record["others"].reshape(-1, K)
-        more = {"mask_time_indices": hidden, "sampled_negative_indices": others}
-        return {**batch, **{name: torch.from_numpy(array) for name, array in more.items()}}
+        indices = {"mask_time_indices": hidden, "sampled_negative_indices": others}
+        return {**batch, **{name: torch.from_numpy(array) for name, array in indices.items()}}
 
     def module(self, model: TransformerModule) -> nn.Module:
         head = head_of(model, ContrastModule, "contrastive training")
-        self.fits(model.spec.embedding)
+        self.check_embedding(model.spec.embedding)
         stem = model.spec.embedding.stem
-        for name, there in (("hop", stem.hop), ("reach", stem.reach), ("negatives", head.part.negatives)):
-            if getattr(self, name) != there:
-                raise ValueError(f"Contrast.{name} is {getattr(self, name)}, and the model's is {there}")
+        for name, expected in (("hop", stem.hop), ("reach", stem.reach), ("negatives", head.part.negatives)):
+            if getattr(self, name) != expected:
+                raise ValueError(f"Contrast.{name} is {getattr(self, name)}, but the model's is {expected}")
         return model
 
     def before_step(self, trained: Any, step: int) -> None:

@@ -1,4 +1,4 @@
-"""CTC [Graves et al. 2006]: a text from frames of sound without an alignment."""
+"""CTC [Graves et al. 2006]: transcribe frames of audio without an alignment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anyformer.parts.head.ctc import CTCModule
 
 
 class CTC(Sounds, called=("speech recognition", "connectionist temporal classification")):
-    """Also a column "text", the transcript. The loss is that of a token, all its alignments together."""
+    """Columns "audio" (see `Sounds`) and "text", the transcript. The loss is per token and covers all alignments."""
 
     command: ClassVar[str] = "run transcribe RUN FILE"
 
@@ -33,7 +33,7 @@ class CTC(Sounds, called=("speech recognition", "connectionist temporal classifi
 
     def module(self, model: TransformerModule) -> nn.Module:
         head_of(model, CTCModule, "CTC")
-        self.fits(model.spec.embedding)
+        self.check_embedding(model.spec.embedding)
         return model
 
     def weights(self, batch: Batch) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Decision Transformer [Chen et al. 2021]: the next action given a return to go; without one, behaviour cloning."""
+"""Decision Transformer [Chen et al. 2021]: predict actions from a return-to-go; without one, behaviour cloning."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class Act(
     Objective,
     called=("Decision Transformer", "return-to-go", "offline reinforcement learning", "offline RL"),
 ):
-    """Columns "states" (N, S), "actions" (N,) or (N, A) and "rewards" (N,) of an episode. Each time another window of
-    `steps` is seen. Actions are numbers, or with `choices` one of so many. `asks` False leaves the return out, which is
-    behaviour cloning."""
+    """Columns "states" (N, S), "actions" (N,) or (N, A) and "rewards" (N,) of an episode of N time steps. A random
+    window of `steps` time steps is read each time. Actions are numbers or, if `choices` is above 0, indices below it.
+    With `asks=False` all returns-to-go are 0, which is behaviour cloning."""
 
     steps: int = 20
     choices: int = 0
-    scale: float = 1.0  # returns are divided by it, so that they are of order 1
+    scale: float = 1.0  # returns are divided by it; choose it so that they are of order 1
     asks: bool = True
 
     def check(self) -> None:
         at_least(self, 1, "steps")
         at_least(self, 0, "choices")
         if not self.scale > 0:
-            raise ValueError(f"Act.scale is {self.scale}; returns are divided by it, so above 0")
+            raise ValueError(f"Act.scale is {self.scale}; it must be above 0, since returns are divided by it")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -45,17 +45,17 @@ class Act(
         states, actions, rewards = (np.asarray(field(example, name)) for name in self.columns)
         N = len(rewards)
         if states.shape[:1] != (N,) or actions.shape[:1] != (N,):
-            raise ValueError(f"{len(states)} states, {len(actions)} actions and {N} rewards: one of each a time step")
+            raise ValueError(f"{len(states)} states, {len(actions)} actions and {N} rewards; expected equally many")
         if self.choices:
             actions = actions.reshape(N).astype(np.int64)
             if N and not (actions.min() >= 0 and actions.max() < self.choices):
-                raise ValueError(f"column 'actions': {actions.min()} to {actions.max()}, of {self.choices} choices")
+                raise ValueError(f"actions {actions.min()} to {actions.max()} are not below choices={self.choices}")
         to_go = np.cumsum(rewards[::-1].astype(np.float64))[::-1] / self.scale
         numbers = states.reshape(-1), actions.reshape(-1), to_go
         if not all(np.isfinite(each).all() for each in numbers):
-            raise ValueError("a number is not finite")
-        kinds = (np.float32, np.int64 if self.choices else np.float32, np.float32)
-        arrays = [each.astype(kind) for each, kind in zip(numbers, kinds, strict=True)]
+            raise ValueError("states, actions and rewards must be finite: a number is infinite or NaN")
+        dtypes = (np.float32, np.int64 if self.choices else np.float32, np.float32)
+        arrays = [each.astype(dtype) for each, dtype in zip(numbers, dtypes, strict=True)]
         return dict(zip(("states", "actions", "to_go"), arrays, strict=True)) | {"times": np.arange(N)}
 
     def size(self, record: Record) -> int:
@@ -86,8 +86,8 @@ class Act(
     def module(self, model: TransformerModule) -> nn.Module:
         head = head_of(model, TrajectoryModule, "acting")
         if self.choices and (head.bounded or head.action.out_features != self.choices):
-            found = f"{head.action.out_features} numbers" + (" between -1 and 1" if head.bounded else "")
-            raise ValueError(f"{self.choices} choices need as many scores, and the model gives {found}")
+            output = f"{head.action.out_features} numbers" + (" between -1 and 1" if head.bounded else "")
+            raise ValueError(f"choices={self.choices} needs as many scores, but the model outputs {output}")
         return model
 
     def weights(self, batch: Batch) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""BART's noises [Lewis et al. 2020]: a text is damaged in some of five ways, in order, and written as it was."""
+"""BART's noise functions [Lewis et al. 2020]: corrupt a text with up to five of them, in order, and reconstruct it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anyformer.specs.part import Part
 
 
 class Noise(Part):
-    """Damages tokens (T,), begin and end not among them. `rate`: how much of the text, or how often."""
+    """Corrupts token ids (T,) without begin and end tokens. `rate`: the fraction of the text, or of the texts."""
 
     rate: float
 
@@ -30,12 +30,12 @@ class Noise(Part):
         raise NotImplementedError
 
     def some(self, size: int, random: np.random.Generator) -> np.ndarray:
-        """`rate` of so many places, rounded up."""
+        """Draw a fraction `rate` (rounded up) of the indices below `size`."""
         return random.permutation(size)[: math.ceil(size * self.rate)]
 
 
 class TokenMasking(Noise):
-    """Tokens become the mask token."""
+    """Replace tokens with the mask token."""
 
     rate: float = 0.15
 
@@ -46,7 +46,7 @@ class TokenMasking(Noise):
 
 
 class TokenDeletion(Noise):
-    """Tokens are gone, and where is not said."""
+    """Delete tokens and do not mark where they were."""
 
     rate: float = 0.15
 
@@ -55,8 +55,8 @@ class TokenDeletion(Noise):
 
 
 class TextInfilling(Noise):
-    """Spans become one mask token each, whatever their length, which is Poisson's; where it is 0, a mask is put in
-    between. `rate` of all tokens go."""
+    """Replace each span with one mask token; the spans contain `rate` of all tokens. Their lengths are drawn from a
+    Poisson distribution with this `mean`; a span of length 0 inserts a mask token."""
 
     rate: float = 0.3
     mean: float = 3.0
@@ -68,7 +68,7 @@ class TextInfilling(Noise):
     def damage(self, ids: np.ndarray, random: np.random.Generator, known: VocabularyInfo) -> np.ndarray:
         lengths = self.lengths(math.ceil(len(ids) * self.rate), random)
         kept = len(ids) - int(lengths.sum())
-        # kept tokens and spans stand in a row of slots: which slots are spans is chance, so spans never overlap
+        # one slot per kept token or span; a random choice of slots are spans, so spans never overlap
         spans = np.zeros(kept + len(lengths), bool)
         spans[random.permutation(len(spans))[: len(lengths)]] = True
         sizes = np.ones(len(spans), np.int64)
@@ -79,7 +79,7 @@ class TextInfilling(Noise):
         return np.where(spans, mask_token(known, "text infilling"), ids[first])
 
     def lengths(self, number: int, random: np.random.Generator) -> np.ndarray:
-        """Of spans that make up `number` tokens together, the last cut to fit."""
+        """Draw the lengths of spans with `number` tokens in total; the last span is shortened to fit."""
         lengths = np.zeros(0, np.int64)
         while lengths.sum() < number:
             lengths = np.concatenate([lengths, random.poisson(self.mean, size=number)])
@@ -90,7 +90,7 @@ class TextInfilling(Noise):
 
 
 class SentencePermutation(Noise):
-    """The text is divided at full stops, and `rate` of the sentences change places."""
+    """Split the text at full stops and permute `rate` of the sentences."""
 
     rate: float = 1.0
 
@@ -105,7 +105,7 @@ class SentencePermutation(Noise):
 
 
 class DocumentRotation(Noise):
-    """The text begins at any of its tokens, and what stood before comes last; `rate` of the texts."""
+    """Rotate `rate` of the texts, so that they begin at a random token."""
 
     rate: float = 1.0
 
@@ -116,7 +116,7 @@ class DocumentRotation(Noise):
 
 
 class Denoise(Rewrite, VocabularyObjective):
-    """The noises in order; BART's own are all sentences permuted, then 30 % infilled."""
+    """Apply `noises` in order and reconstruct the text. Default as in BART: permute all sentences, then infill 30 %."""
 
     noises: tuple[Noise, ...] = (SentencePermutation(), TextInfilling())
 

@@ -1,4 +1,4 @@
-"""Conversations [Ouyang et al. 2022]: what the assistant says is learnt, and what it is asked is only read."""
+"""Conversations [Ouyang et al. 2022]: learn the assistant's messages; all other messages are only context."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from anyformer.specs.checks import at_least
 
 
 class Dialogue(Objective, called=("SFT", "instruction tuning", "chat", "supervised fine-tuning")):
-    """Column "messages", a list of {"role": ..., "content": ...} with any number of turns, and "tools" where there are
-    such, written by the checkpoint's chat template. What takes more than `length` tokens is cut after the last answer
-    that fits."""
+    """Column "messages", a list of {"role": ..., "content": ...} with any number of turns, and optionally "tools". The
+    checkpoint's chat template formats them. A conversation of more than `length` tokens is truncated after the last
+    answer that fits."""
 
     optional_columns: ClassVar[tuple[str, ...]] = ("tools",)
     command: ClassVar[str] = "chat RUN"
 
     length: int | None = None
-    template: str | None = None  # default: the checkpoint's own
+    template: str | None = None  # default: the checkpoint's template
 
     def check(self) -> None:
         at_least(self, 2, "length")
@@ -39,7 +39,7 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat", "supervis
     def ready(self, tokenizer: Any) -> Self:
         if tokenizer is None:
             raise ValueError("conversations need a checkpoint with a tokenizer and a chat template")
-        return self.replace(template=chat.choose(tokenizer, self.template))  # another template makes other records
+        return self.replace(template=chat.choose(tokenizer, self.template))  # records depend on the template
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         messages = field(example, "messages")
@@ -47,18 +47,18 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat", "supervis
             raise ValueError("column 'messages' must be a list of {'role': ..., 'content': ...}")
         answers = [i + 1 for i, message in enumerate(messages) if message.get("role") == "assistant"]
         if not answers:
-            raise ValueError("column 'messages': no message of the assistant")
-        whole = 0
+            raise ValueError("column 'messages' has no message with role 'assistant'")
+        full_length = 0
         for stop in dict.fromkeys((len(messages), *reversed(answers))):
             given = {"template": self.template, "tools": example.get("tools")}
-            ids, spoken = chat.encode_with_mask(tokenizer, messages[:stop], **given)
-            whole = whole or len(ids)
+            ids, is_answer = chat.encode_with_mask(tokenizer, messages[:stop], **given)
+            full_length = full_length or len(ids)
             if self.length is None or len(ids) <= self.length:
-                count_truncated(whole - len(ids))
+                count_truncated(full_length - len(ids))
                 break
         else:
             raise ValueError(f"{len(ids):,} tokens up to the first answer; the limit is {self.length:,}")
-        labels = np.where([False, *spoken[1:]], array(ids), IGNORED)  # nothing says the first token
+        labels = np.where([False, *is_answer[1:]], array(ids), IGNORED)  # the first token is not predicted
         if (labels == IGNORED).all():
             raise ValueError("the chat template marks no text of the assistant")
         return {"input_ids": array(ids), "labels": array(labels)}

@@ -1,5 +1,5 @@
-"""Diffusion [Ho et al. 2020]: predict the noise in a picture or in its latents [Rombach et al. 2022], given a label
-most of the time [Ho and Salimans 2022]."""
+"""Diffusion [Ho et al. 2020]: predict the noise in an image or in its latents [Rombach et al. 2022], with a label in
+most cases [Ho and Salimans 2022]."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from anyformer.specs.checks import chance
 
 
 class Diffuse(LabelledPictures, called=("diffusion", "classifier-free guidance")):
-    """Pictures drawn out of noise, asked for by their labels. Each time a picture is seen, noise of another step of
-    the model's schedule is in it, and its label may be left out: guidance compares with what is drawn without one.
-    With `vae`, the folder of an autoencoder, the numbers that it squeezes pictures into are drawn instead of pixels."""
+    """Columns "image" and "label": generate images of a label from noise. Each time an image is seen, noise of a random
+    step of the model's schedule is added, and the label is dropped with probability `unlabelled`, as classifier-free
+    guidance needs. With `vae`, the folder of an autoencoder, the model generates its latents instead of pixels."""
 
     second_model: ClassVar[bool] = True
     command: ClassVar[str] = "run draw RUN LABEL"
 
-    unlabelled: float = 0.1  # the chance that the label is left out
+    unlabelled: float = 0.1  # probability of dropping the label
     vae: str | None = None
-    shape: tuple[int, int, int] | None = None  # of the latents, set by `ready`; None for pixels
+    shape: tuple[int, int, int] | None = None  # of the latents, set by `ready`; None: pixels
 
     def check(self) -> None:
         super().check()
@@ -52,24 +52,24 @@ class Diffuse(LabelledPictures, called=("diffusion", "classifier-free guidance")
 
     @property
     def noise_shape(self) -> tuple[int, int, int]:
-        """(channels, rows, columns) of what noise is put into."""
-        assert self.vae is None or self.shape is not None, "objective.ready(None) first"
+        """Channels, rows and columns of the latents or the image."""
+        assert self.vae is None or self.shape is not None, "call objective.ready(None) first"
         return self.shape or (len(self.mean), *self.image_size)
 
     def write_settings(self, folder: Path) -> Path:
-        """Also the autoencoder."""
+        """Also save the autoencoder."""
         if self.vae is not None:
             latents.copy_autoencoder(self.vae, folder)
         return super().write_settings(folder)
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
         record = super().vary(record, random, *partners)
-        left_out = random.random() < self.unlabelled
+        is_dropped = random.random() < self.unlabelled
         return {
             **record,
             "noise": random.standard_normal(math.prod(self.noise_shape), np.float32),
             "moment": np.asarray(random.random()),
-            "label": np.asarray(len(self.labels), np.int64) if left_out else record["label"],
+            "label": np.asarray(len(self.labels), np.int64) if is_dropped else record["label"],
         }
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
@@ -85,48 +85,47 @@ class Diffuse(LabelledPictures, called=("diffusion", "classifier-free guidance")
     def module(self, model: TransformerModule) -> nn.Module:
         head = head_of(model, NoiseModule, "diffusion")
         spec, embedding = model.spec, model.spec.embedding
-        assert isinstance(embedding, NoisyEmbedding), "a NoiseHead needs it"
+        assert isinstance(embedding, NoisyEmbedding), "a NoiseHead needs a NoisyEmbedding"
         if (known := embedding.condition.num_labels) != len(self.labels):
-            raise ValueError(f"{len(self.labels)} labels, and the model knows {known}")
+            raise ValueError(f"the objective has {len(self.labels)} labels, but the model knows {known}")
         if spec.labels not in ((), self.labels):
-            raise ValueError(f"labels are {', '.join(self.labels)}, and the model knows {', '.join(spec.labels)}")
+            raise ValueError(f"labels are {', '.join(self.labels)}, but the model knows {', '.join(spec.labels)}")
         if head.part.out_channels != embedding.channels:
-            line = f"head.out_channels is {head.part.out_channels}: Diffuse does not train the variance"
-            raise ValueError(f"{line}; set it to {embedding.channels}")
+            channels = f"head.out_channels is {head.part.out_channels}; set it to {embedding.channels}"
+            raise ValueError(f"{channels}: Diffuse does not train the variance")
         if self.vae is not None:
             return self.with_autoencoder(model, latents.load_autoencoder(self.vae))
-        self.fits(embedding)
+        self.check_embedding(embedding)
         return model
 
     def with_autoencoder(self, model: TransformerModule, vae: AutoencoderModule) -> WithFrozenModel:
         embedding = model.spec.embedding
-        squeezes, draws = latent_shape(self.vae, vae.spec), (embedding.channels, *embedding.image_size)
+        shape, output = latent_shape(self.vae, vae.spec), (embedding.channels, *embedding.image_size)
         latents.check_autoencoder(self, vae)
-        if squeezes != draws:  # also where the autoencoder reads other sizes: these pictures are of one
-            line = f"the autoencoder's latents are {squeezes} (channels, rows, columns)"
-            raise ValueError(f"{line}; the model draws {draws}")
+        if shape != output:
+            raise ValueError(f"the autoencoder's latents are {shape} (channels, rows, columns); the model's, {output}")
         return WithFrozenModel(model, vae)
 
     def weights(self, batch: Batch) -> dict[str, float]:
         return {"loss": float(len(batch["moment"]))}
 
     def losses(self, trained: Any, batch: Batch) -> dict[str, Tensor]:
-        """The mean squared distance of each picture's noise from what the model takes for it."""
-        model, picture = trained, batch["pixel_values"]
+        """Return the mean squared error of the predicted noise, summed over images."""
+        model, clean = trained, batch["pixel_values"]
         if isinstance(trained, WithFrozenModel):
-            model, picture = trained.model, latents.codes(trained.frozen, picture).float()
+            model, clean = trained.model, latents.codes(trained.frozen, clean).float()
         head = head_of(model, NoiseModule, "diffusion")
         step = (batch["moment"] * head.part.schedule.steps).long()
-        mixed = head.add_noise(picture, batch["noise"], step)
+        noisy = head.add_noise(clean, batch["noise"], step)
         states = forward_to_head(
-            model, {"hidden_states": mixed, "timestep": step, "class_labels": batch["class_labels"]}
+            model, {"hidden_states": noisy, "timestep": step, "class_labels": batch["class_labels"]}
         )
         predicted = require_head(model).answer(states.x, states.ctx, states.inputs)["sample"].float()
         return {"loss": (predicted - batch["noise"]).square().mean((1, 2, 3)).sum()}
 
 
 def latent_shape(vae: str | None, spec: Model) -> tuple[int, int, int]:
-    """(channels, rows, columns) of the latents of a picture."""
+    """Return the channels, rows and columns of the latents of an image."""
     if not isinstance(spec, AutoencoderModel) or spec.numbers is None:
         raise ValueError(f"{vae}: not an autoencoder with continuous latents")
     return spec.numbers

@@ -30,16 +30,16 @@ class Distill(
     ObjectiveWrapper,
     called=("knowledge distillation", "teacher and student", "KL divergence"),
 ):
-    """`teacher` is the folder or hub id of a model with the same vocabulary (or labels); `of` gives the data and the
-    hard targets. Three terms, each a mean with its factor; those with the factor 0 are left out. The defaults are
-    DistilBERT's:
+    """`teacher` is the folder or hub id of a model with the same vocabulary (or labels); `of` provides the data and the
+    hard targets. The loss has three terms, each a mean times its factor; a term with factor 0 is not computed. The
+    defaults are DistilBERT's:
 
-    soft     KL(teacher || student) of the answers at `temperature`, times its square, over all tokens that are no pads
-    hard     what `of` asks
-    cosine   1 - cosine of the last hidden states, over the same tokens
+    soft     KL(teacher || student) of the outputs at `temperature`, times temperature^2, without padding
+    hard     the loss of `of`
+    cosine   1 - cosine similarity of the last hidden states, without padding
 
-    With `layers` a student that is built from its description starts with these layers of the teacher, and with the
-    teacher's weights at all other addresses. DistilBERT took one of two: 0, 2, 4, 7, 9, 11.
+    With `layers`, a student that is built from its description starts with these layers of the teacher, and with the
+    teacher's weights at all other addresses. DistilBERT used 0, 2, 4, 7, 9, 11.
     """
 
     second_model: ClassVar[bool] = True
@@ -75,7 +75,7 @@ class Distill(
         super().module(model)
         widths = model.spec.width, teacher.spec.width
         if self.cosine and widths[0] != widths[1]:
-            raise ValueError(f"hidden states of width {widths[0]} and {widths[1]} have no cosine; set cosine to 0")
+            raise ValueError(f"cosine needs states of equal width, got {widths[0]} and {widths[1]}; set cosine to 0")
         heads: list[Any] = [find_language_head(m) or m.head for m in (model, teacher)]
         sizes = [head.out.out_features for head in heads]
         if sizes[0] != sizes[1]:
@@ -90,25 +90,25 @@ class Distill(
         return {**{name: weight for name, (factor, weight) in terms.items() if factor}, **rename_terms(hard)}
 
     def token_mask(self, batch: Batch) -> Tensor:
-        """(B, T) True where a token of the output is not padding."""
+        """(B, T) True for real tokens of the output, False for padding."""
         if isinstance(self.of, Rewrite):
             return batch["labels"] != IGNORED
         mask = batch.get("attention_mask")
         mask = torch.ones_like(batch["input_ids"]) if mask is None else mask
-        return mask.bool().flatten(0, -2)  # choices (B, C, T) are texts of their own
+        return mask.bool().flatten(0, -2)  # choices (B, C, T) -> texts (B * C, T)
 
     def losses(self, trained: WithFrozenModel, batch: Batch) -> dict[str, Tensor]:
         student, teacher = trained.model, trained.frozen
         states = forward_to_head(student, batch)
         with torch.no_grad():
-            shown = forward_to_head(teacher, batch)
-        counted = self.token_mask(batch)
+            teacher_states = forward_to_head(teacher, batch)
+        is_token = self.token_mask(batch)
         out = {}
         if self.soft:
-            out["soft"] = self.soft * self.soft_loss(student, teacher, states, shown, counted)
+            out["soft"] = self.soft * self.soft_loss(student, teacher, states, teacher_states, is_token)
         if self.cosine:
-            apart = 1 - F.cosine_similarity(states.x.float(), shown.x.float(), dim=-1)
-            out["cosine"] = self.cosine * torch.where(counted, apart, 0).sum()
+            distance = 1 - F.cosine_similarity(states.x.float(), teacher_states.x.float(), dim=-1)
+            out["cosine"] = self.cosine * torch.where(is_token, distance, 0).sum()
         hard = self.of.judge(student, batch, states) if self.hard else {}
         return {**out, **rename_terms({name: self.hard * value for name, value in hard.items()})}
 
@@ -117,23 +117,25 @@ class Distill(
         student: TransformerModule,
         teacher: TransformerModule,
         states: HeadInputs,
-        shown: HeadInputs,
-        counted: Tensor,
+        teacher_states: HeadInputs,
+        is_token: Tensor,
     ) -> Tensor:
         if find_language_head(student) is None:
             with torch.no_grad():
-                right = logits_of(teacher, shown)
-            apart = divergence(logits_of(student, states), right, self.temperature)  # (B, T) or (B,)
-            return torch.where(counted, apart, 0).sum() if apart.dim() == 2 else apart.sum()
+                targets = logits_of(teacher, teacher_states)
+            kl = divergence(logits_of(student, states), targets, self.temperature)  # (B, T) or (B,)
+            return torch.where(is_token, kl, 0).sum() if kl.dim() == 2 else kl.sum()
         ours, theirs = language_head(student), language_head(teacher)
 
-        def chunk(x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
+        def chunk(x: Tensor, y: Tensor, is_token: Tensor) -> Tensor:
             with torch.no_grad():
-                right = theirs.scores(y)
-            apart = divergence(ours.scores(x), right, self.temperature)
-            return torch.where(counts, apart, 0).sum()
+                targets = theirs.scores(y)
+            kl = divergence(ours.scores(x), targets, self.temperature)
+            return torch.where(is_token, kl, 0).sum()
 
-        return by_chunks(chunk, ours.part.vocab_size, states.x.flatten(0, 1), shown.x.flatten(0, 1), counted.flatten())
+        return by_chunks(
+            chunk, ours.part.vocab_size, states.x.flatten(0, 1), teacher_states.x.flatten(0, 1), is_token.flatten()
+        )
 
 
 LAYER = re.compile(r"(?<=\blayers\.)(\d+)(?=\.)")
@@ -141,23 +143,23 @@ LAYER = re.compile(r"(?<=\blayers\.)(\d+)(?=\.)")
 
 @torch.no_grad()
 def copy_layers(student: TransformerModule, teacher: TransformerModule, layers: tuple[int, ...]) -> None:
-    """Gives each tensor of the student the teacher's at the same address; layer i of the student is layer layers[i] of
-    the teacher. What the student does not have (BERT's segments) is left out."""
+    """Copy each tensor of the student from the same address of the teacher; layer i of the student is layer layers[i]
+    of the teacher. Tensors that only the teacher has (BERT's segments) are skipped."""
     theirs = teacher.state_dict(keep_vars=True)
-    depth = 1 + max((int(found[0]) for name in theirs if (found := LAYER.search(name))), default=-1)
+    depth = 1 + max((int(match[0]) for name in theirs if (match := LAYER.search(name))), default=-1)
     if max(layers) >= depth:
         raise ValueError(f"Distill.layers: the teacher has no layer {max(layers)}; its last is {depth - 1}")
     ours = dict(student.named_parameters())
-    if (count := 1 + max((int(found[0]) for name in ours if (found := LAYER.search(name))), default=-1)) != len(layers):
-        raise ValueError(f"Distill.layers: {len(layers)} layers of the teacher, and the student has {count}")
-    below = isinstance(teacher.head, PretrainingModule) and not isinstance(student.head, PretrainingModule)
+    if (count := 1 + max((int(match[0]) for name in ours if (match := LAYER.search(name))), default=-1)) != len(layers):
+        raise ValueError(f"Distill.layers names {len(layers)} layers of the teacher, but the student has {count}")
+    is_nested = isinstance(teacher.head, PretrainingModule) and not isinstance(student.head, PretrainingModule)
     for name, tensor in ours.items():
-        source = LAYER.sub(lambda found: str(layers[int(found[0])]), name, count=1)
-        if below and source.startswith("head."):
+        source = LAYER.sub(lambda match: str(layers[int(match[0])]), name, count=1)
+        if is_nested and source.startswith("head."):
             source = source.replace("head.", "head.lm.", 1)
         if source not in theirs or theirs[source].shape != tensor.shape:
-            shape = f"it is {tuple(theirs[source].shape)} there" if source in theirs else "it is not there"
-            raise ValueError(f"Distill.layers: {name} {tuple(tensor.shape)} cannot come from the teacher: {shape}")
+            reason = f"its shape there is {tuple(theirs[source].shape)}" if source in theirs else "it is missing there"
+            raise ValueError(f"Distill.layers: {name} {tuple(tensor.shape)} cannot come from the teacher: {reason}")
         tensor.copy_(theirs[source])
 
 
@@ -171,13 +173,13 @@ def rename_terms(hard: dict[str, Any]) -> dict[str, Any]:
 
 
 def divergence(ours: Tensor, theirs: Tensor, temperature: float) -> Tensor:
-    """(..., V) scores -> (...): KL of the softened distributions, in the size of gradients at temperature 1."""
+    """(..., V) scores -> (...): KL divergence at `temperature`, times its square so that gradients keep their scale."""
     logs = F.log_softmax(ours.float() / temperature, -1), F.log_softmax(theirs.float() / temperature, -1)
     return F.kl_div(*logs, reduction="none", log_target=True).sum(-1) * temperature**2
 
 
 def by_chunks(function: Callable[..., Tensor], V: int, *rows: Tensor) -> Tensor:
-    """The sum over chunks of rows, whose scores are computed again in the backward pass and not kept."""
+    """Sum `function` over chunks of rows. The backward pass recomputes the scores instead of storing them."""
     size = rows_of_chunk(rows[0].device.type, V)
     parts = [checkpoint(function, *part, use_reentrant=False) for part in zip(*(row.split(size) for row in rows))]
     return torch.stack(parts).sum()

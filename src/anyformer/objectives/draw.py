@@ -1,7 +1,7 @@
-"""Drawing by tokens [Ramesh et al. 2021]: an autoencoder that learns to squeeze pictures into codes, and a decoder that
-learns the codes of a picture after the words of its caption.
+"""Text to image with discrete codes [Ramesh et al. 2021]: an autoencoder learns to compress images into codes, and a
+decoder learns to predict the codes of an image after the tokens of its caption.
 
-B batch, L tokens of a caption, N codes of a picture, K codes that there are.
+N codes per image, K size of the codebook, V size of the decoder's vocabulary.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from anyformer.specs.checks import at_least
 
 
 class Reconstruct(Pictures):
-    """Column "image". Two terms: the mean squared error of the pixels, and `price` times what the codes of a place cost
-    on average (of DALL-E's: how far their chances are from equal, in nats)."""
+    """Column "image". Two terms: the mean squared error of the pixels, and `price` times the mean cost of a code (for
+    DALL-E's codes: the KL divergence of their distribution from the uniform one, in nats)."""
 
     price: float = 0.02
 
@@ -57,9 +57,9 @@ class Reconstruct(Pictures):
 
 
 class NextImageToken(Captioned):
-    """Columns "image" and "text", as `Captioned` says. One decoder over one vocabulary: tokens of the text, and behind
-    them the codes of the autoencoder in the folder `vae`. A row is a caption filled up to `length` and the codes of its
-    picture; the mean loss of the words counts `text`, that of the codes `image`."""
+    """Columns "image" and "text" (see `Captioned`). One decoder with one vocabulary: the text tokens, followed by the
+    codes of the autoencoder in the folder `vae`. A row is a caption padded to `length`, followed by the codes of its
+    image. `text` is the factor of the captions' mean loss, `image` that of the codes' mean loss."""
 
     second_model: ClassVar[bool] = True
     command: ClassVar[str] = "run draw RUN TEXT"
@@ -68,7 +68,7 @@ class NextImageToken(Captioned):
     length: int = 256
     text: float = 1 / 8
     image: float = 7 / 8
-    tokens: int | None = None  # of the text's vocabulary, filled in by `ready`
+    tokens: int | None = None  # size of the text vocabulary, set by `ready`
 
     def check(self) -> None:
         super().check()
@@ -87,7 +87,7 @@ class NextImageToken(Captioned):
         return self.replace(tokens=len(tokenizer))
 
     def write_settings(self, folder: Path) -> Path:
-        """Also the autoencoder."""
+        """Also save the autoencoder."""
         latents.copy_autoencoder(self.vae, folder)
         return super().write_settings(folder)
 
@@ -101,10 +101,10 @@ class NextImageToken(Captioned):
         latents.check_autoencoder(self, vae)
         K, N, V = vae.spec.latent.codes, math.prod(vae.spec.grid), model.spec.embedding.tokens.vocab_size
         if self.tokens is not None and self.tokens + K > V:
-            raise ValueError(f"{self.tokens} tokens and {K} codes make a vocabulary of {self.tokens + K}, not {V}")
+            raise ValueError(f"{self.tokens} tokens and {K} codes make {self.tokens + K} ids, but the model has {V}")
         if position_limit(model.spec) != self.length + N:
             raise ValueError(
-                f"{self.length} tokens of a caption and {N} codes are {self.length + N} positions, and the model has "
+                f"{self.length} caption tokens and {N} codes need {self.length + N} positions, but the model has "
                 f"{position_limit(model.spec)}"
             )
         return WithFrozenModel(model, vae)
@@ -119,18 +119,18 @@ class NextImageToken(Captioned):
         return {**super().collate(records, pad), "input_ids": ids, "labels": torch.where(real, ids, IGNORED)}
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        words = float((batch["labels"][:, 1:] != IGNORED).sum())  # nothing comes before the first
+        words = float((batch["labels"][:, 1:] != IGNORED).sum())  # the first token is not predicted
         return {"text": words, "image": float(len(batch["labels"]))}
 
     def losses(self, trained: WithFrozenModel, batch: Batch) -> dict[str, Tensor]:
         model, vae = trained.model, trained.frozen
         codes = latents.codes(vae, batch["pixel_values"]).flatten(1)
         tokens = codes + model.spec.embedding.tokens.vocab_size - vae.spec.latent.codes
-        words, drawn = batch["labels"], torch.full_like(batch["labels"], IGNORED)
+        words, ignored = batch["labels"], torch.full_like(batch["labels"], IGNORED)
         states = forward_to_head(model, {"input_ids": torch.cat((batch["input_ids"], tokens), dim=1)})
         terms = {
             "text": (self.text, torch.cat((words, torch.full_like(tokens, IGNORED)), dim=1)),
-            "image": (self.image / tokens.shape[1], torch.cat((drawn, tokens), dim=1)),  # a mean over each picture
+            "image": (self.image / tokens.shape[1], torch.cat((ignored, tokens), dim=1)),  # the mean over an image
         }
         head = language_head(model)
-        return {name: share * head.loss(states.x, states.ctx, labels).sum for name, (share, labels) in terms.items()}
+        return {name: factor * head.loss(states.x, states.ctx, labels).sum for name, (factor, labels) in terms.items()}

@@ -1,4 +1,4 @@
-"""Raw examples: columns, labels and texts to numbers, each mistake one clear line."""
+"""Conversion of the columns, labels and texts of raw examples to numbers, with one-line errors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Example = Mapping[str, Any]
 
 
 class RenamedExample(dict[str, Any]):
-    """An example by the objective's names of its columns; `columns` are the data's own names, for messages."""
+    """An example whose keys are the objective's column names; `columns` maps them to the data's names, for messages."""
 
     columns: Mapping[str, str]
 
 
 def column_name(example: Example, column: str) -> str:
-    """The name of a column in the user's data."""
+    """Return the name of a column in the user's data."""
     return example.columns.get(column, column) if isinstance(example, RenamedExample) else column
 
 
@@ -40,7 +40,7 @@ def text_of(example: Example, column: str) -> str:
 
 
 def texts_of(example: Example, column: str) -> list[str]:
-    """The texts of a column, a text or a list, as a list that is not empty."""
+    """Return the texts of a column that contains a text or a list of texts."""
     value = field(example, column)
     if not isinstance(value, (list, tuple)):
         return [text_of(example, column)]
@@ -50,12 +50,12 @@ def texts_of(example: Example, column: str) -> list[str]:
 
 
 def label_of(example: Example, column: str, labels: Sequence[str]) -> int:
-    """The number of a label: its place among `labels`, by name, or a number that is one."""
+    """Return the index of an example's label, which is given by name or by index."""
     return label_number(field(example, column), labels, column_name(example, column))
 
 
 def label_number(value: Any, labels: Sequence[str], column: str) -> int:
-    """By name first: among the labels "1", "2", "3" the number 1 is the first, not the second."""
+    """Return the index of a label. Names have priority: if the labels are "1", "2", "3", the value 1 is index 0."""
     name = str(value).strip()
     if name in labels:
         return labels.index(name)
@@ -72,13 +72,13 @@ def label_number(value: Any, labels: Sequence[str], column: str) -> int:
 
 
 def token_ids(text: str | LongText, tokenizer: Any, end: bool = False) -> np.ndarray:
-    """(T,) ids with the tokenizer's special tokens; `end` adds its end token where none stands there."""
+    """Return ids (T,) with the tokenizer's special tokens; `end` appends its end token if it is missing."""
     parts = tokenizer.pieces(text)
     return concatenate(append_end(parts, tokenizer) if end else parts)
 
 
 def append_end(parts: Iterable[list[int]], tokenizer: Any) -> Iterator[list[int]]:
-    """With the tokenizer's end token last, where it has one."""
+    """Yield the parts, and then the tokenizer's end token if it has one and the text does not end with it."""
     end, last = tokenizer.eos_token_id, None
     for part in parts:
         yield part
@@ -88,7 +88,7 @@ def append_end(parts: Iterable[list[int]], tokenizer: Any) -> Iterator[list[int]
 
 
 def concatenate(parts: Iterable[list[int]]) -> np.ndarray:
-    """(T,) of parts that may be many."""
+    """Join lists of ids into one array (T,)."""
     return np.concatenate([array([]), *map(array, parts)])
 
 
@@ -97,13 +97,13 @@ def array(ids: Any) -> np.ndarray:
 
 
 def add_ends(before: int | None, ids: np.ndarray, after: int | None) -> np.ndarray:
-    """(T,) with a token before and one after, where there are such."""
-    ends = [array([] if place is None else [place]) for place in (before, after)]
+    """Add the token `before` at the front and `after` at the end, if they are not None."""
+    ends = [array([] if token is None else [token]) for token in (before, after)]
     return np.concatenate([ends[0], array(ids), ends[1]])
 
 
 def encode_pair(tokenizer: Any, text: str, pair: str | None = None, length: int | None = None) -> dict[str, np.ndarray]:
-    """ "input_ids" and, for a pair, "token_type_ids"; of at most `length` tokens, the longer of a pair cut first."""
+    """Return "input_ids" and, for a pair, "token_type_ids", truncated to `length` tokens, the longer text first."""
     encoding = tokenizer._encode(text, pair, length, True)
     record = {"input_ids": array(tokenizer._ids(encoding))}
     if not len(record["input_ids"]):

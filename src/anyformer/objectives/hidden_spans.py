@@ -1,4 +1,4 @@
-"""Frames, sounds and texts of clips in one sequence; hidden spans are identified among others [Zellers et al. 2022]."""
+"""MERLOT Reserve [Zellers et al. 2022]: identify the masked texts and sounds of video clips among others."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from anyformer.objectives.recordings import read_samples
 from anyformer.parts.head.losses import Loss
 from anyformer.specs.checks import at_least, chance
 
-TEXT, SOUND, HIDDEN_TEXT, HIDDEN_SOUND = range(4)  # what is read of a segment, after its frame
+TEXT, SOUND, HIDDEN_TEXT, HIDDEN_SOUND = range(4)  # what follows the frame of a segment
 
 
 class HiddenSpans(Objective, called=("MERLOT Reserve",)):
-    """Columns "frames", "texts", as many of each, and "audio", which is cut into as many segments of `samples`. Of each
-    segment the frame is seen, and its text is read or its sound heard, at random; but in about `hidden` of them,
-    one or more, that is hidden and asked for among the spans of its kind in the same micro-batch. The ids of the four
-    places, and how many vectors a frame and a sound make, are the model's."""
+    """Columns "frames", "texts" (one per frame) and "audio", from which one segment of `samples` samples per frame is
+    read. The sequence contains each frame, followed by its text or its sound, chosen at random. In a fraction `hidden`
+    of the segments (at least one), that text or sound is masked, and the model has to identify it among the masked
+    texts or sounds of the micro-batch. `places`, `patches` and `segments` must be the model's."""
 
     image_size: tuple[int, int]  # height, width
-    samples: int
-    patches: int  # vectors of a frame
-    segments: int  # vectors of a sound
-    places: tuple[int, int, int, int] = (4, 5, 6, 7)  # frame, sound, hidden text, hidden sound
+    samples: int  # per segment
+    patches: int  # vectors per frame
+    segments: int  # vectors per sound
+    places: tuple[int, int, int, int] = (4, 5, 6, 7)  # token ids of a frame, a sound, a masked text, a masked sound
     rate: int = 16000
     hidden: float = 0.25
-    length: int = 16  # of a text
+    length: int = 16  # tokens per text
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
@@ -43,7 +43,7 @@ class HiddenSpans(Objective, called=("MERLOT Reserve",)):
         at_least(self, 1, "samples", "patches", "segments", "rate", "length")
         chance(self, "hidden")
         if min(self.image_size) < 1 or len(self.mean) != len(self.std) or len({*self.places}) < 4:
-            raise ValueError("HiddenSpans: a size, a mean and a std for each channel, and four places, none twice")
+            raise ValueError("HiddenSpans needs an image_size, one mean and std per channel, and four different places")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -56,16 +56,16 @@ class HiddenSpans(Objective, called=("MERLOT Reserve",)):
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         frames, texts = frames_of(example, "frames"), texts_of(example, "texts")
         if len(frames) != len(texts):
-            raise ValueError(f"{len(frames)} frames and {len(texts)} texts: a clip needs equally many")
+            raise ValueError(f"{len(frames)} frames and {len(texts)} texts: a clip needs one text per frame")
         if not all(text.strip() for text in texts):
-            raise ValueError("column 'texts': none of them is empty")
+            raise ValueError("column 'texts' contains an empty text")
         sound = read_samples(example, self.rate)
         if len(sound) < len(texts) * self.samples:
-            raise ValueError(f"{len(sound)} samples of sound, less than {len(texts)} segments of {self.samples}")
+            raise ValueError(f"the audio has {len(sound)} samples, fewer than {len(texts)} segments of {self.samples}")
         images = resizer(self.image_size, len(self.mean))
-        whole = [encode_pair(tokenizer, text)["input_ids"] for text in texts]
-        count_truncated(sum(max(len(each) - self.length, 0) for each in whole))
-        ids = [each[: self.length] for each in whole]
+        token_ids = [encode_pair(tokenizer, text)["input_ids"] for text in texts]
+        count_truncated(sum(max(len(each) - self.length, 0) for each in token_ids))
+        ids = [each[: self.length] for each in token_ids]
         starts = np.linspace(0, len(sound) - self.samples, len(texts)).astype(int)
         return {
             "pixels": np.stack([images.resize(frame) for frame in frames]).reshape(-1),
@@ -79,28 +79,28 @@ class HiddenSpans(Objective, called=("MERLOT Reserve",)):
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
         number = len(record["lengths"])
-        kinds = random.integers(2, size=number)  # of each, its text or its sound
+        kinds = random.integers(2, size=number)  # TEXT or SOUND
         hidden = random.permutation(number) < max(1, int(self.hidden * number + random.random()))
         return {**record, "kinds": (kinds + 2 * hidden).astype(np.int64)}
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
-        frame, sound, text_place, sound_place = self.places
+        frame, sound, text_mask, sound_mask = self.places
         rows: list[Record] = []
         audio: list[np.ndarray] = []
         spans: dict[int, list[Any]] = {HIDDEN_TEXT: [], HIDDEN_SOUND: []}
         for record in records:
             texts = np.split(record["input_ids"], record["lengths"].cumsum()[:-1])
             sounds, row = np.split(record["samples"], len(texts)), []
-            for text, samples, kind in zip(texts, sounds, record["kinds"].tolist(), strict=True):
+            for text, samples, content in zip(texts, sounds, record["kinds"].tolist(), strict=True):
                 row += [frame] * self.patches
-                if kind == TEXT:
+                if content == TEXT:
                     row += text.tolist()
-                elif kind == SOUND:
+                elif content == SOUND:
                     row += [sound] * self.segments
                     audio.append(samples)
                 else:
-                    row.append(text_place if kind == HIDDEN_TEXT else sound_place)
-                    spans[kind].append(text if kind == HIDDEN_TEXT else samples)
+                    row.append(text_mask if content == HIDDEN_TEXT else sound_mask)
+                    spans[content].append(text if content == HIDDEN_TEXT else samples)
             rows.append({"input_ids": np.asarray(row, np.int32)})
         batch = {**pad_texts(rows, pad), "pixel_values": self.frame_pixels(records)}
         if audio:
@@ -114,7 +114,7 @@ class HiddenSpans(Objective, called=("MERLOT Reserve",)):
         return batch
 
     def frame_pixels(self, records: Sequence[Record]) -> Tensor:
-        """(all frames, C, H, W)"""
+        """Return all frames (N, C, H, W), normalized."""
         pixels = torch.from_numpy(np.concatenate([record["pixels"] for record in records]))
         return normalize(pixels.view(-1, len(self.mean), *self.image_size), self.mean, self.std)
 
@@ -124,21 +124,21 @@ class HiddenSpans(Objective, called=("MERLOT Reserve",)):
         spec = model.spec
         theirs = (spec.image.token, spec.audio.token, spec.head.text, spec.head.audio)
         sizes = (spec.image.model.embedding.vectors(0), spec.audio.model.embedding.frames(self.samples))
-        for name, mine, there in (
+        for name, ours, expected in (
             ("places", self.places, theirs),
             ("patches", self.patches, sizes[0]),
             ("segments", self.segments, sizes[1]),
         ):
-            if mine != there:
-                raise ValueError(f"HiddenSpans.{name} is {mine}, and the model's is {there}")
+            if ours != expected:
+                raise ValueError(f"HiddenSpans.{name} is {ours}, but the model's is {expected}")
         return model
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        given = {"text": batch.get("hidden_ids"), "audio": batch.get("hidden_values")}
-        return {name: 0.0 if spans is None else float(len(spans)) for name, spans in given.items()}
+        spans_by_term = {"text": batch.get("hidden_ids"), "audio": batch.get("hidden_values")}
+        return {name: 0.0 if spans is None else float(len(spans)) for name, spans in spans_by_term.items()}
 
     def losses(self, trained: HiddenSpansModelModule, batch: Batch) -> dict[str, Tensor]:
         out = trained(**model_inputs(trained, batch))
         terms: dict[str, Loss] = trained.head.losses(out)
-        nothing = out["last_hidden_state"].sum() * 0
-        return {name: terms[name].sum if name in terms else nothing for name in ("text", "audio")}
+        zero = out["last_hidden_state"].sum() * 0
+        return {name: terms[name].sum if name in terms else zero for name in ("text", "audio")}

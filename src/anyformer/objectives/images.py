@@ -1,4 +1,4 @@
-"""Pictures as they are trained on, and a label for each."""
+"""Objectives on images: the base classes with their augmentation, and classification."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from anyformer.parts.head.classify import ClassifyModule
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
 
-CHANCES = 8  # numbers between 0 and 1, for each time that a picture is seen
+NUM_RANDOM = 8  # random numbers in [0, 1) that are drawn each time an image is seen
 
 
 class Pictures(Objective):
-    """Column "image", whatever `Images` reads. Pictures are scaled to `image_size` once; each time they are seen they
-    may be mirrored (`flip` is the chance) and moved by up to `shift` pixels, with zeros where nothing was."""
+    """Column "image", in any form that `Images` reads. Images are resized to `image_size` once. Each time an image is
+    seen, it is mirrored with probability `flip` and shifted by up to `shift` pixels, padded with zeros."""
 
     image_size: tuple[int, int]  # height, width
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # one a channel
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # one value per channel
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     flip: float = 0.0
     shift: int = 0
 
     def check(self) -> None:
         if min(self.image_size) < 1 or len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
-            needed = "a size of at least one pixel, and mean and std of 1 channel (grey) or 3"
-            raise ValueError(f"{type(self).__name__}: {needed}")
+            name = type(self).__name__
+            raise ValueError(f"{name}: image_size must be positive, and mean and std must have 1 (grey) or 3 values")
         at_least(self, 0, "shift")
         chance(self, "flip")
 
@@ -54,11 +54,11 @@ class Pictures(Objective):
         return {"pixels": self.images.resize(field(example, "image")).reshape(-1)}
 
     def size(self, record: Record) -> int:
-        return 1  # pictures are all as large as each other
+        return 1  # all images have the same size
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
-        """Draws random numbers; `collate` applies them to the whole batch."""
-        return {**record, "chance": random.random(CHANCES, np.float32)}
+        """Draw random numbers; `collate` applies them to the whole batch."""
+        return {**record, "chance": random.random(NUM_RANDOM, np.float32)}
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         B, C, (H, W) = len(records), len(self.mean), self.image_size
@@ -68,24 +68,24 @@ class Pictures(Objective):
         return {"pixel_values": normalize(pixels, self.mean, self.std)}
 
     def shift_and_flip(self, pixels: Tensor, chance: Tensor) -> Tensor:
-        """(B, C, H, W) mirrored and shifted at random."""
+        """Mirror and shift images (B, C, H, W) at random."""
         B, C, H, W = pixels.shape
         down, right = ((chance[:, i : i + 1] * (2 * self.shift + 1)).long() for i in (1, 2))
-        rows, columns = torch.arange(H) + down, torch.arange(W) + right  # (B, H), (B, W) of the picture in its margin
+        rows, columns = torch.arange(H) + down, torch.arange(W) + right  # (B, H), (B, W) indices into the padded image
         columns = torch.where(chance[:, :1] < self.flip, W - 1 + 2 * self.shift - columns, columns)
-        places = rows[:, :, None] * (W + 2 * self.shift) + columns[:, None, :]  # (B, H, W)
-        around = F.pad(pixels, (self.shift,) * 4).flatten(2)
-        return around.gather(2, places.view(B, 1, H * W).expand(-1, C, -1)).view(B, C, H, W)
+        indices = rows[:, :, None] * (W + 2 * self.shift) + columns[:, None, :]  # (B, H, W)
+        padded = F.pad(pixels, (self.shift,) * 4).flatten(2)
+        return padded.gather(2, indices.view(B, 1, H * W).expand(-1, C, -1)).view(B, C, H, W)
 
-    def fits(self, embedding: Any) -> None:
-        """ValueError where the model reads other pictures."""
+    def check_embedding(self, embedding: Any) -> None:
+        """Raise ValueError if the model reads images with a different number of channels."""
         channels = len(self.mean)
         if "an image" not in embedding.gives or embedding.channels != channels:
-            raise ValueError(f"pictures of {channels} channels need a PatchEmbedding(channels={channels})")
+            raise ValueError(f"images with {channels} channels need a PatchEmbedding(channels={channels})")
 
 
 class LabelledPictures(Pictures):
-    """Also a column "label": one of `labels`, by name or number."""
+    """Columns "image" and "label", which is one of `labels`, by name or index."""
 
     fewest: ClassVar[tuple[int, str]] = (1, "one label")
 
@@ -95,7 +95,7 @@ class LabelledPictures(Pictures):
         super().check()
         least, words = self.fewest
         if len(self.labels) < least or len(set(self.labels)) < len(self.labels):
-            raise ValueError(f"{type(self).__name__}.labels: {words} or more, and none twice")
+            raise ValueError(f"{type(self).__name__}.labels needs at least {words}, all different")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -107,17 +107,17 @@ class LabelledPictures(Pictures):
 
 
 class ClassifyImage(LabelledPictures):
-    """Which of `labels` a picture shows. In training a box of a picture may come from its neighbour in the batch (`cut`
-    is the chance), whose label then counts for the share of it [Yun et al. 2019], or be empty (`erase`)
-    [Zhong et al. 2020]."""
+    """Columns "image" and "label": which of `labels` an image shows. In training, with probability `cut` a box is
+    pasted from another image of the batch, whose label then counts by the box's share of the image [Yun et al. 2019];
+    with probability `erase` a box is set to zero [Zhong et al. 2020]."""
 
     command: ClassVar[str] = "run classify-image RUN FILE"
 
     fewest: ClassVar[tuple[int, str]] = (2, "two labels")
 
     smoothing: float = 0.0  # label smoothing
-    cut: float = 0.0  # CutMix
-    erase: float = 0.0  # random erasing
+    cut: float = 0.0  # probability of CutMix
+    erase: float = 0.0  # probability of random erasing
 
     def check(self) -> None:
         super().check()
@@ -131,7 +131,7 @@ class ClassifyImage(LabelledPictures):
         head = head_of(model, ClassifyModule, "classification")
         if head.num_labels != len(self.labels):
             raise ValueError(f"{len(self.labels)} labels in the objective, {head.num_labels} in the model")
-        self.fits(model.spec.embedding)
+        self.check_embedding(model.spec.embedding)
         return model
 
     def weights(self, batch: Batch) -> dict[str, float]:
@@ -141,7 +141,7 @@ class ClassifyImage(LabelledPictures):
         return super().losses(trained, self.paste_boxes(batch) if trained.training and "chance" in batch else batch)
 
     def paste_boxes(self, batch: Batch) -> Batch:
-        """With boxes from neighbours, and empty ones."""
+        """Paste boxes from other images (CutMix) and erase boxes."""
         pixels, chance = batch["pixel_values"], batch["chance"]
         if self.cut:
             box = boxes(chance[:, 3:6], pixels.shape[2:]) & (chance[:, 6] < self.cut)[:, None, None]
@@ -149,51 +149,51 @@ class ClassifyImage(LabelledPictures):
             share = box.flatten(1).float().mean(1)
             batch = {**batch, "other_labels": batch["labels"].roll(1, 0), "share": share}
         if self.erase:
-            where = torch.cat((chance[:, 4:6], chance[:, 3:4]), dim=1)  # a list as index is copied from the host
+            where = torch.cat((chance[:, 4:6], chance[:, 3:4]), dim=1)  # an index list would be copied from the host
             box = boxes(where, pixels.shape[2:]) & (chance[:, 7] < self.erase)[:, None, None]
             pixels = pixels.masked_fill(box[:, None], 0)
         return {**batch, "pixel_values": pixels}
 
     def judge(self, model: TransformerModule, batch: Batch, states: HeadInputs) -> dict[str, Tensor]:
         logits = logits_of(model, states)
-        kind: dict[str, Any] = {"reduction": "none", "label_smoothing": self.smoothing}
-        loss = F.cross_entropy(logits, batch["labels"], **kind)
+        options: dict[str, Any] = {"reduction": "none", "label_smoothing": self.smoothing}
+        loss = F.cross_entropy(logits, batch["labels"], **options)
         if "share" in batch:
-            loss = torch.lerp(loss, F.cross_entropy(logits, batch["other_labels"], **kind), batch["share"])
+            loss = torch.lerp(loss, F.cross_entropy(logits, batch["other_labels"], **options), batch["share"])
         return {"loss": loss.sum()}
 
 
 def frames_of(example: Mapping[str, Any], name: str) -> Sequence[Any]:
-    """The pictures of a column, in their order."""
+    """Return the frames of a column, in order."""
     frames = field(example, name)
     if isinstance(frames, (str, bytes)) or not hasattr(frames, "__len__") or not len(frames):
-        raise ValueError(f"column {quote(name)}: its frames, one picture or more")
+        raise ValueError(f"column {quote(name)} must be a list of images, the frames")
     return frames
 
 
 def resizer(size: tuple[int, int], channels: int) -> Images:
-    """An image processor that resizes."""
+    """Return an image processor for resizing to `size` (height, width)."""
     return Images(size={"height": size[0], "width": size[1]}, do_convert_rgb=channels == 3)
 
 
 def normalize(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Bytes (N, C, ..., H, W), a mean and a deviation a channel."""
+    """Normalize bytes (N, C, ..., H, W) by the mean and standard deviation of each channel, on a scale from 0 to 1."""
     shape = (-1, *(1,) * (pixels.dim() - 2))
-    middle, spread = (torch.tensor(values).view(shape) for values in (mean, std))
-    return pixels.float().div_(255).sub_(middle).div_(spread)
+    means, stds = (torch.tensor(values).view(shape) for values in (mean, std))
+    return pixels.float().div_(255).sub_(means).div_(stds)
 
 
 def chances(records: Sequence[Record]) -> Tensor:
-    """(B, CHANCES)"""
+    """(B, NUM_RANDOM)"""
     return torch.from_numpy(np.stack([record["chance"] for record in records]))
 
 
 def boxes(chance: Tensor, size: Sequence[int]) -> Tensor:
-    """(B, 3) numbers -> (B, H, W) True in a box with the proportions of the picture: which share of it (less where it
-    lies over the edge), and where."""
+    """(B, 3) numbers in [0, 1) -> (B, H, W) True inside a box with the image's proportions. The numbers are the box's
+    share of the image's area and the row and column of its centre; parts beyond the edge are cut off."""
     inside = []
     for side, middle in zip(size, chance[:, 1:].unbind(1), strict=True):
         half, middle = chance[:, 0].sqrt() * side / 2, middle * side
-        places = torch.arange(side, device=chance.device) + 0.5
-        inside.append((places - middle[:, None]).abs() < half[:, None])
+        pixels = torch.arange(side, device=chance.device) + 0.5
+        inside.append((pixels - middle[:, None]).abs() < half[:, None])
     return inside[0][:, :, None] & inside[1][:, None, :]

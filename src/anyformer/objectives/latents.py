@@ -1,4 +1,4 @@
-"""Drawing in what an autoencoder makes of pictures: it is trained first, and goes along in the folder of what draws."""
+"""Generation in the latents of an autoencoder, which is trained first and saved with the generating model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anyformer.weights import hub
 
 
 def read_description(objective: Pictures, vae: str) -> Model:
-    """The description in the folder of an autoencoder, before any data is read."""
+    """Read the description of an autoencoder from its folder, before any data is read."""
     from anyformer.checkpoint import read_spec
 
     try:
@@ -30,22 +30,22 @@ def load_autoencoder(vae: str) -> Any:
 
 
 def copy_autoencoder(vae: str, folder: Path) -> None:
-    """Puts the autoencoder, without which nobody could see what is drawn, beside a model."""
+    """Save the autoencoder in a model's folder: the model's latents cannot be decoded without it."""
     from anyformer.checkpoint import COMPANION, save
 
     save(load_autoencoder(vae), folder / COMPANION)
 
 
 def check_autoencoder(objective: Pictures, vae: AutoencoderModule) -> None:
-    """ValueError where an autoencoder reads other pictures."""
-    objective.fits(vae.spec.embedding)
+    """Raise ValueError if the autoencoder reads images of a different size or number of channels."""
+    objective.check_embedding(vae.spec.embedding)
     if objective.image_size != vae.spec.embedding.image_size:
-        sizes = f"image_size is {objective.image_size}, and the model's {vae.spec.embedding.image_size}"
+        sizes = f"image_size is {objective.image_size}, but the autoencoder's is {vae.spec.embedding.image_size}"
         raise ValueError(f"{type(objective).__name__}.{sizes}")
 
 
 @torch.no_grad()
 def codes(vae: AutoencoderModule, pixels: Tensor) -> Tensor:
-    """As `vae.codes`, in its own precision whatever the training's is."""
+    """Return `vae.codes(pixels)`, computed in the autoencoder's dtype even if training uses autocast."""
     with torch.autocast(pixels.device.type, enabled=False):
         return vae.codes(pixels.to(vae.dtype))

@@ -1,4 +1,4 @@
-"""Masked tokens [Devlin et al. 2019]: some tokens are hidden, and read off those on both sides."""
+"""Masked language modelling [Devlin et al. 2019]: predict masked tokens from the tokens on both sides."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from anyformer.specs.checks import at_least, chance
 
 
 class Masked(VocabularyObjective, called=("MLM", "masked language modelling", "masked language modeling", "cloze")):
-    """`rate` of the tokens are chosen: 80 % of these become the mask token, 10 % any token, 10 % stay as they are.
+    """`rate` of the tokens are chosen: 80 % of them become the mask token, 10 % a random token, and 10 % do not change.
 
-    Texts are packed into rows and masked anew each time [Liu et al. 2019]. With `length` they are cut into pieces of so
-    many tokens instead, which allows two things more: `copies` fixes that many maskings of each piece (BERT's static
-    masking had 10), and `whole_words` hides all tokens of a word or none.
+    Texts are packed into rows and masked anew each time [Liu et al. 2019]. If `length` is set, texts are split into
+    pieces of `length` tokens instead. Then `copies` fixes that many maskings per piece (BERT used 10 in its static
+    masking), and `whole_words` masks all tokens of a word or none.
     """
 
     command: ClassVar[str] = "run fill-mask RUN TEXT"
@@ -42,7 +42,7 @@ class Masked(VocabularyObjective, called=("MLM", "masked language modelling", "m
         at_least(self, 1, "copies")
         at_least(self, 3, "length")
         if self.mask + self.random > 1 + 1e-9:
-            raise ValueError(f"{type(self).__name__}: mask {self.mask} and random {self.random} are more than 1")
+            raise ValueError(f"{type(self).__name__}: mask {self.mask} plus random {self.random} is more than 1")
         if self.length is None and (self.copies or self.whole_words):
             raise ValueError(f"{type(self).__name__}: copies and whole_words need a length: packed rows have no words")
 
@@ -76,36 +76,36 @@ class Masked(VocabularyObjective, called=("MLM", "masked language modelling", "m
             record["word_ids"] = array([-1 if word is None else word for word in piece.word_ids])
         return record
 
-    # -- chance
+    # -- masking
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
         ids = record["input_ids"]
-        if self.copies:  # the masking follows from the text and the number of the copy
+        if self.copies:  # the masking depends only on the text and the copy
             key = zlib.crc32(ids.astype(np.int64).tobytes()), int(random.integers(self.copies))
             random = np.random.Generator(np.random.Philox(key=key[0] << 32 | key[1]))
         chosen = self.choose(ids, record.get("word_ids"), random)
         return {**record, "input_ids": self.hide(ids, chosen, random), "places": chosen, "labels": array(ids[chosen])}
 
     def choose(self, ids: np.ndarray, word_ids: np.ndarray | None, random: np.random.Generator) -> np.ndarray:
-        """(M,) places, in order: as many as `rate` of the tokens are, special ones counted but never chosen."""
+        """Return sorted indices (M,). M is `rate` of all tokens, but special tokens are never chosen."""
         number = max(1, round(len(ids) * self.rate))
-        texts = np.flatnonzero(~is_one_of(ids, self.words.apart))
+        candidates = np.flatnonzero(~is_one_of(ids, self.words.apart))
         if word_ids is None:
-            return np.sort(random.permutation(texts)[:number])
+            return np.sort(random.permutation(candidates)[:number])
         groups: dict[int, list[int]] = {}
-        for place in texts.tolist():
-            groups.setdefault(int(word_ids[place]), []).append(place)
+        for i in candidates.tolist():
+            groups.setdefault(int(word_ids[i]), []).append(i)
         chosen: list[int] = []
         words = list(groups.values())
         for i in random.permutation(len(words)).tolist():
-            if len(chosen) + len(words[i]) <= number:  # a word that is too long for the rest is passed over
+            if len(chosen) + len(words[i]) <= number:  # skip words that are too long for the rest
                 chosen += words[i]
         return np.array(sorted(chosen), np.int64)
 
     def hide(self, ids: np.ndarray, chosen: np.ndarray, random: np.random.Generator) -> np.ndarray:
         mask = mask_token(self.words, "masking")
-        luck, others = random.random(len(chosen)), random.integers(self.words.size, size=len(chosen))
-        hidden = np.where(luck < self.mask, mask, np.where(luck < self.mask + self.random, others, ids[chosen]))
+        draws, random_ids = random.random(len(chosen)), random.integers(self.words.size, size=len(chosen))
+        hidden = np.where(draws < self.mask, mask, np.where(draws < self.mask + self.random, random_ids, ids[chosen]))
         ids = ids.copy()
         ids[chosen] = hidden
         return ids
@@ -128,17 +128,17 @@ class Masked(VocabularyObjective, called=("MLM", "masked language modelling", "m
 
 
 def flatten_labels(records: Sequence[Record], width: int, multiple: int = 64) -> Batch:
-    """The "places" (M,) of labels in the flattened (B * width) batch, and the "labels" there. M is a multiple, so a
-    compiled step sees few sizes; what is left over is not asked about."""
+    """Return "labels" (M,) and their "places" (M,), indices into the flattened batch (B * width). M is rounded up to a
+    multiple, so that a compiled step sees few sizes; the additional labels are IGNORED."""
     places = np.concatenate([record["places"].astype(np.int64) + i * width for i, record in enumerate(records)])
     labels = np.concatenate([record["labels"].astype(np.int64) for record in records])
-    rest = -len(labels) % multiple if len(labels) else multiple
+    extra = -len(labels) % multiple if len(labels) else multiple
     return {
-        "places": torch.from_numpy(np.pad(places, (0, rest))),
-        "labels": torch.from_numpy(np.pad(labels, (0, rest), constant_values=IGNORED)),
+        "places": torch.from_numpy(np.pad(places, (0, extra))),
+        "labels": torch.from_numpy(np.pad(labels, (0, extra), constant_values=IGNORED)),
     }
 
 
 def masked_loss(model: TransformerModule, batch: Batch, states: HeadInputs) -> Tensor:
-    """Summed over the hidden tokens only; other scores are never computed."""
+    """Return the loss summed over masked tokens; scores of other tokens are not computed."""
     return language_head(model).loss(states.x.flatten(0, 1)[batch["places"]], states.ctx, batch["labels"]).sum

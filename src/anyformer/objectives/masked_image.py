@@ -1,4 +1,4 @@
-"""SimMIM [Xie et al. 2022]: reconstruct the hidden patches of a picture; needs no labels."""
+"""SimMIM [Xie et al. 2022]: reconstruct the masked patches of an image; needs no labels."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from anyformer.specs.checks import at_least
 
 
 class MaskedImage(Pictures, called=("SimMIM", "masked image modelling", "masked image modeling")):
-    """Each time a picture is seen, a `share` of its squares is hidden, other ones; a square is `unit` x `unit` patches.
-    The loss is the mean distance of the drawn pixels to the hidden ones."""
+    """Column "image". Each time an image is seen, a random `share` of its squares is masked; a square is
+    `unit` x `unit` patches. The loss is the mean absolute error of the masked pixels."""
 
-    patch_size: tuple[int, int]  # the model's
+    patch_size: tuple[int, int]  # as in the model
     unit: int = 1
     share: float = 0.6
 
@@ -37,7 +37,7 @@ class MaskedImage(Pictures, called=("SimMIM", "masked image modelling", "masked 
 
     @property
     def squares(self) -> tuple[int, int]:
-        """Rows and columns of what is hidden as a whole."""
+        """The number of rows and columns of squares."""
         (height, width), (down, right) = self.image_size, self.patch_size
         return height // (down * self.unit), width // (right * self.unit)
 
@@ -53,12 +53,12 @@ class MaskedImage(Pictures, called=("SimMIM", "masked image modelling", "masked 
         return {**super().collate(records, pad), "bool_masked_pos": patches.flatten(1)}
 
     def module(self, model: TransformerModule) -> nn.Module:
-        head = head_of(model, PixelModule, "drawing what is hidden")
-        self.fits(model.spec.embedding)
+        head = head_of(model, PixelModule, "masked image modelling")
+        self.check_embedding(model.spec.embedding)
         if head.part.patch_size != self.patch_size:
-            raise ValueError(f"patches of {self.patch_size} are hidden, and the model's are {head.part.patch_size}")
+            raise ValueError(f"MaskedImage.patch_size is {self.patch_size}, but the model's is {head.part.patch_size}")
         return model
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """In pixels."""
+        """Return the number of masked pixels."""
         return {"loss": float(batch["bool_masked_pos"].sum()) * self.patch_size[0] * self.patch_size[1]}

@@ -1,5 +1,4 @@
-"""MASS [Song et al. 2019]: a fragment of the text is hidden from the encoder, and the decoder, which is shown nothing
-else, writes it."""
+"""MASS [Song et al. 2019]: mask a fragment of the encoder's text; the decoder, which sees nothing else, writes it."""
 
 from __future__ import annotations
 
@@ -16,8 +15,9 @@ from anyformer.objectives.vocabulary_info import VocabularyInfo, VocabularyObjec
 
 
 class MASS(Rewrite, VocabularyObjective):
-    """`rate` of the tokens in a row are hidden as Masked hides tokens: 80 % masked, 10 % any token, 10 % as they are.
-    The decoder reads only the fragment, shifted by one behind a mask token, at its original positions."""
+    """Mask a fragment of `rate` of a row's tokens, as `Masked` does: 80 % of it (`mask`) become the mask token, 10 %
+    (`random`) a random token, and the rest stay. The decoder reads only the fragment, shifted right behind a mask
+    token, at its original positions."""
 
     rate: float = 0.5
     mask: float = 0.8
@@ -26,7 +26,7 @@ class MASS(Rewrite, VocabularyObjective):
     def check(self) -> None:
         super().check()
         if not 0 < self.rate <= 1 or min(self.mask, self.random) < 0 or self.mask + self.random > 1 + 1e-9:
-            raise ValueError(f"MASS: rate {self.rate}, mask {self.mask}, random {self.random} must be shares of 1")
+            raise ValueError(f"MASS: rate {self.rate}, mask {self.mask}, random {self.random} must be fractions")
 
     @property
     def packs(self) -> bool:
@@ -43,10 +43,10 @@ class MASS(Rewrite, VocabularyObjective):
         size = max(1, round(len(ids) * self.rate))
         start = int(random.integers(len(ids) - size + 1))
         fragment = ids[start : start + size]
-        luck, others = random.random(size), random.integers(self.words.size, size=size)
+        draws, random_ids = random.random(size), random.integers(self.words.size, size=size)
         source = ids.copy()
         source[start : start + size] = np.where(
-            luck < self.mask, mask, np.where(luck < self.mask + self.random, others, fragment)
+            draws < self.mask, mask, np.where(draws < self.mask + self.random, random_ids, fragment)
         )
         return {
             "input_ids": array(source),

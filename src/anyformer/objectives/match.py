@@ -1,4 +1,4 @@
-"""Which text belongs to which picture [Radford et al. 2021]: each is asked for the other among all of a batch."""
+"""Image-text matching [Radford et al. 2021]: find the text of each image, and the image of each text, in a batch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from anyformer.specs.checks import at_least
 
 
 class Captioned(Pictures):
-    """Columns "image" and "text", one text or a list of texts; one is drawn each time. A text ends in the
-    tokenizer's end token, and beyond `length` tokens it is cut."""
+    """Columns "image" and "text", a text or a list of texts from which one is drawn each time. A text ends with the
+    tokenizer's end token and is truncated to `length` tokens."""
 
     length: int = 77
 
@@ -43,20 +43,20 @@ class Captioned(Pictures):
         given = field(example, "text")
         texts = [given] if isinstance(given, str) else list(given)
         if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-            raise ValueError("column 'text': a text, or several, none of them empty")
+            raise ValueError("column 'text' must be a text or a list of texts, none of them empty")
         ids = [caption(text, tokenizer, self.length) for text in texts]
         lengths = np.asarray([len(each) for each in ids], np.int64)
         return {**super().encode(example, tokenizer), "input_ids": np.concatenate(ids), "lengths": lengths}
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
-        seen, ends = super().vary(record, random), record["lengths"].cumsum()
+        varied, ends = super().vary(record, random), record["lengths"].cumsum()
         which = int(random.integers(len(ends)))
-        return {**seen, "input_ids": record["input_ids"][ends[which] - record["lengths"][which] : ends[which]]}
+        return {**varied, "input_ids": record["input_ids"][ends[which] - record["lengths"][which] : ends[which]]}
 
 
 class MatchImage(Captioned):
-    """Columns "image" and "text", as `Captioned` says. The wrong answers are those of the same micro-batch on the same
-    device, so large ones teach more."""
+    """Columns "image" and "text" (see `Captioned`). The negatives are the other examples of the same micro-batch on the
+    same device, so a larger micro-batch teaches more."""
 
     command: ClassVar[str] = "run search-images RUN TEXT --folder FOLDER"
 
@@ -65,8 +65,8 @@ class MatchImage(Captioned):
 
     def module(self, model: TransformerModule) -> nn.Module:
         if not isinstance(model, TwoTowerModule) or model.head is None:
-            raise ValueError("matching texts with pictures needs two towers and a SimilarityHead (CLIP)")
-        self.fits(model.spec.image.embedding)
+            raise ValueError("MatchImage needs a model with two towers and a SimilarityHead (CLIP)")
+        self.check_embedding(model.spec.image.embedding)
         return model
 
     def weights(self, batch: Batch) -> dict[str, float]:
@@ -75,17 +75,17 @@ class MatchImage(Captioned):
     def losses(self, trained: TwoTowerModule, batch: Batch) -> dict[str, Tensor]:
         out = trained(**model_inputs(trained, batch))
         loss = trained.head.loss(out["logits_per_text"])
-        # what balances experts is a mean over the tokens of this pass, and counts as often as there are pairs
+        # aux_loss (balance of experts) is a mean over the tokens of this pass: its weight is the number of pairs
         return {"loss": loss.sum + out["aux_loss"] * loss.weight if "aux_loss" in out else loss.sum}
 
 
 def caption(text: str, tokenizer: Any, length: int | None = None) -> np.ndarray:
-    """(T,) the tokens of a text, at most `length`, the end included."""
+    """Return the token ids (T,) of a text, at most `length`, including the end token."""
     return truncate_with_end(encode_pair(tokenizer, text)["input_ids"], tokenizer.eos_token_id, length)
 
 
 def truncate_with_end(ids: np.ndarray, end: int | None, length: int | None) -> np.ndarray:
-    """At most `length` tokens, the last of them the end, where there is one."""
+    """Truncate ids to `length` tokens; the last one is `end`, unless it is None."""
     count_truncated(0 if length is None else len(ids) + (end is not None and ids[-1] != end) - length)
     if end is None or (ids[-1] == end and (length is None or len(ids) <= length)):
         return ids[:length]

@@ -1,13 +1,13 @@
 """The base class of objectives: how an example becomes numbers, and the loss of a model on them.
 
-An example goes through four steps. `encode` turns it into a record once, before training, and the record is kept on
-disk. `vary` is what chance does to a record each time it is seen (masking, noise): a pure function of the record and a
-generator that depends on the seed and on how many examples came before, never on the process that does it. `collate`
-makes a padded batch. `losses` runs the model and gives each term as a *sum*, which the model's head finds, and
-`weights` says over how much before that, so that micro-batches and processes add up to exactly one large batch: the
-loss is the sum over terms of sum / total weight.
+An example goes through four steps. `encode` turns it into a record once, before training; records are stored on disk.
+`vary` changes a record at random each time it is seen (masking, noise). It is a pure function of the record and a
+random generator, which depends on the seed and on the number of examples before it, never on the process. `collate`
+makes a padded batch. `losses` runs the model and returns each term as a *sum*; before the forward pass, `weights`
+returns how many items each sum is over. The loss is the sum over all terms of sum / total weight, so micro-batches and
+processes give exactly the loss of one large batch.
 
-Before all of them, `ready` gives the objective facts about the tokenizer (its mask token, for example).
+Before these steps, `ready` gives the objective facts about the tokenizer, such as its mask token.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from anyformer.parts.head.language import LMHeadModule
 from anyformer.parts.head.pretraining import PretrainingModule
 from anyformer.specs.part import Part
 
-Record = dict[str, np.ndarray]  # 1-D (or 0-d) arrays of numbers by name
+Record = dict[str, np.ndarray]  # name -> 1-D or 0-D array
 Batch = dict[str, Tensor]
 H = TypeVar("H", bound=HeadModule)
 
 
 class Objective(Part):
-    """A training objective: turns raw examples into records, and gives the loss."""
+    """A training objective: turns raw examples into batches, and computes the loss of a model on them."""
 
-    optional_columns: ClassVar[tuple[str, ...]] = ()  # fields that `encode` also reads where an example has them
-    second_model: ClassVar[bool] = False  # it trains with another model: a teacher, a generator, an autoencoder
-    command: ClassVar[str] = ""  # how a model that learned this is used: "run tag RUN TEXT" of the command line
+    optional_columns: ClassVar[tuple[str, ...]] = ()  # columns that `encode` reads if they exist
+    second_model: ClassVar[bool] = False  # whether it uses a second model: a teacher, a generator, an autoencoder
+    command: ClassVar[str] = ""  # the command that uses a trained model: "run tag RUN TEXT"
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The fields of a raw example that `encode` reads, so that a wrong column is reported before training."""
+        """The columns of a raw example that `encode` needs; a missing one is reported before training."""
         return ("text",)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Those of them that hold texts, which a vocabulary can be made of."""
+        """The columns that contain texts; a vocabulary can be trained on them."""
         return self.columns
 
     @property
@@ -60,18 +60,17 @@ class Objective(Part):
 
     @property
     def extra_tokens(self) -> int:
-        """How many token ids the model needs after those of the tokenizer, such as the codes of an autoencoder."""
+        """How many ids the model needs in addition to the tokenizer's, such as the codes of an autoencoder."""
         return 0
 
     @property
     def packs(self) -> bool:
-        """Whether records are texts ("input_ids") that may be cut and packed into full rows with "document_ids"."""
+        """Whether records are texts ("input_ids") that may be split and packed into full rows with "document_ids"."""
         return False
 
     @property
     def truncates(self) -> int | None:
-        """The number of tokens beyond which `encode` cuts a text. It is saved with the model, so that inference cuts
-        there too."""
+        """The number of tokens that `encode` truncates a text to. It is saved with the model and used at inference."""
         return None
 
     @property
@@ -81,81 +80,81 @@ class Objective(Part):
 
     @property
     def draws(self) -> bool:
-        """Whether a batch gets "seeds" (B,), 63 random bits an example: for what `losses` draws on the device, where it
-        would be too much for `vary`."""
+        """Whether a batch gets "seeds" (B,), 63 random bits per example. With them, `losses` can draw numbers on the
+        device that would be too many for `vary`."""
         return False
 
     def reads(self, length: int) -> int:
-        """How many tokens of text a packed row has where the model is to see rows of `length`."""
+        """Return how many tokens of text are packed into a row, if the model's input has `length` tokens."""
         return length
 
     def with_max_length(self, length: int) -> Self:
-        """This objective for a model that sees no more than `length` tokens at once."""
+        """Return this objective for a model that reads at most `length` tokens."""
         return self
 
     def ready(self, tokenizer: Any) -> Self:
-        """This objective, knowing what it needs of the tokenizer. Once more changes nothing."""
+        """Return this objective with the facts that it needs about the tokenizer. A second call changes nothing."""
         return self
 
     @property
     def source_fields(self) -> dict[str, Any]:
-        """Fields for the `source` of the trained description: how examples were labelled, for tasks to do the same."""
+        """Fields for the `source` of the trained description: settings of labels that tasks need at inference."""
         return {}
 
     def write_settings(self, folder: Path) -> Path | None:
-        """Writes what a model needs beside its weights to read such examples, other than a tokenizer; where it is."""
+        """Write the settings that a model needs to read such examples, except the tokenizer. Return their folder."""
         return None
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record | list[Record]:
-        """The record of a raw example, or several (windows over a long text); ValueError says what is wrong with it.
-        Where texts are packed, this is what `ids` says."""
+        """Return the record of a raw example, or several (windows of a long text). Raise ValueError if something is
+        wrong with it. The default is for packed texts, and uses `ids`."""
         return {"input_ids": concatenate(self.ids(text_of(example, "text"), tokenizer))}
 
     def ids(self, text: str | LongText, tokenizer: Any) -> Iterator[list[int]]:
-        """Where texts are packed: the tokens of one, a part at a time, as it may be longer than memory."""
+        """Yield the token ids of one text in parts, because it may not fit in memory. Used if texts are packed."""
         raise NotImplementedError
 
     def size(self, record: Record) -> int:
-        """How many tokens of a record the model will see in a row."""
+        """Return the length of a record as a row of the model's input."""
         return max((value.size for value in record.values()), default=0)
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
-        """The record as it is seen this time."""
+        """Return the record with random changes; called each time the record is seen."""
         return record
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
-        """One padded batch: what the model takes, and what `losses` compares with."""
+        """Return a padded batch: the inputs of the model and the targets of `losses`."""
         raise NotImplementedError
 
     def module(self, model: TransformerModule) -> nn.Module:
-        """The trained module: the model, or a module around it that trains others with it (a generator). ValueError
-        where the model does not fit this objective."""
+        """Return the module to train: the model, or a module that contains it and a second model (a generator). Raise
+        ValueError if the model does not fit this objective."""
         return model
 
     def initialize(self, model: TransformerModule) -> None:
-        """Called once for a model that was built from its description, before it is trained (weights of a teacher)."""
+        """Initialize a model that was built from its description, before training (with a teacher's weights)."""
 
     def before_step(self, trained: Any, step: int) -> None:
-        """Called before each training step, for values that depend on its number (a falling temperature)."""
+        """Set values that depend on the step (a falling temperature). Called before each training step."""
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """How much each term counts here, known before the forward pass (default: the number of labels)."""
+        """Return the weight of each term in this batch, without a forward pass (default: the number of labels)."""
         return {"loss": num_labels(batch["labels"])}
 
     def losses(self, trained: Any, batch: Batch) -> dict[str, Tensor]:
-        """Term -> its sum over the batch, with gradient; `trained` is what `module` gave. A term's factor (lambda) is
-        part of its sum."""
+        """Return the sum of each term over the batch, with gradient. `trained` is the result of `module`. The factor of
+        a term (lambda) is part of its sum."""
         return self.judge(trained, batch, forward_to_head(trained, batch))
 
     def judge(self, model: TransformerModule, batch: Batch, states: HeadInputs) -> dict[str, Tensor]:
-        """The same from hidden states, so that wrapped objectives share one forward pass. The default is the loss of
-        the model's own head."""
+        """Compute `losses` from hidden states, so that wrapped objectives share one forward pass. The default is the
+        loss of the model's head."""
         terms = require_head(model).losses(states.x, states.ctx, states.inputs).values()
         return {"loss": torch.stack([term.sum for term in terms]).sum()}
 
 
 class WithFrozenModel(nn.Module):
-    """The trained model, and a frozen one that moves with it to other devices but is in no optimizer or checkpoint."""
+    """A trained model and a frozen one, which moves to devices with it but is in no optimizer and no checkpoint."""
 
     frozen: Any
 
@@ -174,7 +173,7 @@ class WithFrozenModel(nn.Module):
 
 
 def pad_rows(rows: Sequence[np.ndarray], value: int | float) -> Tensor:
-    """1-D arrays of unequal lengths as (B, longest), filled up on the right."""
+    """Stack 1-D arrays into (B, longest), padded on the right with `value`."""
     width = max(len(row) for row in rows)
     if all(len(row) == width for row in rows):
         out = np.stack(rows)
@@ -187,7 +186,7 @@ def pad_rows(rows: Sequence[np.ndarray], value: int | float) -> Tensor:
 
 
 def pad_texts(records: Sequence[Record], pad: int) -> Batch:
-    """ "input_ids" with "attention_mask" where rows differ in length, and "token_type_ids" where records have them."""
+    """Return "input_ids", "attention_mask" if rows differ in length, and "token_type_ids" if records have them."""
     rows = [record["input_ids"] for record in records]
     batch = {"input_ids": pad_rows(rows, pad)}
     T = batch["input_ids"].shape[1]
@@ -200,7 +199,7 @@ def pad_texts(records: Sequence[Record], pad: int) -> Batch:
 
 
 def scalars(records: Sequence[Record], name: str) -> Tensor:
-    """(B,) of 0-d arrays."""
+    """Stack 0-D arrays into (B,)."""
     tensor = torch.from_numpy(np.stack([record[name] for record in records]))
     return tensor.float() if tensor.is_floating_point() else tensor.long()
 
@@ -213,22 +212,22 @@ def num_labels(labels: Tensor) -> float:
 
 
 def language_head(model: TransformerModule) -> LMHeadModule:
-    """The head that scores the vocabulary."""
+    """Return the head that scores the vocabulary."""
     head = model.head.lm if isinstance(model.head, PretrainingModule) else model.head
     if not isinstance(head, LMHeadModule):
-        raise ValueError(f"this objective predicts tokens, and the model has {describe_head(model)}")
+        raise ValueError(f"this objective predicts tokens, but the model has {describe_head(model)}")
     return head
 
 
 def describe_head(model: TransformerModule) -> str:
-    """The head of a model, as its description and its published class call it."""
-    of = f" ({model.spec.architecture})" if model.spec.architecture else ""
-    return f"{'no head' if model.head is None else type(model.spec.head).__name__}{of}"
+    """Return the name of a model's head and of its published class, for messages."""
+    suffix = f" ({model.spec.architecture})" if model.spec.architecture else ""
+    return f"{'no head' if model.head is None else type(model.spec.head).__name__}{suffix}"
 
 
 def model_inputs(model: TransformerModule, batch: Batch) -> dict[str, Any]:
-    """The inputs of a batch that the model takes, without segments where it has none. Where the head pools the last
-    place of a row, as published, the pads go to the left."""
+    """Return the inputs of a batch that the model takes, without segments if it has none. If the head pools the last
+    index of a row, as published, padding moves to the left."""
     inputs: dict[str, Any] = {name: batch[name] for name in model.inputs if name in batch}
     embedding = model.spec.embedding
     if not (isinstance(embedding, TextEmbedding) and embedding.segments):
@@ -246,12 +245,12 @@ PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def forward_to_head(model: TransformerModule, batch: Batch) -> HeadInputs:
-    """Runs the model on a batch up to its head."""
+    """Run the model on a batch up to its head."""
     return model.hidden_states(Call(model_inputs(model, batch), kernel=model.kernel))
 
 
 def logits_of(model: TransformerModule, states: HeadInputs, name: str = "logits") -> Tensor:
-    """The logits of the head in fp32."""
+    """Return the head's logits in fp32."""
     return require_head(model).answer(states.x, states.ctx, states.inputs)[name].float()
 
 

@@ -1,5 +1,5 @@
-"""Permuted tokens [Yang et al. 2019]: a text is written in an order drawn by chance, and each token is predicted from
-those before it in that order, on whichever side of it they stand."""
+"""Permutation language modelling [Yang et al. 2019]: predict the tokens of a text in a random order, each from the
+tokens before it in that order, which may be on both sides of it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from anyformer.objectives.objective import Batch, HeadInputs, Record, language_h
 from anyformer.objectives.vocabulary_info import VocabularyObjective, is_one_of
 from anyformer.specs.checks import at_least
 
-ROUND = 16  # so many tokens more are asked for at once, so that a compiled step sees few sizes
+ROUND = 16  # the number of predicted tokens is rounded up to a multiple, so that a compiled step sees few sizes
 
 
 class Permuted(VocabularyObjective, called=("PLM", "permutation language modelling")):
-    """About `rate` of the tokens are asked for, in spans of 1 to `longest`, each somewhere in a stretch that is 1 /
-    `rate` times as long. The rest are read first and see nothing of these, which are then read in an order drawn anew
-    each time. Texts are packed into rows."""
+    """About `rate` of the tokens are predicted, in spans of 1 to `longest` tokens, each at a random offset in a stretch
+    that is 1 / `rate` times as long. The other tokens come first in the order and do not see the predicted ones, whose
+    order is drawn anew each time. Texts are packed into rows."""
 
     rate: float = 1 / 6
     longest: int = 5
@@ -43,22 +43,22 @@ class Permuted(VocabularyObjective, called=("PLM", "permutation language modelli
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
         ids = record["input_ids"]
-        places = self.choose(ids, random)
-        order = np.full(len(ids), -1, np.int32)  # before all that are asked for
-        order[places] = random.permutation(len(places))
-        return {**record, "order": order, "places": places, "labels": array(ids[places])}
+        chosen_indices = self.choose(ids, random)
+        order = np.full(len(ids), -1, np.int32)  # before all predicted tokens
+        order[chosen_indices] = random.permutation(len(chosen_indices))
+        return {**record, "order": order, "places": chosen_indices, "labels": array(ids[chosen_indices])}
 
     def choose(self, ids: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """(M,) places, in order; special tokens are never asked for."""
-        chosen, begin, texts = np.zeros(len(ids), bool), 0, ~is_one_of(ids, self.words.apart)
+        """Return the sorted indices (M,) of the tokens to predict; special tokens are never chosen."""
+        chosen, begin, is_text = np.zeros(len(ids), bool), 0, ~is_one_of(ids, self.words.apart)
         while begin < len(ids):
             span = int(random.integers(1, self.longest + 1))
             stretch = max(int(span / self.rate), span)
             start = begin + int(random.integers(stretch - span + 1))
             chosen[start : start + span] = True
             begin += stretch
-        places = np.flatnonzero(chosen & texts)
-        return places if len(places) else random.permutation(np.flatnonzero(texts))[:1]
+        chosen_indices = np.flatnonzero(chosen & is_text)
+        return chosen_indices if len(chosen_indices) else random.permutation(np.flatnonzero(is_text))[:1]
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         batch = pad_texts(records, pad)
@@ -67,19 +67,17 @@ class Permuted(VocabularyObjective, called=("PLM", "permutation language modelli
         most = max(len(record["places"]) for record in records)
         P, T = -(-most // ROUND) * ROUND or ROUND, batch["input_ids"].shape[1]
         labels = torch.full((len(records), P), IGNORED)
-        asked = torch.zeros(len(records), P, T, dtype=torch.bool)
+        mapping = torch.zeros(len(records), P, T, dtype=torch.bool)
         for i, record in enumerate(records):
             count = len(record["places"])
             labels[i, :count] = torch.from_numpy(record["labels"].astype(np.int64))
-            asked[i, torch.arange(count), torch.from_numpy(record["places"].astype(np.int64))] = True
+            mapping[i, torch.arange(count), torch.from_numpy(record["places"].astype(np.int64))] = True
         hidden = permutation_mask(pad_rows([record["order"] for record in records], -1))
-        return {**batch, "perm_mask": hidden, "target_mapping": asked, "labels": labels}
+        return {**batch, "perm_mask": hidden, "target_mapping": mapping, "labels": labels}
 
     def module(self, model: TransformerModule) -> nn.Module:
         if language_head(model).part.shift or "target_mapping" not in model.inputs:
-            raise ValueError(
-                "permuted tokens need a model that takes target_mapping (OrderedText, TwoStreams); this one does not"
-            )
+            raise ValueError("permuted tokens need a model that takes target_mapping (OrderedText, TwoStreams)")
         return model
 
     def judge(self, model: TransformerModule, batch: Batch, states: HeadInputs) -> dict[str, Tensor]:
@@ -87,6 +85,6 @@ class Permuted(VocabularyObjective, called=("PLM", "permutation language modelli
 
 
 def permutation_mask(order: Tensor) -> Tensor:
-    """(B, T) when each token is read, -1 for those that all see -> (B, T, T) True where a token does not see another:
-    one that is asked for no earlier than itself. That is also itself, for the stream that asks."""
+    """(B, T) order of prediction, -1 for tokens that are visible to all -> (B, T, T) True if token i does not see token
+    j: j is predicted at the same time as i or later. So a predicted token does not see itself in the query stream."""
     return (order[:, None] >= 0) & (order[:, :, None] <= order[:, None])

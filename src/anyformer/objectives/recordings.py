@@ -1,4 +1,4 @@
-"""Sound as it is trained on."""
+"""The base class of objectives on audio, with its augmentation."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from anyformer.objectives.objective import Batch, Objective, Record
 from anyformer.specs.checks import at_least, chance
 from anyformer.specs.messages import quote
 
-LOUDEST = 32768  # recordings are kept in 16 bits
+LOUDEST = 32768  # records contain samples as 16-bit integers
 
 
 def read_samples(example: Mapping[str, Any], rate: int) -> np.ndarray:
-    """The samples of column "audio" at this rate; column "rate" says theirs where they are no file."""
+    """Return the samples of column "audio" at `rate`. If it is not a file, column "rate" contains its sampling rate."""
     audio, given = field(example, "audio"), example.get("rate")
     with AudioRecording.open(audio, None if given is None else int(given)) as recording:
         return recording.read(rate)
 
 
 class Sounds(Objective):
-    """Column "audio": a file, or samples (T,) whose "rate" stands beside them. They are brought to `rate` once, and
-    `form` is the model's input: samples ("values"), or a spectrogram of `channels` like Whisper's ("mel", always
-    `seconds` long) or like Parakeet's ("bank"), a frame of `window` samples every `hop`.
+    """Column "audio": a file, or samples (T,) with their sampling rate in column "rate". Audio is resampled to `rate`
+    once. `form` is the model's input: samples ("values"), or a spectrogram with `channels` channels as in Whisper
+    ("mel", always `seconds` long) or Parakeet ("bank"), with a frame of `window` samples every `hop` samples.
 
-    Each time they are seen they may be faster or slower by up to `speed` (0.1: from 0.9 to 1.1 times), their pitch with
-    them [Ko et al. 2015], and hiss by up to `noise` times their own loudness. A record is as long as its samples."""
+    Each time a recording is seen, its speed and pitch change by a random factor of up to 1 +- `speed` [Ko et al. 2015],
+    and white noise of up to `noise` times its loudness is added. The size of a record is its number of samples."""
 
     rate: int = 16000
     form: Literal["values", "mel", "bank"] = "values"
@@ -45,7 +45,7 @@ class Sounds(Objective):
     def check(self) -> None:
         chance(self, "speed")
         at_least(self, 0, "noise")
-        self.processor  # noqa: B018  it checks the other fields
+        self.processor  # noqa: B018  this checks the other fields
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -53,19 +53,19 @@ class Sounds(Objective):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        return self.columns[1:]  # a recording may be the name of a file
+        return self.columns[1:]  # audio may be a file name, which is not a text
 
     @property
     def processor(self) -> AudioProcessor:
         """The audio processor of the trained model."""
         if self.form == "values":
             return AudioProcessor(sampling_rate=self.rate, return_attention_mask=True)
-        wide = 1 << (self.window - 1).bit_length() if self.form == "bank" else self.window  # a Fourier transform's
+        n_fft = 1 << (self.window - 1).bit_length() if self.form == "bank" else self.window  # bank: a power of 2
         return AudioProcessor(
             kind=self.form,
             sampling_rate=self.rate,
             feature_size=self.channels,
-            n_fft=wide,
+            n_fft=n_fft,
             win_length=self.window,
             hop_length=self.hop,
             chunk_length=self.seconds,
@@ -79,9 +79,9 @@ class Sounds(Objective):
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         samples = read_samples(example, self.rate)
         if len(samples) < 2 * self.hop:
-            raise ValueError(f"{len(samples)} samples of sound, less than two frames")
+            raise ValueError(f"the recording has {len(samples)} samples, less than two frames")
         if self.form == "mel" and len(samples) > self.seconds * self.rate:
-            raise ValueError(f"{len(samples) / self.rate:.1f} seconds of sound; the limit is {self.seconds}")
+            raise ValueError(f"the recording has {len(samples) / self.rate:.1f} seconds; the limit is {self.seconds}")
         return {"samples": np.clip(np.rint(samples * LOUDEST), -LOUDEST, LOUDEST - 1).astype(np.int16)}
 
     def size(self, record: Record) -> int:
@@ -92,11 +92,11 @@ class Sounds(Objective):
             return record
         samples = record["samples"].astype(np.float32) / LOUDEST
         if self.speed:
-            places = np.arange(0, len(samples) - 1, random.uniform(1 - self.speed, 1 + self.speed))
-            samples = np.interp(places, np.arange(len(samples)), samples).astype(np.float32)
+            times = np.arange(0, len(samples) - 1, random.uniform(1 - self.speed, 1 + self.speed))
+            samples = np.interp(times, np.arange(len(samples)), samples).astype(np.float32)
         if self.noise:
-            loud = np.sqrt(np.square(samples).mean()) * random.uniform(0, self.noise)
-            samples = samples + loud * random.standard_normal(len(samples), np.float32)
+            level = np.sqrt(np.square(samples).mean()) * random.uniform(0, self.noise)
+            samples = samples + level * random.standard_normal(len(samples), np.float32)
         return {**record, "samples": samples}
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
@@ -105,10 +105,10 @@ class Sounds(Objective):
         longest = self.seconds * self.rate if self.form == "mel" else max(map(len, rows))
         return self.processor.extract(rows, longest, masked=True)
 
-    def fits(self, embedding: Any) -> None:
-        """ValueError where the model reads another form of sound."""
+    def check_embedding(self, embedding: Any) -> None:
+        """Raise ValueError if the model reads a different form of audio."""
         name = "input_values" if self.form == "values" else "input_features"
         if name not in embedding.inputs:
-            raise ValueError(f"form={quote(self.form)} makes {name}, and the model takes {', '.join(embedding.inputs)}")
+            raise ValueError(f"form={quote(self.form)} makes {name}, but the model takes {', '.join(embedding.inputs)}")
         if self.form != "values" and embedding.channels != self.channels:
-            raise ValueError(f"a spectrogram of {self.channels} channels, and the model reads {embedding.channels}")
+            raise ValueError(f"channels is {self.channels}, but the model reads spectrograms with {embedding.channels}")

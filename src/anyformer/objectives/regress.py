@@ -1,4 +1,4 @@
-"""Regression in context [Garg et al. 2022]: every example is another function, given by noisy values only."""
+"""In-context regression [Garg et al. 2022]: each example is a new function, of which only noisy values are known."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from anyformer.parts.embedding.regression_pairs import KINDS, PairEmbedding
 from anyformer.parts.head.regression import PairModule
 from anyformer.specs.checks import at_least, positive
 
-WAVES = 32  # of a smooth function
+WAVES = 32  # per smooth function
 
 
 class Regress(Objective, called=("in-context regression",)):
-    """Column "number", which with chance decides what is drawn, on the device: a function beta ~ N(0, I / width),
+    """Column "number", part of the seed that draws each example on the device: a function beta ~ N(0, I / width),
     points x ~ N(0, I) and values beta x + N(0, noise^2). The value at each point is predicted from the 0 to
-    `context` pairs before it. With `scale`, functions are not linear but smooth: of a Gaussian process whose values at
-    two points go together by exp(-distance^2 / 2 scale^2), made of waves [Rahimi and Recht 2007]."""
+    `context` pairs before it. With `scale`, functions are smooth instead of linear: samples of a Gaussian process with
+    covariance exp(-distance^2 / 2 scale^2), approximated by random Fourier features [Rahimi and Recht 2007]."""
 
     width: int = 5
     context: int = 40
@@ -57,10 +57,10 @@ class Regress(Objective, called=("in-context regression",)):
     def module(self, model: TransformerModule) -> nn.Module:
         head_of(model, PairModule, "regression in context")
         embedding = model.spec.embedding
-        assert isinstance(embedding, PairEmbedding), "a PairHead needs points"
+        assert isinstance(embedding, PairEmbedding), "a PairHead needs a PairEmbedding"
         if embedding.point_width != self.width:
             width = embedding.point_width
-            raise ValueError(f"objective.width is {self.width}, and the model reads points of {width} numbers")
+            raise ValueError(f"objective.width is {self.width}, but the model reads points of {width} numbers")
         return model
 
     def weights(self, batch: Batch) -> dict[str, float]:
@@ -80,7 +80,7 @@ class Regress(Objective, called=("in-context regression",)):
         return {"points": points, "values": values + self.noise * noise}
 
 
-# no matrix products, which half precision would round
+# elementwise, because autocast would compute matrix products in half precision
 
 
 def linear(beta: Tensor, points: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def linear(beta: Tensor, points: Tensor) -> Tensor:
 
 
 def smooth(numbers: Tensor, points: Tensor, scale: float) -> Tensor:
-    """(B, WAVES (P + 2)), (B, N, P) -> (B, N): waves of random directions and lengths, and how much of each."""
+    """(B, WAVES (P + 2)), (B, N, P) -> (B, N): a sum of waves with random directions, lengths and amplitudes."""
     waves = numbers.view(len(numbers), WAVES, -1)
     phase = (points[:, :, None] * waves[:, None, :, 2:]).sum(-1) / scale  # (B, N, WAVES)
     values = waves[:, None, :, 0] * phase.cos() + waves[:, None, :, 1] * phase.sin()
@@ -97,5 +97,5 @@ def smooth(numbers: Tensor, points: Tensor, scale: float) -> Tensor:
 
 
 def seeds_of(batch: Batch) -> Tensor:
-    """(B,) what each example is drawn by."""
+    """Return the seed (B,) of each example."""
     return mix(batch["seeds"]) + batch["number"]

@@ -1,6 +1,5 @@
-"""Replaced tokens [Clark et al. 2020, ELECTRA]: a small generator fills in hidden tokens, and the model tells of every
-token whether it is the original. Both learn at once; what the generator writes is sampled: no gradient goes through it.
-"""
+"""Replaced token detection [Clark et al. 2020, ELECTRA]: a small generator fills in masked tokens, and the model
+decides for every token whether it is the original. Both are trained together; no gradient flows through the samples."""
 
 from __future__ import annotations
 
@@ -30,9 +29,9 @@ from anyformer.specs.checks import at_least
 
 
 class ReplacedTokens(Masked, called=("RTD", "replaced token detection")):
-    """`generator` describes a masked language model, which is thrown away at the end. 15 % of the tokens are hidden
-    from it (85 % of them behind a mask, as in the published code). `weight` is lambda, of the discriminator's mean loss
-    over all tokens. `share`: addresses of tables that both have in common, where their shapes are equal."""
+    """`generator` describes a masked language model, which is discarded after training. It predicts 15 % of the tokens
+    (85 % of them become the mask token, as in the published code). `weight` (lambda) is the factor of the
+    discriminator's mean loss over all tokens. Tables at the addresses `share` are shared if their shapes are equal."""
 
     second_model: ClassVar[bool] = True
     command: ClassVar[str] = "run detect-replaced RUN TEXT"
@@ -56,8 +55,8 @@ class ReplacedTokens(Masked, called=("RTD", "replaced token detection")):
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         batch = super().collate(records, pad)
         uniforms = np.concatenate([record["uniforms"] for record in records])
-        rest = len(batch["labels"]) - len(uniforms)
-        return {**batch, "uniforms": torch.from_numpy(np.pad(uniforms, (0, rest)).astype(np.float32))}
+        extra = len(batch["labels"]) - len(uniforms)
+        return {**batch, "uniforms": torch.from_numpy(np.pad(uniforms, (0, extra)).astype(np.float32))}
 
     def module(self, model: TransformerModule) -> nn.Module:
         from anyformer.models.construct import build
@@ -68,53 +67,53 @@ class ReplacedTokens(Masked, called=("RTD", "replaced token detection")):
     def with_generator(self, model: TransformerModule, generator: TransformerModule) -> WithGenerator:
         super().module(generator)
         if model.head is None or model.spec.left_to_right:
-            raise ValueError("replaced tokens need an encoder with one score a token (a TagHead with 1 label)")
-        own, others = dict(model.named_parameters()), dict(generator.named_parameters(remove_duplicate=False))
-        shared = [name for name in self.share if name in own and name in others]
+            raise ValueError("ReplacedTokens needs an encoder with one score per token (a TagHead with 1 label)")
+        ours, theirs = dict(model.named_parameters()), dict(generator.named_parameters(remove_duplicate=False))
+        shared = [name for name in self.share if name in ours and name in theirs]
         for name in shared:
-            if own[name].shape == others[name].shape:
-                for alias in [a for a, tensor in others.items() if tensor is others[name]]:
+            if ours[name].shape == theirs[name].shape:
+                for alias in [a for a, tensor in theirs.items() if tensor is theirs[name]]:
                     path, _, leaf = alias.rpartition(".")
-                    setattr(generator.get_submodule(path), leaf, own[name])
+                    setattr(generator.get_submodule(path), leaf, ours[name])
         return WithGenerator(model, generator)
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        return {"generator": num_labels(batch["labels"]), "discriminator": float(real(batch).sum())}
+        return {"generator": num_labels(batch["labels"]), "discriminator": float(is_token(batch).sum())}
 
     def losses(self, trained: WithGenerator, batch: Batch) -> dict[str, Tensor]:
         hidden = forward_to_head(trained.generator, batch)
         generator = masked_loss(trained.generator, batch, hidden)
         ids, replaced = self.fill_in(trained.generator, batch, hidden)
         logits = logits_of(trained.model, forward_to_head(trained.model, {**batch, "input_ids": ids}))
-        detection = binary_loss(logits.view_as(ids), replaced, real(batch))
+        detection = binary_loss(logits.view_as(ids), replaced, is_token(batch))
         return {"generator": generator, "discriminator": self.weight * detection.sum}
 
     @torch.no_grad()
     def fill_in(self, generator: TransformerModule, batch: Batch, states: HeadInputs) -> tuple[Tensor, Tensor]:
-        """Ids (B, T) with samples of the generator where tokens were hidden, and where they are not the original."""
+        """Return ids (B, T) with masked tokens filled in by the generator, and (B, T) True where they are wrong."""
         places, labels = batch["places"], batch["labels"]
         scores = language_head(generator).scores(states.x.flatten(0, 1)[places]).float()
-        steps = scores.softmax(-1).cumsum(-1)  # (M, V): cumulative probabilities
-        sampled = (steps <= batch["uniforms"][:, None] * steps[:, -1:]).sum(-1).clamp(max=scores.shape[-1] - 1)
-        asked = labels != IGNORED
+        levels = scores.softmax(-1).cumsum(-1)  # (M, V): cumulative probabilities
+        sampled = (levels <= batch["uniforms"][:, None] * levels[:, -1:]).sum(-1).clamp(max=scores.shape[-1] - 1)
+        is_masked = labels != IGNORED
         ids = batch["input_ids"].flatten()
         wrong = torch.zeros_like(ids, dtype=torch.bool)
-        # what is left over at the end of `places` points at place 0 and must not touch it: a place past the end does
-        spare = torch.where(asked, places, len(ids))
-        ids = F.pad(ids, (0, 1)).index_put((spare,), torch.where(asked, sampled, 0))[:-1]
-        wrong = F.pad(wrong, (0, 1)).index_put((spare,), asked & (sampled != labels))[:-1]
+        # ignored labels have place 0 and must not change it: they write to an extra last element instead
+        targets = torch.where(is_masked, places, len(ids))
+        ids = F.pad(ids, (0, 1)).index_put((targets,), torch.where(is_masked, sampled, 0))[:-1]
+        wrong = F.pad(wrong, (0, 1)).index_put((targets,), is_masked & (sampled != labels))[:-1]
         return ids.view_as(batch["input_ids"]), wrong.view_as(batch["input_ids"])
 
 
 class WithGenerator(nn.Module):
-    """The model that is kept, and the generator beside it."""
+    """The model and the generator, which is trained with it."""
 
     def __init__(self, model: TransformerModule, generator: TransformerModule) -> None:
         super().__init__()
         self.model, self.generator = model, generator
 
 
-def real(batch: Batch) -> Tensor:
-    """(B, T) True where no pad is."""
+def is_token(batch: Batch) -> Tensor:
+    """(B, T) True for real tokens, False for padding."""
     mask = batch.get("attention_mask")
     return torch.ones_like(batch["input_ids"], dtype=torch.bool) if mask is None else mask.bool()

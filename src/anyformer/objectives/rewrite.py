@@ -1,4 +1,4 @@
-"""The base class of encoder-decoder objectives: one text is read, another is written."""
+"""The base class of encoder-decoder objectives: read one text and write another."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from anyformer.specs.checks import chance
 
 
 class Rewrite(Objective):
-    """Records have "input_ids" and "labels"; the decoder reads the labels moved one to the right behind the model's own
-    start token. `smoothing` gives so much of each target to the whole vocabulary [Szegedy et al. 2016]."""
+    """Records have "input_ids" and "labels". The decoder reads the model's start token, followed by the labels shifted
+    right. `smoothing` is the share of each target that is spread over the vocabulary [Szegedy et al. 2016]."""
 
     smoothing: float = 0.0
 

@@ -1,4 +1,4 @@
-"""BERT's pretraining [Devlin et al. 2019]: masked tokens, and whether the second half of a text follows the first."""
+"""BERT's pretraining [Devlin et al. 2019]: predict masked tokens, and whether one text follows another."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from anyformer.objectives.vocabulary_info import VocabularyInfo
 from anyformer.parts.head.losses import class_loss
 from anyformer.parts.head.pretraining import PretrainingModule
 
-FOLLOWS, RANDOM = 0, 1  # labels, as published checkpoints have them
+FOLLOWS, RANDOM = 0, 1  # labels, as in published checkpoints
 
 
 class MaskedAndNext(Masked, called=("NSP", "next sentence prediction")):
-    """Masked tokens of "[CLS] A [SEP] B [SEP]", and whether B follows A: half of the time it is of another document. An
-    example is a document, its sentences on lines of their own (or, where there is one line, after each full stop).
+    """Predict masked tokens of "[CLS] A [SEP] B [SEP]", and whether B follows A. Otherwise, in half of the cases, B is
+    from another document. An example is a document with one sentence per line; a single line is split into sentences.
 
-    Documents are cut into runs of sentences of about `length` tokens; each time a run is seen it is divided anew.
-    `short` of them are cut to a random length, so that the model meets short inputs too.
+    Documents are split into runs of sentences of about `length` tokens; each time a run is seen, it is divided anew.
+    A fraction `short` of them is cut to a random length, so that the model also sees short inputs.
     """
 
     command: ClassVar[str] = "run next-sentence RUN TEXT PAIR"
@@ -56,7 +56,7 @@ class MaskedAndNext(Masked, called=("NSP", "next sentence prediction")):
     def needs(self, known: VocabularyInfo) -> None:
         super().needs(known)
         if known.separator is None or known.begin is None:
-            raise ValueError("next sentence needs a tokenizer with a token for the beginning and a separator")
+            raise ValueError("MaskedAndNext needs a tokenizer with a begin token and a separator")
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> list[Record]:
         text = text_of(example, "text")
@@ -76,7 +76,7 @@ class MaskedAndNext(Masked, called=("NSP", "next sentence prediction")):
         return runs
 
     def size(self, record: Record) -> int:
-        return min(super().size(record), self.length or 0)  # the rest is cut off each time
+        return min(super().size(record), self.length or 0)  # `vary` cuts off the rest
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
         first, second, label = self.pair(record, partners[0], random)
@@ -88,10 +88,10 @@ class MaskedAndNext(Masked, called=("NSP", "next sentence prediction")):
         return {**seen, "token_type_ids": array(segments), "next": np.asarray(label)}
 
     def pair(self, record: Record, other: Record, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
-        """Two halves of a run, or its first half and sentences of another document as long as the rest."""
+        """Return A, B and the label: two halves of a run, or its first half and about as many tokens of `other`."""
         target = self.room if random.random() >= self.short else int(random.integers(2, self.room + 1))
         ids, ends = record["input_ids"], record["ends"]
-        ends = ends[: int(np.searchsorted(ends, target)) + 1]  # the sentences that reach the target
+        ends = ends[: int(np.searchsorted(ends, target)) + 1]  # as few sentences as reach the target
         middle = int(ends[random.integers(len(ends) - 1)]) if len(ends) > 1 else int(ends[0])
         first, second = ids[:middle], ids[middle : ends[-1]]
         foreign = other["document"] != record["document"]
@@ -101,7 +101,7 @@ class MaskedAndNext(Masked, called=("NSP", "next sentence prediction")):
             start = int(stops[start - 1]) if start else 0
             stop = min(int(np.searchsorted(stops, start + max(target - middle, 1))), len(stops) - 1)
             return first, other["input_ids"][start : stops[stop]], RANDOM
-        if len(ends) == 1:  # one sentence and no other document: halves of it
+        if len(ends) == 1:  # one sentence and no other document: split it
             middle = max(len(first) // 2, 1)
             first, second = ids[:middle], ids[middle : ends[-1]]
         return first, second, FOLLOWS
@@ -126,7 +126,7 @@ class MaskedAndNext(Masked, called=("NSP", "next sentence prediction")):
 def truncate_pair(
     first: np.ndarray, second: np.ndarray, room: int, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Both so short that they fit together: the longer loses a token at its front or back, as a coin says."""
+    """Cut both to `room` tokens in total: the longer text repeatedly loses its first or its last token, at random."""
     sides, lost = [first, second], [[0, 0], [0, 0]]
     sizes = [len(first), len(second)]
     while sum(sizes) > room:

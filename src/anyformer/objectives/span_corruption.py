@@ -1,4 +1,4 @@
-"""Span corruption [Raffel et al. 2020]: spans of a text give way to sentinels, and are written after them.
+"""Span corruption [Raffel et al. 2020]: replace spans of a text with sentinels, and write the spans after them.
 
 Thank you for inviting me to your party last week.
 reads:   Thank you <extra_id_0> me to your party <extra_id_1> week.
@@ -21,8 +21,8 @@ from anyformer.specs.checks import at_least
 
 
 class SpanCorruption(Rewrite, VocabularyObjective, called=("T5 pretraining",)):
-    """`rate` of the tokens, in spans of `mean` tokens on average. Rows of text are so long that what is left of them
-    fills the model's length."""
+    """Replace `rate` of the tokens, in spans of `mean` tokens on average. Rows of text are longer than the model's
+    input, so that the corrupted text fills it."""
 
     rate: float = 0.15
     mean: float = 3.0
@@ -42,7 +42,7 @@ class SpanCorruption(Rewrite, VocabularyObjective, called=("T5 pretraining",)):
             raise ValueError("span corruption needs a tokenizer with the tokens <extra_id_0>, <extra_id_1>, ...")
 
     def reads(self, length: int) -> int:
-        """The most tokens of text that, spans out and sentinels and the end token in, are no more than `length`."""
+        """Return the most tokens of text whose corrupted form, with the end token, has at most `length` tokens."""
         size = length
         while self.source_length(size + 1) <= length:
             size += 1
@@ -53,7 +53,7 @@ class SpanCorruption(Rewrite, VocabularyObjective, called=("T5 pretraining",)):
         return size - noise + spans + 1
 
     def amounts(self, size: int) -> tuple[int, int]:
-        """How many tokens go, in how many spans. A token at least stays, and one goes."""
+        """Return how many of `size` tokens are removed, and in how many spans. At least one is removed and one kept."""
         noise = min(max(round(size * self.rate), 1), size - 1)
         return noise, min(max(round(noise / self.mean), 1), size - noise)
 
@@ -63,13 +63,12 @@ class SpanCorruption(Rewrite, VocabularyObjective, called=("T5 pretraining",)):
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
         ids, known = record["input_ids"], self.words
-        gone = self.spans(len(ids), random)
-        source, target = corrupt(ids, gone, known.sentinels)
+        removed = self.spans(len(ids), random)
+        source, target = corrupt(ids, removed, known.sentinels)
         return {"input_ids": add_ends(None, source, known.end), "labels": add_ends(None, target, known.end)}
 
     def spans(self, size: int, random: np.random.Generator) -> np.ndarray:
-        """(T,) True where a token goes: kept and gone pieces take turns, a kept one first, all divisions equally
-        likely."""
+        """(T,) True for removed tokens. Kept and removed pieces alternate, starting with a kept one."""
         if size < 2:
             return np.zeros(size, bool)
         noise, spans = self.amounts(size)
@@ -78,24 +77,24 @@ class SpanCorruption(Rewrite, VocabularyObjective, called=("T5 pretraining",)):
 
 
 def pieces(total: int, number: int, random: np.random.Generator) -> np.ndarray:
-    """(number,) lengths of at least 1 that make up `total`: where to cut is drawn among all places between tokens."""
+    """Draw `number` lengths of at least 1 with the sum `total`; all divisions are equally likely."""
     cuts = np.sort(random.permutation(total - 1)[: number - 1]) + 1
     return np.diff(np.concatenate([[0], cuts, [total]]))
 
 
-def corrupt(ids: np.ndarray, gone: np.ndarray, sentinels: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """(source, target). A text that ends with a kept piece is closed by one sentinel more."""
-    starts = gone & ~np.concatenate([[False], gone[:-1]])
+def corrupt(ids: np.ndarray, removed: np.ndarray, sentinels: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return source and target. If the text ends with a kept piece, the target ends with one more sentinel."""
+    starts = removed & ~np.concatenate([[False], removed[:-1]])
     spans = int(starts.sum())
-    last = spans if len(gone) and not gone[-1] else spans - 1
+    last = spans if len(removed) and not removed[-1] else spans - 1
     if last >= len(sentinels):
-        raise ValueError(f"{last + 1} spans and {len(sentinels)} sentinels: shorten the rows or lengthen the spans")
-    marks = np.asarray(sentinels)[np.maximum(np.cumsum(starts) - 1, 0)]  # (T,) the sentinel of the span so far
-    source = np.where(starts, marks, ids)[~gone | starts]
-    which = np.flatnonzero(gone)
-    places = np.arange(len(which)) + np.cumsum(starts[which])  # each span is moved by the sentinels before it
+        raise ValueError(f"{last + 1} spans but {len(sentinels)} sentinels: use shorter rows or longer spans")
+    marks = np.asarray(sentinels)[np.maximum(np.cumsum(starts) - 1, 0)]  # (T,) sentinel of the last span so far
+    source = np.where(starts, marks, ids)[~removed | starts]
+    which = np.flatnonzero(removed)
+    targets = np.arange(len(which)) + np.cumsum(starts[which])  # after the sentinels of this and earlier spans
     target = np.empty(len(which) + spans, ids.dtype)
-    target[places] = ids[which]
+    target[targets] = ids[which]
     first = np.flatnonzero(starts[which])
-    target[places[first] - 1] = marks[starts]
+    target[targets[first] - 1] = marks[starts]
     return source, target if last < spans else np.append(target, sentinels[last])

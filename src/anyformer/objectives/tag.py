@@ -1,4 +1,4 @@
-"""A label for each word [Devlin et al. 2019, section 5.3]: entities, parts of speech."""
+"""Predict a label for each word [Devlin et al. 2019, section 5.3]: named entities, parts of speech."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from anyformer.objectives.objective import Batch, Objective, Record, head_of, pa
 from anyformer.parts.head.tag import TagModule
 from anyformer.specs.messages import quote
 
-LABEL_ALL_TOKENS = "label_all_tokens"  # the field of `source` that keeps `Tag.every` with the model
+LABEL_ALL_TOKENS = "label_all_tokens"  # the field of `source` that saves `Tag.every`
 OPENING, CLOSING = r"[(\[{\"“‘«¿¡]*", r"[)\]}\"”»,;:!?….]*$"
 ABBREVIATION = re.compile(r"\w(\.\w)+")  # U.S
 
 
 class Tag(Objective, called=("NER",)):
-    """Columns "words" and "tags", lists or texts with spaces between. A word's label belongs to its first token, and
-    nothing is asked about the others; with `every`, each of its tokens has it. The tag -100 asks nothing."""
+    """Columns "words" and "tags", lists or texts split at spaces. The label of a word belongs to its first token, or
+    with `every` to all its tokens; other tokens are not trained on. Words with the tag -100 are ignored."""
 
     command: ClassVar[str] = "run tag RUN TEXT"
 
@@ -32,7 +32,7 @@ class Tag(Objective, called=("NER",)):
 
     def check(self) -> None:
         if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
-            raise ValueError("Tag.labels: at least two, and none twice")
+            raise ValueError("Tag.labels needs at least two labels, all different")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -49,16 +49,16 @@ class Tag(Objective, called=("NER",)):
         if not words:
             raise ValueError(f"column {column_name(example, 'words')!r} is empty")
         numbers = self.numbers(example)
-        ids, places = word_tokens([str(word) for word in words], tokenizer)
-        labels, before = np.full(len(ids), IGNORED, np.int32), -1
-        for i, word in enumerate(places.tolist()):
-            if word >= 0 and (self.every or word != before):
+        ids, token_word = word_tokens([str(word) for word in words], tokenizer)
+        labels, previous = np.full(len(ids), IGNORED, np.int32), -1
+        for i, word in enumerate(token_word.tolist()):
+            if word >= 0 and (self.every or word != previous):
                 labels[i] = numbers[word]
-            before = word if word >= 0 else before
+            previous = word if word >= 0 else previous
         return {"input_ids": ids, "labels": labels}
 
     def numbers(self, example: Mapping[str, Any]) -> list[int]:
-        """Of the label of each word; -100 where nothing is asked."""
+        """Return the label index of each word, or -100 to ignore it."""
         column = column_name(example, "tags")
         return [
             IGNORED if str(tag) == str(IGNORED) else label_number(tag, self.labels, column)
@@ -85,15 +85,15 @@ def word_list(example: Mapping[str, Any], column: str) -> Sequence[Any]:
 
 
 def word_tokens(words: Sequence[str], tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Ids (T,) of the words with single spaces between, and which word each token is of; -1 for special tokens."""
+    """Return the ids (T,) of the words joined by spaces, and the word index of each token, -1 for special tokens."""
     encoding = tokenizer._encode(" ".join(words), None, None, True)
     return array(tokenizer._ids(encoding)), array(token_words(words, encoding))
 
 
 def token_words(words: Sequence[str], encoding: Any) -> list[int]:
-    """Which word each token of " ".join(words), or of a part of it, is of; -1 for special tokens."""
+    """Return the word index of each token of " ".join(words), or of a part of it; -1 for special tokens."""
     ends = np.cumsum([len(word) + 1 for word in words])  # a word and the space after it
-    # by its last character: a token may begin with the space before the word
+    # look up the last character, because a token may begin with the space before its word
     return [
         -1 if sequence is None or stop <= start else int(np.searchsorted(ends, stop - 1, side="right"))
         for sequence, (start, stop) in zip(encoding.sequence_ids, encoding.offsets)
@@ -101,16 +101,16 @@ def token_words(words: Sequence[str], encoding: Any) -> list[int]:
 
 
 def split_words(text: str) -> Iterator[tuple[int, int]]:
-    """(start, end) of each word of a text, as files with a label for each word usually divide it: at spaces, and marks
-    such as brackets, commas and full stops before or after a word are words of their own."""
+    """Yield (start, end) of each word of a text, split as most files of labelled words are: at spaces, and marks such
+    as brackets, commas and full stops before or after a word are separate words."""
     for chunk in re.finditer(r"\S+", text):
         opening, closing = re.match(OPENING, chunk[0]), re.search(CLOSING, chunk[0])
-        assert opening is not None and closing is not None  # both may be empty
+        assert opening is not None and closing is not None  # both patterns match an empty string
         first, last = chunk.start() + opening.end(), chunk.start() + closing.start()
-        if first >= last:  # nothing but marks: ":)", "..."
+        if first >= last:  # only marks: ":)", "..."
             yield chunk.span()
             continue
         last += text[last : last + 1] == "." and ABBREVIATION.fullmatch(text, first, last) is not None
-        yield from ((place, place + 1) for place in range(chunk.start(), first))
+        yield from ((i, i + 1) for i in range(chunk.start(), first))
         yield first, last
         yield from (run.span() for run in re.compile(r"(.)\1*").finditer(text, last, chunk.end()))

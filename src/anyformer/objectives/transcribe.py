@@ -1,4 +1,4 @@
-"""Sound in, text out, by an encoder and a decoder [Radford et al. 2022]."""
+"""Speech to text with an encoder and a decoder [Radford et al. 2022]."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from anyformer.objectives.rewrite import Rewrite
 
 
 class Transcribe(Sounds, Rewrite, called=("Whisper", "speech to text")):
-    """Also a column "text", what is to be written: behind the model's own start token and `prompt`, tokens such as
-    "<|en|><|transcribe|><|notimestamps|>", and up to the tokenizer's end token. A record is as long as its text."""
+    """Columns "audio" (see `Sounds`) and "text", the transcript. The decoder learns to write `prompt` (tokens such as
+    "<|en|><|transcribe|><|notimestamps|>"), the text and the end token. The size of a record is their length."""
 
     command: ClassVar[str] = "run transcribe RUN FILE"
 
@@ -42,10 +42,10 @@ class Transcribe(Sounds, Rewrite, called=("Whisper", "speech to text")):
         return len(record["labels"])
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
-        heard = Sounds.collate(self, records, pad)
-        return {**heard, "labels": pad_rows([record["labels"] for record in records], IGNORED)}
+        batch = Sounds.collate(self, records, pad)
+        return {**batch, "labels": pad_rows([record["labels"] for record in records], IGNORED)}
 
     def module(self, model: TransformerModule) -> nn.Module:
         super().module(model)
-        self.fits(model.spec.embedding)
+        self.check_embedding(model.spec.embedding)
         return model

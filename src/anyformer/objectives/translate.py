@@ -1,4 +1,4 @@
-"""One text into another: translation, summaries [Vaswani et al. 2017]."""
+"""Translation, summarization and other tasks from text to text [Vaswani et al. 2017]."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from anyformer.specs.messages import quote
 
 
 class Translate(Rewrite, called=("seq2seq", "summarize", "machine translation", "teacher forcing")):
-    """`prefix` stands before every source ("translate English to German: ", T5). A model with tokens for languages
-    (M2M-100) needs the code of the language to write, and of the language it reads where that is not its folder's.
+    """Columns "source" and "target", texts or lists of texts: a list of source sentences is joined, and the first of
+    several targets is learnt. They are truncated to `length` and `target_length` tokens, also in generation.
 
-    Columns "source" and "target", texts or lists of them: a source in sentences is read as one text, and of several
-    right targets the first is learnt. Beyond `length` and `target_length` tokens they are cut, and no more are written.
+    `prefix` is added before every source ("translate English to German: ", T5). A model with language tokens (M2M-100)
+    needs a `target_language`, and a `source_language` if it differs from the tokenizer's.
     """
 
     command: ClassVar[str] = "run translate RUN TEXT"
@@ -46,7 +46,7 @@ class Translate(Rewrite, called=("seq2seq", "summarize", "machine translation", 
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         if tokenizer.languages and not self.target_language:
-            raise ValueError(f"target_language: the model writes {len(tokenizer.languages)} languages; which one?")
+            raise ValueError(f"target_language: choose one of the model's {len(tokenizer.languages)} languages")
         reads = tokenizer.in_language(self.source_language) if self.source_language else tokenizer
         writes = tokenizer.in_language(self.target_language) if self.target_language else tokenizer
         source = token_ids(self.prefix + " ".join(texts_of(example, "source")), reads, end=True)
@@ -61,7 +61,7 @@ class Translate(Rewrite, called=("seq2seq", "summarize", "machine translation", 
 
 
 def truncate(ids: np.ndarray, length: int | None, tokenizer: Any) -> np.ndarray:
-    """(T,) of at most `length` tokens, which end as before."""
+    """Truncate ids (T,) to `length` tokens, and keep the special tokens at the end."""
     if length is None or len(ids) <= length:
         return ids
     count_truncated(len(ids) - length)

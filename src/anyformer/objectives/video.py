@@ -1,4 +1,4 @@
-"""Which sound and which texts belong to which video [Akbari et al. 2021]."""
+"""Match videos with their sounds and texts [Akbari et al. 2021]."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from anyformer.specs.checks import at_least
 
 
 class MatchVideo(Objective, called=("VATT", "MIL-NCE")):
-    """Columns "video", its frames as pictures in their order, "audio" as `Sounds` has it, and "text", one text or those
-    that are said nearby; `candidates` of them are drawn each time. `frames` of a video are seen, evenly spaced. Wrong
-    answers are those of the same micro-batch on the same device."""
+    """Columns "video" (a list of images), "audio" (see `Sounds`) and "text", a text or a list of texts that are spoken
+    near the clip, from which `candidates` are drawn each time. `frames` evenly spaced frames of a video are used. The
+    negatives are the other examples of the same micro-batch on the same device."""
 
     image_size: tuple[int, int]  # height, width
     frames: int
     rate: int = 16000
     candidates: int = 1
-    length: int = 16  # of a text
+    length: int = 16  # tokens per text
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
@@ -37,7 +37,7 @@ class MatchVideo(Objective, called=("VATT", "MIL-NCE")):
         at_least(self, 1, "frames", "rate", "candidates")
         at_least(self, 2, "length")
         if min(self.image_size) < 1 or len(self.mean) != len(self.std):
-            raise ValueError("MatchVideo: a size of at least one pixel, and a mean and a std for each channel")
+            raise ValueError("MatchVideo needs a positive image_size, and one mean and std per channel")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ class MatchVideo(Objective, called=("VATT", "MIL-NCE")):
             raise ValueError("column 'audio': the recording has no samples")
         texts = texts_of(example, "text")
         if not all(text.strip() for text in texts):
-            raise ValueError("column 'text': a text, or several, none of them empty")
+            raise ValueError("column 'text' must be a text or a list of texts, none of them empty")
         ids = [caption(text, tokenizer, self.length) for text in texts]
         return {
             "pixels": np.stack([images.resize(frames[i]) for i in seen], axis=1).reshape(-1),  # (C, F, H, W)
@@ -68,7 +68,7 @@ class MatchVideo(Objective, called=("VATT", "MIL-NCE")):
         return 1
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
-        """The texts that count this time, each once as long as there are enough."""
+        """Draw the texts of this time, without repetition if there are enough."""
         number, wanted = len(record["lengths"]), self.candidates
         drawn = random.permutation(number)[:wanted] if number >= wanted else random.integers(number, size=wanted)
         return {**record, "drawn": drawn.astype(np.int64)}
@@ -88,10 +88,12 @@ class MatchVideo(Objective, called=("VATT", "MIL-NCE")):
 
     def module(self, model: TransformerModule) -> nn.Module:
         if not isinstance(model, ThreeTowerModule):
-            raise ValueError("matching videos with sounds and texts needs three towers (VATT)")
-        read, wanted = model.spec.video.embedding, (len(self.mean), self.frames, *self.image_size)
-        if read.row(0, 0)["pixel_values"] != wanted:
-            raise ValueError(f"videos of {wanted} (channels, frames, height, width); the model sees {read.row(0, 0)}")
+            raise ValueError("MatchVideo needs a model with three towers (VATT)")
+        embedding, shape = model.spec.video.embedding, (len(self.mean), self.frames, *self.image_size)
+        if embedding.row(0, 0)["pixel_values"] != shape:
+            raise ValueError(
+                f"videos of {shape} (channels, frames, height, width); the model reads {embedding.row(0, 0)}"
+            )
         return model
 
     def weights(self, batch: Batch) -> dict[str, float]:

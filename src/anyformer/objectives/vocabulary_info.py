@@ -1,4 +1,4 @@
-"""Facts about a vocabulary that objectives need, as plain numbers that can be pickled with them."""
+"""The facts about a vocabulary that objectives need, as plain numbers that can be pickled."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SENTINEL = "<extra_id_{}>"  # T5's names
 
 
 class VocabularyInfo(Part):
-    """Special tokens and size of a vocabulary."""
+    """The size and the special tokens of a vocabulary."""
 
-    size: int  # ids go up to this
+    size: int  # number of ids
     mask: int | None = None
-    begin: int | None = None  # what a text starts with
+    begin: int | None = None  # first token of a text
     end: int | None = None
     separator: int | None = None
-    apart: tuple[int, ...] = ()  # tokens that are no text (begin, end, separators, padding, mask): never masked
+    apart: tuple[int, ...] = ()  # special tokens (begin, end, separator, padding, mask), which are never masked
     stops: tuple[int, ...] = ()  # full stops
     sentinels: tuple[int, ...] = ()  # <extra_id_0>, <extra_id_1>, ...
 
@@ -29,23 +29,23 @@ class VocabularyInfo(Part):
         t = tokenizer
         named = (t.bos_token_id, t.eos_token_id, t.cls_token_id, t.sep_token_id, t.pad_token_id, t.mask_token_id)
         sentinels: list[int] = []
-        while (place := t.id(SENTINEL.format(len(sentinels)))) is not None:
-            sentinels.append(place)
-        stops = (t.id(mark + ".") for mark in ("", "##", "\u0120", "\u2581"))  # as vocabularies write word boundaries
+        while (token := t.id(SENTINEL.format(len(sentinels)))) is not None:
+            sentinels.append(token)
+        stops = (t.id(mark + ".") for mark in ("", "##", "\u0120", "\u2581"))  # marks of word boundaries
         return cls(
             size=len(t),
             mask=t.mask_token_id,
             begin=t.cls_token_id if t.bos_token_id is None else t.bos_token_id,
             end=t.sep_token_id if t.eos_token_id is None else t.eos_token_id,
             separator=t.sep_token_id,
-            apart=tuple(sorted({place for place in named if place is not None})),
-            stops=tuple(place for place in stops if place is not None),
+            apart=tuple(sorted({token for token in named if token is not None})),
+            stops=tuple(token for token in stops if token is not None),
             sentinels=tuple(sentinels),
         )
 
 
 class VocabularyObjective(Objective):
-    """An objective that needs the vocabulary; `known` is filled in by `ready`."""
+    """An objective that needs facts about the vocabulary; `ready` sets `known`."""
 
     known: VocabularyInfo | None = None
 
@@ -55,7 +55,7 @@ class VocabularyObjective(Objective):
         return self.replace(known=known)
 
     def needs(self, known: VocabularyInfo) -> None:
-        """ValueError where the vocabulary has not what this takes."""
+        """Raise ValueError if the vocabulary lacks a token that this objective needs."""
 
     @property
     def words(self) -> VocabularyInfo:
@@ -65,7 +65,7 @@ class VocabularyObjective(Objective):
 
 
 def is_one_of(ids: np.ndarray, tokens: tuple[int, ...]) -> np.ndarray:
-    """(T,) True where a token is one of a few; np.isin takes twenty times as long."""
+    """(T,) True for ids that are in `tokens`; np.isin takes twenty times as long."""
     return np.logical_or.reduce([ids == token for token in tokens]) if tokens else np.zeros(len(ids), bool)
 
 

@@ -1,4 +1,4 @@
-"""The base class of objectives that add to another and use its data."""
+"""The base class of objectives that wrap another objective and use its data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anyformer.objectives.objective import Batch, Objective, Record
 
 
 class ObjectiveWrapper(Objective):
-    """An objective that changes what another one learns."""
+    """An objective that changes or extends the loss of the objective `of`."""
 
     of: Objective
 

@@ -1,7 +1,7 @@
-"""Runs that work as they are: each file has `run(data)`, a description whose fields can all be set.
+"""Complete runs: the function `run(data)` of each file returns a run, of which every field can be overridden.
 
-`anyformer train NAME` looks here; the first line of a file is its description. A file may hold several recipes: then
-RECIPES has their names and descriptions, and the file has `run(data, name)`.
+`anyformer train NAME` runs a recipe of this package; `--list` shows the first line of each file. If a file defines
+several recipes, RECIPES maps their names to descriptions, and the function is `run(data, name)`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def recipes() -> dict[str, str]:
-    """name -> description. Nothing is imported."""
+    """Return name -> description, without importing the recipes."""
     return {name: about for name, (_, about) in _modules().items()}
 
 
@@ -31,16 +31,16 @@ def _modules() -> dict[str, tuple[str, str]]:
     for module in (m.name for m in pkgutil.iter_modules(__path__) if not m.ispkg):
         tree = ast.parse((Path(__path__[0]) / f"{module}.py").read_text("utf-8"))
         about = ast.get_docstring(tree) or ""
-        own = {module.replace("_", "-"): about.partition("\n")[0]}
-        for line in tree.body:
-            if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "RECIPES":
-                own = ast.literal_eval(line.value)
-        modules |= {name: (module, about) for name, about in own.items()}
+        descriptions = {module.replace("_", "-"): about.partition("\n")[0]}
+        for statement in tree.body:
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "RECIPES":
+                descriptions = ast.literal_eval(statement.value)
+        modules |= {name: (module, about) for name, about in descriptions.items()}
     return dict(sorted(modules.items()))
 
 
 def recipe(name: str, data: str = "data") -> Run:
-    """The run of a recipe; `data` is the folder of its data sets, if it reads any."""
+    """Return the run of a recipe; `data` is the folder that contains its data sets."""
     known = _modules()
     if name not in known:
         raise ValueError(f"no recipe {name!r}; {nearest(name, known)}")

@@ -1,7 +1,7 @@
 """BERT's pretraining [Devlin et al. 2019]: masked tokens and next sentences, a million steps of 256 texts.
 
-A document is a paragraph's worth of lines in the text files of {data}/books and {data}/wikipedia, which count by their
-size. Nine tenths of the steps see 128 tokens, the last tenth 512.
+Each paragraph of the text files in {data}/books and {data}/wikipedia is a document. Both folders are sampled in
+proportion to their size. The first 90 % of the steps use texts of 128 tokens, the rest 512.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STEPS, SHORT, LENGTH = 1_000_000, 128, 512
 
 
 def mixture(data: str, out: bool) -> Mixture:
-    """Books and Wikipedia, without one paragraph in a thousand, or (`out`) only these."""
+    """Return books and Wikipedia without one paragraph in a thousand; with `out`, return only the held-out ones."""
     sources = {name: TextFiles(path=f"{data}/{name}", unit="paragraph") for name in ("books", "wikipedia")}
     held = {name: Held(source=source, one_in=1000, out=out) for name, source in sources.items()}
     return Mixture(shares=tuple(Share(name=name, source=source) for name, source in held.items()))

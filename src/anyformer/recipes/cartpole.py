@@ -1,5 +1,7 @@
-"""A Decision Transformer that balances a pole for as long as it is asked to: CartPole episodes of three qualities
-(offline_rl_expert), some minutes on a CPU."""
+"""A Decision Transformer that balances a pole for a given time: learns from CartPole episodes, minutes on a CPU.
+
+The episodes (offline_rl_expert) are from three policies of different quality.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chat model trained further on conversations: about Python's library as fetched, or your own.
+"""Fine-tune a chat model on conversations: your own, or generated ones about Python's library (`anyformer fetch`).
 
 Each line of dialogue/train.jsonl and valid.jsonl is one: {"messages": [{"role": ..., "content": ...}, ...]}.
 """

@@ -1,4 +1,4 @@
-"""Strings of 3 to 8 spoken digits into words: a small Conformer over a spectrogram, and CTC or a decoder."""
+"""Transcribe strings of 3 to 8 spoken digits: a small Conformer on spectrograms, with CTC or a decoder."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
 RECIPES = {
-    "digits": "Strings of 3 to 8 spoken digits into words: a small Conformer over a spectrogram, and CTC.",
-    "digits-seq2seq": "... written by a Transformer's decoder over the same Conformer",
+    "digits": "Transcribe strings of 3 to 8 spoken digits: a small Conformer on spectrograms, with CTC.",
+    "digits-seq2seq": "Transcribe strings of 3 to 8 spoken digits: the same Conformer, with a Transformer decoder.",
 }
 
-# Conformer S [Gulati et al. 2020] with fewer layers: 4 heads over 144, taps of 31 frames, a frame every 40 ms
+# Conformer S [Gulati et al. 2020] with fewer layers: width 144, 4 heads, kernels of 31 frames, one frame per 40 ms
 CHANNELS, AUGMENT = (
     40,
     SpecAugment(time=0.1, time_span=8, time_least=1, channels=0.2, channel_span=6, channel_least=1, learned=False),
@@ -42,8 +42,8 @@ CONFIG = {
         "scale_input": False,
     },
 }
-INIT = {"*": Kaiming(gain=3**-0.5, normal=False)}  # one spread for all, as published, is for wide models
-WRITTEN = {  # two layers over the six; a token more, for the end
+INIT = {"*": Kaiming(gain=3**-0.5, normal=False)}  # the published init, one std for all, suits only wide models
+SEQ2SEQ = {  # two decoder layers on six encoder layers; one more token, the end token
     "vocab_size": SIZE + 1,
     "encoder_layers": 6,
     "decoder_layers": 2,
@@ -57,15 +57,15 @@ SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 def run(data: str = "data", name: str = "digits") -> Run:
-    writes = name == "digits-seq2seq"
-    kind: type[Sounds] = Transcribe if writes else CTC
-    model: Any = families.find("conformer").read(WRITTEN) if writes else families.find("parakeet_ctc").read(CONFIG)
+    is_seq2seq = name == "digits-seq2seq"
+    objective: type[Sounds] = Transcribe if is_seq2seq else CTC
+    model: Any = families.find("conformer").read(SEQ2SEQ) if is_seq2seq else families.find("parakeet_ctc").read(CONFIG)
     return Run(
         name=name,
         model=model.replace(embedding=model.embedding.replace(augment=AUGMENT), init=INIT),
-        vocabulary=Words(special=SPECIAL) if writes else words(),
+        vocabulary=Words(special=SPECIAL) if is_seq2seq else words(),
         data=Data(train=training_strings(data), valid=validation_strings(data), test=test_strings(data)),
-        objective=kind(rate=RATE, form="bank", channels=CHANNELS, window=200, hop=80, speed=0.15, noise=0.1),
+        objective=objective(rate=RATE, form="bank", channels=CHANNELS, window=200, hop=80, speed=0.15, noise=0.1),
         optimizer=AdamW(lr=1e-3, betas=(0.9, 0.98), weight_decay=0.01),
         schedule=Cosine(warmup=300, floor=0.01),
         batch=Batch(examples=64),

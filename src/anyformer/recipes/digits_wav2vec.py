@@ -1,4 +1,4 @@
-"""wav2vec 2.0 on spoken digits: sound alone first, then words with the labels of one recording in ten."""
+"""wav2vec 2.0 on spoken digits: pretrain on audio only, then fine-tune with the labels of one recording in ten."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 
 RECIPES = {
-    "digits-wav2vec": "wav2vec 2.0 learns from spoken digits without a label",
-    "digits-wav2vec-tenth": "... then words, with the labels of one recording in ten (after digits-wav2vec)",
-    "digits-scratch-tenth": "the same model and labels, from scratch",
+    "digits-wav2vec": "Pretrain a small wav2vec 2.0 on spoken digits without labels.",
+    "digits-wav2vec-tenth": "Fine-tune digits-wav2vec to transcribe digits, with the labels of one recording in ten.",
+    "digits-scratch-tenth": "Train the model of digits-wav2vec-tenth from scratch on the same labels, to compare.",
 }
 
-# frames of 20 ms; the norm of a stem's layer looks at one frame, so that quiet speakers are heard like loud ones
+# frames of 20 ms; the stem normalizes each frame separately, so that loudness does not matter
 CONFIG = {
     "vocab_size": SIZE, "pad_token_id": 0, "hidden_size": 192, "num_hidden_layers": 6, "num_attention_heads": 4,
     "intermediate_size": 768, "conv_dim": [128] * 5, "conv_kernel": [10, 4, 3, 3, 2], "conv_stride": [5, 4, 2, 2, 2],
@@ -47,7 +47,7 @@ def run(data: str = "data", name: str = "digits-wav2vec") -> Run:
             batch=Batch(examples=64),
             steps=5000,
             evaluate=Evaluate(every=500, patience=None),
-            keep=Keep(every=1000, best=False),  # its loss depends on a temperature that falls
+            keep=Keep(every=1000, best=False),  # losses at different temperatures cannot be compared
         )
     scratch = name == "digits-scratch-tenth"
     return Run(

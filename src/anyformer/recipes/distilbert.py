@@ -1,7 +1,7 @@
-"""DistilBERT [Sanh et al. 2019]: half of BERT's layers, taught by the whole, on the text files of BERT's pretraining.
+"""DistilBERT [Sanh et al. 2019]: distill BERT into half of its layers, on the text files of BERT's pretraining.
 
-The student starts with one of two layers of the teacher, and learns from three losses: the teacher's answers at
-temperature 2, masked tokens, and the direction of the teacher's hidden states.
+The student starts with every other layer of the teacher, and learns from three losses: the teacher's outputs at
+temperature 2, masked tokens, and the cosine with the teacher's hidden states.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Pictures of emoji and their names (CLIP): two small towers from scratch.
+"""Match images of emoji with their names (CLIP): two small towers from scratch.
 
-The pictures are those of an emoji font if {data}/image_text_emoji has them, else drawn (`anyformer fetch emoji`).
+The images are from an emoji font if {data}/image_text_emoji exists, otherwise generated (`anyformer fetch emoji`).
 """
 
 from __future__ import annotations
@@ -57,5 +57,5 @@ def run(data: str = "data") -> Run:
         batch=Batch(examples=512),
         steps=3000,
         evaluate=Evaluate(every=300, patience=None),
-        keep=Keep(every=300, best=False),  # its loss rises early, while the ranks still improve
+        keep=Keep(every=300, best=False),  # the loss rises early, while the ranks still improve
     )

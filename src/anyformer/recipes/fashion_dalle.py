@@ -1,5 +1,4 @@
-"""Draws garments that a caption asks for, code by code (Fashion-MNIST): one decoder over words and the codes of
-fashion-vae, some minutes on a GPU."""
+"""Generate images of garments from captions (Fashion-MNIST): a GPT-2 on the codes of fashion-vae, minutes on a GPU."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ from anyformer.recipes.fashion_vae import MEAN, STD
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
-WORDS, CODES, LENGTH, PLACES = 300, 512, 16, 49
+WORDS, CODES, LENGTH, NUM_CODES = 300, 512, 16, 49
 FORMS = ("{}", "{a} {}", "a picture of {a} {}", "a grey photo of {a} {}", "draw {a} {}")
 CONFIG = {
     "vocab_size": WORDS + CODES,
-    "n_positions": LENGTH + PLACES,
+    "n_positions": LENGTH + NUM_CODES,
     "n_embd": 320,
     "n_layer": 8,
     "n_head": 5,

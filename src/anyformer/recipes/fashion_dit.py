@@ -1,4 +1,4 @@
-"""Draws garments out of noise, by their names (Fashion-MNIST): a small DiT from scratch, some minutes on a GPU."""
+"""Generate images of garments from noise and a label (Fashion-MNIST): a small DiT from scratch, minutes on a GPU."""
 
 from __future__ import annotations
 

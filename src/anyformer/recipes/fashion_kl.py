@@ -1,4 +1,4 @@
-"""Squeezes pictures of garments into 7 x 7 places of 4 numbers (Fashion-MNIST), which fashion-latent-dit draws in."""
+"""Compress images of garments into 7 x 7 latents of width 4 (Fashion-MNIST): the autoencoder of fashion-latent-dit."""
 
 from __future__ import annotations
 

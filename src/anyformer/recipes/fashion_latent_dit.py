@@ -1,4 +1,4 @@
-"""Draws garments out of noise, by their names, in the numbers of fashion-kl (Fashion-MNIST): some minutes on a GPU."""
+"""Generate images of garments in the latents of fashion-kl (Fashion-MNIST): a small DiT, minutes on a GPU."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from anyformer.recipes.fashion_vae import MEAN, STD
 from anyformer.specs.codec import override
 from anyformer.train.run import Run
 
-# the DiT of fashion-dit, on 49 places instead of 196 patches
+# the DiT of fashion-dit, on 49 latents instead of 196 patches
 CONFIG = {**fashion_dit.CONFIG, "in_channels": NUMBERS, "sample_size": SIDE, "patch_size": 1}
 
 
 def run(data: str = "data") -> Run:
-    reads = {"objective.vae": "./runs/fashion-kl", "objective.mean": MEAN, "objective.std": STD}
+    vae = {"objective.vae": "./runs/fashion-kl", "objective.mean": MEAN, "objective.std": STD}
     model = families.find("dit").read(CONFIG)
-    return override(fashion_dit.run(data), {"name": "fashion-latent-dit", "model": model, **reads})
+    return override(fashion_dit.run(data), {"name": "fashion-latent-dit", "model": model, **vae})

@@ -1,4 +1,4 @@
-"""Which of ten garments a grey picture shows (Fashion-MNIST): small models of vision from scratch."""
+"""Classify grey images of ten garments (Fashion-MNIST): small vision models from scratch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
 RECIPES = {
-    "fashion-mnist": "Which of ten garments a grey picture shows (Fashion-MNIST): a small ViT from scratch.",
-    "fashion-mnist-swin": "The same pictures read by a small Swin.",
-    "fashion-mnist-resnet": "The same pictures read by a small ResNet, to compare with.",
+    "fashion-mnist": "Classify grey images of ten garments (Fashion-MNIST): a small ViT from scratch.",
+    "fashion-mnist-swin": "Classify grey images of ten garments (Fashion-MNIST): a small Swin from scratch.",
+    "fashion-mnist-resnet": "Classify grey images of ten garments (Fashion-MNIST): a small ResNet, to compare with.",
 }
 
 LABELS = (
@@ -31,7 +31,7 @@ LABELS = (
     "bag",
     "ankle boot",
 )
-TOLD = {"id2label": {str(i): label for i, label in enumerate(LABELS)}, "label2id": {l: i for i, l in enumerate(LABELS)}}
+IDS = {"id2label": {str(i): label for i, label in enumerate(LABELS)}, "label2id": {l: i for i, l in enumerate(LABELS)}}
 SIDE = 28
 
 
@@ -46,7 +46,7 @@ def vit() -> Model:
         "num_attention_heads": 4,
         "intermediate_size": 512,
         "layer_norm_eps": 1e-6,
-        **TOLD,
+        **IDS,
     }
     steps = ("attention", "feedforward")
     return override(families.find("vit").read(config), {f"encoder.layers.{step}.drop_path": 0.1 for step in steps})
@@ -55,12 +55,12 @@ def vit() -> Model:
 def swin() -> Model:
     return families.find("swin").read({
         "architectures": ["SwinForImageClassification"], "image_size": SIDE, "patch_size": 2, "num_channels": 1,
-        "embed_dim": 128, "depths": [2, 6], "num_heads": [4, 8], "window_size": 7, "drop_path_rate": 0.1, **TOLD,
+        "embed_dim": 128, "depths": [2, 6], "num_heads": [4, 8], "window_size": 7, "drop_path_rate": 0.1, **IDS,
     })  # fmt: skip
 
 
 def resnet() -> Model:
-    """As for larger pictures, but that nothing is thrown away before the first stage."""
+    """Return a small ResNet whose stem does not downsample, because the images are small."""
     spec = families.find("resnet").read(
         {
             "architectures": ["ResNetForImageClassification"],
@@ -68,7 +68,7 @@ def resnet() -> Model:
             "hidden_sizes": [64, 128, 256],
             "depths": [2, 2, 2],
             "layer_type": "basic",
-            **TOLD,
+            **IDS,
         }
     )
     stem = ConvolutionEmbedding(layers=(Convolution(),), pool=None, channels=1, image_size=(SIDE, SIDE))
@@ -107,7 +107,7 @@ def run(data: str, name: str) -> Run:
         steps=STEPS[name],
         precision="bf16",
         ema=0.999,
-        # the test part is looked at and nothing is chosen by it: what counts is the last step
+        # the validation split is the test set: nothing is chosen by it, and the result is that of the last step
         evaluate=Evaluate(every=500, metrics=("accuracy",), best="accuracy", patience=None),
         keep=Keep(every=2000, best=False),
     )

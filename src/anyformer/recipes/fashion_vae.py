@@ -1,4 +1,4 @@
-"""Squeezes pictures of garments into 7 x 7 codes (Fashion-MNIST): the autoencoder that fashion-dalle draws in."""
+"""Compress images of garments into 7 x 7 codes (Fashion-MNIST): the autoencoder of fashion-dalle."""
 
 from __future__ import annotations
 

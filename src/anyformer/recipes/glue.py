@@ -1,6 +1,6 @@
-"""GLUE's nine tasks [Wang et al. 2018]: their files, how BERT is fine-tuned for each [Devlin et al. 2019], their score.
+"""GLUE's nine tasks [Wang et al. 2018]: their files, BERT's fine-tuning for each [Devlin et al. 2019], and their score.
 
-The recipes here fine-tune a small published encoder, or train one from scratch, on public copies of six of them.
+The recipes fine-tune a small published encoder, or train one from scratch, on public copies of six of the tasks.
 """
 
 from __future__ import annotations
@@ -17,28 +17,24 @@ from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 
 RECIPES = {
-    "cola": "Is a sentence grammatical (CoLA): a published MiniLM, trained further.",
-    "mrpc": "Do two sentences say the same (MRPC): a published MiniLM, trained further.",
-    "mrpc-scratch": (
-        "Do two sentences say the same (MRPC): a small encoder from scratch, which has little to learn it from."
-    ),
-    "qnli": (
-        "Does a sentence answer a question (QNLI, 104,743 pairs in GLUE's files): a published MiniLM, trained further."
-    ),
-    "rte": "Does one sentence follow from another (RTE, 2,490 pairs): a published MiniLM, trained further.",
-    "sst2": "Is a sentence about a film kind or not (SST-2): a published MiniLM, trained further.",
-    "sst2-scratch": "Is a sentence about a film kind or not (SST-2): a small encoder from scratch.",
-    "stsb": "How much two sentences mean the same, from 0 to 5 (STS-B): a published MiniLM, trained further.",
+    "cola": "Is a sentence grammatical (CoLA): fine-tune a published MiniLM.",
+    "mrpc": "Do two sentences mean the same (MRPC): fine-tune a published MiniLM.",
+    "mrpc-scratch": "Do two sentences mean the same (MRPC): a small encoder from scratch, on few examples.",
+    "qnli": "Does a sentence answer a question (QNLI, 104,743 pairs): fine-tune a published MiniLM.",
+    "rte": "Does one sentence follow from another (RTE, 2,490 pairs): fine-tune a published MiniLM.",
+    "sst2": "Is a film review positive or negative (SST-2): fine-tune a published MiniLM.",
+    "sst2-scratch": "Is a film review positive or negative (SST-2): a small encoder from scratch.",
+    "stsb": "How similar are two sentences, from 0 to 5 (STS-B): fine-tune a published MiniLM.",
 }
 EPOCHS, EXAMPLES, LENGTH, RATE = 3, 32, 128, 2e-5
 
 
 class GlueTask(NamedTuple):
     folder: str
-    columns: Mapping[str, str]  # the objective's name of a column -> the file's
-    labels: tuple[str, ...]  # none: a number
+    columns: Mapping[str, str]  # the objective's column name -> the file's
+    labels: tuple[str, ...]  # empty: the label is a number
     metrics: tuple[str, ...]
-    names: tuple[str, ...] = ()  # of the columns, where the file has no header
+    names: tuple[str, ...] = ()  # column names, if the file has no header
     valid: tuple[str, ...] = ("dev",)
 
 
@@ -69,7 +65,7 @@ TASKS = {
 
 
 def table(task: GlueTask, home: str | Path, name: str) -> TSV:
-    """A file of a task's folder, compressed or not."""
+    """Return a file of a task's folder, compressed or not."""
     plain = Path(home) / f"{name}.tsv"
     packed = plain.with_name(f"{name}.tsv.gz")
     return TSV(path=str(packed if packed.is_file() else plain), columns=task.columns, names=task.names)
@@ -96,8 +92,8 @@ def classify_run(name: str, model: Pretrained, data: Data, length: int | None = 
 def run_of(
     name: str, home: str | Path, model: Pretrained, num_rows: int, *, lr: float = RATE, length: int = LENGTH
 ) -> Run:
-    """The published run of a task: its files are in `home`, its training file has `num_rows`. The second development
-    set of MNLI is the run's test set, since the labels of GLUE's test sets are not public."""
+    """Return a task's run with the published settings. Its files are in `home`; the training file has `num_rows` rows.
+    The second development set of MNLI is the run's test set, since the labels of GLUE's test sets are not public."""
     task = TASKS[name]
     steps = -(-EPOCHS * num_rows // EXAMPLES)
     train, valid, *others = (table(task, home, each) for each in ("train", *task.valid))
@@ -115,15 +111,15 @@ def run_of(
 
 
 def score(results: Mapping[str, Mapping[str, float]]) -> float:
-    """0 to 100, from metrics by task: the mean over tasks of the mean of each task's metrics (of MNLI, on both
-    development sets). Over all nine tasks it is GLUE's own score."""
+    """Return a score from 0 to 100: the mean over tasks of the mean of each task's metrics (for MNLI, on both
+    development sets). With all nine tasks, this is the GLUE score."""
     return 100 * fmean(fmean(metrics.values()) for metrics in results.values())
 
 
 # -- the recipes ------------------------------------------------------------------------------------------------------
 
-PUBLISHED = {"rte": ("glue_rte", 2490), "qnli": ("QNLI", 104_743)}  # folder and rows: the published settings
-TUNING = {  # steps, of warmup, and the evaluation
+PUBLISHED = {"rte": ("glue_rte", 2490), "qnli": ("QNLI", 104_743)}  # folder and number of rows, for `run_of`
+TUNING = {  # steps, warmup steps, evaluation
     "cola": (1300, 100, Evaluate(every=100, metrics=("matthews", "accuracy"), best="matthews")),
     "mrpc": (600, 60, Evaluate(every=100, metrics=("accuracy", "f1"), best="f1")),
     "sst2": (6000, 300, Evaluate(every=500, metrics=("accuracy",), best="accuracy")),
@@ -133,7 +129,7 @@ SCRATCH_STEPS = {"mrpc": 1000, "sst2": 4000}
 
 
 def public_copy(data: str, name: str) -> Data:
-    """The files of the public copies; some have other splits and columns than GLUE's own."""
+    """Return the data of a public copy of a task; splits and columns may differ from GLUE's files."""
     task, home = TASKS[name], f"{data}/glue_{name}"
 
     def tsv(*names: str, **columns: str) -> TSV:

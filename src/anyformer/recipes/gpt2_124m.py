@@ -1,4 +1,4 @@
-"""GPT-2 with 124 million parameters from scratch, on the text files in text/: for one large GPU."""
+"""Train GPT-2 with 124 million parameters from scratch on the text files in text/, on one large GPU."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from anyformer.specs.codec import override
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
-# nothing is seen often enough for dropout to help
-WITHOUT = {
+# dropout does not help if texts are seen only once or a few times
+NO_DROPOUT = {
     "embedding.dropout": 0.0,
     "decoder.layers.attention.dropout": 0.0,
     "decoder.layers.attention.op.dropout": 0.0,
@@ -22,7 +22,7 @@ def run(data: str = "data") -> Run:
     texts = TextFiles(path=f"{data}/text")
     return Run(
         name="gpt2-124m",
-        model=override(spec("gpt2"), WITHOUT),
+        model=override(spec("gpt2"), NO_DROPOUT),
         vocabulary=TrainedBPE(size=50257),
         data=Data(train=Held(source=texts, one_in=100), valid=Held(source=texts, one_in=100, out=True)),
         objective=NextToken(apart=False),

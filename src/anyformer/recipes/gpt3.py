@@ -1,8 +1,8 @@
-"""GPT-3's eight sizes, with the batches, rates and mixture of texts of its paper [Brown et al. 2020, tables 2.1, 2.2].
+"""GPT-3 in eight sizes, with the paper's batches, learning rates and data mixture [Brown et al. 2020, tables 2.1, 2.2].
 
-The texts are not published: each folder of {data}/gpt3 stands for one of its sources, and the vocabulary is made from
-them, as large as GPT-2's, which the paper took. The paper's batches also begin small and grow over the first 4 to 12
-billion tokens; here they are as large from the start.
+The paper's texts are not published: each folder of {data}/gpt3 replaces one of its sources. The vocabulary is trained
+on them and has the size of GPT-2's, which the paper used. In the paper, the batch size grows during the first 4 to 12
+billion tokens; here it is constant.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from anyformer.checkpoint import spec
 from anyformer.data import Data, Mixture, Share, TextFiles, TrainedBPE
 from anyformer.objectives.causal import NextToken
-from anyformer.recipes.gpt2_124m import WITHOUT
+from anyformer.recipes.gpt2_124m import NO_DROPOUT
 from anyformer.specs.codec import override
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
 RECIPES = {
-    "gpt3-small": "GPT-3 of 125M parameters from scratch: batches of 0.5M tokens, rate 6e-4; five sources by weight.",
+    "gpt3-small": "GPT-3 of 125M parameters from scratch: batches of 0.5M tokens, rate 6e-4.",
     "gpt3-medium": "GPT-3 of 350M parameters from scratch: batches of 0.5M tokens, rate 3e-4.",
     "gpt3-large": "GPT-3 of 760M parameters from scratch: batches of 0.5M tokens, rate 2.5e-4.",
     "gpt3-xl": "GPT-3 of 1.3B parameters from scratch: batches of 1M tokens, rate 2e-4.",
@@ -27,7 +27,7 @@ RECIPES = {
 }
 LENGTH, TOKENS = 2048, 300e9
 WARMUP, DECAY = 375e6, 260e9  # tokens
-# rows of a batch, so that 256 are 0.5 million tokens; the highest rate
+# rows per batch (256 rows are 0.5 million tokens), peak learning rate
 SIZES = {
     "gpt3-small": (256, 6e-4),
     "gpt3-medium": (256, 3e-4),
@@ -38,7 +38,7 @@ SIZES = {
     "gpt3-13b": (1024, 1e-4),
     "gpt3-175b": (1600, 0.6e-4),
 }
-# billions of tokens that a source has, and its weight in percent; rounded as they are, the weights make 101
+# tokens of a source in billions, and its weight in percent (in the paper the rounded weights sum to 101)
 SOURCES = {"common_crawl": (410, 60), "webtext2": (19, 22), "books1": (12, 8), "books2": (55, 8), "wikipedia": (3, 3)}
 
 
@@ -59,7 +59,7 @@ def run(data: str = "data", name: str = "gpt3-small") -> Run:
 
     return Run(
         name=name,
-        model=override(spec(name), WITHOUT),
+        model=override(spec(name), NO_DROPOUT),
         vocabulary=TrainedBPE(size=50257),
         data=Data(train=mixture(data), valid=TextFiles(path=f"{data}/gpt3/valid")),
         objective=NextToken(apart=False),

@@ -1,4 +1,4 @@
-"""English to German from scratch on 29,000 sentences (multi30k): a few minutes on a GPU."""
+"""Translate English to German (multi30k, 29,000 sentences): an encoder-decoder from scratch, minutes on a GPU."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from anyformer.objectives.translate import Translate
 from anyformer.train.optim import AdamW, Noam
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
-# The smallest of three sizes is the best on so few sentences [Wu et al. 2021]: 4 + 4 layers of 128, much dropout, a
-# high rate (5e-3 after 2,000 steps), and an average of the weights at the end. Norms stand before the layers, as in
-# M2M-100: after them, so high a rate leaves the model with little more than how often words are used.
+# On few sentences the smallest of three sizes is the best [Wu et al. 2021]: 4 + 4 layers of width 128, high dropout, a
+# high learning rate (5e-3 after 2,000 steps) and averaged weights. Pre-norm, as in M2M-100: with post-norm and such a
+# rate, the model learns little more than word frequencies.
 SIZE, WIDTH, WARMUP, RATE = 10_000, 128, 2000, 5e-3
-CONFIG = {  # one table for both languages; the decoder starts from the end of a sentence
+CONFIG = {  # one vocabulary for both languages; the decoder's start token is the end token
     "architectures": ["M2M100ForConditionalGeneration"], "vocab_size": SIZE, "d_model": WIDTH,
     "encoder_layers": 4, "encoder_attention_heads": 4, "encoder_ffn_dim": 256, "encoder_layerdrop": 0.0,
     "decoder_layers": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 256, "decoder_layerdrop": 0.0,

@@ -1,4 +1,4 @@
-"""A small GPT on the running Python's own documentation and library, with its own vocabulary: minutes on a CPU."""
+"""Train a small GPT and its vocabulary on the documentation and library of the running Python: minutes on a CPU."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def run(data: str = "data") -> Run:
 class TourSize:
     name: str
     run: Run
-    enough: int  # steps that leave it well below the bigram baseline
+    enough: int  # steps after which its loss is well below the bigram baseline
 
 
 def sizes() -> tuple[TourSize, ...]:
-    """The recipe for slower machines too, the smallest first: less text, fewer words, a smaller model."""
+    """Return the recipe in three sizes, smallest first; the smaller ones suit slow machines."""
     documentation = PythonDocs(library=False)
-    some = First(source=PythonDocs(), count=250)
+    part = First(source=PythonDocs(), count=250)
     small = language_run(documentation, 20, vocabulary=280, width=64, depth=1, heads=2, length=64, batch=16, lr=3e-2)
-    middle = language_run(some, 25, vocabulary=512, width=96, depth=3, heads=3, length=128, batch=8, lr=1e-2)
+    middle = language_run(part, 25, vocabulary=512, width=96, depth=3, heads=3, length=128, batch=8, lr=1e-2)
     return TourSize("small", small, 0), TourSize("middle", middle, 500), TourSize("full", run(), 600)
 
 

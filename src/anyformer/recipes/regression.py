@@ -1,4 +1,4 @@
-"""Linear regression in context: a small GPT-2 over points and values, beside the best there can be (one GPU)."""
+"""In-context linear regression: a small GPT-2 on points and values, compared with the optimum, on one GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG = {
 
 
 def model(objective: Regress, **config: int) -> Model:
-    """GPT-2's layers between another embedding and another head; `config` has other sizes."""
+    """Return GPT-2's layers with an embedding and a head for pairs; `config` overrides sizes."""
     position = Learned(length=KINDS * (objective.context + 1))
     return (
         families.find("gpt2")

@@ -1,4 +1,4 @@
-"""A sentence that says what an abstract says (SciTLDR): a published BART, trained further."""
+"""Summarize abstracts in one sentence (SciTLDR): fine-tune a published BART."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 
 
 def run(data: str = "data") -> Run:
-    """A summary is learnt from one right text; those of the other splits have several, and the best fit counts."""
+    """Training uses one summary per abstract. The other splits have several, of which the best match is scored."""
 
     def abstracts(name: str) -> JSONLines:
         return JSONLines(path=f"{data}/summ_scitldr/{name}.jsonl.gz")

@@ -1,4 +1,4 @@
-"""A GPT that writes Shakespeare byte by byte (tiny_shakespeare, 1.1 MB): a quarter of an hour on a CPU."""
+"""A GPT that writes Shakespeare byte by byte (tiny_shakespeare, 1.1 MB): 15 minutes on a CPU."""
 
 from __future__ import annotations
 

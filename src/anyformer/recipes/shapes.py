@@ -1,6 +1,6 @@
-"""Pictures of shapes in colours and their captions (CLIP): two towers from scratch, some minutes on a CPU.
+"""Match images of coloured shapes with their captions (CLIP): two towers from scratch, minutes on a CPU.
 
-One pair of shape and colour in eight is kept out of training; the validation pictures are of these.
+One combination of shape and colour in eight is excluded from training; the validation images show only these.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ IMAGE = {**TOWER, "image_size": 32, "patch_size": 8}
 
 
 def pairs(data: str, unseen: int) -> Source:
-    """Pictures and captions of the pairs of shape and colour that are (1) or are not (0) kept out of training."""
+    """Return images and captions of the combinations that are excluded from training (`unseen` 1) or not (0)."""
     folder = f"{data}/shapes"
     images = Arrays(path=f"{folder}/shapes32.npz", fields={"image": "images"})
     every = Beside(sources=(images, Worded(source=JSONLines(path=f"{folder}/captions.jsonl.gz"), forms=FORMS)))

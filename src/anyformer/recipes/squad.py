@@ -1,4 +1,4 @@
-"""Answers that are spans of a paragraph (a part of SQuAD 1.1)."""
+"""Find the answer to a question in a paragraph (a part of SQuAD 1.1)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 
 RECIPES = {
-    "squad": "Answers that are spans of a paragraph (a part of SQuAD 1.1): a published MiniLM, trained further.",
-    "squad-scratch": "Answers that are spans of a paragraph (a part of SQuAD 1.1): a small encoder from scratch.",
+    "squad": "Find the answer to a question in a paragraph (a part of SQuAD 1.1): fine-tune a published MiniLM.",
+    "squad-scratch": "Find the answer to a question in a paragraph (a part of SQuAD 1.1): an encoder from scratch.",
 }
 
 
@@ -19,7 +19,7 @@ def questions(data: str) -> Data:
     return Data(
         train=JSONLines(path=part, columns={"answers": "answer"}),
         valid=SQuAD(path=f"{data}/qa_xquad/xquad.en.json.gz"),
-        unfit="skip",  # one of its 4,285 answers ends before it begins
+        unfit="skip",  # one of the 4,285 answers ends before it begins
     )
 
 

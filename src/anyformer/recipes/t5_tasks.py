@@ -1,4 +1,4 @@
-"""Six tasks in one run, as texts to read and to write (translation, summaries, labels): a published T5, further."""
+"""Six tasks in one run, all as text to text (translation, summaries, labels): fine-tune a published T5."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from anyformer.recipes import recipe
 from anyformer.train.optim import Adafactor, Constant
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 
-# prompts, targets and label words as in T5; the data is that of the recipe of this name
+# recipe with the task's data -> prompt, target and label words, as in T5
 TASKS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "multi30k-en-de": ("translate English to German: {source}", "{target}", ()),
     "scitldr": ("summarize: {source}", "{target}", ()),
@@ -17,7 +17,7 @@ TASKS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "rte": ("rte sentence1: {text} sentence2: {pair}", "{label}", ("entailment", "not_entailment")),
     "mrpc": ("mrpc sentence1: {text} sentence2: {pair}", "{label}", ("not_equivalent", "equivalent")),
 }
-LIMIT = 2**14  # examples that a task counts for at most
+LIMIT = 2**14  # a larger task is sampled as if it had only this many examples
 
 
 def share(name: str, source: Source) -> Share:
@@ -27,13 +27,13 @@ def share(name: str, source: Source) -> Share:
 
 
 def run(data: str = "data") -> Run:
-    own = {name: recipe(name, data).data for name in TASKS}
-    valid = {name: First(source=each.valid, count=100) for name, each in own.items() if each.valid is not None}
+    data_of = {name: recipe(name, data).data for name in TASKS}
+    valid = {name: First(source=each.valid, count=100) for name, each in data_of.items() if each.valid is not None}
     return Run(
         name="t5-tasks",
         model=Pretrained(path="google-t5/t5-small"),
         data=Data(
-            train=Mixture(shares=tuple(share(name, each.train) for name, each in own.items()), limit=LIMIT),
+            train=Mixture(shares=tuple(share(name, each.train) for name, each in data_of.items()), limit=LIMIT),
             valid=Mixture(shares=tuple(share(name, each) for name, each in valid.items())),
         ),
         objective=Translate(smoothing=0.0, length=512, target_length=128),

@@ -1,4 +1,4 @@
-"""New and rare names in short messages (WNUT-17)."""
+"""Tag new and rare names in short messages (WNUT-17)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 
 RECIPES = {
-    "wnut17": "New and rare names in short messages (WNUT-17): a published MiniLM that learns to tag words.",
-    "wnut17-scratch": "New and rare names in short messages (WNUT-17): a small encoder from scratch.",
+    "wnut17": "Tag new and rare names in short messages (WNUT-17): fine-tune a published MiniLM.",
+    "wnut17-scratch": "Tag new and rare names in short messages (WNUT-17): a small encoder from scratch.",
 }
 
 

@@ -1,1 +1,1 @@
-"""Helpers of several recipes: small models, data sets, and runs on your own data."""
+"""Helpers for recipes: small models, sources of data sets, and runs on your own data."""

@@ -1,4 +1,4 @@
-"""What the from-scratch recipes of encoders share: a small BERT, and a vocabulary of byte pairs with its tokens."""
+"""A small BERT with a BPE vocabulary, for recipes that train an encoder from scratch."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def small_bert(architecture: str, labels: tuple[str, ...] = (), **changes: int) 
     return families.find("bert").read(config)
 
 
-def from_scratch(further: Run, **changes: Any) -> Run:
-    """A run that trains a published model further, as one of a small BERT that begins with nothing."""
-    assert isinstance(further.model, Pretrained) and further.model.architecture is not None
-    return further.replace(
-        name=f"{further.name}-scratch",
-        model=small_bert(further.model.architecture, further.model.labels),
+def from_scratch(tuned: Run, **changes: Any) -> Run:
+    """Return a fine-tuning run with a small BERT from scratch instead of the published model."""
+    assert isinstance(tuned.model, Pretrained) and tuned.model.architecture is not None
+    return tuned.replace(
+        name=f"{tuned.name}-scratch",
+        model=small_bert(tuned.model.architecture, tuned.model.labels),
         vocabulary=vocabulary(),
         optimizer=AdamW(lr=3e-4, weight_decay=0.01),
         **changes,

@@ -1,4 +1,4 @@
-"""Which of several forms of a data set a recipe reads."""
+"""Choice between several versions of a data set."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def first_of(*paths: str) -> str:
-    """The first path that is there, else the last, which can be fetched."""
+    """Return the first path that exists, otherwise the last one, which can be fetched."""
     return next((path for path in paths if Path(path).expanduser().exists()), paths[-1])

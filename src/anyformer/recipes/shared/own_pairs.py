@@ -1,4 +1,4 @@
-"""Runs on pairs of texts of your own, such as translations or summaries: what `anyformer train --target` stands for."""
+"""`anyformer train --target`: runs on your own pairs of texts, such as translations or summaries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anyformer.recipes.shared.own_text import Notify, describe_columns, held_out
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Run, description_of, model_of
 
-SIZE, LENGTH = 4000, 256  # of the vocabulary, and of a text in tokens
+SIZE, LENGTH = 4000, 256  # of the vocabulary and of a text, in tokens
 
 
 def from_pairs(
@@ -28,22 +28,22 @@ def from_pairs(
     jsonl: bool = False,
     tell: Notify = lambda line: None,
 ) -> Run:
-    """A model that reads the text of one column and writes that of another. One row in ten is held out."""
+    """Return a run that trains a model to write column `target` from another column. One row in ten is held out."""
     source: Source = open_table(path, (*columns, target), delimiter=delimiter, encoding=encoding, jsonl=jsonl)
     first = next((row.example for row in source.raw() if row.example is not None), None)
     if first is None:
-        raise ValueError(f"{path}: no row that could be read")
+        raise ValueError(f"{path}: no row can be read")
     texts = text_columns(path, list(first), target, columns)
     if len(texts) > 1:
-        raise ValueError("--target is written from one --column")
-    named = {"source": texts[0], "target": target}
-    source = source.replace(columns=named, required=("source", "target"))
+        raise ValueError("--target needs exactly one --column, the source text")
+    renamed = {"source": texts[0], "target": target}
+    source = source.replace(columns=renamed, required=("source", "target"))
     count = sum(row.example is not None for row in source.rows(()))
     if not count:
         raise ValueError(f"{path}: no row has a text in {texts[0]!r} and in {target!r}")
-    tell(f"{path}: {count:,} rows; {describe_columns(source, named, ())}")
+    tell(f"{path}: {count:,} rows; {describe_columns(source, renamed, ())}")
     vocabulary = TrainedBPE(size=SIZE, special={"eos_token": "</s>", "pad_token": "<pad>"}, end="eos_token")
-    steps = min(max(20 * count // 32, 200), 10_000)  # twenty times through the rows, within reason
+    steps = min(max(20 * count // 32, 200), 10_000)  # twenty epochs, between 200 and 10,000 steps
     run = Run(
         name=name_of(path),
         model=families.find("m2m_100").read({**CONFIG, "vocab_size": SIZE, "max_position_embeddings": LENGTH}),
@@ -61,7 +61,7 @@ def from_pairs(
         return run
     given = model_of(model)
     if not description_of(given).pair:
-        raise ValueError(f"--model {model} does not read one text and write another; --target is for models that do")
+        raise ValueError(f"--model {model} is not an encoder-decoder, which --target needs")
     given, new_vocabulary = with_vocabulary(model, given, vocabulary)
     limit = min(position_limit(description_of(given)) or LENGTH, LENGTH)
     return run.replace(

@@ -1,4 +1,4 @@
-"""`anyformer train --tags`: a tagger of words for CoNLL columns, or JSON lines with lists of words and tags."""
+"""`anyformer train --tags`: a word tagger for CoNLL columns, or for JSON lines with lists of words and tags."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from anyformer.specs.messages import nearest
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
-# what columns are usually called in JSON lines
+# usual names of columns in JSON lines
 WORDS = ("tokens", "words")
 TAGS = ("tags", "ner_tags", "labels", "pos_tags", "ner", "pos", "upos")
 OUTSIDE = "O"
 TAGGER = "ForTokenClassification"
-LOOKED_AT = 2000  # lines that decide about the columns of a file
-CONLLU = 10  # columns, of which the first numbers the words
+NUM_LINES = 2000  # lines that are read to detect the columns of a file
+CONLLU = 10  # columns of CoNLL-U; the first is the number of the word
 
 
 def from_tags(
@@ -34,32 +34,32 @@ def from_tags(
     encoding: str | None = None,
     tell: Notify = lambda line: None,
 ) -> Run:
-    """A tagger for sentences whose words are labelled. `words` and `tags` name the columns of JSON lines, or number
-    those of other files from 1. One sentence in ten is held out. `tell` gets a line about how the file is read."""
+    """Return a run that trains a tagger on labelled words. `words` and `tags` are column names of JSON lines, or column
+    numbers (from 1) of other files. One sentence in ten is held out. `tell` receives a line on how the file is read."""
     source = sentences_in(path, words, tags, encoding)
     count, num_words, labels, skipped = 0, 0, set[str](), Counter[str]()
     for row in source.rows(("words", "tags")):
         problem = row.problem
         if row.example is not None:
             try:
-                own, named = (
+                tokens, names = (
                     word_list(row.example, "words"),
                     [str(tag).strip() for tag in word_list(row.example, "tags")],
                 )
-                problem = "" if len(own) == len(named) and own else f"{len(own)} words and {len(named)} tags"
+                problem = "" if len(tokens) == len(names) and tokens else f"{len(tokens)} words and {len(names)} tags"
             except ValueError as error:
                 problem = str(error)
         if problem:
             skipped[problem] += 1
         else:
-            count, num_words = count + 1, num_words + len(own)
-            labels.update(named)
+            count, num_words = count + 1, num_words + len(tokens)
+            labels.update(names)
     if not count:
         raise ValueError(f"{path}: no sentence can be used; {skipped_reasons(skipped)}")
-    after = f" ({skipped_reasons(skipped)})" if skipped else ""
+    reasons = f" ({skipped_reasons(skipped)})" if skipped else ""
     if not 2 <= len(labels) <= MOST_LABELS:
         number = "a single tag" if len(labels) < 2 else f"more than {MOST_LABELS} tags"
-        raise ValueError(f"{path}: {number}, such as {min(labels)!r}{after}; --label COLUMN says where the tags are")
+        raise ValueError(f"{path}: {number}, such as {min(labels)!r}{reasons}; choose the column with --label COLUMN")
     ordered = tuple(sorted(labels, key=lambda tag: (tag != OUTSIDE, tag.partition("-")[2], tag)))
     more = f"; encoding {source.encoding} (--encoding sets another)" if source.encoding != "utf-8" else ""
     where = ", ".join(f"{name} in {column}" for name, column in columns_of(source).items())
@@ -79,7 +79,7 @@ def json_sentences(path: str, words: str | None, tags: str | None, encoding: str
     source = JSONLines(path=path, encoding=encoding)
     row = next((row for row in source.raw() if row.example is not None), None)
     if row is None or row.example is None:
-        raise ValueError(f"{path}: no row that could be read")
+        raise ValueError(f"{path}: no row can be read")
     known = [str(name) for name in row.example]
     fields = {}
     for name, given, usual, flag in (("words", words, WORDS, "--column"), ("tags", tags, TAGS, "--label")):
@@ -87,44 +87,45 @@ def json_sentences(path: str, words: str | None, tags: str | None, encoding: str
             raise ValueError(f"{path}: no column {given!r}; {nearest(given, known)}")
         column = given or next((each for each in usual if each in known), None)
         if column is None:
-            raise ValueError(f"{path}: {flag} COLUMN says which column has the {name}: {', '.join(known)}")
+            raise ValueError(f"{path}: choose the column of the {name} with {flag} COLUMN: {', '.join(known)}")
         fields[name] = column
     return source.replace(columns=fields)
 
 
 def column_sentences(path: str, file: Path, words: str | None, tags: str | None, encoding: str) -> Columns:
-    """Columns by the lines that most of a file has. Lines that begin with "# " and have others are comments."""
-    texts = [line.text for line in islice(lines(file, encoding), LOOKED_AT) if line.text and line.text.strip()]
+    """Detect the columns of a file by the most common number of columns. Lines that begin with "# " and have a
+    different number of columns are comments."""
+    texts = [line.text for line in islice(lines(file, encoding), NUM_LINES) if line.text and line.text.strip()]
     cells = [text.split("\t") if "\t" in text else text.split() for text in texts]
     plain = [each for text, each in zip(texts, cells) if not text.startswith("# ")]
     if not plain:
         raise ValueError(f"{path}: no line with a word and its tag")
     number = Counter(map(len, plain)).most_common(1)[0][0]
     if number < 2:
-        raise ValueError(f"{path}: lines of one column; each needs a word and its tag")
+        raise ValueError(f"{path}: lines have only one column; each needs a word and its tag")
     numbered = number == CONLLU and plain[0][0].partition("-")[0].isdigit()
-    places = {"words": 1, "tags": 3} if numbered else {"words": 0, "tags": number - 1}
+    columns = {"words": 1, "tags": 3} if numbered else {"words": 0, "tags": number - 1}
     for name, given, flag in (("words", words, "--column"), ("tags", tags, "--label")):
         if given is not None:
             if not given.isdigit() or not 1 <= int(given) <= number:
                 raise ValueError(f"{flag} {given}: {path} has columns 1 to {number}")
-            places[name] = int(given) - 1
+            columns[name] = int(given) - 1
     comments = any(text.startswith("# ") and len(each) != number for text, each in zip(texts, cells))
     return Columns(
-        path=path, fields=places, comment="# " if comments or numbered else None, numbered=numbered, encoding=encoding
+        path=path, fields=columns, comment="# " if comments or numbered else None, numbered=numbered, encoding=encoding
     )
 
 
 def columns_of(source: Columns | JSONLines) -> dict[str, str]:
-    """name -> what the file calls the column"""
+    """Return name -> the column in the file, for messages."""
     if isinstance(source, Columns):
-        return {name: f"column {place + 1}" for name, place in source.fields.items()}
-    return {name: f"column {own!r}" for name, own in source.columns.items()}
+        return {name: f"column {index + 1}" for name, index in source.fields.items()}
+    return {name: f"column {column!r}" for name, column in source.columns.items()}
 
 
 def tag_run(source: Source, name: str, labels: tuple[str, ...], count: int, model: str | None) -> Run:
     size, length = 2000, 256
-    steps = min(max(10 * count // 16, 100), 5000)  # ten times through the sentences, within reason
+    steps = min(max(10 * count // 16, 100), 5000)  # ten epochs, between 100 and 5000 steps
     every = max(steps // 4, 1)
     entities = any(label.startswith("B-") for label in labels)
     run = Run(

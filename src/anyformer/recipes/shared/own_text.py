@@ -1,5 +1,4 @@
-"""Runs on data of your own: what `anyformer train --text`, `--csv` and `--jsonl` stand for, as whole descriptions.
-`--images` and `--tags` have modules of their own."""
+"""`anyformer train --text`, `--csv` and `--jsonl`: runs on your own texts and tables."""
 
 from __future__ import annotations
 
@@ -29,15 +28,15 @@ from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, description_of, model_of
 
 MOST_LABELS = 200
-TEXTS = ("text", "sentence", "content", "review", "document", "body")  # what a column of texts is usually called
-MISSING = {"na", "n/a", "nan", "none", "null", "nil", "missing", "unknown", "?", "-"}  # in a column of numbers
+TEXTS = ("text", "sentence", "content", "review", "document", "body")  # usual names of a text column
+MISSING = {"na", "n/a", "nan", "none", "null", "nil", "missing", "unknown", "?", "-"}  # missing numbers
 Notify = Callable[[str], object]
 
 
 def from_text(
     path: str, model: str | None = None, *, encoding: str | None = None, tell: Notify = lambda line: None
 ) -> Run:
-    """A model that learns to write what stands in text files: the last tenth of each shows whether it did."""
+    """Return a run that trains a language model on text files; the last tenth of each file is for validation."""
     source = TextFiles(path=path)
     files = source.files()
     encodings = dict.fromkeys([known_encoding(encoding)] if encoding else map(detect_encoding, files))
@@ -47,7 +46,7 @@ def from_text(
     data = Data(train=source.replace(stop=0.9), valid=source.replace(start=0.9))
     size = sum(file.stat().st_size for file in files)
     if size < 2**16 and not all(any(True for _ in part.raw()) for part in (data.train, data.valid) if part):
-        raise ValueError(f"{path}: too little text; the last tenth is held out, and there must be words in it")
+        raise ValueError(f"{path}: too little text; the last tenth is held out and must contain words")
     begin = " ".join((line.text or "")[:400] for line in islice(lines(files[0], next(iter(encodings))), 20))
     return text_run(data, name_of(path), size, model, " ".join(begin.split()[:4]))
 
@@ -63,8 +62,8 @@ def from_table(
     jsonl: bool = False,
     tell: Notify = lambda line: None,
 ) -> Run:
-    """A classifier for the rows of a CSV, TSV or JSON lines, or without a label a model that writes such texts. One row
-    in ten is held out. `tell` gets a line about how the file is read."""
+    """Return a run that trains a classifier on the rows of a CSV, TSV or JSON lines file, or a language model if there
+    is no label. One row in ten is held out. `tell` receives a line on how the file is read."""
     wanted = (*columns, *([label] if label else ()))
     source: Source = open_table(path, wanted, delimiter=delimiter, encoding=encoding, jsonl=jsonl)
     known, problem = dict[str, None](), "it is empty"
@@ -74,10 +73,10 @@ def from_table(
         if row.example is not None:
             first = first or row.example
             known.update(dict.fromkeys(row.example))
-            if isinstance(source, CSV):  # its first line names the columns of all
+            if isinstance(source, CSV):  # the first line has all column names
                 break
     if first is None:
-        raise ValueError(f"{path}: no row that could be read ({problem})")
+        raise ValueError(f"{path}: no row can be read ({problem})")
     if label is None and not columns and "messages" in first:
         return chat_run(source, path, model)
     texts = text_columns(path, list(known), label, columns)
@@ -102,7 +101,7 @@ def from_table(
 
 
 def held_out(source: Source, stratify: str | None = None) -> Data:
-    """One row in ten is for validation, of each class where `stratify` names the column of classes. Rows that cannot be
+    """Hold out one row in ten for validation, in each class if `stratify` names the label column. Rows that cannot be
     used are skipped, counted and reported."""
     held = Held(source=source, one_in=10, out=True, stratify=stratify)
     return Data(train=held.replace(out=False), valid=held, unfit="skip")
@@ -113,7 +112,7 @@ def name_of(path: str) -> str:
 
 
 def text_columns(path: str, known: list[str], label: str | None, columns: Sequence[str]) -> list[str]:
-    """The column of the texts, and of what each is paired with."""
+    """Return the text column, or the two columns of a pair."""
     for name in (*columns, *([label] if label else ())):
         if name not in known:
             raise ValueError(f"{path}: no column {name!r}; {nearest(name, known)}")
@@ -127,8 +126,8 @@ def text_columns(path: str, known: list[str], label: str | None, columns: Sequen
 
 
 def describe_columns(source: Source, named: Mapping[str, str], labels: Sequence[str]) -> str:
-    """How a table is read: its columns, and what was found out about the file."""
-    parts = [f"{name}: column {own!r}" for name, own in named.items()]
+    """Describe how a table is read: its columns, delimiter and encoding."""
+    parts = [f"{name}: column {column!r}" for name, column in named.items()]
     if "label" in named:
         parts[-1] += f", {len(labels)} labels" if labels else ", a number"
     if isinstance(source, CSV) and not isinstance(source, TSV) and source.delimiter != ",":
@@ -139,10 +138,10 @@ def describe_columns(source: Source, named: Mapping[str, str], labels: Sequence[
 
 
 class LabelColumn:
-    """What stands in a column of labels."""
+    """Statistics of a column of labels."""
 
     def __init__(self) -> None:
-        self.names: set[str] = set()  # one more than MOST_LABELS at most
+        self.names: set[str] = set()  # at most MOST_LABELS + 1 different values
         self.total, self.numbers, self.fractions = 0, 0, False
 
     def add(self, value: Any) -> None:
@@ -160,34 +159,34 @@ class LabelColumn:
 
 
 def labels_of(path: str, column: str, values: LabelColumn, skipped: Mapping[str, int]) -> tuple[str, ...]:
-    """The labels of a column in the order of their names; none where it has numbers that are not classes. Of those, one
-    value in ten may be something else, and any number of them missing ("n/a"); such rows are skipped later on."""
+    """Return the labels of a column, sorted; none if its numbers are targets of a regression. Then up to one value in
+    ten may not be a number, and any number of values may be missing ("n/a"); such rows are skipped later."""
     missing = {name.lower() for name in values.names if not is_number(name)} <= MISSING
     if (values.many or values.fractions) and (missing or values.numbers >= 0.9 * values.total):
         return ()
     labels = sorted(values.names)
-    after = f" ({skipped_reasons(skipped)})" if skipped else ""
+    reasons = f" ({skipped_reasons(skipped)})" if skipped else ""
     if values.many:
-        raise ValueError(f"{path}: column {column!r} has more than {MOST_LABELS} values, too many for labels{after}")
+        raise ValueError(f"{path}: column {column!r} has more than {MOST_LABELS} values, too many for labels{reasons}")
     if len(labels) < 2:
         raise ValueError(
-            f"{path}: column {column!r} has a single value, {labels[0]!r}, in all {values.total:,} rows{after};"
+            f"{path}: column {column!r} has a single value, {labels[0]!r}, in all {values.total:,} rows{reasons};"
             " a classifier needs two or more"
         )
     if len(labels) == values.total > 10:
         raise ValueError(
-            f"{path}: column {column!r} has a different value in each of its {values.total:,} rows{after},"
+            f"{path}: column {column!r} has a different value in each of its {values.total:,} rows{reasons},"
             " so it cannot be a label"
         )
     return tuple(sorted(labels, key=float) if all(map(is_number, labels)) else labels)
 
 
 def skipped_reasons(skipped: Mapping[str, int]) -> str:
-    """The rows that were skipped, by reason, the commonest first."""
+    """Describe the number of skipped rows by reason, the most common first."""
     reasons = sorted(skipped.items(), key=lambda item: -item[1])
     shown = ", ".join(f"{count:,} because {why}" for why, count in reasons[:3])
     more = f", and {sum(count for _, count in reasons[3:]):,} more" if len(reasons) > 3 else ""
-    return f"{sum(skipped.values()):,} rows skipped: {shown}{more}" if skipped else "it has none"
+    return f"{sum(skipped.values()):,} rows skipped: {shown}{more}" if skipped else "it has no rows"
 
 
 def is_number(text: str) -> bool:
@@ -201,9 +200,9 @@ def is_number(text: str) -> bool:
 
 
 def text_run(data: Data, name: str, size: int, model: str | None, sample: str) -> Run:
-    """For so many bytes of text."""
+    """Return a run that trains a language model on `size` bytes of text."""
     small = size < 2**20
-    watch = Evaluate(every=50 if small else 100, patience=3)  # a small text is soon memorised
+    watch = Evaluate(every=50 if small else 100, patience=3)  # small texts are memorised soon
     length, tokens = 128, 512 if small else 4096
     width, depth = (128, 4) if small else (256, 6)
     run = quickstart.language_run(
@@ -212,26 +211,26 @@ def text_run(data: Data, name: str, size: int, model: str | None, sample: str) -
     if model is None:
         return run
     given = model_of(model)
-    limit = description_of(given)
-    if limit.pair:
-        raise ValueError(f"--model {model} reads one text and writes another; --text is for models of one text")
-    any_order = any(isinstance(part, TwoStreams) for _, part in walk(limit))
-    objective: Objective = NextToken() if limit.writes else Permuted() if any_order else Masked()
-    length = min(position_limit(limit) or 256, 256)
+    description = description_of(given)
+    if description.pair:
+        raise ValueError(f"--model {model} is an encoder-decoder; --text needs a model that reads a single text")
+    any_order = any(isinstance(part, TwoStreams) for _, part in walk(description))
+    objective: Objective = NextToken() if description.writes else Permuted() if any_order else Masked()
+    length = min(position_limit(description) or 256, 256)
     given, new_vocabulary = with_vocabulary(
-        model, given, TrainedBPE(size=tokens) if limit.writes else vocabulary(tokens)
+        model, given, TrainedBPE(size=tokens) if description.writes else vocabulary(tokens)
     )
     changed: dict[str, Any] = {"model": given, "objective": objective, "batch": Batch(examples=8, length=length)}
     changed |= {"optimizer": AdamW(lr=5e-5 if new_vocabulary is None else 6e-4), "schedule": Linear(warmup=20)}
     changed |= {"vocabulary": new_vocabulary}
-    return run.replace(**changed, evaluate=watch.replace(sample=sample or None if limit.writes else None))
+    return run.replace(**changed, evaluate=watch.replace(sample=sample or None if description.writes else None))
 
 
 def chat_run(source: Source, path: str, model: str | None) -> Run:
-    """For conversations in a column of messages."""
+    """Return a run that fine-tunes a chat model on a column of messages."""
     given = None if model is None else model_of(model)
     if not isinstance(given, Pretrained):
-        raise ValueError(f"{path} holds conversations: --model names the checkpoint, with a chat template, to train")
+        raise ValueError(f"{path} contains conversations: give a checkpoint with a chat template as --model")
     length = min(position_limit(description_of(given)) or dialogue.LENGTH, dialogue.LENGTH)
     return dialogue.run().replace(
         name=name_of(path),
@@ -252,7 +251,7 @@ def classifier_run(data: Data, name: str, labels: tuple[str, ...], pair: bool, r
         intermediate_size=512,
         max_position_embeddings=length,
     )
-    steps = min(max(5 * rows // 32, 60), 5000)  # five times through the rows, within reason
+    steps = min(max(5 * rows // 32, 60), 5000)  # five epochs, between 60 and 5000 steps
     run = Run(
         name=name,
         model=scratch,

@@ -1,8 +1,8 @@
-"""Where the data of the recipes come from, and how they get here: the folders of `--data`.
+"""The sources of the recipes' data, and how `fetch` creates the folders of `--data`.
 
-A data set of the Hugging Face hub is read through `datasets` (the extra `data`) and written in the form that recipes
-read; a file of the web is stored as it is; a published model is copied from the hub's cache; other data are generated
-here, without a network.
+A data set of the Hugging Face hub is read with `datasets` (the extra `data`) and converted to the files that recipes
+read. A file from the web is stored unchanged. A published model is copied from the hub's cache. Other data are
+generated without a network.
 """
 
 from __future__ import annotations
@@ -36,37 +36,37 @@ from anyformer.train.run import Pretrained
 from anyformer.weights import hub
 from anyformer.weights.manifest import atomic_folder
 
-Progress = Callable[[int, int], object]  # how many are done, of how many
+Progress = Callable[[int, int], object]  # called with the numbers of finished and of all items
 Rows = Iterable[Mapping[str, Any]]
-PARQUET = "refs/convert/parquet"  # the hub's own copy of data sets that are published as code
+PARQUET = "refs/convert/parquet"  # the hub's Parquet copy of data sets that are published as code
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Of one folder: what it is, where it is published, and how each of its files is made of that; or the function
-    (folder, seed, progress) that generates it."""
+    """The source of one folder: what it contains, where it is published and how its files are converted, or the
+    function (folder, seed, progress) that generates it."""
 
     about: str
-    page: str = ""  # a data set of the hub, a model there, or an address
+    page: str = ""  # a data set or a model of the hub, or a URL
     files: Mapping[str, tuple[HFDataset, Callable[[Rows], bytes]] | WebFile] = dataclasses.field(default_factory=dict)
     model: bool = False
     generate: Callable[[Path, int, Progress], None] | None = None
 
     @property
     def available(self) -> bool:
-        """Whether `fetch` gets it."""
+        """Whether `fetch` can create it."""
         return bool(self.files) or self.model or self.generate is not None
 
 
-# -- how rows are written ----------------------------------------------------------------------------------------------
+# -- conversion of rows to files ---------------------------------------------------------------------------------------
 
 
 def table(*columns: str, names: tuple[str, ...] = (), mark: str = "\t") -> Callable[[Rows], bytes]:
-    """Values with `mark` between them; a column "" is empty; `names` stand in the first line."""
+    """Return a function that writes rows, values separated by `mark`. Column "" is empty; `names` is the header."""
 
     def write(rows: Rows) -> bytes:
         out = io.StringIO()
-        if mark == "\t":  # as published: nothing is quoted
+        if mark == "\t":  # without quotes, as published
             values = [[str(row[column]) if column else "" for column in columns] for row in rows]
             lines = [[*names], *values] if names else values
             out.writelines("\t".join(" ".join(value.split()) for value in line) + "\n" for line in lines)
@@ -86,7 +86,7 @@ WNUT_LABELS = ("O", *(f"{side}-{name}" for name in NAMES for side in "BI"))
 
 
 def words(rows: Rows) -> bytes:
-    """A word and its tag a line, and an empty line between sentences."""
+    """Write one word and its tag per line, with an empty line between sentences."""
     texts = (zip(row["tokens"], row["ner_tags"], strict=True) for row in rows)
     return "\n".join("".join(f"{word}\t{WNUT_LABELS[tag]}\n" for word, tag in text) for text in texts).encode()
 
@@ -97,7 +97,7 @@ def questions(rows: Rows) -> bytes:
 
 
 def paragraphs(rows: Rows) -> bytes:
-    """As SQuAD's own files are."""
+    """Write the format of SQuAD's files."""
     contexts = []
     for row in rows:
         pairs = zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True)
@@ -108,7 +108,7 @@ def paragraphs(rows: Rows) -> bytes:
 
 
 def idx(column: str) -> Callable[[Rows], bytes]:
-    """MNIST's own format."""
+    """Return a function that writes a column in MNIST's IDX format."""
 
     def write(rows: Rows) -> bytes:
         values = np.stack([np.asarray(row[column], dtype=np.uint8) for row in rows])
@@ -138,7 +138,7 @@ def flickr(split: str, language: str) -> tuple[HFDataset, Callable[[Rows], bytes
 
 
 def scitldr(split: str, sha256: str) -> WebFile:
-    """Of SciTLDR-A, whose papers are abstracts. On the hub it is published as code, which `datasets` no longer runs."""
+    """Return a file of SciTLDR-A (abstracts only). On the hub it is published as code, which `datasets` cannot run."""
     commit = "5ccad9c00a60ad75c9e04abf7f27d0f53f983b20"
     home = f"https://raw.githubusercontent.com/allenai/scitldr/{commit}/SciTLDR-Data/SciTLDR-A"
     return WebFile(f"{home}/{split}.jsonl", sha256)
@@ -151,21 +151,21 @@ SAME = table(
 FOLLOWS = table("sentence1", "sentence2", "label", "idx", names=("sentence1", "sentence2", "label", "idx"))
 ANSWERED = table("idx", "question", "sentence", "label", names=("index", "question", "sentence", "label"))
 
-STAND_IN = "texts of the running Python, a stand-in for"
+STAND_IN = "texts of the running Python, in place of"
 ORIGINS: dict[str, Origin] = {
     "all-MiniLM-L6-v2": Origin("a small encoder for sentences", "sentence-transformers/all-MiniLM-L6-v2", model=True),
     "tiny_shakespeare": Origin("1.1 MB of plays", "karpathy/tiny_shakespeare", {
         "input.txt.gz": (HFDataset(name="karpathy/tiny_shakespeare", revision=PARQUET, split="train+validation+test"),
                          lambda rows: "".join(row["text"] for row in rows).encode()),
     }),
-    "glue_sst2": Origin("67,349 phrases about films", "nyu-mll/glue", {
+    "glue_sst2": Origin("67,349 phrases from film reviews", "nyu-mll/glue", {
         "train.tsv.gz": (glue("sst2", "train"), table("label", "sentence", names=("label", "sentence"))),
         "dev.tsv.gz": (glue("sst2", "validation"), table("label", "sentence", names=("label", "content"))),
-        # the benchmark keeps the labels of its own test part to itself
+        # GLUE does not publish the labels of its test set
         "test.tsv.gz": (HFDataset(name="SetFit/sst2", split="test"),
                         table("label", "text", names=("label", "content"))),
     }),
-    "glue_cola": Origin("8,551 sentences of linguistics", "nyu-mll/glue", {
+    "glue_cola": Origin("8,551 sentences from linguistics texts", "nyu-mll/glue", {
         "train.tsv.gz": (glue("cola", "train"), JUDGED),
         "in_domain_dev.tsv.gz": (glue("cola", "validation[:527]"), JUDGED),
         "out_of_domain_dev.tsv.gz": (glue("cola", "validation[527:]"), JUDGED),
@@ -173,7 +173,7 @@ ORIGINS: dict[str, Origin] = {
     "glue_mrpc": Origin("5,801 pairs of news sentences", "nyu-mll/glue", {
         "train.tsv.gz": (glue("mrpc", "train+validation"), SAME), "test.tsv.gz": (glue("mrpc", "test"), SAME),
     }),
-    "glue_rte": Origin("2,767 texts and what follows from them", "nyu-mll/glue", {
+    "glue_rte": Origin("2,767 pairs of a text and a hypothesis", "nyu-mll/glue", {
         "train.tsv.gz": (glue("rte", "train"), FOLLOWS), "dev.tsv.gz": (glue("rte", "validation"), FOLLOWS),
         "test.tsv.gz": (glue("rte", "test"), FOLLOWS),
     }),
@@ -198,12 +198,12 @@ ORIGINS: dict[str, Origin] = {
     "qa_xquad": Origin("1,190 questions on paragraphs", "google/xquad", {
         "xquad.en.json.gz": (HFDataset(name="google/xquad", config="xquad.en", split="validation"), paragraphs),
     }),
-    "fashion_mnist": Origin("70,000 pictures of garments", "zalando-datasets/fashion_mnist", {
+    "fashion_mnist": Origin("70,000 images of garments", "zalando-datasets/fashion_mnist", {
         f"{ours}-{kind}-ubyte.gz": (HFDataset(name="zalando-datasets/fashion_mnist", split=theirs), idx(column))
         for ours, theirs in (("train", "train"), ("t10k", "test"))
         for kind, column in (("images-idx3", "image"), ("labels-idx1", "label"))
     }),
-    "summ_scitldr": Origin("3,229 papers in one sentence each", "https://github.com/allenai/scitldr", {
+    "summ_scitldr": Origin("3,229 abstracts with one-sentence summaries", "https://github.com/allenai/scitldr", {
         f"{split}.jsonl.gz": scitldr(split, sha256) for split, sha256 in (
             ("train", "b222771d387be585cfdf5ae957b36757138415a352e0a3e3b23f73f87c3b1119"),
             ("dev", "3191fa98ccc09521332b7a1cd63b1930be4e8df125a235ccd31e40329709525e"),
@@ -213,26 +213,26 @@ ORIGINS: dict[str, Origin] = {
     "text": Origin(f"{STAND_IN} your own texts", generate=write_texts),
     "books": Origin(f"{STAND_IN} books", generate=partial(write_texts, library=False)),
     "wikipedia": Origin(f"{STAND_IN} Wikipedia's articles", generate=write_texts),
-    "gpt3": Origin(f"{STAND_IN} GPT-3's sources, none of which is published", generate=partial(
+    "gpt3": Origin(f"{STAND_IN} GPT-3's sources, which are not published", generate=partial(
         write_texts, folders=("common_crawl", "webtext2", "books1", "books2", "wikipedia", "valid"))),
-    "dialogue": Origin("3,000 conversations about the running Python's library, a stand-in for your own",
+    "dialogue": Origin("3,000 conversations about the running Python's library, in place of your own",
                        generate=write_conversations),
-    "spoken_digits": Origin("3,000 spoken digits of six voices, synthesised", generate=write_digits),
+    "spoken_digits": Origin("3,000 spoken digits in six voices, synthesised", generate=write_digits),
     "speech_fsdd": Origin("3,000 recordings of the Free Spoken Digit Dataset in fsdd.npz, with the arrays that"
                           " `anyformer parts Recordings` names, label, speaker and index"),
-    "shapes": Origin("6,000 pictures of shapes in colours, drawn", generate=write_shapes),
-    "drawn_emoji": Origin("2,156 emoji with their names, drawn", generate=write_emoji),
-    "image_text_emoji": Origin("1,903 pictures of emoji with their names, which you draw from an emoji font"),
+    "shapes": Origin("6,000 images of coloured shapes, generated", generate=write_shapes),
+    "drawn_emoji": Origin("2,156 images of emoji with their names, generated", generate=write_emoji),
+    "image_text_emoji": Origin("1,903 images of emoji with their names; you have to render them with an emoji font"),
 }  # fmt: skip
 
 
 def folders_of(name: str, data: str = "DATA") -> list[str]:
-    """The folders of `--data` that a recipe reads, models too."""
+    """Return the folders of `--data` that a recipe reads, including models."""
     return [*dict.fromkeys(re.findall(rf'"{re.escape(data)}/([^/"]+)', to_json(recipe(name, data))))]
 
 
 def models_of(name: str, data: str = "DATA") -> list[str]:
-    """The published models that a recipe begins with or learns from. They stay in the hub's cache."""
+    """Return the published models that a recipe starts from or learns from. They are read from the hub's cache."""
     named = (
         part.teacher if isinstance(part, Distill) else part.path
         for _, part in walk(recipe(name, data))
@@ -242,7 +242,7 @@ def models_of(name: str, data: str = "DATA") -> list[str]:
 
 
 def runs_of(name: str) -> list[str]:
-    """The recipes whose runs a recipe reads: they are trained first."""
+    """Return the recipes whose runs a recipe reads; they have to be trained first."""
     return [*dict.fromkeys(re.findall(r'"(?:\./)?runs/([^/"]+)"', to_json(recipe(name))))]
 
 
@@ -253,26 +253,26 @@ def origin_of(folder: str) -> Origin:
 def fetch(
     folder: str, home: Path, offline: bool = False, seed: int = 0, progress: Progress = lambda done, total: None
 ) -> Path:
-    """Puts a folder of data under `home`, whole or not at all. `seed` is for data that are generated."""
+    """Create a folder of data in `home`, completely or not at all. `seed` is for generated data."""
     origin, target = origin_of(folder), home / folder
     if not origin.available:
         raise ValueError(f"{target} cannot be fetched: {origin.about}")
     if origin.model:
         source = hub.resolve(origin.page, offline=offline)
-        with atomic_folder(target) as made:
+        with atomic_folder(target) as target_folder:
             for path in (path for path in source.iterdir() if path.is_file()):
-                shutil.copyfile(path, made / path.name)
+                shutil.copyfile(path, target_folder / path.name)
         return target
-    with atomic_folder(target) as made:
+    with atomic_folder(target) as target_folder:
         if origin.generate is not None:
-            origin.generate(made, seed, progress)
-            (made / "SOURCE.md").write_text(f"{origin.about} by anyformer with seed {seed}\n")
+            origin.generate(target_folder, seed, progress)
+            (target_folder / "SOURCE.md").write_text(f"{origin.about} (by anyformer, seed {seed})\n")
             return target
         for name, file in origin.files.items():
             content = read(file, offline)
-            (made / name).write_bytes(gzip.compress(content, mtime=0) if name.endswith(".gz") else content)
+            (target_folder / name).write_bytes(gzip.compress(content, mtime=0) if name.endswith(".gz") else content)
         page = origin.page if "://" in origin.page else f"https://huggingface.co/datasets/{origin.page}"
-        (made / "SOURCE.md").write_text(f"{origin.about}: {page}\n")
+        (target_folder / "SOURCE.md").write_text(f"{origin.about}: {page}\n")
     return target
 
 
@@ -281,5 +281,5 @@ def read(file: tuple[HFDataset, Callable[[Rows], bytes]] | WebFile, offline: boo
         dataset, write = file
         return write(row.example for row in dataset.raw() if row.example is not None)
     if offline or hub.asked_offline():
-        raise FileNotFoundError(f"{file.url} is in no cache: fetch it without offline")
+        raise FileNotFoundError(f"{file.url} is not in a cache; fetch it without offline")
     return file.read()

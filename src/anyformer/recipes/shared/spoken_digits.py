@@ -1,6 +1,6 @@
-"""Spoken digits: 3,000 recordings of 6 speakers, joined into strings as one of them would say them.
+"""Spoken digits: 3,000 recordings of 6 speakers, joined into strings of digits by one speaker.
 
-They are the Free Spoken Digit Dataset if {data}/speech_fsdd has it, else synthesised (`anyformer fetch digits`).
+They are the Free Spoken Digit Dataset if {data}/speech_fsdd exists, otherwise synthesised (`anyformer fetch digits`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from anyformer.recipes.shared.folders import first_of
 
 RATE = 8000
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-SIZE = 12  # tokens: a pad, which is the blank too, an unknown word, and the digits
-HELD = 7  # of 50 recordings of each digit by each speaker the first five are the official test, two more are held out
+SIZE = 12  # tokens: padding (also the blank), the unknown word, and the digits
+HELD = 7  # of 50 recordings per digit and speaker, the first five are the official test set, the next two validation
 
 
 def words() -> Words:
@@ -19,7 +19,7 @@ def words() -> Words:
 
 
 def recordings(data: str, least: int | None = None, most: int | None = None) -> Source:
-    """Those whose number among the recordings of one digit by one speaker is from `least` to `most`."""
+    """Return the recordings with an index (per digit and speaker) from `least` to `most`."""
     every = Recordings(
         path=first_of(f"{data}/speech_fsdd/fsdd.npz", f"{data}/spoken_digits/digits.npz"),
         fields=("speaker", "index"),
@@ -33,16 +33,16 @@ def strings(source: Source, count: int, seed: int = 0) -> JoinedRecordings:
 
 
 def training_strings(data: str, count: int = 8000, one_in: int | None = None) -> Source:
-    """Strings to learn from, of all their recordings or of one in so many."""
+    """Return `count` strings of the training recordings, or of one in `one_in` of them."""
     known = recordings(data, least=HELD)
     return strings(known if one_in is None else Held(source=known, one_in=one_in, out=True, stratify="label"), count)
 
 
 def validation_strings(data: str) -> Source:
-    """Strings to watch a training by, of recordings that it does not see."""
+    """Return strings of the validation recordings."""
     return strings(recordings(data, least=5, most=HELD - 1), 200, seed=1)
 
 
 def test_strings(data: str) -> Source:
-    """Strings of the official test recordings."""
+    """Return strings of the official test recordings."""
     return strings(recordings(data, most=4), 1000, seed=2)
