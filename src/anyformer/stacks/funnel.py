@@ -28,7 +28,7 @@ class Funnel(Backbone, sees="all", called=("Funnel Transformer",)):
     stages: tuple[Stack, ...]
     pool: Halve = Halve()
     top: Stack | None = None
-    resume: int | None = None  # number of first-stage layers after which its states go to `top`; default: all
+    resume: int | None = None  # `top` gets the first stage's states after this many layers; default: after all
 
     def check(self) -> None:
         if not self.stages:
@@ -103,7 +103,7 @@ class FunnelModule(nn.Module):
 
 
 def first_to_front(ctx: Context) -> Tensor | None:
-    """Return the indices (B, T) that move left padding to the end of each row; None if there is none."""
+    """Return the indices (B, T) that move left padding to the end of each row; None without left padding."""
     if ctx.is_token is None:
         return None
     pads, length = leading_pads(ctx.is_token), ctx.is_token.shape[1]

@@ -130,7 +130,7 @@ class Perceiver(Backbone, sees="all", called=("latent bottleneck", "Perceiver IO
         if head is not None and not self.by_token:
             pool = head.pool if isinstance(head, (ClassifyHead, PooledOutput)) else None
             if not isinstance(head, ANY_VECTORS) or (pool is not None and pool.requires):
-                reason = f"{type(head).__name__} reads one vector per token, which the encoder does not give"
+                reason = f"{type(head).__name__} reads one vector per token, but the encoder returns a fixed number"
                 raise ValueError(f"head: {reason}; set encoder.write=Write(...) without a count")
 
     @property
@@ -192,7 +192,7 @@ class PerceiverModule(nn.Module):
 
     @property
     def between(self) -> str | None:
-        """Address of what is between one run of the stack and the head; None if nothing is."""
+        """Address of the computation between one run of the stack and the head; None if there is none."""
         if self.write is not None:
             return f"{self.address}.write"
         return f"{self.address}.rounds" if self.part.rounds > 1 else None
