@@ -374,9 +374,9 @@ def test_a_weight_map_must_be_an_object(sharded: Path, weight_map: object) -> No
 
 def test_a_shard_is_missing(sharded: Path) -> None:
     (sharded / SHARDS[1]).unlink()
-    assert f"{SHARDS[1]}: named by the index" in refusal(lambda: Checkpoint(sharded), FileNotFoundError)
+    assert f"{SHARDS[1]}: listed in the index" in refusal(lambda: Checkpoint(sharded), FileNotFoundError)
     os.mkfifo(sharded / SHARDS[1])  # opening it would wait for ever
-    assert f"{SHARDS[1]}: named by the index" in refusal(lambda: Checkpoint(sharded), FileNotFoundError)
+    assert f"{SHARDS[1]}: listed in the index" in refusal(lambda: Checkpoint(sharded), FileNotFoundError)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ class Visible:
     """Which keys each query may see. The mask that a kernel needs is computed from one predicate, on demand and once.
 
     `allows(b, q, k)` takes broadcastable tensors of batch rows, row indices of queries and row indices of keys. `index`
-    (T,) or (B, T) has the row indices of the queries, `keys` (S,) or (B, S) those of the keys. `batch_size` is 1 if the
-    mask is the same for all rows.
+    (T,) or (B, T) has the row indices of the queries, `keys` (S,) or (B, S) the row indices of the keys. `batch_size`
+    is 1 if the mask is the same for all rows.
     """
 
     def __init__(
@@ -108,13 +108,12 @@ def attend(
     mix_heads: Callable[[Tensor, bool], Tensor] | None = None,
     normalize: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Compute softmax(scale * q k^T + bias) v over the visible keys. A query that sees no key gets zeros.
+    """Compute softmax(scale * q k^T + bias) v over the visible keys. In all kernels, a query without keys gets zeros.
 
     Returns (B,H,T,K). `on_weights` receives the attention weights (B,H,T,S) and returns them, changed or not. Only the
     eager kernel computes weights; for the other kernels they are computed in addition, so tracing changes no result.
     `value_bias` maps the weights to a tensor (B,H,T,K) that is added to the result. `mix_heads` mixes the heads' scores
     (called with after_softmax=False) and weights (True). `normalize` replaces softmax.
-    A query that sees no key gets zeros on every kernel.
     """
     if kernel not in KERNELS:
         raise ValueError(f"unknown attention kernel {quote(kernel)}; {nearest(kernel, KERNELS)}")

@@ -206,5 +206,5 @@ def at_places(row: Tensor, places: Tensor) -> Tensor:
 
 
 def leading_pads(is_token: Tensor) -> Tensor:
-    """(B, S) -> (B, 1): the number of pads before the first real token, by which positions are shifted."""
+    """(B, S) -> (B, 1): the number of pads before the first real token; positions are shifted by it."""
     return (is_token.cumsum(-1) == 0).sum(-1, keepdim=True)

@@ -81,7 +81,7 @@ class Stack(Backbone, sees="itself"):
         led = {kind: part for kind, block in kinds.items() if (part := layer_sharing_of(block)) is not None}
         if led and self.pattern and self.pattern[0] not in led:
             kind, part = next(iter(led.items()))
-            missing = f"layers share parameters of the first layer, but {self.pattern[0]} has none"
+            missing = f"layers share parameters of the first layer ({self.pattern[0]}), which does not have them"
             raise ValueError(f"Stack.layers.{kind}: {missing}; set {part.layer_sharing.off}")
         part = layer_sharing_of(self.layers)
         for kind, other in led.items():
@@ -172,7 +172,7 @@ class Stack(Backbone, sees="itself"):
         return super().edit(steps, change)
 
     def _with_layer(self, i: int, block: Block) -> Stack:
-        """Return a copy in which only layer i is replaced; the pattern is written out in full."""
+        """Return a copy with only layer i replaced and the whole pattern written out."""
         kinds = dict(self.layers) if isinstance(self.layers, Mapping) else {"layer": self.layers}
         pattern = [self.pattern[j % len(self.pattern)] if self.pattern else "layer" for j in range(self.depth)]
         if pattern.count(pattern[i]) > 1:  # otherwise only layer i has this kind
