@@ -72,7 +72,7 @@ class Block(Steps, sees="itself", called=("layer",)):
 
 
 class Parallel(Steps, sees="itself"):
-    """Steps that read the same input; all branches are added to it (GPT-J, GPT-NeoX)."""
+    """Steps that all read the same input; their branches are all added to it (GPT-J, GPT-NeoX)."""
 
     def __init__(self, **steps: Any) -> None:
         super().__init__(**steps)
