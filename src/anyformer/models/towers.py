@@ -130,14 +130,14 @@ class TowersModule(TransformerModule):
         for name in self.spec.named:
             tower: Any = getattr(self, name)
             # an input that several towers accept, such as attention_mask, goes to the first of them (text)
-            own = {key: inputs[key] for key in tower.spec.embedding.inputs if key in inputs and key not in used}
+            own_inputs = {key: inputs[key] for key in tower.spec.embedding.inputs if key in inputs and key not in used}
             if mask_of(name) in inputs:
-                own["attention_mask"] = inputs[mask_of(name)]
-            if not own:
+                own_inputs["attention_mask"] = inputs[mask_of(name)]
+            if not own_inputs:
                 self.lacks(inputs, name, tower.spec.embedding.inputs[0])
                 continue
-            used.update(own)  # torch 2.11 cannot compile `|=` with keys
-            answer = tower(Call(own, taps=taps, kernel=call.kernel))
+            used.update(own_inputs)  # torch 2.11 cannot compile `|=` with keys
+            answer = tower(Call(own_inputs, taps=taps, kernel=call.kernel))
             vectors[name], x = answer[f"{name}_embeds"], answer["last_hidden_state"]
             balance += [answer["aux_loss"]] if "aux_loss" in answer else []
             shown = tower.collect_outputs(taps) if isinstance(taps, OutputCollector) else {}
@@ -160,7 +160,9 @@ class TwoTowerModule(TowersModule):
 
     def lacks(self, inputs: dict[str, Any], name: str, wanted: str) -> None:
         other = "image" if name == "text" else "text"
-        raise ValueError(f"missing input {wanted}: the model compares texts with images; use model.{other} for one")
+        raise ValueError(
+            f"missing input {wanted}: the model compares texts with images; to run one tower, call model.{other}"
+        )
 
     def compare(self, vectors: dict[str, Tensor], inputs: dict[str, Any]) -> Outputs:
         return self.head(vectors["text"], vectors["image"], inputs)

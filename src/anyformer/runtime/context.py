@@ -87,11 +87,11 @@ class Context:
         """(B, T) True for real tokens of this call; None: no padding."""
         return None if self.is_token is None else self.of_these(self.is_token)
 
-    def of_these(self, held: Tensor) -> Tensor:
+    def of_these(self, values: Tensor) -> Tensor:
         """Select the tokens of this call: (B, S, ...) over all cached tokens -> (B, T, ...)."""
         if self.state is not None and self.state.capacity is not None:
-            return at_places(held, self.index)
-        return held[:, -self.index.shape[-1] :]
+            return at_places(values, self.index)
+        return values[:, -self.index.shape[-1] :]
 
     def places(self) -> Tensor:
         """(S,) row indices of all keys that are cached after this call, in a cache without a window."""

@@ -205,8 +205,8 @@ class Growing(Store):
     def join(self, others: Sequence[Store]) -> None:
         """Shorter rows begin at a later column, so that all rows end at the same one."""
         for name in self.tensors:
-            held = [store.tensors[name] for store in (self, *others)]
-            self.tensors[name] = stack_rows(held, self.axes[name], left=True)
+            tensors = [store.tensors[name] for store in (self, *others)]
+            self.tensors[name] = stack_rows(tensors, self.axes[name], left=True)
 
 
 class Static(Store):
@@ -228,12 +228,12 @@ class Static(Store):
         """Write to columns (T,) or (B, T). `index_copy_` on a flat view is fastest. A compiler might copy the tensor
         behind a view in each step, so compiled code uses `index_put_` on the tensor itself."""
         for name, tensor in new.items():
-            held, dim, alike = self.tensors[name], self.axes[name], self.alike[name]
+            table, dim, alike = self.tensors[name], self.axes[name], self.alike[name]
             if torch.compiler.is_compiling():
-                held.index_put_(once(f"of {alike}", functools.partial(grid, held.shape[: dim + 1], columns)), tensor)
+                table.index_put_(once(f"of {alike}", functools.partial(grid, table.shape[: dim + 1], columns)), tensor)
             else:
-                at = once(alike, functools.partial(lines, held.shape[: dim + 1], columns))
-                held.flatten(0, dim).index_copy_(0, at, tensor.flatten(0, dim))
+                at = once(alike, functools.partial(lines, table.shape[: dim + 1], columns))
+                table.flatten(0, dim).index_copy_(0, at, tensor.flatten(0, dim))
 
     def reserve(self, index: Tensor, once: Once) -> tuple[Tensor, Tensor]:
         """For one token per row at row index `index` (B, 1): the columns (B, 1) to write, and the row indices (L,) or
@@ -375,9 +375,9 @@ class State:
 
     def check_rows(self, rows: int) -> None:
         """Raise ValueError if the state has a different number of rows."""
-        held = len(self.past) if isinstance(self.past, Tensor) else self.batch_size if self.past else None
-        if held is not None and held != rows:
-            raise ValueError(f"past_key_values has {held} rows, but the inputs have {rows}")
+        cached_rows = len(self.past) if isinstance(self.past, Tensor) else self.batch_size if self.past else None
+        if cached_rows is not None and cached_rows != rows:
+            raise ValueError(f"past_key_values has {cached_rows} rows, but the inputs have {rows}")
         self.batch_size = rows
 
     @property

@@ -73,9 +73,9 @@ class FunnelModule(nn.Module):
         level = ctx
         below = x = ctx.tap(self.address, "input", x)
         for i, stage in enumerate(self.stages):
-            x, level, looking = self.part.pool.step(x, level) if i else (x, level, level)
+            x, level, first_ctx = self.part.pool.step(x, level) if i else (x, level, level)
             states: list[Tensor] = []
-            x, _ = stage(x, level, None if looking is level else looking, states)
+            x, _ = stage(x, level, None if first_ctx is level else first_ctx, states)
             if i == 0:
                 below = x if self.part.resume is None else states[self.part.resume]
         if self.top is None:

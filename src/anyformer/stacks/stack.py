@@ -252,8 +252,8 @@ class StackModule(nn.Module):
             return False
         if ctx.taps is not None or ctx.state is not None or (part.neck is not None and part.neck.every_layer):
             return False
-        alone = not any(p.routes or p.layer_sharing for _, p in walk(part))
-        return alone and can_rewind(x, ctx, self.layers)
+        independent = not any(p.routes or p.layer_sharing for _, p in walk(part))
+        return independent and can_rewind(x, ctx, self.layers)
 
     @property
     def last_stack(self) -> StackModule:

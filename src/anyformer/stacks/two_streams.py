@@ -76,28 +76,28 @@ class TwoStreamsModule(StackModule):
     def forward(
         self, x: Tensor, ctx: Context, first: Context | None = None, states: list[Tensor] | None = None
     ) -> tuple[Tensor, Context]:
-        asked, recalled, states = ctx.extra(TargetStream), ctx.extra(Memories) or Memories(), []
-        if asked is None and not recalled.states:
+        targets, memories, states = ctx.extra(TargetStream), ctx.extra(Memories) or Memories(), []
+        if targets is None and not memories.states:
             out, ctx = super().forward(x, ctx, None, states)
         else:
-            out, ctx = self.run_both(x, ctx, asked, recalled.states, states)
+            out, ctx = self.run_both(x, ctx, targets, memories.states, states)
         usual = self.part.keeps_training if self.training else self.part.keeps
-        if usual if recalled.keep is None else recalled.keep:
-            before = recalled.states or [None] * self.part.depth
+        if usual if memories.keep is None else memories.keep:
+            before = memories.states or [None] * self.part.depth
             ctx = ctx.replace(StackOutputs({"mems": tuple(map(self.keep, states, before))}))
         return out, ctx
 
     def run_both(
-        self, x: Tensor, ctx: Context, asked: TargetStream | None, past: tuple[Tensor, ...], states: list[Tensor]
+        self, x: Tensor, ctx: Context, targets: TargetStream | None, past: tuple[Tensor, ...], states: list[Tensor]
     ) -> tuple[Tensor, Context]:
         """Run both streams. Append the text's input of each layer, and the output of the last one, to `states`."""
         x = ctx.tap(self.address, "input", x)
         states.append(x)
         g, target_ctx = None, ctx  # the target tokens and their context
-        if asked is not None:
-            g = ctx.tap(self.address, "input", asked.x)
+        if targets is not None:
+            g = ctx.tap(self.address, "input", targets.x)
             order = dataclasses.replace(ctx.extra(Order) or Order(), itself=False)
-            target_ctx = ctx.replace(order, index=asked.places, shared={})
+            target_ctx = ctx.replace(order, index=targets.places, shared={})
         for i, layer in enumerate(self.layers):
             seen = torch.cat((past[i].to(x.dtype), x), dim=1) if past else x
             x = ctx.tap(self.address, f"layers.{i}", layer(x, ctx.replace(key_states=seen) if past else ctx))

@@ -94,8 +94,8 @@ class PackedStep:
             return cls([])
         joined = [module for _, module in joined_linears(model)]
         inside = {part for module in joined for part in module.parts}
-        alone = [module for module in model.modules() if type(module) is nn.Linear and module not in inside]
-        return cls([layer for layer in (*alone, *(module.whole for module in joined)) if is_large(layer)])
+        separate = [module for module in model.modules() if type(module) is nn.Linear and module not in inside]
+        return cls([layer for layer in (*separate, *(module.whole for module in joined)) if is_large(layer)])
 
     def missing_bytes(self) -> int:
         """Return the size of the copies that have not been made yet."""

@@ -152,10 +152,10 @@ def fill(
     if strict and not report.clean:
         raise ValueError(f"{stored.folder}: the checkpoint does not fit its description: {report}")
     lacking = {id(targets[name]): name for name in (*missing, *mismatched, *tables)}.values()
-    held = sum({id(tensor): tensor.numel() for tensor in filled.values()}.values())
-    if sum(targets[name].numel() for name in lacking) > ABSENT + held:
+    loaded = sum({id(tensor): tensor.numel() for tensor in filled.values()}.values())
+    if sum(targets[name].numel() for name in lacking) > ABSENT + loaded:
         most = max(lacking, key=lambda name: targets[name].numel())
-        lack = f"{held:,} numbers, without {most} of shape {tuple(targets[most].shape)}"
+        lack = f"{loaded:,} numbers, without {most} of shape {tuple(targets[most].shape)}"
         raise ValueError(f"{stored.folder}: the checkpoint has {lack}: too many to initialise")
     filled |= {name: make().to(dtypes[name]) for name, make in tables.items()}
     device = "meta" if isinstance(stored, ShapeCheckpoint) else "cpu"
