@@ -160,9 +160,7 @@ class TwoTowerModule(TowersModule):
 
     def lacks(self, inputs: dict[str, Any], name: str, wanted: str) -> None:
         other = "image" if name == "text" else "text"
-        raise ValueError(
-            f"missing input {wanted}: the model compares texts with images; to run one tower, call model.{other}"
-        )
+        raise ValueError(f"missing input {wanted} to compare texts with images; to run one tower, call model.{other}")
 
     def compare(self, vectors: dict[str, Tensor], inputs: dict[str, Any]) -> Outputs:
         return self.head(vectors["text"], vectors["image"], inputs)
