@@ -428,7 +428,7 @@ def test_a_state_of_other_texts_is_refused(op: dict[str, Any] | None, capacity: 
         state = model.new_state(rows, capacity=capacity)
         with torch.no_grad():
             model(input_ids=text()[:rows, :4], past_key_values=state)
-            with pytest.raises(ValueError, match=f"past_key_values holds {rows} .*got tokens of {later}"):
+            with pytest.raises(ValueError, match=f"past_key_values has {rows} rows.*inputs have {later}"):
                 model(input_ids=text()[:later, 4:5], past_key_values=state)
 
 

@@ -1,4 +1,4 @@
-"""Damage to a file that was good: the same seed does the same damage."""
+"""Damages valid files; the same seed gives the same damage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VALUES: list[Any] = [
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path of every value in JSON, itself included."""
+    """Return the path of every value in JSON data, including the root."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for key, item in inner for place in places(item, (*path, key)))]
 
@@ -31,7 +31,7 @@ def value_at(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 def json_damaged(content: Any, draw: random.Random) -> str:
-    """JSON text with one to three values changed, gone, swapped, nested, renamed or given twice."""
+    """Return JSON text with one to three values changed, removed, swapped, nested, renamed or duplicated."""
     content = json.loads(json.dumps(content))
     if draw.random() < 0.1:
         return bytes_damaged(json.dumps(content).encode(), draw).decode("utf-8", "replace")
@@ -64,7 +64,7 @@ def json_damaged(content: Any, draw: random.Random) -> str:
 
 
 def bytes_damaged(raw: bytes, draw: random.Random) -> bytes:
-    """Cut, flipped, doubled, filled or moved bytes."""
+    """Cut, flip, duplicate, fill or move bytes."""
     out = bytearray(raw)
     for _ in range(draw.choice((1, 1, 2, 8))):
         place = draw.randrange(len(out) + 1)
@@ -88,7 +88,7 @@ def bytes_damaged(raw: bytes, draw: random.Random) -> bytes:
 
 
 def archive_damaged(raw: bytes, draw: random.Random) -> bytes:
-    """The archive itself, or a file in it, of which the sums are right again."""
+    """Damage the zip archive itself, or one file in it with a correct checksum."""
     if draw.random() < 0.3:
         return bytes_damaged(raw, draw)
     out = io.BytesIO()
@@ -101,7 +101,7 @@ def archive_damaged(raw: bytes, draw: random.Random) -> bytes:
 
 
 def array_damaged(raw: bytes, draw: random.Random) -> bytes:
-    """NumPy's format: another kind or shape in the header, whose length stays the same, or any byte."""
+    """Damage an .npy file: change the dtype or shape in its header, without changing its length, or any byte."""
     end = raw.index(b"\n") + 1
     header = raw[:end].decode("latin-1")
     match draw.randrange(4):
@@ -120,7 +120,7 @@ def array_damaged(raw: bytes, draw: random.Random) -> bytes:
 
 
 def safetensors_damaged(raw: bytes, draw: random.Random) -> bytes:
-    """The header's JSON, or any byte; NaN and infinity among the numbers too."""
+    """Damage the header's JSON or any byte, or write NaN and infinity into the data."""
     length = int.from_bytes(raw[:8], "little")
     kind = draw.randrange(4)
     if kind == 0:

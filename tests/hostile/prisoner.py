@@ -1,4 +1,4 @@
-"""Runs attacks in a process that cannot hurt: bounded in processor time and memory, and seen when it dies."""
+"""Runs attacks in a child process with limited processor time and memory; a crash is reported."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-SECONDS = 10  # of processor time, for one attack
-BYTES = 2 * 2**30  # beyond what the process has when it starts
-SILENT = 300  # seconds after which one that does not even compute is given up
+SECONDS = 10  # processor time per attack
+BYTES = 2 * 2**30  # in addition to the memory that the process has at its start
+SILENT = 300  # seconds of wall time after which an attack that only waits is ended
 
 
 @dataclasses.dataclass
@@ -36,7 +36,7 @@ class Result:
 
 
 def judged(attack: Callable[[], Any]) -> Result:
-    """ValueError and OSError of one line are how a file is refused; anything else is a fault of ours."""
+    """A one-line ValueError or OSError refuses a file correctly; any other error is a bug."""
     try:
         said = io.StringIO()
         with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -55,7 +55,7 @@ def judged(attack: Callable[[], Any]) -> Result:
 def _serve(attacks: Sequence[Callable[[], Any]], first: int, pipe: Any) -> None:
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + BYTES, size + BYTES))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # its default is the end of the process, whatever that is doing
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, whatever it is doing
     for attack in attacks[first:]:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         result = judged(attack)
@@ -66,7 +66,7 @@ def _serve(attacks: Sequence[Callable[[], Any]], first: int, pipe: Any) -> None:
 
 
 def results(attacks: Sequence[Callable[[], Any]]) -> list[Result]:
-    """What each attack came to; one that kills its process costs only itself."""
+    """Return the result of each attack. An attack that kills its process does not affect the others."""
     context, found = multiprocessing.get_context("fork"), []
     while len(found) < len(attacks):
         ours, theirs = context.Pipe(duplex=False)
@@ -87,7 +87,7 @@ def results(attacks: Sequence[Callable[[], Any]]) -> list[Result]:
 
 
 class MeasuredPopen(subprocess.Popen):  # type: ignore[type-arg]
-    """A process whose peak of resident memory (bytes) and processor time (seconds) are kept.
+    """A process that records its peak resident memory (bytes) and its processor time (seconds).
 
     The peak is read from /proc while the process runs. `wait4` would report more: its peak includes the memory that
     the parent had when it started the process."""

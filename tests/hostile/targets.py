@@ -1,4 +1,4 @@
-"""Every kind of file that is opened, one good tiny example of each, and the public function that opens it."""
+"""Every kind of file that the package reads: a tiny valid example, and the public function that opens it."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ TEXT = "The quick fox, isn't it? 素早い 🦊\nsays  hello. <s>"
 @dataclasses.dataclass(frozen=True)
 class Target:
     name: str
-    file: str  # that is damaged
-    make: Callable[[Path], Any]  # writes the good folder
+    file: str  # the file to damage
+    make: Callable[[Path], Any]  # writes a valid folder
     open: Callable[[Path], Any]
 
     def damaged(self, good: Path, folder: Path, draw: random.Random) -> None:
-        """A copy of the good folder with its file damaged."""
+        """Copy the valid folder and damage its file."""
         shutil.copytree(good, folder)
         path = folder / self.file
         raw = path.read_bytes()
@@ -86,7 +86,7 @@ def ours(model_type: str) -> Callable[[Path], None]:
 
 
 def opened(folder: Path) -> None:
-    """Counted and loaded: each must work or be refused, whatever the other says."""
+    """Count and load the model: each must work or be refused, independently."""
     try:
         af.count(af.spec(folder))
     finally:
@@ -162,7 +162,7 @@ def special(folder: Path) -> None:
 
 
 def album(folder: Path) -> None:
-    """One picture of each kind, and how pictures are made ready."""
+    """Write one image of each format, and the config of the image processor."""
     from PIL import Image
 
     folder.mkdir(parents=True)
@@ -183,7 +183,7 @@ PICTURES = ("a.png", "a.jpg", "a.gif", "a.webp", "a.bmp", "a.tiff")
 
 
 def sounds(folder: Path) -> None:
-    """One recording of each kind, and how sound is made ready: as samples and as a spectrogram."""
+    """Write one recording of each format, and the configs for samples and for spectrograms."""
     import soundfile
 
     (folder / "mel").mkdir(parents=True)
@@ -212,7 +212,7 @@ SOUNDS = {"a.wav": ("WAV", "PCM_16"), "float.wav": ("WAV", "FLOAT"), "a.flac": (
 
 
 def trained(folder: Path) -> None:
-    """The folder of a run with a checkpoint, as a training leaves it."""
+    """Write the folder of a training run with a checkpoint."""
     from train.runs import run_of, write_texts
 
     run = run_of(write_texts(folder / "texts"))
@@ -223,14 +223,14 @@ def trained(folder: Path) -> None:
 
 
 def commanded(*arguments: str) -> None:
-    """A command in this process: 2 is how it says that something was refused."""
+    """Run a command in this process; exit code 2 means that the file was refused."""
     code = cli.main(list(arguments))
     if code not in (0, 2):
         raise AssertionError(f"`anyformer {' '.join(arguments)}` ended with {code}")
 
 
 def asked(folder: Path) -> None:
-    """A run.json as a person writes it: a model by its name, and other values by address."""
+    """Write a run.json as users do: a model by name, and changed values by address."""
     from train.runs import run_of, write_texts
 
     run = encode(run_of(write_texts(folder / "texts")))

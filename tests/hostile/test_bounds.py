@@ -1,4 +1,4 @@
-"""Attacks that once held a machine, found again by name: each is one line, and at once."""
+"""Attacks that once kept a machine busy: each is refused at once, in one line."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_many_empty_tensors_are_passed_over_quickly(tmp_path: Path) -> None:
     empty = {"dtype": "F32", "shape": [0], "data_offsets": [len(data), len(data)]}
     rewritten(tmp_path / "model.safetensors", {**header, **{f"x{i}": empty for i in range(90_000)}}, data)
     start = time.process_time()
-    af.load(tmp_path)  # they hold nothing that could be missed
+    af.load(tmp_path)  # they contain no values, so they may be ignored
     assert time.process_time() - start < 10
 
 
@@ -142,7 +142,7 @@ def test_json_for_other_programs_has_no_nan() -> None:
 
 
 def test_what_no_file_has_is_bounded_by_what_it_has(tmp_path: Path) -> None:
-    """A missing tensor starts anew with strict=False, unless the description asks for more than any machine has."""
+    """With strict=False a missing tensor is initialised, unless the description makes it larger than any memory."""
     tiny(tmp_path)
     spec = json.loads((tmp_path / "spec.json").read_text())
     spec["embedding"]["position"]["length"] = 10**12
@@ -167,7 +167,7 @@ def test_a_spectrogram_of_anything_is_one_line(field: str, value: Any) -> None:
 
 
 def test_an_array_is_as_large_as_its_archive(tmp_path: Path) -> None:
-    """Neither what an .npz claims nor what it would unpack to is believed."""
+    """The size that an .npz claims, and its unpacked size, are limited by the size of the file."""
     steps = {"obs": np.zeros((9, 3)), "actions": np.zeros(9), "rewards": np.zeros(9), "episode_offsets": [0, 9]}
     for change, line in (
         ({"obs": np.zeros((10**6, 10))}, "its arrays are larger than 67,108,864 bytes"),

@@ -1,4 +1,4 @@
-"""Chat templates that ask for gigabytes or hours: one line, within 20 s and 2 GB (X4)."""
+"""Chat templates that need gigabytes or hours are refused in one line, within 20 s and 2 GB (X4)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ EVERYDAY = [HOSTILE[0], HOSTILE[16], HOSTILE[-1]]  # memory, time, and a long me
 
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The child that renders is measured, and has one second."""
+    """Measure the rendering child process, and limit it to one second."""
     chat.RENDERER.close()
     monkeypatch.setattr(guarded_process.subprocess, "Popen", MeasuredPopen)
     monkeypatch.setattr(MeasuredPopen, "peak", 0)
@@ -152,7 +152,7 @@ def test_a_forked_process_has_its_own_child() -> None:
     busy.start()
     pid = os.fork()
     if not pid:
-        signal.alarm(30)  # instead of waiting for ever for a lock
+        signal.alarm(30)  # a lock must not block the test forever
         os._exit(0 if chat.run("{{ 3 }}", {}) == "3" else 1)
     assert os.waitpid(pid, 0)[1] == 0
     busy.join()
@@ -167,22 +167,22 @@ def test_the_child_starts_without_torch_and_a_rendering_takes_a_millisecond() ->
     start = time.process_time()
     for _ in range(100):
         chat.run(template, talk)
-    assert time.process_time() - start < 0.5, "of the parent, in 100 renderings"
+    assert time.process_time() - start < 0.5, "processor time of the parent in 100 renderings"
     assert chat.RENDERER._process is not None
     assert guarded_process.resident_bytes(chat.RENDERER._process.pid) < 100 * 2**20, "torch takes more"
     chat.RENDERER.close()
-    assert MeasuredPopen.seconds < 1.0, "of the child, its start included"
+    assert MeasuredPopen.seconds < 1.0, "processor time of the child, including its start"
 
 
 def test_a_child_that_keeps_much_is_replaced() -> None:
-    """Compiled templates are kept, and these have large constants; each still has the whole limit."""
+    """The child caches compiled templates, here with large constants; each rendering still has the whole limit."""
     processes = set()
     for i in range(8):
         assert chat.run(f"{{% set constant = 'y' * {7_900_000 - i} %}}{{{{ constant | length }}}}", {}) == str(
             7_900_000 - i
         )
         processes.add(chat.RENDERER._process and chat.RENDERER._process.pid)
-    assert None in processes, "ended, to be replaced by the next rendering"
+    assert None in processes, "the child was not replaced"
 
 
 def test_a_module_that_does_not_start_is_one_line() -> None:

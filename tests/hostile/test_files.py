@@ -1,4 +1,4 @@
-"""Whatever is in a file, opening it works or is refused in one line: within 10 s of processor time and 2 GB, always."""
+"""Opening any file works or is refused in one line, within 10 s of processor time and 2 GB of memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prisoner import results
 from targets import Target, targets
 
 WEEKLY, CHUNKS = 3600, 24
-# of the files that each family has, those of one family in eight are for every day
+# files of the families: every eighth family is tested daily
 OF_FAMILIES = [target for target in targets() if target.name.startswith(("config-", "spec-", "weights-"))]
 LATER = {target.name for i, target in enumerate(OF_FAMILIES) if i // 3 % 8}
 DAILY = [(target, 0) for target in targets() if target.name not in LATER]
@@ -41,11 +41,11 @@ def attacked(chosen: list[tuple[Target, int]], stock: Path, folder: Path) -> Non
         f"{target.name}, seed {seed}: {result.what}: {result.line}\n{result.where}"
         for (target, seed), result in found if not result.good
     ]  # fmt: skip
-    assert not wrong, "\n".join([f"{len(wrong)} of {len(found)} files are not answered well", *wrong])
+    assert not wrong, "\n".join([f"{len(wrong)} of {len(found)} files were not handled correctly", *wrong])
 
 
 def drawn(first: int, number: int) -> list[tuple[Target, int]]:
-    """So many of the pairs of a target and a seed: each target in turn, then all with the next seed."""
+    """Return `number` (target, seed) pairs from `first` on: all targets with one seed, then with the next."""
     every = targets()
     return [(every[i % len(every)], i // len(every)) for i in range(first, first + number)]
 

@@ -1,4 +1,4 @@
-"""Texts of any length: the ids are those of the whole text, and memory does not grow with the file."""
+"""Long texts, encoded in pieces: the same ids as for the whole text, and memory does not grow with the file."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 def measured(text: str, megabytes: int, folder: Path) -> dict[str, float]:
-    """Of a process of its own, which prepares a file with so much of this text in it for training."""
+    """Prepare a file of this many megabytes for training in a new process, and return its measurements."""
     (folder / "text.txt").write_text(text, encoding="utf-8")
     command = [sys.executable, "-c", MEASURED, str(folder / "text.txt"), str(megabytes)]
     said = subprocess.run(command, check=True, text=True, capture_output=True, env={**os.environ}).stdout
@@ -111,7 +111,7 @@ def test_memory_stays_with_the_piece(shape: str, tmp_path: Path) -> None:
     text = (vocabularies.WORDS + "\n") * 40
     found = measured(text if shape == "lines" else text.replace("\n", " "), 4, tmp_path)
     assert found["tokens"] == found["words"] and found["records"] == 1
-    assert found["beyond"] < 120, "4 MB of text, tokenised whole, take some 1,000 MB"
+    assert found["beyond"] < 120, "4 MB of text, tokenised at once, need about 1,000 MB"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""tokenizer.json files that multiply a text, panic or never end: one line of the command, within 20 s and 2 GB (X4)."""
+"""tokenizer.json files that multiply a text, panic or never end are refused in one line, within 20 s and 2 GB (X4)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def processed(single: list[Any], pair: list[Any], ids: list[int] | None = None, 
 
 
 def token(text: str) -> Change:
-    """A vocabulary in which token 5 is this text."""
+    """Return a change that makes this text token 5."""
 
     def change(file: dict[str, Any]) -> None:
         vocab = file["model"]["vocab"]

@@ -1,4 +1,4 @@
-"""The attention kernels give one answer: eager, sdpa and (on a GPU) flex, for every dtype, mask and bias."""
+"""All attention kernels (eager, sdpa and, on a GPU, flex) give the same result for every dtype, mask and bias."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def capped(bound: float | None) -> tuple[SoftCapModule, ...]:
 
 
 def with_weights(q: Tensor, k: Tensor, v: Tensor, visible: Visible, plan: Plan) -> tuple[Tensor, Tensor]:
-    """The output, and the weights that a listener is shown."""
+    """Return the output, and the weights that a listener receives."""
     seen: list[Tensor] = []
 
     def listen(weights: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def test_eager_is_the_formula(dtype: torch.dtype) -> None:
                 for t in range(5):
                     scores = 0.3 * (keys @ q[b, h, t].float())
                     scores = scores if cap is None else cap * torch.tanh(scores / cap)
-                    scores = (scores + bias[0, h, t].float())[: t + 3]  # the query stands at place t + 2
+                    scores = (scores + bias[0, h, t].float())[: t + 3]  # the query has row index t + 2
                     close(weights[b, h, t, : t + 3].float(), scores.softmax(-1), TOLERANCE[dtype])
                     assert not weights[b, h, t, t + 3 :].any()
                     close(out[b, h, t].float(), scores.softmax(-1) @ values[: t + 3], TOLERANCE[dtype])
@@ -127,7 +127,7 @@ def test_a_row_that_sees_nothing(dtype: torch.dtype, kind: str, kernel: str) -> 
     got = answers(kernel, tensors(T, G=2, dtype=dtype), visible, bias_of(kind, T, dtype))
     assert all(tensor.isfinite().all() for tensor in got)
     assert not got[0][0, :, :3].any() and not got[0][1].any() and got[0][0, :, 3:].any()
-    assert not got[1][1].any(), "nor does the empty row's query learn"
+    assert not got[1][1].any(), "the query of an empty row gets no gradient"
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
@@ -147,7 +147,7 @@ def test_softcap_and_weights_on_every_kernel(kernel: str) -> None:
     close(again, weights, 1e-6)
     close(attend(*qkv, visible, Plan(0.3, changes=capped(0.5), kernel=kernel)), reference)
     rows = weights.sum(-1)
-    close(rows, visible.dense().any(-1).float().expand_as(rows))  # 1, or 0 where nothing is seen
+    close(rows, visible.dense().any(-1).float().expand_as(rows))  # 1, or 0 for a query that sees no key
 
 
 def test_values_go_with_the_weights() -> None:
@@ -158,7 +158,7 @@ def test_values_go_with_the_weights() -> None:
     close(out, plain + weights @ extra)
 
 
-# -- what SDPA is given -----------------------------------------------------------------------------------------------
+# -- arguments of SDPA ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -186,8 +186,11 @@ def test_is_causal_exactly_when_right(calls: list[dict[str, Any]]) -> None:
     assert given(see(FULL, places, places)) == (False, True)
     assert given(see(Causal(), places, places), bias) == (False, False)
     assert given(see(FULL, places, places), bias) == (False, False)
-    assert given(see(Causal(), places[4:], places)) == (False, False)  # a past: SDPA would count from the wrong corner
-    assert given(see(Causal(), places[:4], places)) == (False, False)  # a static state with room to spare
+    assert given(see(Causal(), places[4:], places)) == (
+        False,
+        False,
+    )  # cached keys: SDPA would align the mask to the wrong corner
+    assert given(see(Causal(), places[:4], places)) == (False, False)  # a static state with free columns
     assert given(see(Causal(), places, places, plain)) == (False, False)
     assert given(see(Causal(), places, places, None, plain.long(), plain.long())) == (False, False)
     assert given(see(Causal() & Window(size=2), places, places)) == (False, False)
@@ -236,7 +239,7 @@ def test_an_unknown_kernel_names_the_nearest() -> None:
 # -- FlexAttention ----------------------------------------------------------------------------------------------------
 
 LENGTH = 200  # not a multiple of the block of 128
-# past a number of compilations torch falls back to a slow form with this warning
+# above a limit of compilations, torch falls back to a slow kernel with this warning
 fused = pytest.mark.filterwarnings("error:flex_attention called without torch.compile")
 
 
@@ -245,7 +248,7 @@ def gpu(test: Any) -> Any:
 
 
 def flex_cases() -> list[Any]:
-    """Every mask, bias and dtype; each compiles a kernel, so all but one of a row and a column are slow."""
+    """Every mask, bias and dtype. Each compiles a kernel, so most of them are marked slow."""
     every = itertools.product(sorted(MASKS), ["none", "t5", "alibi"], [torch.float32, torch.bfloat16, torch.float16])
 
     def slow(name: str, kind: str, dtype: torch.dtype) -> bool:
@@ -258,7 +261,7 @@ def flex_cases() -> list[Any]:
 @gpu
 @pytest.mark.parametrize(("name", "kind", "dtype"), flex_cases())
 def test_flex_equals_eager(name: str, kind: str, dtype: torch.dtype) -> None:
-    """Outputs and gradients, those of a learned bias too."""
+    """Compares outputs and gradients, including the gradient of a learned bias."""
     qkv, bias = tensors(LENGTH, G=2, dtype=dtype, device="cuda", width=32), bias_of(kind, LENGTH, dtype, "cuda")
     eager, flex = (answers(k, qkv, met(MASKS[name], LENGTH, "cuda"), bias) for k in ("eager", "flex"))
     flex_equal(flex, eager, dtype)

@@ -1,4 +1,4 @@
-"""The loss of CTC as Triton programs, on a GPU or interpreted, against torch's own."""
+"""The CTC loss in Triton, on a GPU or interpreted, against torch's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LARGE = [pytest.param(*shape, marks=pytest.mark.gpu) for shape in ((16, 499, 32,
 @pytest.mark.parametrize("blank", [0, 3])
 @pytest.mark.parametrize("B, T, V, S", [(1, 1, 5, 1), (4, 12, 5, 4), (3, 30, 7, 9), (2, 9, 40, 1), *LARGE])
 def test_programs(B: int, T: int, V: int, S: int, blank: int) -> None:
-    """Losses and gradients, of rows with pads among their labels and behind their frames, and of repeated labels."""
+    """Losses and gradients of rows with padded labels, padded frames and repeated labels."""
     torch.manual_seed(0)
     logits = torch.randn(B, T, V, device=DEVICE, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(0, min(V, 4), (B, S), device=DEVICE)
@@ -52,25 +52,27 @@ def test_programs(B: int, T: int, V: int, S: int, blank: int) -> None:
     wanted, got, rounded = (
         torch.autograd.grad((each * weight)[finite].sum(), logits)[0] for each in (exact, found, theirs)
     )
-    # logarithms of long texts are large: torch's own in fp32 are as far from those in fp64
+    # losses of long texts are large: torch's fp32 loss has a similar error
     assert (got - wanted).abs().max() <= 1e-5 + 2 * (rounded - wanted).abs().max()
 
 
 @programs
 def test_no_labels_and_too_many() -> None:
     log_probs = torch.randn(3, 2, 4, device=DEVICE).log_softmax(-1).requires_grad_()
-    labels = torch.tensor([[0, 0, 0], [1, 1, 0], [1, 2, 0]], device=DEVICE)  # the second needs a blank in between
+    labels = torch.tensor(
+        [[0, 0, 0], [1, 1, 0], [1, 2, 0]], device=DEVICE
+    )  # the second row needs a blank between its labels
     found = ctc_losses(log_probs, labels, labels != 0, torch.tensor([2, 2, 2], device=DEVICE), 0)
     assert torch.allclose(found[0], -log_probs[0, :, 0].sum()) and found[1].isinf()
     assert torch.allclose(found[2], -log_probs[2, 0, 1] - log_probs[2, 1, 2])
     (gradient,) = torch.autograd.grad(found.masked_fill(found.isinf(), 0.0).sum(), log_probs)
-    assert gradient[1].count_nonzero() == 0  # of a text that cannot be written, where that counts for nothing
+    assert gradient[1].count_nonzero() == 0  # a text with too many labels for its frames, whose loss is ignored
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
 @pytest.mark.skipif(ON_GPU or os.environ.get(INTERPRETER) == "1", reason="the tests above ran as they are")
 def test_in_the_interpreter() -> None:
-    """Triton decides at import whether it interprets: the tests above, in a process of their own."""
+    """Runs the tests above in a new process, because Triton chooses its interpreter at import."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "not interpreter"]
     done = subprocess.run(command, env={**os.environ, INTERPRETER: "1"}, capture_output=True, text=True)
     assert done.returncode == 0 and "9 passed" in done.stdout, done.stdout[-3000:]

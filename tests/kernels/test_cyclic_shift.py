@@ -1,4 +1,4 @@
-"""Rolling a grid: equal to torch.roll, and shifted windows stay shifted when a GPU's compiler has fused them."""
+"""Cyclic shift of a grid: equals torch.roll, also in code that a compiler fused for a GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_compiled_equals_torch(shift: int) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize(("batch", "side", "width"), [(512, 14, 128), (64, 28, 96), (16, 56, 96)])
 def test_shifted_windows_on_a_gpu(batch: int, side: int, width: int) -> None:
-    """Compiled, with the norm that the compiler fuses into the cut, against the same in fp32 without a compiler."""
+    """Compares compiled code, in which the norm is fused into the slices, with uncompiled code in fp32."""
     part = Windows(mixer=Attention(num_heads=4, position=GridBias(num_heads=4, size=7)), size=7, shift=3)
     torch.manual_seed(0)
     windows, norm = part.build(Site(width=width)).cuda(), torch.nn.LayerNorm(width).cuda()
@@ -47,5 +47,5 @@ def test_shifted_windows_on_a_gpu(batch: int, side: int, width: int) -> None:
         found = compiled(x)
     gradients = torch.autograd.grad(found, weights, above.to(found.dtype), materialize_grads=True)
     for a, b in zip((found - x, *gradients), (right - x, *right_gradients), strict=True):
-        if b.norm() > 1e-3 * above.norm():  # a key's bias has no gradient but rounding
+        if b.norm() > 1e-3 * above.norm():  # the gradient of a key bias is only rounding error
             assert (a - b).norm() / b.norm() < 0.05

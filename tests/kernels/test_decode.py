@@ -31,7 +31,7 @@ def test_single_queries(B: int, H: int, G: int, S: int, K: int, padded: bool, dt
 
     q, k, v = normal(B, H, 1, K), normal(B, G, S, K), normal(B, G, S, K)
     real = torch.rand(B, S, generator=generator, device="cuda") > 0.4
-    real[-1] = B == 1  # a row that sees nothing gives zeros
+    real[-1] = B == 1  # a row that sees no key gets zeros
 
     def allows(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q) & (real[b, k] if padded else k >= 0)
@@ -42,7 +42,7 @@ def test_single_queries(B: int, H: int, G: int, S: int, K: int, padded: bool, dt
     expected = attend(q.float(), k.float(), v.float(), visible, Plan(K**-0.5, kernel="eager"))
     found = decode.decode(q, k, v, visible.dense(), None, K**-0.5)
     assert (found.float() - expected).abs().max() < tolerance
-    v[:, :, S * 2 // 3 + 1 :] = float("nan")  # what is not seen is not read
+    v[:, :, S * 2 // 3 + 1 :] = float("nan")  # hidden keys are not read
     assert torch.equal(decode.decode(q, k, v, visible.dense(), None, K**-0.5), found)
 
 
@@ -67,7 +67,7 @@ def test_a_bias_of_the_scores(B: int, H: int, G: int, S: int, K: int, masked: bo
 def test_a_new_token(
     B: int, H: int, G: int, S: int, K: int, interleaved: bool | None, dtype: torch.dtype, tolerance: float
 ):
-    """Its key is turned, kept and seen; so are those before it, and none behind. A mask may hide it from itself."""
+    """The new key is rotated, cached and attended to, like earlier keys. A mask may hide it from its own query."""
     torch.manual_seed(0)
     keys, values = (torch.randn(B, G, S, K, device="cuda").to(dtype) for _ in range(2))
     qkv = torch.randn(B, (H + 2 * G) * K, device="cuda").to(dtype)

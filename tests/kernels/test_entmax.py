@@ -20,7 +20,7 @@ BOTH = pytest.mark.parametrize(("function", "alpha"), [(entmax, 1.5), (sparsemax
 
 
 def bisect(x: Tensor, alpha: float) -> Tensor:
-    """max((alpha - 1) x - tau, 0) ^ (1 / (alpha - 1)), which falls as tau rises, down to a sum of 1."""
+    """max((alpha - 1) x - tau, 0) ^ (1 / (alpha - 1)), with tau such that the sum is 1."""
     z = (alpha - 1) * x.double()
     high = z.amax(-1, keepdim=True)
     low = high - 1
@@ -54,7 +54,7 @@ def test_gradients(function, alpha: float) -> None:
 
 @pytest.mark.parametrize(("normalizer", "alpha"), [(Entmax(), 1.5), (Sparsemax(), 2.0)])
 def test_attention(normalizer: Normalizer, alpha: float) -> None:
-    """The weights of a layer, its state, blocks, and a compiled one."""
+    """Attention weights, cached decoding, blocks and compiled code."""
     D, T, x = 16, 9, torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(2)) * 3
     module, weights = made(Attention(num_heads=4, mask=Causal(), normalizer=normalizer), D), Weights()
     out = module(x, context(T, taps=weights))
@@ -63,7 +63,7 @@ def test_attention(normalizer: Normalizer, alpha: float) -> None:
     expected = bisect(scores, alpha).float()
     close(weights[0], expected, 1e-5)
     close(out, module.o((expected @ v).transpose(1, 2).flatten(2)), 1e-5)
-    assert (weights[0] == 0).sum() > 2 * 4 * T * (T - 1) / 2  # more than the mask's
+    assert (weights[0] == 0).sum() > 2 * 4 * T * (T - 1) / 2  # more zeros than the mask causes
     blocks = made(BlockAttention(num_heads=4, size=3, normalizer=normalizer), D)
     close(blocks(x, context(T)), torch.cat([module(part, context(3)) for part in x.split(3, 1)], 1), 1e-5)
     compiled_equals_eager(lambda x: module(x, context(T)), x)

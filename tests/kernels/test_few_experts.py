@@ -1,5 +1,5 @@
-"""Experts of few rows by programs against the plain modules: on a GPU, or anywhere in Triton's interpreter
-(`TRITON_INTERPRET=1`, where triton is installed)."""
+"""Fused kernels for experts of few rows against the plain modules: on a GPU, or in Triton's interpreter
+(`TRITON_INTERPRET=1`) on any machine with Triton."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
 pytestmark = [] if INTERPRETED else [pytest.mark.gpu, needs_triton]
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # two roundings: of experts, of their sum
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # two roundings: experts and their sum
 
 
 @pytest.fixture(autouse=True)
@@ -49,10 +49,10 @@ def test_the_best_experts_are_chosen(M: int, E: int, k: int, score: str) -> None
         assert torch.equal(experts.long(), scores.topk(k).indices)
         assert torch.allclose(weights, exact * scale, atol=1e-6)
     logits[0] = float("nan")
-    assert int(few_experts.choose(logits, k, score, True, 1.0)[0].max()) < E  # it is read by other programs
+    assert int(few_experts.choose(logits, k, score, True, 1.0)[0].max()) < E  # other kernels use it as an index
 
 
-# one row: odd sizes, sums in several pieces, no gate; several rows: an expert nobody chose, rows that go nowhere
+# one row: odd sizes, split sums, no gate; several rows: an expert without rows, a row without an expert
 CASES = [(1, 20, 33, 4, 2, True), (1, 64, 1100, 3, 3, True), (1, 40, 16, 2, 1, False), (3, 20, 33, 7, 2, True),
          (19, 32, 1100, 3, 2, False), (5, 17, 40, 2, 1, True)]  # fmt: skip
 
@@ -62,7 +62,7 @@ CASES = [(1, 20, 33, 4, 2, True), (1, 64, 1100, 3, 3, True), (1, 40, 16, 2, 1, F
 @torch.no_grad()
 def test_experts(M: int, D: int, inner: int, E: int, k: int, gated: bool, dtype: torch.dtype) -> None:
     if M > 1 and (dtype == torch.float32 or (INTERPRETED and dtype == torch.bfloat16)):
-        return  # several rows in fp32 are torch's; the interpreter multiplies no matrices of bf16
+        return  # torch multiplies several rows in fp32; the interpreter has no bf16 matrix products
     kind = GatedMLP(width=inner, activation="silu", bias=M == 3) if gated else MLP(width=inner, activation="gelu")
     module = ExpertsModule(MoE(num_experts=E, router=TopK(top_k=k), expert=kind), D).to(DEVICE, dtype)
     for weight in module.parameters():
@@ -70,12 +70,12 @@ def test_experts(M: int, D: int, inner: int, E: int, k: int, gated: bool, dtype:
     x, chosen = draw(M, D, dtype=dtype), torch.rand(M, E, device=DEVICE).topk(k).indices
     weights = torch.rand(M, k, device=DEVICE)
     if M > 3:
-        chosen[1, 0], weights[1, 0] = E, 0.0  # nowhere
+        chosen[1, 0], weights[1, 0] = E, 0.0  # no expert
     exact = module(x, Routing(chosen, weights, weights))
     layers = module.up, module.up_bias, module.down
     sums = few_experts.expert_rows(x, chosen, *layers, "silu" if gated else "gelu", gated)
     close(few_experts.combine(sums, chosen, weights, module.down_bias, E, dtype), exact, dtype)
-    beside, onto = draw(M, D, dtype=dtype), draw(M, D)  # a stream that is wider than the weights
+    beside, onto = draw(M, D, dtype=dtype), draw(M, D)  # the stream has a wider dtype than the weights
     found = few_experts.combine(sums, chosen, weights, module.down_bias, E, dtype, beside, onto)
     assert found.dtype == torch.float32
     close(found, onto + (exact + beside), dtype)

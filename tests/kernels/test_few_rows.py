@@ -1,5 +1,5 @@
-"""The programs of a decoding step against the plain modules: on a GPU, or anywhere in Triton's interpreter
-(`TRITON_INTERPRET=1`, where triton is installed)."""
+"""Fused kernels of a decoding step against the plain modules: on a GPU, or in Triton's interpreter
+(`TRITON_INTERPRET=1`) on any machine with Triton."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def close(found: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
-    """Equal but for the rounding of a few results: sums are taken in another order."""
+    """Assert equality up to rounding: sums are computed in a different order."""
     assert found.dtype == dtype and found.shape == exact.shape
     eps = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
     assert torch.allclose(found.double(), exact.double(), rtol=eps, atol=eps)
@@ -38,7 +38,7 @@ def draw(*size: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Rotary positions by their formula, of the first channels of x, twice as many as `cos` has."""
+    """Apply the rotary formula to the first channels of x, twice as many as `cos` has."""
     x, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
     a, b = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
     new = a * cos - b * sin, b * cos + a * sin
@@ -77,7 +77,7 @@ def test_norm(M: int, K: int, kind: str, dtype: torch.dtype) -> None:
 @torch.no_grad()
 def test_projections_side_by_side(M: int, K: int, sizes: tuple[int, ...], norm: str | None, dtype: torch.dtype) -> None:
     if M > 1 and dtype == torch.float32:
-        return  # several rows in fp32 are torch's
+        return  # torch multiplies several rows in fp32
     x = draw(M, K, dtype=dtype)
     weights = [draw(N, K, dtype=dtype, scale=K**-0.5) for N in sizes]
     biases = [draw(N, dtype=dtype) if i % 2 == 0 else None for i, N in enumerate(sizes)]
@@ -112,7 +112,7 @@ def test_a_sum_with_the_stream(M: int) -> None:
 @pytest.mark.parametrize("M", [1, 6])
 @torch.no_grad()
 def test_a_stream_wider_than_the_weights(M: int, kind: str | None) -> None:
-    """It is rounded before a norm or a product, and what is added to it is rounded before the sum, which is not."""
+    """The stream is rounded before a norm or product. The branch is rounded before the sum; the sum is not."""
     stream, dtype = 30 * draw(M, 72, dtype=torch.float32), torch.float16
     normed, norm = (stream.to(dtype), None) if kind is None else plain_norm(stream.to(dtype), kind)
     weight = draw(72, 72, dtype=dtype, scale=0.1)
@@ -121,7 +121,7 @@ def test_a_stream_wider_than_the_weights(M: int, kind: str | None) -> None:
     found = few_rows.linear(inner, [weight], [None], onto=stream)
     assert found.dtype == torch.float32
     branch = (found - stream).double()
-    assert torch.allclose(branch, branch.half().double(), rtol=0, atol=2e-5)  # the stream's own rounding
+    assert torch.allclose(branch, branch.half().double(), rtol=0, atol=2e-5)  # rounding error of the stream
     close(branch.to(dtype), F.linear(inner, weight), dtype)
 
 
@@ -130,8 +130,8 @@ def test_a_stream_wider_than_the_weights(M: int, kind: str | None) -> None:
 @pytest.mark.parametrize("K", [72, 300])
 @torch.no_grad()
 def test_weights_of_few_bits(K: int, norm_kind: str | None, kind: str) -> None:
-    """Side by side, gated, and onto a stream: as the plain formula with the weights that these stand for. K is no
-    multiple of the groups of 32: what fills the last one up counts nothing, also behind a norm that moves zeros."""
+    """Concatenated, gated and residual products equal the plain formula with dequantized weights. K is not a multiple
+    of the group size 32: padding of the last group has no effect, even after a norm that maps zeros to other values."""
     dtype = torch.float16  # the interpreter cuts off bits of bf16
     x, onto = draw(1, K, dtype=dtype), draw(1, 50, dtype=dtype)
     round_weight = {"int8": round_int8, "fp8": round_fp8, "int4": lambda weight: round_int4(weight, 32)}[kind]
@@ -178,7 +178,7 @@ def test_turned_keys_go_to_their_columns(interleaved: bool | None, fraction: flo
 def test_the_likeliest_token_is_written() -> None:
     V, L = 5001, 4
     scores = draw(3, V, dtype=torch.bfloat16)
-    scores[1, [4000, 7]] = 99.0  # of equals the first
+    scores[1, [4000, 7]] = 99.0  # the first of equal scores wins
     tokens, written = (
         torch.zeros(3, 1, dtype=torch.long, device=DEVICE),
         torch.zeros(3, L, dtype=torch.long, device=DEVICE),

@@ -1,4 +1,4 @@
-"""GELU by a sigmoid against torch's by tanh: values, gradients of two orders, and numbers at the edges."""
+"""GELU computed with a sigmoid against torch's tanh form: values, first and second gradients, and extreme inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_equals_torch(form) -> None:
 
 @pytest.mark.parametrize("shape", [(3,), (2 * kernel.CHUNK + 5,), (5, 2**15)])
 def test_gradients(shape: tuple[int, ...]) -> None:
-    """Below one call's size, over several chunks, and in more than one dimension."""
+    """Less than one chunk, several chunks, and more than one dimension."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0), requires_grad=True)
     found, right = kernel.gelu_tanh(x), F.gelu(x, approximate="tanh")
     close(found, right, 1e-6)

@@ -1,4 +1,4 @@
-"""Appending without copies: what torch.cat gives, and nothing that was handed out changes."""
+"""Appending without copies: equals torch.cat, and tensors that were returned never change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_pieces_of_any_size_one_behind_the_other() -> None:
         handed_out.append((held, expected))
         places.add(held.data_ptr())
     assert all(torch.equal(got, expected) for got, expected in handed_out)
-    assert len(places) < 10  # of 66, so that most were written where there was room
+    assert len(places) < 10  # of 66: most appends wrote into free memory
 
 
 @torch.no_grad()
@@ -58,7 +58,7 @@ def test_gradients_pass() -> None:
     held, total = first, torch.zeros(())
     for _ in range(4):
         held = append(held, second, 2)
-        total = total + held.square().sum()  # which autograd keeps
+        total = total + held.square().sum()  # autograd saves `held`
     total.backward()
     assert torch.allclose(first.grad, 8 * first) and torch.allclose(second.grad, 2 * 10 * second)
 

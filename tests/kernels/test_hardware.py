@@ -1,4 +1,4 @@
-"""Machines that lack something, each ability hidden alone and all of them; devices by name; work that fits its time."""
+"""Machines without one or all of the abilities; devices by name; training that ends by its deadline."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_is_hidden_is_not_there(lacking: str) -> None:
 
 
 def test_an_ability_is_found_by_trying_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build whose engine knows no such processor has none, whatever it lists."""
+    """A torch build lists an engine that does not support this CPU: the ability is missing."""
     monkeypatch.delenv(hardware.HIDING, raising=False)
 
     def unknown(*args: Any) -> Any:
@@ -60,8 +60,8 @@ def test_a_name_that_hides_nothing_is_a_mistake(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_models_do_the_same_without(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """int8 weights, packed weights, a text: with everything there is, and without. Where there are no 8-bit products
-    activations are not rounded to 8 bits, as nowhere with `exact`."""
+    """int8 weights, packed weights and generation give the same results with and without an ability. Without 8-bit
+    products, activations are not rounded to 8 bits, as with `exact`."""
     inputs = inputs_of("gpt2")
 
     def done(exact: bool) -> list[torch.Tensor]:
@@ -141,13 +141,13 @@ def test_every_verb_has_the_same_flag(verb: str, capsys: pytest.CaptureFixture[s
     assert "--device NAME auto (a GPU if there is one, else cpu), cpu, cuda, cuda:1, mps" in told
 
 
-# -- the time that is left
+# -- deadlines
 
 
 def simulated(
     monkeypatch: pytest.MonkeyPatch, seconds: Any, limit: float, evaluating: float = 0.0, **options: Any
 ) -> tuple[Any, Any]:
-    """A training whose step n takes seconds(n), by a Deadline: (when it ended, the schedule's factor at every step)."""
+    """Simulate training with a Deadline if step n takes seconds(n). Return the end time and the schedule's factors."""
     clock = [1000.0]
     monkeypatch.setattr(deadline.time, "monotonic", lambda: clock[0])
     end = deadline.Deadline(1000.0 + limit, tail=5.0, **options)
@@ -183,7 +183,7 @@ def test_a_deadline_asks_for_no_more_steps_and_forgets_those_that_compile(monkey
 
 
 def test_a_step_from_before_the_clock_began_moves_no_end() -> None:
-    """On a GPU the numbers of a step come once the next is on its way: a Deadline that begins there hears its own."""
+    """On a GPU, a step's metrics arrive during the next step, so a new Deadline first gets those of an earlier step."""
     end, trainer = deadline.Deadline(deadline.time.monotonic() + 60.0), SimpleNamespace(step=21, steps=500)
     end.on_start(trainer)  # type: ignore[arg-type]
     end.on_step(trainer, StepResult(21, 1.0, {}, 1.0, 1.0, 1, 1, 0.1))  # type: ignore[arg-type]
@@ -217,12 +217,12 @@ def test_a_step_is_really_measured() -> None:
 
 
 def test_the_table_of_names_is_that_of_the_catalogue() -> None:
-    """Whose parameters are counted in tests/families/test_counts.py."""
+    """The catalogue's parameter counts are checked in tests/families/test_counts.py."""
     catalogue = [(name, family.name, size.published, family.about, size.note)
                  for family in families.catalogue().values() for name, size in family.sizes.items()]  # fmt: skip
     fields = ("name", "family", "published", "about", "note")
     table = [tuple(row[field] for field in fields) for row in listing.read_rows()]
-    assert table == catalogue, "python -m anyformer.cli.listing writes it anew"
+    assert table == catalogue, "run python -m anyformer.cli.listing to update it"
 
 
 def test_free_memory_is_what_the_system_and_a_container_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Linear layers whose backward pass reads each gradient once, against the same in fp64."""
+"""Linear layers whose backward pass reads each gradient once, against fp64."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_narrow_stream_is_bf16_under_autocast_alone() -> None:
 
 @pytest.mark.parametrize("compiled", [pytest.param(False, marks=cuda), pytest.param(True, marks=cuda)])
 def test_gradients_on_cuda(compiled: bool) -> None:
-    """Odd sizes, several programs in each direction: outputs and gradients are fp64's, but for bf16's rounding."""
+    """Odd sizes and several programs per dimension: outputs and gradients equal fp64 up to bf16's rounding."""
     torch.manual_seed(0)
     layers = [nn.Linear(72, size).cuda() for size in (200, 56, 56)]
     up = nn.Linear(72, 312).cuda()

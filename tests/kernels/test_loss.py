@@ -1,4 +1,4 @@
-"""Chunked cross-entropy against torch's own, value and gradients."""
+"""Chunked cross-entropy against torch's: values and gradients."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_equals_torch(chunk: int | None, smoothing: float, z: float, biased: boo
     ours = linear_cross_entropy(x, w, labels, bias, smoothing=smoothing, z_loss=z, chunk=chunk)
     right = plain(x, w, bias, labels, smoothing, z)
     close(ours, right, 1e-6)
-    # something above the loss: the gradients that are computed ahead must be multiplied by it
+    # the precomputed gradients must be multiplied by the incoming one
     for a, c in zip(torch.autograd.grad(ours * 0.37, given), torch.autograd.grad(right * 0.37, given)):
         close(a, c, 2e-6)
     with torch.no_grad():
@@ -71,7 +71,7 @@ def test_nothing_asked_is_zero() -> None:
 
 @pytest.mark.parametrize("chunk", [5, None])
 def test_bfloat16_sums_in_float32(chunk: int | None) -> None:
-    """Under autocast: as near to exact as rounding the products once allows; weights' gradient is fp32."""
+    """Under autocast, the only error is one rounding of the products; the gradient of the weights is fp32."""
     x, w, b, labels = things()
     with torch.autocast("cpu", torch.bfloat16):
         ours = linear_cross_entropy(x, w, labels, b, chunk=chunk)
@@ -95,7 +95,7 @@ def test_a_thousand_chunks_lose_nothing() -> None:
 
 
 def test_memory_is_one_chunk() -> None:
-    """No tensor of all scores is ever made: the largest has a chunk's rows."""
+    """No tensor contains all scores: the largest has as many rows as a chunk."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     largest = 0
@@ -108,7 +108,7 @@ def test_memory_is_one_chunk() -> None:
             return out
 
     x, w = torch.randn(512, 4), torch.randn(1000, 4)
-    with Watch():  # inside the operation, where a watcher sees its steps
+    with Watch():  # calls the inner function, whose operations can be observed
         kernel._by_chunks(x, w, None, torch.randint(0, 1000, (512,)), 0.1, 0.0, 16, x.dtype, [True, True, False])
     assert largest == 16 * 1000
 
@@ -154,7 +154,7 @@ def test_odd_vocabularies_are_filled_up(device: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("smoothing, z_loss", [(0.0, 0.0), (0.1, 1e-3)])
 def test_half_precision_on_cuda(smoothing: float, z_loss: float, compiled: bool) -> None:
-    """Scores in bf16, several chunks, labels that ask for nothing: as torch in fp64, but for bf16's rounding."""
+    """bf16 scores, several chunks and ignored labels: equals torch in fp64 up to bf16's rounding."""
     torch.manual_seed(0)
     x = torch.randn(1000, 64, device="cuda", requires_grad=True)
     w = torch.randn(5001, 64, device="cuda", requires_grad=True)

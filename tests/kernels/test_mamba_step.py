@@ -1,5 +1,5 @@
-"""One token of Mamba's mixer by programs against the plain formula: on a GPU, or anywhere in Triton's interpreter
-(`TRITON_INTERPRET=1`, where triton is installed)."""
+"""Fused kernels for one token of Mamba's mixer against the plain formula: on a GPU, or in Triton's interpreter
+(`TRITON_INTERPRET=1`) on any machine with Triton."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
 pytestmark = [] if INTERPRETED else [pytest.mark.gpu, needs_triton]
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # a rounding of the result
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # one rounding of the result
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def close(found: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
 )
 @torch.no_grad()
 def test_convolution(M: int, I: int, K: int, bias: bool, activation: str, dtype: torch.dtype) -> None:
-    wide, window = draw(M, 2 * I, dtype=dtype), draw(M, K - 1, I, dtype=dtype)  # the gate stands behind x
+    wide, window = draw(M, 2 * I, dtype=dtype), draw(M, K - 1, I, dtype=dtype)  # x, then the gate
     weight, offset = draw(I, 1, K, dtype=dtype, scale=0.5), draw(I, dtype=dtype) if bias else None
     tokens = torch.cat((window, wide[:, None, :I]), 1)
     exact = ACTIVATIONS[activation](depthwise(tokens, weight, offset)[:, 0])
@@ -61,7 +61,7 @@ def test_convolution(M: int, I: int, K: int, bias: bool, activation: str, dtype:
 def test_selective_scan(M: int, I: int, N: int, R: int, dtype: torch.dtype) -> None:
     x, both, chosen = draw(M, I, dtype=dtype), draw(M, 2 * I, dtype=dtype), draw(M, R + 2 * N, dtype=dtype)
     weight, bias = draw(I, R, dtype=dtype, scale=R**-0.5), draw(I, dtype=dtype, scale=2) - 3
-    bias[0] = 30.0  # where softplus(x) is x
+    bias[0] = 30.0  # softplus(x) is x here
     rate, skip, state = draw(I, N, dtype=dtype), draw(I, dtype=dtype), draw(M, N, I, dtype=torch.float32)
     step, b, c = chosen.split((R, N, N), dim=-1)
     dt = F.softplus(F.linear(step, weight).float() + bias.float())
@@ -80,7 +80,7 @@ def test_selective_scan(M: int, I: int, N: int, R: int, dtype: torch.dtype) -> N
 def test_dual_scan(M: int, H: int, P: int, G: int, N: int, dtype: torch.dtype) -> None:
     I = H * P
     mixed, wide = draw(M, I + 2 * G * N, dtype=dtype), draw(M, I + 7 + H, dtype=dtype)
-    gate, step = wide[:, :I], wide[:, -H:]  # as they stand in what one product made
+    gate, step = wide[:, :I], wide[:, -H:]  # views of the output of one product
     bias, rate, skip = draw(H, dtype=dtype), draw(H, dtype=dtype), draw(H, dtype=dtype)
     x, b, c = mixed.float().split((I, G * N, G * N), dim=-1)
     x, b, c = x.unflatten(1, (H, P)), b.unflatten(1, (G, N)), c.unflatten(1, (G, N))

@@ -24,6 +24,6 @@ def test_one_row(N: int, K: int, bias: bool, dtype: torch.dtype):
     b = torch.randn(N, device="cuda").to(dtype) if bias else None
     assert matvec.fits(x, weight)
     found, exact = matvec.matvec(x, weight, b), F.linear(x.double(), weight.double(), None if b is None else b.double())
-    # summed in fp32: what is left is the rounding of the result itself
+    # sums are in fp32, so the only error is the rounding of the result
     assert found.shape == (1, 1, N)
     assert ((found - exact).abs() <= exact.abs() * torch.finfo(dtype).eps + 1e-3).all()

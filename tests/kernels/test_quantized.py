@@ -44,7 +44,7 @@ def case(N: int, K: int, M: int, kind: str, dtype: torch.dtype, bias: bool, grou
 
 
 def check(found: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, size: torch.Tensor) -> None:
-    """Summed in fp32: what is left is the rounding of the result itself, and of sums as large as `size` = |x| |w|."""
+    """Sums are in fp32, so the error is the rounding of the result and of sums as large as `size` = |x| |w|."""
     assert found.dtype == dtype and found.shape == exact.shape
     assert (
         (found - exact).abs() <= exact.abs() * torch.finfo(dtype).eps + 4 * torch.finfo(torch.float32).eps * size
@@ -85,7 +85,7 @@ def test_large(N: int, K: int, M: int, kind: str, dtype: torch.dtype) -> None:
 @pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
 @pytest.mark.skipif(ON_GPU or os.environ.get(INTERPRETER) == "1", reason="the tests above ran as they are")
 def test_in_the_interpreter() -> None:
-    """Triton decides at import whether it interprets: the tests above, in a process of their own."""
+    """Runs the tests above in a new process, because Triton chooses its interpreter at import."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "programs or groups"]
     done = subprocess.run(command, env={**os.environ, INTERPRETER: "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
@@ -96,7 +96,7 @@ def test_in_the_interpreter() -> None:
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("N, K, M", [(7, 33, 1), (35, 300, 5)])
 def test_plain(N: int, K: int, M: int, kind: str, dtype: torch.dtype) -> None:
-    """The formula that any device has, with weights or sums rounded to the type of x on the way."""
+    """The plain formula, which runs on any device and rounds weights or sums to the type of x."""
     x, tensors, bias, exact, size = case(N, K, M, kind, dtype, bias=N == 7)
     for found in (
         plain_linear(x, *tensors, bias),
@@ -109,7 +109,7 @@ def test_plain(N: int, K: int, M: int, kind: str, dtype: torch.dtype) -> None:
 def test_int4_rounds_to_the_nearest_of_16() -> None:
     torch.manual_seed(0)
     weight = torch.randn(6, 100)
-    weight[1, :32], weight[2, 40] = 0, 30  # a group of zeros, and one with a weight far from all others
+    weight[1, :32], weight[2, 40] = 0, 30  # a group of zeros, and a group with an outlier
     bytes_, scale, offset = quantized.round_int4(weight, 32)
     assert bytes_.dtype == torch.uint8 and bytes_.shape == (6, 64) and scale.shape == offset.shape == (6, 4)
     found = dequantize(bytes_, scale, offset, 100)

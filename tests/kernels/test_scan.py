@@ -57,7 +57,7 @@ def test_windows_equal_steps(shape, documents, plan, monkeypatch) -> None:
 
 
 def test_windows_are_cut_as_meant(monkeypatch) -> None:
-    """The shapes above reach every way of cutting."""
+    """The shapes above cover every way to cut windows."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     plans = []
     for plan in PLANS.values():
@@ -134,13 +134,13 @@ def test_twenty_times_faster_than_the_published_loop() -> None:
 def test_is_an_operator_for_compilers() -> None:
     for train in (False, True):
         inputs = [t.detach().requires_grad_(train) for t in make(2, 20, 6, 4)]
-        turned = [transposed(t) for t in inputs[:2]]  # as a convolution leaves its output
+        turned = [transposed(t) for t in inputs[:2]]  # the memory layout of a convolution's output
         for given in (inputs, [*turned, *inputs[2:]]):
             torch.library.opcheck(torch.ops.anyformer.selective_scan.default, (*given, torch.ones(2, 20), train))
 
 
 def transposed(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers with the last two dimensions the other way round in memory."""
+    """Return the same numbers with the last two dimensions swapped in memory."""
     return x.detach().mT.contiguous().mT.requires_grad_(x.requires_grad)
 
 
@@ -149,7 +149,7 @@ def transposed(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("shape", [*SHAPES, (2, 300, 70, 16)], ids=str)
 def test_one_program_on_cuda(shape: tuple[int, ...], documents: bool) -> None:
-    """The Triton programs against fp64 in steps: outputs and every gradient; and twice the same to the bit."""
+    """The Triton kernels equal fp64 steps (outputs and all gradients), and two runs are identical."""
     wide = make(*shape, dtype=torch.float64)
     keep = (torch.rand(shape[:2], generator=torch.Generator().manual_seed(2)) > 0.2).double() if documents else None
     given = [t.detach().float().cuda().requires_grad_() for t in wide]

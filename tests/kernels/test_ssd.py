@@ -65,7 +65,7 @@ def test_state_is_carried_from_call_to_call() -> None:
 
 
 def test_no_decay_is_too_strong_or_too_weak() -> None:
-    """After tokens that forget everything, others forget next to nothing: both are told apart."""
+    """Tokens with total decay are followed by tokens with almost no decay; both are computed accurately."""
     x, dt, A, b, c, state = (t.detach() for t in make(1, 512, 4, 3, 2, 5))
     dt[:, ::7] *= 1e4
     for rate in (1e-8, 1.0, 1e4):

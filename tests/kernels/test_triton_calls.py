@@ -1,4 +1,4 @@
-"""Triton's programs are called with the arguments they take: checked by reading, since most machines have no Triton."""
+"""Triton programs are called with the right arguments: checked in their source, since most machines lack Triton."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILES = sorted(FOLDER.glob("*_triton.py"))
 
 
 def functions(path: Path) -> dict[str, inspect.Signature]:
-    """Of every function in a file and of those that it imports from its neighbours."""
+    """Return the signatures of all functions that a file defines or imports from neighbouring files."""
     found: dict[str, inspect.Signature] = {}
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("anyformer.kernels."):

@@ -91,13 +91,13 @@ def test_layers_that_share_an_input_share_its_cast() -> None:
     assert cast_for_autocast(x) is x
     with torch.autocast("cpu", torch.bfloat16):
         assert cast_for_autocast(x).dtype == torch.bfloat16
-        assert cast_for_autocast(x.double()).dtype == torch.float64  # autocast leaves fp64 alone
+        assert cast_for_autocast(x.double()).dtype == torch.float64  # autocast does not cast fp64
         half = x.to(torch.bfloat16)
         assert cast_for_autocast(half) is half
 
 
 def test_attention_casts_its_input_once() -> None:
-    """Under autocast the projections of q, k and v read one bf16 tensor; q, k and v alone would cast three times."""
+    """Under autocast, the projections of q, k and v share one bf16 tensor instead of three casts."""
     from anyformer.parts.attention.attention import Attention
     from anyformer.parts.feedforward.mlp import GatedMLP
     from anyformer.runtime.context import Context
@@ -137,7 +137,7 @@ def test_a_training_step_never_waits_for_the_gpu(name: str) -> None:
         model = af.build(af.override(af.spec(name), changes), seed=0, device="cuda").train()
         batch = {"pixel_values": torch.randn(2, 3, 224, 224, device="cuda"),
                  "labels": torch.zeros(2, dtype=torch.long, device="cuda")}  # fmt: skip
-    for mode in ("default", "error"):  # the first step makes tables
+    for mode in ("default", "error"):  # the first step builds tables
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode(mode)
         try:

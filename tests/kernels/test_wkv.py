@@ -20,7 +20,7 @@ PLANS = {
 
 
 def make(B: int, T: int, A: int, dtype: torch.dtype = torch.float32, size: float = 1.0) -> list[Tensor]:
-    """decay, u, k, v and a state; decays from hardly any to all at once."""
+    """Return decay, u, k, v and a state, with decays from almost none to total."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -63,7 +63,7 @@ def test_gradients_are_those_of_the_formula() -> None:
 
 
 def test_state_is_carried_from_call_to_call() -> None:
-    """The state in closed form is that of the steps, and another call goes on from it."""
+    """The state in closed form equals the state after the steps, and the next call continues from it."""
     decay, u, k, v, state = (t.detach() for t in make(2, 20, 6))
     y, walked = kernel.wkv(decay, u, k, v, state), state
     for t in range(20):
@@ -80,7 +80,7 @@ def test_state_is_carried_from_call_to_call() -> None:
 
 @pytest.mark.parametrize("size", [*(pytest.param(size, marks=pytest.mark.slow) for size in (1.0, 10.0)), 300.0])
 def test_no_key_is_too_large(size: float) -> None:
-    """Both forms against the definition in fp64, to what keys of that size can say in fp32."""
+    """Both forms equal the definition in fp64 up to the fp32 rounding of keys of this size."""
     inputs = [t.detach().requires_grad_() for t in make(1, 2048, 8, size=size)]
     exact = run(kernel.wkv_by_steps, [t.detach().double().requires_grad_() for t in inputs], None)
     for form in (kernel.wkv, kernel.wkv_by_steps):

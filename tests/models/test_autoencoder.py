@@ -1,4 +1,4 @@
-"""Pictures to a grid of codes and back: each kind of latent, what it costs, and what any model can do."""
+"""Images to a grid of codes and back: every kind of latent, its loss, and the features of all models."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_what_is_drawn_is_drawn_of_the_codes(latent: Latent) -> None:
     assert out.reconstruction.shape == x.shape and out.price.shape == (3, 24)
     assert codes.shape == ((3, 4, 6) if latent.discrete else (3, 3, 4, 6))
     assert torch.allclose(model.picture(codes), out.reconstruction, atol=1e-6)
-    # a row alone is the row of a batch, and another code another picture
+    # rows are independent of the batch, and a different code gives a different image
     assert torch.allclose(model.codes(x[1:2])[0].float(), codes[1].float(), atol=1e-6)
     other = codes.clone()
     other[0, ..., 0, 0] = (other[0, ..., 0, 0] + 1) % 12 if latent.discrete else other[0, ..., 0, 0] + 1
@@ -82,8 +82,8 @@ def test_every_parameter_learns_and_one_batch_is_learnt(latent: Latent) -> None:
 
 
 def test_prices() -> None:
-    """Of chances: their distance from equal ones. Of numbers: that of their draw from plain normal ones, as torch finds
-    it. Rounding is free."""
+    """The price is the KL divergence from a uniform distribution (codes) or a standard normal one (numbers), as torch
+    computes it. Rounding has no price."""
     for scale in (0.0, 1.0, 8.0):
         gumbel = af.build(spec()).latent
         x = scale * torch.randn(2, 5, 10)
@@ -100,7 +100,7 @@ def test_prices() -> None:
 
 
 def test_latents_start_with_chances_and_vectors_of_their_size() -> None:
-    """Scores of plain normal numbers are plain normal too, as are the vectors of codes."""
+    """For standard normal inputs, scores are standard normal too, and so are the vectors of codes."""
     latent = af.build(spec(GumbelCodes(codes=300, width=40), width=64, init={}), seed=0).latent
     assert float(latent.choose.weight.detach().std()) == pytest.approx(64**-0.5, rel=0.03)
     assert float(latent.table.detach().std()) == pytest.approx(1.0, rel=0.03)
@@ -126,9 +126,9 @@ def test_draws_while_it_learns_and_none_after() -> None:
 
 
 def test_the_scale_follows_a_running_mean_of_squares() -> None:
-    """The first batch sets the mean square, each later one in training moves it by a hundredth of the difference."""
+    """The first training batch sets the mean square; each later one moves it by a hundredth of the difference."""
     latent = af.build(spec(GaussianLatent(width=3, scale=None))).latent.train()
-    assert latent.scale() == 1.0  # nothing was measured
+    assert latent.scale() == 1.0  # no batch was measured yet
     batches = [factor * torch.randn(2, 7, 10) for factor in (0.1, 5.0, 0.2)]
     first, second, third = (float(latent.say(x)[..., :3].detach().square().mean()) for x in batches)
     expected = [first, 0.99 * first + 0.01 * second, 0.99 * (0.99 * first + 0.01 * second) + 0.01 * third]
@@ -144,7 +144,7 @@ def test_every_code_of_rounded_numbers_has_its_own_vector() -> None:
     latent = af.build(spec(LATENTS["rounded"])).latent
     steps = latent.vectors(torch.arange(12))
     assert len({tuple(row.tolist()) for row in steps}) == 12
-    wide = torch.linalg.lstsq(latent.wide.weight, (steps - latent.wide.bias).t()).solution.t()  # back to numbers
+    wide = torch.linalg.lstsq(latent.wide.weight, (steps - latent.wide.bias).t()).solution.t()  # inverts `wide`
     assert torch.allclose(wide[:4, 0], torch.tensor([-1, -1 / 3, 1 / 3, 1]), atol=1e-5)
     assert torch.allclose(wide[::4, 1], torch.tensor([-1.0, 0.0, 1.0]), atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""A description is checked as a whole: what its Parts need of each other."""
+"""Checks of a whole description: requirements between its Parts."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_last_token_of_a_pair_is_the_decoders() -> None:
 
 
 def test_the_memory_of_a_pair_is_padded_as_the_encoder_says_it() -> None:
-    """A frame of sound stands for many samples: the mask of these is not that of the memory."""
+    """An audio frame covers many samples, so the memory's mask is shorter than the samples' mask."""
     spec = EncoderDecoderModel(
         width=8, embedding=WAVES, encoder=stack(MLP(width=4)), decoder_embedding=TEXT, decoder=stack(CROSS),
         head=LMHead(vocab_size=9), init=INIT,
@@ -172,7 +172,7 @@ LATENT = LatentAttention(num_heads=2, rank=4, head_width=4, rotary_width=4, valu
 
 def test_what_looks_at_a_longer_sequence() -> None:
     stages = (stack(MLP(width=4)), stack(LATENT))
-    shorter = Funnel(stages=stages, pool=Halve(queries_only=False))  # which looks at its own length alone
+    shorter = Funnel(stages=stages, pool=Halve(queries_only=False))  # keys and queries have the same length
     af.build(EncoderModel(width=8, embedding=TEXT, encoder=shorter, init=INIT))
     with pytest.raises(ValueError, match="stages.1.*LatentAttention cannot attend .*; Attention can"):
         Funnel(stages=stages)
@@ -192,7 +192,7 @@ def test_a_projection_for_all_layers_stands_in_one_stack() -> None:
 
 
 def test_choices_of_episodes() -> None:
-    """What is chosen from may be anything that is read as a row, each of its inputs once a choice."""
+    """Choices may be any rows that the embedding reads; each input has one row per choice."""
     episodes = TrajectoryEmbedding(state_width=3, action_width=2, steps=9)
     spec = EncoderModel(
         width=8, embedding=episodes, encoder=stack(Attention(num_heads=2)), head=MultipleChoiceHead(pool=Pool()),
@@ -207,7 +207,7 @@ def test_choices_of_episodes() -> None:
 
 
 def test_blocks_take_no_shared_bias() -> None:
-    """Of a bias that the layers of a stack share, attention in blocks knows nothing, however long the text is."""
+    """Block attention ignores the bias that layers of a stack share, for any length of text."""
     blocks = BlockSparseAttention(num_heads=2, block_size=1, random_blocks=0, length=12)
     layers = {"all": Block(step=Sublayer(op=Attention(num_heads=2))), "blocks": Block(step=Sublayer(op=blocks))}
     stack = Stack(layers=layers, pattern=("all", "blocks"), depth=2, position=Alibi(num_heads=2))
@@ -220,7 +220,7 @@ def test_blocks_take_no_shared_bias() -> None:
 
 
 def test_a_decoder_of_no_layers() -> None:
-    """What a config with n_layer 0 describes, in transformers too: embedding, norm and head."""
+    """A config with n_layer 0 means embedding, norm and head, as in transformers."""
     model = af.build(af.override(af.spec("gpt2"), {"decoder.depth": 0, "width": 16}))
     assert model(input_ids=torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 50257)
 
@@ -235,7 +235,7 @@ WHISPER = {
 
 @pytest.mark.parametrize("weights, given", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
 def test_inputs_of_another_precision_are_read_in_that_of_the_weights(weights: torch.dtype, given: torch.dtype) -> None:
-    """A processor gives fp32, whatever the model was loaded in."""
+    """Processors return fp32, whatever the dtype of the model."""
     model = af.build(families.find("whisper").read(WHISPER), seed=0).eval().to(weights)
     sound = torch.randn(2, 8, 20, generator=torch.Generator().manual_seed(1)).to(given)
     start = torch.tensor([[3, 5]] * 2)

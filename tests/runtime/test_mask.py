@@ -1,4 +1,4 @@
-"""Each predicate against a table written out by hand, the algebra of masks, and what they are lowered to."""
+"""Every predicate against a table written by hand, the algebra of masks, and the flags and tensors for kernels."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_padding_and_documents() -> None:
             for k in range(4):
                 expected = k <= q and bool(real[b, k]) and bool(numbers[b, q] == numbers[b, k])
                 assert bool(both[b, 0, q, k]) == expected
-    # named in a mask they mean the same, and say nothing where a batch has none
+    # as Parts of a mask they have the same effect, and none if the batch has no padding or documents
     assert torch.equal(see(Padding(), places, places, real).dense(), real[:, None, None].expand(2, 1, 4, 4))
     assert see(Padding() & SameDocument(), places, places).dense().all()
 
@@ -149,7 +149,7 @@ def test_documents_of_a_memory() -> None:
 @pytest.mark.parametrize("mask", [m for m, _ in TABLES], ids=lambda m: repr(m)[:50])
 @pytest.mark.parametrize("where", ["start", "past", "window"])
 def test_dense_is_the_predicate_at_every_place(mask: Mask, where: str) -> None:
-    """Kernels that ask one pair at a time (flex) and those that take a table see the same."""
+    """Kernels that call the predicate per pair (flex) and kernels that take a dense mask see the same keys."""
     index = torch.arange(5) if where == "start" else torch.arange(4, 9)
     keys = torch.arange(5) if where == "start" else torch.arange(9) if where == "past" else torch.arange(2, 9)
     real = torch.rand(2, 9, generator=torch.Generator().manual_seed(0)) > 0.3
@@ -221,7 +221,7 @@ def test_nonsense(make: Any, line: str) -> None:
 ], ids=repr)  # fmt: skip
 @pytest.mark.parametrize("where", ["left", "right", "packed"])
 def test_places_are_counted_in_the_text(mask: Mask, where: str) -> None:
-    """Pads before or behind a text, or another document before it, change nothing that its tokens see."""
+    """Padding before or after a text, or an earlier document, does not change what its tokens see."""
     alone = see(mask, torch.arange(7), torch.arange(7)).dense()[0, 0]
     row, text = torch.arange(11), slice(0, 7) if where == "right" else slice(4, 11)
     real = torch.zeros(1, 11, dtype=torch.bool)

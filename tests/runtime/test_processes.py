@@ -1,5 +1,4 @@
-"""No process that the package starts outlives the one that started it, however that ended. (Those that encode rows:
-data/test_prepare.py.)"""
+"""No child process outlives its parent, however the parent ended. (Encoding of rows: data/test_prepare.py.)"""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def two_trainings(folder: Path) -> None:
 
 
 def running(process: int) -> bool:
-    """Whether a process is there and is more than an entry that nobody has asked about (a zombie)."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -61,7 +60,7 @@ def test_trainings_end_with_their_parent(end: signal.Signals, tmp_path: Path) ->
         found = [*children(parent.pid)]
         parent.send_signal(end)
         parent.wait(10)
-        assert until(lambda: not any(map(running, found)), 15), "processes are left"
+        assert until(lambda: not any(map(running, found)), 15), "processes still run"
     finally:
         parent.kill()
         for child in filter(running, found):
@@ -70,7 +69,7 @@ def test_trainings_end_with_their_parent(end: signal.Signals, tmp_path: Path) ->
 
 @pytest.mark.parametrize("module", ["anyformer.weights.pickled_weights", "anyformer.inputs.jinja_sandbox"])
 def test_a_guarded_process_ends_with_its_parent(module: str) -> None:
-    """It waits for a request, and the process whose id it gets is not its parent."""
+    """The child waits for a request; the process id that it gets does not belong to its parent."""
     child = subprocess.Popen([sys.executable, "-m", module, "1"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
         assert child.wait(60) == 1

@@ -1,4 +1,4 @@
-"""Whatever users and files give, an error message stays short enough to read."""
+"""Error messages are short enough to read, whatever value a user or a file passes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_what_is_short_stays_and_what_is_long_says_how_long_it_is() -> None:
 
 
 def folder_of(tmp_path: Path, **config: Any) -> Path:
-    """A model whose config.json has other values."""
+    """Save a model and change values in its config.json."""
     af.save(model_of("gpt2"), tmp_path / "model", format="hf")
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
@@ -36,7 +36,7 @@ def folder_of(tmp_path: Path, **config: Any) -> Path:
 
 
 def stored_as(tmp_path: Path, shape: tuple[int, ...], name: str = "") -> Path:
-    """A model whose tensors have another shape, all of them."""
+    """Save a model whose tensors all have this wrong shape."""
     folder = folder_of(tmp_path)
     ends = [f"{end}.{part}" for end in ("ln_1", "ln_2", "attn.c_attn", "attn.c_proj") for part in ("weight", "bias")]
     tensors = {f"transformer.h.{i}.{end}": torch.zeros(shape) for i in range(2) for end in ends}

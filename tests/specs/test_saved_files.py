@@ -1,7 +1,7 @@
-"""Files that an earlier version wrote (before modules, kinds and fields were renamed) still load, as what they were.
+"""Files of an earlier version (before modules, kinds and fields were renamed) still load, with the same content.
 
 `saved/` was written once at f3b3d83: tiny descriptions of the catalogue's cases (*.spec.json), checkpoints of some of
-them with what they computed (expected.json), and descriptions of runs (*.run.json).
+them with their outputs (expected.json), and descriptions of runs (*.run.json).
 """
 
 from __future__ import annotations

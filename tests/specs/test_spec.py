@@ -1,4 +1,4 @@
-"""Descriptions: strict, frozen, hashable, addressed by dotted paths, and the same after a trip through JSON."""
+"""Descriptions: strict, frozen, hashable, addressed by dotted paths, and unchanged by a JSON round trip."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_what_is_not_given_by_name(make: Any, line: str) -> None:
 
 def test_nearest() -> None:
     assert nearest("widht", ["width", "depth"]) == "did you mean 'width'?"
-    assert nearest("qwen2", ["swinv2", "bert"]) == "valid: bert, swinv2"  # two letters and a digit make nothing close
+    assert nearest("qwen2", ["swinv2", "bert"]) == "valid: bert, swinv2"  # three shared characters are not enough
     assert nearest("T5", ["bert", "t5"]) == nearest("t-5", ["bert", "t5"]) == "did you mean 't5'?"
     assert nearest("bert-base-uncased", ["xlnet-base-cased", "bert-base", "bert"]) == "did you mean 'bert-base'?"
     assert nearest("switch", ["swin", "switch_transformers"]) == "did you mean 'switch_transformers'?"
@@ -231,7 +231,7 @@ def test_one_layer_alone() -> None:
     masks = [new.decoder.layer(i).steps["attention"].op.mask for i in range(6)]
     assert masks == [Causal()] * 3 + [Causal() & Window(size=2)] + [Causal()] * 2
     assert value_at(new, "decoder.layers.3.attention.op.mask") == Causal() & Window(size=2)
-    # again the same one, another one, and all of them
+    # the same layer again, a different one, and all layers
     new = override(new, {
         "decoder.layers.3.attention.dropout": 0.5, "decoder.layers.0.feedforward.op.width": 8,
         "decoder.layers.attention.op.dropout": 0.25,
@@ -239,7 +239,7 @@ def test_one_layer_alone() -> None:
     assert [new.decoder.layer(i).steps["attention"].dropout for i in range(6)] == [0, 0, 0, 0.5, 0, 0]
     assert [new.decoder.layer(i).steps["feedforward"].op.width for i in range(6)] == [8, 32, 32, 32, 32, 32]
     assert all(new.decoder.layer(i).steps["attention"].op.dropout == 0.25 for i in range(6))
-    assert set(new.decoder.pattern) == set(new.decoder.layers), "no kind is left that no layer is of"
+    assert set(new.decoder.pattern) == set(new.decoder.layers), "a kind without layers was kept"
     assert from_json(json.loads(to_json(new))) == new
     built = af.build(new)
     assert built.decoder.layers[0].feedforward.op.up.weight.shape == (8, 16)
@@ -336,11 +336,11 @@ def nested(kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["part", "list", "table"])
 def test_hostile_nesting_is_one_line(kind: str) -> None:
     data = {"anyformer": FORMAT, "kind": "Attention", "num_heads": 2, "mask": nested(kind)}
-    if kind == "table":  # where one may stand
+    if kind == "table":  # in a field that takes one
         data = {"anyformer": FORMAT, "kind": "DecoderModel", "source": nested(kind)}
     with pytest.raises(ValueError, match="nested too deeply"):
         from_json(data)
-    while isinstance(data, (dict, list)):  # taken apart by hand: freeing it would recurse as well
+    while isinstance(data, (dict, list)):  # dismantled in a loop, because freeing it would recurse too
         data = data.pop("mask", data.pop("a", data.pop("source", None))) if isinstance(data, dict) else data.pop()
 
 

@@ -1,4 +1,4 @@
-"""Norm placement and the order of steps: torch.nn's layers where they exist, the formula where not."""
+"""Norm placement and the order of steps, against torch.nn's layers or, without one, the formula."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NORM = LayerNorm(eps=1e-5)
 
 
 def placed(where: str, steps: dict[str, Any] | None = None, residual: Any = ADD) -> Block:
-    """attention and feed-forward, with the norms of a placement."""
+    """Return a Block of attention and feed-forward with this norm placement."""
     names = {"post": ["out_norm"], "pre": ["pre_norm"], "sandwich": ["pre_norm", "post_norm"], "none": []}[where]
     ops = steps or {"attention": Attention(num_heads=H), "feedforward": MLP(width=40, activation="relu")}
     norms = dict.fromkeys(names, NORM)
@@ -36,7 +36,7 @@ def placed(where: str, steps: dict[str, Any] | None = None, residual: Any = ADD)
 
 
 def from_torch(layer: nn.Module, where: str, cross: bool = False) -> dict[str, Tensor]:
-    """The weights of a torch layer by our names."""
+    """Return the weights of a torch layer under our names."""
     norm = "out_norm" if where == "post" else "pre_norm"
     theirs, ours = layer.state_dict(), {}
     attentions = {"attention": "self_attn", **({"cross": "multihead_attn"} if cross else {})}
@@ -122,7 +122,7 @@ def test_every_placement_is_its_formula() -> None:
 
 
 def test_parallel_equals_gpt_neox() -> None:
-    """x + attention(norm1(x)) + mlp(norm2(x)) (use_parallel_residual), or one after the other."""
+    """x + attention(norm1(x)) + mlp(norm2(x)) with use_parallel_residual; otherwise one after the other."""
     x, ctx = torch.randn(2, T, D), context(T)
     steps = dict(placed("pre").items())
     both = made(Parallel(**steps), D)
@@ -141,7 +141,7 @@ def test_steps_side_by_side_join_by_their_own_residuals() -> None:
     close(both(x, ctx), x + both.a.residual.weight * both.a.op(x, ctx) + 0.5 * both.b.op(x, ctx))
     cross = Sublayer(op=Attention(num_heads=H, memory=True))
     both = made(Parallel(cross=cross, b=Sublayer(op=MLP(width=8))), D)
-    close(both(x, ctx), x + both.b.op(x, ctx))  # without a memory it is passed over here too
+    close(both(x, ctx), x + both.b.op(x, ctx))  # cross-attention without a memory is skipped here too
     for step in (Sublayer(op=MLP(width=8), out_norm=NORM), Parallel(a=cross), Block(a=cross)):
         with pytest.raises(ValueError, match="Parallel.a: "):
             Parallel(a=step)
@@ -162,7 +162,7 @@ def test_layers_share_a_bias_that_they_can_use() -> None:
     ):
         with pytest.raises(ValueError, match=line):
             Stack(layers=layers, depth=1, position=position)
-    with pytest.raises(ValueError, match="Stack.position.*no layer has Attention"):  # but one that never runs
+    with pytest.raises(ValueError, match="Stack.position.*no layer has Attention"):  # it never runs
         Stack(layers={"a": layer, "b": linear}, pattern=("b", "a"), depth=1, position=Alibi(num_heads=H))
     mixed = Stack(layers={"a": layer, "b": linear}, pattern=("a", "b"), depth=2, position=Alibi(num_heads=H))
     assert made(mixed, D)(torch.randn(2, T, D), context(T))[0].isfinite().all()
@@ -187,7 +187,7 @@ def test_dropout_and_drop_path_only_in_training() -> None:
         path = made(Sublayer(op=MLP(width=8), drop_path=0.6), D, layer=layer, depth=3).train()
         branch = path.branch(x, ctx)
         whole = (branch == 0).flatten(1).all(1)
-        assert torch.equal(whole, (branch == 0).flatten(1).any(1)), "an example loses all of the branch or nothing"
+        assert torch.equal(whole, (branch == 0).flatten(1).any(1)), "drop_path must drop the whole branch of an example"
         shares.append(float(whole.float().mean()))
         kept = ~whole
         close(branch[kept], path.op(x, ctx)[kept] / (1 - 0.6 * layer / 2))

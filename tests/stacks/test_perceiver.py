@@ -1,4 +1,4 @@
-"""Perceivers beyond what is published: any parts, texts shorter than there are places, reading again; refusals."""
+"""Perceivers with other Parts than published ones, short texts, rereading, and errors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def text(length: int = T, batch: int = 2) -> Tensor:
 
 
 def look(module: Any, x: Tensor, y: Tensor) -> Tensor:
-    """x + softmax(q k / sqrt(K)) v of normed x and y, then a feed-forward step, head by head."""
+    """The formula of Look: x + softmax(q k / sqrt(K)) v of the normed x and y, then a feed-forward step."""
     a, (n, m) = module.attention, (module.pre_norm(x), module.source_norm(y))
     q, k, v = (t.unflatten(-1, (2, -1)) for t in (a.q(n), a.k(m), a.v(m)))
     weights = (torch.einsum("bthk,bshk->bhts", q, k) / q.shape[-1] ** 0.5).softmax(-1)
@@ -80,7 +80,7 @@ def test_what_is_not_counted_has_a_place_to_be_written_at() -> None:
 
 @pytest.mark.parametrize("rounds, reread", [(1, False), (3, False), (2, True)])
 def test_formula(rounds: int, reread: bool) -> None:
-    """Read, a stack, and both again where that is said; what is written stands at the places of the tokens."""
+    """`read`, then the stack, repeated `rounds` times; the output has one vector per token."""
     whole, x = model(PART.replace(rounds=rounds, reread=reread, write=WRITE)), torch.randn(2, T, D)
     encoder, plain = whole.encoder, filled(af.build(described(PART.stack, width=W, embedding=TextEmbedding(
         tokens=Tokens(vocab_size=40)))))  # fmt: skip
@@ -125,7 +125,8 @@ def test_only_reading_and_writing_cost_more_for_longer_texts() -> None:
 
 
 def test_a_published_model_reads_short_texts(tmp_path: Any) -> None:
-    """The published class scores all places, whatever was read; ours too, and those of the tokens alone where asked."""
+    """The published class returns logits for all positions, however short the text; ours can also return only those of
+    the tokens."""
     import transformers
 
     theirs = transformers.PerceiverForMaskedLM(transformers.PerceiverConfig(**SMALL)).eval()
@@ -143,7 +144,7 @@ def test_a_published_model_reads_short_texts(tmp_path: Any) -> None:
         close(short(input_ids=ids, attention_mask=mask).logits, expected[:, :T], 1e-5)
         left = {"input_ids": F.pad(ids, (9, 0), value=3), "attention_mask": F.pad(torch.ones_like(ids), (9, 0))}
         close(short(**left).logits[:, 9:], theirs(inputs=ids).logits[:, :T], 1e-5)  # N4
-    with pytest.raises(ValueError, match="labels"):  # as there
+    with pytest.raises(ValueError, match="labels"):  # as in the published class
         ours(input_ids=ids, labels=ids)
     assert short(input_ids=ids, labels=ids).loss.isfinite()
 
@@ -186,5 +187,5 @@ def test_configs_refused(bad: dict[str, Any], line: str) -> None:
 
 
 def test_named() -> None:
-    """As its authors count it: 201 million."""
+    """201 million parameters, as in the paper."""
     assert af.count(af.spec("perceiver-language")).parameters == 201_108_230

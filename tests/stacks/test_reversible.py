@@ -1,5 +1,4 @@
-"""Reversible layers: their formula, gradients against plain autograd's, what is kept for the backward pass, and what is
-refused."""
+"""Reversible layers: formula, gradients against plain autograd, memory kept for the backward pass, and errors."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ def numbers(*shape: int, seed: int = 1) -> Tensor:
 
 
 def test_formula() -> None:
-    """y1 = x1 + f(x2), y2 = x2 + g(y1), both from the same x; both leave, and a norm reads both."""
+    """y1 = x1 + f(x2), y2 = x2 + g(y1). Both streams start as x, and the norm reads their concatenation."""
     stack, x, ctx = stack_of(2, LayerNorm()), numbers(2, T, D), context(T)
     one = two = x
     for layer in stack.layers:
@@ -65,7 +64,7 @@ def test_an_odd_number_of_steps_goes_on_where_the_last_ended() -> None:
 def gradients(
     stack: Any, x: Tensor, monkeypatch: Any, keep: bool, half: bool = False
 ) -> tuple[Tensor, list[Tensor], int]:
-    """The result, the gradients of x and of every parameter, and the bytes that autograd kept beside the weights."""
+    """Return the output, the gradients of x and all parameters, and the bytes that autograd saved besides weights."""
     held = {p.untyped_storage().data_ptr() for p in stack.parameters()}
     sizes: dict[int, int] = {}
 
@@ -99,8 +98,8 @@ def test_gradients_are_those_of_plain_autograd(more: dict[str, Any], monkeypatch
         stack = made(Stack(layers=more["layers"], pattern=("one", "two"), depth=4), D)
     else:
         stack = stack_of(**more)
-    # a stream that is found again by subtracting differs in its last bits, and layers pass that on: as many of the last
-    # units in either precision, so that double precision shows what is more than rounding
+    # a stream recomputed by subtraction differs in its last bits, and layers amplify the difference. It is relative to
+    # the precision, so fp64 shows errors that are not rounding
     for dtype in (torch.float32, torch.float64):
         x = numbers(2, T, D).to(dtype)
         out, found, _ = gradients(stack.to(dtype), x, monkeypatch, keep=False)
@@ -116,11 +115,11 @@ def test_under_autocast(monkeypatch: Any) -> None:
     _, found, _ = gradients(stack, numbers(2, T, D), monkeypatch, keep=False, half=True)
     _, expected, _ = gradients(stack, numbers(2, T, D), monkeypatch, keep=True, half=True)
     for a, b in zip(found, expected, strict=True):
-        close(a, b, 2e-2)  # of bf16 products, from a stream that is found again to 1e-7
+        close(a, b, 2e-2)  # rounding of bf16 products; the stream is recomputed to 1e-7
 
 
 def test_what_is_kept_does_not_grow_with_the_depth(monkeypatch: Any) -> None:
-    """The state that leaves, and nothing of the layers."""
+    """Only the last state is kept, and nothing per layer."""
     kept = {keep: [gradients(stack_of(depth), numbers(2, T, D), monkeypatch, keep)[2] for depth in (2, 8)]
             for keep in (False, True)}  # fmt: skip
     state = 2 * T * 2 * D * 4
@@ -129,7 +128,7 @@ def test_what_is_kept_does_not_grow_with_the_depth(monkeypatch: Any) -> None:
 
 
 def test_where_states_are_kept() -> None:
-    """What cannot be rewound runs as any other layer does, and gives its gradients."""
+    """Layers that cannot be rewound run as plain layers, with correct gradients."""
     x, ctx = numbers(2, T, D), context(T)
     stack = stack_of().train()
     assert stack.rewinds(x, ctx) and not stack.rewinds(x.bfloat16(), ctx)
@@ -141,11 +140,11 @@ def test_where_states_are_kept() -> None:
     cross = stack_of(layers=Reversible(**steps(ATTENTION, Attention(num_heads=4, memory=True), FEED))).train()
     cross(x, ctx.replace(memory=memory))[0].sum().backward()
     assert memory.states.grad is not None and float(memory.states.grad.abs().max()) > 0
-    alone = cross(x, ctx)[0]  # a decoder used alone passes over its cross-attention
+    alone = cross(x, ctx)[0]  # without a memory, cross-attention is skipped
     alone.sum().backward()
     experts = MoE(num_experts=2, router=TopK(top_k=1), expert=FEED)
     experts = stack_of(layers=Reversible(**steps(ATTENTION, experts))).train()
-    assert not experts.rewinds(x, ctx)  # what routers say is part of the loss
+    assert not experts.rewinds(x, ctx)  # router losses are part of the loss
     mixed = made(Stack(layers=Reversible(**steps()), depth=2, neck=LayerMix(count=2)), D).train()
     assert not mixed.rewinds(x, ctx)
 

@@ -1,4 +1,4 @@
-"""Two streams with other Parts in them, and what cannot stand there."""
+"""TwoStreams with other Parts than XLNet's, and Parts that it refuses."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def asked(*places: int) -> torch.Tensor:
 @pytest.mark.parametrize("name", POSITIONS)
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_any_position_scheme_that_adds_to_scores(name: str, kernel: str) -> None:
-    """A token that is asked for sees what its order lets it see: others may change, and so may itself. Each is answered
-    alone as beside others, and after what was kept as in the whole text where all is from left to right."""
+    """A target depends only on the tokens that the order allows, not on its own token or on other targets. If the order
+    is left to right, a text read in two parts with memories gives the same result as the whole text."""
     model, ids = af.build(spec(attention(POSITIONS[name]))).eval(), text()
     model.kernel = kernel
     hidden = torch.zeros(2, T, T)
-    hidden[:, :, [2, 5, 7]] = 1  # nobody sees these
-    hidden[:, 7, 2] = 0  # but the one at 7 the one at 2
+    hidden[:, :, [2, 5, 7]] = 1  # hidden from all tokens,
+    hidden[:, 7, 2] = 0  # except that token 7 sees token 2
     with torch.no_grad():
         plain = model(input_ids=ids, perm_mask=hidden, target_mapping=asked(7, 5, 2)).logits
         alone = model(input_ids=ids, perm_mask=hidden, target_mapping=asked(5)).logits
@@ -79,7 +79,7 @@ def test_any_position_scheme_that_adds_to_scores(name: str, kernel: str) -> None
             assert [not torch.allclose(found[:, i], plain[:, i], atol=1e-6) for i in range(3)] == changed, place
     back = af.build(spec(attention(POSITIONS[name], CAUSAL))).eval()
     back.kernel = kernel
-    if name == "SegmentedSinusoids":  # the first token of a text stands apart: a text that goes on has no first
+    if name == "SegmentedSinusoids":  # treats the first token of a text differently, and a continued text has none
         return
     with torch.no_grad():
         whole, first = back(input_ids=ids), back(input_ids=ids[:, :4])
@@ -104,7 +104,7 @@ def test_packed_documents(name: str) -> None:
 
 
 def test_the_same_reach_for_all() -> None:
-    """With four tokens kept each sees four before it, and a token farther back changes nothing in one layer."""
+    """With four cached tokens, each token sees four earlier ones; in one layer, an older token has no effect."""
     model = af.build(af.override(spec(attention(None, CAUSAL & SameReach())), {"encoder.depth": 1})).eval()
     ids, kept = text(), torch.randn(4, 2, 16, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():

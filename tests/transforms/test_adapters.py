@@ -1,4 +1,4 @@
-"""Adapters in PEFT's files: the PEFT library opens ours and says the same, and we open what it wrote."""
+"""Adapters in PEFT's layout: the PEFT library loads ours with equal outputs, and we load PEFT's."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def logits(model: Any, family: str) -> torch.Tensor:
 
 
 def base_of(family: str, folder: Path) -> Path:
-    """A published folder."""
+    """Save a model in the published layout and return its folder."""
     af.save(model_of(family), folder / "base", format="hf")
     return folder / "base"
 
@@ -57,14 +57,14 @@ def test_peft_opens_ours(family: str, tmp_path: Path) -> None:
     config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(base) and config["peft_type"] == "LORA"
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a tensor that does not fit is a warning there
+        warnings.simplefilter("error")  # PEFT only warns about a tensor that does not fit
         opened = peft.PeftModel.from_pretrained(theirs(base, family), tmp_path / "adapter")
     assert (logits(opened, family) - logits(theirs(base, family), family)).abs().max() > 0.01
     close(logits(opened, family), logits(model, family), 1e-5)
     again = af.load(tmp_path / "adapter")
     assert {a: layer.lora_a.shape for a, layer in lora.adapted_layers(again).items()} == {
         a: layer.lora_a.shape for a, layer in lora.adapted_layers(model).items()
-    }  # the zeros that a joined layer needs are gone
+    }  # without the zeros that the fused published layer needs
     assert torch.equal(logits(again, family), logits(model, family))
     assert {n for n, p in again.named_parameters() if p.requires_grad} == {
         n for n, p in model.named_parameters() if p.requires_grad
@@ -78,9 +78,9 @@ def test_names_are_those_of_the_published_class(tmp_path: Path) -> None:
     af.save(model, tmp_path / "adapter", format="peft")
     with Checkpoint(tmp_path / "adapter", stem="adapter_model") as stored:
         name = "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight"
-        assert name in stored and stored.shape(name) == (4, 24)  # q's and v's
+        assert name in stored and stored.shape(name) == (4, 24)  # ranks of q and v
         assert stored.shape(name.replace("lora_A", "lora_B")) == (72, 4)
-        assert not stored.read(name.replace("lora_A", "lora_B"))[24:48].any()  # k has none
+        assert not stored.read(name.replace("lora_A", "lora_B"))[24:48].any()  # k has no adapter
     config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
     assert config["target_modules"] == ["c_attn", "c_fc"] and config["fan_in_fan_out"] is True
     assert (config["r"], config["lora_alpha"]) in ((4, 12.0), (2, 6.0))
@@ -124,7 +124,7 @@ def test_we_open_what_peft_wrote(case: str, tmp_path: Path) -> None:
 
 
 def test_an_adapter_of_the_first_versions_of_peft(tmp_path: Path) -> None:
-    """Its config has no patterns."""
+    """The config has no patterns."""
     model = moved(lora.apply(af.load(base_of("llama", tmp_path)), WIDE))
     af.save(model, tmp_path / "adapter", format="peft")
     path = tmp_path / "adapter/adapter_config.json"
@@ -134,7 +134,7 @@ def test_an_adapter_of_the_first_versions_of_peft(tmp_path: Path) -> None:
 
 
 def test_a_head_that_the_base_does_not_have(tmp_path: Path) -> None:
-    """Ours says which class and labels; PEFT's does by its tensors and the class that is asked for."""
+    """Our adapter stores the class and the labels; in PEFT the caller chooses the class."""
     base, ids = base_of("bert", tmp_path), inputs_of("bert")["input_ids"]
     spec = families.find("bert").read({**CONFIGS["bert"], "architectures": ["BertForSequenceClassification"],
                                        "id2label": {"0": "no", "1": "yes", "2": "maybe"}})  # fmt: skip
@@ -154,20 +154,20 @@ def test_a_head_that_the_base_does_not_have(tmp_path: Path) -> None:
 
 
 def test_a_description_of_ones_own_has_our_addresses(tmp_path: Path) -> None:
-    """PEFT wraps the module itself then."""
+    """PEFT wraps our module."""
     spec = af.override(model_of("gpt2").spec, {"decoder.layers.feedforward.op": {"kind": "GatedMLP", "width": 32}})
     af.save(af.build(spec, seed=3), tmp_path / "base")
     model = moved(lora.apply(af.load(tmp_path / "base"), WIDE))
     af.save(model, tmp_path / "adapter", format="peft")
     assert torch.equal(logits(af.load(tmp_path / "adapter"), "gpt2"), logits(model, "gpt2"))
     config = peft.LoraConfig.from_pretrained(tmp_path / "adapter")
-    config.task_type = None  # the classes for tasks are for transformers' models
+    config.task_type = None  # PEFT's task classes need a transformers model
     opened = peft.PeftModel.from_pretrained(af.load(tmp_path / "base"), tmp_path / "adapter", config=config)
     close(logits(opened, "gpt2"), logits(model, "gpt2"), 1e-5)
 
 
 def test_layers_that_a_published_one_interleaves(tmp_path: Path) -> None:
-    """GPT-NeoX has q, k and v of each head in turn."""
+    """GPT-NeoX interleaves q, k and v by head."""
     model = moved(af.build(families.find("gpt_neox").read(NEOX), seed=0))
     af.save(model, tmp_path / "base", format="hf")
     model = moved(lora.apply(af.load(tmp_path / "base"), WIDE))
@@ -179,7 +179,7 @@ def test_layers_that_a_published_one_interleaves(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "t5"])
 def test_an_embedding_that_the_head_shares(family: str, tmp_path: Path) -> None:
-    """Learnt in one place, it stands in both of PEFT's."""
+    """A trained tied embedding is stored under both of its names in PEFT's file."""
     base = base_of(family, tmp_path)
     model = af.load(base)
     assert model.spec.ties or family == "t5"
@@ -191,7 +191,7 @@ def test_an_embedding_that_the_head_shares(family: str, tmp_path: Path) -> None:
     close(logits(opened, family), logits(model, family), 1e-5)
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"use_dora": True}, "use_dora=True is not supported"),

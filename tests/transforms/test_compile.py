@@ -1,4 +1,4 @@
-"""Blocks compiled one by one: the same numbers, and as many graphs for any depth."""
+"""Blocks compiled one by one: equal results, and the same number of graphs for any depth."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tiny import inputs_of, model_of
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The forward and backward graphs that were compiled; nothing is generated for them."""
+    """List the compiled forward and backward graphs; they run without generated code."""
     found: list[str] = []
 
     def count(kind: str) -> Any:
@@ -63,7 +63,7 @@ def same(model: torch.nn.Module, changed: torch.nn.Module, **inputs: Any) -> Non
 
 
 MASK = torch.tensor([[1] * 9, [1] * 6 + [0] * 3])
-# the kinds of layers: what they share, and forward and backward of each
+# family -> number of kinds of layers
 KINDS = {"gpt2": 1, "llama": 1, "t5": 2}
 
 
@@ -78,7 +78,7 @@ def test_layers_alike_compile_once(family: str, graphs: list[str]) -> None:
         model = model_of(family, depth=depth)
         changed = compile_blocks(model_of(family, depth=depth))
         same(model, changed, **inputs)
-        same(model, changed, **inputs)  # and a second step compiles nothing
+        same(model, changed, **inputs)  # a second step compiles nothing
         counts.append((graphs.count("forward"), graphs.count("backward")))
     assert counts == [(2 * KINDS[family], KINDS[family])] * 2
 
@@ -96,7 +96,7 @@ def test_weights_cast_once_a_step_are_inputs_like_others(graphs: list[str]) -> N
 
 
 def swin(depth: int = 2) -> torch.nn.Module:
-    """Windows are contexts in the context, which the compiler cannot hand out; each layer has another drop_path."""
+    """Windows put a context into the context, which compiled code cannot return. drop_path differs between layers."""
     config = {
         "model_type": "swin", "image_size": 16, "patch_size": 2, "num_channels": 1, "embed_dim": 8, "depths": [depth],
         "num_heads": [2], "window_size": 4, "drop_path_rate": 0.3, "architectures": ["SwinForImageClassification"],
@@ -113,7 +113,7 @@ def test_layers_that_cannot_share_make_their_own(graphs: list[str]) -> None:
         changed = compile_blocks(swin(depth))
         same(swin(depth), changed, **inputs)
         counts.append((graphs.count("forward"), graphs.count("backward")))
-    assert counts[0] == counts[1] and counts[0] in ((2, 2), (4, 2))  # plain and shifted; 4: torch can
+    assert counts[0] == counts[1] and counts[0] in ((2, 2), (4, 2))  # plain, shifted; 4: with shared values
 
 
 @pytest.mark.parametrize(("family", "recomputes", "factor"), [
@@ -211,7 +211,7 @@ def test_statistics_are_counted_once(graphs: list[str], monkeypatch: pytest.Monk
     monkeypatch.setattr(by_block, "has_statistics", lambda block: calls.append("asked") or True)
     ids = inputs_of("gpt2")["input_ids"]
     same(model_of("gpt2"), compile_blocks(model_of("gpt2")), input_ids=ids, labels=ids)
-    assert set(calls) == {"asked"} and graphs == ["forward", "backward"]  # no pass ahead of the first layer
+    assert set(calls) == {"asked"} and graphs == ["forward", "backward"]  # no extra pass before the first layer
 
 
 def test_saved_buffers_are_statistics() -> None:

@@ -1,4 +1,4 @@
-"""A decoding step by the programs of few rows gives what plain modules give: on a GPU, or in Triton's interpreter."""
+"""A decoding step with fused kernels equals the plain modules: on a GPU, or in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {  # name, changes, residual
 
 @pytest.fixture(autouse=True)
 def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter takes tensors of a CPU."""
+    """Let the kernels run on CPU tensors in Triton's interpreter."""
     if INTERPRETED:
         monkeypatch.setattr(few_rows, "fits", lambda x, rows: rows == 1 or x.dtype == torch.float16)
         monkeypatch.setattr(decode, "fits", lambda q, v: False)
@@ -82,7 +82,7 @@ def test_steps_give_the_scores_of_plain_ones(case: str, rows: int, dtype: torch.
         static.adopt(grown)
         states.append(static)
     classes = [type(module) for module in model.modules()]
-    for t in range(9, 12):  # past the window, too
+    for t in range(9, 12):  # also beyond the window
         token = ids[:, t : t + 1]
         plain = model(Call({"input_ids": token}, states[0]))["logits"].float()
         with decode_kernels(model, rows) as used:

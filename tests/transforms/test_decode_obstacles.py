@@ -1,4 +1,4 @@
-"""What has no program for a decoding step is left as it is, and said: no device is needed to decide that."""
+"""Modules without a fused kernel run unchanged, and the reason is reported. These tests need no GPU."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_differs_is_said() -> None:
     assert obstacles(mixtral(**{"decoder.layers.feedforward.op.expert.activation": "mish"}))[1] is not None
     model = mamba().to(torch.bfloat16)
     model.decoder.layers[0].mixer.op.step_bias.data = model.decoder.layers[0].mixer.op.step_bias.data.float()
-    assert obstacles(model) == ["SelectiveStateModule with several dtypes"]  # the plain path rounds to the first one's
+    assert obstacles(model) == ["SelectiveStateModule with several dtypes"]  # the plain path rounds to the first dtype
     model = mixtral()
     experts = model.decoder.layers[0].feedforward.op.experts
     experts.up.data = experts.up.data.mT.contiguous().mT
@@ -96,8 +96,8 @@ def test_a_weight_that_is_not_contiguous_has_no_program() -> None:
     assert obstacles(model) == [None, "a layer of GatedMLPModule is not a plain one"]
 
 
-def test_modules_are_changed_while_a_step_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not if the device has no programs, and not under autocast, which would cast inside them."""
+def test_modules_are_changed_while_a_step_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules do not change on devices without kernels, or under autocast, which would cast inside them."""
     model = llama()
     kinds = [type(module) for module in model.modules()]
     for fits, autocast in ((True, False), (False, False), (True, True)):
@@ -113,7 +113,7 @@ def test_modules_are_changed_while_a_step_is_recorded(monkeypatch: pytest.Monkey
 
 
 def test_a_step_is_one_token_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The type that counts is that of the weights, if it is not that of the stream."""
+    """If weights and stream have different dtypes, the dtype of the weights decides."""
     half = torch.zeros(1, dtype=torch.bfloat16)
     monkeypatch.setattr(few_rows, "fits", lambda x, rows: rows <= 3 and x.dtype == half.dtype)
     shapes = [(3, 1, 8), (4, 1, 8), (1, 4, 8), (3, 2, 8), (3, 8)]
@@ -130,7 +130,7 @@ def test_norms_of_one_dimension_have_a_program() -> None:
 
 @torch.no_grad()
 def test_a_router_without_a_program_routes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that computes in fp32 in a model in bf16; the usual one is part of the programs."""
+    """A router that computes in fp32 in a bf16 model runs as a plain module; the usual router is fused."""
     x, programs = torch.randn(3, 32, dtype=torch.bfloat16), (torch.zeros(3, 2), torch.ones(3, 2))
     monkeypatch.setattr(few_rows, "linear", lambda x, weights, biases: x @ weights[0].mT)
     monkeypatch.setattr(few_experts, "choose", lambda *args: programs)

@@ -1,4 +1,4 @@
-"""What stands still by address: nothing of it moves, it has no state in the optimiser, and what is new learns."""
+"""Freezing by address: frozen parameters never change, have no optimizer state, and new parameters are trained."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_adapters_and_new_heads_learn_unless_they_are_named() -> None:
 
 
 def test_a_run_leaves_it_as_it_was(tmp_path: Path) -> None:
-    """To the last bit, whatever else is fused with it; there are no moments of it; and the rest learns."""
+    """Frozen parameters are bit-identical after training, even in fused layers, and have no optimizer state."""
     still = ("embedding", "*.attention.op.q", "decoder.layers.1.feedforward")
     run = runs.run_of(runs.write_texts(tmp_path / "texts"), freeze=still, steps=3)
     before = make_model(run, None).state_dict()
@@ -72,7 +72,7 @@ def test_a_run_leaves_it_as_it_was(tmp_path: Path) -> None:
 
 
 def test_with_adapters_and_a_head_that_stands_still(tmp_path: Path) -> None:
-    """A new head that does not learn is still part of what the adapter needs."""
+    """A frozen new head is saved with the adapter."""
     af.save(model_of("bert"), tmp_path / "base", format="hf")
     part = Pretrained(path=str(tmp_path / "base"), architecture="BertForSequenceClassification", labels=("a", "b"))
     run = runs.run_of(tmp_path, model=part, vocabulary=None, lora=LoRA(rank=2), freeze=("head",))

@@ -1,4 +1,4 @@
-"""Joined projections: the same outputs, addresses, saves and gradients, for every kind of attention there is."""
+"""Fused projections: the same outputs, addresses, files and gradients for every kind of attention."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_outputs_stay_equal(family: str) -> None:
         for module in joined:
             module.register_forward_hook(lambda *_: calls.append(1))
         close(model(**inputs).logits, before)
-        assert len(calls) == len(joined), "a joined layer was passed over"
+        assert len(calls) == len(joined), "a fused layer was not used"
         after = dict(model.named_parameters())
         assert list(after) == list(names) and all(after[name] is names[name] for name in names)
         unfuse(model)
@@ -77,7 +77,7 @@ def test_training_goes_on() -> None:
 
 
 def test_a_layer_replaced_later_is_used() -> None:
-    """An adapter around q after fusing: the joined product no longer speaks for it."""
+    """If q is replaced after fusing, for example by an adapter, the fused product is not used."""
     model, inputs = fuse(model_of("llama")), inputs_of("llama")
     op = model.decoder.layers[0].attention.op
     with torch.no_grad():
@@ -129,7 +129,7 @@ def test_before_and_after_int8() -> None:
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_training_together(family: str) -> None:
-    """Joined while gradients are taken: the same loss and gradients, each layer's its own, and nothing moved."""
+    """Fused only in training: loss and gradients are equal, each layer keeps its own gradient, and no weights move."""
     alone, together = model_of(family), model_of(family)
     storage = {name: p.data_ptr() for name, p in together.named_parameters()}
     fuse(together, training=True)

@@ -1,4 +1,4 @@
-"""Weights cast once a step: the numbers of autocast, in fewer operations."""
+"""Weights cast once per step: the same results as autocast, in fewer operations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def step(model: torch.nn.Module, family: str, cast: bool) -> tuple[dict[str, tor
 
 
 def test_blocks_with_an_fp32_stream_are_not_cast() -> None:
-    """Such a block rounds its input to the dtype of its first weight, which a cast would change."""
+    """A block with an fp32 stream rounds its input to the dtype of its first weight, which a cast would change."""
     spec = af.override(model_of("llama").spec, {"decoder.layers.feedforward.residual": Add(float32=True)})
     assert HalfWeights(model_of("llama").train()).places and not HalfWeights(af.build(spec).train()).places
 

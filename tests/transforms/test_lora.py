@@ -1,4 +1,4 @@
-"""Adapters on any family: at first nothing changes, they alone learn, go into the weights, into files and back."""
+"""LoRA on any family: outputs do not change at first, only adapters are trained; merging, saving and loading."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_nothing_changes_at_first_and_only_adapters_learn(family: str) -> None:
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_an_adapter_is_what_the_paper_says(family: str) -> None:
-    """W + alpha / rank B A, in every layer it was asked for."""
+    """W + alpha / rank B A in every target layer."""
     model = trained(lora.apply(model_of(family), WIDE))
     plain = model_of(family)
     for address, layer in lora.adapted_layers(model).items():
@@ -73,7 +73,7 @@ def test_merge_and_unmerge(family: str) -> None:
     lora.merge(model)
     assert set(model.state_dict()) == addresses and not lora.adapted_layers(model)
     assert all(p.requires_grad == q.requires_grad for p, q in zip(model.parameters(), model_of(family).parameters()))
-    close(logits(fuse(model), family), after, 2e-6)  # plain in every respect
+    close(logits(fuse(model), family), after, 2e-6)  # a plain model, so it can be fused
     lora.unmerge(model)
     close(logits(model, family), after, 2e-6)
     with torch.no_grad():
@@ -149,7 +149,7 @@ def test_trains_under_compile() -> None:
 
 def test_with_other_transforms() -> None:
     model = fuse(model_of("llama"))
-    lora.apply(pack(model), WIDE)  # made plain again: a fused product would pass the adapters by
+    lora.apply(pack(model), WIDE)  # unpacked and unfused again: a fused product would skip the adapters
     after = logits(trained(model), "llama")
     close(logits(fuse(model), "llama"), after, 1e-6)
     close(logits(quantize(lora.merge(model), exact=True), "llama"), after, 0.05)

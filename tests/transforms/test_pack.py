@@ -1,4 +1,4 @@
-"""Packed weights: the same outputs at every batch size, and never stale ones."""
+"""Packed weights: the same outputs at every batch size, and no stale copies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ packs = pytest.mark.skipif(not hardware.has("onednn"), reason="torch cannot pack
 @torch.no_grad()
 def test_nothing_is_packed_where_it_cannot_be(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(hardware.HIDING, "onednn,bf16")
-    PACKED.kept.clear()  # another layer may have lain at this place
+    PACKED.kept.clear()  # another layer may have had this memory address
     linear, x = layer().to(dtype), torch.randn(8, 48).to(dtype)
     expected = linear(x)
     assert torch.equal(pack(torch.nn.Sequential(linear))(x), expected)
@@ -113,7 +113,7 @@ def test_mistakes() -> None:
 @pytest.mark.slow
 @torch.no_grad()
 def test_packed_layers_compile() -> None:
-    """Few rows go through the packed weights there too, and weights that change are packed again."""
+    """Compiled code uses packed weights for few rows too, and packs changed weights again."""
     model, inputs = pack(fuse(model_of("llama"))), inputs_of("llama")
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

@@ -1,4 +1,4 @@
-"""Weights of 8 and 4 bits: rounding as said, rows that do not see each other, real text that stays about as likely."""
+"""Weights of 8 and 4 bits: rounding, rows independent of the batch, and nearly the same likelihood of real text."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def layer(out: int = 48, width: int = 64, bias: bool = True) -> torch.nn.Linear:
 
 def test_weights_are_rounded_by_channel() -> None:
     linear = layer()
-    linear.weight[3] *= 100  # one loud channel costs the others nothing
+    linear.weight[3] *= 100  # one large channel does not affect the others
     linear.weight[5] = 0
     q = Int8Linear.from_linear(linear)
     assert q.weight.dtype == torch.int8
-    assert q.weight.abs().amax(1).tolist() == [127 if row != 5 else 0 for row in range(48)]  # every channel's range
+    assert q.weight.abs().amax(1).tolist() == [127 if row != 5 else 0 for row in range(48)]  # the full range
     assert bool((q.dequantize() - linear.weight).abs().le(q.scale[:, None] / 2 * 1.0001).all())
     assert torch.equal(q.dequantize()[5], linear.weight[5])
 
@@ -49,7 +49,7 @@ def test_product(dtype: torch.dtype, bias: bool, exact: bool) -> None:
     assert got.dtype == dtype and got.shape == (3, 5, 48)
     weight = q.dequantize()
     expected = torch.nn.functional.linear(x.to(dtype).float(), weight, None if q.bias is None else q.bias.float())
-    # activations: half a step of the largest, for each of 64 products, most of which cancel
+    # error of activations: half a step of the row's largest, in each of 64 products; most errors cancel
     step = x.abs().amax(-1, keepdim=True) / activation_levels()
     rounding = step / 2 * weight.norm(dim=1) * 4 if not exact else 0
     eps = 2**-20 if dtype == torch.float32 else float(torch.finfo(dtype).eps) * 8
@@ -62,7 +62,7 @@ def test_a_batch_changes_no_row() -> None:
     together = q(x)
     for row, alone in enumerate(x):
         apart = (q(alone[None])[0] - together[row]).abs().max()
-        # bytes add up to the same whatever their order; floats, without an engine, are rounded on the way
+        # sums of integers do not depend on their order; without an engine, sums of floats do
         assert apart <= (0 if hardware.has("int8") else 1e-6 * together[row].abs().max())
 
 
@@ -70,7 +70,7 @@ def test_odd_inputs() -> None:
     q = Int8Linear.from_linear(layer())
     close(q(torch.zeros(2, 64)), q.bias.expand(2, -1))
     assert q(torch.zeros(0, 64)).shape == (0, 48)
-    assert bool(q(torch.full((1, 64), float("nan"))).isnan().all()), "a NaN is never hidden"
+    assert bool(q(torch.full((1, 64), float("nan"))).isnan().all()), "NaN must propagate"
 
 
 engine = pytest.mark.skipif(not hardware.has("int8"), reason="torch has no 8-bit products for this CPU")
@@ -82,7 +82,7 @@ def test_cpus_without_vnni_keep_seven_bits(monkeypatch: pytest.MonkeyPatch) -> N
     exact = Int8Linear.from_linear(layer(), exact=True)(x)
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     rough = (q(x) - exact).abs().max()
-    q.weight.fill_(127)  # the largest products there are: their sums in 16 bits must not overflow
+    q.weight.fill_(127)  # the largest possible products: their 16-bit sums must not overflow
     q.bias.zero_()
     close(q(torch.ones(1, 64)), 127 * 64 * q.scale[None], 1e-5)
     assert activation_levels() == 63 and rough < 64 * 4 * float(q.scale.max())
@@ -90,7 +90,7 @@ def test_cpus_without_vnni_keep_seven_bits(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As on a CPU that does not multiply bytes."""
+    """Simulate a CPU without 8-bit products."""
     monkeypatch.setenv(hardware.HIDING, "int8,int4")
     module.tell_once.cache_clear()
     yield
@@ -101,7 +101,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 17, 40])
 def test_without_an_engine_activations_stay_as_they_are(rows: int, dtype: torch.dtype) -> None:
-    """Products of fp32 copies of the weights, which are said where they are kept."""
+    """Products use fp32 copies of the weights, with a warning."""
     q = Int8Linear.from_linear(layer(width=60)).to(dtype)
     x = (torch.randn(rows, 60) * torch.logspace(-3, 3, rows)[:, None]).to(dtype)
     with warnings.catch_warnings(record=True) as caught:
@@ -143,7 +143,7 @@ def test_on_arm_rows_are_rounded_to_8_bits(
     x = ((torch.randn(rows, width) + 0.3) * torch.logspace(-3, 3, rows)[:, None]).to(dtype)
     got, weight = q(x), q.dequantize()
     expected = torch.nn.functional.linear(x.float(), weight, q.bias.float())
-    assert got.dtype == dtype and not torch.allclose(got.float(), expected, 1e-5, 0), "rounded as said"
+    assert got.dtype == dtype and not torch.allclose(got.float(), expected, 1e-5, 0), "activations were not rounded"
     step = (x.float().amax(1).clamp(min=0) - x.float().amin(1).clamp(max=0)) / 255
     loud = (weight.abs() + 8 * q.scale.float().amax(-1, keepdim=True).view(-1, 1)).norm(dim=1)  # in two parts
     bound = step[:, None] / 2 * 3 * loud + torch.finfo(dtype).eps * (expected.abs() + 1)
@@ -153,11 +153,11 @@ def test_on_arm_rows_are_rounded_to_8_bits(
     x[0, 3] = float("nan")
     assert bool(q(x)[0].isnan().all()) and (rows == 1 or bool(q(x)[-1].isfinite().all()))
     x[0, 3] = float("-inf")
-    assert not q(x)[0].isfinite().any(), "nothing that is not finite is hidden"
+    assert not q(x)[0].isfinite().any(), "NaN and infinity must propagate"
     q.weight.copy_(q.weight.flip(1))
     x = torch.randn(2, width, dtype=dtype)
     expected = torch.nn.functional.linear(x.float(), q.dequantize(), q.bias.float())
-    assert float((q(x).float() - expected).norm() / expected.norm()) < 0.02, "packed anew"
+    assert float((q(x).float() - expected).norm() / expected.norm()) < 0.02, "not packed again"
 
 
 @four_bits
@@ -191,7 +191,7 @@ def test_models(family: str) -> None:
         table = model.embedding.tokens.weight.clone()
         assert quantize(model) is model
         assert not any(type(m) is torch.nn.Linear for m in model.modules())
-        assert torch.equal(model.embedding.tokens.weight, table), "the tied token table stays"
+        assert torch.equal(model.embedding.tokens.weight, table), "the tied token embedding changed"
         after = model(**inputs).logits
         assert float((after - before).norm() / before.norm()) < 0.03
 
@@ -199,7 +199,7 @@ def test_models(family: str) -> None:
 @pytest.mark.parametrize("family", ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES[1:])])
 @pytest.mark.parametrize("options", [{}, {"exact": True}, {"format": "fp8"}, {"format": "int4"}], ids=str)
 def test_compiled(family: str, options: dict[str, Any]) -> None:
-    """What is in the place of a linear layer is in one graph; whose layer it is makes no difference."""
+    """Quantized layers compile into one graph, whichever module contains them."""
     model, inputs = quantize(model_of(family, depth=1), **options), inputs_of(family)
     torch._dynamo.reset()
     with torch.no_grad():
@@ -230,7 +230,7 @@ def test_patterns_and_mistakes() -> None:
         quantize(model_of("llama").train())
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])  # with a tied head, and with its own
+@pytest.mark.parametrize("family", ["gpt2", "llama"])  # a tied head, and an untied one
 @pytest.mark.parametrize("format", FORMATS)
 @torch.no_grad()
 def test_saved_and_loaded(format: str, family: str, tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_saved_and_loaded(format: str, family: str, tmp_path: Path) -> None:
     assert torch.equal(again(**inputs).logits, expected)
     half = af.load(tmp_path / "ours", dtype="bfloat16")
     assert half.head.out.scale.dtype == model.head.out.scale.dtype and half.dtype == torch.bfloat16
-    af.save(model, tmp_path / "hf", format="hf")  # floats, which anything opens
+    af.save(model, tmp_path / "hf", format="hf")  # floats, which any library can read
     floats = af.load(tmp_path / "hf")
     for address, layer in model.named_modules():
         if isinstance(layer, FORMATS[format]) and not plain.spec.owner_of(f"{address}.weight"):
@@ -267,7 +267,7 @@ def test_formats(format: str, bits: int, close_to: float) -> None:
     model, inputs = model_of("llama"), inputs_of("llama")
     before = model(**inputs).logits
     linears = [m for m in model.modules() if type(m) is torch.nn.Linear]
-    group = 32 if format == "int4" else 1  # the last one is filled up
+    group = 32 if format == "int4" else 1  # the last group is padded
     numbers = sum(m.out_features * -(-m.in_features // group) * group for m in linears)
     quantize(model, format=format, group=32)
     layers = [m for m in model.modules() if isinstance(m, FORMATS[format])]
@@ -289,7 +289,7 @@ def test_formats(format: str, bits: int, close_to: float) -> None:
 
 @torch.no_grad()
 def test_layers_that_are_joined_keep_activations_exact() -> None:
-    """With an engine rounded activations would show; without one, float copies would be kept and announced."""
+    """With an engine, rounded activations would change the result; without one, float copies would cause a warning."""
     model, inputs = quantize(model_of("llama"), exact=True), inputs_of("llama")
     before = model(**inputs).logits
     module.tell_once.cache_clear()
@@ -308,7 +308,7 @@ def test_layers_of_different_groups_stay_apart() -> None:
 
 @pytest.mark.slow
 def test_real_weights_on_real_text(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """stories260K: a fluent story stays one, and its own text about as likely."""
+    """stories260K: the generated story stays fluent, and its text has nearly the same likelihood."""
     monkeypatch.syspath_prepend(str(REPO / "benchmarks"))
     import stories
 
@@ -342,7 +342,7 @@ def test_gpu(rows: int, format: str) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("compiled", [None, True])
 def test_generation_on_a_gpu(format: str, compiled: bool | None) -> None:
-    """The recorded step writes what plain steps write."""
+    """The captured step generates the same text as plain steps."""
     model = fuse(quantize(model_of("llama").cuda(), format=format, group=32))
     ids = inputs_of("llama")["input_ids"].cuda()[:1]
     options: dict[str, Any] = {"input_ids": ids, "max_new_tokens": 24, "eos_token_id": None}

@@ -1,4 +1,4 @@
-"""Activation checkpointing by address: the same numbers, less kept."""
+"""Activation checkpointing by address: equal gradients, fewer saved activations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_dropout_draws_the_same_numbers_again() -> None:
 
 
 def kept(model: torch.nn.Module) -> int:
-    """Numbers saved for the backward pass."""
+    """Count the numbers saved for the backward pass."""
     total, inputs = 0, inputs_of("gpt2")
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""hub.py: folders are themselves, ids are fetched without anything that could run, failures are one line."""
+"""hub.py: folders are used directly, hub ids are downloaded without files that could run, errors are one line."""
 
 import fnmatch
 import os
@@ -20,7 +20,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No offline variables, an empty cache, and a working folder without surprises."""
+    """No offline variables, an empty cache and an empty working folder."""
     for variable in ("ANYFORMER_OFFLINE", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -29,7 +29,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
-    """What snapshot_download was asked for."""
+    """The arguments of all calls of snapshot_download."""
     asked: list[dict[str, Any]] = []
 
     def download(name: str, **options: Any) -> str:
@@ -59,7 +59,7 @@ def line(kind: type[Exception], name: str | Path, **options: Any) -> str:
 
 
 def cached(tmp_path: Path, *files: str, name: str = "owner/name") -> Path:
-    """A snapshot as huggingface_hub lays it out."""
+    """Write a snapshot in huggingface_hub's layout."""
     home = tmp_path / "cache" / f"models--{name.replace('/', '--')}"
     snapshot = home / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
@@ -92,7 +92,7 @@ def test_a_missing_folder_is_not_looked_for_on_the_hub(name: str, calls: list[An
 
 
 def test_a_name_beside_folders_is_a_folder(tmp_path: Path, no_sockets: None) -> None:
-    """A slip in the name of a run is no question for the hub; what the cache has is still found."""
+    """A misspelled run is not looked up on the hub; cached models are still found."""
     for name in ("runs/texts", "runs/films", "owner/other"):
         Path(name).mkdir(parents=True)
     assert line(FileNotFoundError, "runs/text") == "runs/text: no such folder; did you mean runs/texts?"
@@ -144,7 +144,7 @@ def test_only_what_a_model_needs_is_fetched(calls: list[dict[str, Any]]) -> None
 
 
 def test_a_model_comes_with_the_autoencoder_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a hub that holds these files, what lies in the folder afterwards: `vae/` whole, other copies not at all."""
+    """From a hub repository with these files, `vae/` is downloaded completely, and other copies are not."""
     there = """spec.json model.safetensors vae/spec.json vae/model.safetensors vae/model.safetensors.index.json
         vae/model-00001-of-00002.safetensors vae/optimizer.pt onnx/config.json onnx/model.safetensors
         vae/diffusion_pytorch_model.safetensors vae/diffusion_pytorch_model.fp16.safetensors"""
@@ -236,7 +236,7 @@ def test_offline_opens_no_socket(
 
 
 def test_sockets_are_really_blocked(no_sockets: None) -> None:
-    """The test above proves something: without the flag the same call does reach for the network."""
+    """Without the flag, the call of the test above opens a socket."""
     with pytest.raises((AssertionError, ConnectionError), match="socket|network|fetch"):
         resolve("owner/name")
 

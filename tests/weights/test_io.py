@@ -1,4 +1,4 @@
-"""io.py: round trips are bit-identical, hostile files refused in one line, a failed save changes nothing."""
+"""io.py: round trips are bit-identical, hostile files are refused in one line, and a failed save changes nothing."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def entry(begin: int, end: int, dtype: str = "F32", shape: list[Any] | None = No
 
 
 def write_raw(folder: Path, header: object, data: bytes = b"", length: int | None = None) -> Path:
-    """`model.safetensors` with whatever header and header length."""
+    """Write `model.safetensors` with any header and header length."""
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     path = folder / "model.safetensors"
     path.write_bytes((len(raw) if length is None else length).to_bytes(8, "little") + raw + data)
@@ -63,7 +63,7 @@ def write_raw(folder: Path, header: object, data: bytes = b"", length: int | Non
 
 
 def refusal(call: Callable[[], object], kind: type[Exception] = ValueError) -> str:
-    """The message of an error, which must be of this very kind, one line, with no chained traceback."""
+    """Return the error message; the error must have exactly this class, one line and no chained traceback."""
     with pytest.raises(kind) as caught:
         call()
     assert caught.type is kind
@@ -145,7 +145,7 @@ def test_unaligned_tensors_are_read(tmp_path: Path) -> None:
         write_raw(tmp_path, header + b" " * padding, b"\7" + values.numpy().tobytes())
         loaded = read_all(tmp_path)
         assert_same(loaded, {"byte": torch.tensor([7], dtype=torch.uint8), "x": values})
-        assert loaded["x"].data_ptr() % 4 == 0  # a kernel may count on it
+        assert loaded["x"].data_ptr() % 4 == 0  # kernels may require this
 
 
 def test_written_tensors_are_aligned(tmp_path: Path) -> None:
@@ -166,11 +166,11 @@ def test_tensors_are_private_and_outlive_the_checkpoint_and_the_file(tmp_path: P
     write_checkpoint(tmp_path, tensors)
     before = (tmp_path / "model.safetensors").read_bytes()
     loaded = read_all(tmp_path)
-    # Its own storage, not a view of the file: copying or saving one tensor must not drag the others along.
+    # Separate storages: copying or saving one tensor must not include the others.
     assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in loaded.values())
     loaded["layer.0.weight"].zero_()
     assert (tmp_path / "model.safetensors").read_bytes() == before
-    write_checkpoint(tmp_path, sample(seed=1))  # over the file that `loaded` is mapped from
+    write_checkpoint(tmp_path, sample(seed=1))  # replaces the file that `loaded` is mapped from
     shutil.rmtree(tmp_path)
     loaded["layer.0.weight"].copy_(tensors["layer.0.weight"])
     assert_same(loaded, tensors)
@@ -192,7 +192,7 @@ def test_tensors_are_read_only_when_asked_for(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("shard_bytes", [10**9, 16 * 2**20])
 def test_streaming_holds_one_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_bytes: int) -> None:
-    """L6: a reader that uses one tensor after the other never has the file in memory."""
+    """L6: reading the tensors one by one never keeps the whole file in memory."""
     monkeypatch.setattr(io, "WINDOW_BYTES", 2**20)
     number, size = 16, 4 * 2**20
     write_checkpoint(tmp_path, ((str(i), torch.ones(size // 4)) for i in range(number)), shard_bytes=shard_bytes)
@@ -289,7 +289,7 @@ def test_a_hundred_thousand_tensors_are_refused(tmp_path: Path, number: int) -> 
     write_raw(tmp_path, {str(i): entry(0, 0) for i in range(number)} | {"__metadata__": {}})
     started = time.process_time()
     assert f"{number:,} tensors" in refusal(lambda: Checkpoint(tmp_path))
-    assert time.process_time() - started < 10  # seconds: what every hostile file is held to
+    assert time.process_time() - started < 10  # seconds; the limit for every hostile file
 
 
 def test_header_above_the_cap_is_not_even_read(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_pickles_are_refused(tmp_path: Path, file: str) -> None:
         and "anyformer convert" in message
         and "--unpickle" in message
     )
-    write_checkpoint(tmp_path, {"x": torch.ones(1)})  # once converted, the pickle beside it is simply not looked at
+    write_checkpoint(tmp_path, {"x": torch.ones(1)})  # after a conversion, the pickle is ignored
     assert read_all(tmp_path).keys() == {"x"}
 
 
@@ -360,7 +360,7 @@ ESCAPES = [
 def test_an_index_cannot_leave_the_folder(sharded: Path, file: object) -> None:
     inner = sharded / "inner"
     (inner / "sub").mkdir(parents=True)
-    for place in (sharded, inner / "sub"):  # what the paths point at exists, so only the rule can refuse it
+    for place in (sharded, inner / "sub"):  # the target files exist, so only the name check can refuse them
         shutil.copy(sharded / SHARDS[0], place / "x.safetensors")
     reindex(inner, {"a": file})
     assert "'a'" in refusal(lambda: Checkpoint(inner))
@@ -374,9 +374,9 @@ def test_a_weight_map_must_be_an_object(sharded: Path, weight_map: object) -> No
 
 def test_a_shard_is_missing(sharded: Path) -> None:
     (sharded / SHARDS[1]).unlink()
-    assert f"{SHARDS[1]}: named by the index" in refusal(lambda: Checkpoint(sharded), FileNotFoundError)
+    assert f"{SHARDS[1]}: listed in the index" in refusal(lambda: Checkpoint(sharded), FileNotFoundError)
     os.mkfifo(sharded / SHARDS[1])  # opening it would wait for ever
-    assert f"{SHARDS[1]}: named by the index" in refusal(lambda: Checkpoint(sharded), FileNotFoundError)
+    assert f"{SHARDS[1]}: listed in the index" in refusal(lambda: Checkpoint(sharded), FileNotFoundError)
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,7 @@ class TestOverwriting:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: int, new: int, function: str, killed: bool
     ) -> None:
         real = getattr(os, function)
-        for step in count():  # the step-th call fails, until there is none
+        for step in count():  # the step-th call fails, until no call fails
             folder = tmp_path / str(step)
             write_checkpoint(folder, sample(0), shard_bytes=old)
             before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -445,7 +445,7 @@ class TestOverwriting:
 
             with monkeypatch.context() as patch:
                 patch.setattr(os, function, failing)
-                if killed:  # then nothing is tidied up
+                if killed:  # a killed process does not clean up
                     patch.setattr(shutil, "rmtree", lambda *_, **__: None)
                     patch.setattr(Path, "unlink", lambda *_, **__: None)
                 try:
@@ -460,7 +460,7 @@ class TestOverwriting:
             assert_same(read_all(folder), sample(1))
             assert not list(folder.glob(".saving-*"))
         assert step >= (function != "rename" or new == LARGE)  # something did fail
-        # Killed after the commit but before the tidying up: one of the two, whole.
+        # killed after the rename but before the cleanup: either checkpoint, complete
         assert_same(read_all(folder), sample(0 if killed and old == SMALL and new == LARGE else 1))
 
 
@@ -513,7 +513,7 @@ def test_at_most_one_shard_of_results_is_held(tmp_path: Path) -> None:
 
     write_checkpoint(tmp_path, {str(i): source for i in range(40)}, shard_bytes=4 * 400)
     assert len(read_all(tmp_path)) == 40
-    assert peak == 5  # the shard, and the tensor that did not fit it any more
+    assert peak == 5  # the shard, and the first tensor of the next one
 
 
 def test_no_shard_reaches_the_cap_that_readers_enforce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Pickled weights through `anyformer convert --unpickle`: honest ones whole, hostile ones one line and nothing else."""
+"""`anyformer convert --unpickle`: honest pickles are converted completely, hostile ones give a one-line error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAME = "pytorch_model.bin"
 
 
 def weights() -> dict[str, Tensor]:
-    """Of every kind that state dicts hold: shared, turned, cut out of something larger, single numbers."""
+    """Tensors of every kind in state dicts: shared, transposed, slices of larger ones, scalars."""
     table, whole = torch.randn(7, 5), torch.arange(40.0)
     return {
         "table": table, "tied": table, "turned": torch.randn(3, 4).t(), "cut": whole[8:12], "one": torch.tensor(3),
@@ -105,7 +105,7 @@ def test_which_pickle_is_meant(tmp_path: Path) -> None:
 
 
 class Call:
-    """Pickled, a call of `function` with `arguments` on reading."""
+    """An object that calls `function(*arguments)` when it is unpickled."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.call = function, arguments
@@ -125,7 +125,7 @@ def legacy(value: Any) -> bytes:
 
 
 def archive(value: Any, change: Callable[[bytes], bytes] = bytes, compress: int = zipfile.ZIP_STORED) -> bytes:
-    """torch.save's zip of `value` with another data.pkl in it."""
+    """Return torch.save's zip of `value` with a changed data.pkl."""
     made, out = io.BytesIO(), io.BytesIO()
     torch.save(value, made)
     with zipfile.ZipFile(made) as old, zipfile.ZipFile(out, "w", compress) as new:
@@ -136,14 +136,14 @@ def archive(value: Any, change: Callable[[bytes], bytes] = bytes, compress: int 
 
 
 def inflated(raw: bytes) -> bytes:
-    """Whatever has 123,457 elements has two thousand million."""
+    """Change the size 123,457 to two billion."""
     old, new = (b"J" + struct.pack("<i", count) for count in (123_457, 2_000_000_000))
     assert old in raw
     return raw.replace(old, new)
 
 
 def doubled(depth: int) -> bytes:
-    """A dictionary whose key is a pair of pairs of pairs ...: a few bytes a level, 2**depth steps to hash."""
+    """A dictionary whose key is a pair of pairs of pairs ...: a few bytes per level, 2**depth steps to hash."""
     body = b"".join(b"q" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(depth))
     return b"\x80\x02}" + b")" + body + b"K\x01s."
 
@@ -195,7 +195,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], bytes], str]] = {
 }  # fmt: skip
 
 
-# what only a process of its own survives
+# attacks that would harm the process that reads the file
 ALONE = ["16 GB in a file of 2019", "100 GB of bytes", "a key that never ends", "200,000 levels"]
 EVERYDAY = ["200,000 levels"]  # some seconds each
 
@@ -222,7 +222,7 @@ def test_every_allocator_is_understood(error: Exception) -> None:
 
 @pytest.fixture(scope="module")
 def usual() -> int:
-    """The memory of a process that imports torch and reads nothing, in bytes."""
+    """The memory, in bytes, of a process that only imports torch."""
     done = subprocess.run(
         [sys.executable, "-c", "import torch, resource as r; print(r.getrusage(r.RUSAGE_SELF).ru_maxrss)"],
         capture_output=True, text=True, check=True,
@@ -286,7 +286,7 @@ def test_a_reader_that_waits_is_ended(tmp_path: Path, monkeypatch) -> None:
         pickled_weights.extract([tmp_path / "waits"], [tmp_path / "out"])
 
 
-# -- the line that says so ---------------------------------------------------------------------------------------------
+# -- the suggested command ---------------------------------------------------------------------------------------------
 
 
 def test_load_says_what_to_type_and_that_works(tmp_path: Path, capsys, monkeypatch) -> None:

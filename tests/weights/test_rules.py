@@ -1,4 +1,4 @@
-"""Every weight rule alone, on square matrices: nothing but the values tells a wrong turn or a wrong side by side."""
+"""Every weight rule on square matrices, whose shapes cannot reveal a wrong transpose or concatenation."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RULES: dict[str, tuple[Rule, list[Tensor], list[Any]]] = {
     "split across": (Split("a", ["x", "y"], dim=1), [M], [L.tolist(), R.tolist()]),
     "split turned": (Split("a", ["x", "y"], transpose=True), [M], [turned(L), turned(R)]),
     "split across, turned": (Split("a", ["x", "y"], dim=1, transpose=True), [M], [turned(A), turned(B)]),
-    # two heads, of each a row of x and a row of y
+    # two heads, each with one row of x and one row of y
     "interleave": (Interleave("a", ["x", "y"], groups=2), [M], [[[0, 1, 2, 3], [8, 9, 10, 11]],
                                                                  [[4, 5, 6, 7], [12, 13, 14, 15]]]),
     "interleave, one group": (Interleave("a", ["x", "y"], groups=1), [M], [A.tolist(), B.tolist()]),
@@ -57,7 +57,7 @@ RULES: dict[str, tuple[Rule, list[Tensor], list[Any]]] = {
     "concat, unequal": (Concat(["a", "b"], "x", [1, 3]), [M[:1], M[1:]], [M.tolist()]),
     "stack": (Stack("a.{e}", "x", 2), SQUARES[:2], [[M.tolist(), (M + 100).tolist()]]),
     "stack turned": (Stack("a.{e}", "x", 2, transpose=True), SQUARES[:2], [[turned(M), turned(M + 100)]]),
-    # gate and up of each expert side by side
+    # gate and up of each expert are concatenated
     "stack of pairs": (Stack(["a.{e}", "b.{e}"], "x", 2), SQUARES,
                        [[[*M.tolist(), *(M + 100).tolist()], [*(M + 200).tolist(), *(M + 300).tolist()]]]),
     "stack of pairs, turned": (Stack(["a.{e}", "b.{e}"], "x", 2, transpose=True), SQUARES,
@@ -77,11 +77,11 @@ def test_a_rule_puts_every_number_in_its_place_and_back(name: str) -> None:
     assert [tensor.tolist() for tensor in back] == [tensor.tolist() for tensor in published]
     assert rule.written is (name != "unwritten") and rule.needed == len(published)
     if name == "repeat":
-        assert found[0].data_ptr() != found[1].data_ptr(), "each place has its own"
+        assert found[0].data_ptr() != found[1].data_ptr(), "copies must not share memory"
 
 
 def test_shapes_are_found_without_numbers() -> None:
-    """The same shapes on meta, where joining is done by hand."""
+    """Shapes are the same on meta, where `join` does not use torch.cat."""
     for rule, published, ours in RULES.values():
         empty = [torch.empty(torch.tensor(one).shape, device="meta") for one in ours]
         assert [tensor.shape for tensor in rule.save(empty)] == [tensor.shape for tensor in published]
@@ -100,6 +100,6 @@ def test_names_are_bound_as_they_stand() -> None:
         (["base.h.3.e.0.w", "base.h.3.e.1.w"], ["layers.3.w"]), (["base.h.3.a.w"], ["layers.3.a.w"]),
         (["base.h.3.qk"], ["layers.3.q", "layers.3.k"]), (["same.1.1"], ["twice.1.1"]),
     ]  # fmt: skip
-    assert orphans == ["layers.4.q", "twice.1.2", "none"]  # half of a split is none of it
+    assert orphans == ["layers.4.q", "twice.1.2", "none"]  # a split needs all its targets
     assert Stack(["a.{e}", "b.{e}"], "x", 2).sources == ("a.0", "b.0", "a.1", "b.1")
     assert Copies(["a", "b"], "x").needed == 1 and Rule(["a", "b"], ["x"]).needed == 2

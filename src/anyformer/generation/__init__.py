@@ -1,6 +1,6 @@
 """Text generation: greedy, sampling, beam search, contrastive search, assisted decoding and prompt lookup.
 
-Argument names and results are those of Hugging Face. The text of a row does not depend on `use_cache` or on other rows.
+Argument names and results are as in Hugging Face. The text of a row does not depend on `use_cache` or on other rows.
 """
 
 from __future__ import annotations

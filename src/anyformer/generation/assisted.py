@@ -47,7 +47,7 @@ def decode(job: Search) -> dict[str, Any]:
 
 def back(stepper: Stepper, before: Stepper | None, ids: Tensor, extra: int) -> Stepper:
     """Return the stepper without its last `extra` tokens; `ids` are the tokens that it should have read. `before` is a
-    copy from before the draft, for a state that cannot be rewound."""
+    copy made before the draft, used if the state cannot be rewound."""
     if extra == 0:
         return stepper
     if before is None:
@@ -78,14 +78,14 @@ class ModelDrafter:
         return ids[:, start:]
 
     def keep(self, ids: Tensor) -> None:
-        """Drop rejected tokens, so that at most `ids` without its last token has been read."""
+        """Drop rejected tokens: afterwards, at most `ids[:, :-1]` has been read."""
         extra = self.stepper.length - (ids.shape[1] - 1)
         if extra > 0:
             self.stepper = back(self.stepper, self.before, ids[:, :-1], extra)
 
 
 class LookupDrafter:
-    """Prompt lookup [Saxena 2023]: finds the last n-gram earlier in the source or text, and proposes what followed."""
+    """Prompt lookup [Saxena 2023]: finds an earlier copy of the last n-gram and proposes the tokens after it."""
 
     def __init__(self, job: Search) -> None:
         self.size = job.settings.max_matching_ngram_size

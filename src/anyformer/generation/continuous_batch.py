@@ -1,4 +1,4 @@
-"""Continuous batching: texts join and leave the batch between steps. Each is the same as without the others.
+"""Continuous batching: texts are added and removed between steps. No text depends on the other texts.
 
     running = ContinuousBatch(model)
     first = running.add(input_ids=ids, max_new_tokens=20)
@@ -52,7 +52,7 @@ class ContinuousBatch:
 
     @torch.no_grad()
     def add(self, input_ids: Tensor | None = None, **options: Any) -> Request:
-        """Read a prompt, which joins the batch at the next step. The arguments are those of `af.generate`."""
+        """Read a prompt, which joins the batch at the next step. Takes the same arguments as `af.generate`."""
         named = {name: options.pop(name, None) for name in ("inputs_embeds", "attention_mask")}
         job = begin(self.model, {"input_ids": input_ids, **named}, options, detailed=True, compiled=False)
         s = job.settings
@@ -91,7 +91,7 @@ class ContinuousBatch:
         self.requests, self.waiting = [*self.requests, *self.waiting], []
 
     def reorder(self, moves: list[Move]) -> None:
-        """Reorder the rows of beam searches; rows of other requests stay."""
+        """Reorder the rows of beam searches; rows of other requests do not move."""
         assert self.stepper is not None
         if all(move.rows is None for move in moves):
             return

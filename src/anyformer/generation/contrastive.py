@@ -1,7 +1,7 @@
-"""Contrastive search [Su et al. 2022]: chooses a likely token whose hidden state differs from those of the text so far.
+"""Contrastive search [Su et al. 2022]: chooses a likely token whose hidden state differs from all earlier ones.
 
 The score of candidate v is (1 - alpha) p(v) - alpha max_j cos(h_v, h_j). h_v is the last layer's hidden state of v as
-the next token, h_j are those of all earlier tokens. B rows, k candidates, T tokens, D width.
+the next token, h_j the last layer's hidden state of token j. B rows, k candidates, T tokens, D width.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ MIN_CANDIDATES = 32  # likeliest tokens per frame that extend a prefix; 2 * num_
 
 
 def decode(model: TransformerModule, inputs: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Return sequences (B * num_return_sequences, longest), padded on the right, and their log-probabilities. The
-    log-probability is that of the best path; with beams, of all paths that the search kept."""
+    """Return sequences (B * num_return_sequences, longest), padded on the right, and their log-probabilities: of the
+    best path or, with beams, of all paths that the search kept."""
     for name in options:
         if name not in ALLOWED:
             raise ValueError(f"{name}: not an option of CTC decoding, which takes only {', '.join(sorted(ALLOWED))}")
@@ -103,7 +103,7 @@ def prefixes(pieces: Iterable[Tensor], blank: int, beams: int) -> list[tuple[lis
 
 
 def extend_prefixes(running: Running, quiet: float, frame: Any, blank: int, beams: int) -> Running:
-    """Extend prefixes by a frame: `quiet` is the blank's log-probability, `frame` those of candidates and their ids."""
+    """Extend prefixes by a frame: `quiet` is the blank's log-probability, `frame` the candidates' and their ids."""
     after: Running = {}
     for text, (ends_blank, ends_token) in running.items():
         whole = plus(ends_blank, ends_token)

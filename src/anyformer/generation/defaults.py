@@ -25,7 +25,7 @@ IGNORED = {
     # for long recordings: used by tasks/each/transcribe.py
     "condition_on_prev_tokens", "compression_ratio_threshold", "logprob_threshold", "no_speech_threshold",
 }  # fmt: skip
-# unsupported fields, and the values of them that have no effect
+# unsupported fields, and the values that have no effect
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guidance_scale": (1, 1.0),
     "token_healing": (False,),

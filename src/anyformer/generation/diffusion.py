@@ -56,7 +56,7 @@ def denoise(
     """Return images (B, C, height, width), one per seed. An image does not depend on the others in the batch.
 
     `asked` are the model's conditional inputs, `otherwise` its unconditional ones. `guidance` is the scale of
-    classifier-free guidance [Ho and Salimans 2022]; 1 is no guidance."""
+    classifier-free guidance [Ho and Salimans 2022]; 1 means no guidance."""
     spec: Any = model.spec
     if not isinstance(spec.head, NoiseHead):
         raise ValueError("denoise needs a model with a NoiseHead, which predicts the noise in an image")

@@ -35,12 +35,12 @@ from anyformer.transforms.decode_kernels import decode_kernels
 from anyformer.transforms.pack import SHARE, PackedStep
 
 MIN_NEW_TOKENS = 16  # for shorter texts, capturing costs more than it saves
-SHORT_CALLS_BEFORE_CAPTURE = 4  # after this many calls with short texts, capture nevertheless
+SHORT_CALLS_BEFORE_CAPTURE = 4  # after this many calls with short texts, capture anyway
 CAPACITY_STEP = 128  # a state's capacity is a multiple of this, so that texts of similar length share a capture
 STEPS_PER_EOS_CHECK = 16
 MAX_CAPTURES = 4  # per model
 TIMED_STEPS = 8  # to compare two captures
-MIN_STATE_BYTES = 2**28  # the states of all captures may take this much, or as much as the weights
+MIN_STATE_BYTES = 2**28  # the states of all captures may use this much memory, or as much as the weights use
 MAX_PROMPT_TOKENS = 8192  # in all rows; larger prompts keep the GPU busy without a graph
 MIN_PROMPT_TOKENS = 16  # length of the smallest prompt graph
 BACKEND = "inductor"  # of torch.compile
@@ -182,8 +182,8 @@ def capture_key(
     state: State | None = None,
     labels: tuple[str, ...] = (),
 ) -> Any:
-    """Return a key of everything that a capture depends on. `state` None: the key of a text without padding inside it
-    and without an encoder's memory."""
+    """Return a key of everything that a capture depends on. `state` None: the key of a text without inner padding and
+    without an encoder's memory."""
     tensors = [*model.parameters(), *model.buffers()]
     return (
         rows,
@@ -206,7 +206,7 @@ def find_capture(stepper: Stepper, capacity: int, compiled: bool) -> CapturedDec
     key = capture_key(model, stepper.rows, capacity, compiled, state, tuple(stepper.labels))
     kept = captures(model)
     if key not in kept:
-        # drop the oldest; the states of all captures together may take MIN_STATE_BYTES or as much as the weights
+        # drop the oldest captures until their states fit, see MIN_STATE_BYTES
         room = max(MIN_STATE_BYTES, sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())))
         while kept and (len(kept) >= MAX_CAPTURES or sum(each.state.nbytes for each in kept.values()) > room):
             kept.pop(next(iter(kept)))
@@ -249,7 +249,7 @@ class CapturedDecoder:
             torch.zeros((), dtype=torch.bool, device=device),
         )
         self.prompts: dict[int, CapturedPrompt] = {}  # by number of tokens
-        self.begin(stepper)  # allocates the memory, whose size is the encoder's
+        self.begin(stepper)  # allocates the memory in the size of the encoder's output
         step: Callable[[], Tensor] = self.step
         if compiled:
             # torch caches few compiled versions per code object; a copy has its own cache, freed with this object

@@ -8,8 +8,8 @@ from typing import Any
 
 from anyformer.specs.messages import quote
 
-MAX_COUNT = 2**24  # of tokens, beams or copies; a larger number is a typing error
-MAX_NUMBER = 10**9  # of other options, such as a penalty
+MAX_COUNT = 2**24  # largest number of tokens, beams or copies; a larger one is a typing error
+MAX_NUMBER = 10**9  # largest value of other options, such as a penalty
 INT64_LIMIT = 2**63
 
 

@@ -112,7 +112,7 @@ def align_prompt(
         mask = boolean_mask(mask, name)
     if mask is None:
         return Prompt(ids, ids, None, embeds, rest)
-    moved = align_right(ids, mask) if ids.shape == mask.shape else ids  # inputs_embeds may come without ids
+    moved = align_right(ids, mask) if ids.shape == mask.shape else ids  # inputs_embeds may be passed without ids
     embeds = None if embeds is None else align_right(embeds, mask)
     labels = {n: align_right(rest[n].expand(mask.shape), mask) for n in token_labels if n in rest}
     return Prompt(ids, moved, align_right(mask, mask), embeds, {**rest, **labels})

@@ -203,8 +203,8 @@ def decay_length(scores: Tensor, eos: Tensor, factor: float, late: int) -> Tenso
 def order_timestamps(written: Tensor, scores: Tensor, first: int, end: int, latest: int | None) -> Tensor:
     """Enforce the order of Whisper's timestamps [Radford et al. 2022]. Tokens from `first` on are timestamps.
 
-    A text begins with a timestamp (at most first + latest). Then timestamps come in pairs, except the last one before
-    `end`, and never decrease. If all timestamps together are likelier than any other token, one must follow."""
+    A text begins with a timestamp (at most first + latest). Then timestamps are in pairs, except the last one before
+    `end`, and never decrease. If all timestamps together are likelier than any other token, the next token is one."""
     token = torch.arange(scores.shape[1], device=scores.device)
     time, n = token >= first, written.shape[1]
     if n == 0:
@@ -236,7 +236,7 @@ def top_p(scores: Tensor, share: float, keep: int) -> Tensor:
 
 
 def min_p(scores: Tensor, share: float, keep: int) -> Tensor:
-    """Keep tokens whose probability is at least `share` times that of the likeliest, and at least `keep` tokens."""
+    """Keep tokens whose probability is at least `share` times the highest one, and at least `keep` tokens."""
     p = scores.softmax(-1)
     out = p < share * p.amax(-1, keepdim=True)
     out.scatter_(1, p.topk(min(keep, p.shape[1])).indices, False)

@@ -17,7 +17,7 @@ from anyformer.specs.messages import quote
 
 
 class Ending:
-    """Stopping criteria: tells which texts (N, T) have ended by an end token, a stop string or their length."""
+    """Stopping criteria: returns which texts (N, T) have ended by an end token, a stop string or their length."""
 
     def __init__(self, s: Settings, max_length: int, prompt_length: int, tokenizer: Any, device: Any) -> None:
         self.eos = torch.tensor(s.eos, dtype=torch.long, device=device)

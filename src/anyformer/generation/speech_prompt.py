@@ -1,4 +1,4 @@
-"""Whisper's prompt: tokens for the spoken language, the task and whether to predict timestamps.
+"""Whisper's prompt: tokens for the language, the task, and with or without timestamps.
 
 B rows, n tokens of the prompt.
 """

@@ -50,7 +50,7 @@ class Stepper:
         self.use_cache, self.chunk = use_cache and model.remembers, chunk
         self.state: State | None = None
         self.mask: Tensor | None = None  # (B, T) True for real tokens of the decoder; None: no padding
-        self.read_ids: Tensor | None = None  # (B, T) all tokens read, if there is no state
+        self.read_ids: Tensor | None = None  # (B, T) all tokens read; only without a state
         self.embeds: Tensor | None = None  # (B, T, D) used instead of `read_ids`
         self.rows = self.length = 0  # length: tokens read, padding included
         self.captured: Any = None  # CapturedDecoder (generation/fast.py) of single steps, if captured
@@ -83,7 +83,7 @@ class Stepper:
         if mask is not None and self.state.capacity is None:  # rows are aligned: the past must have the same padding
             before = mask_or_ones(self.state.is_token, (self.rows, self.length), mask.device)
             if not torch.equal(before, mask[:, : self.length].bool()):
-                raise ValueError("past_key_values has other real tokens than the prompt begins with, without padding")
+                raise ValueError("past_key_values has different padding than the beginning of the prompt")
         T = ids.shape[1] if embeds is None else embeds.shape[1]
         hidden: list[Any] = []
         scores = None
@@ -229,7 +229,7 @@ class Stepper:
         self.mask, self.rows, self.length = boolean_mask(mask), rows, length
 
     def trim(self) -> None:
-        """Drop leading columns that are padding in every row, left over from longer texts that have ended."""
+        """Drop leading columns that are padding in every row, after longer texts have ended."""
         count = 0 if self.mask is None else int((self.mask.cumsum(1).amax(0) == 0).sum())
         if not count:
             return

@@ -25,8 +25,8 @@ class Visible:
     """Which keys each query may see. The mask that a kernel needs is computed from one predicate, on demand and once.
 
     `allows(b, q, k)` takes broadcastable tensors of batch rows, row indices of queries and row indices of keys. `index`
-    (T,) or (B, T) has the row indices of the queries, `keys` (S,) or (B, S) those of the keys. `batch_size` is 1 if the
-    mask is the same for all rows.
+    (T,) or (B, T) has the row indices of the queries, `keys` (S,) or (B, S) the row indices of the keys. `batch_size`
+    is 1 if the mask is the same for all rows.
     """
 
     def __init__(

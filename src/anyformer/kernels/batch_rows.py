@@ -53,7 +53,7 @@ def pick_columns(tensor: Tensor, dim: int, column: Tensor, real: Tensor) -> Tens
 
 
 def realign(tensor: Tensor, dim: int, behind: Tensor, count: int) -> Tensor:
-    """Return the last `count` entries of each row, after its `behind` (B,) trailing pads moved to the front as 0."""
+    """Move the `behind` (B,) trailing pads of each row to the front, as 0; return the last `count` entries."""
     size = tensor.shape[dim]
     column = torch.arange(size - count, size, device=tensor.device) - behind[:, None]
     return pick_columns(tensor, dim, column, column >= 0)

@@ -37,8 +37,7 @@ def convolve_over_time(
 ) -> Tensor:
     """Convolve one channel (B, T) with weights (O, 1, k) -> (B, frames, O), then normalise each channel over its row.
 
-    Mean and variance of W u follow from those of the windows u, which have only k numbers, so the norm is folded into
-    W.
+    The mean and variance of W u are computed from the windows u, which have only k numbers, and folded into W.
     """
     taps = weight[:, 0].double()  # fp64 against cancellation of neighbouring samples; (O, k) is small
     windows = x.double().unfold(1, weight.shape[-1], stride)

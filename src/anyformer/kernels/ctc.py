@@ -23,8 +23,8 @@ def fits(log_probs: Tensor, labels: Tensor) -> bool:
 
 
 def ctc_losses(log_probs: Tensor, labels: Tensor, kept: Tensor, frames: Tensor, blank: int) -> Tensor:
-    """Return the negative log-likelihood (B,) of the `kept` labels (B, S), given log_probs (B, T, V) in fp32 of which
-    the first `frames` (B,) count; infinite if there are more labels than the frames can emit."""
+    """Return the negative log-likelihood (B,) of the `kept` labels (B, S), given log_probs (B, T, V) in fp32. Only the
+    first `frames` (B,) count. Infinite if there are more labels than the frames can emit."""
     order = (~kept).byte().argsort(dim=1, stable=True)  # moves kept labels to the front
     states = labels.new_full((len(labels), 2 * labels.shape[1] + 1), blank)
     states[:, 1::2] = labels.masked_fill(~kept, blank).gather(1, order)

@@ -78,10 +78,10 @@ def linear(
     offsets: Sequence[Tensor] = (),
 ) -> Tensor:
     """Multiply norm(x), x (M, K), by one to three weights (N, K): (M, sum of N). `activation` is applied to all
-    outputs; with `gated`, to those of the first weight, which are then multiplied by those of the second. `onto` (M, N)
-    is added. If M is 1, weights may be int8 or fp8 with a scale (N,) per output, or 4-bit with a scale and an offset
-    (N, groups) per group of inputs. If x or `onto` has a wider type than the weights, x is rounded to their type first,
-    and the sum keeps the type of `onto`."""
+    outputs; with `gated`, only to the first weight's outputs, which then multiply the second's. `onto` (M, N) is added.
+    If M is 1, weights may be int8 or fp8 with a scale (N,) per output, or 4-bit with a scale and an offset (N, groups)
+    per group of inputs. If x or `onto` has a wider type than the weights, x is rounded to their type first, and the sum
+    keeps the type of `onto`."""
     from anyformer.kernels.few_rows_triton import one_row, some_rows
 
     (M, K), sizes, x = x.shape, [len(weight) for weight in weights], x.contiguous()

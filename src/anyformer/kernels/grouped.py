@@ -46,7 +46,7 @@ def cast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def takes_rest(x: Tensor, weight: Tensor) -> bool:
-    """Whether x may have rows that belong to no group: torch's kernel leaves garbage in their output."""
+    """Whether x may have rows that belong to no group; torch's kernel does not write their output."""
     return not _native(x, weight)
 
 

@@ -61,7 +61,7 @@ def bf16() -> bool:
 
 @functools.cache
 def int8() -> bool:
-    """Whether torch has 8-bit products for this CPU. It is tried out, since listed engines may not support the CPU."""
+    """Whether torch has 8-bit products for this CPU. This is tested, since listed engines may not support the CPU."""
     import torch
 
     try:
@@ -196,7 +196,7 @@ def device(name: str | torch.device | None = "auto") -> torch.device:
 
 
 def need(module: str, extra: str, purpose: str) -> Any:
-    """Import an optional library, or raise one line that tells how to install it."""
+    """Import an optional library, or raise an error with the command that installs it."""
     import importlib
 
     try:

@@ -24,7 +24,7 @@ ROWS, COLUMNS, TILE, WARPS = 256, 128, 16, 4  # per program, which processes TIL
 
 
 def half_type(x: Tensor) -> torch.dtype | None:
-    """Return the half-precision type in which x is multiplied while training on CUDA with Triton; None otherwise."""
+    """Return the half-precision type of products with x during training on CUDA with Triton; None otherwise."""
     if not (HAS_TRITON and x.is_cuda and torch.is_grad_enabled()):
         return None
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
@@ -100,7 +100,7 @@ def _(grads: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("anyformer::gelu_slope", mutates_args=())
 def gelu_slope(above: Tensor, inner: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient (M, N) of a GELU's input, given that of its output, and the sum of its rows (N,)."""
+    """Given the gradient `above` of a GELU's output, return the gradient (M, N) of its input and its row sum (N,)."""
     return _write_gradients([above], inner)
 
 

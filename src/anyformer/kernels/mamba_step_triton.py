@@ -11,7 +11,7 @@ from anyformer.kernels.few_rows_triton import activate, product, round_to
 
 @triton.jit
 def softplus(x):
-    """Compute log(1 + e^x), accurately for small e^x too: (1 + e^x) - 1 tells what rounding lost."""
+    """Compute log(1 + e^x), accurately for small e^x too: (1 + e^x) - 1 gives the rounding error."""
     e = tl.exp(x)
     rounded = 1.0 + e
     small = tl.where(rounded == 1.0, e, tl.log(rounded) * (e / (rounded - 1.0)))

@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 class Packed:
-    """Packed weights by the address of the weights in memory, because a custom operation gets tensors and no module.
+    """Packed weights by the memory address of the weights, because a custom operation receives tensors, not modules.
     They are packed at the first call, and again if the weights have changed (`stamp` is for changes that the tensor's
     version does not count). They are freed with their `owner`, or at the next packing after the weights are gone."""
 

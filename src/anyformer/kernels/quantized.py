@@ -19,7 +19,7 @@ from anyformer.kernels.triton_launch import HAS_TRITON
 FEW = 64  # most rows for which a product takes as long as reading the weights
 FP8 = torch.float8_e4m3fn
 TINY = torch.finfo(torch.float32).tiny
-CLIPPING = [1 - 0.04 * i for i in range(11)]  # shares of a group's range to try: outliers cost the others precision
+CLIPPING = [1 - 0.04 * i for i in range(11)]  # shares of a group's range to try: clipping outliers helps the rest
 
 
 # -- rounding: (N, K) float -> weights, scale, offset -----------------------------------------------------------------
@@ -72,8 +72,8 @@ def dequantize(weight: Tensor, scale: Tensor, offset: Tensor | None, width: int)
 
 @torch.library.custom_op("anyformer::quantized_linear", mutates_args=())
 def quantized_linear(x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Multiply x (..., K) of few rows by quantised weights -> (..., N). One opaque operation for torch.compile; with
-    Triton there is no float copy of the weights."""
+    """Multiply x (..., K) of few rows by quantised weights -> (..., N). One opaque operation for torch.compile. Triton
+    needs no float copy of the weights."""
     able = HAS_TRITON and x.is_cuda and x.numel() > 0
     if able and weight.dtype == FP8:
         able = torch.cuda.get_device_capability(x.device) >= (8, 9)

@@ -2,9 +2,9 @@
 
 Three forms of one function: `scan_by_steps` (the definition), `scan` (training, prompts) and `scan_step` (one token).
 `scan` never stores the states of all tokens: it processes windows that fit the CPU's cache, keeps the state at the
-start of each, and recomputes the others in the backward pass. A narrow model would leave the processor idle, so its
-windows are cut into segments that run in parallel and are joined afterwards. Decays are only multiplied, never divided,
-so no length overflows. On CUDA with Triton it is one program instead (`kernels/scan_triton.py`).
+start of each, and recomputes the others in the backward pass. A narrow model has too little work per step for the
+processor, so its windows are cut into segments that run in parallel and are joined afterwards. Decays are only
+multiplied, never divided, so no length overflows. On CUDA with Triton it is one program (`kernels/scan_triton.py`).
 
 B rows, T tokens, I channels, N states per channel; G segments of L steps in a window; all in fp32 (or fp64).
 x, dt (B, T, I)   A (N, I), negative   b, c (B, T, N)   state (B, N, I)   keep (B, T), 0 at a document's first token

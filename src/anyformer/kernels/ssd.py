@@ -1,4 +1,4 @@
-"""Mamba-2's recurrence, in which all channels of a head have the same decay [Dao and Gu 2024]:
+"""Mamba-2's recurrence, with one decay per head [Dao and Gu 2024]:
 
     h[t] = exp(dt[t] A) h[t-1] + dt[t] x[t] b[t]^T,   y[t] = h[t] c[t]
 

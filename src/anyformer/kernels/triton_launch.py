@@ -1,8 +1,7 @@
 """Launching and compiling Triton programs.
 
 On Hopper and later GPUs, a program may start before the previous one has ended (programmatic dependent launch). Before
-its `gdc_wait` it reads only data that the previous program does not write, such as weights; its writes happen after
-that.
+its `gdc_wait` it reads only data that the previous program does not write, such as weights. It writes after it.
 """
 
 from __future__ import annotations

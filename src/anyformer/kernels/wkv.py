@@ -111,7 +111,7 @@ def _tops(m: Tensor, k: Tensor, decay: Tensor, drop: Tensor | None) -> None:
 
 
 def _fade(m: Tensor, decay: Tensor, drop: Tensor | None, out: Tensor) -> Tensor:
-    """Compute the factor by which the past decays at each key."""
+    """Compute the decay of the past at each key."""
     torch.sub(m[:-1], m[1:], out=out).add_(decay)
     return _exp(out if drop is None else out.add_(drop))
 
@@ -138,7 +138,7 @@ class _Window:
         if G > 1:
             self.enter(r, L)
         _tops(self.m, self.k, decay, self.drop)
-        self.m[-1, :, :-1] = self.m[0, :, 1:]  # they may have been rounded differently: use the same
+        self.m[-1, :, :-1] = self.m[0, :, 1:]  # both are the same max, possibly rounded differently: use one of them
         self.b = _exp(torch.sub(self.k, self.m[1:], out=h[1:, 1]))
         torch.mul(self.b, self.v, out=h[1:, 0])
         self.a = _fade(self.m, decay, self.drop, room("a", k, L, R, G, A))

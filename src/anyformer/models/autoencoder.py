@@ -26,8 +26,8 @@ class AutoencoderModel(Model):
     latent: Latent = GumbelCodes()
     painter: ImageDecoder
     head: Head | None = None
-    reads: str = "pixel_values"  # the published class's name of its input image
-    says: str = "reconstruction"  # the published class's name of its output image
+    reads: str = "pixel_values"  # name of the input image in the published class
+    says: str = "reconstruction"  # name of the output image in the published class
 
     def check(self) -> None:
         super().check()

@@ -112,7 +112,7 @@ class TransformerModule(PublishedModule):
         return call_published(self, inputs, args, num_items=num_items_in_batch)
 
     def hidden_states(self, call: Call) -> HeadInputs:
-        """Run embedding and stacks; return the last hidden states and what else the head needs."""
+        """Run embedding and stacks; return the last hidden states and the head's other inputs."""
         if isinstance(self.head, HeadModule):
             call = dataclasses.replace(call, inputs=self.head.arrange(call.inputs))
         return self.compute(call)
@@ -197,7 +197,7 @@ class TransformerModule(PublishedModule):
 
     @property
     def predicts_by_position(self) -> bool:
-        """Whether it can predict the token at any position (XLNet), so it can generate though it is bidirectional."""
+        """Whether it can predict the token at any position, and so generate although it is bidirectional (XLNet)."""
         return self.spec.embedding.by_position and isinstance(self.spec.head, LMHead)
 
     def check_memory(self) -> None:
@@ -218,7 +218,7 @@ class TransformerModule(PublishedModule):
     # -- ties and vocabulary --------------------------------------------------------------------------------------
 
     def tie(self) -> None:
-        """Make tied parameters share storage, as `ties` of the description says."""
+        """Make the parameters in `spec.ties` share storage."""
         for name, owner in self.tied_pairs():
             path, _, leaf = name.rpartition(".")
             try:
@@ -268,7 +268,7 @@ class TransformerModule(PublishedModule):
 
     @torch.no_grad()
     def resize_token_embeddings(self, vocab_size: int, seed: int = 0) -> None:
-        """Change the vocabulary size. Old rows are kept and new rows are initialised as the description says; ties,
+        """Change the vocabulary size. Old rows are kept and new rows are initialised by the description's rules; ties,
         frozen parameters and the train/eval mode are kept."""
         tables = [path for path, part in walk(self.spec) if hasattr(part, "vocab_size")]
         spec = with_values(self.spec, {f"{path}.vocab_size": vocab_size for path in tables})

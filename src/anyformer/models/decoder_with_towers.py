@@ -133,12 +133,12 @@ class TowerInputModule(OneStackModule):
                 )
             x = self.embedding.tokens(ids) if x is None else x
             vector = self.embedding.tokens(torch.tensor(tower.part.token, device=x.device))
-            is_token = (x == vector).all(-1) if ids is None else ids == tower.part.token  # (B, T)
+            is_placeholder = (x == vector).all(-1) if ids is None else ids == tower.part.token  # (B, T)
             vectors = tower(given, call.kernel, call.taps).flatten(0, 1).to(x.dtype)  # (M N, D)
-            if can_read_values() and (count := int(is_token.sum())) != len(vectors):
+            if can_read_values() and (count := int(is_placeholder.sum())) != len(vectors):
                 got = f"{tower.reads} of batch size {len(given)} gives {len(vectors)} vectors"
                 raise ValueError(f"{got}, but the text contains the token {tower.part.token} {count} times")
-            rest["inputs_embeds"] = x.masked_scatter(is_token[..., None], vectors)
+            rest["inputs_embeds"] = x.masked_scatter(is_placeholder[..., None], vectors)
             outputs[f"{name}_hidden_states"] = vectors
         return rest, outputs
 

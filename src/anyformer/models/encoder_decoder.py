@@ -98,7 +98,7 @@ class EncoderDecoderModule(TransformerModule):
     def compute(self, call: Call) -> HeadInputs:
         inputs, state = call.inputs, call.state
         memory = inputs.get("encoder_outputs")
-        padding = inputs.get("attention_mask") if self.spec.embedding.hides else None
+        mask = inputs.get("attention_mask") if self.spec.embedding.hides else None
         read: dict[str, Any] = {}  # other outputs of the encoder
         routed = None  # router logits of the encoder
         losses: dict[str, list[Tensor]] = {}
@@ -106,16 +106,16 @@ class EncoderDecoderModule(TransformerModule):
             memory, read = _encoder_outputs(memory)
             routed = read.get("router_logits")
         elif state is not None and state.memory is not None:
-            memory, padding = state.memory, state.memory_is_token if padding is None else padding
+            memory, mask = state.memory, state.memory_is_token if mask is None else mask
         else:
             memory, source = self.encode(call)
-            padding = source.is_token  # mask of the encoder's output, which may be shorter than its input
+            mask = source.is_token  # mask of the encoder's output, which may be shorter than its input
             losses = dict(source.losses)
             routed = losses.pop("router_logits", None)
         if state is not None and memory is not state.memory:
-            state.set_memory(memory, padding)
+            state.set_memory(memory, mask)
         x, ctx = self.decoder_embedding(self.decoder_inputs(inputs), state)
-        seen = Memory(memory, memory_mask(padding, memory, "attention_mask"), inputs.get("document_ids"))
+        seen = Memory(memory, memory_mask(mask, memory, "attention_mask"), inputs.get("document_ids"))
         losses |= {"encoder_router_logits": list(routed)} if routed else {}
         x, ctx = self.decoder(x, ctx.replace(kernel=call.kernel, taps=call.taps, memory=seen, losses=losses))
         if state is not None:

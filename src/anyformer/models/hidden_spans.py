@@ -61,10 +61,10 @@ class HiddenSpansModelModule(TowerInputModule):
             if key not in inputs:
                 continue
             tower: Any = getattr(self, f"hidden_{name}")
-            own = {tower.spec.embedding.inputs[0]: inputs[key]}
+            own_inputs = {tower.spec.embedding.inputs[0]: inputs[key]}
             if name == "text" and "hidden_mask" in inputs:
-                own["attention_mask"] = inputs["hidden_mask"]
-            spans[name] = tower(Call(own, taps=call.taps, kernel=call.kernel))[f"{name}_embeds"]
+                own_inputs["attention_mask"] = inputs["hidden_mask"]
+            spans[name] = tower(Call(own_inputs, taps=call.taps, kernel=call.kernel))[f"{name}_embeds"]
         if spans and "input_ids" not in inputs:
             raise ValueError("hidden_ids and hidden_values need the text with the masked spans: pass input_ids")
         return {**self.head(x, inputs.get("input_ids"), spans, inputs), **others}

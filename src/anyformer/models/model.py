@@ -26,14 +26,14 @@ Offered = Literal["always", "without labels", "never"]
 
 
 class Model(Part):
-    """Base class of model descriptions. `family`, `architecture` and `source` tell which published config it was read
-    from, so that it can be exported again: `source` keeps the config's fields that do not change the mathematics (token
-    ids, labels, ...)."""
+    """Base class of model descriptions. `family`, `architecture` and `source` identify the published config that it was
+    read from, so that it can be exported again: `source` keeps the config's fields that do not change the mathematics
+    (token ids, labels, ...)."""
 
     width: int
-    length: int | None = None  # longest text it was made for, if no position table sets the limit
+    length: int | None = None  # most tokens per text, if no position table sets the limit
     head: Head | None = None
-    state_name: str = "past_key_values"  # the published class's name of the decoding state
+    state_name: str = "past_key_values"  # name of the decoding state in the published class
     state_offered: Offered = "always"  # when the published class returns a decoding state that was not requested
     init: Mapping[str, Initializer] = Table()
     # pairs of addresses: (parameter, the parameter whose storage it uses), or two equal Parts that share all parameters
@@ -45,12 +45,12 @@ class Model(Part):
 
     left_to_right: ClassVar[tuple[str, ...]] = ()  # the fields that must be causal if the head predicts next tokens
     pair: ClassVar[bool] = False  # encoder-decoder
-    target: ClassVar[str] = "embedding"  # field of the embedding that reads the tokens that the head scores
+    target: ClassVar[str] = "embedding"  # field with the embedding of the tokens that the head predicts
     gives: ClassVar[tuple[str, ...]] = ()  # requirements of Parts that this model shape meets
 
     @property
     def towers(self) -> tuple[Model, ...]:
-        """The models that it consists of, if it consists of towers."""
+        """Its towers, if it has any."""
         return ()
 
     @property

@@ -83,12 +83,12 @@ class OneStackModule(TransformerModule):
     def compute(self, call: Call) -> HeadInputs:
         inputs, state = call.inputs, call.state
         x, ctx = self.embedding(inputs, state)
-        memory, padding = inputs.get("encoder_hidden_states"), inputs.get("encoder_attention_mask")
+        memory, mask = inputs.get("encoder_hidden_states"), inputs.get("encoder_attention_mask")
         if state is not None and state.memory is None:
-            state.set_memory(memory, padding)
+            state.set_memory(memory, mask)
         elif state is not None and memory is None:
-            memory, padding = state.memory, state.memory_is_token
-        seen = None if memory is None else Memory(memory, memory_mask(padding, memory, "encoder_attention_mask"))
+            memory, mask = state.memory, state.memory_is_token
+        seen = None if memory is None else Memory(memory, memory_mask(mask, memory, "encoder_attention_mask"))
         ctx = ctx.replace(kernel=call.kernel, taps=call.taps, memory=seen)
         x, ctx = getattr(self, self.stack_name)(x, ctx)
         if state is not None:

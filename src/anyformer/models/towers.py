@@ -111,7 +111,7 @@ class TowersModule(TransformerModule):
         return (*dict.fromkeys((*read, *rest, *masks, *head, *self.common)),)
 
     def masks(self, name: str) -> bool:
-        """Whether a tower takes an attention mask of its own, named by `mask_of`."""
+        """Whether a tower has a separate attention mask, named by `mask_of`."""
         return False
 
     def lacks(self, inputs: dict[str, Any], name: str, wanted: str) -> None:
@@ -129,15 +129,15 @@ class TowersModule(TransformerModule):
         used: set[str] = set()
         for name in self.spec.named:
             tower: Any = getattr(self, name)
-            # of inputs that several towers know, such as attention_mask, the first tower (text) gets them
-            own = {key: inputs[key] for key in tower.spec.embedding.inputs if key in inputs and key not in used}
+            # an input that several towers accept, such as attention_mask, goes to the first of them (text)
+            own_inputs = {key: inputs[key] for key in tower.spec.embedding.inputs if key in inputs and key not in used}
             if mask_of(name) in inputs:
-                own["attention_mask"] = inputs[mask_of(name)]
-            if not own:
+                own_inputs["attention_mask"] = inputs[mask_of(name)]
+            if not own_inputs:
                 self.lacks(inputs, name, tower.spec.embedding.inputs[0])
                 continue
-            used.update(own)  # torch 2.11 cannot compile `|=` with keys
-            answer = tower(Call(own, taps=taps, kernel=call.kernel))
+            used.update(own_inputs)  # torch 2.11 cannot compile `|=` with keys
+            answer = tower(Call(own_inputs, taps=taps, kernel=call.kernel))
             vectors[name], x = answer[f"{name}_embeds"], answer["last_hidden_state"]
             balance += [answer["aux_loss"]] if "aux_loss" in answer else []
             shown = tower.collect_outputs(taps) if isinstance(taps, OutputCollector) else {}
@@ -160,7 +160,7 @@ class TwoTowerModule(TowersModule):
 
     def lacks(self, inputs: dict[str, Any], name: str, wanted: str) -> None:
         other = "image" if name == "text" else "text"
-        raise ValueError(f"missing input {wanted}: the model compares texts with images; or call only model.{other}")
+        raise ValueError(f"missing input {wanted} to compare texts with images; to run one tower, call model.{other}")
 
     def compare(self, vectors: dict[str, Tensor], inputs: dict[str, Any]) -> Outputs:
         return self.head(vectors["text"], vectors["image"], inputs)
@@ -179,12 +179,12 @@ class ThreeTowerModule(TowersModule):
         if name == "video" or not any(each in inputs for each in others):
             video = self.spec.video.embedding.inputs[0]
             missing = f"missing input: pass {video}, and {' or '.join(others)}"
-            raise ValueError(f"{missing}; or call only one tower, such as model.{name}")
+            raise ValueError(f"{missing}; to run one tower, call model.{name}")
 
     def compare(self, vectors: dict[str, Tensor], inputs: dict[str, Any]) -> Outputs:
         return self.head(vectors, inputs)
 
 
 def mask_of(name: str) -> str:
-    """Return the input name of a tower's own attention mask."""
+    """Return the input name of a tower's separate attention mask."""
     return f"{name}_attention_mask"

@@ -1,1 +1,1 @@
-"""What a forward pass carries: the context, masks, decoding state (KV cache), inputs, and taps for looking inside."""
+"""Data of a forward pass (context, masks, decoding state, input checks, taps), and guarded child processes."""

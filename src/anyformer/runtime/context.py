@@ -75,7 +75,7 @@ class Context:
         return None
 
     def replace(self, *extras: Any, **changes: Any) -> Context:
-        """Return a copy with changed fields; each of `extras` replaces the one of its class."""
+        """Return a copy with changed fields. An object in `extras` replaces the existing extra of its class."""
         if not extras:
             return dataclasses.replace(self, **changes)
         kinds = tuple(type(each) for each in extras)
@@ -87,11 +87,11 @@ class Context:
         """(B, T) True for real tokens of this call; None: no padding."""
         return None if self.is_token is None else self.of_these(self.is_token)
 
-    def of_these(self, held: Tensor) -> Tensor:
+    def of_these(self, values: Tensor) -> Tensor:
         """Select the tokens of this call: (B, S, ...) over all cached tokens -> (B, T, ...)."""
         if self.state is not None and self.state.capacity is not None:
-            return at_places(held, self.index)
-        return held[:, -self.index.shape[-1] :]
+            return at_places(values, self.index)
+        return values[:, -self.index.shape[-1] :]
 
     def places(self) -> Tensor:
         """(S,) row indices of all keys that are cached after this call, in a cache without a window."""
@@ -146,7 +146,7 @@ class Context:
     # -- tracing --------------------------------------------------------------------------------------------------
 
     def tap(self, address: str, name: str, value: Tensor) -> Tensor:
-        """Report the value `address.name` to whoever traces the model, and return it, possibly changed."""
+        """Pass the value to the listener of `address.name`, if any; return it, or the listener's replacement."""
         return value if self.taps is None else self.taps(f"{address}.{name}", value)
 
     def wants(self, address: str, name: str) -> bool:
@@ -158,7 +158,7 @@ class Context:
         return functools.partial(self.tap, address, "weights") if self.wants(address, "weights") else None
 
     def watch(self, address: str, name: str = "weights") -> Watched | None:
-        """Like `weights`, for a kernel that has its result already and uses it unless the listener changes a value."""
+        """Like `weights`, for a kernel that keeps its own result unless the listener changes a value."""
         return Watched(functools.partial(self.tap, address, name)) if self.wants(address, name) else None
 
     def once(self, key: str, compute: Callable[[], Any]) -> Any:
@@ -206,5 +206,5 @@ def at_places(row: Tensor, places: Tensor) -> Tensor:
 
 
 def leading_pads(is_token: Tensor) -> Tensor:
-    """(B, S) -> (B, 1): the number of pads before the first real token, by which positions are shifted."""
+    """(B, S) -> (B, 1): the number of pads before the first real token; positions are shifted by it."""
     return (is_token.cumsum(-1) == 0).sum(-1, keepdim=True)

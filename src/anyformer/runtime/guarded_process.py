@@ -1,8 +1,8 @@
-"""A child process for work on untrusted files, with limits on its memory, its time and what it may do.
+"""A child process for work on untrusted files, with limited memory, time and permissions.
 
 The parent holds a `GuardedProcess` and calls `ask`; the child is a module that calls `serve`. Requests and replies are
-JSON, one per line. The child is kept between requests, so that a request costs about a millisecond. If it
-exceeds a limit it is killed, and the next request starts another one. A child never outlives its parent.
+JSON, one per line. The child is kept between requests, so that a request costs about a millisecond. A child that
+exceeds a limit is killed, and the next request starts a new one. A child never outlives its parent.
 
 | system | memory | time | files, programs, network |
 |---|---|---|---|
@@ -32,8 +32,8 @@ from anyformer.runtime.processes import end_with_parent
 
 HAS_ADDRESS_SPACE_LIMIT = sys.platform == "linux"  # other systems accept RLIMIT_AS and ignore it, or do not have it
 CLOCK_PER_CPU_SECOND = 2.0  # the child may have to wait for a processor
-MEMORY_CHECK_SECONDS = 0.05  # between two readings of the child's resident memory, without RLIMIT_AS
-MESSAGE_BYTES = 128 * 2**20  # of one request or reply
+MEMORY_CHECK_SECONDS = 0.05  # how often the child's resident memory is read if there is no RLIMIT_AS
+MESSAGE_BYTES = 128 * 2**20  # largest request or reply
 IDLE_BYTES = 48 * 2**20  # a child that keeps more memory than this after a request is replaced
 
 # audit events that the child may not cause
@@ -50,7 +50,7 @@ class Limits:
 
     memory_bytes: int  # in addition to what the child uses before its first request
     cpu_seconds: float
-    file_bytes: int = 0  # size of a file that it writes
+    file_bytes: int = 0  # largest file that the child may write
 
     @property
     def clock_seconds(self) -> float:
@@ -88,7 +88,7 @@ class GuardedProcess:
         _guarded.add(self)
 
     def _forget(self) -> None:
-        """Start with no child: after a fork it belongs to the other process."""
+        """Start without a child: after a fork, the child belongs to the other process."""
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._resident = 0  # bytes, before the first request
@@ -167,7 +167,7 @@ class GuardedProcess:
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
         try:
-            with contextlib.suppress(BrokenPipeError):  # it has ended: there is nothing to read either
+            with contextlib.suppress(BrokenPipeError):  # the child has ended, so there is no reply either
                 process.stdin.write(line)
                 process.stdin.flush()
             reply = process.stdout.readline(MESSAGE_BYTES)
@@ -210,7 +210,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def resident_bytes(process: int) -> int:
-    """The memory that a process has in RAM; 0 if the system does not tell."""
+    """The memory that a process has in RAM; 0 if unknown."""
     try:
         if Path("/proc/self/statm").is_file():
             return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -230,7 +230,7 @@ def serve(answer: Callable[[Any], Any]) -> None:
     parent, *writable = sys.argv[1:]
     end_with_parent(int(parent))
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # so that no other output is taken for a reply
+    os.dup2(2, 1)  # other output must not be mistaken for a reply
     base = mapped_bytes()
     confine(set(writable))
 
@@ -257,7 +257,7 @@ def serve(answer: Callable[[Any], Any]) -> None:
 
 
 def mapped_bytes() -> int:
-    """The size of this process's address space; 0 if the system does not tell."""
+    """The size of this process's address space; 0 if unknown."""
     memory = Path("/proc/self/statm")
     return int(memory.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") if memory.is_file() else 0
 
@@ -289,7 +289,7 @@ def limited(base: int, memory: int | None, cpu_seconds: float, file_bytes: int) 
 
 
 def confine(writable: set[str]) -> None:
-    """From here on Python opens only `writable` for writing, starts no program and opens no connection."""
+    """Forbid this process to write files other than `writable`, to start programs and to open connections."""
 
     def judge(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
@@ -298,6 +298,6 @@ def confine(writable: set[str]) -> None:
         else:
             refused = FORBIDDEN.fullmatch(event) is not None
         if refused:
-            raise PermissionError(f"it wants {event}")
+            raise PermissionError(f"{event} is not allowed here")
 
     sys.addaudithook(judge)

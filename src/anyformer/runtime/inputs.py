@@ -1,6 +1,6 @@
 """Checks of a model's inputs: types, dtypes and shapes, with one-line errors that name the input.
 
-Of values, only a mask's are read, because the choice of a kernel depends on them anyway.
+Only the values of masks are read, because the choice of a kernel depends on them anyway.
 """
 
 from __future__ import annotations

@@ -310,7 +310,7 @@ class RandomBlocks(Mask, sees="all"):
 
 
 class SameReach(Mask, sees="all", called=("same_length",)):
-    """Every token sees equally many earlier tokens: as many as are cached from before this call [Yang et al. 2019];
+    """Every token sees the same number of earlier tokens: the number cached before this call [Yang et al. 2019];
     combine with Causal. If nothing is cached, no token sees an earlier one."""
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
@@ -350,7 +350,7 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """Further visibility rules of one batch, by row index, on top of masks and padding (XLNet)."""
+    """Visibility rules of one batch by row index, in addition to masks and padding (XLNet)."""
 
     hidden: Tensor | None = None  # (B, S, S) True if a query does not see a key
     itself: bool = True  # a token always sees itself, even padding
@@ -369,7 +369,7 @@ def first_of_document(documents: Tensor) -> Tensor:
 
 
 def text_positions(is_token: Tensor | None, documents: Tensor | None) -> Tensor | None:
-    """(B, row length) the number of real tokens of the same text before each token; None if that is its row index."""
+    """(B, row length) the number of real tokens of the same text before each token; None if all equal the row index."""
     if is_token is not None:
         real = is_token.long()
     elif documents is not None:
@@ -415,7 +415,7 @@ def see(
         batch_size=1 if plain else of_batch[0].shape[0],
         everything=plain and isinstance(mask, Full),
         causal=plain and isinstance(mask, Causal) and index.shape == keys.shape,
-        trailing=plain and isinstance(mask, Causal) and 1 < len(index) < len(keys),  # the last tokens of a cache
+        trailing=plain and isinstance(mask, Causal) and 1 < len(index) < len(keys),  # the cache's last tokens
     )
 
 

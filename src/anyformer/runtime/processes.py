@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-EVERY = 0.5  # seconds between two checks of the parent
+CHECK_SECONDS = 0.5  # between two checks of the parent
 
 
 def end_with_parent(parent: int) -> None:
@@ -21,7 +21,7 @@ def end_with_parent(parent: int) -> None:
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(EVERY)
+            time.sleep(CHECK_SECONDS)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

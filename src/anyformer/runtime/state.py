@@ -4,7 +4,7 @@ A mixer's module declares its state in `state_spec()`: tensors per token (`PerTo
 (`PerRow`), or computed once from the encoder's output (`PerMemory`). A `Store` holds them. A growing store lengthens
 with the text, and all rows end at the same column (trailing pads are moved to the front). A static store is allocated
 once, and each row is written in place at its own length, so that a step keeps its shapes and memory addresses and can
-be captured in a CUDA graph. Stores know names and shapes, and no architecture.
+be captured in a CUDA graph. Stores know names and shapes, not architectures.
 
 B rows, S cached tokens, L capacity in tokens, T new tokens.
 """
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from anyformer.kernels.batch_rows import grid, lines, mask_or_ones, pick_columns, realign, select_rows, stack_rows
 from anyformer.kernels.growing_tensor import Appender
 
-Once = Callable[[str, Callable[[], Any]], Any]  # computes once what several stores share
+Once = Callable[[str, Callable[[], Any]], Any]  # `Context.once`: several stores share the result of one computation
 Seen = tuple[dict[str, Tensor], Tensor]  # tensors of all visible tokens by name, and their row indices
 
 # -- declarations ------------------------------------------------------------------------------------------------------
@@ -98,9 +98,9 @@ def axis(shape: tuple[int, ...]) -> int:
     return max(len(shape), 1)
 
 
-def held_shape(shape: tuple[int, ...], rows: int, places: int) -> tuple[int, ...]:
-    held = (rows, *shape)
-    return (*held[: axis(shape)], places, *held[axis(shape) :])
+def held_shape(shape: tuple[int, ...], rows: int, columns: int) -> tuple[int, ...]:
+    per_row = (rows, *shape)
+    return (*per_row[: axis(shape)], columns, *per_row[axis(shape) :])
 
 
 # -- stores ------------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Growing(Store):
 
     @property
     def can_truncate(self) -> bool:  # type: ignore[override]
-        return self.declared.window is None  # tokens that left a window are lost
+        return self.declared.window is None  # a window has dropped older tokens
 
     def extend(self, new: dict[str, Tensor], index: Tensor, once: Once, trailing_pads: Tensor | None = None) -> Seen:
         if self.tensors:
@@ -188,7 +188,7 @@ class Growing(Store):
         window = min(self.declared.window or S, S)
         if trailing_pads is not None:
             self.tensors = {n: realign(t, self.axes[n], trailing_pads, window) for n, t in new.items()}
-        elif window < S:  # after the call: its queries still see `window` tokens back; a copy, to free the rest
+        elif window < S:  # kept for later calls; this call still sees S tokens. Cloned to free the other tokens.
             self.tensors = {n: t.narrow(self.axes[n], S - window, window).clone() for n, t in new.items()}
         if S == T:
             return new, index
@@ -205,8 +205,8 @@ class Growing(Store):
     def join(self, others: Sequence[Store]) -> None:
         """Shorter rows begin at a later column, so that all rows end at the same one."""
         for name in self.tensors:
-            held = [store.tensors[name] for store in (self, *others)]
-            self.tensors[name] = stack_rows(held, self.axes[name], left=True)
+            tensors = [store.tensors[name] for store in (self, *others)]
+            self.tensors[name] = stack_rows(tensors, self.axes[name], left=True)
 
 
 class Static(Store):
@@ -228,12 +228,12 @@ class Static(Store):
         """Write to columns (T,) or (B, T). `index_copy_` on a flat view is fastest. A compiler might copy the tensor
         behind a view in each step, so compiled code uses `index_put_` on the tensor itself."""
         for name, tensor in new.items():
-            held, dim, alike = self.tensors[name], self.axes[name], self.alike[name]
+            table, dim, alike = self.tensors[name], self.axes[name], self.alike[name]
             if torch.compiler.is_compiling():
-                held.index_put_(once(f"of {alike}", functools.partial(grid, held.shape[: dim + 1], columns)), tensor)
+                table.index_put_(once(f"of {alike}", functools.partial(grid, table.shape[: dim + 1], columns)), tensor)
             else:
-                at = once(alike, functools.partial(lines, held.shape[: dim + 1], columns))
-                held.flatten(0, dim).index_copy_(0, at, tensor.flatten(0, dim))
+                at = once(alike, functools.partial(lines, table.shape[: dim + 1], columns))
+                table.flatten(0, dim).index_copy_(0, at, tensor.flatten(0, dim))
 
     def reserve(self, index: Tensor, once: Once) -> tuple[Tensor, Tensor]:
         """For one token per row at row index `index` (B, 1): the columns (B, 1) to write, and the row indices (L,) or
@@ -304,7 +304,7 @@ class State:
 
     def __init__(self, stores: dict[str, Store], *, past: int | Tensor = 0, capacity: int | None = None) -> None:
         self.stores = stores
-        self.past = past  # cached tokens: growing: of every row, is_token included; static: (B,) of each row
+        self.past = past  # cached tokens; growing: the same number in all rows, padding included; static: (B,)
         self.capacity = capacity
         self.batch_size: int | None = None  # rows of the last call; None: unknown
         self.is_token: Tensor | None = None  # (B, past) if growing, (B, capacity) if static; None: no padding
@@ -337,7 +337,7 @@ class State:
         self.memory, self.memory_is_token = memory, is_token
 
     def advance(self, num_tokens: int) -> None:
-        """End a step: count its tokens as cached. In place if static, because a captured step continues to count."""
+        """End a step: count its tokens as cached. In place if static, so that a captured step counts too."""
         self.past += num_tokens
         if self.trailing_pads is not None and self.is_token is not None:
             self.is_token = realign(self.is_token, 1, self.trailing_pads, self.is_token.shape[1])
@@ -350,7 +350,7 @@ class State:
 
     @property
     def lengths(self) -> Tensor:
-        """(B,) the number of tokens of each row; in a growing state from its first real token on."""
+        """(B,) the number of tokens of each row, without padding before its first real token."""
         if isinstance(self.past, Tensor):
             return self.past
         if self.is_token is None:
@@ -359,7 +359,7 @@ class State:
 
     @property
     def holes(self) -> Tensor | None:
-        """(B, S) which tokens are real, from the first real one of each row on; None: all are."""
+        """(B, S) True for real tokens; each row starts at its first real token. None: no padding after that."""
         if self.is_token is None or isinstance(self.past, Tensor):
             return self.is_token
         places = torch.arange(self.past, device=self.is_token.device) + (self.past - self.lengths)[:, None]
@@ -374,10 +374,10 @@ class State:
         return max(tensor.shape[0] for tensor in self.tensors())
 
     def check_rows(self, rows: int) -> None:
-        """Raise ValueError if the state belongs to a different number of rows."""
-        held = len(self.past) if isinstance(self.past, Tensor) else self.batch_size if self.past else None
-        if held is not None and held != rows:
-            raise ValueError(f"past_key_values holds {held} rows, got tokens of {rows}")
+        """Raise ValueError if the state has a different number of rows."""
+        cached_rows = len(self.past) if isinstance(self.past, Tensor) else self.batch_size if self.past else None
+        if cached_rows is not None and cached_rows != rows:
+            raise ValueError(f"past_key_values has {cached_rows} rows, but the inputs have {rows}")
         self.batch_size = rows
 
     @property
@@ -392,12 +392,12 @@ class State:
 
     @property
     def can_truncate(self) -> bool:
-        """Whether tokens can be removed; a window or a recurrence has to be forked before reading instead."""
+        """Whether the last tokens can be removed. If not (windows, recurrences), fork the state before reading them."""
         return all(store.can_truncate for store in self.stores.values())
 
     def reorder(self, rows: Tensor, same_memory: bool = False) -> None:
-        """Row i of everything becomes a copy of the old row rows[i]. `same_memory`: both rows attend to the same
-        encoder output, so its keys and values need not move."""
+        """Replace row i by the old row rows[i] in every store. `same_memory`: both rows attend to the same encoder
+        output, so its keys and values are not copied."""
         for store in self.stores.values():
             if not (same_memory and isinstance(store, CrossStore)):
                 store.reorder(rows)
@@ -408,7 +408,7 @@ class State:
                 setattr(self, name, select_rows(value, rows, self.capacity is not None))
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens of the longest row; remove as many from the end of the other rows."""
+        """Shorten the longest row to `length` tokens; remove the same number of tokens from the other rows."""
         dropped = self.length - length
         if not 0 <= dropped <= (self.past if isinstance(self.past, int) else int(self.past.min())):
             raise ValueError(f"a state of {self.length} tokens cannot be truncated to {length}")
@@ -420,13 +420,13 @@ class State:
         for store in self.stores.values():
             store.truncate(dropped)
         self.past -= dropped
-        if self.is_token is not None and isinstance(self.past, Tensor):  # the next tokens are real
+        if self.is_token is not None and isinstance(self.past, Tensor):  # columns of future tokens count as real
             self.is_token |= torch.arange(self.is_token.shape[1], device=self.past.device) >= self.past[:, None]
         elif self.is_token is not None:
             self.is_token = self.is_token[:, :length]
 
     def trim(self, count: int) -> None:
-        """Remove the first `count` columns, which are is_token in every row of a growing state."""
+        """Remove the first `count` columns of a growing state; they are padding in every row."""
         assert isinstance(self.past, int) and self.is_token is not None
         self.past -= count
         for store in self.stores.values():
@@ -444,8 +444,8 @@ class State:
         return copy
 
     def adopt(self, other: State) -> None:
-        """Copy a growing state of as many rows into this static one, in place. Each row begins with its first real
-        token: is_token on the left is dropped."""
+        """Copy a growing state with the same number of rows into this static one, in place. Left padding is dropped,
+        so each row begins with its first real token."""
         assert isinstance(self.past, Tensor) and self.capacity is not None
         for address, store in self.stores.items():
             store.adopt(other.stores[address], other.lengths)

@@ -55,7 +55,7 @@ Listener = Callable[[Tensor], Tensor]
 
 
 def convert_listener(listen: Listener, there: Listener, back: Listener) -> Listener:
-    """Return a listener that sees `there(value)`; `back` converts what it changed."""
+    """Return a listener that receives `there(value)`; `back` converts its replacement, if any."""
 
     def listener(value: Tensor) -> Tensor:
         shown = there(value)

@@ -91,7 +91,7 @@ def replace_all(node: Any, changes: Mapping[Path, Any]) -> Any:
 
 
 def edit(spec: Any, changes: Mapping[str, Any]) -> Any:
-    """Return a copy with new values at everything that these addresses match; raise if an address matches nothing."""
+    """Return a copy with every matching value replaced; raise if an address matches nothing."""
     paths = {address: [path for path, _ in find(spec, address)] for address in changes}
     if missing := [address for address, found in paths.items() if not found]:
         raise ValueError(f"this {type(spec).__name__} has no {', '.join(missing)}")
@@ -144,7 +144,7 @@ def deferred_checks() -> Iterator[None]:
 
 
 def check_all(spec: Part) -> None:
-    """Check every Part of a description, innermost first, in the order in which constructing them would."""
+    """Check every Part of a description, innermost first, as if the Parts were constructed now."""
     for address, part in reversed([*walk(spec)]):
         with errors_at(address, type(part)):
             part.check()

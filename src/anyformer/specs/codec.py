@@ -127,7 +127,7 @@ def decode(data: Any, where: str = "", slot: Any = Part) -> Any:
 
 
 def _current(cls: type[Part], field: str) -> str:
-    """Return the present name of a field that may be from an earlier version, also if a base class declares it."""
+    """Return the current name of a field that may be from an earlier version, even if a base class declares it."""
     return next((ALIASES[old] for base in cls.mro() if (old := f"{base.__name__}.{field}") in ALIASES), field)
 
 

@@ -80,7 +80,7 @@ class Part:
     def __init_subclass__(cls, sees: Sees | None = None, called: tuple[str, ...] = (), **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.called = called
-        if sees is not None or {"build", "make", "allows"} & vars(cls).keys():  # a new module must declare `sees` anew
+        if sees is not None or {"build", "make", "allows"} & vars(cls).keys():  # a new module needs a new `sees`
             cls.said = sees
         for name in inspect.get_annotations(cls).keys() - vars(cls).keys():
             if isinstance(getattr(cls, name, None), property):  # an inherited property is not the field's default
@@ -106,7 +106,7 @@ class Part:
             except ValueError:
                 if not slot_types(hint):
                     raise
-                service("kinds")()  # import all kinds, so that the message names the nearest of all
+                service("kinds")()  # import all kinds, so that the message can suggest any of them
                 value = conform(given, hint, where)
             object.__setattr__(self, name, value)
         if not CHECKS_DEFERRED.get():
@@ -130,11 +130,11 @@ class Part:
     @functools.cached_property
     def sees(self) -> Sees | None:
         """The tokens that a token's result depends on, including the effect of inner Parts: only itself, the past too,
-        or all. None if a kind does not declare it; left-to-right models refuse such a Part."""
+        or all. None if a kind does not declare it; then left-to-right models refuse the Part."""
         return None if self.said is None else self.reaches()
 
     def reaches(self) -> Sees | None:
-        """Compute `sees`: what the class declares, or more if an inner Part sees more. Override it if fields decide."""
+        """Compute `sees`: as the class declares, or more if an inner Part sees more. Override it if fields matter."""
         return farthest(self.said, *(part for _, part in parts_in(self)))
 
     @property
@@ -149,7 +149,7 @@ class Part:
 
     @property
     def requires(self) -> tuple[str, ...]:
-        """What it needs from the embedding, such as "a grid"; see `Embedding.gives`."""
+        """Requirements that the embedding must meet, such as "a grid"; see `Embedding.gives`."""
         return ()
 
     @property
@@ -326,7 +326,7 @@ def errors_at(path: str, kind: type[Part]) -> Iterator[None]:
 
 
 def type_name(hint: Any) -> str:
-    """Return a type as it is written in source code."""
+    """Return a type as source code."""
     if isinstance(hint, type) and not typing.get_args(hint):
         return "None" if hint is type(None) else hint.__name__
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
@@ -363,13 +363,13 @@ def kinds_for(hint: Any = Part) -> dict[str, type[Part]]:
 
 
 def no_fit(kind: str, hint: Any) -> str:
-    """Return an error message: this kind does not fit a field of this type, and which kind does."""
+    """Return an error message: `kind` does not fit a field of type `hint`; the message suggests one that does."""
     near = f'write {{"kind": "{kind}"}}' if kind in kinds_for(hint) else nearest_kind(kind, hint)
     return f"{kind} is not of type {' or '.join(slot.__name__ for slot in slot_types(hint))}; {near}"
 
 
 def abstract(kind: type[Part]) -> bool:
-    """Whether a kind is only a base class: it has subclasses and leaves methods, `build` or all fields to them."""
+    """Whether a kind is only a base class: it has subclasses, and an unimplemented method, no `build` or no fields."""
     below = kind.__subclasses__()
     methods = [value for name in dir(kind) if hasattr(value := getattr(kind, name), "__code__")]
     left_open = any("NotImplementedError" in method.__code__.co_names for method in methods)

@@ -14,7 +14,7 @@ from anyformer.specs.part import Part
 
 
 def error_origin(error: BaseException) -> str | None:
-    """Return which user-defined Part raised an error, at which address (if known), and in which file and line:
+    """Return the user-defined Part that raised an error, its address (if known), and the file and line:
     "Fade at decoder.layers.0.attention.op (fade.py:31)". Return None if no user-defined Part raised it."""
     outside = {kind.__module__: name for name, kind in Part.kinds.items() if not _ours(kind.__module__)}
     frames = [*traceback.walk_tb(error.__traceback__)]

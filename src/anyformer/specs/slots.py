@@ -32,7 +32,7 @@ def register_package(name: str) -> None:
 
 
 def kinds() -> dict[str, type[Part]]:
-    """Return every kind of Part by name, including those of other packages."""
+    """Return every kind of Part by name, including kinds of other packages."""
     for package in [*_packages]:
         _import_modules(package)
     _import_entry_points()
@@ -111,7 +111,7 @@ def _containers(slot: Any) -> list[Any]:
 
 
 def _below(slot: Any) -> Iterator[type[Part]]:
-    """Yield the kinds that fit a slot, or the values of its mappings, whose keys are steps of an address."""
+    """Yield the kinds allowed in a slot, or in the mappings and tuples that it takes."""
     for kind in Part.kinds.values():
         if any(fits(kind, wanted) for wanted in slot_types(slot)):
             yield kind
@@ -212,7 +212,7 @@ def _classes(module: Any) -> dict[str, str]:
 
 
 def _fits(kind: type[Part]) -> Iterator[str]:
-    owners: list[Any] = [*kinds().values()]  # Any: mypy wrongly takes these classes for unhashable
+    owners: list[Any] = [*kinds().values()]  # Any, because mypy considers these classes unhashable
     for owner in owners:
         for slot, wanted in _own_slots(owner).items():
             if any(fits(kind, each) for each in wanted):

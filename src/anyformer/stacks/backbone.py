@@ -1,4 +1,4 @@
-"""Base class of what is between a model's embedding and its head: one Stack, or several in some arrangement."""
+"""Base class of Stack and of Parts that arrange several Stacks between a model's embedding and head."""
 
 from __future__ import annotations
 

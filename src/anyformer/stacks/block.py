@@ -57,7 +57,7 @@ class Steps(Part):
 
 
 class Block(Steps, sees="itself", called=("layer",)):
-    """Steps, one after another."""
+    """Steps that run one after another."""
 
     streams: ClassVar[int] = 1  # residual streams, concatenated in the last dimension
 
@@ -65,9 +65,7 @@ class Block(Steps, sees="itself", called=("layer",)):
         super().__init__(**steps)
         for name, step in steps.items():
             if isinstance(step, Sublayer) and step.of_block and self.reshapes:
-                raise ValueError(
-                    f"Block.{name}.of_block: a step of this Block changes the width or grid, so shapes differ"
-                )
+                raise ValueError(f"Block.{name}.of_block needs steps of one shape, but one changes the width or grid")
 
     def build(self, site: Site) -> nn.Module:
         return BlockModule(self, site)

@@ -28,7 +28,7 @@ class Funnel(Backbone, sees="all", called=("Funnel Transformer",)):
     stages: tuple[Stack, ...]
     pool: Halve = Halve()
     top: Stack | None = None
-    resume: int | None = None  # number of first-stage layers after which its states go to `top`; default: all
+    resume: int | None = None  # `top` gets the first stage's states after this many layers; default: after all
 
     def check(self) -> None:
         if not self.stages:
@@ -73,9 +73,9 @@ class FunnelModule(nn.Module):
         level = ctx
         below = x = ctx.tap(self.address, "input", x)
         for i, stage in enumerate(self.stages):
-            x, level, looking = self.part.pool.step(x, level) if i else (x, level, level)
+            x, level, first_ctx = self.part.pool.step(x, level) if i else (x, level, level)
             states: list[Tensor] = []
-            x, _ = stage(x, level, None if looking is level else looking, states)
+            x, _ = stage(x, level, None if first_ctx is level else first_ctx, states)
             if i == 0:
                 below = x if self.part.resume is None else states[self.part.resume]
         if self.top is None:
@@ -103,7 +103,7 @@ class FunnelModule(nn.Module):
 
 
 def first_to_front(ctx: Context) -> Tensor | None:
-    """Return the indices (B, T) that move left padding to the end of each row; None if there is none."""
+    """Return the indices (B, T) that move left padding to the end of each row; None without left padding."""
     if ctx.is_token is None:
         return None
     pads, length = leading_pads(ctx.is_token), ctx.is_token.shape[1]

@@ -130,7 +130,7 @@ class Perceiver(Backbone, sees="all", called=("latent bottleneck", "Perceiver IO
         if head is not None and not self.by_token:
             pool = head.pool if isinstance(head, (ClassifyHead, PooledOutput)) else None
             if not isinstance(head, ANY_VECTORS) or (pool is not None and pool.requires):
-                reason = f"{type(head).__name__} reads one vector per token, which the encoder does not give"
+                reason = f"{type(head).__name__} reads one vector per token, but the encoder returns a fixed number"
                 raise ValueError(f"head: {reason}; set encoder.write=Write(...) without a count")
 
     @property
@@ -164,12 +164,12 @@ class PerceiverModule(nn.Module):
         if ctx.documents is not None:
             raise ValueError(f"{self.address}: latents attend to a whole row, so documents cannot be packed")
         z = each_row(self.latents, x)
-        own = self.context_of(self.part.latents, ctx.replace(Outer(ctx)))
+        latent_ctx = self.context_of(self.part.latents, ctx.replace(Outer(ctx)))
         for i in range(self.part.rounds):
             if i == 0 or self.part.reread:
-                z = self.read(z, own, x, ctx.tokens)
-            z, _ = self.stack(z, own)
-        return self.decode(z, own)
+                z = self.read(z, latent_ctx, x, ctx.tokens)
+            z, _ = self.stack(z, latent_ctx)
+        return self.decode(z, latent_ctx)
 
     def context_of(self, count: int, ctx: Context) -> Context:
         """Return the context of `count` vectors that are not tokens."""
@@ -177,10 +177,10 @@ class PerceiverModule(nn.Module):
         outer = tuple(each for each in ctx.extras if isinstance(each, Outer))
         return dataclasses.replace(ctx, index=index, positions=index[None], is_token=None, extras=outer, shared={})
 
-    def decode(self, z: Tensor, own: Context) -> tuple[Tensor, Context]:
+    def decode(self, z: Tensor, latent_ctx: Context) -> tuple[Tensor, Context]:
         if self.write is None:
-            return z, own
-        outer = own.extra(Outer)
+            return z, latent_ctx
+        outer = latent_ctx.extra(Outer)
         assert outer is not None
         count = self.part.write.count if self.part.write is not None else None
         places = outer.ctx if count is None else self.context_of(count, outer.ctx)
@@ -192,7 +192,7 @@ class PerceiverModule(nn.Module):
 
     @property
     def between(self) -> str | None:
-        """Address of what is between one run of the stack and the head; None if nothing is."""
+        """Address of the computation between one run of the stack and the head; None if there is none."""
         if self.write is not None:
             return f"{self.address}.write"
         return f"{self.address}.rounds" if self.part.rounds > 1 else None

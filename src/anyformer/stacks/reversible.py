@@ -32,8 +32,8 @@ class Reversible(Block, sees="itself", called=("RevNet", "reversible residual"))
                 kind = type(step).__name__
                 raise ValueError(f"Reversible.{name}: expected a Sublayer, got a {kind}")
             if step.normed_skip or step.of_block or step.zero_pads or step.out_norm is not None or step.reshapes:
-                line = "normed_skip, of_block, zero_pads, out_norm or an op that changes the width or grid"
-                raise ValueError(f"Reversible.{name}: a reversible step cannot have {line}")
+                unsupported = "normed_skip, of_block, zero_pads, out_norm or an op that changes the width or grid"
+                raise ValueError(f"Reversible.{name}: a reversible step cannot have {unsupported}")
             if not step.residual.undoes:
                 raise ValueError(f"Reversible.{name}.residual: {step.residual} is not reversible; Add() is")
 
@@ -42,7 +42,7 @@ class Reversible(Block, sees="itself", called=("RevNet", "reversible residual"))
 
 
 class ReversibleModule(BlockModule):
-    rng_states: list[RandomState] | None = None  # saved per step in a pass that will be rewound
+    rng_states: list[RandomState] | None = None  # before each step, if the backward pass recomputes its input
 
     def __init__(self, part: Reversible, site: Site) -> None:
         super().__init__(part, dataclasses.replace(site, width=site.width // 2))

@@ -38,14 +38,14 @@ class Stack(Backbone, sees="itself"):
     depth: int
     pattern: tuple[str, ...] = ()
     order: tuple[int, ...] | None = None  # the layer that runs in each step: cross-layer parameter sharing (ALBERT)
-    timed: bool = False  # add a learned vector per step before it [Dehghani et al. 2019]
+    timed: bool = False  # add a learned vector to the stream before each step [Dehghani et al. 2019]
     position: AttentionPosition | None = None  # one position bias shared by all layers (T5)
     norm: Norm | AdaptiveNorm | None = None  # after the last layer
     project: int | None = None  # project to this output width after the norm (OPT-350M)
     dropout: float = 0.0  # after norm and projection
     layer_drop: float = 0.0  # probability to skip a whole layer during training [Fan et al. 2020]
-    # `hidden_states` of the output: "inputs" or "outputs" of each layer, then the norm's output; the whole "stream"
-    # without the norm's output; or, of two residual streams, the "last" one written
+    # contents of the output `hidden_states`: the "inputs" or "outputs" of all layers, then the norm's output; the whole
+    # "stream" (all inputs and the last output, without the norm); or its "last" half in stacks of two streams
     shows: Literal["inputs", "outputs", "stream", "last"] = "inputs"
     neck: Neck | None = None  # reads the hidden states before the head
 
@@ -81,7 +81,7 @@ class Stack(Backbone, sees="itself"):
         led = {kind: part for kind, block in kinds.items() if (part := layer_sharing_of(block)) is not None}
         if led and self.pattern and self.pattern[0] not in led:
             kind, part = next(iter(led.items()))
-            missing = f"layers share parameters of the first layer, and that ({self.pattern[0]}) has none"
+            missing = f"layers share parameters of the first layer ({self.pattern[0]}), which does not have them"
             raise ValueError(f"Stack.layers.{kind}: {missing}; set {part.layer_sharing.off}")
         part = layer_sharing_of(self.layers)
         for kind, other in led.items():
@@ -172,10 +172,10 @@ class Stack(Backbone, sees="itself"):
         return super().edit(steps, change)
 
     def _with_layer(self, i: int, block: Block) -> Stack:
-        """Return a copy in which only layer i is replaced; the pattern is written out in full."""
+        """Return a copy with only layer i replaced and the whole pattern written out."""
         kinds = dict(self.layers) if isinstance(self.layers, Mapping) else {"layer": self.layers}
         pattern = [self.pattern[j % len(self.pattern)] if self.pattern else "layer" for j in range(self.depth)]
-        if pattern.count(pattern[i]) > 1:  # otherwise layer i already has a kind to itself
+        if pattern.count(pattern[i]) > 1:  # otherwise only layer i has this kind
             pattern[i] = f"{pattern[i]}_{i}"
             while pattern[i] in kinds:
                 pattern[i] += "_"
@@ -252,8 +252,8 @@ class StackModule(nn.Module):
             return False
         if ctx.taps is not None or ctx.state is not None or (part.neck is not None and part.neck.every_layer):
             return False
-        alone = not any(p.routes or p.layer_sharing for _, p in walk(part))
-        return alone and can_rewind(x, ctx, self.layers)
+        independent = not any(p.routes or p.layer_sharing for _, p in walk(part))
+        return independent and can_rewind(x, ctx, self.layers)
 
     @property
     def last_stack(self) -> StackModule:

@@ -22,16 +22,16 @@ class Stages(Backbone, sees="all", called=("hierarchical vision transformer",)):
     requires: ClassVar[tuple[str, ...]] = ("a grid",)
 
     stages: tuple[Stack, ...]
-    down: tuple[Down, ...]  # one between each two stages, or also one before the first
+    down: tuple[Down, ...]  # downsampling between stages, and optionally before the first
     norm: Norm | None = None
-    # `hidden_states` of the output: the "inputs" of all stages and the last output, also as images; or the output of
-    # each stage, only as "images"
+    # contents of the output `hidden_states`: the "inputs" of all stages and the last output, also as images; or the
+    # outputs of all stages, only as "images"
     shows: Literal["inputs", "images"] = "inputs"
 
     def check(self) -> None:
         if len(self.down) not in (len(self.stages) - 1, len(self.stages)) or not self.stages:
             raise ValueError(
-                f"Stages.down: {len(self.stages)} stages need one step fewer, or as many, got {len(self.down)}"
+                f"Stages.down has {len(self.down)} steps; {len(self.stages)} stages need as many or one fewer"
             )
         for i, stage in enumerate(self.stages):
             stage.check_inner(f"Stages.stages.{i}")
@@ -110,7 +110,7 @@ class StagesModule(nn.Module):
         return x
 
     def collect_outputs(self, seen: OutputCollector) -> dict[str, list[Tensor]]:
-        """Return the stream between stages; of other outputs only those of each stage's last layer."""
+        """Return the stream between stages, and the other outputs of each stage's last layer."""
         found = seen.values_below(self.address, self.tapped)
         for stage in self.stages:
             for kind, values in stage.collect_outputs(seen).items():

@@ -2,8 +2,8 @@
 
     x = out_norm(residual(x, post_norm(op(pre_norm(x)))))
 
-covers every residual step. Pre-norm models set `pre_norm`, BERT sets `out_norm`, sandwich norm sets two of them.
-DeepNorm and the Conformer's half-step are kinds of `residual`.
+Pre-norm models set `pre_norm`, BERT sets `out_norm`, and sandwich norm sets `pre_norm` and `post_norm`. DeepNorm and
+the Conformer's half-step are kinds of `residual`.
 """
 
 from __future__ import annotations
@@ -48,9 +48,7 @@ class Sublayer(
     of_block: bool = False  # the branch reads the Block's input instead of the previous step's output (DeBERTa v2)
     zero_pads: bool = False  # set the output to zero at padding
     dropout: float = 0.0  # on the branch, before its norm
-    drop_path: float = (
-        0.0  # drop rate of the last layer's branch, earlier layers proportionally less [Huang et al. 2016]
-    )
+    drop_path: float = 0.0  # drop rate of the last layer's branch; proportionally less before [Huang et al. 2016]
 
     def check(self) -> None:
         chance(self, "dropout", "drop_path")
@@ -100,9 +98,7 @@ class SublayerModule(nn.Module):
         self.address = site.address
         self.normed_skip, self.reads_memory = part.normed_skip, part.op.reads_memory
         self.of_block, self.zero_pads = part.of_block, part.zero_pads
-        self.fp32_stream = (
-            isinstance(part.residual, Add) and part.residual.float32
-        )  # the stream has more precision than the branch
+        self.fp32_stream = isinstance(part.residual, Add) and part.residual.float32
         self.dropout = part.dropout
         self.keep_path: Computed | None = None  # a tensor, so that all layers compile to the same code
         if part.drop_path:

@@ -25,14 +25,14 @@ from anyformer.stacks.sublayer import Sublayer
 
 
 class TwoStreams(Stack, sees="itself", called=("two-stream attention", "XLNet")):
-    """A Stack with a second stream of target tokens, computed with the same weights: targets attend to the text before
-    the layer, and nothing attends to targets. The layers also attend to their inputs for the previous text (memories),
-    which get no gradient [Dai et al. 2019]."""
+    """A Stack with a second stream of target tokens, computed with the same weights: targets attend to the text, and
+    nothing attends to targets. Each layer also attends to its inputs for the previous text (memories), which get no
+    gradient [Dai et al. 2019]."""
 
     requires: ClassVar[tuple[str, ...]] = ("an order",)
 
     kept: int | None = None  # number of last tokens to keep as memories; default: all
-    reused: int | None = None  # keep only the first tokens of a text, if the next text begins after them
+    reused: int | None = None  # keep only this many first tokens of a text, if the next text begins after them
     keeps: bool = True  # default of the input `use_mems` in evaluation
     keeps_training: bool = False  # default of the input `use_mems` in training
 
@@ -41,7 +41,7 @@ class TwoStreams(Stack, sees="itself", called=("two-stream attention", "XLNet"))
         at_least(self, 1, "kept", "reused")
         for name in ("order", "position", "neck", "project", "timed", "layer_drop"):
             if getattr(self, name):
-                raise ValueError(f"TwoStreams.{name} is not supported, because each layer has its memory; leave it out")
+                raise ValueError(f"TwoStreams.{name} cannot be set, because every layer has its memory; leave it out")
         if self.reshapes:
             raise ValueError("TwoStreams.layers: layers cannot change the width or grid of the two streams")
         for path, part in walk(self.layers, "TwoStreams.layers"):
@@ -76,33 +76,33 @@ class TwoStreamsModule(StackModule):
     def forward(
         self, x: Tensor, ctx: Context, first: Context | None = None, states: list[Tensor] | None = None
     ) -> tuple[Tensor, Context]:
-        asked, recalled, states = ctx.extra(TargetStream), ctx.extra(Memories) or Memories(), []
-        if asked is None and not recalled.states:
+        targets, memories, states = ctx.extra(TargetStream), ctx.extra(Memories) or Memories(), []
+        if targets is None and not memories.states:
             out, ctx = super().forward(x, ctx, None, states)
         else:
-            out, ctx = self.run_both(x, ctx, asked, recalled.states, states)
+            out, ctx = self.run_both(x, ctx, targets, memories.states, states)
         usual = self.part.keeps_training if self.training else self.part.keeps
-        if usual if recalled.keep is None else recalled.keep:
-            before = recalled.states or [None] * self.part.depth
+        if usual if memories.keep is None else memories.keep:
+            before = memories.states or [None] * self.part.depth
             ctx = ctx.replace(StackOutputs({"mems": tuple(map(self.keep, states, before))}))
         return out, ctx
 
     def run_both(
-        self, x: Tensor, ctx: Context, asked: TargetStream | None, past: tuple[Tensor, ...], states: list[Tensor]
+        self, x: Tensor, ctx: Context, targets: TargetStream | None, past: tuple[Tensor, ...], states: list[Tensor]
     ) -> tuple[Tensor, Context]:
         """Run both streams. Append the text's input of each layer, and the output of the last one, to `states`."""
         x = ctx.tap(self.address, "input", x)
         states.append(x)
-        g, beside = None, ctx  # the target tokens and their context
-        if asked is not None:
-            g = ctx.tap(self.address, "input", asked.x)
+        g, target_ctx = None, ctx  # the target tokens and their context
+        if targets is not None:
+            g = ctx.tap(self.address, "input", targets.x)
             order = dataclasses.replace(ctx.extra(Order) or Order(), itself=False)
-            beside = ctx.replace(order, index=asked.places, shared={})
+            target_ctx = ctx.replace(order, index=targets.places, shared={})
         for i, layer in enumerate(self.layers):
             seen = torch.cat((past[i].to(x.dtype), x), dim=1) if past else x
             x = ctx.tap(self.address, f"layers.{i}", layer(x, ctx.replace(key_states=seen) if past else ctx))
             if g is not None:
-                g = ctx.tap(self.address, f"layers.{i}", layer(g, beside.replace(key_states=seen)))
+                g = ctx.tap(self.address, f"layers.{i}", layer(g, target_ctx.replace(key_states=seen)))
             states.append(x)
         if g is None:
             return self.finish(states, ctx)

@@ -4,7 +4,7 @@
     load_adapter(base, "adapter")              # load an adapter of anyformer or PEFT into a base model
     af.load("adapter")                         # load the base model that the adapter names, and the adapter
 
-Names are those of the published class (or our addresses, if there is none), so the family's weight rules apply to
+Names are as in the published class (or our addresses, if there is none), so the family's weight rules apply to
 adapters: a rule that moves rows of W moves the rows of B (out, rank) in the same way. A rule that does more cannot be
 applied to an adapter. If one published layer is several of ours (GPT-2's c_attn), their adapters are concatenated: the
 ranks add up, and B is 0 for rows of layers without that rank. Loading removes these zeros.
@@ -52,7 +52,7 @@ KNOWN_FIELDS = (
     "modules_to_save", "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern",
     "ensure_weight_tying", "megatron_core", "qalora_group_size", "runtime_config", "eva_config", "loftq_config",
 )  # fmt: skip
-STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # all others also change the base model's weights
+STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # other methods also change the base model's weights
 
 
 def steps_of(model: TransformerModule) -> list[RuleStep]:
@@ -248,7 +248,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 @torch.no_grad()
 def load_adapter(model: TransformerModule, folder: str | Path) -> Any:
     """Load the adapters of a folder into a base model without adapters. Changes the model in place and returns it. If
-    the adapters do not fit, raises ValueError and leaves the model unchanged."""
+    the adapters do not fit, raises ValueError without changing the model."""
     folder = Path(folder)
     config = config_of(folder)
     with Checkpoint(folder, stem=STEM) as stored, error_context(folder):
@@ -336,7 +336,7 @@ def import_adapter(
 def read_replacements(
     model: TransformerModule, step: RuleStep, others: Mapping[str, str], stored: Checkpoint
 ) -> dict[str, Tensor]:
-    """Read tensors that replace those of the base model, by address."""
+    """Read the tensors that replace tensors of the base model, by address."""
     shapes = [model.get_parameter(target).shape for target in step.targets]
     needed = step.rule.save([torch.empty(shape, device="meta") for shape in shapes])
     if missing := [source for source in step.sources[: step.rule.needed] if source not in others]:
@@ -371,7 +371,7 @@ def read(stored: Checkpoint, name: str, needed: tuple[int, ...]) -> Tensor:
 
 
 def scale_of(config: Mapping[str, Any], module: str, rank: int) -> float:
-    """Return alpha / rank of a module. alpha is that of the first `alpha_pattern` that matches the end of its name."""
+    """Return alpha / rank of a module. The first `alpha_pattern` that matches the end of its name sets alpha."""
     alpha = config.get("lora_alpha", 8)
     for pattern, value in (config.get("alpha_pattern") or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", module):

@@ -27,8 +27,8 @@ from anyformer.stacks.block import BlockModule
 from anyformer.stacks.sublayer import SublayerModule
 
 COMPARED = 3  # calls that are compared with uncompiled code, one per shape, dtype and training mode
-MAX_ERROR = 0.1  # as a share of the norm of what a block adds to a token
-SHARE = 0.75  # of tokens that must be within MAX_ERROR: a router may choose different experts for a few
+MAX_ERROR = 0.1  # relative to the norm of the block's update of a token
+SHARE = 0.75  # share of tokens that must be within MAX_ERROR: a router may choose different experts for a few
 
 
 def compile_blocks(model: nn.Module) -> nn.Module:
@@ -95,7 +95,7 @@ class CompiledBlock:
         return self.share is not None
 
     def error(self, block: BlockModule, x: Tensor, ctx: Context) -> float:
-        """Return the distance of compiled from plain code, divided by what the block adds to a token (0.75 quantile).
+        """Return the error of compiled code relative to the block's update of a token (its 0.75 quantile over tokens).
         Returns 0 if the block is random, as with dropout."""
         if has_statistics(block):  # more passes would update the statistics again
             return 0.0
@@ -158,7 +158,7 @@ def outermost_blocks(module: nn.Module) -> Iterator[BlockModule]:
 
 
 def structure(block: nn.Module) -> Hashable:
-    """Return a key that is equal for blocks with the same compiled code, in which modules' numbers are constants."""
+    """Return a key that is equal for blocks with the same compiled code (modules' numbers are constants in it)."""
     modules = tuple(
         (name, type(module), *((key, value) for key, value in vars(module).items() if isinstance(value, (int, float))))
         for name, module in block.named_modules()

@@ -27,7 +27,7 @@ from anyformer.kernels.packed import Packed
 from anyformer.parts.fused_linear import Joined
 from anyformer.specs.messages import nearest, quote
 
-ROWS = range(4, 65)  # for which a packed product is used
+ROWS = range(4, 65)  # numbers of rows for which packed products are used
 MIN_WEIGHTS = 2**19  # of a layer in PackedStep: oneDNN's call takes 50 microseconds longer than torch's own
 SHARE = 4  # `generate` packs only if the copies fit in 1 / SHARE of the free memory
 
@@ -40,7 +40,7 @@ def pack(model: nn.Module, pattern: str = "*") -> nn.Module:
     if not chosen:
         raise ValueError(f"no linear layer matches {quote(pattern)}; {nearest(pattern, linears)}")
     for module in chosen:
-        module.__class__ = PackedLinear  # the same object at the same address: ties and joined layers stay right
+        module.__class__ = PackedLinear  # the same object at the same address, so ties and fused layers remain valid
     return model
 
 
@@ -94,8 +94,8 @@ class PackedStep:
             return cls([])
         joined = [module for _, module in joined_linears(model)]
         inside = {part for module in joined for part in module.parts}
-        alone = [module for module in model.modules() if type(module) is nn.Linear and module not in inside]
-        return cls([layer for layer in (*alone, *(module.whole for module in joined)) if is_large(layer)])
+        separate = [module for module in model.modules() if type(module) is nn.Linear and module not in inside]
+        return cls([layer for layer in (*separate, *(module.whole for module in joined)) if is_large(layer)])
 
     def missing_bytes(self) -> int:
         """Return the size of the copies that have not been made yet."""
@@ -122,7 +122,7 @@ PACKED = Packed()
 
 def multiply_packed(x: Tensor, weight: Tensor, bias: Tensor | None, views: list[Tensor], owner: object) -> Tensor:
     """Multiply x (..., in) by weights (out, in), packed in oneDNN's layout for few rows. `views` share memory with the
-    weights and have version counters of their own, which also invalidate the copy."""
+    weights and have separate version counters, which also invalidate the copy."""
     if not hardware.has("onednn") or (x.dtype == torch.bfloat16 and not hardware.has("bf16")):
         return F.linear(x, weight, bias)
     changes = sum(view._version for view in views)

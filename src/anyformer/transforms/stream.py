@@ -1,7 +1,7 @@
 """Half-precision residual stream under autocast.
 
 Autocast computes products in half precision, but the stream stays in fp32 because embeddings are fp32 and a sum has the
-dtype of its widest term. A half-precision stream halves what norms read and write. Norms still compute in fp32.
+dtype of its widest term. In half precision, norms read and write half as many bytes. They still compute in fp32.
 """
 
 from __future__ import annotations

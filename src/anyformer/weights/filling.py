@@ -20,7 +20,7 @@ from anyformer.weights.rules import match as fits
 Match = Callable[[Model, list[str], list[str]], Matched]  # (description, stored names, our addresses) -> Matched
 
 SHOWN = 4  # most tensors per kind of problem that a report names
-ABSENT = 2**28  # a model may lack at most this many numbers more than its checkpoint has
+ABSENT = 2**28  # most missing numbers that are initialised, in addition to as many as the checkpoint has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class StoredTensors(Protocol):
 
 
 class ShapeCheckpoint:
-    """A checkpoint of which only the shapes are read."""
+    """A checkpoint that returns shapes without reading data."""
 
     def __init__(self, checkpoint: Checkpoint | Pieces) -> None:
         self.names, self.folder, self._of = checkpoint.names, checkpoint.folder, checkpoint
@@ -152,10 +152,10 @@ def fill(
     if strict and not report.clean:
         raise ValueError(f"{stored.folder}: the checkpoint does not fit its description: {report}")
     lacking = {id(targets[name]): name for name in (*missing, *mismatched, *tables)}.values()
-    held = sum({id(tensor): tensor.numel() for tensor in filled.values()}.values())
-    if sum(targets[name].numel() for name in lacking) > ABSENT + held:
+    loaded = sum({id(tensor): tensor.numel() for tensor in filled.values()}.values())
+    if sum(targets[name].numel() for name in lacking) > ABSENT + loaded:
         most = max(lacking, key=lambda name: targets[name].numel())
-        lack = f"{held:,} numbers, without {most} of shape {tuple(targets[most].shape)}"
+        lack = f"{loaded:,} numbers, without {most} of shape {tuple(targets[most].shape)}"
         raise ValueError(f"{stored.folder}: the checkpoint has {lack}: too many to initialise")
     filled |= {name: make().to(dtypes[name]) for name, make in tables.items()}
     device = "meta" if isinstance(stored, ShapeCheckpoint) else "cpu"
@@ -182,8 +182,7 @@ def place(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether all values are finite. The sum is checked first, in one pass; only if it is not finite, all values
-    are."""
+    """Whether all values are finite. Values are checked one by one only if their sum is not finite."""
     if not tensor.is_floating_point():
         return True
     return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())

@@ -96,7 +96,7 @@ def run_of(name: str) -> tuple[str, str | None]:
 
 
 def asked_offline() -> bool:
-    """Whether an environment variable asks for offline mode; huggingface_hub reads its variable only on import."""
+    """Whether an environment variable sets offline mode; huggingface_hub reads its variable only on import."""
     variables = ("ANYFORMER_OFFLINE", "HF_HUB_OFFLINE")
     return any(os.environ.get(variable, "").upper() in {"1", "ON", "YES", "TRUE"} for variable in variables)
 
@@ -129,8 +129,8 @@ def _fetch(name: str, offline: bool, revision: str | None, wanted: list[str]) ->
     except errors.RevisionNotFoundError:
         raise FileNotFoundError(f"{quote(name, 1000)} has no revision {quote(revision)}: see {page}/commits") from None
     except errors.LocalEntryNotFoundError as error:
-        # From 2.0 on, huggingface_hub gives the folder of a partial download by another program. It may be enough; if
-        # not, reading it raises an error that names the missing file.
+        # From 2.0 on, the error of huggingface_hub has the folder of a partial download. It may contain enough files;
+        # if not, reading it raises an error that names the missing file.
         folder = str(getattr(error, "snapshot_path", ""))
         if folder and not _has_description(folder):
             raise FileNotFoundError(f"{quote(name, 1000)} is only partly in the cache: fetch it once online") from None

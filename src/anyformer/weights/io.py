@@ -165,7 +165,7 @@ def _are_sizes(value: object) -> bool:
 class _Shard:
     """One open file, mapped in windows of neighbouring tensors.
 
-    A map of the whole file would stay in memory as it is read, and a map per tensor would need a file descriptor each.
+    A map of the whole file would keep all pages read so far, and a map per tensor would need one file descriptor each.
     A window is freed with the last tensor that views it, so a load that converts while reading needs memory for the
     model and about one tensor (or a sixteenth of the file if tensors are small).
     """
@@ -255,7 +255,7 @@ class Checkpoint:
 
 
 def _find_files(folder: Path, stem: str) -> dict[Path, set[str] | None]:
-    """Return each weights file with the tensors that the index lists for it (None: there is no index)."""
+    """Return each weights file with the tensors that the index lists for it; None without an index."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
@@ -288,7 +288,7 @@ def read_weight_map(index: Path, ending: str) -> dict[str, str]:
             raise ValueError(f"{index}: {quote(file)} of {quote(name)} is not a plain .{ending} name")
     for file in set(weight_map.values()):
         if not (index.parent / file).is_file():
-            raise FileNotFoundError(f"{index.parent / file}: named by the index, but missing")
+            raise FileNotFoundError(f"{index.parent / file}: listed in the index, but missing")
     return weight_map
 
 

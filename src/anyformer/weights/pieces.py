@@ -1,8 +1,8 @@
 """Sharded checkpoints: each process of a sharded run writes its shards, through torch.distributed.checkpoint.
 
-The files are safetensors (`shard-00001-model-00001-of-00001.safetensors`, ...). Their headers tell which part of which
-tensor they contain, so nothing is pickled, and any number of processes can read them. Tensor names are "kind/address";
-the kind of the model's weights is "model".
+The files are safetensors (`shard-00001-model-00001-of-00001.safetensors`, ...). Their headers name each tensor and the
+part of it that they contain, so nothing is pickled, and any number of processes can read them. Tensor names are
+"kind/address"; the kind of the model's weights is "model".
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def fill(template: str, values: dict[str, str]) -> str:
 
 
 def join(tensors: list[Tensor], dim: int) -> Tensor:
-    """torch.cat, but without it on meta, for which torch would import its whole compiler (seconds)."""
+    """torch.cat, except on meta, for which torch would import its whole compiler (seconds)."""
     if not tensors[0].is_meta:
         return torch.cat(tensors, dim=dim)
     shape = list(tensors[0].shape)
@@ -195,8 +195,8 @@ class Concat(Rule):
 
 
 class Stack(Rule):
-    """`count` published tensors, numbered by `{e}`, are one of ours with a leading dimension (experts). If there are
-    several sources, those of one number are concatenated (gate and up). With `transpose` they are stored transposed."""
+    """`count` published tensors, numbered by `{e}`, are one of ours with a leading dimension (experts). Several sources
+    with the same number are concatenated (gate and up). With `transpose` they are stored transposed."""
 
     def __init__(self, source: str | Sequence[str], target: str, count: int, transpose: bool = False) -> None:
         self.transpose = transpose
