@@ -4,7 +4,7 @@
     out = model(inputs_embeds=source, decoder_inputs_embeds=target)  # (batch, tokens, width), regardless of batch_first
     module.load_state_dict(torch_nn.export(model))
 
-This family is not in the catalogue, because torch.nn has no config files. A loaded model saves and trains like any other.
+This family is not in the catalogue, as torch.nn has no config files. A loaded model saves and trains like any other.
 """
 
 from __future__ import annotations
