@@ -258,11 +258,11 @@ def broken(folder: Path) -> dict[str, tuple[Any, str]]:
         "truncated flac": (folder / "short.flac", "short.flac: "), "NaN": (folder / "nan.wav", "sample 700 is not a"),
         "NaN samples": ((noise, RATE), "the samples: sample 700"), "nothing": (np.zeros(0, np.float32), "no samples"),
         "missing": (folder / "gone.wav", "no such file"), "two channels": (np.zeros((2, 9)), "one channel"),
-        "words": (np.array(["a"]), "samples are numbers"), "bytes": (np.zeros(9, np.uint8), "got uint8"),
+        "words": (np.array(["a"]), "one channel of numbers"), "bytes": (np.zeros(9, np.uint8), "got uint8"),
         "rate 0": ((noise, 0), "sampling_rate is 0; it must"), "rate": ((noise, -8000), "sampling_rate is -8000;"),
         "rate of a file": (folder / "rate.wav", "rate.wav: its header has 0 samples per second; valid: 1 to 10,000"),
         "30 bytes": (folder / "half.wav", "half.wav: ends too early"),
-        "mp3": (folder / "a.mp3", "a.mp3: holds no sound"),
+        "mp3": (folder / "a.mp3", "a.mp3: contains no readable sound"),
         "loud": (folder / "loud.wav", r"loud.wav: sample 700 is 1e\+19, too large"),
         "loud samples": ((np.full(900, 1e19), RATE), r"the samples: sample 0 is 1e\+19, too large"),
     }  # fmt: skip
