@@ -1,4 +1,4 @@
-"""Pictures as people have them, against transformers' processors with the same PIL, and what is wrong with some."""
+"""Preprocessing of many kinds of pictures compared with transformers' processors that use PIL, and invalid pictures."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Image = pytest.importorskip("PIL.Image")
 
 
 def bytes_of(*shape: int, seed: int = 0) -> np.ndarray:
-    """Smooth enough for filters to differ, sharp enough for them to ring."""
+    """A random picture that is smooth enough for filters to differ, and sharp enough for them to ring."""
     noise = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
     noise[: shape[0] // 2] = noise[: shape[0] // 2] // 4 + np.linspace(0, 190, shape[1], dtype=np.uint8)[None, :, None]
     return noise
 
 
-# kind of processor, what its file says beside its defaults
+# kind of processor, settings that differ from its defaults
 SETTINGS = [
     ("ViT", {}), ("DeiT", {}), ("CLIP", {}), ("Siglip", {}), ("Bit", {}),
     ("ViT", {"size": 20}), ("CLIP", {"size": 20, "crop_size": 17}), ("Siglip", {"size": 21}),
@@ -100,7 +100,7 @@ def test_fractions_are_scaled_like_bytes() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Pictures in two folders, one of them lying on its side, and a file that is none."""
+    """Pictures in two folders, one of them rotated, and a file that is not a picture."""
     for name, seed in (("b/two.jpg", 1), ("a/one.png", 0), ("a/three.webp", 2)):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.fromarray(bytes_of(24, 30, 3, seed=seed)).save(tmp_path / name)
@@ -147,7 +147,7 @@ def test_sixteen_bits_and_moving_pictures(tmp_path: Path) -> None:
 
 
 def bomb() -> bytes:
-    """A PNG of a few bytes that says it has 30,000 x 30,000 pixels."""
+    """A PNG of a few bytes whose header claims 30,000 x 30,000 pixels."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
@@ -239,7 +239,7 @@ def test_without_pillow_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch
 
 
 def test_settings_travel_with_the_model(tmp_path: Path) -> None:
-    """What is written opens here and in transformers, and af.save carries it along."""
+    """Saved settings can be read here and in transformers, and af.save copies them."""
     read = Images(size={"height": 12, "width": 10}, resample=3, image_mean=(0.1, 0.2, 0.3), do_convert_rgb=True)
     config = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8,
               "image_size": [12, 10], "patch_size": 2}  # fmt: skip
@@ -289,7 +289,7 @@ def test_colours_are_those_of_the_published_processor(settings: dict[str, Any], 
         assert drawn.dtype == np.uint8 and drawn.shape[0] == 3 and drawn.shape[1:] == read.decode(expected[0]).shape
     again = transformers.ImageGPTImageProcessorPil.from_pretrained(tmp_path / "again")
     assert torch.equal(again(pictures, return_tensors="pt")["input_ids"], expected)
-    # a picture made of the colours alone comes back as it was
+    # a picture that has only these colours does not change
     assert torch.equal(af.processor(tmp_path)(images=drawn)["input_ids"], expected)
 
 

@@ -24,7 +24,7 @@ KINDS: dict[str, Callable[..., Path]] = {
 
 
 def xlnet(folder: Path) -> Path:
-    """Pads on the left, <sep> and <cls> at the end; the class alone says so."""
+    """Padding on the left, <sep> and <cls> at the end: only the class determines this."""
     transformers = pytest.importorskip("transformers")
     special = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]
     letters = sorted({"\u2581", *"".join(TEXTS).replace(" ", "")})
