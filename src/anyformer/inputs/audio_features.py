@@ -250,25 +250,25 @@ class AudioProcessor:
         """Yield the powers (M, F) of the frames that each block of samples completes. Together they equal the powers of
         the whole recording. At most two blocks are in memory at once."""
         half, hop = self.n_fft // 2, self.hop_length
-        held = tail = np.zeros(0, np.float32)
-        total, given, begun = 0, 0, False
+        buffer = tail = np.zeros(0, np.float32)
+        total, yielded, begun = 0, 0, False
         for block in blocks:
             total += len(block)
-            held, tail = np.concatenate((held, block)), np.concatenate((tail, block))[-half - 1 :]
+            buffer, tail = np.concatenate((buffer, block)), np.concatenate((tail, block))[-half - 1 :]
             if not begun:
-                if len(held) <= half:
+                if len(buffer) <= half:
                     continue
-                held, begun = np.concatenate((held[half:0:-1], held)), True
-            count = min((len(held) - self.n_fft) // hop + 1, total // hop - given)
+                buffer, begun = np.concatenate((buffer[half:0:-1], buffer)), True
+            count = min((len(buffer) - self.n_fft) // hop + 1, total // hop - yielded)
             if count > 0:
-                given += count
-                yield self.powers(torch.from_numpy(held[: (count - 1) * hop + self.n_fft]))
-                held = held[count * hop :]
+                yielded += count
+                yield self.powers(torch.from_numpy(buffer[: (count - 1) * hop + self.n_fft]))
+                buffer = buffer[count * hop :]
         if not begun:
             raise ValueError(f"{total} samples are less than a frame of {self.n_fft}")
-        remaining = total // hop - given
+        remaining = total // hop - yielded
         if remaining > 0:
-            end = np.concatenate((held, tail[-2::-1]))  # mirrored, as at the beginning
+            end = np.concatenate((buffer, tail[-2::-1]))  # mirrored, as at the beginning
             yield self.powers(torch.from_numpy(end[: (remaining - 1) * hop + self.n_fft]))
 
 

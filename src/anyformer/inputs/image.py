@@ -133,13 +133,13 @@ class Images(Part):
         kind = kind.removesuffix("FeatureExtractor")
         if kind not in KINDS:
             raise ValueError(f"{name}: image processor {quote(kind)} is not supported; {nearest(kind, KINDS)}")
-        own = {field for field in hints(cls) if OWN.get(field, kind) == kind}
-        if strange := sorted(map(str, config.keys() - own - INERT)):
-            unknown = shorten(", ".join(strange))
+        fields = {field for field in hints(cls) if OWN.get(field, kind) == kind}
+        if ignored := sorted(map(str, config.keys() - fields - INERT)):
+            unknown = shorten(", ".join(ignored))
             warnings.warn(f"{name}: ignored unknown fields {unknown}", UnknownFieldWarning, stacklevel=3)
         # as in transformers, a boolean that is null is False, and any other null field is ignored
         off = {key for key, hint in hints(cls).items() if hint is bool}
-        values = {key: value for key, value in config.items() if key in own and (value is not None or key in off)}
+        values = {key: value for key, value in config.items() if key in fields and (value is not None or key in off)}
         values |= {key: False for key in off if key in values and values[key] is None}
         short = kind in SHORT if config.get("default_to_square") is None else not config["default_to_square"]
         if kind == "CLIP" and config.get("use_square_size"):

@@ -137,7 +137,7 @@ def m2m(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]
     if name not in LANGUAGES:
         raise ValueError(f"language_codes={quote(name)}; {nearest(str(name), LANGUAGES)}")
     languages = {code: len(vocabulary) + i for i, code in enumerate(LANGUAGES[name])}
-    full = {**vocabulary, **{f"__{code}__": place for code, place in languages.items()}}
+    full = {**vocabulary, **{f"__{code}__": token_id for code, token_id in languages.items()}}
     core, writer = build_with_ids(
         folder / "sentencepiece.bpe.model", full, special, tokens=list(full)[len(vocabulary) :]
     )

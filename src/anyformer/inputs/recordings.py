@@ -121,12 +121,12 @@ def _stream(chunks: Iterator[Any], rate: int) -> AudioRecording:
 
 
 def _array(samples: Any, rate: int) -> AudioRecording:
-    numbers, place = _samples(samples), 0
+    numbers, position = _samples(samples), 0
 
     def pull(n: int) -> np.ndarray:
-        nonlocal place
-        block = numbers[place : place + n, None].astype(np.float32)
-        place += len(block)
+        nonlocal position
+        block = numbers[position : position + n, None].astype(np.float32)
+        position += len(block)
         return block
 
     return AudioRecording(rate, pull, "the samples")

@@ -79,7 +79,7 @@ class Tokenizer:
         longest = self.config.get("model_max_length")
         self.max_length = int(longest) if isinstance(longest, (int, float)) and 0 < longest < 2**31 else None
         added = self.writer.get_added_tokens_decoder()
-        self.special_ids = frozenset(place for place, token in added.items() if token.special)
+        self.special_ids = frozenset(number for number, token in added.items() if token.special)
         self._tidy = bool(self.config.get("clean_up_tokenization_spaces", False)) and not isinstance(
             self.writer.model, tokenizers.models.BPE
         )
@@ -127,8 +127,8 @@ class Tokenizer:
     def vocab(self) -> dict[str, int]:
         return self.writer.get_vocab()
 
-    def token(self, place: int) -> str | None:
-        return self.writer.id_to_token(place)
+    def token(self, number: int) -> str | None:
+        return self.writer.id_to_token(number)
 
     def id(self, token: str) -> int | None:
         return self.writer.token_to_id(token)
@@ -182,8 +182,8 @@ class Tokenizer:
         one = next((encoding for text in "aA.1" if (encoding := self.plain(text)).ids), self.plain(""))
         one.truncate(1)
         ids = self._post_process(one, None, True).ids
-        place = ids.index(one.ids[0]) if one.ids else len(ids)
-        return ids[:place], ids[place + 1 :]
+        start = ids.index(one.ids[0]) if one.ids else len(ids)
+        return ids[:start], ids[start + 1 :]
 
     def encode_target(self, text: str) -> list[int]:
         """Return the ids of a target text, which may have a different vocabulary (Marian)."""
@@ -207,7 +207,7 @@ class Tokenizer:
             return ids
         unknown = self.unk_token_id
         assert unknown is not None
-        return [place if place < self._unknown_from else unknown for place in ids]
+        return [number if number < self._unknown_from else unknown for number in ids]
 
     def batch(
         self,
@@ -361,10 +361,10 @@ def clean_up_spaces(text: str) -> str:
 def stable_length(text: str) -> int:
     """Return the number of characters that `clean_up_spaces` can no longer change, whatever text follows: up to the
     last space after a word that it does not change."""
-    place = text.rfind(" ")
-    while place > 0 and (text[place - 1] in " '" or text[:place].endswith(" n") or text[:place] == "n"):
-        place = text.rfind(" ", 0, place)
-    return max(place, 0)
+    space = text.rfind(" ")
+    while space > 0 and (text[space - 1] in " '" or text[:space].endswith(" n") or text[:space] == "n"):
+        space = text.rfind(" ", 0, space)
+    return max(space, 0)
 
 
 # -- token by token ----------------------------------------------------------------------------------------------------
@@ -452,16 +452,16 @@ class StreamDecoder:
     def _pass(self, text: str, last: bool = False) -> str:
         if self._tokenizer._tidy:
             text = self._untidy + text
-            place = len(text) if last else stable_length(text)
-            text, self._untidy = clean_up_spaces(text[:place]), text[place:]
+            end = len(text) if last else stable_length(text)
+            text, self._untidy = clean_up_spaces(text[:end]), text[end:]
         if not self.stop:
             return text
         text = self._held + text
         stops = [(text.index(stop), stop) for stop in self.stop if stop in text]
         if stops:
-            place, self.stopped = min(stops)
+            start, self.stopped = min(stops)
             self._held = ""
-            return text[:place]
+            return text[:start]
         keep = max(_overlap(text, stop) for stop in self.stop)
         text, self._held = text[: len(text) - keep], text[len(text) - keep :]
         return text

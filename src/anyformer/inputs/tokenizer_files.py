@@ -155,7 +155,7 @@ def from_json(folder: Path, kind: str, config: dict[str, Any], special: dict[str
     if config.get("legacy_behaviour"):
         raise ValueError("legacy_behaviour=True (language token at the end of texts) is not supported")
     added = core.get_added_tokens_decoder()
-    languages = {token.content: place for place, token in added.items() if NLLB.fullmatch(token.content)}
+    languages = {token.content: token_id for token_id, token in added.items() if NLLB.fullmatch(token.content)}
     end = core.token_to_id(special.get("eos_token", ""))
     if end is None:
         raise ValueError("eos_token is missing")
@@ -166,24 +166,24 @@ def from_json(folder: Path, kind: str, config: dict[str, Any], special: dict[str
 def add(core: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], special: dict[str, str]) -> None:
     """Add the tokens of the configs to the vocabulary, each with its required id; special tokens are marked."""
     wanted: dict[int, Any] = {}
-    for token, place in _optional(folder / "added_tokens.json").items():
-        wanted[int(place)] = token
-    for place, token in (config.get("added_tokens_decoder") or {}).items():
-        wanted[int(place)] = token
+    for token, token_id in _optional(folder / "added_tokens.json").items():
+        wanted[int(token_id)] = token
+    for token_id, token in (config.get("added_tokens_decoder") or {}).items():
+        wanted[int(token_id)] = token
     more = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
     texts = [*special.values(), *filter(None, map(content, more.values() if isinstance(more, dict) else more))]
     CheckedTokenizer(core).check_length("".join([*texts, *filter(None, map(content, wanted.values()))]))
     exists = core.get_added_tokens_decoder()
-    for place in sorted(wanted):
-        token, text = wanted[place], content(wanted[place])
-        if text is None or (place in exists and exists[place].content == text):
+    for token_id in sorted(wanted):
+        token, text = wanted[token_id], content(wanted[token_id])
+        if text is None or (token_id in exists and exists[token_id].content == text):
             continue
         fields = token if isinstance(token, dict) else {"special": text in special.values()}
         options = {n: bool(fields[n]) for n in ("single_word", "lstrip", "rstrip", "normalized") if n in fields}
         marked = bool(fields.get("special", False))
         core.add_tokens([tokenizers.AddedToken(text, **{"normalized": not marked, **options}, special=marked)])
-        if core.token_to_id(text) != place:
-            raise ValueError(f"added token {quote(text)} should have the id {place}, but gets {core.token_to_id(text)}")
+        if core.token_to_id(text) != token_id:
+            raise ValueError(f"added token {quote(text)} must have the id {token_id}, but gets {core.token_to_id(text)}")
     exists = core.get_added_tokens_decoder()
     marked_already = {token.content for token in exists.values() if token.special}
     core.add_special_tokens(

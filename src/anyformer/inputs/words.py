@@ -57,9 +57,9 @@ def special_tokens_template(
 def read_vocab(folder: Path) -> dict[str, int]:
     """Read the words of vocab.json and their ids."""
     vocabulary = read_json(folder / "vocab.json")
-    for word, place in vocabulary.items():
-        if type(place) is not int or not 0 <= place < 2**31:
-            raise ValueError(f"vocab.json: the id of {quote(word)} is {quote(place)}; ids are integers of at least 0")
+    for word, token_id in vocabulary.items():
+        if type(token_id) is not int or not 0 <= token_id < 2**31:
+            raise ValueError(f"vocab.json: the id of {quote(word)} is {quote(token_id)}; ids are integers from 0 on")
     return vocabulary
 
 
