@@ -183,7 +183,7 @@ def add(core: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], specia
         marked = bool(fields.get("special", False))
         core.add_tokens([tokenizers.AddedToken(text, **{"normalized": not marked, **options}, special=marked)])
         if core.token_to_id(text) != token_id:
-            raise ValueError(f"added token {quote(text)} must have the id {token_id}, but gets {core.token_to_id(text)}")
+            raise ValueError(f"added token {quote(text)} gets the id {core.token_to_id(text)} instead of {token_id}")
     exists = core.get_added_tokens_decoder()
     marked_already = {token.content for token in exists.values() if token.special}
     core.add_special_tokens(
